@@ -1,0 +1,120 @@
+"""The doors to the outside: everything the daemon touches that is not its own memory or trio's clock.
+
+Each port has a real and a simulated implementation, and one shared test suite checks both. The daemon
+is written against these alone: no socket, thread, `time.time()` or unseeded random gets past them, so the
+same code runs a thousand peers in one process in virtual time.
+
+Peer ids are the base58 text of a libp2p peer id (`12D3KooW...`); addresses are multiaddr text.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+PeerId = str
+Address = str
+
+
+class Stream(Protocol):
+    """A two-way byte stream to one authenticated peer.
+
+    There is no half-close: the receiver acknowledges, the sender closes last. All methods raise
+    `protocol.errors.StreamLost` when the stream ends early; a clean end of input is `b""` from
+    `receive_some` and `StreamLost` from `receive_into`.
+    """
+
+    @property
+    def remote_peer_id(self) -> PeerId: ...
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None: ...
+    async def receive_some(self, max_bytes: int = 65536) -> bytes: ...
+    async def receive_into(self, buffer: memoryview) -> None:
+        """Fill `buffer` completely."""
+
+    async def aclose(self) -> None: ...
+
+
+StreamHandler = Callable[[Stream], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkStatistics:
+    """What a network has carried since it started.
+
+    `sent_bytes` and `received_bytes` are by protocol id, counted where bytes are handed to and taken from streams.
+    """
+
+    sent_bytes: Mapping[str, int]
+    received_bytes: Mapping[str, int]
+    open_streams: int
+
+
+class Network(Protocol):
+    """Streams to peers, by peer id and protocol id."""
+
+    @property
+    def peer_id(self) -> PeerId: ...
+    @property
+    def addresses(self) -> Sequence[Address]:
+        """Full multiaddrs with /p2p/, those worth telling others first."""
+
+    async def connect(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
+        """Make `peer_id` dialable at `addresses` and connect. Raises `StreamLost` with a sentence that names the step that failed."""
+
+    async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
+        """Open a stream. Raises `StreamLost` if the peer is unreachable or does not speak `protocol`."""
+
+    async def serve(self, protocol: str, handler: StreamHandler) -> None:
+        """Register `handler`. It runs in a task of its own for each stream, which is closed when it returns or raises.
+
+        `LocoError` and trio's resource errors raised by a handler end that stream alone.
+        """
+
+    def statistics(self) -> NetworkStatistics: ...
+
+
+class Directory(Protocol):
+    """Small signed records, found by key; and the swarm's idea of the time."""
+
+    def swarm_time_s(self) -> float:
+        """Unix time as the swarm sees it: our wall clock plus the corrected offset."""
+
+    def correct_clock(self, offset_s: float) -> None:
+        """Set the offset that `swarm_time_s` adds to our wall clock."""
+
+    async def store(self, key: bytes, subkey: str, value: bytes, expires_s: float) -> None:
+        """Best effort: returning means nothing but that the attempt is over."""
+
+    async def get(self, key: bytes) -> Mapping[str, bytes]:
+        """Subkey to value for every live record found; empty when nothing answers."""
+
+    async def add_peers(self, addresses: Sequence[Address]) -> None:
+        """Tell the directory of nodes to enter by (already connected through the network)."""
+
+
+class Disk(Protocol):
+    """The files of one home. Paths are relative to it."""
+
+    def read(self, path: Path) -> bytes:
+        """Raises FileNotFoundError."""
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Replace atomically and durably."""
+
+    def append_line(self, path: Path, line: bytes) -> None: ...
+
+
+class Work(Protocol):
+    """Where blocking work runs: a thread in real life, inline in simulation."""
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T: ...
+
+
+class Entropy(Protocol):
+    """Keys and nonces."""
+
+    def token_bytes(self, n: int) -> bytes: ...
+
+
+# The Trainer port stands in peer/training/ports.py: its messages belong to the trainer.

@@ -1,0 +1,47 @@
+"""The errors of loco-peer, by blame.
+
+    LocoError
+     |-- LocalProtocolError     we broke the protocol: a bug here
+     |-- RemoteProtocolError    they did: scored, throttled, ignored
+     |-- Refused                they declined, with a reason and a sentence for people
+     |-- InvalidRunSpec         the run spec cannot be used; says what to change
+     `-- StreamLost             the stream ended or broke before the conversation did
+
+Network implementations raise `StreamLost` for every way in which a stream can end early.
+"""
+
+from .outcomes import RefusalReason
+
+
+class LocoError(Exception):
+    """Base of every error that loco-peer raises on purpose."""
+
+
+class LocalProtocolError(LocoError):
+    """We tried something that the protocol does not allow."""
+
+
+class RemoteProtocolError(LocoError):
+    """The other side sent something that the protocol does not allow."""
+
+
+class StreamLost(LocoError):
+    """The stream ended, was reset or was cut off before the conversation was over."""
+
+
+class InvalidRunSpec(LocoError):
+    """The run spec cannot be used; the message says what to change."""
+
+
+class Refused(LocoError):
+    """The other side declined.
+
+    Attributes:
+        reason: one of the closed list.
+        sentence: what a person should read.
+    """
+
+    def __init__(self, reason: RefusalReason, sentence: str) -> None:
+        super().__init__(sentence)
+        self.reason = reason
+        self.sentence = sentence

@@ -1,0 +1,41 @@
+"""Every bound of the protocol, in one place.
+
+Nothing that a peer's bytes can reach grows without one of these. A bound that is passed is a
+`RemoteProtocolError` (they did it) or a counted refusal, never a surprise for somebody else.
+"""
+
+from typing import Final
+
+# --- frames ---------------------------------------------------------------------------------------
+MAX_HEADER_BYTES: Final = 64 * 1024
+"""Longest msgpack header of a frame."""
+MAX_PAYLOAD_BYTES: Final = 1 << 36
+"""Longest payload a frame may announce (64 GiB: an int8 vector of 60e9 parameters)."""
+MAX_CONTROL_PAYLOAD_BYTES: Final = 4 * 1024 * 1024
+"""Longest payload accepted where no particular size is expected."""
+
+# --- records in the directory ---------------------------------------------------------------------
+MAX_RECORD_BYTES: Final = 200
+RECORD_SHARDS: Final = 8
+MAX_RECORDS_PER_SHARD: Final = 64
+MAX_RECORD_ADDRESSES: Final = 3
+
+# --- membership -----------------------------------------------------------------------------------
+MAX_LINKS: Final = 64
+"""Lasting links to other peers held at once."""
+MAX_ADDRESSES_PER_PEER: Final = 16
+MAX_PEERS_PER_EXCHANGE: Final = 64
+"""Peers named in one peer-exchange message."""
+MAX_MEMBERS: Final = 4096
+
+# --- gossip ---------------------------------------------------------------------------------------
+MAX_PROPOSAL_TRIES: Final = 32
+MAX_HELD_PROPOSALS: Final = 16
+"""Proposals of others held unanswered at once; a further one is refused as busy."""
+
+# --- state transfer -------------------------------------------------------------------------------
+STATE_CHUNK_BYTES: Final = 1 << 20
+MAX_STATE_READERS: Final = 4
+MAX_SPEC_BYTES: Final = 256 * 1024
+MAX_BLOB_BYTES: Final = 64 * 1024 * 1024
+"""Largest blob (tokenizer, small corpus file) served by a peer."""

@@ -1,0 +1,53 @@
+"""How a round of averaging can end: the closed list.
+
+Numbers are right or the step is skipped, visibly. Every round ends in `AVERAGED` or in one of the
+reasons below; they are counted, and shown in `status`, metrics and the event log by these names.
+"""
+
+from enum import StrEnum
+
+
+class SkipReason(StrEnum):
+    """Why a round ended without averaging."""
+
+    NO_PARTNER = "no_partner"
+    """Nobody to ask, or everybody asked refused."""
+    DEADLINE = "deadline"
+    """Nobody answered, or the exchange did not end, within the deadline."""
+    PARTNER_LOST = "partner_lost"
+    """The connection to the partner ended in mid-exchange."""
+    PARTNER_STALLED = "partner_stalled"
+    """The partner's vector stopped arriving."""
+    BAD_VECTOR = "bad_vector"
+    """The partner's vector had the wrong length, digest or layout, or was not finite."""
+    UNSETTLED = "unsettled"
+    """We hold the partner's vector but never learned whether it holds ours."""
+    TRAINER_FAILED = "trainer_failed"
+    """Our own trainer crashed, ran out of memory or met a NaN: our weight is zero."""
+    JUMPED = "jumped"
+    """We were more than one round behind and went on with the newest."""
+    LEAVING = "leaving"
+    """We were asked to leave."""
+
+
+class RefusalReason(StrEnum):
+    """Why a peer declined a proposal, a link or a request."""
+
+    BUSY = "busy"
+    """Already paired in this round."""
+    BEHIND = "behind"
+    """The asked peer has not reached that round."""
+    AHEAD = "ahead"
+    """The asked peer is past that round."""
+    NOT_TRAINING = "not_training"
+    """The asked peer is downloading, paused or finished."""
+    OTHER_RUN = "other_run"
+    OTHER_LAYOUT = "other_layout"
+    VERSION = "version"
+    DUPLICATE_IDENTITY = "duplicate_identity"
+    NOT_ADMITTED = "not_admitted"
+    TOO_MANY = "too_many"
+    """A bound of the asked peer is reached; ask another, or later."""
+    UNAVAILABLE = "unavailable"
+    """What was asked for is not there."""
+    LEAVING = "leaving"
