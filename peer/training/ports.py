@@ -1,0 +1,38 @@
+"""The Trainer port: how the daemon sees the inner loop.
+
+Implementations: `process.py` (a child process with torch) and `simulated.py` (virtual time, a toy
+model, no torch).
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .messages import TrainerCommand, TrainerEvent
+
+Float32Vector = npt.NDArray[np.float32]
+
+
+class TrainerDied(Exception):
+    """The trainer is gone: killed, crashed or hung. The message says which."""
+
+
+class Trainer(Protocol):
+    """One life of one trainer. Codes are views of shared memory, valid until the slot is written again."""
+
+    async def send(self, command: TrainerCommand) -> None:
+        """Raises TrainerDied."""
+
+    async def receive(self) -> TrainerEvent:
+        """The next event, in order. Raises TrainerDied."""
+
+    def codes(self, slot: int) -> memoryview:
+        """Codes of the snapshot in `slot` (as `peer.codec` lays them out)."""
+
+
+StartTrainer = Callable[[Float32Vector, int | None], AbstractAsyncContextManager[Trainer]]
+"""Start a trainer on these slow weights [padded_parameters]; the second argument caps the micro-batch
+(after an out-of-memory), None leaves it to the run spec."""
