@@ -1,0 +1,152 @@
+"""What a field of a message may hold: one checker per kind, as data.
+
+A message's field is annotated with its checker (`Count = Annotated[int, Integer(0, MAX_COUNT)]`), so that
+the declaration a person reads is the rule that is enforced. A checker takes the value as msgpack
+gave it and returns it as the dataclass holds it, or raises `ValueError` with a sentence; who is to blame for it
+depends on the direction, and is decided by the codec in messages.py.
+
+Rules: exact types (True is no integer); no NaN or infinity; text is printable, because it ends up
+in terminals and logs; every length has a bound.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+
+class Checker(Protocol):
+    """Turns a wire value into a field's value."""
+
+    def read(self, value: Any) -> Any:
+        """Raises ValueError: the value is not allowed; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """A whole number within [minimum, maximum]."""
+
+    minimum: int
+    maximum: int
+
+    def read(self, value: Any) -> int:
+        if type(value) is not int:
+            raise ValueError(f"is {_kind(value)}, not an integer")
+        if not self.minimum <= value <= self.maximum:
+            raise ValueError(f"is {value}, outside {self.minimum} to {self.maximum}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """A finite number within [minimum, maximum]; an integer is taken too."""
+
+    minimum: float
+    maximum: float
+
+    def read(self, value: Any) -> float:
+        if type(value) is not int and type(value) is not float:
+            raise ValueError(f"is {_kind(value)}, not a number")
+        if not math.isfinite(value) or not self.minimum <= value <= self.maximum:
+            raise ValueError(f"is {value}, outside {self.minimum} to {self.maximum}")
+        return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """True or false."""
+
+    def read(self, value: Any) -> bool:
+        if type(value) is not bool:
+            raise ValueError(f"is {_kind(value)}, not true or false")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Printable text of at most `max_chars` that matches `pattern` as a whole."""
+
+    max_chars: int
+    pattern: str = r".*"
+
+    def read(self, value: Any) -> str:
+        if not isinstance(value, str):
+            raise ValueError(f"is {_kind(value)}, not text")
+        if len(value) > self.max_chars:
+            raise ValueError(f"has {len(value)} characters; at most {self.max_chars} are allowed")
+        if not value.isprintable() or re.fullmatch(self.pattern, value) is None:
+            raise ValueError(f"is {value!r}, which does not match {self.pattern}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """Exactly `size_bytes` bytes."""
+
+    size_bytes: int
+
+    def read(self, value: Any) -> bytes:
+        if not isinstance(value, bytes):
+            raise ValueError(f"is {_kind(value)}, not bytes")
+        if len(value) != self.size_bytes:
+            raise ValueError(f"has {len(value)} bytes, not {self.size_bytes}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of a closed list."""
+
+    choices: type[StrEnum]
+
+    def read(self, value: Any) -> StrEnum:
+        if not isinstance(value, str):
+            raise ValueError(f"is {_kind(value)}, not text")
+        try:
+            return self.choices(value)
+        except ValueError:
+            names = ", ".join(self.choices)
+            raise ValueError(f"is {value[:64]!r}, not one of {names}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Many:
+    """At most `max_items` of the same kind, as a tuple."""
+
+    item: Checker
+    max_items: int
+
+    def read(self, value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"is {_kind(value)}, not a list")
+        if len(value) > self.max_items:
+            raise ValueError(f"has {len(value)} items; at most {self.max_items} are allowed")
+        return tuple(self.item.read(item) for item in value)
+
+
+@dataclass(frozen=True, slots=True)
+class Maybe:
+    """The inner kind, or nothing."""
+
+    inner: Checker
+
+    def read(self, value: Any) -> Any:
+        return None if value is None else self.inner.read(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A map that `build` turns into a dataclass."""
+
+    build: Callable[[dict[str, Any]], Any]
+
+    def read(self, value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise ValueError(f"is {_kind(value)}, not a map")
+        return self.build(value)
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else f"of type {type(value).__name__}"

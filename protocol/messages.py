@@ -1,0 +1,449 @@
+"""Everything that peers say to each other, and its codec.
+
+A message is a frozen dataclass; on the wire it is a msgpack map, `{"t": type, field: value, ...}`, the header
+of one frame (frames.py). Five of them announce a payload of raw bytes behind the header; for all others the
+payload must be empty (`max_payload_bytes`). The dialogues, > from the opener of the stream, < from the other:
+
+    /loco/hello/1     > Hello   < Hello or Refusal   then both, for as long as the link lasts:
+                      Beat, PeerList, AskAlive, AliveReply, Leaving
+    /loco/gossip/1    > Propose < Accept or Refusal  then both: Vector + payload, Received
+                      > Settle  < Settled            (a later stream, when a receipt was lost)
+    /loco/state/1     > GetSpec < SpecReply + run spec          > GetBlob   < BlobReply + blob
+                      > GetState < StateReply + chunk digests   > GetChunks < Chunk + bytes, `count` times
+                      each answer may be a Refusal instead
+
+Rules:
+- Decoding is strict about what a field holds (kind, bounds: fields.py) and a missing field is an error.
+- Unknown *additional* fields are ignored, so that a minor release may add a field (with a default) and still talk to its
+  elders. They cannot hurt: the header is bounded and nothing reads them. What an old peer must not overlook takes
+  a new major version instead.
+- An unknown type is an error: both sides know every type of a major version.
+- Encoding checks by the same rules. What they send badly is a RemoteProtocolError, what we do a LocalProtocolError.
+
+Invariant: decode_message(encode_message(m)) == m for each m that can be encoded.
+"""
+
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import StrEnum
+from typing import Annotated, Any, Final, get_type_hints
+
+import msgpack
+
+from .errors import LocalProtocolError, RemoteProtocolError
+from .fields import Binary, Checker, Choice, Flag, Integer, Many, Maybe, Real, Record, Text
+from .limits import (
+    MAX_ADDRESSES_PER_PEER,
+    MAX_BLOB_BYTES,
+    MAX_CONTROL_PAYLOAD_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_PAYLOAD_BYTES,
+    MAX_PEERS_PER_EXCHANGE,
+    MAX_RECORD_ADDRESSES,
+    MAX_SPEC_BYTES,
+    STATE_CHUNK_BYTES,
+)
+from .outcomes import RefusalReason
+
+MAX_COUNT: Final = (1 << 63) - 1
+MAX_SECONDS: Final = 1e12
+MAX_SENTENCE_CHARS: Final = 1000
+MAX_PROTOCOLS: Final = 32
+MAX_STATE_BYTES: Final = MAX_CONTROL_PAYLOAD_BYTES // 32 * STATE_CHUNK_BYTES
+"""Largest state whose chunk digests fit into one payload (128 GiB: 16e9 parameters)."""
+
+_DIGEST: Final = Text(64, r"[0-9a-f]{32,64}")
+_PEER_ID: Final = Text(128, r"[0-9A-Za-z._-]+")
+_ADDRESS: Final = Text(256, r"/\S+")
+
+Digest = Annotated[str, _DIGEST]
+MaybeDigest = Annotated[str | None, Maybe(_DIGEST)]
+PeerIdText = Annotated[str, _PEER_ID]
+Name = Annotated[str, Text(32, r"[a-z0-9][a-z0-9_-]*")]
+Sentence = Annotated[str, Text(MAX_SENTENCE_CHARS)]
+Count = Annotated[int, Integer(0, MAX_COUNT)]
+MaybeCount = Annotated[int | None, Maybe(Integer(0, MAX_COUNT))]
+Vectors = Annotated[int, Integer(1, 2)]
+Seconds = Annotated[float, Real(-MAX_SECONDS, MAX_SECONDS)]
+MaybeSeconds = Annotated[float | None, Maybe(Real(-MAX_SECONDS, MAX_SECONDS))]
+NonNegative = Annotated[float, Real(0, MAX_SECONDS)]
+Addresses = Annotated[tuple[str, ...], Many(_ADDRESS, MAX_ADDRESSES_PER_PEER)]
+FewAddresses = Annotated[tuple[str, ...], Many(_ADDRESS, MAX_RECORD_ADDRESSES)]
+Protocols = Annotated[
+    tuple[str, ...], Many(Text(64, r"[a-z][a-z0-9-]*/[1-9][0-9]{0,5}"), MAX_PROTOCOLS)
+]
+
+
+class SettledOutcome(StrEnum):
+    """What became of a round, as one partner tells the other."""
+
+    AVERAGED = "averaged"
+    SKIPPED = "skipped"
+    UNKNOWN = "unknown"
+
+
+# --- hello ----------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message of both sides of a link.
+
+    Attributes:
+        software: name and version, for people.
+        protocols: what the sender speaks, as `name/major` (versions.py).
+        run_id: None from a joiner that takes whatever the other one runs.
+        incarnation: grows with each start of the same identity.
+        swarm_time_s: the sender's idea of the Unix time.
+        state: `starting`, `training`, ... as in `status`.
+    """
+
+    software: Annotated[str, Text(64)]
+    protocols: Protocols
+    run_id: MaybeDigest
+    incarnation: Count
+    addresses: Addresses
+    swarm_time_s: Seconds
+    state: Name
+    round: Count
+    layout_digest: MaybeDigest
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The sender declines, in any conversation; `round` is the one it is in, where that matters."""
+
+    reason: Annotated[RefusalReason, Choice(RefusalReason)]
+    sentence: Sentence
+    round: MaybeCount = None
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A sign of life and progress.
+
+    Attributes:
+        fraction: part of the round's quota that is done; above 1 past the quota.
+        sent_s: the sender's monotonic clock.
+        echo_s: `sent_s` of the newest beat that the sender has received; None before the first.
+        echo_hold_s: how long the sender held that beat: round trip = now - echo_s - echo_hold_s.
+    """
+
+    sequence: Count
+    state: Name
+    round: Count
+    fraction: NonNegative
+    steps_per_s: NonNegative
+    epoch: Count
+    position: Count
+    step: Count
+    tokens: Count
+    sent_s: Seconds
+    echo_s: MaybeSeconds
+    echo_hold_s: NonNegative
+    swarm_time_s: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class PeerEntry:
+    """Where a third peer is found: at most MAX_RECORD_ADDRESSES, so that a full list fits one header."""
+
+    peer_id: PeerIdText
+    incarnation: Count
+    addresses: FewAddresses
+
+
+def peer_entry(peer_id: str, incarnation: int, addresses: tuple[str, ...]) -> PeerEntry:
+    """An entry with the first of the addresses (they are sorted, best first)."""
+    return PeerEntry(peer_id, incarnation, addresses[:MAX_RECORD_ADDRESSES])
+
+
+@dataclass(frozen=True, slots=True)
+class PeerList:
+    """Peers that the sender knows to be alive."""
+
+    peers: Annotated[
+        tuple[PeerEntry, ...],
+        Many(Record(lambda tree: _build(PeerEntry, tree)), MAX_PEERS_PER_EXCHANGE),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class AskAlive:
+    """Is this incarnation of that peer alive? Please ping it."""
+
+    peer_id: PeerIdText
+    incarnation: Count
+
+
+@dataclass(frozen=True, slots=True)
+class AliveReply:
+    """Answer to AskAlive: whether it answered the sender just now."""
+
+    peer_id: PeerIdText
+    incarnation: Count
+    alive: Annotated[bool, Flag()]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The sender leaves the run on purpose."""
+
+
+# --- gossip ---------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """Let us average this round.
+
+    Attributes:
+        codec: how vectors are coded, `int8` for instance.
+        vectors: 1 (theta) or 2 (theta and phi).
+        steps, tokens: what the proposer has trained in this round.
+    """
+
+    run_id: Digest
+    round: Count
+    layout_digest: Digest
+    codec: Name
+    vectors: Vectors
+    steps: Count
+    tokens: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """Agreed; the accepter's own steps and tokens of the round."""
+
+    round: Count
+    steps: Count
+    tokens: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """The sender's codes of the round follow as payload; `digest` is of the payload."""
+
+    round: Count
+    steps: Count
+    tokens: Count
+    codec: Name
+    vectors: Vectors
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """The receipt: the vector with this digest has arrived whole."""
+
+    round: Count
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """What did you do with our round? Asked when the exchange broke before its receipts."""
+
+    run_id: Digest
+    round: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Answer to Settle."""
+
+    round: Count
+    outcome: Annotated[SettledOutcome, Choice(SettledOutcome)]
+
+
+# --- state ----------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class GetSpec:
+    """Send me the run spec."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpecReply:
+    """The spec's canonical bytes follow; signed by the founder (Ed25519)."""
+
+    founder_public_key: Annotated[bytes, Binary(32)]
+    signature: Annotated[bytes, Binary(64)]
+
+
+@dataclass(frozen=True, slots=True)
+class GetBlob:
+    """Send me the blob (tokenizer, manifest, corpus file) with this digest."""
+
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class BlobReply:
+    """The blob follows."""
+
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class GetState:
+    """Describe your state, if it is of `minimum_round` or newer."""
+
+    run_id: Digest
+    minimum_round: Count
+
+
+@dataclass(frozen=True, slots=True)
+class StateReply:
+    """What the sender can serve; the chunks' 32-byte digests follow.
+
+    Attributes:
+        root: digest of the whole state, which chunks are asked by.
+        epoch, position: where the sender's data stands.
+    """
+
+    round: Count
+    root: Digest
+    total_bytes: Annotated[int, Integer(1, MAX_STATE_BYTES)]
+    chunk_bytes: Annotated[int, Integer(1, STATE_CHUNK_BYTES)]
+    epoch: Count
+    position: Count
+    tokens: Count
+    layout_digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class GetChunks:
+    """Send me `count` chunks of that state, from `first` on."""
+
+    root: Digest
+    first: Count
+    count: Annotated[int, Integer(1, MAX_CONTROL_PAYLOAD_BYTES // 32)]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One chunk of the state follows."""
+
+    root: Digest
+    index: Count
+
+
+Message = (
+    Hello | Refusal | Beat | PeerList | AskAlive | AliveReply | Leaving
+    | Propose | Accept | Vector | Received | Settle | Settled
+    | GetSpec | SpecReply | GetBlob | BlobReply | GetState | StateReply | GetChunks | Chunk
+)  # fmt: skip
+
+TYPES: Final[dict[str, type[Message]]] = {
+    "hello": Hello, "refusal": Refusal, "beat": Beat, "peers": PeerList, "ask_alive": AskAlive,
+    "alive": AliveReply, "leaving": Leaving,
+    "propose": Propose, "accept": Accept, "vector": Vector, "received": Received,
+    "settle": Settle, "settled": Settled,
+    "get_spec": GetSpec, "spec": SpecReply, "get_blob": GetBlob, "blob": BlobReply,
+    "get_state": GetState, "state": StateReply, "get_chunks": GetChunks, "chunk": Chunk,
+}  # fmt: skip
+"""Every message, by its name on the wire."""
+
+_NAMES: Final = {kind: name for name, kind in TYPES.items()}
+
+_MAX_PAYLOAD_BYTES: Final[dict[type[Message], int]] = {
+    Vector: MAX_PAYLOAD_BYTES,
+    SpecReply: MAX_SPEC_BYTES,
+    BlobReply: MAX_BLOB_BYTES,
+    StateReply: MAX_CONTROL_PAYLOAD_BYTES,
+    Chunk: STATE_CHUNK_BYTES,
+}
+
+
+def max_payload_bytes(kind: type[Message]) -> int:
+    """The longest payload that may follow a message of this type; 0 for most."""
+    return _MAX_PAYLOAD_BYTES.get(kind, 0)
+
+
+def encode_message(message: Message) -> bytes:
+    """The header of a frame.
+
+    Raises:
+        LocalProtocolError: a field holds what the other side would not take, or the header is too long.
+    """
+    tree = {"t": _NAMES[type(message)], **_tree(message)}
+    try:
+        _build(type(message), tree)
+    except ValueError as error:
+        raise LocalProtocolError(f"cannot send {type(message).__name__}: {error}") from None
+    header: bytes = msgpack.packb(tree)
+    if len(header) > MAX_HEADER_BYTES:
+        raise LocalProtocolError(f"header of {len(header)} bytes; at most {MAX_HEADER_BYTES}")
+    return header
+
+
+def decode_message(header: bytes | bytearray | memoryview) -> Message:
+    """The message in a header.
+
+    Raises:
+        RemoteProtocolError: not msgpack, not a map, an unknown type, or a field (named) that is missing or wrong.
+    """
+    if len(header) > MAX_HEADER_BYTES:
+        raise RemoteProtocolError(f"header of {len(header)} bytes; at most {MAX_HEADER_BYTES}")
+    tree = _unpack(header)
+    if not isinstance(tree, dict) or not isinstance(tree.get("t"), str):
+        raise RemoteProtocolError("header is not a map with a message type 't'")
+    kind = TYPES.get(tree["t"])
+    if kind is None:
+        raise RemoteProtocolError(f"unknown message type {tree['t'][:64]!r}")
+    try:
+        message: Message = _build(kind, tree)
+    except ValueError as error:
+        raise RemoteProtocolError(f"{kind.__name__}: {error}") from None
+    return message
+
+
+def printable_sentence(text: str) -> str:
+    """`text` as a Refusal can carry it: one line, printable, bounded."""
+    line = " ".join(text.split())
+    return "".join(c if c.isprintable() else "?" for c in line)[:MAX_SENTENCE_CHARS]
+
+
+def _unpack(header: bytes | bytearray | memoryview) -> Any:
+    try:
+        return msgpack.unpackb(header, raw=False, strict_map_key=True)
+    except (ValueError, RecursionError, msgpack.UnpackException) as error:
+        # msgpack's own errors, bad UTF-8 and unhashable keys are all ValueErrors; TypeError is not raised.
+        raise RemoteProtocolError(f"header is not msgpack: {error}") from None
+
+
+def _tree(value: Any) -> Any:
+    if is_dataclass(value):
+        return {f.name: _tree(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, tuple):
+        return [_tree(item) for item in value]
+    return value.value if isinstance(value, StrEnum) else value
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    name: str
+    checker: Checker
+    default: Any
+
+
+def _fields_of(kind: type) -> tuple[_Field, ...]:
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple(
+        _Field(field.name, hints[field.name].__metadata__[0], field.default)
+        for field in fields(kind)
+    )
+
+
+_FIELDS: Final = {kind: _fields_of(kind) for kind in (*TYPES.values(), PeerEntry)}
+
+
+def _build(kind: type, tree: dict[str, Any]) -> Any:
+    return kind(**{field.name: _value(field, tree) for field in _FIELDS[kind]})
+
+
+def _value(field: _Field, tree: dict[str, Any]) -> Any:
+    if field.name not in tree:
+        if field.default is MISSING:
+            raise ValueError(f"field '{field.name}' is missing")
+        return field.default
+    try:
+        return field.checker.read(tree[field.name])
+    except ValueError as error:
+        raise ValueError(f"field '{field.name}' {error}") from None
