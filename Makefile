@@ -1,0 +1,74 @@
+# loco-peer: what a developer types. `make help` lists it.
+
+VENV      := .venv
+BIN       := $(VENV)/bin
+STAMP     := $(VENV)/.installed
+OUT       ?= demo-run
+PYTEST    ?=
+# The first suitable interpreter, unless PYTHON says which.
+CANDIDATES := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
+
+.DEFAULT_GOAL := help
+.PHONY: help env test test-fast coverage lint format demo bench clean
+
+help:  ## This list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+env: $(STAMP)  ## The environment: .venv with pinned dependencies; redone only when they changed
+
+$(STAMP): pyproject.toml constraints.txt
+	@set -e; \
+	for python in $(CANDIDATES); do \
+	  if "$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; \
+	  then found="$$python"; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	  echo "loco-peer needs Python 3.11, 3.12 or 3.13 (tried: $(CANDIDATES))." >&2; \
+	  echo "Install one, or name it: make env PYTHON=/path/to/python3.12" >&2; exit 1; \
+	fi; \
+	"$$found" -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "$$found cannot make virtual environments; on Debian: apt-get install python3-venv" >&2; exit 1; }; \
+	echo "env: $(VENV) with $$("$$found" --version); pinned dependencies, a few minutes the first time"; \
+	"$$found" -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-warn-script-location \
+	  -c constraints.txt pip setuptools wheel
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation \
+	  -c constraints.txt -e . --group dev
+	@touch $@
+	@echo "env: ready; $(BIN)/loco-peer --help"
+
+test: env  ## All tests, slow ones included
+	@$(BIN)/python -m pytest $(PYTEST)
+
+test-fast: env  ## The tests that take less than a quarter of a second each
+	@$(BIN)/python -m pytest -m "not slow and not e2e" $(PYTEST)
+
+coverage: env  ## Coverage of the tests that start no processes
+	@$(BIN)/coverage erase
+	@$(BIN)/coverage run -m pytest -q -m "not e2e" $(PYTEST)
+	@$(BIN)/coverage combine -q
+	@$(BIN)/coverage report
+
+lint: env  ## Lint, format, types, boundaries, spelling, Dockerfile
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@PATH="$(CURDIR)/$(BIN):$$PATH" lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+	@git ls-files -z | xargs -0 $(BIN)/codespell
+	@$(BIN)/hadolint Dockerfile
+	@echo "lint: clean"
+
+format: env  ## Format the code, and fix what ruff can fix
+	@$(BIN)/ruff check --quiet --fix-only .
+	@$(BIN)/ruff format .
+
+demo: env  ## Four peers and a lone one train a small model on this machine; OUT=DIR says where
+	@$(BIN)/python -m demo --out "$(OUT)"
+
+bench: env  ## What is measured, on this machine
+	@$(BIN)/python -m bench
+
+clean:  ## Remove the environment and everything that tools left behind
+	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* *.egg-info \
+	  .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
