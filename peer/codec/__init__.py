@@ -1,0 +1,32 @@
+"""Tensors to bytes and back, the same on every device.
+
+    codec = get_codec("int8")
+    codec.encode(theta_P, codes)        # fp32 [P] -> uint8 [code_bytes(P)]
+    codec.decode(codes, theta_P)
+
+P is a multiple of `BLOCK` everywhere: the layout pads each tensor. Coding is deterministic: equal input gives equal
+codes on every machine, because both ends of an exchange compute with the decoded values of the same bytes.
+"""
+
+from .base import BLOCK, TILE, Codec
+from .int8 import Int8Codec
+from .plain import Bf16Codec, Fp32Codec
+
+__all__ = ["BLOCK", "TILE", "Codec", "get_codec"]
+
+_CODECS: dict[str, type[Int8Codec] | type[Bf16Codec] | type[Fp32Codec]] = {
+    codec.name: codec for codec in (Int8Codec, Bf16Codec, Fp32Codec)
+}
+
+
+def get_codec(name: str) -> Codec:
+    """A codec by its name in the run spec: `int8`, `bf16` or `fp32`.
+
+    A codec owns scratch memory: use one per thread.
+
+    Raises:
+        ValueError: no such codec; the message lists those there are.
+    """
+    if name not in _CODECS:
+        raise ValueError(f"unknown codec {name!r}: use one of {', '.join(sorted(_CODECS))}")
+    return _CODECS[name]()

@@ -1,0 +1,76 @@
+"""What every codec promises, and the checks they share."""
+
+from typing import Final, Protocol
+
+import torch
+
+BLOCK: Final = 128
+"""Values that share one scale; every flat vector's length is a multiple of it."""
+TILE: Final = 256 * 1024
+"""Values worked on at once: a tile and its scratch stay in the cache."""
+
+
+class Codec(Protocol):
+    """Codes fp32 vectors of P values, P a multiple of `BLOCK`, as `code_bytes(P)` bytes.
+
+    All tensors of one call lie on one device and are contiguous. Every method raises ValueError for wrong
+    lengths, types or ranges.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def code_bytes(self, num_values: int) -> int:
+        """Bytes of the codes of `num_values` values."""
+
+    def encode(self, x_P: torch.Tensor, out_codes: torch.Tensor) -> None:
+        """Write the codes of `x_P` (fp32 [P]) into `out_codes` (uint8 [code_bytes(P)]).
+
+        Raises:
+            ValueError: `x_P` holds a value that is not finite; `out_codes` is then undefined.
+        """
+
+    def decode(self, codes: torch.Tensor, out_P: torch.Tensor) -> None:
+        """Write the values that `codes` stand for into `out_P` (fp32 [P])."""
+
+    def decode_range(
+        self, codes: torch.Tensor, start: int, stop: int, out: torch.Tensor
+    ) -> None:
+        """Decode the values start .. stop - 1 alone into `out` (fp32 [stop - start]).
+
+        `start` and `stop` are multiples of `BLOCK`.
+        """
+
+    def validate(self, codes: torch.Tensor) -> bool:
+        """Whether `codes` are well formed and all their values are finite."""
+
+
+def check_values(x_P: torch.Tensor, label: str) -> int:
+    """Return P. Raises ValueError unless `x_P` is a contiguous fp32 vector of whole blocks."""
+    if x_P.dtype != torch.float32 or x_P.dim() != 1 or not x_P.is_contiguous():
+        raise ValueError(f"{label} must be a contiguous fp32 vector, not {_describe(x_P)}")
+    if x_P.numel() % BLOCK:
+        raise ValueError(f"{label} has {x_P.numel()} values: not a multiple of {BLOCK}")
+    return x_P.numel()
+
+
+def check_codes(codes: torch.Tensor, expected_bytes: int) -> None:
+    """Raises ValueError unless `codes` is a contiguous uint8 vector of `expected_bytes`."""
+    if codes.dtype != torch.uint8 or codes.dim() != 1 or not codes.is_contiguous():
+        raise ValueError(f"codes must be a contiguous uint8 vector, not {_describe(codes)}")
+    if codes.numel() != expected_bytes:
+        raise ValueError(f"codes have {codes.numel()} bytes, expected {expected_bytes}")
+
+
+def check_range(start: int, stop: int, num_values: int, out: torch.Tensor) -> None:
+    """Raises ValueError unless start .. stop are whole blocks inside the vector and `out` fits them."""
+    if start % BLOCK or stop % BLOCK or not 0 <= start <= stop <= num_values:
+        raise ValueError(
+            f"range {start}..{stop} is not made of whole blocks of a vector of {num_values}"
+        )
+    if check_values(out, "out") != stop - start:
+        raise ValueError(f"out has {out.numel()} values, expected {stop - start}")
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"

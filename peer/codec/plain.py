@@ -1,0 +1,68 @@
+"""bf16 and fp32: the values themselves, to compare int8 with. Native (little-endian) byte order."""
+
+from typing import ClassVar
+
+import torch
+
+from .base import BLOCK, TILE, check_codes, check_range, check_values
+
+
+class _PlainCodec:
+    """Each value as one element of `dtype`, rounded to nearest, ties to even."""
+
+    name: ClassVar[str]
+    dtype: ClassVar[torch.dtype]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    def code_bytes(self, num_values: int) -> int:
+        """Bytes of the codes of `num_values` values."""
+        return num_values * self.dtype.itemsize
+
+    def encode(self, x_P: torch.Tensor, out_codes: torch.Tensor) -> None:
+        """Write the codes of `x_P`. Raises ValueError if a value is not finite once rounded."""
+        num_values = check_values(x_P, "x_P")
+        check_codes(out_codes, self.code_bytes(num_values))
+        out = out_codes.view(self.dtype)
+        for start in range(0, num_values, TILE):
+            tile = out[start : start + TILE]
+            tile.copy_(x_P[start : start + TILE])
+            if not bool(torch.isfinite(tile).all()):
+                raise ValueError(f"not finite in {self.name}: a value in {start}..{start + TILE}")
+
+    def decode(self, codes: torch.Tensor, out_P: torch.Tensor) -> None:
+        """Write the values of `codes` into `out_P`."""
+        num_values = check_values(out_P, "out_P")
+        check_codes(codes, self.code_bytes(num_values))
+        out_P.copy_(codes.view(self.dtype))
+
+    def decode_range(self, codes: torch.Tensor, start: int, stop: int, out: torch.Tensor) -> None:
+        """Write the values start .. stop - 1 into `out`."""
+        num_values = codes.numel() // self.dtype.itemsize
+        check_codes(codes, self.code_bytes(num_values))
+        check_range(start, stop, num_values, out)
+        out.copy_(codes.view(self.dtype)[start:stop])
+
+    def validate(self, codes: torch.Tensor) -> bool:
+        """Whether the length fits whole blocks and every value is finite."""
+        if codes.dtype != torch.uint8 or codes.dim() != 1 or not codes.is_contiguous():
+            return False
+        if codes.numel() % (BLOCK * self.dtype.itemsize):
+            return False
+        values = codes.view(self.dtype)
+        return all(bool(torch.isfinite(tile).all()) for tile in values.split(TILE))
+
+
+class Bf16Codec(_PlainCodec):
+    """Two bytes per value."""
+
+    name = "bf16"
+    dtype = torch.bfloat16
+
+
+class Fp32Codec(_PlainCodec):
+    """Four bytes per value, exact."""
+
+    name = "fp32"
+    dtype = torch.float32
