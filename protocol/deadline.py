@@ -1,0 +1,62 @@
+"""Deadlines that follow what was observed, instead of constants that users must guess.
+
+The bound for the next wait is 2 * median + SPREADS * MAD of the last waits that succeeded (MAD: median absolute
+deviation, which one outlier cannot move), never below a floor and never above a ceiling. Before anything was
+observed it is the ceiling.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+WINDOW: Final = 32
+"""Observations kept."""
+SPREADS: Final = 6.0
+"""Median absolute deviations above the median that still count as usual."""
+FIRST_OBSERVATIONS: Final = 3
+"""Below this number of observations the ceiling holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineStatistics:
+    """What a deadline has seen. Seconds."""
+
+    observations: int
+    median_s: float | None
+    current_s: float
+
+
+class ObservedDeadline:
+    """A bound on a wait, learnt from the waits before it."""
+
+    def __init__(self, *, floor_s: float, ceiling_s: float) -> None:
+        if not 0 < floor_s <= ceiling_s:
+            raise ValueError(f"need 0 < floor ({floor_s}) <= ceiling ({ceiling_s})")
+        self._floor_s = floor_s
+        self._ceiling_s = ceiling_s
+        self._waits_s: deque[float] = deque(maxlen=WINDOW)
+
+    def __repr__(self) -> str:
+        return f"<ObservedDeadline {self.current_s:.3f} s after {len(self._waits_s)} waits>"
+
+    def observe(self, wait_s: float) -> None:
+        """Learn from a wait that ended well."""
+        self._waits_s.append(wait_s)
+
+    @property
+    def current_s(self) -> float:
+        """The bound for the next wait."""
+        if len(self._waits_s) < FIRST_OBSERVATIONS:
+            return self._ceiling_s
+        middle = median(self._waits_s)
+        spread = median(abs(wait - middle) for wait in self._waits_s)
+        return min(self._ceiling_s, max(self._floor_s, 2 * middle + SPREADS * spread))
+
+    def statistics(self) -> DeadlineStatistics:
+        """What was seen so far."""
+        return DeadlineStatistics(
+            observations=len(self._waits_s),
+            median_s=median(self._waits_s) if self._waits_s else None,
+            current_s=self.current_s,
+        )

@@ -1,0 +1,62 @@
+"""Rounds without a round master.
+
+The idea (design: "a round is H inner steps of the group's median peer"): nobody starts or ends a round for others. Each
+peer derives how many inner steps *it* owes to a round from speeds that all peers tell each other, so
+that peers of unequal speed reach the end of a round at about the same time, each having trained all the while.
+
+Rules
+  1. quota_i = max(1, round(H * speed_i / median speed)): the median peer does H steps.
+  2. Learning rate, schedule, data and the end of the run are functions of the *nominal* step
+     round * H + H * fraction, where fraction = steps done / quota. No local counter is ever consulted, so a peer that
+     was away resumes with the swarm's learning rate.
+  3. A peer that is more than one round behind goes on with the newest round it has heard of.
+"""
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import Final
+
+EQUAL_SPEED_BAND: Final = 0.1
+"""Speeds within this share of the median count as the median: measuring noise must not change quotas."""
+
+MAX_LAG_ROUNDS: Final = 1
+"""A peer this many rounds behind catches up by itself; further behind, it jumps."""
+
+
+def quota(inner_steps: int, own_speed: float, member_speeds: Sequence[float]) -> int:
+    """Inner steps that a peer owes to a round (rule 1).
+
+    Args:
+        inner_steps: H.
+        own_speed: our inner steps per second.
+        member_speeds: those of the members of the group, ours among them or not.
+    """
+    speeds = [speed for speed in member_speeds if speed > 0]
+    if not speeds or own_speed <= 0:
+        return inner_steps
+    ratio = own_speed / median(speeds)
+    if abs(ratio - 1) <= EQUAL_SPEED_BAND:
+        return inner_steps
+    return max(1, round(inner_steps * ratio))
+
+
+def nominal_step(round_: int, inner_steps: int, fraction: float) -> int:
+    """The swarm's step count at this point of a round (rule 2); never beyond the round's end."""
+    return round_ * inner_steps + int(inner_steps * min(1.0, max(0.0, fraction)))
+
+
+def next_round(finished_round: int, heard_rounds: Iterable[int]) -> int:
+    """The round to train after `finished_round` (rule 3).
+
+    Args:
+        finished_round: the round just closed.
+        heard_rounds: rounds that other peers say they are training.
+    """
+    following = finished_round + 1
+    newest = max(heard_rounds, default=following)
+    return newest if newest - following > MAX_LAG_ROUNDS else following
+
+
+def is_left_behind(training_round: int, heard_rounds: Iterable[int]) -> bool:
+    """Whether the round in training should be given up for a newer one (rule 3)."""
+    return max(heard_rounds, default=training_round) - training_round > MAX_LAG_ROUNDS

@@ -1,0 +1,103 @@
+"""Two exchange machines joined by a wire that may break at any point."""
+
+import itertools
+
+import pytest
+
+from protocol.errors import LocalProtocolError
+from protocol.exchange import TRANSITIONS, Action, Event, Exchange, State
+from protocol.outcomes import SkipReason
+
+
+class Pair:
+    """Two machines and the four messages between them: two vectors, two receipts."""
+
+    def __init__(self) -> None:
+        self.sides = (Exchange(), Exchange())
+        self.in_flight: list[tuple[int, Event]] = [
+            (0, Event.VECTOR_ARRIVED),
+            (1, Event.VECTOR_ARRIVED),
+        ]
+
+    def deliver(self, message: tuple[int, Event]) -> None:
+        self.in_flight.remove(message)
+        receiver, event = message
+        if self.sides[receiver].step(event) is Action.SEND_RECEIPT:
+            self.in_flight.append((1 - receiver, Event.RECEIPT_ARRIVED))
+
+    def lose_stream(self) -> None:
+        self.in_flight.clear()
+        for side in self.sides:
+            if not side.is_final:
+                side.step(Event.STREAM_LOST)
+
+    def settle(self, order: tuple[int, int]) -> None:
+        for asker in order:
+            if self.sides[asker].state is not State.SETTLING:
+                continue
+            asked = self.sides[1 - asker]
+            asked.step(Event.ASKED)
+            answer = Event.TOLD_AVERAGED if asked.state is State.AVERAGED else Event.TOLD_SKIPPED
+            self.sides[asker].step(answer)
+
+
+@pytest.mark.parametrize("lost_after", range(5))
+@pytest.mark.parametrize("asks_first", [0, 1])
+def test_both_sides_end_alike_wherever_the_stream_breaks(lost_after: int, asks_first: int) -> None:
+    for choices in itertools.product(range(4), repeat=lost_after):
+        pair = Pair()
+        for choice in choices:
+            if pair.in_flight:
+                pair.deliver(pair.in_flight[choice % len(pair.in_flight)])
+        pair.lose_stream()
+        pair.settle((asks_first, 1 - asks_first))
+        first, second = pair.sides
+        assert first.is_final
+        assert first.state == second.state, choices
+
+
+def test_a_whole_exchange_is_averaged_on_both_sides() -> None:
+    pair = Pair()
+    while pair.in_flight:
+        pair.deliver(pair.in_flight[0])
+    assert [side.state for side in pair.sides] == [State.AVERAGED, State.AVERAGED]
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_averaged_is_never_reached_without_their_vector(state: State) -> None:
+    for event, transition in TRANSITIONS[state].items():
+        if transition.state is State.AVERAGED:
+            assert state in (State.HOLDING, State.SETTLING) or event is Event.VECTOR_ARRIVED
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        (Event.VECTOR_BAD, SkipReason.BAD_VECTOR),
+        (Event.STREAM_LOST, SkipReason.PARTNER_LOST),
+        (Event.STALLED, SkipReason.PARTNER_STALLED),
+        (Event.DEADLINE_PASSED, SkipReason.DEADLINE),
+        (Event.CANCELLED, SkipReason.LEAVING),
+    ],
+)
+def test_every_early_end_has_its_reason(event: Event, reason: SkipReason) -> None:
+    exchange = Exchange()
+    exchange.step(event)
+    assert (exchange.state, exchange.reason) == (State.SKIPPED, reason)
+
+
+def test_holding_without_an_answer_is_unsettled() -> None:
+    exchange = Exchange()
+    assert exchange.step(Event.VECTOR_ARRIVED) is Action.SEND_RECEIPT
+    assert exchange.step(Event.DEADLINE_PASSED) is Action.ASK
+    exchange.step(Event.NOT_TOLD)
+    assert exchange.reason is SkipReason.UNSETTLED
+
+
+def test_an_impossible_event_is_our_bug_and_a_late_one_is_ignored() -> None:
+    exchange = Exchange()
+    with pytest.raises(LocalProtocolError, match="told averaged"):
+        exchange.step(Event.TOLD_AVERAGED)
+    exchange.step(Event.STREAM_LOST)
+    assert exchange.step(Event.VECTOR_ARRIVED) is None
+    assert exchange.state is State.SKIPPED
