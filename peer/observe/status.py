@@ -1,0 +1,182 @@
+"""What a peer says of itself: one snapshot for `loco-peer status`, the demo and the tests."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Self
+
+from protocol.outcomes import SkipReason
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+class PeerState(StrEnum):
+    """What a peer is at. Told to other peers too, under these names."""
+
+    STARTING = "starting"
+    CONNECTING = "connecting"
+    """Looking for the swarm."""
+    DOWNLOADING = "downloading"
+    """Taking run spec, data or weights from peers."""
+    TRAINING = "training"
+    PAUSED = "paused"
+    FINISHED = "finished"
+    """The run is over; serving its state."""
+    LEAVING = "leaving"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """How rounds ended since this daemon started."""
+
+    averaged: int = 0
+    skipped: Mapping[SkipReason, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """Another peer, as we see it.
+
+    Attributes:
+        round: the last it told us of; None while unknown.
+        rtt_s: smoothed round-trip time; None while unmeasured.
+    """
+
+    peer_id: str
+    state: str
+    round: int | None = None
+    rtt_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """This peer. None is unknown.
+
+    Attributes:
+        step: nominal inner step of the run.
+        tokens: trained by this daemon.
+        train_loss: mean of the last round, nats per token.
+        validation_loss: of the slow weights on the run's fixed blocks, nats per token.
+        metrics: URL of the Prometheus endpoint.
+        doing: one short sentence on what is going on, or what we wait for.
+        since_s: seconds since `doing` last changed.
+    """
+
+    peer_id: str | None = None
+    run_id: str | None = None
+    state: PeerState = PeerState.STARTING
+    round: int | None = None
+    step: int | None = None
+    tokens: int | None = None
+    train_loss: float | None = None
+    validation_loss: float | None = None
+    outcomes: Outcomes = Outcomes()
+    peers: tuple[PeerStatus, ...] = ()
+    metrics: str | None = None
+    doing: str | None = None
+    since_s: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as `loco-peer status --json` prints them."""
+        skipped = {str(reason): count for reason, count in self.outcomes.skipped.items() if count}
+        return {
+            "peer_id": self.peer_id,
+            "run_id": self.run_id,
+            "state": str(self.state),
+            "round": self.round,
+            "step": self.step,
+            "tokens": self.tokens,
+            "train_loss": self.train_loss,
+            "validation_loss": self.validation_loss,
+            "outcomes": {"averaged": self.outcomes.averaged, "skipped": skipped},
+            "peers": [_peer_json(peer) for peer in self.peers],
+            "metrics": self.metrics,
+            "doing": self.doing,
+            "since_s": self.since_s,
+        }
+
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> Self:
+        """The inverse of `to_json`.
+
+        Raises:
+            KeyError, TypeError, ValueError: not what `to_json` writes.
+        """
+        outcomes = tree["outcomes"]
+        skipped = {SkipReason(reason): int(n) for reason, n in outcomes["skipped"].items()}
+        plain = {
+            name: tree[name]
+            for name in cls.__dataclass_fields__
+            if name not in ("state", "outcomes", "peers")
+        }
+        return cls(
+            **plain,
+            state=PeerState(tree["state"]),
+            outcomes=Outcomes(int(outcomes["averaged"]), skipped),
+            peers=tuple(PeerStatus(**peer) for peer in tree["peers"]),
+        )
+
+
+def _peer_json(peer: PeerStatus) -> dict[str, Any]:
+    return {
+        "peer_id": peer.peer_id,
+        "state": str(peer.state),
+        "round": peer.round,
+        "rtt_s": peer.rtt_s,
+    }
+
+
+def short_id(peer_id: str | None) -> str:
+    """The last eight characters: the first ones are the same in every peer id."""
+    return peer_id[-8:] if peer_id else "-"
+
+
+def render(status: Status) -> "RenderableType":
+    """A table for people."""
+    from rich.console import Group  # rich is slow to import, and only this needs it
+
+    return Group(_about(status), _peers(status)) if status.peers else _about(status)
+
+
+def _about(status: Status) -> "RenderableType":
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    for name, value in _lines(status):
+        table.add_row(Text(name, style="bold"), Text(value))
+    return table
+
+
+def _lines(status: Status) -> list[tuple[str, str]]:
+    skipped = ", ".join(f"{reason} {n}" for reason, n in status.outcomes.skipped.items() if n)
+    since = "" if status.since_s is None else f" ({status.since_s:.0f} s)"
+    return [
+        ("peer", status.peer_id or "-"),
+        ("run", status.run_id or "-"),
+        ("state", f"{status.state}: {status.doing}{since}" if status.doing else str(status.state)),
+        ("round", f"{_number(status.round)}  step {_number(status.step)}"),
+        ("tokens", _number(status.tokens)),
+        ("loss", f"train {_loss(status.train_loss)}  validation {_loss(status.validation_loss)}"),
+        ("rounds", f"{status.outcomes.averaged} averaged; skipped: {skipped or 'none'}"),
+        ("metrics", status.metrics or "-"),
+    ]
+
+
+def _peers(status: Status) -> "RenderableType":
+    from rich.table import Table
+
+    table = Table("peer", "state", "round", "rtt", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for peer in status.peers:
+        rtt = "-" if peer.rtt_s is None else f"{peer.rtt_s * 1000:.1f} ms"
+        table.add_row(short_id(peer.peer_id), str(peer.state), _number(peer.round), rtt)
+    return table
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _loss(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

@@ -1,0 +1,285 @@
+"""The home directory: everything that makes a peer the same peer tomorrow.
+
+    identity.key      the peer's Ed25519 key (mode 0600)
+    run.json          the one run that this home belongs to: run id, founder, run spec, signature
+    listen.json       the port that was listened on, kept so that addresses told to others stay true
+    incarnation       how often this home was started
+    peer.toml         optional configuration, written by the user
+    state/  cache/    weights; blobs by digest
+    log/events.jsonl  the event log
+    lock              held by the daemon for as long as it lives; names its pid and its control socket
+
+Rules:
+- One daemon per home: the daemon holds `flock` on `lock`, which the kernel drops when it dies, however it dies.
+- One run per home: `bind_run` refuses another run.
+- Every file is replaced atomically and durably (write aside, fsync, rename, fsync of the directory): a crash leaves the old or the new.
+- Sockets do not live here, because a unix path has room for 107 bytes: they are in the runtime directory, which is named by a hash
+  of the home. The daemon writes the path into `lock`, so that a client in another environment finds it.
+"""
+
+import fcntl
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import blake3
+
+from protocol.errors import LocoError, RemoteProtocolError
+from protocol.signed_spec import SignedSpec
+
+MAX_UNIX_PATH_BYTES: Final = 107
+"""Room in `sockaddr_un`, without the closing zero."""
+LONGEST_SOCKET_NAME_BYTES: Final = 24
+"""File names in the runtime directory are at most this long."""
+MAX_SMALL_FILE_BYTES: Final = 1 << 20
+PRIVATE_DIRECTORY: Final = 0o700
+PRIVATE_FILE: Final = 0o600
+
+
+class HomeError(LocoError):
+    """The home cannot be used; the message says what to change."""
+
+
+class HomeInUse(HomeError):
+    """Another daemon holds this home.
+
+    Attributes:
+        pid: the holder's, None when it cannot be told.
+    """
+
+    def __init__(self, root: Path, pid: int | None) -> None:
+        holder = f"the daemon with pid {pid}" if pid else "another daemon"
+        super().__init__(
+            f"{root} is in use by {holder}; stop it ('loco-peer leave'), or give this one a --home of its own"
+        )
+        self.pid = pid
+
+
+class OtherRun(HomeError):
+    """The home belongs to another run."""
+
+
+def replace_file(path: Path, data: bytes, mode: int = PRIVATE_FILE) -> None:
+    """Replace `path` atomically and durably.
+
+    Raises:
+        OSError
+    """
+    descriptor, aside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Home:
+    """One home directory. Nothing is touched before `prepare`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        self.identity_path = self.root / "identity.key"
+        self.run_path = self.root / "run.json"
+        self.listen_path = self.root / "listen.json"
+        self.incarnation_path = self.root / "incarnation"
+        self.config_path = self.root / "peer.toml"
+        self.lock_path = self.root / "lock"
+        self.state_dir = self.root / "state"
+        self.cache_dir = self.root / "cache"
+        self.log_dir = self.root / "log"
+        self.event_log_path = self.log_dir / "events.jsonl"
+
+    def __repr__(self) -> str:
+        return f"<Home {self.root}>"
+
+    def prepare(self) -> None:
+        """Make the directories and check that they can be written.
+
+        Raises:
+            HomeError
+        """
+        try:
+            for directory in (self.root, self.state_dir, self.cache_dir, self.log_dir):
+                directory.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+                with tempfile.TemporaryFile(dir=directory):
+                    pass
+        except OSError as error:
+            raise HomeError(
+                f"the home {self.root} cannot be used: {error.strerror}"
+                f" ({error.filename or self.root}); give another one with --home or LOCO_HOME"
+            ) from error
+
+    # --- one daemon ---------------------------------------------------------------------------
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the home; call after `prepare`.
+
+        Raises:
+            HomeInUse: another daemon does.
+            HomeError: the lock cannot be made.
+        """
+        try:
+            descriptor = os.open(self.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+        except OSError as error:
+            raise HomeError(f"cannot open {self.lock_path}: {error.strerror}") from error
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise HomeInUse(self.root, self.holder().get("pid")) from error
+            about = {"pid": os.getpid(), "control": str(self.make_runtime_dir() / "control.sock")}
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(about).encode(), 0)
+            yield
+            os.ftruncate(descriptor, 0)
+        finally:
+            os.close(descriptor)
+
+    def holder(self) -> Mapping[str, Any]:
+        """What the last holder wrote: `pid` and `control` (path of its control socket). Empty when unknown."""
+        try:
+            about = json.loads(self.lock_path.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return about if isinstance(about, dict) else {}
+
+    # --- where sockets live -------------------------------------------------------------------
+
+    @property
+    def runtime_dir(self) -> Path:
+        """Directory for sockets, short enough for `LONGEST_SOCKET_NAME_BYTES` more."""
+        name = blake3.blake3(os.fsencode(self.root)).hexdigest(length=8)
+        bases = (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp")  # noqa: S108
+        for base in bases:
+            if base and os.access(base, os.W_OK | os.X_OK):
+                candidate = Path(base).absolute() / f"loco-{os.getuid()}-{name}"
+                room = MAX_UNIX_PATH_BYTES - len(os.fsencode(candidate)) - 1
+                if room >= LONGEST_SOCKET_NAME_BYTES:
+                    return candidate
+        raise HomeError("no directory with a short enough path for sockets; set XDG_RUNTIME_DIR")
+
+    def make_runtime_dir(self) -> Path:
+        """Make `runtime_dir`, ours alone.
+
+        Raises:
+            HomeError: somebody else made it, or others can enter it.
+        """
+        path = self.runtime_dir
+        try:
+            path.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
+            about = path.lstat()
+        except OSError as error:
+            raise HomeError(f"cannot make {path}: {error.strerror}") from error
+        ours = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid()
+        if not ours or about.st_mode & 0o077:
+            raise HomeError(f"{path} is not a private directory of ours; remove it")
+        return path
+
+    @property
+    def control_socket(self) -> Path:
+        """Path of the control socket: the running daemon's if it said so, else where it would be."""
+        path = self.holder().get("control")
+        return Path(path) if isinstance(path, str) else self.runtime_dir / "control.sock"
+
+    # --- what is kept -------------------------------------------------------------------------
+
+    def next_incarnation(self) -> int:
+        """Count this start; 1 at the first.
+
+        Raises:
+            HomeError: the counter is damaged. Starting over at 1 would make peers ignore us as an old incarnation.
+        """
+        text = self._read(self.incarnation_path)
+        if text is not None and not text.strip().isdigit():
+            raise HomeError(f"{self.incarnation_path} is damaged; write a number above all it ever held")
+        incarnation = int(text or 0) + 1
+        self._replace(self.incarnation_path, b"%d\n" % incarnation)
+        return incarnation
+
+    def kept_port(self) -> int | None:
+        """The port kept by `keep_port`; None when there is none to be had."""
+        try:
+            port = json.loads(self._read(self.listen_path) or b"{}").get("port")
+        except (ValueError, AttributeError):
+            return None  # only a preference: another port does as well
+        return port if isinstance(port, int) and 0 < port < 1 << 16 else None
+
+    def keep_port(self, port: int) -> None:
+        """Listen on `port` again next time."""
+        self._replace(self.listen_path, json.dumps({"port": port}).encode())
+
+    def run(self) -> SignedSpec | None:
+        """The run that this home belongs to, verified; None when it has none yet.
+
+        Raises:
+            HomeError: `run.json` is damaged.
+        """
+        data = self._read(self.run_path)
+        if data is None:
+            return None
+        try:
+            fields = json.loads(data)
+            signed = SignedSpec(
+                fields["spec"].encode(),
+                bytes.fromhex(fields["founder"]),
+                bytes.fromhex(fields["signature"]),
+            )
+            signed.verify(fields["run_id"])
+        except (ValueError, KeyError, TypeError, AttributeError, RemoteProtocolError) as error:
+            raise HomeError(f"{self.run_path} is damaged ({error}); restore it or use another home") from error
+        return signed
+
+    def bind_run(self, signed: SignedSpec) -> None:
+        """Make this home one of that run, for good.
+
+        Raises:
+            OtherRun: it is another run's already.
+        """
+        present = self.run()
+        if present is not None and present.run_id != signed.run_id:
+            raise OtherRun(
+                f"the home {self.root} belongs to run {present.run_id}, not to {signed.run_id};"
+                " give this run a --home of its own"
+            )
+        fields = {
+            "run_id": signed.run_id,
+            "founder": signed.founder_public_key.hex(),
+            "spec": signed.spec_bytes.decode(),
+            "signature": signed.signature.hex(),
+        }
+        self._replace(self.run_path, json.dumps(fields, indent=1).encode())
+
+    def _read(self, path: Path) -> bytes | None:
+        try:
+            with path.open("rb") as file:
+                return file.read(MAX_SMALL_FILE_BYTES)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise HomeError(f"cannot read {path}: {error.strerror}") from error
+
+    def _replace(self, path: Path, data: bytes) -> None:
+        try:
+            replace_file(path, data)
+        except OSError as error:
+            raise HomeError(f"cannot write {path}: {error.strerror}") from error
