@@ -1,0 +1,95 @@
+"""Every event of the event log: the closed list, with the fields each carries.
+
+Every line has besides: `time` (swarm time, Unix seconds), `monotonic_s` (the daemon's clock), `peer` (who wrote it) and `event`.
+Names are in the past tense. Peer ids are whole; durations end in `_s`, sizes in `_bytes`.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+
+class EventName(StrEnum):
+    """What can happen."""
+
+    DAEMON_STARTED = "DaemonStarted"
+    PEER_LINKED = "PeerLinked"
+    PEER_LOST = "PeerLost"
+    PEER_LEFT = "PeerLeft"
+    RUN_RECEIVED = "RunReceived"
+    STATE_RECEIVED = "StateReceived"
+    ROUND_OPENED = "RoundOpened"
+    ROUND_CLOSED = "RoundClosed"
+    PROPOSAL_SENT = "ProposalSent"
+    PROPOSAL_ACCEPTED = "ProposalAccepted"
+    PROPOSAL_REFUSED = "ProposalRefused"
+    ROUND_AVERAGED = "RoundAveraged"
+    ROUND_SKIPPED = "RoundSkipped"
+    TRAINER_STARTED = "TrainerStarted"
+    TRAINER_DIED = "TrainerDied"
+    VALIDATED = "Validated"
+    DIRECTORY_RESTARTED = "DirectoryRestarted"
+    NETWORK_RESTARTED = "NetworkRestarted"
+    BOOTSTRAP_FAILING = "BootstrapFailing"
+    RUN_FINISHED = "RunFinished"
+    LEAVING = "Leaving"
+
+
+_ROUND: Final = {"round": "number of the round"}
+_REMOTE: Final = {"remote": "the other peer's id"}
+
+FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
+    EventName.DAEMON_STARTED: {
+        "version": "of loco-peer",
+        "incarnation": "how often this home was started",
+        "addresses": "multiaddrs that others can dial",
+        "home": "directory",
+    },
+    EventName.PEER_LINKED: _REMOTE | {"incarnation": "theirs", "rtt_s": "of the first beat", "round": "theirs"},
+    EventName.PEER_LOST: _REMOTE | {"reason": "what broke the link, or silence"},
+    EventName.PEER_LEFT: _REMOTE,
+    EventName.RUN_RECEIVED: _REMOTE | {"run_id": "of the run spec", "name": "of the run"},
+    EventName.STATE_RECEIVED: _ROUND
+    | {"remotes": "peers it came from", "bytes": "of state", "seconds": "the transfer took"},
+    EventName.ROUND_OPENED: _ROUND | {"quota": "our inner steps", "members": "peers that take data"},
+    EventName.ROUND_CLOSED: _ROUND
+    | {
+        "steps": "inner steps done",
+        "tokens": "trained",
+        "loss": "mean training loss, nats per token",
+        "seconds": "of training",
+    },
+    EventName.PROPOSAL_SENT: _ROUND | _REMOTE | {"attempt": "first is 1"},
+    EventName.PROPOSAL_ACCEPTED: _ROUND | _REMOTE | {"by": "`us` or `them`"},
+    EventName.PROPOSAL_REFUSED: _ROUND
+    | _REMOTE
+    | {"by": "`us` or `them`", "reason": "a RefusalReason", "sentence": "for people"},
+    EventName.ROUND_AVERAGED: _ROUND
+    | {
+        "partner": "peer id",
+        "seconds": "of the exchange",
+        "sent_bytes": "to the partner",
+        "received_bytes": "from the partner",
+        "distance": "root mean square of the slow weights' distance to the partner's",
+    },
+    EventName.ROUND_SKIPPED: _ROUND
+    | {"reason": "a SkipReason", "partner": "peer id, if there was one", "detail": "for people"},
+    EventName.TRAINER_STARTED: {
+        "device": "it trains on",
+        "precision": "it computes in",
+        "parameters": "of the model",
+        "micro_batch": "sequences per forward pass",
+        "steps_per_s": "of the trainer alone",
+    },
+    EventName.TRAINER_DIED: {"reason": "one word", "detail": "for people"},
+    EventName.VALIDATED: _ROUND | {"loss": "validation loss of the slow weights", "seconds": "it took"},
+    EventName.DIRECTORY_RESTARTED: {"reason": "for people", "restarts": "so far"},
+    EventName.NETWORK_RESTARTED: {"reason": "for people", "restarts": "so far"},
+    EventName.BOOTSTRAP_FAILING: {
+        "address": "that was tried",
+        "step": "resolve, dial, handshake, protocol or directory",
+        "detail": "what went wrong",
+    },
+    EventName.RUN_FINISHED: _ROUND | {"step": "nominal", "validation_loss": "of the last slow weights"},
+    EventName.LEAVING: {"reason": "who asked"},
+}

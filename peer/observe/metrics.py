@@ -1,0 +1,245 @@
+"""Prometheus metrics of one peer.
+
+Numbers have one source: at each scrape the collector reads a frozen `MetricsSnapshot`, which the daemon makes from the
+`statistics()` of its parts. Only what has no total to read, the histogram of durations, is observed as it happens. The registry
+is our own, so that many peers live in one process, and nothing but ours is exposed.
+
+What is unknown is absent, never zero; every reason for a skipped round is there from the start, at zero.
+"""
+
+import bisect
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from protocol.outcomes import SkipReason
+
+from .status import Outcomes, PeerState
+
+ROUND_SECONDS_BUCKETS: Final = (
+    0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0,
+)  # fmt: skip
+TRAINER_RESTART_REASONS: Final = ("died", "hung", "non_finite", "out_of_memory", "error")
+"""Reasons that are there from the start; others may follow."""
+
+
+class Phase(StrEnum):
+    """Parts of a round."""
+
+    TRAIN = "train"
+    """Inner steps, from opening the round to closing it."""
+    MATCH = "match"
+    """Finding a partner."""
+    EXCHANGE = "exchange"
+    """Swapping vectors with it."""
+    APPLY = "apply"
+    """The outer step, and the trainer taking it over."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSnapshot:
+    """What a scrape reads. None is unknown.
+
+    Attributes:
+        inner_steps, tokens: done by this daemon.
+        round, step: of the run; `step` is nominal.
+        sent_bytes, received_bytes: by libp2p protocol id.
+        peers: other peers by state.
+        rtt_s: smoothed round-trip time by peer id, linked peers only.
+        compute_utilisation: share of what the trainer alone would have trained, 0 to 1.
+        trainer_restarts: by reason.
+        replica_distance: root mean square per parameter of the distance to the last partner's slow weights.
+    """
+
+    inner_steps: int = 0
+    tokens: int = 0
+    train_loss: float | None = None
+    validation_loss: float | None = None
+    outcomes: Outcomes = Outcomes()
+    sent_bytes: Mapping[str, int] = field(default_factory=dict)
+    received_bytes: Mapping[str, int] = field(default_factory=dict)
+    peers: Mapping[PeerState, int] = field(default_factory=dict)
+    rtt_s: Mapping[str, float] = field(default_factory=dict)
+    compute_utilisation: float | None = None
+    trainer_restarts: Mapping[str, int] = field(default_factory=dict)
+    replica_distance: float | None = None
+    round: int | None = None
+    step: int | None = None
+    p2pd_restarts: int = 0
+    directory_restarts: int = 0
+
+
+class Metrics:
+    """The metrics of one peer.
+
+    Args:
+        read: makes the snapshot of now; called at each scrape, in the daemon's own task.
+        version: of loco-peer.
+    """
+
+    content_type = "text/plain; version=0.0.4; charset=utf-8"
+
+    def __init__(self, read: Callable[[], MetricsSnapshot], *, version: str) -> None:
+        self.registry = CollectorRegistry()
+        self._round_seconds = {phase: _Durations() for phase in Phase}
+        self.registry.register(_SnapshotCollector(read, self._round_seconds, version))
+
+    def __repr__(self) -> str:
+        counts = " ".join(f"{p} {d.count}" for p, d in self._round_seconds.items())
+        return f"<Metrics, durations observed: {counts}>"
+
+    def observe_round(self, phase: Phase, seconds: float) -> None:
+        """Count one phase of one round."""
+        self._round_seconds[phase].observe(seconds)
+
+    def render(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self.registry)
+
+
+class _Durations:
+    """One histogram. The library's own would read the wall clock, and expose it."""
+
+    def __init__(self) -> None:
+        self._in_bucket = [0] * (len(ROUND_SECONDS_BUCKETS) + 1)
+        self.sum_s = 0.0
+
+    @property
+    def count(self) -> int:
+        return sum(self._in_bucket)
+
+    def observe(self, seconds: float) -> None:
+        self._in_bucket[bisect.bisect_left(ROUND_SECONDS_BUCKETS, seconds)] += 1
+        self.sum_s += seconds
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        bounds = [str(bound) for bound in ROUND_SECONDS_BUCKETS] + ["+Inf"]
+        return list(zip(bounds, itertools.accumulate(self._in_bucket), strict=True))
+
+
+class _SnapshotCollector(Collector):
+    def __init__(
+        self,
+        read: Callable[[], MetricsSnapshot],
+        durations: Mapping[Phase, _Durations],
+        version: str,
+    ) -> None:
+        self._read = read
+        self._durations = durations
+        self._version = version
+
+    def collect(self) -> Iterable[Metric]:
+        now = self._read()
+        yield from _training(now)
+        yield _rounds(now.outcomes)
+        yield _round_seconds(self._durations)
+        yield from _swarm(now)
+        yield from _restarts(now)
+        build = GaugeMetricFamily(
+            "loco_build_info", "Version of loco-peer; always 1.", labels=["version"]
+        )
+        build.add_metric([self._version], 1)
+        yield build
+
+
+def _training(now: MetricsSnapshot) -> Iterator[Metric]:
+    yield _counter("loco_inner_steps", "Inner optimizer steps done by this peer.", now.inner_steps)
+    yield _counter("loco_tokens", "Tokens trained by this peer.", now.tokens)
+    yield _gauge(
+        "loco_train_loss", "Mean training loss of the last round, in nats per token.", now.train_loss
+    )
+    yield _gauge(
+        "loco_validation_loss",
+        "Loss of the slow weights on the run's validation blocks, in nats per token.",
+        now.validation_loss,
+    )
+    yield _gauge("loco_round", "Round of the run that this peer is in.", now.round)
+    yield _gauge("loco_step", "Nominal inner step of the run that this peer is at.", now.step)
+    yield _gauge(
+        "loco_compute_utilisation",
+        "Tokens trained over those that the trainer alone would have trained, as a ratio.",
+        now.compute_utilisation,
+    )
+    yield _gauge(
+        "loco_replica_distance",
+        "Root mean square per parameter of the distance to the last partner's slow weights.",
+        now.replica_distance,
+    )
+
+
+def _rounds(outcomes: Outcomes) -> Metric:
+    family = CounterMetricFamily(
+        "loco_outer_rounds",
+        "Rounds ended, by outcome; a skipped one has a reason.",
+        labels=["outcome", "reason"],
+    )
+    family.add_metric(["averaged", ""], outcomes.averaged)
+    for reason in SkipReason:
+        family.add_metric(["skipped", str(reason)], outcomes.skipped.get(reason, 0))
+    return family
+
+
+def _round_seconds(durations: Mapping[Phase, _Durations]) -> Metric:
+    family = HistogramMetricFamily(
+        "loco_round_seconds", "Duration of each phase of a round, in seconds.", labels=["phase"]
+    )
+    for phase, seen in durations.items():
+        family.add_metric([str(phase)], seen.cumulative(), seen.sum_s)
+    return family
+
+
+def _swarm(now: MetricsSnapshot) -> Iterator[Metric]:
+    wire = CounterMetricFamily(
+        "loco_wire_bytes",
+        "Bytes handed to and taken from streams to peers, framing included.",
+        labels=["direction", "protocol"],
+    )
+    for direction, by_protocol in (("sent", now.sent_bytes), ("received", now.received_bytes)):
+        for protocol, count in sorted(by_protocol.items()):
+            wire.add_metric([direction, protocol], count)
+    yield wire
+    peers = GaugeMetricFamily("loco_peers", "Other peers known, by state.", labels=["state"])
+    for state in PeerState:
+        peers.add_metric([str(state)], now.peers.get(state, 0))
+    yield peers
+    rtt = GaugeMetricFamily(
+        "loco_peer_rtt_seconds", "Smoothed round-trip time to a linked peer.", labels=["peer"]
+    )
+    for peer_id, seconds in sorted(now.rtt_s.items()):
+        rtt.add_metric([peer_id], seconds)
+    yield rtt
+
+
+def _restarts(now: MetricsSnapshot) -> Iterator[Metric]:
+    trainer = CounterMetricFamily(
+        "loco_trainer_restarts", "Restarts of the trainer process, by reason.", labels=["reason"]
+    )
+    reasons = dict.fromkeys(TRAINER_RESTART_REASONS, 0) | dict(now.trainer_restarts)
+    for reason, count in reasons.items():
+        trainer.add_metric([reason], count)
+    yield trainer
+    yield _counter("loco_p2pd_restarts", "Restarts of the libp2p daemon.", now.p2pd_restarts)
+    yield _counter("loco_directory_restarts", "Restarts of the directory.", now.directory_restarts)
+
+
+def _counter(name: str, help_text: str, value: int) -> Metric:
+    return CounterMetricFamily(name, help_text, value=value)
+
+
+def _gauge(name: str, help_text: str, value: float | None) -> Metric:
+    family = GaugeMetricFamily(name, help_text)
+    if value is not None:
+        family.add_metric([], value)
+    return family
