@@ -9,10 +9,11 @@ codes on every machine, because both ends of an exchange compute with the decode
 """
 
 from .base import BLOCK, TILE, Codec
+from .buffers import CodeBuffer, codes_as_tensor
 from .int8 import Int8Codec
 from .plain import Bf16Codec, Fp32Codec
 
-__all__ = ["BLOCK", "TILE", "Codec", "get_codec"]
+__all__ = ["BLOCK", "TILE", "Codec", "CodeBuffer", "codes_as_tensor", "get_codec"]
 
 _CODECS: dict[str, type[Int8Codec] | type[Bf16Codec] | type[Fp32Codec]] = {
     codec.name: codec for codec in (Int8Codec, Bf16Codec, Fp32Codec)

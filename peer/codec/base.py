@@ -10,6 +10,11 @@ TILE: Final = 256 * 1024
 """Values worked on at once: a tile and its scratch stay in the cache."""
 
 
+LARGEST_MAGNITUDE: Final = 2.0**120
+"""No value beyond this is coded or accepted: sums of a few such values stay finite, so a hostile vector of huge finite
+values cannot put an infinity into the slow weights."""
+
+
 class Codec(Protocol):
     """Codes fp32 vectors of P values, P a multiple of `BLOCK`, as `code_bytes(P)` bytes.
 
@@ -27,7 +32,7 @@ class Codec(Protocol):
         """Write the codes of `x_P` (fp32 [P]) into `out_codes` (uint8 [code_bytes(P)]).
 
         Raises:
-            ValueError: `x_P` holds a value that is not finite; `out_codes` is then undefined.
+            ValueError: `x_P` holds a NaN or a value beyond `LARGEST_MAGNITUDE`; `out_codes` is then undefined.
         """
 
     def decode(self, codes: torch.Tensor, out_P: torch.Tensor) -> None:
@@ -42,7 +47,7 @@ class Codec(Protocol):
         """
 
     def validate(self, codes: torch.Tensor) -> bool:
-        """Whether `codes` are well formed and all their values are finite."""
+        """Whether `codes` are well formed and no value is NaN or beyond `LARGEST_MAGNITUDE`."""
 
 
 def check_values(x_P: torch.Tensor, label: str) -> int:

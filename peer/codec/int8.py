@@ -12,7 +12,7 @@ Rules:
   |value - x| <= scale / 2, at most m / 127 (m / 252 but for the last bits).
 - bf16 has fp32's range, so small blocks keep their precision (fp16 scales would underflow below m = 7.6e-6). A block
   whose scale would be subnormal (m < 1.5e-36) becomes zeros, because devices disagree about subnormals.
-- A value that is not finite, or beyond 2**127 (where the decoded value could overflow), is refused.
+- A value that is not finite, or beyond `LARGEST_MAGNITUDE`, is refused.
 - Each operation is one correctly rounded IEEE operation, so CPU and CUDA give equal bytes. Division by 127 takes a tensor
   as divisor: CUDA multiplies by the reciprocal of a scalar one.
 
@@ -24,10 +24,9 @@ from typing import ClassVar, Final
 
 import torch
 
-from .base import BLOCK, TILE, check_codes, check_range, check_values
+from .base import BLOCK, LARGEST_MAGNITUDE, TILE, check_codes, check_range, check_values
 
 LARGEST_CODE: Final = 127
-LARGEST_MAGNITUDE: Final = 2.0**127
 SMALLEST_SCALE: Final = 2.0**-126
 _SCALE_BYTES: Final = 2
 _CUDA_TILE: Final = 64 * TILE
@@ -113,7 +112,7 @@ def _encode_tile(
     torch.abs(x, out=work)
     absmax = torch.amax(work, dim=1)
     if not bool((absmax <= LARGEST_MAGNITUDE).all()):
-        raise ValueError("not finite in int8: the vector holds a NaN, an infinity or a value beyond 2**127")
+        raise ValueError("not finite: the vector holds a NaN or a value beyond 2**120")
     scale = _rounded_up(absmax.div_(scratch.divisors[:blocks]))
     scales.copy_(scale)
     torch.div(x, scale.masked_fill_(scale == 0, 1.0).unsqueeze(1), out=work)

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import torch
 
-from .base import BLOCK, TILE, check_codes, check_range, check_values
+from .base import BLOCK, LARGEST_MAGNITUDE, TILE, check_codes, check_range, check_values
 
 
 class _PlainCodec:
@@ -21,15 +21,15 @@ class _PlainCodec:
         return num_values * self.dtype.itemsize
 
     def encode(self, x_P: torch.Tensor, out_codes: torch.Tensor) -> None:
-        """Write the codes of `x_P`. Raises ValueError if a value is not finite once rounded."""
+        """Write the codes of `x_P`. Raises ValueError if a value is not finite or too large."""
         num_values = check_values(x_P, "x_P")
         check_codes(out_codes, self.code_bytes(num_values))
         out = out_codes.view(self.dtype)
         for start in range(0, num_values, TILE):
             tile = out[start : start + TILE]
             tile.copy_(x_P[start : start + TILE])
-            if not bool(torch.isfinite(tile).all()):
-                raise ValueError(f"not finite in {self.name}: a value in {start}..{start + TILE}")
+            if not _in_range(tile):
+                raise ValueError("not finite: the vector holds a NaN or a value beyond 2**120")
 
     def decode(self, codes: torch.Tensor, out_P: torch.Tensor) -> None:
         """Write the values of `codes` into `out_P`."""
@@ -45,13 +45,17 @@ class _PlainCodec:
         out.copy_(codes.view(self.dtype)[start:stop])
 
     def validate(self, codes: torch.Tensor) -> bool:
-        """Whether the length fits whole blocks and every value is finite."""
+        """Whether the length fits whole blocks and every value is finite and small enough."""
         if codes.dtype != torch.uint8 or codes.dim() != 1 or not codes.is_contiguous():
             return False
         if codes.numel() % (BLOCK * self.dtype.itemsize):
             return False
         values = codes.view(self.dtype)
-        return all(bool(torch.isfinite(tile).all()) for tile in values.split(TILE))
+        return all(_in_range(tile) for tile in values.split(TILE))
+
+
+def _in_range(values: torch.Tensor) -> bool:
+    return bool((values.abs() <= LARGEST_MAGNITUDE).all())
 
 
 class Bf16Codec(_PlainCodec):

@@ -1,0 +1,181 @@
+"""The outer step of NoLoCo: gossip averaging of slow weights in pairs.
+
+Idea. Each peer i holds slow weights phi_i and an outer momentum delta_i. After a round of inner training it has
+fast weights theta_i; with Delta_i = theta_i - phi_i the step over a group of n peers (a random pair: n = 2) is
+
+    delta_i <- alpha delta_i + (beta / n) sum_j Delta_j - gamma (phi_i - (1 / n) sum_j phi_j)
+    phi_i   <- phi_i + delta_i
+
+alpha is the outer momentum, beta the outer learning rate, gamma the pull to the group's mean, without which the peers
+would drift apart: no step here ever sees all of them. (NoLoCo, arXiv 2506.10911, eq. 1 to 3. Its eq. 2 is printed with
+-beta; the derivation needs +beta, and with -beta the weights run away from the optimum.) Rewritten with means over the group:
+
+    delta_i <- alpha delta_i + beta (mean theta - phi_i) + (gamma - beta) (mean phi - phi_i)
+
+so with gamma = beta, the default, only theta travels.
+
+Rules:
+
+- theta is what the *codes* say, for our own as for the partner's: both peers of a pair compute the same mean, bit for bit.
+  (0.5 a + 0.5 b commutes, and halving is exact.)
+- A peer without partner takes the step with n = 1; the gamma term vanishes.
+- A group of all peers is DiLoCo with heavy-ball momentum: phi stays equal everywhere.
+- Stability for n = 2: gamma < sqrt(2 + alpha^2).
+
+The step runs in place, tile by tile: one pass over memory, no vector of scratch. Separately rounded fp32 operations
+only (no fused multiply-add), so a step can be reproduced on another machine.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from peer.codec import TILE, Codec
+
+
+@dataclass(frozen=True, slots=True)
+class OuterStepMeasures:
+    """What a step found, per padded parameter.
+
+    Attributes:
+        delta_rms: root mean square of the move of phi.
+        replica_distance: root mean square of our theta less the mean of the others' (the partner's); None alone.
+    """
+
+    delta_rms: float
+    replica_distance: float | None
+
+
+def outer_step(
+    phi_P: torch.Tensor,
+    delta_P: torch.Tensor,
+    own_codes: torch.Tensor,
+    partner_codes: torch.Tensor | None,
+    codec: Codec,
+    alpha: float,
+    beta: float,
+    gamma: float,
+    own_phi_codes: torch.Tensor | None = None,
+    partner_phi_codes: torch.Tensor | None = None,
+) -> OuterStepMeasures:
+    """Take the step of a pair, or of a lone peer if `partner_codes` is None.
+
+    Args:
+        phi_P: fp32 [P], overwritten.
+        delta_P: fp32 [P], overwritten.
+        own_codes, partner_codes: codes of theta, valid ones (`codec.validate`).
+        own_phi_codes, partner_phi_codes: codes of phi of both; needed in a pair with gamma != beta, else ignored.
+
+    Raises:
+        ValueError: lengths do not fit, or the codes of phi are missing; nothing was written.
+    """
+    if partner_codes is None:
+        return group_step(phi_P, delta_P, [own_codes], [], codec, alpha, beta, gamma)
+    phi_codes = [codes for codes in (own_phi_codes, partner_phi_codes) if codes is not None]
+    theta_codes = [own_codes, partner_codes]
+    return group_step(phi_P, delta_P, theta_codes, phi_codes, codec, alpha, beta, gamma)
+
+
+def group_step(
+    phi_P: torch.Tensor,
+    delta_P: torch.Tensor,
+    theta_codes: Sequence[torch.Tensor],
+    phi_codes: Sequence[torch.Tensor],
+    codec: Codec,
+    alpha: float,
+    beta: float,
+    gamma: float,
+) -> OuterStepMeasures:
+    """Take the step of a group of any size, ourselves first in `theta_codes` and `phi_codes`.
+
+    Raises:
+        ValueError: lengths do not fit, or the codes of phi are missing; nothing was written.
+    """
+    pulls = gamma != beta and len(theta_codes) > 1
+    used_phi_codes = phi_codes if pulls else ()
+    if pulls and len(phi_codes) != len(theta_codes):
+        raise ValueError("gamma differs from beta: the codes of phi of every member are needed")
+    _check(phi_P, delta_P, [*theta_codes, *used_phi_codes], codec)
+    step = _GroupStep(theta_codes, used_phi_codes, codec, (alpha, beta, gamma - beta))
+    for start in range(0, phi_P.numel(), TILE):
+        step.take(phi_P[start : start + TILE], delta_P[start : start + TILE], start)
+    return step.measures(phi_P.numel())
+
+
+def group_mean(
+    group_codes: Sequence[torch.Tensor],
+    codec: Codec,
+    start: int,
+    out_mean: torch.Tensor,
+    out_own: torch.Tensor,
+    scratch: torch.Tensor,
+) -> None:
+    """Write the mean of the decoded values from `start` on into `out_mean`, the first member's into `out_own`.
+
+    All three are fp32 [n]; values start .. start + n - 1 are read.
+    """
+    stop, share = start + out_mean.numel(), 1.0 / len(group_codes)
+    codec.decode_range(group_codes[0], start, stop, out_own)
+    torch.mul(out_own, share, out=out_mean)
+    for codes in group_codes[1:]:
+        codec.decode_range(codes, start, stop, scratch)
+        out_mean.add_(scratch.mul_(share))
+
+
+class _GroupStep:
+    """One step in progress: scratch of one tile, and the sums for the measures."""
+
+    def __init__(
+        self,
+        theta_codes: Sequence[torch.Tensor],
+        phi_codes: Sequence[torch.Tensor],
+        codec: Codec,
+        factors: tuple[float, float, float],
+    ) -> None:
+        self._theta_codes, self._phi_codes, self._codec = theta_codes, phi_codes, codec
+        self._alpha, self._beta, self._pull = factors
+        self._scratch = torch.empty(3, TILE, dtype=torch.float32, device=theta_codes[0].device)
+        self._delta_squares = 0.0
+        self._distance_squares = 0.0
+
+    def take(self, phi: torch.Tensor, delta: torch.Tensor, start: int) -> None:
+        """Step the tile of phi and delta that begins at `start`."""
+        mean, own, spare = self._scratch[:, : phi.numel()]
+        group_mean(self._theta_codes, self._codec, start, mean, own, spare)
+        self._distance_squares += _squares(own.sub_(mean))
+        delta.mul_(self._alpha)
+        delta.add_(mean.sub_(phi).mul_(self._beta))
+        if self._phi_codes:
+            group_mean(self._phi_codes, self._codec, start, mean, own, spare)
+            delta.add_(mean.sub_(phi).mul_(self._pull))
+        phi.add_(delta)
+        self._delta_squares += _squares(delta)
+
+    def measures(self, num_values: int) -> OuterStepMeasures:
+        """What the whole step found."""
+        others = len(self._theta_codes) - 1
+        to_mean = math.sqrt(self._distance_squares / max(1, num_values))
+        return OuterStepMeasures(
+            delta_rms=math.sqrt(self._delta_squares / max(1, num_values)),
+            replica_distance=to_mean * (others + 1) / others if others else None,
+        )
+
+
+def _squares(values: torch.Tensor) -> float:
+    return float(torch.dot(values, values))
+
+
+def _check(
+    phi_P: torch.Tensor, delta_P: torch.Tensor, all_codes: Sequence[torch.Tensor], codec: Codec
+) -> None:
+    for vector in (phi_P, delta_P):
+        if vector.dtype != torch.float32 or vector.dim() != 1 or not vector.is_contiguous():
+            raise ValueError("phi and delta must be contiguous fp32 vectors")
+    if phi_P.numel() != delta_P.numel():
+        raise ValueError(f"phi has {phi_P.numel()} values, delta {delta_P.numel()}")
+    expected = codec.code_bytes(phi_P.numel())
+    for codes in all_codes:
+        if codes.numel() != expected:
+            raise ValueError(f"codes have {codes.numel()} bytes, expected {expected}")

@@ -1,0 +1,161 @@
+"""The outer state of one peer: slow weights, outer momentum, and the round they stand at.
+
+Invariants:
+
+- phi and delta belong together: a step checks everything it reads before it writes the first value.
+- A round is stepped at most once, and rounds only rise.
+- `version` rises with every change of phi, so a reader of shared memory can say which phi it took.
+
+One thread at a time may call a method (the daemon runs them as blocking work); nothing here locks.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from peer.codec import CodeBuffer, Codec, codes_as_tensor
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+
+from .noloco import OuterStepMeasures, outer_step
+
+Float32Vector = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """alpha: outer momentum; beta: outer learning rate; gamma: pull to the pair's mean."""
+
+    alpha: float
+    beta: float
+    gamma: float
+
+
+@dataclass(frozen=True, slots=True)
+class OuterStatistics:
+    """The outer state now, and the last step's measures (see `OuterStepMeasures`; None before the first)."""
+
+    version: int
+    round: int
+    steps: int
+    steps_alone: int
+    delta_rms: float | None
+    replica_distance: float | None
+
+
+class OuterState:
+    """Holds phi and delta (fp32 [P], the caller's memory, changed in place).
+
+    Attributes:
+        version: rises with every change of phi.
+        round: round of the last step; -1 before the first.
+    """
+
+    def __init__(
+        self, phi_P: Float32Vector, delta_P: Float32Vector, codec: Codec, factors: Factors
+    ) -> None:
+        """Raises ValueError unless both are writable fp32 vectors of one length."""
+        if phi_P.shape != delta_P.shape or not (phi_P.flags.writeable and delta_P.flags.writeable):
+            raise ValueError("phi and delta must be writable and of one length")
+        self.phi_P, self.delta_P = phi_P, delta_P
+        self.version, self.round = 0, -1
+        self._phi, self._delta = torch.from_numpy(phi_P), torch.from_numpy(delta_P)
+        self._codec, self._factors = codec, factors
+        self._steps = self._steps_alone = 0
+        self._last: OuterStepMeasures | None = None
+        self._distance: float | None = None
+
+    def __repr__(self) -> str:
+        return f"OuterState(P={self.phi_P.size}, round={self.round}, version={self.version})"
+
+    @property
+    def needs_phi_codes(self) -> bool:
+        """Whether the codes of phi travel too (gamma != beta)."""
+        return self._factors.gamma != self._factors.beta
+
+    def phi_codes(self) -> npt.NDArray[np.uint8]:
+        """Fresh codes of phi. Raises ValueError if phi is not finite."""
+        codes = np.empty(self._codec.code_bytes(self.phi_P.size), dtype=np.uint8)
+        self._codec.encode(self._phi, torch.from_numpy(codes))
+        return codes
+
+    def step(
+        self,
+        round: int,
+        own_codes: CodeBuffer,
+        partner_codes: CodeBuffer | None = None,
+        own_phi_codes: CodeBuffer | None = None,
+        partner_phi_codes: CodeBuffer | None = None,
+    ) -> OuterStepMeasures:
+        """Take the outer step of `round` with the partner's codes, or alone.
+
+        Raises:
+            LocalProtocolError: our own codes are bad or the round was stepped before; nothing was written.
+            RemoteProtocolError: the partner's codes are bad; nothing was written.
+        """
+        if round <= self.round:
+            raise LocalProtocolError(f"outer step of round {round} after that of round {self.round}")
+        own, own_phi = self._own(own_codes), self._own(own_phi_codes)
+        partner, partner_phi = self._partners(partner_codes), self._partners(partner_phi_codes)
+        if own is None or (partner is not None and self.needs_phi_codes and own_phi is None):
+            raise LocalProtocolError("our own codes are missing")
+        if partner is not None and self.needs_phi_codes and partner_phi is None:
+            raise RemoteProtocolError("the partner sent no codes of its slow weights")
+        f = self._factors
+        measures = outer_step(
+            self._phi, self._delta, own, partner, self._codec, f.alpha, f.beta, f.gamma, own_phi, partner_phi
+        )
+        self._note(round, measures)
+        return measures
+
+    def replace(self, round: int, phi_P: Float32Vector, delta_P: Float32Vector) -> None:
+        """Take over a whole state, as a joiner does: copies both vectors.
+
+        Raises:
+            ValueError: lengths differ, or a value is not finite; nothing was written.
+        """
+        if phi_P.shape != self.phi_P.shape or delta_P.shape != self.delta_P.shape:
+            raise ValueError(f"a state of {phi_P.size} values does not fit {self.phi_P.size}")
+        if not (np.isfinite(phi_P).all() and np.isfinite(delta_P).all()):
+            raise ValueError("the state holds values that are not finite")
+        self.phi_P[:], self.delta_P[:] = phi_P, delta_P
+        self.version, self.round = self.version + 1, round
+
+    def statistics(self) -> OuterStatistics:
+        """Counters and the measures of the last step; the distance is that of the last step with a partner."""
+        return OuterStatistics(
+            version=self.version,
+            round=self.round,
+            steps=self._steps,
+            steps_alone=self._steps_alone,
+            delta_rms=None if self._last is None else self._last.delta_rms,
+            replica_distance=self._distance,
+        )
+
+    def _note(self, round: int, measures: OuterStepMeasures) -> None:
+        self.version, self.round, self._last = self.version + 1, round, measures
+        self._steps += 1
+        self._steps_alone += measures.replica_distance is None
+        if measures.replica_distance is not None:
+            self._distance = measures.replica_distance
+
+    def _own(self, codes: CodeBuffer | None) -> torch.Tensor | None:
+        tensor = self._valid(codes)
+        if codes is not None and tensor is None:
+            raise LocalProtocolError("our own codes are not valid")
+        return tensor
+
+    def _partners(self, codes: CodeBuffer | None) -> torch.Tensor | None:
+        tensor = self._valid(codes)
+        if codes is not None and tensor is None:
+            raise RemoteProtocolError("the partner's codes are malformed or not finite")
+        return tensor
+
+    def _valid(self, codes: CodeBuffer | None) -> torch.Tensor | None:
+        """`codes` as a tensor if they fit phi and are valid, else None."""
+        if codes is None:
+            return None
+        tensor = codes_as_tensor(codes)
+        expected = self._codec.code_bytes(self.phi_P.size)
+        return tensor if tensor.numel() == expected and self._codec.validate(tensor) else None
