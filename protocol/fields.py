@@ -1,20 +1,19 @@
 """What a field of a message may hold: one checker per kind, as data.
 
-A message's field is annotated with its checker (`Count = Annotated[int, Integer(0, MAX_COUNT)]`), so that
-the declaration a person reads is the rule that is enforced. A checker takes the value as msgpack
-gave it and returns it as the dataclass holds it, or raises `ValueError` with a sentence; who is to blame for it
-depends on the direction, and is decided by the codec in messages.py.
+A message's field is annotated with its checker (`Count = Annotated[int, Integer(0, MAX_COUNT)]`),
+so that the declaration a person reads is the rule that is enforced. A checker takes the value as
+msgpack gave it and returns it as the dataclass holds it, or raises `ValueError` with a sentence;
+who is to blame for it depends on the direction, and is decided by the codec in messages.py.
 
 Rules: exact types (True is no integer); no NaN or infinity; text is printable, because it ends up
 in terminals and logs; every length has a bound.
 """
 
-import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from functools import cache
+from typing import Any, Protocol, get_type_hints
 
 
 class Checker(Protocol):
@@ -49,7 +48,7 @@ class Real:
     def read(self, value: Any) -> float:
         if type(value) is not int and type(value) is not float:
             raise ValueError(f"is {_kind(value)}, not a number")
-        if not math.isfinite(value) or not self.minimum <= value <= self.maximum:
+        if not self.minimum <= value <= self.maximum:  # NaN compares false
             raise ValueError(f"is {value}, outside {self.minimum} to {self.maximum}")
         return float(value)
 
@@ -138,14 +137,63 @@ class Maybe:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A map that `build` turns into a dataclass."""
+    """A map that holds a dataclass whose fields are annotated with checkers."""
 
-    build: Callable[[dict[str, Any]], Any]
+    kind: type
 
     def read(self, value: Any) -> Any:
         if not isinstance(value, dict):
             raise ValueError(f"is {_kind(value)}, not a map")
-        return self.build(value)
+        return read_record(self.kind, value)
+
+
+def read_record(kind: type, tree: dict[str, Any]) -> Any:
+    """A `kind` out of a map; unknown keys are ignored, missing ones take their default.
+
+    Raises:
+        ValueError: a field, which is named, is missing or holds what its checker does not allow.
+    """
+    return kind(**{field.name: _read_field(field, tree) for field in _fields_of(kind)})
+
+
+def write_record(value: Any) -> dict[str, Any]:
+    """The map that `read_record` takes back. Nothing is checked."""
+    return {field.name: _write(getattr(value, field.name)) for field in fields(value)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    name: str
+    checker: Checker
+    default: Any
+
+
+@cache
+def _fields_of(kind: type) -> tuple[_Field, ...]:
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple(
+        _Field(field.name, hints[field.name].__metadata__[0], field.default)
+        for field in fields(kind)
+    )
+
+
+def _read_field(field: _Field, tree: dict[str, Any]) -> Any:
+    if field.name not in tree:
+        if field.default is MISSING:
+            raise ValueError(f"field '{field.name}' is missing")
+        return field.default
+    try:
+        return field.checker.read(tree[field.name])
+    except ValueError as error:
+        raise ValueError(f"field '{field.name}' {error}") from None
+
+
+def _write(value: Any) -> Any:
+    if is_dataclass(value):
+        return write_record(value)
+    if isinstance(value, tuple):
+        return [_write(item) for item in value]
+    return value.value if isinstance(value, StrEnum) else value
 
 
 def _kind(value: Any) -> str:

@@ -1,36 +1,52 @@
 """Everything that peers say to each other, and its codec.
 
-A message is a frozen dataclass; on the wire it is a msgpack map, `{"t": type, field: value, ...}`, the header
-of one frame (frames.py). Five of them announce a payload of raw bytes behind the header; for all others the
-payload must be empty (`max_payload_bytes`). The dialogues, > from the opener of the stream, < from the other:
+A message is a frozen dataclass; on the wire it is a msgpack map, `{"t": type, field: value, ...}`,
+the header of one frame (frames.py). Five of them announce a payload of raw bytes behind the header;
+for all others the payload must be empty (`max_payload_bytes`). The dialogues, > from the opener of
+the stream, < from the other:
 
     /loco/hello/1     > Hello   < Hello or Refusal   then both, for as long as the link lasts:
                       Beat, PeerList, AskAlive, AliveReply, Leaving
     /loco/gossip/1    > Propose < Accept or Refusal  then both: Vector + payload, Received
                       > Settle  < Settled            (a later stream, when a receipt was lost)
     /loco/state/1     > GetSpec < SpecReply + run spec          > GetBlob   < BlobReply + blob
-                      > GetState < StateReply + chunk digests   > GetChunks < Chunk + bytes, `count` times
+                      > GetState < StateReply + chunk digests
+                      > GetChunks < Chunk + bytes, `count` times
                       each answer may be a Refusal instead
 
 Rules:
-- Decoding is strict about what a field holds (kind, bounds: fields.py) and a missing field is an error.
-- Unknown *additional* fields are ignored, so that a minor release may add a field (with a default) and still talk to its
-  elders. They cannot hurt: the header is bounded and nothing reads them. What an old peer must not overlook takes
-  a new major version instead.
+- Decoding is strict about what a field holds (kind, bounds: fields.py) and a missing field is an
+  error.
+- Unknown *additional* fields are ignored, so that a minor release may add a field (with a default)
+  and still talk to its elders. They cannot hurt: the header is bounded and nothing reads them. What
+  an old peer must not overlook takes a new major version instead.
 - An unknown type is an error: both sides know every type of a major version.
-- Encoding checks by the same rules. What they send badly is a RemoteProtocolError, what we do a LocalProtocolError.
+- Encoding checks by the same rules. What they send badly is a RemoteProtocolError, what we do a
+  LocalProtocolError.
 
 Invariant: decode_message(encode_message(m)) == m for each m that can be encoded.
 """
 
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Final, get_type_hints
+from typing import Annotated, Any, Final
 
 import msgpack
 
 from .errors import LocalProtocolError, RemoteProtocolError
-from .fields import Binary, Checker, Choice, Flag, Integer, Many, Maybe, Real, Record, Text
+from .fields import (
+    Binary,
+    Choice,
+    Flag,
+    Integer,
+    Many,
+    Maybe,
+    Real,
+    Record,
+    Text,
+    read_record,
+    write_record,
+)
 from .limits import (
     MAX_ADDRESSES_PER_PEER,
     MAX_BLOB_BYTES,
@@ -143,7 +159,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class PeerEntry:
-    """Where a third peer is found: at most MAX_RECORD_ADDRESSES, so that a full list fits one header."""
+    """Where a third peer is; few addresses, so that a full PeerList always fits one header."""
 
     peer_id: PeerIdText
     incarnation: Count
@@ -159,10 +175,7 @@ def peer_entry(peer_id: str, incarnation: int, addresses: tuple[str, ...]) -> Pe
 class PeerList:
     """Peers that the sender knows to be alive."""
 
-    peers: Annotated[
-        tuple[PeerEntry, ...],
-        Many(Record(lambda tree: _build(PeerEntry, tree)), MAX_PEERS_PER_EXCHANGE),
-    ]
+    peers: Annotated[tuple[PeerEntry, ...], Many(Record(PeerEntry), MAX_PEERS_PER_EXCHANGE)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,11 +373,12 @@ def encode_message(message: Message) -> bytes:
     """The header of a frame.
 
     Raises:
-        LocalProtocolError: a field holds what the other side would not take, or the header is too long.
+        LocalProtocolError: a field holds what the other side would not take, or the header is too
+        long.
     """
-    tree = {"t": _NAMES[type(message)], **_tree(message)}
+    tree = {"t": _NAMES[type(message)], **write_record(message)}
     try:
-        _build(type(message), tree)
+        read_record(type(message), tree)
     except ValueError as error:
         raise LocalProtocolError(f"cannot send {type(message).__name__}: {error}") from None
     header: bytes = msgpack.packb(tree)
@@ -377,7 +391,8 @@ def decode_message(header: bytes | bytearray | memoryview) -> Message:
     """The message in a header.
 
     Raises:
-        RemoteProtocolError: not msgpack, not a map, an unknown type, or a field (named) that is missing or wrong.
+        RemoteProtocolError: not msgpack, not a map, an unknown type, or a field (named) that is
+        missing or wrong.
     """
     if len(header) > MAX_HEADER_BYTES:
         raise RemoteProtocolError(f"header of {len(header)} bytes; at most {MAX_HEADER_BYTES}")
@@ -388,7 +403,7 @@ def decode_message(header: bytes | bytearray | memoryview) -> Message:
     if kind is None:
         raise RemoteProtocolError(f"unknown message type {tree['t'][:64]!r}")
     try:
-        message: Message = _build(kind, tree)
+        message: Message = read_record(kind, tree)
     except ValueError as error:
         raise RemoteProtocolError(f"{kind.__name__}: {error}") from None
     return message
@@ -403,47 +418,6 @@ def printable_sentence(text: str) -> str:
 def _unpack(header: bytes | bytearray | memoryview) -> Any:
     try:
         return msgpack.unpackb(header, raw=False, strict_map_key=True)
-    except (ValueError, RecursionError, msgpack.UnpackException) as error:
-        # msgpack's own errors, bad UTF-8 and unhashable keys are all ValueErrors; TypeError is not raised.
+    except (ValueError, RecursionError) as error:
+        # msgpack's own errors and bad UTF-8 are all ValueErrors.
         raise RemoteProtocolError(f"header is not msgpack: {error}") from None
-
-
-def _tree(value: Any) -> Any:
-    if is_dataclass(value):
-        return {f.name: _tree(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, tuple):
-        return [_tree(item) for item in value]
-    return value.value if isinstance(value, StrEnum) else value
-
-
-@dataclass(frozen=True, slots=True)
-class _Field:
-    name: str
-    checker: Checker
-    default: Any
-
-
-def _fields_of(kind: type) -> tuple[_Field, ...]:
-    hints = get_type_hints(kind, include_extras=True)
-    return tuple(
-        _Field(field.name, hints[field.name].__metadata__[0], field.default)
-        for field in fields(kind)
-    )
-
-
-_FIELDS: Final = {kind: _fields_of(kind) for kind in (*TYPES.values(), PeerEntry)}
-
-
-def _build(kind: type, tree: dict[str, Any]) -> Any:
-    return kind(**{field.name: _value(field, tree) for field in _FIELDS[kind]})
-
-
-def _value(field: _Field, tree: dict[str, Any]) -> Any:
-    if field.name not in tree:
-        if field.default is MISSING:
-            raise ValueError(f"field '{field.name}' is missing")
-        return field.default
-    try:
-        return field.checker.read(tree[field.name])
-    except ValueError as error:
-        raise ValueError(f"field '{field.name}' {error}") from None

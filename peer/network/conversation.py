@@ -1,0 +1,323 @@
+"""A conversation: messages and payloads over one stream.
+
+The thin trio shell of protocol/frames.py and protocol/messages.py. It only adds what the pure core
+cannot do: waiting, patience, counting.
+
+- Large payloads go out in writes of WRITE_BYTES, and come in straight into the caller's buffer, so
+  that progress is visible and a stall is noticed, without a copy.
+- Patience: `timeout_s` bounds the wait for a message, `stall_s` each step of a payload (WRITE_BYTES
+  out, READ_BYTES in). Both end in `StreamStalled`.
+- Cancellation: whoever is cancelled (or runs out of patience) while waiting for a message may
+  receive again, nothing is lost. Cut off in the middle of a frame, the direction is dead, since the
+  two sides no longer agree where a frame begins; using it again is a LocalProtocolError.
+- Several tasks may send, and several receive: frames never interleave.
+- Blame: what they send against the rules is a RemoteProtocolError; a stream that ends, even in
+  mid-frame, is a StreamLost, since a machine that was switched off has broken no rule.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Self, TypedDict, TypeVar, Unpack, cast, overload
+
+import trio
+
+from peer.ports import Stream
+from protocol.errors import LocalProtocolError, Refused, RemoteProtocolError, StreamLost
+from protocol.frames import (
+    FrameEnd,
+    FrameReader,
+    FrameStart,
+    InputEnded,
+    PayloadChunk,
+    encode_frame,
+)
+from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES
+from protocol.messages import (
+    Message,
+    Refusal,
+    decode_message,
+    encode_message,
+    max_payload_bytes,
+    printable_sentence,
+)
+from protocol.outcomes import RefusalReason
+
+WRITE_BYTES: Final = 256 * 1024
+READ_BYTES: Final = 64 * 1024
+
+A = TypeVar("A", bound=Message)
+B = TypeVar("B", bound=Message)
+C = TypeVar("C", bound=Message)
+Payload = bytes | bytearray | memoryview
+OnProgress = Callable[[int], None]
+"""Called with the number of payload bytes done so far, after each step."""
+
+
+class StreamStalled(StreamLost):
+    """The other side sent or took nothing for as long as we were willing to wait."""
+
+
+class ReceiveOptions(TypedDict, total=False):
+    """How to receive.
+
+    Attributes:
+        into: where the payload goes; its size must be the payload's. Without it the payload is
+        returned. max_payload_bytes: longest payload accepted without `into`; the conversation's if
+        not given. timeout_s: longest wait for the message itself. stall_s: longest wait for the
+        next READ_BYTES of its payload.
+    """
+
+    into: memoryview | None
+    max_payload_bytes: int
+    timeout_s: float
+    stall_s: float
+    on_progress: OnProgress
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationStatistics:
+    """What has passed, framing included."""
+
+    bytes_sent: int
+    bytes_received: int
+    messages_sent: int
+    messages_received: int
+
+
+class Conversation:
+    """Messages over `stream`, which it owns: closed by `aclose` or on leaving `async with`.
+
+    Args:
+        stream: an open stream to one peer.
+        max_payload_bytes: longest payload accepted where neither a buffer nor a bound is given.
+    """
+
+    def __init__(
+        self, stream: Stream, *, max_payload_bytes: int = MAX_CONTROL_PAYLOAD_BYTES
+    ) -> None:
+        self._stream = stream
+        self._max_payload_bytes = max_payload_bytes
+        self._reader = FrameReader()
+        self._send_lock, self._receive_lock = trio.Lock(), trio.Lock()
+        self._cut_off_sending = self._cut_off_receiving = False
+        self._bytes_sent = self._bytes_received = 0
+        self._messages_sent = self._messages_received = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"<Conversation with {self.remote_peer_id}: {self._messages_sent} messages "
+            f"({self._bytes_sent} bytes) sent, {self._messages_received} "
+            f"({self._bytes_received} bytes) received>"
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    @property
+    def remote_peer_id(self) -> str:
+        """Who is at the other end, as the network has authenticated it."""
+        return self._stream.remote_peer_id
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes handed to the stream, framing included."""
+        return self._bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes taken from the stream, framing included."""
+        return self._bytes_received
+
+    def statistics(self) -> ConversationStatistics:
+        """What has passed so far."""
+        return ConversationStatistics(
+            self._bytes_sent, self._bytes_received, self._messages_sent, self._messages_received
+        )
+
+    async def aclose(self) -> None:
+        """Close the stream."""
+        await self._stream.aclose()
+
+    async def send(
+        self,
+        message: Message,
+        payload: Payload | None = None,
+        *,
+        stall_s: float = math.inf,
+        on_progress: OnProgress | None = None,
+    ) -> None:
+        """Send one message, and its payload behind it.
+
+        Raises:
+            LocalProtocolError: the message is not allowed, or an earlier send was cut off.
+            StreamLost: the stream broke (StreamStalled: nothing was taken for `stall_s`).
+        """
+        view = memoryview(b"" if payload is None else payload).cast("B")
+        if len(view) > max_payload_bytes(type(message)):
+            raise LocalProtocolError(f"{len(view)} bytes of payload for {type(message).__name__}")
+        frame = encode_frame(encode_message(message), len(view))
+        async with self._send_lock:
+            if self._cut_off_sending:
+                raise LocalProtocolError("an earlier send on this stream was cut off in mid-frame")
+            self._cut_off_sending = True
+            await self._write(frame, stall_s)
+            for start in range(0, len(view), WRITE_BYTES):
+                piece = view[start : start + WRITE_BYTES]
+                await self._write(piece, stall_s)
+                if on_progress is not None:
+                    on_progress(start + len(piece))
+            self._cut_off_sending = False
+            self._messages_sent += 1
+
+    async def refuse(
+        self, reason: RefusalReason, sentence: str, *, round: int | None = None
+    ) -> None:
+        """Decline, with a sentence for people (made printable and cut to its bound)."""
+        await self.send(Refusal(reason, printable_sentence(sentence), round))
+
+    @overload
+    async def receive(
+        self, a: type[A], /, **options: Unpack[ReceiveOptions]
+    ) -> tuple[A, bytes]: ...
+    @overload
+    async def receive(
+        self, a: type[A], b: type[B], /, **options: Unpack[ReceiveOptions]
+    ) -> tuple[A | B, bytes]: ...
+    @overload
+    async def receive(
+        self, a: type[A], b: type[B], c: type[C], /, **options: Unpack[ReceiveOptions]
+    ) -> tuple[A | B | C, bytes]: ...
+    @overload
+    async def receive(
+        self, *expected: type[Message], **options: Unpack[ReceiveOptions]
+    ) -> tuple[Message, bytes]: ...
+
+    async def receive(self, *expected: Any, **options: Any) -> Any:
+        """The next message, which must be of one of the expected types (of any, if none is given).
+
+        Returns:
+            The message and its payload; the payload is `b""` when it went into the given buffer.
+
+        Raises:
+            Refused: a Refusal came, and was not among the expected.
+            RemoteProtocolError: anything else that we did not ask for, or broken frames.
+            LocalProtocolError: an earlier receive was cut off in mid-frame.
+            StreamLost: the stream ended (StreamStalled: our patience did).
+        """
+        message, payload = await self._receive(expected, cast(ReceiveOptions, options))
+        if isinstance(message, Refusal) and expected and Refusal not in expected:
+            raise Refused(message.reason, message.sentence)
+        return message, payload
+
+    async def _receive(
+        self, expected: tuple[type[Message], ...], options: ReceiveOptions
+    ) -> tuple[Message, bytes]:
+        async with self._receive_lock:
+            if self._cut_off_receiving:
+                raise LocalProtocolError("an earlier receive was cut off in mid-frame")
+            start = await self._wait_frame(options)
+            self._cut_off_receiving = True
+            message = decode_message(start.header)
+            self._check_expected(message, start.payload_bytes, expected, options)
+            payload = await self._read_payload(start.payload_bytes, options)
+            self._cut_off_receiving = False
+            self._messages_received += 1
+        return message, payload
+
+    def _limit_bytes(self, options: ReceiveOptions) -> int:
+        into = options.get("into")
+        if into is not None:
+            return into.nbytes
+        return options.get("max_payload_bytes", self._max_payload_bytes)
+
+    def _check_expected(
+        self,
+        message: Message,
+        payload_bytes: int,
+        expected: tuple[type[Message], ...],
+        options: ReceiveOptions,
+    ) -> None:
+        kind = type(message)
+        if payload_bytes > min(max_payload_bytes(kind), self._limit_bytes(options)):
+            raise RemoteProtocolError(f"{kind.__name__} came with {payload_bytes} bytes of payload")
+        if kind is Refusal or not expected:
+            return
+        if kind not in expected:
+            names = " or ".join(kind.__name__ for kind in expected)
+            raise RemoteProtocolError(f"expected {names}, got {kind.__name__}")
+        into = options.get("into")
+        if into is not None and max_payload_bytes(kind) and payload_bytes != into.nbytes:
+            raise RemoteProtocolError(
+                f"{kind.__name__} came with {payload_bytes} bytes of payload, not {into.nbytes}"
+            )
+
+    async def _wait_frame(self, options: ReceiveOptions) -> FrameStart:
+        self._reader.max_payload_bytes = self._limit_bytes(options)
+        with self._patience(options.get("timeout_s", math.inf), "sent no message"):
+            while True:
+                event = self._reader.next_event()
+                if isinstance(event, FrameStart):
+                    return event
+                if isinstance(event, InputEnded):
+                    raise StreamLost(f"{self.remote_peer_id} ended the conversation")
+                await self._feed(READ_BYTES)
+
+    async def _read_payload(self, payload_bytes: int, options: ReceiveOptions) -> bytes:
+        into = options.get("into")
+        on_progress = options.get("on_progress", _ignore)
+        # Without a buffer the memory grows with what arrives, not with what was announced.
+        grown = bytearray()
+        done_bytes = 0
+        while not isinstance(event := self._reader.next_event(), FrameEnd):
+            if isinstance(event, PayloadChunk):
+                if into is None:
+                    grown += event.data
+                else:
+                    _place(event.data, into, done_bytes)
+                done_bytes = payload_bytes - self._reader.payload_left_bytes
+            else:
+                with self._patience(options.get("stall_s", math.inf), "sent nothing"):
+                    done_bytes += await self._read_step(into, done_bytes)
+            on_progress(done_bytes)
+        return bytes(grown)
+
+    async def _read_step(self, into: memoryview | None, done_bytes: int) -> int:
+        """Read on, straight into the buffer if there is one; returns the bytes placed by it."""
+        step_bytes = min(READ_BYTES, self._reader.payload_left_bytes)
+        if into is None:
+            await self._feed(step_bytes)
+            return 0
+        await self._stream.receive_into(into.cast("B")[done_bytes : done_bytes + step_bytes])
+        self._bytes_received += step_bytes
+        self._reader.skip_payload(step_bytes)
+        return step_bytes
+
+    async def _feed(self, max_bytes: int) -> None:
+        data = await self._stream.receive_some(max_bytes)
+        self._bytes_received += len(data)
+        self._reader.feed(data)
+
+    async def _write(self, data: bytes | memoryview, stall_s: float) -> None:
+        with self._patience(stall_s, "took nothing"):
+            await self._stream.send_all(data)
+        self._bytes_sent += len(data)
+
+    @contextmanager
+    def _patience(self, seconds: float, what: str) -> Iterator[None]:
+        try:
+            with trio.fail_after(seconds):
+                yield
+        except trio.TooSlowError:
+            raise StreamStalled(f"{self.remote_peer_id} {what} for {seconds:g} s") from None
+
+
+def _place(data: memoryview, into: memoryview, start: int) -> None:
+    into.cast("B")[start : start + len(data)] = data
+
+
+def _ignore(_: int) -> None: ...

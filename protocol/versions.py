@@ -1,0 +1,84 @@
+"""Which conversations we speak, and what is said when two peers share none.
+
+A conversation has a libp2p protocol id, `/loco/<name>/<major>`; in a Hello it is shortened to
+`<name>/<major>`. A major version changes when an old peer would misunderstand a new one; what old
+peers may safely overlook changes no number (messages.py). A peer may speak several majors of one
+conversation; two peers use the highest that both speak. To train together they must share one of
+each conversation in `REQUIRED`.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+HELLO: Final = "/loco/hello/1"
+GOSSIP: Final = "/loco/gossip/1"
+STATE: Final = "/loco/state/1"
+
+SPOKEN: Final = ("hello/1", "gossip/1", "state/1")
+"""What this release speaks, as told in a Hello."""
+REQUIRED: Final = ("hello", "gossip", "state")
+"""Conversations without which two peers cannot train together."""
+
+_ROOT: Final = "/loco/"
+
+
+def protocol_id(short: str) -> str:
+    """`hello/1` to `/loco/hello/1`."""
+    return _ROOT + short
+
+
+def common(ours: Iterable[str], theirs: Iterable[str]) -> dict[str, int]:
+    """The highest major that both speak, by conversation; without those not shared."""
+    shared = set(ours) & set(theirs)
+    best: dict[str, int] = {}
+    for name, major in map(_split, shared):
+        best[name] = max(major, best.get(name, 0))
+    return best
+
+
+def missing(
+    ours: Iterable[str], theirs: Iterable[str], required: Iterable[str] = REQUIRED
+) -> tuple[str, ...]:
+    """The required conversations that they share no major of; none if they can train together."""
+    shared = common(ours, theirs)
+    return tuple(name for name in required if name not in shared)
+
+
+def version_sentence(
+    ours: Iterable[str], theirs: Iterable[str], our_software: str, their_software: str
+) -> str:
+    """Why a peer is refused: what they speak, what we speak, what to install. Written to them."""
+    ours, theirs = tuple(ours), tuple(theirs)
+    names = missing(ours, theirs)
+    cure = _cure(ours, theirs, names, our_software, their_software)
+    return (
+        f"we share no version of {_listed(names)}: you ({their_software}) speak "
+        f"{_listed(theirs)}; I ({our_software}) speak {_listed(ours)}. {cure}"
+    )
+
+
+def _cure(
+    ours: tuple[str, ...], theirs: tuple[str, ...], names: tuple[str, ...], us: str, them: str
+) -> str:
+    if all(_newest(name, theirs) <= _newest(name, ours) for name in names):
+        return f"Install {us} on your machine: pip install -U {_requirement(us)}"
+    return f"You are ahead of this swarm: install {us} on your machine, or ask it to move to {them}"
+
+
+def _newest(name: str, protocols: tuple[str, ...]) -> int:
+    return max((major for other, major in map(_split, protocols) if other == name), default=0)
+
+
+def _requirement(software: str) -> str:
+    """`loco-peer 0.1.0` to `loco-peer==0.1.0`."""
+    name, _, version = software.partition(" ")
+    return f"{name}=={version}" if version else name
+
+
+def _split(short: str) -> tuple[str, int]:
+    name, _, major = short.partition("/")
+    return name, int(major)
+
+
+def _listed(items: Iterable[str]) -> str:
+    return ", ".join(items) or "nothing"
