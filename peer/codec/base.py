@@ -4,6 +4,8 @@ from typing import Final, Protocol
 
 import torch
 
+from .buffers import CodeBuffer
+
 BLOCK: Final = 128
 """Values that share one scale; every flat vector's length is a multiple of it."""
 TILE: Final = 256 * 1024
@@ -48,6 +50,9 @@ class Codec(Protocol):
 
     def validate(self, codes: torch.Tensor) -> bool:
         """Whether `codes` are well formed and no value is NaN or beyond `LARGEST_MAGNITUDE`."""
+
+    def validate_bytes(self, codes: CodeBuffer) -> bool:
+        """`validate` for bytes as they came over the wire."""
 
 
 def check_values(x_P: torch.Tensor, label: str) -> int:

@@ -1,0 +1,293 @@
+"""A peer's whole outer state as one file, and its way to a joiner.
+
+A state is a run of bytes, cut into chunks of `STATE_CHUNK_BYTES`:
+
+    header (4096 bytes): magic, length, msgpack of the scalars, zeros | phi, fp32 [P] | delta, fp32 [P]
+
+Numbers are little-endian. The scalars are part of the first chunk, so the Merkle root (protocol/merkle.py) covers them too.
+
+Rules:
+- The file is written under another name and renamed when it is whole and on the disk: who reads it, reads one state.
+- A joiner checks the list of digests against the root first, then each chunk on arrival, from whoever and in whatever order it
+  comes; at the end it holds the scalars in the header against those it was told.
+- Nothing a peer says sets the size of anything: the joiner knows P from the run spec, and a manifest for another P is refused.
+"""
+
+import os
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from protocol.errors import RemoteProtocolError
+from protocol.limits import STATE_CHUNK_BYTES
+from protocol.merkle import chunk_digest, chunk_matches, list_matches_root, merkle_root
+
+Float32Vector = npt.NDArray[np.float32]
+
+HEADER_BYTES: Final = 4096
+SUFFIX: Final = ".state"
+_PARTIAL_SUFFIX: Final = ".state-partial"
+_MAGIC: Final = b"LOCOST01"
+_LENGTH_BYTES: Final = 4
+_LITTLE: Final = np.dtype("<f4")
+
+
+@dataclass(frozen=True, slots=True)
+class StateScalars:
+    """Where a state stands.
+
+    Attributes:
+        round: round of its last outer step.
+        epoch, position: where the data stands (see protocol/data_plan.py).
+        tokens: tokens that the writer has trained.
+    """
+
+    run_id: str
+    round: int
+    layout_digest: str
+    epoch: int
+    position: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateManifest:
+    """What names a state: the root covers digests, hence all bytes, the scalars included."""
+
+    root: bytes
+    digests: tuple[bytes, ...]
+    total_bytes: int
+    scalars: StateScalars
+
+
+@dataclass(frozen=True, slots=True)
+class AssembledState:
+    """A whole, verified state. phi_P, delta_P: fp32 [P]."""
+
+    scalars: StateScalars
+    phi_P: Float32Vector
+    delta_P: Float32Vector
+
+
+@dataclass(frozen=True, slots=True)
+class AssemblerStatistics:
+    """How far a download is. `refused_chunks` did not match their digest."""
+
+    chunks: int
+    missing_chunks: int
+    received_bytes: int
+    refused_chunks: int
+
+
+def state_bytes(num_values: int) -> int:
+    """Bytes of a state of P = `num_values`."""
+    return HEADER_BYTES + 2 * num_values * _LITTLE.itemsize
+
+
+def chunk_count(total_bytes: int) -> int:
+    """Chunks of a state of `total_bytes`."""
+    return -(-total_bytes // STATE_CHUNK_BYTES)
+
+
+def write_state_file(
+    path: Path, scalars: StateScalars, phi_P: Float32Vector, delta_P: Float32Vector
+) -> StateManifest:
+    """Write a state atomically and durably, and return what names it.
+
+    phi and delta must not change meanwhile; both are fp32 [P]. Blocks for as long as the disk needs.
+
+    Raises:
+        ValueError: the vectors differ in length or are not fp32.
+        OSError: the disk refused; nothing is left at `path` that was not there before.
+    """
+    partial = path.with_suffix(_PARTIAL_SUFFIX)
+    digests = []
+    try:
+        with partial.open("wb") as file:
+            for chunk in state_chunks(scalars, phi_P, delta_P):
+                digests.append(chunk_digest(chunk))
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    _sync_directory(path.parent)
+    return StateManifest(merkle_root(digests), tuple(digests), state_bytes(phi_P.size), scalars)
+
+
+def state_chunks(
+    scalars: StateScalars, phi_P: Float32Vector, delta_P: Float32Vector
+) -> Iterator[bytes]:
+    """The chunks of a state in order. Raises ValueError if the vectors differ in length or are not fp32."""
+    if phi_P.shape != delta_P.shape or phi_P.ndim != 1:
+        raise ValueError(f"phi {phi_P.shape} and delta {delta_P.shape} must be vectors of one length")
+    parts = [memoryview(_header(scalars)), _as_bytes(phi_P), _as_bytes(delta_P)]
+    total = sum(part.nbytes for part in parts)
+    for start in range(0, total, STATE_CHUNK_BYTES):
+        stop = min(start + STATE_CHUNK_BYTES, total)
+        yield b"".join(part[a:b] for part, a, b in _overlaps(parts, start, stop))
+
+
+def read_chunk(path: Path, index: int) -> bytes:
+    """Chunk `index` of a state file.
+
+    Raises:
+        FileNotFoundError: the state was replaced by a newer one.
+        IndexError: there is no such chunk.
+    """
+    with path.open("rb") as file:
+        file.seek(max(0, index) * STATE_CHUNK_BYTES)
+        chunk = file.read(STATE_CHUNK_BYTES)
+    if index < 0 or not chunk:
+        raise IndexError(f"no chunk {index} in {path.name}")
+    return chunk
+
+
+def remove_state_files(directory: Path, keep: Collection[Path]) -> int:
+    """Remove state files and what crashes left of them, but for those in `keep`. Returns how many."""
+    old = [
+        path
+        for suffix in (SUFFIX, _PARTIAL_SUFFIX)
+        for path in sorted(directory.glob(f"*{suffix}"))
+        if path not in keep
+    ]
+    for path in old:
+        path.unlink(missing_ok=True)
+    return len(old)
+
+
+class StateAssembler:
+    """Puts a state together from verified chunks, in any order, in 8 P bytes of memory."""
+
+    def __init__(self, manifest: StateManifest, num_values: int) -> None:
+        """Get ready for a state of P = `num_values`.
+
+        Raises:
+            RemoteProtocolError: the manifest is of another size, or its list does not match its root.
+        """
+        expected = state_bytes(num_values)
+        if manifest.total_bytes != expected or len(manifest.digests) != chunk_count(expected):
+            raise RemoteProtocolError(f"a state of {manifest.total_bytes} bytes, expected {expected}")
+        if not list_matches_root(manifest.digests, manifest.root):
+            raise RemoteProtocolError("the list of chunk digests does not match the state's root")
+        self._manifest = manifest
+        self._header = bytearray(HEADER_BYTES)
+        self._phi_P = np.zeros(num_values, dtype=_LITTLE)
+        self._delta_P = np.zeros(num_values, dtype=_LITTLE)
+        self._missing = dict.fromkeys(range(len(manifest.digests)))
+        self._refused = 0
+
+    def __repr__(self) -> str:
+        statistics = self.statistics()
+        return f"StateAssembler(missing {statistics.missing_chunks} of {statistics.chunks} chunks)"
+
+    def add(self, index: int, chunk: bytes | bytearray | memoryview) -> bool:
+        """Take a chunk; returns False if it was there already.
+
+        Raises:
+            RemoteProtocolError: it is not the chunk that the manifest names; it was not taken.
+        """
+        if not chunk_matches(chunk, index, self._manifest.digests):
+            self._refused += 1
+            raise RemoteProtocolError(f"chunk {index} of the state does not match its digest")
+        if index not in self._missing:
+            return False
+        start, taken, source = index * STATE_CHUNK_BYTES, 0, memoryview(chunk)
+        for part, a, b in _overlaps(self._parts(), start, start + source.nbytes):
+            part[a:b] = source[taken : taken + b - a]
+            taken += b - a
+        del self._missing[index]
+        return True
+
+    def missing(self) -> Sequence[int]:
+        """Indices of the chunks still to come, rising."""
+        return tuple(self._missing)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every chunk is there."""
+        return not self._missing
+
+    def result(self) -> AssembledState:
+        """The state.
+
+        Raises:
+            ValueError: chunks are missing.
+            RemoteProtocolError: the state says other scalars than the manifest, or holds values that are not finite.
+        """
+        if self._missing:
+            raise ValueError(f"{len(self._missing)} chunks are missing")
+        if _read_header(bytes(self._header)) != self._manifest.scalars:
+            raise RemoteProtocolError("the state's header differs from what was announced")
+        if not (np.isfinite(self._phi_P).all() and np.isfinite(self._delta_P).all()):
+            raise RemoteProtocolError("the state holds values that are not finite")
+        return AssembledState(self._manifest.scalars, self._phi_P, self._delta_P)
+
+    def statistics(self) -> AssemblerStatistics:
+        """How far the download is."""
+        here = len(self._manifest.digests) - len(self._missing)
+        last_is_here = len(self._manifest.digests) - 1 not in self._missing
+        overhang = len(self._manifest.digests) * STATE_CHUNK_BYTES - self._manifest.total_bytes
+        return AssemblerStatistics(
+            chunks=len(self._manifest.digests),
+            missing_chunks=len(self._missing),
+            received_bytes=here * STATE_CHUNK_BYTES - (overhang if last_is_here else 0),
+            refused_chunks=self._refused,
+        )
+
+    def _parts(self) -> list[memoryview]:
+        return [memoryview(self._header), _as_bytes(self._phi_P), _as_bytes(self._delta_P)]
+
+
+def _overlaps(
+    parts: Sequence[memoryview], start: int, stop: int
+) -> Iterator[tuple[memoryview, int, int]]:
+    """Which bytes a .. b of which part lie in start .. stop of their concatenation, in order."""
+    offset = 0
+    for part in parts:
+        a, b = max(start - offset, 0), min(stop - offset, part.nbytes)
+        if a < b:
+            yield part, a, b
+        offset += part.nbytes
+
+
+def _as_bytes(vector: Float32Vector) -> memoryview:
+    if vector.dtype != _LITTLE or not vector.flags.c_contiguous:
+        raise ValueError(f"expected a contiguous little-endian fp32 vector, not {vector.dtype}")
+    return memoryview(vector).cast("B")
+
+
+def _header(scalars: StateScalars) -> bytes:
+    body: bytes = msgpack.packb({f.name: getattr(scalars, f.name) for f in fields(scalars)})
+    header = _MAGIC + len(body).to_bytes(_LENGTH_BYTES, "little") + body
+    if len(header) > HEADER_BYTES:
+        raise ValueError(f"the scalars take {len(header)} bytes; {HEADER_BYTES} are there")
+    return header.ljust(HEADER_BYTES, b"\0")
+
+
+def _read_header(header: bytes) -> StateScalars | None:
+    """The scalars, or None if this is no header of ours."""
+    start = len(_MAGIC) + _LENGTH_BYTES
+    length = int.from_bytes(header[len(_MAGIC) : start], "little")
+    if not header.startswith(_MAGIC) or length > HEADER_BYTES - start:
+        return None
+    try:
+        tree: Any = msgpack.unpackb(header[start : start + length])
+        return StateScalars(**tree)
+    except (ValueError, TypeError, msgpack.UnpackException):
+        return None
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make a rename durable."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
