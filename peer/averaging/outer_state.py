@@ -95,7 +95,9 @@ class OuterState:
             RemoteProtocolError: the partner's codes are bad; nothing was written.
         """
         if round <= self.round:
-            raise LocalProtocolError(f"outer step of round {round} after that of round {self.round}")
+            raise LocalProtocolError(
+                f"outer step of round {round} after that of round {self.round}"
+            )
         own, own_phi = self._own(own_codes), self._own(own_phi_codes)
         partner, partner_phi = self._partners(partner_codes), self._partners(partner_phi_codes)
         if own is None or (partner is not None and self.needs_phi_codes and own_phi is None):
@@ -104,7 +106,16 @@ class OuterState:
             raise RemoteProtocolError("the partner sent no codes of its slow weights")
         f = self._factors
         measures = outer_step(
-            self._phi, self._delta, own, partner, self._codec, f.alpha, f.beta, f.gamma, own_phi, partner_phi
+            self._phi,
+            self._delta,
+            own,
+            partner,
+            self._codec,
+            f.alpha,
+            f.beta,
+            f.gamma,
+            own_phi,
+            partner_phi,
         )
         self._note(round, measures)
         return measures

@@ -4,8 +4,6 @@ from typing import Final, Protocol
 
 import torch
 
-from .buffers import CodeBuffer
-
 BLOCK: Final = 128
 """Values that share one scale; every flat vector's length is a multiple of it."""
 TILE: Final = 256 * 1024
@@ -40,9 +38,7 @@ class Codec(Protocol):
     def decode(self, codes: torch.Tensor, out_P: torch.Tensor) -> None:
         """Write the values that `codes` stand for into `out_P` (fp32 [P])."""
 
-    def decode_range(
-        self, codes: torch.Tensor, start: int, stop: int, out: torch.Tensor
-    ) -> None:
+    def decode_range(self, codes: torch.Tensor, start: int, stop: int, out: torch.Tensor) -> None:
         """Decode the values start .. stop - 1 alone into `out` (fp32 [stop - start]).
 
         `start` and `stop` are multiples of `BLOCK`.
@@ -50,9 +46,6 @@ class Codec(Protocol):
 
     def validate(self, codes: torch.Tensor) -> bool:
         """Whether `codes` are well formed and no value is NaN or beyond `LARGEST_MAGNITUDE`."""
-
-    def validate_bytes(self, codes: CodeBuffer) -> bool:
-        """`validate` for bytes as they came over the wire."""
 
 
 def check_values(x_P: torch.Tensor, label: str) -> int:

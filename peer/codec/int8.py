@@ -25,7 +25,6 @@ from typing import ClassVar, Final
 import torch
 
 from .base import BLOCK, LARGEST_MAGNITUDE, TILE, check_codes, check_range, check_values
-from .buffers import CodeBuffer, codes_as_tensor
 
 LARGEST_CODE: Final = 127
 SMALLEST_SCALE: Final = 2.0**-126
@@ -88,10 +87,6 @@ class Int8Codec:
             return False
         values, scales = _split(codes)
         return _scales_valid(scales) and _codes_valid(values)
-
-    def validate_bytes(self, codes: CodeBuffer) -> bool:
-        """`validate` for bytes as they came over the wire."""
-        return self.validate(codes_as_tensor(codes))
 
     def _scratch_on(self, device: torch.device) -> "_Scratch":
         if self._scratch is None or self._scratch.tile_P.device != device:

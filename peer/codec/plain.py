@@ -5,7 +5,6 @@ from typing import ClassVar
 import torch
 
 from .base import BLOCK, LARGEST_MAGNITUDE, TILE, check_codes, check_range, check_values
-from .buffers import CodeBuffer, codes_as_tensor
 
 
 class _PlainCodec:
@@ -53,10 +52,6 @@ class _PlainCodec:
             return False
         values = codes.view(self.dtype)
         return all(_in_range(tile) for tile in values.split(TILE))
-
-    def validate_bytes(self, codes: CodeBuffer) -> bool:
-        """`validate` for bytes as they came over the wire."""
-        return self.validate(codes_as_tensor(codes))
 
 
 def _in_range(values: torch.Tensor) -> bool:

@@ -126,7 +126,9 @@ def state_chunks(
 ) -> Iterator[bytes]:
     """The chunks of a state in order. Raises ValueError if the vectors differ in length or are not fp32."""
     if phi_P.shape != delta_P.shape or phi_P.ndim != 1:
-        raise ValueError(f"phi {phi_P.shape} and delta {delta_P.shape} must be vectors of one length")
+        raise ValueError(
+            f"phi {phi_P.shape} and delta {delta_P.shape} must be vectors of one length"
+        )
     parts = [memoryview(_header(scalars)), _as_bytes(phi_P), _as_bytes(delta_P)]
     total = sum(part.nbytes for part in parts)
     for start in range(0, total, STATE_CHUNK_BYTES):
@@ -173,7 +175,9 @@ class StateAssembler:
         """
         expected = state_bytes(num_values)
         if manifest.total_bytes != expected or len(manifest.digests) != chunk_count(expected):
-            raise RemoteProtocolError(f"a state of {manifest.total_bytes} bytes, expected {expected}")
+            raise RemoteProtocolError(
+                f"a state of {manifest.total_bytes} bytes, expected {expected}"
+            )
         if not list_matches_root(manifest.digests, manifest.root):
             raise RemoteProtocolError("the list of chunk digests does not match the state's root")
         self._manifest = manifest
@@ -260,7 +264,7 @@ def _overlaps(
 def _as_bytes(vector: Float32Vector) -> memoryview:
     if vector.dtype != _LITTLE or not vector.flags.c_contiguous:
         raise ValueError(f"expected a contiguous little-endian fp32 vector, not {vector.dtype}")
-    return memoryview(vector).cast("B")
+    return vector.data.cast("B")
 
 
 def _header(scalars: StateScalars) -> bytes:
