@@ -120,6 +120,8 @@ class SyncSection(_Section):
     codec: Literal["int8", "bf16", "fp32"] = "int8"
     overlap: bool = True
     """Train on while vectors travel; `false` is the paper's blocking form."""
+    final_rounds: Annotated[int, Field(ge=0, le=16)] = 2
+    """Rounds of plain averaging after the last training step: they bring the replicas together."""
     validate_every: Annotated[int, Field(ge=1)] = 1
     """Rounds between two validations of the slow weights."""
 

@@ -1,0 +1,448 @@
+"""Gossip in pairs: proposals, answers and exchanges, as the matchmaker decides.
+
+The thin shell around `protocol/matchmaking.py`: it turns streams into the matchmaker's events and the matchmaker's commands into streams. One
+`Gossip` serves all rounds of one peer. `average` is the only door for the round loop: it takes the snapshot of a
+closed round and returns how averaging ended, `Averaged` or `Skipped`, never an exception of a peer's making.
+"""
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import blake3
+import torch
+import trio
+
+from peer.codec import Codec, get_codec
+from peer.network.conversation import Conversation
+from peer.observe.events import EventLog, EventName
+from peer.ports import Network, PeerId, Stream, Work
+from protocol import matchmaking as mm
+from protocol.errors import LocoError, Refused, RemoteProtocolError, StreamLost
+from protocol.exchange import Event, Exchange, State
+from protocol.messages import (
+    Accept,
+    Propose,
+    Refusal,
+    Settle,
+    Settled,
+    SettledOutcome,
+)
+from protocol.outcomes import RefusalReason, SkipReason
+from protocol.versions import GOSSIP
+
+from .exchange_io import Contribution, VectorExchange
+
+FIRST_MESSAGE_S: Final = 10.0
+"""How long an inbound stream may stay silent before its first message."""
+SETTLE_S: Final = 5.0
+"""How long we try to learn how a broken exchange ended for the partner."""
+SETTLE_RETRY_S: Final = 0.5
+MAX_REMEMBERED_EXCHANGES: Final = 16
+"""Exchanges about which a partner may still ask."""
+
+
+@dataclass(frozen=True, slots=True)
+class Averaged:
+    """Both sides hold each other's vector.
+
+    Attributes:
+        payload: the partner's codes; valid until the next exchange.
+    """
+
+    partner_id: PeerId
+    steps: int
+    tokens: int
+    payload: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """The round ended without averaging."""
+
+    reason: SkipReason
+    partner_id: PeerId | None = None
+
+
+Outcome = Averaged | Skipped
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What two peers must have in common to average."""
+
+    run_id: str
+    layout_digest: str
+    codec: str
+    vectors: int
+    padded_parameters: int
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of one contribution."""
+        return self.vectors * get_codec(self.codec).code_bytes(self.padded_parameters)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """Our own closed round, until it is settled."""
+
+    own: Contribution
+    exchange_deadline_s: float
+    closed_s: float
+    done: trio.Event = field(default_factory=trio.Event)
+    outcome: Outcome = Skipped(SkipReason.NO_PARTNER)
+    paired_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Held:
+    """A proposal of somebody else that waits for our answer."""
+
+    decided: trio.Event = field(default_factory=trio.Event)
+    accepted: bool = False
+    refusal: RefusalReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long one round's averaging took. Seconds."""
+
+    match_s: float
+    exchange_s: float
+
+
+class Gossip:
+    """All proposals and exchanges of one peer. `run` must be running."""
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        *,
+        network: Network,
+        work: Work,
+        events: EventLog,
+        close_early: Callable[[int], None],
+    ) -> None:
+        self._agreement = agreement
+        self._network = network
+        self._work = work
+        self._events = events
+        self._close_early = close_early
+        self._codec: Codec = get_codec(agreement.codec)
+        self._matchmaker = mm.Matchmaker(agreement.run_id, network.peer_id)
+        self._attempt: _Attempt | None = None
+        self._asking: dict[tuple[PeerId, int], trio.CancelScope] = {}
+        self._held: dict[tuple[PeerId, int], _Held] = {}
+        self._exchanges: OrderedDict[tuple[PeerId, int], VectorExchange] = OrderedDict()
+        self._buffer = bytearray(agreement.payload_bytes)
+        self._changed = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        self.last_timing = Timing(0.0, 0.0)
+
+    def __repr__(self) -> str:
+        return f"<Gossip {self._matchmaker!r} held={len(self._held)} asking={len(self._asking)}>"
+
+    # --- the round loop's side ---------------------------------------------------------------------
+    async def run(self) -> None:
+        """Serve inbound streams and the matchmaker's timers until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            await self._network.serve(GOSSIP, self.serve)
+            await self._tick()
+
+    def round_opened(self, round_: int) -> None:
+        """The trainer has begun `round_`."""
+        self._feed(mm.RoundOpened(round_))
+
+    def round_progressed(self, fraction: float) -> None:
+        """This share of our quota is done."""
+        self._feed(mm.RoundProgressed(fraction))
+
+    async def average(
+        self,
+        own: Contribution,
+        candidates: Sequence[PeerId],
+        *,
+        search_s: float,
+        exchange_s: float,
+    ) -> Outcome:
+        """Find a partner for a closed round, and exchange vectors.
+
+        Args:
+            own: our contribution; its payload must lie still until this returns.
+            candidates: peers that may be in the same round.
+            search_s: how long to look for a partner.
+            exchange_s: how long the exchange may take.
+        """
+        now_s = trio.current_time()
+        attempt = self._attempt = _Attempt(own, now_s + search_s + exchange_s, closed_s=now_s)
+        self._feed(
+            mm.RoundClosed(own.round, tuple(candidates), now_s + search_s, patience_s=search_s / 2)
+        )
+        try:
+            await attempt.done.wait()
+        finally:
+            self._feed(mm.SearchStopped(own.round, SkipReason.LEAVING))
+        ended_s = trio.current_time()
+        paired_s = ended_s if attempt.paired_s is None else attempt.paired_s
+        self.last_timing = Timing(paired_s - now_s, ended_s - paired_s)
+        return attempt.outcome
+
+    def round_settled(self, round_: int) -> None:
+        """The outer step of `round_` is done: proposals for the next may close it early."""
+        self._feed(mm.RoundSettled(round_))
+
+    def statistics(self) -> mm.MatchmakerStatistics:
+        """Counts since the start."""
+        return self._matchmaker.statistics()
+
+    # --- the matchmaker's side ---------------------------------------------------------------------
+    async def _tick(self) -> None:
+        while True:
+            self._changed = trio.Event()
+            due_s = self._matchmaker.next_deadline_s
+            with trio.move_on_at(trio.current_time() + 3600 if due_s is None else due_s):
+                await self._changed.wait()
+                continue
+            self._feed(mm.Tick())
+
+    def _feed(self, event: mm.Event) -> None:
+        for command in self._matchmaker.step(trio.current_time(), event):
+            self._carry_out(command)
+        self._changed.set()
+
+    def _carry_out(self, command: mm.Command) -> None:
+        match command:
+            case mm.Propose(peer_id, round_):
+                assert self._nursery is not None
+                self._nursery.start_soon(self._propose, peer_id, round_)
+            case mm.Withdraw(peer_id, round_):
+                scope = self._asking.get((peer_id, round_))
+                if scope is not None:
+                    scope.cancel()
+            case mm.AcceptProposal(peer_id, round_):
+                self._decide(peer_id, round_, None)
+            case mm.RefuseProposal(peer_id, round_, reason):
+                self._decide(peer_id, round_, reason)
+            case mm.CloseEarly(round_):
+                self._close_early(round_)
+            case mm.Paired(peer_id, round_, _):
+                self._paired(peer_id, round_)
+            case mm.Unmatched(round_, reason):
+                self._finish(round_, Skipped(reason))
+
+    def _decide(self, peer_id: PeerId, round_: int, refusal: RefusalReason | None) -> None:
+        held = self._held.get((peer_id, round_))
+        if held is not None:
+            held.accepted, held.refusal = refusal is None, refusal
+            held.decided.set()
+
+    def _paired(self, peer_id: PeerId, round_: int) -> None:
+        if self._attempt is not None and self._attempt.own.round == round_:
+            self._attempt.paired_s = trio.current_time()
+        self._events.emit(EventName.PROPOSAL_ACCEPTED, round=round_, remote=peer_id)
+
+    def _finish(self, round_: int, outcome: Outcome) -> None:
+        attempt = self._attempt
+        if attempt is not None and attempt.own.round == round_ and not attempt.done.is_set():
+            attempt.outcome = outcome
+            attempt.done.set()
+
+    # --- asking ------------------------------------------------------------------------------------
+    async def _propose(self, peer_id: PeerId, round_: int) -> None:
+        attempt = self._attempt
+        assert attempt is not None
+        with trio.CancelScope() as scope:
+            self._asking[peer_id, round_] = scope
+            try:
+                async with self._talk_to(peer_id) as talk:
+                    await talk.send(self._proposal(attempt.own))
+                    answer, _ = await talk.receive(Accept)
+                    if answer.round != round_:
+                        raise RemoteProtocolError("accepted another round than proposed")
+                    self._feed(mm.ProposalAccepted(peer_id, round_))
+                    if not scope.cancel_called:
+                        await self._exchange(talk, attempt, peer_id)
+            except Refused as refused:
+                self._refused(peer_id, round_, refused.reason)
+            except LocoError as error:
+                self._refused(peer_id, round_, str(error))
+            finally:
+                self._asking.pop((peer_id, round_), None)
+
+    def _refused(self, peer_id: PeerId, round_: int, why: str) -> None:
+        self._events.emit(EventName.PROPOSAL_REFUSED, round=round_, remote=peer_id, reason=why)
+        self._feed(mm.ProposalRefused(peer_id, round_))
+
+    def _proposal(self, own: Contribution) -> Propose:
+        agreed = self._agreement
+        return Propose(
+            run_id=agreed.run_id,
+            round=own.round,
+            layout_digest=agreed.layout_digest,
+            codec=agreed.codec,
+            vectors=agreed.vectors,
+            steps=own.steps,
+            tokens=own.tokens,
+        )
+
+    @asynccontextmanager
+    async def _talk_to(self, peer_id: PeerId) -> AsyncIterator[Conversation]:
+        stream = await self._network.open_stream(peer_id, GOSSIP)
+        try:
+            yield Conversation(stream)
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+                await stream.aclose()
+
+    # --- being asked -------------------------------------------------------------------------------
+    async def serve(self, stream: Stream) -> None:
+        """One inbound stream: a proposal, or a question about a broken exchange."""
+        talk = Conversation(stream)
+        message, _ = await talk.receive(Propose, Settle, timeout_s=FIRST_MESSAGE_S)
+        if isinstance(message, Settle):
+            await talk.send(self._settled(stream.remote_peer_id, message))
+        else:
+            await self._proposed(talk, stream, message)
+
+    async def _proposed(self, talk: Conversation, stream: Stream, proposal: Propose) -> None:
+        peer_id, round_ = stream.remote_peer_id, proposal.round
+        unfit = self._unfit(proposal)
+        if unfit is not None:
+            await talk.send(unfit)
+            return
+        if (peer_id, round_) in self._held:
+            await talk.send(Refusal(RefusalReason.TOO_MANY, "you have asked for this round already"))
+            return
+        held = self._held[peer_id, round_] = _Held()
+        try:
+            self._feed(mm.ProposalReceived(peer_id, round_))
+            await self._wait_decided(stream, held, peer_id, round_)
+        finally:
+            self._held.pop((peer_id, round_), None)
+            if not held.decided.is_set():
+                self._feed(mm.ProposalWithdrawn(peer_id, round_))
+        if held.accepted:
+            await self._accept(talk, peer_id, round_)
+        elif held.refusal is not None:
+            sentence = f"round {round_} is not possible with me: {held.refusal}"
+            await talk.send(Refusal(held.refusal, sentence))
+
+    async def _wait_decided(
+        self, stream: Stream, held: _Held, peer_id: PeerId, round_: int
+    ) -> None:
+        """Wait for the matchmaker, and watch whether the proposer goes away meanwhile."""
+        if held.decided.is_set():
+            return
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                try:
+                    await stream.receive_some(1)  # a proposer that waits sends nothing
+                except StreamLost:
+                    pass
+                self._feed(mm.ProposalWithdrawn(peer_id, round_))
+                held.decided.set()
+
+            nursery.start_soon(watch)
+            await held.decided.wait()
+            nursery.cancel_scope.cancel()
+
+    async def _accept(self, talk: Conversation, peer_id: PeerId, round_: int) -> None:
+        attempt = self._attempt
+        assert attempt is not None
+        own = attempt.own
+        try:
+            await talk.send(Accept(round_, own.steps, own.tokens))
+        except StreamLost:
+            self._finish(round_, Skipped(SkipReason.PARTNER_LOST, peer_id))
+        else:
+            await self._exchange(talk, attempt, peer_id)
+
+    def _unfit(self, proposal: Propose) -> Refusal | None:
+        agreed = self._agreement
+        if proposal.run_id != agreed.run_id:
+            return Refusal(
+                RefusalReason.OTHER_RUN, f"I am in run {agreed.run_id}, you in {proposal.run_id}"
+            )
+        theirs = (proposal.layout_digest, proposal.codec, proposal.vectors)
+        ours = (agreed.layout_digest, agreed.codec, agreed.vectors)
+        if theirs != ours:
+            return Refusal(
+                RefusalReason.OTHER_LAYOUT, f"my model and code are {ours}, yours are {theirs}"
+            )
+        return None
+
+    # --- exchanging --------------------------------------------------------------------------------
+    async def _exchange(self, talk: Conversation, attempt: _Attempt, peer_id: PeerId) -> None:
+        round_ = attempt.own.round
+        into = memoryview(self._buffer)
+        exchange = VectorExchange(Exchange(), talk, attempt.own, into, self._check)
+        self._remember(peer_id, round_, exchange)
+        try:
+            await exchange.run(attempt.exchange_deadline_s)
+            if exchange.must_ask:
+                await self._ask(exchange.machine, peer_id, round_)
+        finally:
+            self._finish(round_, self._outcome(exchange.machine, peer_id, attempt.own, into))
+
+    @staticmethod
+    def _outcome(
+        machine: Exchange, peer_id: PeerId, own: Contribution, into: memoryview
+    ) -> Outcome:
+        if machine.state is State.AVERAGED:
+            return Averaged(peer_id, own.steps, own.tokens, into)
+        return Skipped(machine.reason or SkipReason.LEAVING, peer_id)
+
+    def _remember(self, peer_id: PeerId, round_: int, exchange: VectorExchange) -> None:
+        self._exchanges[peer_id, round_] = exchange
+        while len(self._exchanges) > MAX_REMEMBERED_EXCHANGES:
+            self._exchanges.popitem(last=False)
+
+    async def _check(self, payload: memoryview, digest: str) -> bool:
+        return await self._work.run(self._is_good, payload, digest)
+
+    def _is_good(self, payload: memoryview, digest: str) -> bool:
+        if blake3.blake3(payload).hexdigest(length=16) != digest:
+            return False
+        size = len(payload) // self._agreement.vectors
+        parts = (payload[i * size : (i + 1) * size] for i in range(self._agreement.vectors))
+        return all(self._codec.validate(torch.frombuffer(part, dtype=torch.uint8)) for part in parts)
+
+    # --- settling ----------------------------------------------------------------------------------
+    def _settled(self, peer_id: PeerId, question: Settle) -> Settled:
+        exchange = self._exchanges.get((peer_id, question.round))
+        if exchange is None or question.run_id != self._agreement.run_id:
+            return Settled(question.round, SettledOutcome.UNKNOWN)
+        if not exchange.machine.is_final:
+            exchange.asked()
+        averaged = exchange.machine.state is State.AVERAGED
+        outcome = SettledOutcome.AVERAGED if averaged else SettledOutcome.SKIPPED
+        return Settled(question.round, outcome)
+
+    async def _ask(self, machine: Exchange, peer_id: PeerId, round_: int) -> None:
+        told = Event.NOT_TOLD
+        with trio.move_on_after(SETTLE_S):
+            while told is Event.NOT_TOLD and not machine.is_final:
+                try:
+                    async with self._talk_to(peer_id) as talk:
+                        await talk.send(Settle(self._agreement.run_id, round_))
+                        answer, _ = await talk.receive(Settled)
+                except LocoError:
+                    await trio.sleep(SETTLE_RETRY_S)
+                    continue
+                told = _TOLD[answer.outcome]
+                if told is Event.NOT_TOLD:
+                    break
+        if not machine.is_final:
+            machine.step(told)
+
+
+_TOLD: Final = {
+    SettledOutcome.AVERAGED: Event.TOLD_AVERAGED,
+    SettledOutcome.SKIPPED: Event.TOLD_SKIPPED,
+    SettledOutcome.UNKNOWN: Event.NOT_TOLD,
+}

@@ -1,0 +1,395 @@
+"""Lasting links to the other peers: hello, then beats for as long as both live.
+
+A link tells each side that the other is alive and how far it is, measures the round-trip time, and passes on who else is there. At
+most MAX_LINKS are held; who has none to a peer still finds it through the directory.
+
+The rules
+  1. Either side may open the link; the opener says Hello first, the other answers Hello or a Refusal with a sentence.
+  2. Refused are: no common version, another run, an identity that is alive elsewhere, more links than MAX_LINKS.
+  3. Another incarnation of a linked identity: if the old one still beats within DUPLICATE_PROBE_S, the new one is
+     refused; a silent old one is replaced at once.
+  4. Any message is a sign of life. A link on which nothing came for SILENCE_S is given up.
+  5. Clocks are only compared to correct our own (protocol/clock_offset.py), never to judge liveness.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+
+from peer.network.conversation import Conversation
+from peer.observe.events import EventLog, EventName
+from peer.observe.status import PeerState
+from peer.ports import Address, Directory, Network, PeerId, Stream
+from protocol.errors import LocoError, Refused, StreamLost
+from protocol.limits import MAX_LINKS, MAX_PEERS_PER_EXCHANGE
+from protocol.messages import (
+    AliveReply,
+    AskAlive,
+    Beat,
+    Hello,
+    Leaving,
+    PeerList,
+    Refusal,
+    peer_entry,
+)
+from protocol.outcomes import RefusalReason
+from protocol.versions import HELLO, SPOKEN, missing, version_sentence
+from protocol.view import View
+
+from .facts import Facts
+
+BEAT_S: Final = 1.0
+SILENCE_S: Final = 10.0
+HELLO_S: Final = 10.0
+"""How long a hello may take."""
+DUPLICATE_PROBE_S: Final = 2.5 * BEAT_S
+PEER_LIST_EVERY_BEATS: Final = 10
+MAX_OUTBOX: Final = 32
+"""Messages waiting to be sent on one link; one that falls behind further is closed."""
+REDIAL_FIRST_S: Final = 0.5
+REDIAL_MAX_S: Final = 30.0
+
+
+@dataclass(slots=True, eq=False)
+class Link:
+    """One live link."""
+
+    peer_id: PeerId
+    incarnation: int
+    talk: Conversation
+    outbox: trio.MemorySendChannel[Beat | PeerList | AliveReply | Leaving]
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    last_heard_s: float = 0.0
+    newest_sent_s: float | None = None
+    """`sent_s` of their newest beat, to be echoed."""
+    newest_heard_s: float = 0.0
+    rtt_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinksStatistics:
+    """Links now, and since the start."""
+
+    live: int
+    opened: int
+    lost: int
+    refused: int
+
+
+class Links:
+    """All links of one peer. `run` must be running before `dial`."""
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        directory: Directory,
+        view: View,
+        facts: Facts,
+        events: EventLog,
+        software: str,
+    ) -> None:
+        self._network = network
+        self._directory = directory
+        self._view = view
+        self._facts = facts
+        self._events = events
+        self._software = software
+        self._links: dict[PeerId, list[Link]] = {}
+        self._backoff_s: dict[PeerId, float] = {}
+        self._not_before_s: dict[PeerId, float] = {}
+        self._sequence = 0
+        self._opened = self._lost = self._refused = 0
+        self._nursery: trio.Nursery | None = None
+
+    def __repr__(self) -> str:
+        return f"<Links {sum(map(len, self._links.values()))} live, {self._lost} lost>"
+
+    def statistics(self) -> LinksStatistics:
+        """Links now, and since the start."""
+        live = sum(map(len, self._links.values()))
+        return LinksStatistics(live, self._opened, self._lost, self._refused)
+
+    def rtt_s(self, peer_id: PeerId) -> float | None:
+        """Smoothed round-trip time to a linked peer."""
+        times = [link.rtt_s for link in self._links.get(peer_id, ()) if link.rtt_s is not None]
+        return min(times, default=None)
+
+    async def run(self) -> None:
+        """Answer hellos, beat, and keep links to everybody in the view, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            await self._network.serve(HELLO, self._serve)
+            while True:
+                self._beat()
+                self._expire()
+                self._redial()
+                await trio.sleep(BEAT_S)
+
+    async def say_leaving(self) -> None:
+        """Tell everybody that we go on purpose."""
+        for link in self._all():
+            with trio.move_on_after(0.5):
+                try:
+                    await link.talk.send(Leaving())
+                except LocoError:
+                    continue
+
+    # --- hello -------------------------------------------------------------------------------------
+    async def dial(self, peer_id: PeerId, addresses: Sequence[Address]) -> Hello:
+        """Open a link, which then lives by itself.
+
+        Returns:
+            Their hello.
+
+        Raises:
+            StreamLost: unreachable; the message names the step that failed.
+            Refused: they declined.
+        """
+        assert self._nursery is not None
+        await self._network.connect(peer_id, addresses)
+        stream = await self._network.open_stream(peer_id, HELLO)
+        talk = Conversation(stream)
+        try:
+            await talk.send(self.hello())
+            theirs, _ = await talk.receive(Hello, timeout_s=HELLO_S)
+            refusal = self._fault(theirs)
+            if refusal is not None:
+                raise Refused(refusal.reason, refusal.sentence)
+        except BaseException:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+                await stream.aclose()
+            raise
+        self._nursery.start_soon(self._own, talk, theirs)
+        return theirs
+
+    def hello(self) -> Hello:
+        """What we say of ourselves."""
+        facts = self._facts
+        return Hello(
+            software=self._software,
+            protocols=SPOKEN,
+            run_id=facts.run_id,
+            incarnation=facts.incarnation,
+            addresses=tuple(self._network.addresses),
+            swarm_time_s=self._directory.swarm_time_s(),
+            state=str(facts.state),
+            round=facts.round,
+            layout_digest=facts.layout_digest,
+        )
+
+    async def _serve(self, stream: Stream) -> None:
+        talk = Conversation(stream)
+        theirs, _ = await talk.receive(Hello, timeout_s=HELLO_S)
+        refusal = self._fault(theirs) or await self._duplicate(stream.remote_peer_id, theirs)
+        if refusal is not None:
+            self._refused += 1
+            await talk.send(refusal)
+            return
+        await talk.send(self.hello())
+        await self._live(talk, theirs)
+
+    def _fault(self, theirs: Hello) -> Refusal | None:
+        """Rule 2, but for duplicates."""
+        facts = self._facts
+        if missing(SPOKEN, theirs.protocols):
+            sentence = version_sentence(SPOKEN, theirs.protocols, self._software, theirs.software)
+            return Refusal(RefusalReason.VERSION, sentence)
+        if facts.run_id and theirs.run_id and facts.run_id != theirs.run_id:
+            return Refusal(
+                RefusalReason.OTHER_RUN,
+                f"this swarm trains run {facts.run_id}; you are in run {theirs.run_id}."
+                " Join with a home of its own for each run.",
+            )
+        if sum(map(len, self._links.values())) >= 2 * MAX_LINKS:
+            return Refusal(RefusalReason.TOO_MANY, "I hold as many links as I can; ask another peer")
+        return None
+
+    async def _duplicate(self, peer_id: PeerId, theirs: Hello) -> Refusal | None:
+        """Rule 3."""
+        others = [
+            link
+            for link in self._links.get(peer_id, ())
+            if link.incarnation != theirs.incarnation
+        ]
+        asked_s = trio.current_time()
+        with trio.move_on_after(DUPLICATE_PROBE_S):
+            while any(link in self._links.get(peer_id, ()) for link in others):
+                if any(link.last_heard_s > asked_s for link in others):
+                    return Refusal(
+                        RefusalReason.DUPLICATE_IDENTITY,
+                        f"{peer_id} is alive elsewhere (incarnation {others[0].incarnation});"
+                        " one identity can run once. Use another --home here.",
+                    )
+                await trio.sleep(BEAT_S / 10)
+        for link in others:
+            link.scope.cancel()
+        return None
+
+    # --- the life of a link ------------------------------------------------------------------------
+    async def _own(self, talk: Conversation, theirs: Hello) -> None:
+        try:
+            await self._live(talk, theirs)
+        except LocoError:
+            pass  # counted and logged where the link ended
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+                await talk.aclose()
+
+    async def _live(self, talk: Conversation, theirs: Hello) -> None:
+        peer_id, now_s = talk.remote_peer_id, trio.current_time()
+        send, receive = trio.open_memory_channel[Beat | PeerList | AliveReply | Leaving](MAX_OUTBOX)
+        link = Link(peer_id, theirs.incarnation, talk, send, last_heard_s=now_s)
+        self._links.setdefault(peer_id, []).append(link)
+        self._opened += 1
+        self._backoff_s.pop(peer_id, None)
+        self._view.hello(now_s, peer_id, theirs)
+        self._events.emit(
+            EventName.PEER_LINKED,
+            remote=peer_id,
+            incarnation=theirs.incarnation,
+            round=theirs.round,
+        )
+        why = "closed"
+        try:
+            with link.scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._send_all, link, receive)
+                    send.send_nowait(self._peer_list())
+                    await self._receive_all(link)
+        except* LocoError as group:
+            why = str(group.exceptions[0])
+        finally:
+            self._ended(link, why)
+
+    def _ended(self, link: Link, why: str) -> None:
+        links = self._links.get(link.peer_id, [])
+        if link in links:
+            links.remove(link)
+        if not links:
+            self._links.pop(link.peer_id, None)
+            self._lost += 1
+            self._view.gone(trio.current_time(), link.peer_id, link.incarnation)
+            self._events.emit(EventName.PEER_LOST, remote=link.peer_id, reason=why)
+            self._not_before_s[link.peer_id] = trio.current_time() + REDIAL_FIRST_S
+
+    async def _send_all(
+        self, link: Link, outbox: trio.MemoryReceiveChannel[Beat | PeerList | AliveReply | Leaving]
+    ) -> None:
+        async for message in outbox:
+            await link.talk.send(message, stall_s=SILENCE_S)
+
+    async def _receive_all(self, link: Link) -> None:
+        while True:
+            message, _ = await link.talk.receive(
+                Beat, PeerList, AskAlive, AliveReply, Leaving, timeout_s=SILENCE_S
+            )
+            now_s = link.last_heard_s = trio.current_time()
+            match message:
+                case Beat():
+                    self._heard_beat(link, message, now_s)
+                case PeerList():
+                    self._heard_peers(message, now_s)
+                case AskAlive():
+                    self._answer_alive(link, message, now_s)
+                case Leaving():
+                    self._view.gone(now_s, link.peer_id, link.incarnation)
+                    self._not_before_s[link.peer_id] = now_s + REDIAL_MAX_S
+                    self._events.emit(EventName.PEER_LEFT, remote=link.peer_id)
+                    raise StreamLost("left")
+
+    def _heard_beat(self, link: Link, beat: Beat, now_s: float) -> None:
+        link.newest_sent_s, link.newest_heard_s = beat.sent_s, now_s
+        if beat.echo_s is not None:
+            sample_s = max(0.0, now_s - beat.echo_s - beat.echo_hold_s)
+            link.rtt_s = sample_s if link.rtt_s is None else 0.8 * link.rtt_s + 0.2 * sample_s
+        self._view.beat(now_s, link.peer_id, link.incarnation, beat)
+
+    def _heard_peers(self, message: PeerList, now_s: float) -> None:
+        for entry in message.peers:
+            if entry.peer_id != self._facts.peer_id:
+                self._view.rumour(now_s, entry.peer_id, entry.incarnation, entry.addresses)
+
+    def _answer_alive(self, link: Link, question: AskAlive, now_s: float) -> None:
+        alive = any(
+            other.incarnation == question.incarnation and now_s - other.last_heard_s < SILENCE_S
+            for other in self._links.get(question.peer_id, ())
+        )
+        self._post(link, AliveReply(question.peer_id, question.incarnation, alive))
+
+    # --- beats and redials -------------------------------------------------------------------------
+    def _beat(self) -> None:
+        self._sequence += 1
+        peers = self._peer_list() if self._sequence % PEER_LIST_EVERY_BEATS == 0 else None
+        for link in self._all():
+            self._post(link, self._beat_for(link))
+            if peers is not None:
+                self._post(link, peers)
+
+    def _beat_for(self, link: Link) -> Beat:
+        facts, now_s = self._facts, trio.current_time()
+        return Beat(
+            sequence=self._sequence,
+            state=str(facts.state),
+            round=facts.round,
+            fraction=facts.fraction,
+            steps_per_s=facts.steps_per_s,
+            epoch=facts.epoch,
+            position=facts.position,
+            step=facts.step,
+            tokens=facts.tokens,
+            sent_s=now_s,
+            echo_s=link.newest_sent_s,
+            echo_hold_s=now_s - link.newest_heard_s if link.newest_sent_s is not None else 0.0,
+            swarm_time_s=self._directory.swarm_time_s(),
+        )
+
+    def _post(self, link: Link, message: Beat | PeerList | AliveReply | Leaving) -> None:
+        try:
+            link.outbox.send_nowait(message)
+        except trio.WouldBlock:
+            link.scope.cancel()  # it takes nothing any more: as good as silent
+
+    def _peer_list(self) -> PeerList:
+        now_s = trio.current_time()
+        alive = [m for m in self._view.alive(now_s) if m.addresses][:MAX_PEERS_PER_EXCHANGE]
+        return PeerList(
+            tuple(peer_entry(m.peer_id, m.incarnation, tuple(m.addresses)) for m in alive)
+        )
+
+    def _all(self) -> list[Link]:
+        return [link for links in self._links.values() for link in links]
+
+    def _expire(self) -> None:
+        for member in self._view.expire(trio.current_time(), SILENCE_S):
+            self._events.emit(EventName.PEER_LOST, remote=member.peer_id, reason="silent")
+
+    def _redial(self) -> None:
+        """Link to everybody in the view, up to MAX_LINKS, with back-off for each."""
+        if self._facts.state in (PeerState.STARTING, PeerState.CONNECTING, PeerState.LEAVING):
+            return
+        assert self._nursery is not None
+        now_s = trio.current_time()
+        room = MAX_LINKS - len(self._links)
+        for member in self._view.known(now_s):
+            if room <= 0:
+                break
+            peer_id = member.peer_id
+            if peer_id in self._links or peer_id == self._facts.peer_id or not member.addresses:
+                continue
+            if now_s < self._not_before_s.get(peer_id, 0.0):
+                continue
+            backoff_s = self._backoff_s.get(peer_id, REDIAL_FIRST_S)
+            self._backoff_s[peer_id] = min(REDIAL_MAX_S, 2 * backoff_s)
+            self._not_before_s[peer_id] = now_s + HELLO_S + backoff_s
+            self._nursery.start_soon(self._dial_quietly, peer_id, tuple(member.addresses))
+            room -= 1
+
+    async def _dial_quietly(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
+        try:
+            with trio.move_on_after(HELLO_S):
+                await self.dial(peer_id, addresses)
+        except LocoError:
+            pass  # tried again after the back-off; the directory drops peers that stay away

@@ -1,0 +1,425 @@
+"""The outer loop: one round after another, through one trainer's life after another.
+
+    trainer   |--- round r ---|S--- round r+1 ---------|S---
+    here                       \\ match, exchange, outer step, Apply /
+
+`RoundLoop` drives the trainer, hands closed rounds to the gossip, and takes the outer step. What it promises:
+
+- The outer state moves only here, once per round, under `outer_lock` (state transfer reads under the same lock).
+- A round ends in `averaged` or `skipped(reason)`, and is counted as one of them.
+- A dead trainer costs at most the round it was in: the next life loads the slow weights and goes on with the newest
+  round. An exchange under way when it dies is finished: its codes lie in memory that outlives the trainer.
+- Without a partner the n = 1 step is taken, and training goes on.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import blake3
+import trio
+
+from peer.averaging.exchange_io import Contribution
+from peer.averaging.gossip import Averaged, Gossip, Outcome, Skipped
+from peer.averaging.outer_state import Factors, OuterState
+from peer.observe.events import EventLog, EventName
+from peer.observe.status import PeerState
+from peer.ports import Work
+from peer.training.messages import (
+    Applied,
+    Apply,
+    CloseRound,
+    Evaluate,
+    Evaluated,
+    Failed,
+    Load,
+    Progress,
+    Ready,
+    RoundClosed,
+    Stop,
+    TrainerEvent,
+    TrainRound,
+)
+from peer.training.ports import StartTrainer, Trainer, TrainerDied
+from protocol.deadline import ObservedDeadline
+from protocol.outcomes import SkipReason
+from protocol.rounds import is_left_behind, next_round, quota
+from protocol.run_spec import RunSpec
+from protocol.view import View
+
+from .facts import Facts
+
+MIN_SEARCH_S: Final = 1.0
+MAX_SEARCH_S: Final = 30.0
+MIN_EXCHANGE_S: Final = 30.0
+"""An exchange may take this long, or as long as a round if that is longer."""
+MAX_FAILURES_IN_A_ROW: Final = 5
+"""Trainer lives that close no round before we give up."""
+RESTART_PAUSE_S: Final = 1.0
+SPEED_SMOOTHING: Final = 0.3
+CONSENSUS: Final = Factors(alpha=0.0, beta=1.0, gamma=1.0)
+"""The final rounds train no more: both sides take the mean of their weights."""
+MEMBER_WEIGHT: Final = 4
+"""Data weight of a peer of median speed; others in proportion."""
+
+
+class TrainingImpossible(Exception):
+    """The trainer fails again and again; the message says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTiming:
+    """Seconds that one round spent in each phase."""
+
+    train_s: float
+    match_s: float
+    exchange_s: float
+    apply_s: float
+
+
+class RoundLoop:
+    """Runs the rounds of one peer; see the top of the file."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        *,
+        facts: Facts,
+        view: View,
+        outer: OuterState,
+        gossip: Gossip,
+        start_trainer: StartTrainer,
+        work: Work,
+        events: EventLog,
+        observe_round: Callable[[RoundTiming], None],
+    ) -> None:
+        self._spec = spec
+        self._facts = facts
+        self._view = view
+        self._outer = outer
+        self._gossip = gossip
+        self._start_trainer = start_trainer
+        self._work = work
+        self._events = events
+        self._observe_round = observe_round
+        self._search = ObservedDeadline(floor_s=MIN_SEARCH_S, ceiling_s=MAX_SEARCH_S)
+        self._trainer: Trainer | None = None
+        self._quota = spec.sync.inner_steps
+        self._next_round = facts.round
+        self._jumped = False
+        self._settled = trio.Event()
+        self._settled.set()
+        self._evaluated = trio.Event()
+        self._evaluated.set()
+        self._micro_batch_cap: int | None = None
+        self._failures_in_a_row = 0
+        self.finished = False
+        self.outer_lock = trio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<RoundLoop round={self._facts.round} quota={self._quota} {self._outer!r}>"
+
+    # --- lives of the trainer ----------------------------------------------------------------------
+    async def run(self) -> None:
+        """Train until the run is over.
+
+        Raises:
+            TrainingImpossible
+        """
+        while not self.finished:
+            try:
+                async with self._start_trainer(self._outer.phi_P, self._micro_batch_cap) as trainer:
+                    await self._live(trainer)
+            except* TrainerDied as died:
+                await self._buried(str(died.exceptions[0]))
+
+    async def _live(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._evaluated.set()
+        try:
+            ready = await trainer.receive()
+            if isinstance(ready, Failed):
+                raise self._death(ready)
+            assert isinstance(ready, Ready)
+            self._started(ready)
+            await trainer.send(Load(self._outer.version))
+            async with trio.open_nursery() as nursery:
+                try:
+                    await self._open(next_round(self._next_round - 1, self._heard_rounds()))
+                    while not self.finished:
+                        await self._take(await trainer.receive(), nursery)
+                except TrainerDied:
+                    if not self.finished:
+                        await self._settled.wait()  # an exchange under way needs no trainer
+                        raise
+        finally:
+            self._trainer = None
+
+    def _started(self, ready: Ready) -> None:
+        facts = self._facts
+        facts.parameters, facts.alone_steps_per_s = ready.parameters, ready.steps_per_s
+        facts.steps_per_s = facts.steps_per_s or ready.steps_per_s
+        self._micro_batch_cap = ready.micro_batch
+        if facts.training_since_s is None:
+            facts.training_since_s = trio.current_time()
+        self._events.emit(
+            EventName.TRAINER_STARTED,
+            device=ready.device,
+            precision=ready.precision,
+            parameters=ready.parameters,
+            micro_batch=ready.micro_batch,
+            steps_per_s=ready.steps_per_s,
+        )
+
+    async def _buried(self, why: str) -> None:
+        self._facts.restarts[_death_reason(why)] += 1
+        self._events.emit(EventName.TRAINER_DIED, reason=_death_reason(why), detail=why)
+        self._failures_in_a_row += 1
+        if self._failures_in_a_row > MAX_FAILURES_IN_A_ROW:
+            raise TrainingImpossible(
+                f"the trainer failed {self._failures_in_a_row} times without closing a round: {why}"
+            )
+        self._facts.now_doing(f"restarting the trainer: {why}")
+        await trio.sleep(RESTART_PAUSE_S * (self._failures_in_a_row - 1))
+
+    def _death(self, failed: Failed) -> TrainerDied:
+        if failed.reason == "out_of_memory" and self._micro_batch_cap is not None:
+            self._micro_batch_cap = max(1, self._micro_batch_cap // 2)
+        return TrainerDied(f"{failed.reason}: {failed.detail}")
+
+    # --- events of the trainer -----------------------------------------------------------------------
+    async def _take(self, event: TrainerEvent, nursery: trio.Nursery) -> None:
+        match event:
+            case Progress():
+                self._progressed(event)
+            case RoundClosed():
+                await self._closed(event, nursery)
+            case Evaluated():
+                self._validated(event)
+            case Failed():
+                raise self._death(event)
+            case Applied() | Ready():
+                pass
+
+    def _progressed(self, progress: Progress) -> None:
+        facts = self._facts
+        if progress.round != facts.round:
+            return
+        facts.fraction = progress.steps / max(1, self._quota)
+        facts.train_loss, facts.learning_rate = progress.loss, progress.learning_rate
+        if progress.step_s > 0:
+            speed = 1 / progress.step_s
+            facts.steps_per_s += SPEED_SMOOTHING * (speed - facts.steps_per_s)
+        self._gossip.round_progressed(facts.fraction)
+        if not self._jumped and is_left_behind(facts.round, self._heard_rounds()):
+            self._jumped = True
+            self.close_early(facts.round)
+
+    def _validated(self, event: Evaluated) -> None:
+        facts = self._facts
+        facts.validation_loss, facts.validation_round = event.loss, event.round
+        self._events.emit(
+            EventName.VALIDATED, round=event.round, loss=event.loss, seconds=event.seconds
+        )
+        self._evaluated.set()
+
+    # --- opening and closing rounds ------------------------------------------------------------------
+    def close_early(self, round_: int) -> None:
+        """Ask the trainer to close this round: a partner is waiting, or the swarm is far ahead."""
+        trainer = self._trainer
+        if trainer is not None:
+            trio.lowlevel.spawn_system_task(_send_quietly, trainer, CloseRound(round_))
+
+    def _heard_rounds(self) -> list[int]:
+        return [m.round for m in self._view.alive(trio.current_time()) if m.round is not None]
+
+    async def _open(self, round_: int) -> None:
+        assert self._trainer is not None
+        facts, view = self._facts, self._view
+        training = view.members_training(trio.current_time())
+        speeds = [*(m.steps_per_s for m in training), facts.steps_per_s]
+        final = round_ >= self._spec.total_rounds
+        steps = self._spec.sync.inner_steps
+        self._quota = 0 if final else quota(steps, facts.steps_per_s, speeds)
+        members = {m.peer_id: quota(MEMBER_WEIGHT, m.steps_per_s, speeds) for m in training}
+        members[facts.peer_id] = quota(MEMBER_WEIGHT, facts.steps_per_s, speeds)
+        self._next_round = facts.round = round_
+        facts.fraction, self._jumped = 0.0, False
+        facts.now_doing("training", PeerState.TRAINING)
+        self._events.emit(
+            EventName.ROUND_OPENED, round=round_, quota=self._quota, members=len(members)
+        )
+        await self._trainer.send(
+            TrainRound(
+                round_, self._quota, tuple(sorted(members.items())), facts.epoch, facts.position
+            )
+        )
+        self._gossip.round_opened(round_)
+
+    async def _closed(self, closed: RoundClosed, nursery: trio.Nursery) -> None:
+        self._failures_in_a_row = 0
+        self._note_closed(closed)
+        following = self._next_round = next_round(closed.round, self._heard_rounds())
+        await self._settled.wait()  # holds already: a round is not closed before the last is applied
+        self._settled = trio.Event()
+        waits = not self._spec.sync.overlap or following >= self._spec.total_rounds
+        nursery.start_soon(self._settle, closed, self._jumped, following if waits else None)
+        if not waits:
+            await self._open(following)
+
+    def _note_closed(self, closed: RoundClosed) -> None:
+        facts = self._facts
+        facts.epoch, facts.position = closed.epoch, closed.position
+        facts.tokens += closed.tokens
+        facts.inner_steps += closed.steps
+        if closed.steps:
+            facts.train_loss = closed.loss
+        self._events.emit(
+            EventName.ROUND_CLOSED,
+            round=closed.round,
+            steps=closed.steps,
+            tokens=closed.tokens,
+            loss=closed.loss,
+            seconds=closed.seconds,
+        )
+
+    async def _open_or_finish(self, round_: int) -> None:
+        if round_ < self._spec.total_rounds + self._spec.sync.final_rounds:
+            await self._open(round_)
+        else:
+            await self._finish()
+
+    async def _finish(self) -> None:
+        assert self._trainer is not None
+        facts = self._facts
+        facts.fraction = 1.0
+        await self._evaluated.wait()
+        await self._evaluate(self._trainer, facts.round)
+        await self._evaluated.wait()
+        self.finished = True
+        await self._trainer.send(Stop())
+        self._events.emit(
+            EventName.RUN_FINISHED,
+            round=facts.round,
+            step=facts.step,
+            validation_loss=facts.validation_loss,
+        )
+        facts.now_doing("the run is over; serving its state", PeerState.FINISHED)
+
+    # --- settling a closed round -----------------------------------------------------------------------
+    async def _settle(self, closed: RoundClosed, jumped: bool, then: int | None) -> None:
+        """Average and apply a closed round, and open round `then` if it had to wait for that."""
+        trainer = self._trainer
+        assert trainer is not None
+        try:
+            own = await self._work.run(self._contribution, trainer, closed)
+            outcome = Skipped(SkipReason.JUMPED) if jumped else await self._average(own, closed)
+            started_s = trio.current_time()
+            await self._evaluated.wait()  # the slow weights lie still while they are validated
+            own_weight = await self._step(own, outcome)
+            self._count(closed, outcome, trio.current_time() - started_s)
+            await self._hand_over(trainer, closed.round, own_weight)
+        finally:
+            self._gossip.round_settled(closed.round)
+            self._settled.set()
+        if then is not None and self._trainer is trainer:
+            await self._open_or_finish(then)
+
+    async def _hand_over(self, trainer: Trainer, round_: int, own_weight: float) -> None:
+        try:
+            await trainer.send(Apply(round_, own_weight))
+            if round_ % self._spec.sync.validate_every == 0:
+                await self._evaluate(trainer, round_)
+        except TrainerDied:
+            self._evaluated.set()  # whoever waits for its events learns of it
+
+    async def _evaluate(self, trainer: Trainer, round_: int) -> None:
+        self._evaluated = trio.Event()
+        await trainer.send(Evaluate(round_))
+
+    async def _average(self, own: Contribution, closed: RoundClosed) -> Outcome:
+        candidates = [m.peer_id for m in self._view.members_training(trio.current_time())]
+        search_s = self._search.current_s
+        if closed.steps:
+            search_s = min(search_s, max(MIN_SEARCH_S, closed.seconds / 2))
+        outcome = await self._gossip.average(
+            own, candidates, search_s=search_s, exchange_s=max(MIN_EXCHANGE_S, closed.seconds)
+        )
+        if isinstance(outcome, Averaged):
+            self._search.observe(self._gossip.last_timing.match_s)
+        return outcome
+
+    def _contribution(self, trainer: Trainer, closed: RoundClosed) -> Contribution:
+        payload, digest, vectors = trainer.codes(closed.slot), closed.digest, 1
+        if self._outer.needs_phi_codes:
+            payload = memoryview(bytearray(payload) + self._outer.phi_codes().tobytes())
+            digest, vectors = blake3.blake3(payload).hexdigest(length=16), 2
+        return Contribution(
+            round=closed.round,
+            steps=closed.steps,
+            tokens=closed.tokens,
+            codec=self._spec.sync.codec,
+            vectors=vectors,
+            digest=digest,
+            payload=payload,
+        )
+
+    async def _step(self, own: Contribution, outcome: Outcome) -> float:
+        """Take the outer step; returns the weight that our own vector had in it."""
+        partner = outcome.payload if isinstance(outcome, Averaged) else None
+        theta, phi = _split(own.payload, own.vectors)
+        their_theta, their_phi = _split(partner, own.vectors)
+        factors = CONSENSUS if own.round >= self._spec.total_rounds else None
+        async with self.outer_lock:
+            measures = await self._work.run(
+                self._outer.step, own.round, theta, their_theta, phi, their_phi, factors
+            )
+        if measures.replica_distance is not None:
+            self._facts.replica_distance = measures.replica_distance
+        return 1.0 if partner is None else 0.5
+
+    def _count(self, closed: RoundClosed, outcome: Outcome, apply_s: float) -> None:
+        facts, timing = self._facts, self._gossip.last_timing
+        if isinstance(outcome, Averaged):
+            facts.averaged += 1
+            facts.last_partner = outcome.partner_id
+            self._events.emit(
+                EventName.ROUND_AVERAGED,
+                round=closed.round,
+                partner=outcome.partner_id,
+                seconds=timing.exchange_s,
+                distance=facts.replica_distance,
+            )
+        else:
+            facts.skipped[outcome.reason] += 1
+            self._events.emit(
+                EventName.ROUND_SKIPPED,
+                round=closed.round,
+                reason=outcome.reason,
+                partner=outcome.partner_id,
+            )
+        self._observe_round(
+            RoundTiming(closed.seconds, timing.match_s, timing.exchange_s, apply_s)
+        )
+
+
+async def _send_quietly(trainer: Trainer, command: CloseRound) -> None:
+    try:
+        await trainer.send(command)
+    except TrainerDied:
+        pass  # whoever waits for its events learns of it
+
+
+def _death_reason(why: str) -> str:
+    known = why.partition(":")[0]
+    return known if known in ("out_of_memory", "non_finite", "stalled") else "crashed"
+
+
+def _split(
+    payload: memoryview | None, vectors: int
+) -> tuple[memoryview | None, memoryview | None]:
+    """Codes of theta, and those of phi where they travel too."""
+    if payload is None or vectors == 1:
+        return payload, None
+    half = len(payload) // vectors
+    return payload[:half], payload[half:]
