@@ -1,0 +1,427 @@
+"""The real network: libp2p streams through a p2pd that is kept alive.
+
+    supervisor     one p2pd life after another, on the same identity, ports and control socket, with back-off in between.
+                   At the start of each life the handlers are registered again; at its end every stream is lost.
+    listener       a unix socket of ours that outlives p2pd; p2pd connects to it for each stream from outside.
+    address book   the addresses `connect` was told, by peer. A new p2pd knows nobody: `open_stream` dials again on demand.
+
+`generation` counts the lives. Whoever is attached to the control socket as well (the directory) waits in `wait_restarted` and attaches
+again. The control socket's path never changes.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from peer.ports import Address, NetworkStatistics, PeerId, StreamHandler
+from protocol.errors import LocoError, StreamLost
+from protocol.limits import MAX_ADDRESSES_PER_PEER, MAX_MEMBERS
+from protocol.peer_id import peer_id_from_bytes, peer_id_to_bytes
+
+from . import multiaddr
+from .dial_errors import dial_sentence, unresolved_sentence
+from .handlers import Handlers
+from .libp2p_stream import Libp2pStream
+from .p2pd_client import P2pdClient, P2pdRefused, attach, enlarge_buffers, receive_stream_info
+from .p2pd_process import ListenPorts, P2pdConfig, P2pdFailed, P2pdProcess, run_p2pd
+from .traffic import Traffic
+
+RESTART_MIN_S: Final = 0.1
+RESTART_MAX_S: Final = 30.0
+STEADY_LIFE_S: Final = 60.0
+"""After a life of this length the back-off begins anew."""
+HEALTH_CHECK_S: Final = 20.0
+"""How often p2pd is asked who it is: finds a hung one, and addresses that it learned since."""
+UP_TIMEOUT_S: Final = 10.0
+"""How long `open_stream` and `connect` wait for a p2pd that is being restarted."""
+OLD_P2PD_EXIT_S: Final = 5.0
+MAX_CONTROL_REQUESTS: Final = 64
+MAX_OPEN_STREAMS: Final = 1024
+LISTEN_BACKLOG: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Libp2pStatistics(NetworkStatistics):
+    """Attributes:
+    restarts: times that p2pd had to be started again.
+    refused_streams: streams from outside closed because a bound was reached.
+    p2pd_pid: None while no p2pd runs.
+    last_failure: why p2pd last ended; empty when it never did.
+    """
+
+    restarts: int
+    refused_streams: int
+    p2pd_pid: int | None
+    last_failure: str
+
+
+class Libp2pNetwork:
+    """Implements `peer.ports.Network`. Made by `open_libp2p_network`."""
+
+    def __init__(self, config: P2pdConfig, listener_path: Path) -> None:
+        self.generation = 0
+        """Lives of p2pd so far; 1 once the first is up."""
+        self._config = config
+        self._listener = multiaddr.to_bytes(f"/unix{listener_path}")
+        self._client: P2pdClient | None = None
+        self._process: P2pdProcess | None = None
+        self._changed = trio.Event()
+        self._requests = trio.CapacityLimiter(MAX_CONTROL_REQUESTS)
+        self._handlers = Handlers()
+        self._traffic = Traffic()
+        self._streams: set[Libp2pStream] = set()
+        self._book: OrderedDict[PeerId, tuple[bytes, ...]] = OrderedDict()
+        self._dialled: set[PeerId] = set()
+        self._peer_id: PeerId = ""
+        self._addresses: tuple[Address, ...] = ()
+        self._last_failure = ""
+
+    def __repr__(self) -> str:
+        state = "up" if self._client else "down"
+        return f"<Libp2pNetwork {self._peer_id}: p2pd {state}, {len(self._streams)} streams>"
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our peer id."""
+        return self._peer_id
+
+    @property
+    def addresses(self) -> Sequence[Address]:
+        """Full multiaddrs with /p2p/, those that most peers can reach first, one dialable locally."""
+        return self._addresses
+
+    @property
+    def daemon_control_address(self) -> Address:
+        """Multiaddr of p2pd's control socket, the same for all its lives."""
+        return f"/unix{self._config.control_path}"
+
+    async def wait_restarted(self, generation: int) -> int:
+        """Wait until p2pd is up in a later life than `generation`; which one it is."""
+        while self.generation <= generation or self._client is None:
+            await self._changed.wait()
+        return self.generation
+
+    async def connect(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
+        """Remember `addresses` for `peer_id`, and connect.
+
+        Raises:
+            StreamLost: names the step that failed: resolve, dial, handshake or protocol.
+        """
+        peer = peer_id_to_bytes(peer_id)
+        self._remember(peer_id, addresses)
+        async with self._requests:
+            client = await self._wait_up(peer_id)
+            await self._dial(client, peer_id, peer)
+
+    async def open_stream(self, peer_id: PeerId, protocol: str) -> Libp2pStream:
+        """Open a stream, dialling the peer again if need be.
+
+        Raises:
+            StreamLost: the peer is unreachable or does not speak `protocol`.
+        """
+        peer = peer_id_to_bytes(peer_id)
+        if len(self._streams) >= MAX_OPEN_STREAMS:
+            raise StreamLost(f"{len(self._streams)} streams are open, no more are allowed")
+        async with self._requests:
+            client = await self._wait_up(peer_id)
+            dialled_now = peer_id in self._book and peer_id not in self._dialled
+            if dialled_now:
+                await self._dial(client, peer_id, peer)
+            try:
+                connection = await client.open_stream(peer, protocol)
+            except LocoError as error:
+                if dialled_now or peer_id not in self._book or "protocol" in str(error):
+                    raise StreamLost(dial_sentence(peer_id, error, protocol)) from error
+                # The connection may have gone, and p2pd forgets addresses: tell it again.
+                await self._dial(client, peer_id, peer)
+                connection = await self._open_again(client, peer_id, protocol)
+        return self._stream(client, connection, peer_id, protocol)
+
+    async def _open_again(
+        self, client: P2pdClient, peer_id: PeerId, protocol: str
+    ) -> trio.SocketStream:
+        try:
+            return await client.open_stream(peer_id_to_bytes(peer_id), protocol)
+        except LocoError as error:
+            raise StreamLost(dial_sentence(peer_id, error, protocol)) from error
+
+    async def _dial(self, client: P2pdClient, peer_id: PeerId, peer: bytes) -> None:
+        try:
+            await client.connect(peer, self._book.get(peer_id, ()))
+        except LocoError as error:
+            # p2pd passes over names that it cannot resolve without a word.
+            unresolved = await unresolved_sentence(peer_id, self._book.get(peer_id, ()))
+            raise StreamLost(unresolved or dial_sentence(peer_id, error)) from error
+        self._dialled.add(peer_id)
+
+    def _remember(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
+        usable = []
+        for address in addresses[:MAX_ADDRESSES_PER_PEER]:
+            bare, named = multiaddr.split_peer_id(address)
+            if named not in (None, peer_id):
+                raise StreamLost(f"dial: {address} is another peer's address, not {peer_id}'s")
+            usable.append(multiaddr.to_bytes(bare))
+        if usable:
+            self._book[peer_id] = tuple(usable)
+            self._book.move_to_end(peer_id)
+        while len(self._book) > MAX_MEMBERS:
+            forgotten, _ = self._book.popitem(last=False)
+            self._dialled.discard(forgotten)
+
+    async def _wait_up(self, peer_id: PeerId) -> P2pdClient:
+        with trio.move_on_after(UP_TIMEOUT_S):
+            while self._client is None:
+                await self._changed.wait()
+        if self._client is None:
+            raise StreamLost(f"dial: cannot reach {peer_id}: our p2pd is down ({self._last_failure})")
+        return self._client
+
+    async def serve(self, protocol: str, handler: StreamHandler) -> None:
+        """Serve `protocol` from now on, through all lives of p2pd.
+
+        Raises:
+            LocalProtocolError: it is served already.
+        """
+        self._handlers.add(protocol, handler)
+        if self._client is not None:
+            try:
+                await self._client.set_handler(self._listener, protocol)
+            except P2pdFailed:  # it just died; its successor is told of all handlers
+                await trio.lowlevel.checkpoint()
+
+    def statistics(self) -> Libp2pStatistics:
+        """What was carried, and how p2pd is doing."""
+        carried = self._traffic.statistics()
+        return Libp2pStatistics(
+            sent_bytes=carried.sent_bytes,
+            received_bytes=carried.received_bytes,
+            open_streams=carried.open_streams,
+            restarts=max(0, self.generation - 1),
+            refused_streams=self._handlers.refused_streams,
+            p2pd_pid=self._process.pid if self._process else None,
+            last_failure=self._last_failure,
+        )
+
+    def _stream(
+        self, client: P2pdClient, connection: trio.SocketStream, peer_id: PeerId, protocol: str
+    ) -> Libp2pStream:
+        stream = Libp2pStream(
+            connection, peer_id, protocol, self._traffic, client.is_lost, self._streams.discard
+        )
+        self._streams.add(stream)
+        if client is not self._client:
+            stream.lose("our p2pd died")
+        return stream
+
+    # --- streams from outside ---------------------------------------------------------------------
+
+    async def handle_inbound(self, connection: trio.SocketStream) -> None:
+        """Serve one stream that p2pd brought to our listener."""
+        client = self._client
+        try:
+            info = await receive_stream_info(connection)
+            peer_id = peer_id_from_bytes(info.peer)
+        except LocoError:
+            client = None
+        if client is None or not self._handlers.serves(info.protocol) or not self._handlers.admit(peer_id):
+            await trio.aclose_forcefully(connection)
+            return
+        enlarge_buffers(connection)
+        await self._handlers.run(info.protocol, self._stream(client, connection, peer_id, info.protocol))
+
+    # --- the supervisor ---------------------------------------------------------------------------
+
+    async def supervise(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep a p2pd running. Started once the first one is up.
+
+        Raises:
+            P2pdFailed: the first one did not come up.
+        """
+        delay_s = RESTART_MIN_S
+        while True:
+            began_s = trio.current_time()
+            failure = await self._live_once(task_status if self.generation == 0 else None)
+            if self.generation == 0:
+                raise P2pdFailed(failure)
+            self._last_failure = failure
+            if trio.current_time() - began_s > STEADY_LIFE_S:
+                delay_s = RESTART_MIN_S
+            await trio.sleep(delay_s)
+            delay_s = min(2 * delay_s, RESTART_MAX_S)
+
+    async def _live_once(self, task_status: trio.TaskStatus[None] | None) -> str:
+        """One life of p2pd; returns why it ended."""
+        failure = ""
+        try:
+            async with run_p2pd(self._config) as process, attach(self._config.control_path) as client:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(process.keep_reading)
+                    nursery.start_soon(self._check_health, client)
+                    await self._come_up(process, client)
+                    if task_status is not None:
+                        task_status.started()
+                    await client.wait_lost()
+                    nursery.cancel_scope.cancel()
+                failure = await process.describe_end()
+        except* (LocoError, OSError, trio.BrokenResourceError) as group:
+            failure = str(_first_leaf(group))
+        finally:
+            self._go_down(failure or "the network is being closed")
+        return failure
+
+    async def _come_up(self, process: P2pdProcess, client: P2pdClient) -> None:
+        await self._read_identity(client)
+        for protocol in self._handlers.protocols:
+            await client.set_handler(self._listener, protocol)
+        self._process = process
+        self._client = client
+        self.generation += 1
+        self._announce_change()
+
+    def _go_down(self, reason: str) -> None:
+        self._client = None
+        self._process = None
+        self._dialled.clear()
+        for stream in list(self._streams):
+            stream.lose(reason)
+        self._announce_change()
+
+    def _announce_change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def _check_health(self, client: P2pdClient) -> None:
+        while True:
+            await trio.sleep(HEALTH_CHECK_S)
+            await self._read_identity(client)
+
+    async def _read_identity(self, client: P2pdClient) -> None:
+        identity = await client.identify()
+        self._peer_id = peer_id_from_bytes(identity.peer)
+        local = [_local_form(address) for address in self._config.listen]
+        everywhere = [*self._config.announce, *_understood(identity.addresses), *local]
+        best = multiaddr.best_first(everywhere)
+        kept = best[: MAX_ADDRESSES_PER_PEER - 1] + best[-1:]  # the last is the one that works on this machine
+        named = (multiaddr.with_peer_id(address, self._peer_id) for address in kept)
+        self._addresses = tuple(dict.fromkeys(named))
+
+
+def _first_leaf(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _understood(addresses: Sequence[bytes]) -> list[Address]:
+    """The text of the addresses we can read; p2pd may learn of kinds that we do not use."""
+    texts = []
+    for address in addresses:
+        try:
+            texts.append(multiaddr.from_bytes(address))
+        except multiaddr.InvalidAddress:
+            continue
+    return texts
+
+
+def _local_form(address: Address) -> Address:
+    """The address under which this machine itself reaches a listening address."""
+    return address.replace("/ip4/0.0.0.0/", "/ip4/127.0.0.1/").replace("/ip6/::/", "/ip6/::1/")
+
+
+def runtime_directory() -> Path:
+    """Where this user's sockets live: `$XDG_RUNTIME_DIR/loco-peer`, else a private folder in the temporary directory.
+
+    Raises:
+        P2pdFailed: the folder belongs to somebody else.
+    """
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    usable = base and Path(base).is_dir() and os.access(base, os.W_OK)
+    folder = Path(base, "loco-peer") if base and usable else Path(tempfile.gettempdir(), f"loco-peer-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise P2pdFailed(f"{folder} must belong to you alone: run 'chmod 700 {folder}', or set XDG_RUNTIME_DIR")
+    return folder
+
+
+def socket_paths(identity_path: Path, runtime_dir: Path) -> tuple[Path, Path]:
+    """The control socket's and the listener's path: short, and the same for every start with this identity."""
+    name = hashlib.blake2b(os.fsencode(identity_path.resolve()), digest_size=8).hexdigest()
+    return runtime_dir / f"{name}.p2pd", runtime_dir / f"{name}.in"
+
+
+async def _wait_until_unused(control_path: Path) -> None:
+    """A p2pd whose daemon was killed goes by itself; one that stays belongs to a daemon that lives."""
+    with trio.move_on_after(OLD_P2PD_EXIT_S):
+        while True:
+            try:
+                await (await trio.open_unix_socket(str(control_path))).aclose()
+            except OSError:
+                return
+            await trio.sleep(RESTART_MIN_S)
+    raise P2pdFailed(f"another daemon uses this identity (its p2pd answers on {control_path}): stop it first")
+
+
+@asynccontextmanager
+async def _listen(path: Path) -> AsyncIterator[trio.SocketListener]:
+    path.unlink(missing_ok=True)
+    listener = trio.socket.socket(trio.socket.AF_UNIX)
+    try:
+        await listener.bind(str(path))
+        listener.listen(LISTEN_BACKLOG)
+        yield trio.SocketListener(listener)
+    finally:
+        listener.close()
+        path.unlink(missing_ok=True)
+
+
+@asynccontextmanager
+async def open_libp2p_network(
+    identity_path: Path,
+    *,
+    listen: Sequence[Address] = ("/ip4/127.0.0.1/tcp/0",),
+    announce: Sequence[Address] = (),
+    runtime_dir: Path | None = None,
+    route_by_dht: bool = True,
+    map_ports: bool = False,
+) -> AsyncIterator[Libp2pNetwork]:
+    """Run p2pd, and speak libp2p through it.
+
+    Args:
+        identity_path: an identity file as `peer.identity` writes it.
+        listen: TCP multiaddrs; port 0 takes a free port, and keeps it through restarts.
+        announce: multiaddrs that others should dial; empty announces those listened on.
+        runtime_dir: where the unix sockets go; None takes `runtime_directory()`.
+        route_by_dht: let p2pd find addresses of peers it was never told of.
+        map_ports: ask the router for a port mapping.
+
+    Raises:
+        P2pdFailed: p2pd did not come up; says why.
+    """
+    control_path, listener_path = socket_paths(identity_path, runtime_dir or runtime_directory())
+    await _wait_until_unused(control_path)
+    failure: P2pdFailed | None = None
+    with ListenPorts(listen) as ports:
+        config = P2pdConfig(
+            identity_path, control_path, ports.addresses, tuple(announce), route_by_dht, map_ports
+        )
+        network = Libp2pNetwork(config, listener_path)
+        async with _listen(listener_path) as listener, trio.open_nursery() as nursery:
+            nursery.start_soon(trio.serve_listeners, network.handle_inbound, [listener])
+            try:
+                await nursery.start(network.supervise)
+            except P2pdFailed as error:
+                failure = error
+            else:
+                yield network
+            nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure

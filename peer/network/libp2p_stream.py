@@ -1,0 +1,145 @@
+"""A libp2p stream as a trio stream.
+
+p2pd pipes each stream through a unix connection of its own. Rules:
+
+- A clean-looking end may be a truncation: p2pd ends the connection the same way whether the other side closed or vanished.
+  Length and digest are the conversation's affair.
+- When our own p2pd dies, every stream it carried is lost, however clean its end looks: the network calls `lose`, and an end of input
+  is believed only while p2pd is known to be alive.
+- A write that was cancelled half-way leaves the stream unusable; it is marked lost rather than left to corrupt what follows.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from peer.ports import PeerId
+from protocol.errors import StreamLost
+
+from .traffic import Traffic
+
+WRITE_BYTES: Final = 1 << 20
+"""Most bytes handed to the kernel at once: large enough for full speed, small enough to count as they go."""
+
+
+class Libp2pStream:
+    """Implements `peer.ports.Stream`."""
+
+    def __init__(
+        self,
+        connection: trio.SocketStream,
+        remote_peer_id: PeerId,
+        protocol: str,
+        traffic: Traffic,
+        carrier_is_lost: Callable[[], bool],
+        on_close: Callable[["Libp2pStream"], None],
+    ) -> None:
+        self._connection = connection
+        self._remote_peer_id = remote_peer_id
+        self._protocol = protocol
+        self._traffic = traffic
+        self._carrier_is_lost = carrier_is_lost
+        self._on_close = on_close
+        self._lost: str | None = None
+        self._closed = False
+        traffic.open_streams += 1
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else self._lost or "open"
+        return f"<Libp2pStream {self._protocol} with {self._remote_peer_id}: {state}>"
+
+    @property
+    def remote_peer_id(self) -> PeerId:
+        """The authenticated peer at the other end."""
+        return self._remote_peer_id
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Send all of `data`; waits while the peer does not keep up.
+
+        Raises:
+            StreamLost
+        """
+        self._check()
+        with memoryview(data) as whole, whole.cast("B") as view:
+            if not view:
+                await trio.lowlevel.checkpoint()
+            for start in range(0, len(view), WRITE_BYTES):
+                with view[start : start + WRITE_BYTES] as piece:
+                    await self._send_piece(piece)
+
+    async def _send_piece(self, piece: memoryview) -> None:
+        try:
+            await self._connection.send_all(piece)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise self._loss("the peer closed the stream") from error
+        except trio.Cancelled:
+            self._lost = self._lost or "a write was cancelled half-way"
+            raise
+        self._traffic.count_sent(self._protocol, len(piece))
+
+    async def receive_some(self, max_bytes: int = 65536) -> bytes:
+        """At least one byte, or `b""` at the end.
+
+        Raises:
+            StreamLost
+        """
+        self._check()
+        try:
+            data = bytes(await self._connection.receive_some(max_bytes))
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise self._loss("the peer reset the stream") from error
+        if not data and (self._lost or self._carrier_is_lost()):
+            raise self._loss("our p2pd died")
+        self._traffic.count_received(self._protocol, len(data))
+        return data
+
+    async def receive_into(self, buffer: memoryview) -> None:
+        """Fill `buffer`.
+
+        Raises:
+            StreamLost
+        """
+        self._check()
+        with buffer.cast("B") as view:
+            filled = 0
+            while filled < len(view):
+                filled += await self._receive_piece(view[filled:], filled, len(view))
+
+    async def _receive_piece(self, piece: memoryview, filled: int, wanted: int) -> int:
+        with piece:
+            try:
+                num_bytes = await self._connection.socket.recv_into(piece)
+            except (OSError, trio.ClosedResourceError) as error:
+                raise self._loss("the peer reset the stream") from error
+        if not num_bytes:
+            reason = "our p2pd died" if self._carrier_is_lost() else "the peer closed the stream"
+            raise self._loss(f"{reason} after {filled} of {wanted} bytes")
+        self._traffic.count_received(self._protocol, num_bytes)
+        return num_bytes
+
+    def lose(self, reason: str) -> None:
+        """Break the stream from outside: everybody who waits on it gets `StreamLost`."""
+        self._lost = self._lost or reason
+        self._connection.socket.close()
+
+    async def aclose(self) -> None:
+        """Close the stream; what was sent still arrives. Does nothing the second time."""
+        if not self._closed:
+            self._closed = True
+            self._traffic.open_streams -= 1
+            self._on_close(self)
+        await self._connection.aclose()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise trio.ClosedResourceError(f"{self!r} was closed here")
+        if self._lost:
+            raise self._loss("")
+
+    def _loss(self, reason: str) -> StreamLost | trio.ClosedResourceError:
+        if self._closed:
+            return trio.ClosedResourceError(f"{self!r} was closed here, by another task")
+        return StreamLost(
+            f"{self._protocol} stream with {self._remote_peer_id} was lost: {self._lost or reason}"
+        )

@@ -1,0 +1,192 @@
+"""Speaking to p2pd over its control socket, straight from trio.
+
+Every request has a connection of its own, except that one lasting connection is upgraded to a *persistent* one, on which nothing
+is ever said: p2pd lives for as long as one of those is open, and its end tells us at once that p2pd is gone. A
+connection on which a STREAM_OPEN succeeded has become the stream itself.
+"""
+
+import select
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from protocol.errors import LocoError, RemoteProtocolError
+
+from . import p2pd_messages as messages
+from .p2pd_messages import PeerAddresses, RequestType, Response, StreamInfo
+from .p2pd_process import P2pdFailed
+from .varint import MAX_UVARINT_BYTES, decode_uvarint, encode_uvarint
+
+CONTROL_TIMEOUT_S: Final = 10.0
+"""For requests that p2pd answers by itself."""
+DIAL_TIMEOUT_S: Final = 15
+"""For requests that make p2pd dial a peer; p2pd is told the same figure."""
+DIAL_MARGIN_S: Final = 2.0
+STREAM_BUFFER_BYTES: Final = 4 << 20
+"""Kernel buffer asked for on stream sockets; larger than the default it saves a fifth of the CPU time."""
+
+
+class P2pdRefused(LocoError):
+    """p2pd could not do what it was asked; the message is p2pd's own."""
+
+
+class P2pdClient:
+    """Requests to the p2pd behind one control socket."""
+
+    def __init__(self, control_path: Path, persistent: trio.SocketStream) -> None:
+        self._control_path = control_path
+        self._persistent = persistent
+
+    def __repr__(self) -> str:
+        return f"<P2pdClient {self._control_path}>"
+
+    async def wait_lost(self) -> None:
+        """Wait until p2pd is gone."""
+        try:
+            while await self._persistent.receive_some():
+                pass
+        except trio.BrokenResourceError:
+            return
+
+    def is_lost(self) -> bool:
+        """Whether p2pd is known to be gone. Never waits: nothing is ever said on the persistent connection, so
+        that it becomes readable only by ending."""
+        poll = select.poll()
+        poll.register(self._persistent.socket.fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+
+    async def identify(self) -> PeerAddresses:
+        """Our own binary peer id and the binary addresses p2pd tells others."""
+        response = await self._request(
+            messages.simple_request(RequestType.IDENTIFY), CONTROL_TIMEOUT_S
+        )
+        if response.identity is None:
+            raise P2pdFailed("p2pd does not say who it is")
+        return response.identity
+
+    async def list_peers(self) -> tuple[PeerAddresses, ...]:
+        """The peers that p2pd is connected to."""
+        request = messages.simple_request(RequestType.LIST_PEERS)
+        return (await self._request(request, CONTROL_TIMEOUT_S)).peers
+
+    async def connect(self, peer: bytes, addresses: Sequence[bytes]) -> None:
+        """Connect to a peer (binary id) at binary multiaddrs.
+
+        Raises:
+            P2pdRefused: it cannot be reached.
+        """
+        request = messages.connect_request(peer, addresses, DIAL_TIMEOUT_S)
+        await self._request(request, DIAL_TIMEOUT_S + DIAL_MARGIN_S)
+
+    async def disconnect(self, peer: bytes) -> None:
+        """Close the connection to a peer (binary id)."""
+        await self._request(messages.disconnect_request(peer), CONTROL_TIMEOUT_S)
+
+    async def set_handler(self, listener: bytes, protocol: str) -> None:
+        """Have streams of `protocol` brought to the unix listener (binary multiaddr)."""
+        request = messages.stream_handler_request(listener, protocol)
+        await self._request(request, CONTROL_TIMEOUT_S)
+
+    async def open_stream(self, peer: bytes, protocol: str) -> trio.SocketStream:
+        """Open a stream to a peer (binary id); the connection returned is the stream.
+
+        Raises:
+            P2pdRefused: the peer cannot be reached or does not speak `protocol`.
+        """
+        connection = await self._open()
+        try:
+            request = messages.stream_open_request(peer, protocol, DIAL_TIMEOUT_S)
+            await _exchange(connection, request, DIAL_TIMEOUT_S + DIAL_MARGIN_S)
+        except BaseException:
+            await trio.aclose_forcefully(connection)
+            raise
+        return connection
+
+    async def _request(self, request: bytes, timeout_s: float) -> Response:
+        async with await self._open() as connection:
+            return await _exchange(connection, request, timeout_s)
+
+    async def _open(self) -> trio.SocketStream:
+        return await _open_control(self._control_path)
+
+
+@asynccontextmanager
+async def attach(control_path: Path) -> AsyncIterator[P2pdClient]:
+    """Attach to a running p2pd, and keep it alive for as long as the context is open.
+
+    Raises:
+        P2pdFailed: nobody answers there.
+    """
+    async with await _open_control(control_path) as connection:
+        request = messages.simple_request(RequestType.PERSISTENT_CONN_UPGRADE)
+        await _exchange(connection, request, CONTROL_TIMEOUT_S)
+        yield P2pdClient(control_path, connection)
+
+
+async def receive_stream_info(connection: trio.SocketStream) -> StreamInfo:
+    """What p2pd says about a stream that it brings to our listener.
+
+    Raises:
+        P2pdFailed: the connection ended, or something else came.
+    """
+    try:
+        with trio.fail_after(CONTROL_TIMEOUT_S):
+            return messages.parse_stream_info(await _receive_message(connection))
+    except (trio.BrokenResourceError, trio.TooSlowError, RemoteProtocolError) as error:
+        raise P2pdFailed(f"p2pd announced no stream: {error}") from error
+
+
+def enlarge_buffers(connection: trio.SocketStream) -> None:
+    """Give a stream's socket large kernel buffers; the kernel may grant less."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, STREAM_BUFFER_BYTES)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, STREAM_BUFFER_BYTES)
+
+
+async def _open_control(control_path: Path) -> trio.SocketStream:
+    try:
+        connection = await trio.open_unix_socket(str(control_path))
+    except OSError as error:
+        raise P2pdFailed(f"p2pd does not answer on {control_path}: {error.strerror}") from error
+    enlarge_buffers(connection)
+    return connection
+
+
+async def _exchange(connection: trio.SocketStream, request: bytes, timeout_s: float) -> Response:
+    try:
+        with trio.fail_after(timeout_s):
+            await connection.send_all(encode_uvarint(len(request)) + request)
+            response = messages.parse_response(await _receive_message(connection))
+    except trio.TooSlowError as error:
+        raise P2pdFailed(f"p2pd did not answer in {timeout_s:.0f} s") from error
+    except trio.BrokenResourceError as error:
+        raise P2pdFailed("p2pd hung up") from error
+    if response.error is not None:
+        raise P2pdRefused(response.error)
+    return response
+
+
+async def _receive_message(connection: trio.SocketStream) -> bytes:
+    # The length is read byte by byte: what follows the message belongs to the stream.
+    prefix = b""
+    while not prefix or prefix[-1] & 0x80:
+        if len(prefix) > MAX_UVARINT_BYTES:
+            raise RemoteProtocolError("p2pd sent a length that never ends")
+        prefix += await _receive_exactly(connection, 1)
+    length, _ = decode_uvarint(prefix)
+    if length > messages.MAX_CONTROL_MESSAGE_BYTES:
+        raise RemoteProtocolError(f"p2pd announced a message of {length} bytes")
+    return await _receive_exactly(connection, length)
+
+
+async def _receive_exactly(connection: trio.SocketStream, num_bytes: int) -> bytes:
+    data = bytearray()
+    while len(data) < num_bytes:
+        piece = await connection.receive_some(num_bytes - len(data))
+        if not piece:
+            raise P2pdFailed("p2pd hung up")
+        data += piece
+    return bytes(data)

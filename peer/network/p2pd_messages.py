@@ -1,0 +1,214 @@
+"""The messages of p2pd's control socket, without any IO.
+
+p2pd (go-libp2p-daemon, as shipped inside the hivemind wheel) takes a protobuf `Request` behind a uvarint length on its
+unix socket and answers with a `Response`. After a successful STREAM_OPEN the same connection *is* the libp2p
+stream. For a stream from outside, p2pd connects to our listener and writes a `StreamInfo` first.
+
+Seven small messages are used, of two field kinds: varints and length-delimited bytes. They are written and read
+here directly rather than through hivemind's generated module: that one registers itself in the process-wide protobuf pool
+and cannot be had without importing hivemind, which is the directory's affair alone. A test compares both encodings.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from protocol.errors import RemoteProtocolError
+
+from .varint import decode_uvarint, encode_uvarint
+
+MAX_CONTROL_MESSAGE_BYTES: Final = 4 << 20
+"""Longest message accepted from p2pd; LIST_PEERS with thousands of peers stays below."""
+MAX_FIELDS: Final = 1 << 16
+
+_VARINT: Final = 0
+_BYTES: Final = 2
+_FIXED_BYTES: Final = {1: 8, 5: 4}
+
+Field = tuple[int, int | bytes]
+"""Field number and value: an int is written as varint, bytes behind their length."""
+
+
+class RequestType(IntEnum):
+    """`Request.type`."""
+
+    IDENTIFY = 0
+    CONNECT = 1
+    STREAM_OPEN = 2
+    STREAM_HANDLER = 3
+    LIST_PEERS = 5
+    DISCONNECT = 7
+    PERSISTENT_CONN_UPGRADE = 9
+    REMOVE_STREAM_HANDLER = 10
+
+
+_REQUEST_TYPE: Final = 1
+_BODY_FIELD: Final = {
+    RequestType.CONNECT: 2,
+    RequestType.STREAM_OPEN: 3,
+    RequestType.STREAM_HANDLER: 4,
+    RequestType.DISCONNECT: 7,
+    RequestType.REMOVE_STREAM_HANDLER: 9,
+}
+
+
+def simple_request(kind: RequestType) -> bytes:
+    """IDENTIFY, LIST_PEERS or PERSISTENT_CONN_UPGRADE."""
+    return _request(kind, ())
+
+
+def connect_request(peer: bytes, addresses: Sequence[bytes], timeout_s: int) -> bytes:
+    """CONNECT to a peer (binary id) at binary multiaddrs."""
+    fields: list[Field] = [(1, peer)]
+    fields += [(2, address) for address in addresses]
+    return _request(RequestType.CONNECT, [*fields, (3, timeout_s)])
+
+
+def disconnect_request(peer: bytes) -> bytes:
+    """DISCONNECT from a peer (binary id)."""
+    return _request(RequestType.DISCONNECT, [(1, peer)])
+
+
+def stream_open_request(peer: bytes, protocol: str, timeout_s: int) -> bytes:
+    """STREAM_OPEN to a peer (binary id)."""
+    return _request(
+        RequestType.STREAM_OPEN, [(1, peer), (2, protocol.encode()), (3, timeout_s)]
+    )
+
+
+def stream_handler_request(listener: bytes, protocol: str) -> bytes:
+    """STREAM_HANDLER: bring streams of `protocol` to the listener (binary multiaddr)."""
+    return _request(
+        RequestType.STREAM_HANDLER, [(1, listener), (2, protocol.encode()), (3, 0)]
+    )
+
+
+def remove_stream_handler_request(listener: bytes, protocol: str) -> bytes:
+    """REMOVE_STREAM_HANDLER: undo STREAM_HANDLER."""
+    return _request(
+        RequestType.REMOVE_STREAM_HANDLER, [(1, listener), (2, protocol.encode())]
+    )
+
+
+def _request(kind: RequestType, body: Sequence[Field]) -> bytes:
+    fields: list[Field] = [(_REQUEST_TYPE, int(kind))]
+    if kind in _BODY_FIELD:
+        fields.append((_BODY_FIELD[kind], _encode(body)))
+    return _encode(fields)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAddresses:
+    """A peer (binary id) and its binary multiaddrs."""
+
+    peer: bytes
+    addresses: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """p2pd's answer.
+
+    Attributes:
+        error: what went wrong, None when nothing did.
+        identity: our own id and addresses (IDENTIFY).
+        peers: connected peers (LIST_PEERS).
+    """
+
+    error: str | None
+    identity: PeerAddresses | None
+    peers: tuple[PeerAddresses, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """Who opened a stream to us (binary id), and for which protocol."""
+
+    peer: bytes
+    protocol: str
+
+
+def parse_response(data: bytes) -> Response:
+    """Read a Response.
+
+    Raises:
+        RemoteProtocolError: p2pd sent something else.
+    """
+    fields = _decode(data)
+    error = _decode(_one(fields, 2)).get(1, [b""])[0] if 2 in fields else None
+    if error is None and fields.get(1) == [1]:
+        error = b"no reason given"
+    return Response(
+        error=error.decode(errors="replace") if isinstance(error, bytes) else None,
+        identity=_peer_addresses(_one(fields, 4)) if 4 in fields else None,
+        peers=tuple(_peer_addresses(_as_bytes(item)) for item in fields.get(6, [])),
+    )
+
+
+def parse_stream_info(data: bytes) -> StreamInfo:
+    """Read a StreamInfo.
+
+    Raises:
+        RemoteProtocolError: p2pd sent something else.
+    """
+    fields = _decode(data)
+    return StreamInfo(_one(fields, 1), _one(fields, 3).decode(errors="replace"))
+
+
+def _peer_addresses(data: bytes) -> PeerAddresses:
+    fields = _decode(data)
+    return PeerAddresses(_one(fields, 1), tuple(_as_bytes(item) for item in fields.get(2, [])))
+
+
+def _one(fields: Mapping[int, list[int | bytes]], number: int) -> bytes:
+    if number not in fields:
+        raise RemoteProtocolError(f"p2pd left out field {number}")
+    return _as_bytes(fields[number][-1])
+
+
+def _as_bytes(value: int | bytes) -> bytes:
+    if not isinstance(value, bytes):
+        raise RemoteProtocolError("p2pd sent a number where bytes were due")
+    return value
+
+
+def _encode(fields: Sequence[Field]) -> bytes:
+    out = bytearray()
+    for number, value in fields:
+        if isinstance(value, int):
+            out += encode_uvarint(number << 3 | _VARINT) + encode_uvarint(value)
+        else:
+            out += encode_uvarint(number << 3 | _BYTES) + encode_uvarint(len(value)) + value
+    return bytes(out)
+
+
+def _decode(data: bytes) -> dict[int, list[int | bytes]]:
+    """Field number to its values in order; kinds of fields that no message here has are skipped."""
+    fields: dict[int, list[int | bytes]] = {}
+    offset = num_fields = 0
+    try:
+        while offset < len(data):
+            tag, offset = decode_uvarint(data, offset)
+            value, offset = _decode_value(data, offset, tag & 7)
+            fields.setdefault(tag >> 3, []).append(value)
+            num_fields += 1
+            if num_fields > MAX_FIELDS:
+                raise ValueError(f"more than {MAX_FIELDS} fields")
+    except ValueError as error:
+        raise RemoteProtocolError(f"p2pd sent a message that cannot be read: {error}") from error
+    return fields
+
+
+def _decode_value(data: bytes, offset: int, wire_type: int) -> tuple[int | bytes, int]:
+    if wire_type == _VARINT:
+        return decode_uvarint(data, offset)
+    if wire_type == _BYTES:
+        size, offset = decode_uvarint(data, offset)
+    elif wire_type in _FIXED_BYTES:
+        size = _FIXED_BYTES[wire_type]
+    else:
+        raise ValueError(f"unknown wire type {wire_type}")
+    if offset + size > len(data):
+        raise ValueError("a field is cut off")
+    return data[offset : offset + size], offset + size

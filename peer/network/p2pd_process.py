@@ -1,0 +1,282 @@
+"""One life of p2pd, the go-libp2p daemon that ships inside the hivemind wheel.
+
+Rules of the house:
+- TCP and TLS only. QUIC loses what was written just before a close, and Noise costs a fifth of the throughput.
+- No relay service, no IPFS bootstrap: this process serves this swarm.
+- It must not outlive us. p2pd exits by itself when its last persistent control connection closes (p2pd_client.py holds
+  one open), and `-idleTimeout` covers the moment before the first one is there. So kill -9 of the daemon takes p2pd along.
+- A port belongs to one p2pd. go-libp2p listens with SO_REUSEPORT: a second p2pd on a taken port would start without complaint and
+  steal half of the first one's connections. `ListenPorts` therefore binds each port first, without that flag, and keeps it
+  bound (not listening) for as long as the network lives, so that a restarted p2pd finds the same ports free.
+"""
+
+import errno
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import trio
+
+from peer.ports import Address
+from protocol.errors import LocoError
+
+from . import multiaddr
+
+START_TIMEOUT_S: Final = 20.0
+IDLE_TIMEOUT_S: Final = 15
+"""p2pd gives up when nobody attached for so long."""
+STOP_GRACE_S: Final = 2.0
+MAX_KEPT_LINES: Final = 50
+MAX_LINE_BYTES: Final = 2000
+READ_BYTES: Final = 4096
+_READY_LINE: Final = "Peer Addrs"
+CONNECTIONS_LOW: Final = 192
+CONNECTIONS_HIGH: Final = 256
+"""p2pd closes idle connections beyond this many, down to the lower figure."""
+
+
+class P2pdFailed(LocoError):
+    """p2pd could not be started or has ended; the message says why, in its own last words."""
+
+
+@dataclass(frozen=True, slots=True)
+class P2pdConfig:
+    """How to start p2pd.
+
+    Attributes:
+        identity_path: key file in libp2p's format.
+        control_path: unix socket that p2pd listens on for us.
+        listen: multiaddrs to listen on, TCP, ports resolved.
+        announce: multiaddrs to tell others instead of those it listens on; empty for no change.
+        route_by_dht: let p2pd find the addresses of peers it was never told of through its own routing table.
+        map_ports: ask the router (UPnP, NAT-PMP) for a port.
+        binary: None takes the one in the hivemind wheel.
+    """
+
+    identity_path: Path
+    control_path: Path
+    listen: tuple[Address, ...]
+    announce: tuple[Address, ...] = ()
+    route_by_dht: bool = True
+    map_ports: bool = False
+    binary: Path | None = None
+
+    def arguments(self) -> list[str]:
+        """The command line."""
+        arguments = [
+            str(self.binary or bundled_binary()),
+            f"-listen=/unix{self.control_path}",
+            f"-id={self.identity_path}",
+            f"-hostAddrs={','.join(self.listen)}",
+            f"-idleTimeout={IDLE_TIMEOUT_S}s",
+            *("-tls=1", "-noise=0", "-quic=0", "-relayService=0"),
+            *("-connManager=1", f"-connLo={CONNECTIONS_LOW}", f"-connHi={CONNECTIONS_HIGH}"),
+            f"-natPortMap={int(self.map_ports)}",
+        ]
+        if self.announce:
+            arguments.append(f"-announceAddrs={','.join(self.announce)}")
+        if self.route_by_dht:
+            arguments.append("-dhtServer=1")
+        return arguments
+
+
+def bundled_binary() -> Path:
+    """The p2pd inside the hivemind wheel, found without importing hivemind.
+
+    Raises:
+        P2pdFailed: hivemind is not installed, or has no p2pd in it.
+    """
+    spec = importlib.util.find_spec("hivemind")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(folder, "hivemind_cli", "p2pd")
+        if path.is_file():
+            return path
+    raise P2pdFailed("p2pd was not found: reinstall with 'pip install --force-reinstall hivemind'")
+
+
+class ListenPorts:
+    """The TCP ports of this peer, held for as long as the network lives. See the rules above."""
+
+    def __init__(self, listen: Sequence[Address]) -> None:
+        """Bind the port of each address; port 0 takes a free one.
+
+        Raises:
+            P2pdFailed: an address cannot be used; says which and why.
+        """
+        self._sockets: list[socket.socket] = []
+        try:
+            self.addresses: Final = tuple(self._hold(address) for address in listen)
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<ListenPorts {', '.join(self.addresses)}>"
+
+    def _hold(self, address: Address) -> Address:
+        parts = multiaddr.parse(multiaddr.normalise(address))
+        names = [name for name, _ in parts]
+        if names not in (["ip4", "tcp"], ["ip6", "tcp"]):
+            raise P2pdFailed(
+                f"cannot listen on {address}: use /ip4/ADDRESS/tcp/PORT or /ip6/ADDRESS/tcp/PORT"
+            )
+        port = self._bind(address, names[0], parts[0][1], int(parts[1][1]))
+        return f"/{names[0]}/{parts[0][1]}/tcp/{port}"
+
+    def _bind(self, address: Address, kind: str, host: str, port: int) -> int:
+        family = socket.AF_INET if kind == "ip4" else socket.AF_INET6
+        holder = socket.socket(family, socket.SOCK_STREAM)
+        self._sockets.append(holder)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            holder.bind((host, port))
+        except OSError as error:
+            raise P2pdFailed(_bind_sentence(address, host, port, error)) from error
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound: int = holder.getsockname()[1]
+        return bound
+
+    def close(self) -> None:
+        """Let the ports go."""
+        for holder in self._sockets:
+            holder.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _bind_sentence(address: Address, host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} is taken ({address}): choose another with --listen, or stop the program that uses it"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"this machine has no address {host} ({address}): listen on 0.0.0.0 and announce the public address"
+    return f"cannot listen on {address}: {error.strerror}"
+
+
+class P2pdProcess:
+    """A running p2pd. Somebody must run `keep_reading` for as long as it lives."""
+
+    def __init__(self, process: trio.Process) -> None:
+        self._process = process
+        self._lines: deque[str] = deque(maxlen=MAX_KEPT_LINES)
+        self._partial = b""
+
+    def __repr__(self) -> str:
+        state = "running" if self.exit_status is None else f"exit {self.exit_status}"
+        return f"<P2pdProcess {self.pid} {state}>"
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while it runs; negative for a signal."""
+        return self._process.poll()
+
+    @property
+    def last_words(self) -> str:
+        """The end of what it printed, for error messages."""
+        return " | ".join(list(self._lines)[-3:]) or "it printed nothing"
+
+    async def describe_end(self) -> str:
+        """How it ended; waits a moment for it to be over."""
+        with trio.move_on_after(STOP_GRACE_S):
+            await self._process.wait()
+        status = self.exit_status
+        if status is None:
+            return "p2pd closed its control connection"
+        if status < 0:
+            return f"p2pd was killed by {signal.Signals(-status).name}"
+        return f"p2pd exited with status {status}: {self.last_words}"
+
+    async def keep_reading(self) -> None:
+        """Read its output to the end, so that it never blocks on it."""
+        while await self._read_some():
+            pass
+
+    async def wait_ready(self) -> None:
+        """Wait until it serves its control socket.
+
+        Raises:
+            P2pdFailed: it ended instead, or took too long.
+        """
+        with trio.move_on_after(START_TIMEOUT_S):
+            while not any(line.startswith(_READY_LINE) for line in self._lines):
+                if not await self._read_some():
+                    raise P2pdFailed(f"p2pd did not start: {self.last_words}")
+            return
+        raise P2pdFailed(f"p2pd did not start in {START_TIMEOUT_S:.0f} s: {self.last_words}")
+
+    async def _read_some(self) -> bool:
+        assert self._process.stdout is not None
+        data = await self._process.stdout.receive_some(READ_BYTES)
+        *complete, rest = (self._partial + data).split(b"\n")
+        self._partial = rest[-MAX_LINE_BYTES:]
+        for line in complete if data else [self._partial]:
+            if line:
+                self._lines.append(line[:MAX_LINE_BYTES].decode(errors="replace"))
+        return bool(data)
+
+
+@asynccontextmanager
+async def run_p2pd(config: P2pdConfig) -> AsyncIterator[P2pdProcess]:
+    """Start p2pd, wait until it serves its control socket, stop it at the end.
+
+    Raises:
+        P2pdFailed: it did not start.
+    """
+    config.control_path.unlink(missing_ok=True)
+    process = await _spawn(config)
+    try:
+        running = P2pdProcess(process)
+        await running.wait_ready()
+        yield running
+    finally:
+        with trio.CancelScope(shield=True):
+            await _stop(process)
+        config.control_path.unlink(missing_ok=True)
+
+
+async def _spawn(config: P2pdConfig) -> trio.Process:
+    environment = {**os.environ, "GOLOG_LOG_LEVEL": "error", "GOLOG_LOG_FMT": "nocolor"}
+    try:
+        return await trio.lowlevel.open_process(
+            config.arguments(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,  # Ctrl+C in a terminal is for us; p2pd is needed to say goodbye
+        )
+    except OSError as error:
+        raise P2pdFailed(f"p2pd cannot be run on this machine: {error}") from error
+
+
+async def _stop(process: trio.Process) -> None:
+    if process.poll() is None:
+        process.terminate()
+    with trio.move_on_after(STOP_GRACE_S):
+        await process.wait()
+    if process.poll() is None:
+        process.kill()
+        await process.wait()
+    if process.stdout is not None:
+        await process.stdout.aclose()
