@@ -3,6 +3,8 @@
 VENV      := .venv
 BIN       := $(VENV)/bin
 STAMP     := $(VENV)/.installed
+# -qq: pip's errors, without its warnings about indexes that this machine's settings name.
+PIP       := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 OUT       ?= demo-run
 PYTEST    ?=
 # The first suitable interpreter, unless PYTHON says which.
@@ -18,6 +20,7 @@ env: $(STAMP)  ## The environment: .venv with pinned dependencies; redone only w
 
 $(STAMP): pyproject.toml constraints.txt
 	@set -e; \
+	if $(BIN)/python -m pip --version >/dev/null 2>&1; then echo "env: bringing $(VENV) up to date"; exit 0; fi; \
 	for python in $(CANDIDATES); do \
 	  if "$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; \
 	  then found="$$python"; break; fi; \
@@ -30,12 +33,10 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "$$found cannot make virtual environments; on Debian: apt-get install python3-venv" >&2; exit 1; }; \
 	echo "env: $(VENV) with $$("$$found" --version); pinned dependencies, a few minutes the first time"; \
 	"$$found" -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-warn-script-location \
-	  -c constraints.txt pip setuptools wheel
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation \
-	  -c constraints.txt -e . --group dev
+	@$(PIP) pip setuptools wheel
+	@$(PIP) --no-build-isolation -e . --group dev
 	@touch $@
-	@echo "env: ready; $(BIN)/loco-peer --help"
+	@echo "env: ready"
 
 test: env  ## All tests, slow ones included
 	@$(BIN)/python -m pytest $(PYTEST)
@@ -53,7 +54,7 @@ lint: env  ## Lint, format, types, boundaries, spelling, Dockerfile
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy --no-error-summary
-	@PATH="$(CURDIR)/$(BIN):$$PATH" lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+	@$(BIN)/lint-imports --no-logo
 	@git ls-files -z | xargs -0 $(BIN)/codespell
 	@$(BIN)/hadolint Dockerfile
 	@echo "lint: clean"

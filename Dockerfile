@@ -1,0 +1,62 @@
+# One peer in a container.
+#
+#   docker build -t loco-peer .                           # CPU
+#   docker build -t loco-peer:cuda --build-arg TORCH=cuda .
+#   docker run -v loco:/data -p 31337:31337 loco-peer join --bootstrap ADDR
+#   docker run --gpus all -v loco:/data -p 31337:31337 loco-peer:cuda join --bootstrap ADDR
+#
+# /data is the peer's home: its identity, state and logs. Keep the volume, and the peer comes back as itself.
+# Signals: loco-peer is process 1. It handles SIGTERM itself (leaves the swarm, within 8 s, less than the 10 s
+# that `docker stop` waits) and waits for its own children, p2pd and the trainer; no init process is needed.
+
+ARG PYTHON=3.12
+
+# --- build: everything goes into one virtual environment -------------------------------------------
+
+FROM python:${PYTHON}-slim AS build
+ARG TORCH=cpu
+# Where PyTorch publishes its builds without CUDA; the CUDA build is the one on the default index.
+ARG TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_CONSTRAINT=/src/constraints.txt
+WORKDIR /src
+COPY constraints.txt ./
+RUN python -m venv /opt/venv && /opt/venv/bin/pip install pip setuptools wheel
+RUN case "$TORCH" in \
+      cpu) /opt/venv/bin/pip install --extra-index-url "$TORCH_CPU_INDEX" torch ;; \
+      cuda) /opt/venv/bin/pip install torch ;; \
+      *) echo "TORCH is '$TORCH'; use cpu or cuda" >&2; exit 1 ;; \
+    esac
+# The dependencies before the code, so that a change of code does not install them again.
+COPY pyproject.toml ./
+RUN python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
+      > requirements.txt \
+    && /opt/venv/bin/pip install --no-build-isolation -r requirements.txt
+COPY LICENSE README.md ./
+COPY protocol protocol
+COPY peer peer
+RUN /opt/venv/bin/pip install --no-build-isolation --no-deps . && /opt/venv/bin/pip check
+
+# --- run -------------------------------------------------------------------------------------------
+
+FROM python:${PYTHON}-slim
+LABEL org.opencontainers.image.title="loco-peer" \
+      org.opencontainers.image.licenses="MIT"
+COPY --from=build /opt/venv /opt/venv
+RUN useradd --create-home --uid 1000 loco && install -d -o loco -g loco -m 0700 /data
+ENV PATH=/opt/venv/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    LOCO_HOME=/data \
+    LOCO_LISTEN=0.0.0.0:31337 \
+    LOCO_METRICS=0.0.0.0:9464 \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+USER 1000
+WORKDIR /data
+VOLUME /data
+# 31337: other peers. 9464: Prometheus metrics, for your own network only.
+EXPOSE 31337 9464
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=30s --timeout=15s --start-period=60s --retries=3 \
+  CMD ["loco-peer", "status", "--json"]
+ENTRYPOINT ["loco-peer"]
+CMD ["--help"]

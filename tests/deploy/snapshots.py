@@ -1,0 +1,33 @@
+"""A peer's metrics with every value known."""
+
+from peer.observe.metrics import Metrics, MetricsSnapshot, Phase
+from peer.observe.status import Outcomes, PeerState
+from protocol.outcomes import SkipReason
+
+
+def full_snapshot() -> MetricsSnapshot:
+    return MetricsSnapshot(
+        inner_steps=100,
+        tokens=102400,
+        train_loss=2.5,
+        validation_loss=2.6,
+        outcomes=Outcomes(averaged=9, skipped={SkipReason.NO_PARTNER: 1}),
+        sent_bytes={"/loco/gossip/1": 1000, "/loco/hello/1": 10},
+        received_bytes={"/loco/gossip/1": 1000, "/loco/hello/1": 10},
+        peers={PeerState.TRAINING: 1},
+        rtt_s={"12D3KooWAbc": 0.02},
+        compute_utilisation=0.97,
+        trainer_restarts={"died": 1},
+        replica_distance=1e-3,
+        round=10,
+        step=500,
+        p2pd_restarts=0,
+        directory_restarts=0,
+    )
+
+
+def full_metrics(read=full_snapshot) -> Metrics:
+    metrics = Metrics(read, version="0.1.0")
+    for phase in Phase:
+        metrics.observe_round(phase, 0.5)
+    return metrics
