@@ -1,0 +1,241 @@
+"""The codec of messages: what goes in comes out, and what is wrong is named."""
+
+from dataclasses import fields
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol import limits
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.messages import (
+    MAX_SENTENCE_CHARS,
+    TYPES,
+    Accept,
+    AliveReply,
+    AskAlive,
+    Beat,
+    BlobReply,
+    Chunk,
+    GetBlob,
+    GetChunks,
+    GetSpec,
+    GetState,
+    Hello,
+    Leaving,
+    Message,
+    PeerEntry,
+    PeerList,
+    Propose,
+    Received,
+    Refusal,
+    Settle,
+    Settled,
+    SettledOutcome,
+    SpecReply,
+    StateReply,
+    Vector,
+    decode_message,
+    encode_message,
+    max_payload_bytes,
+    peer_entry,
+    printable_sentence,
+)
+from protocol.outcomes import RefusalReason
+
+RUN = "0123456789abcdef" * 2
+DIGEST = "ab" * 16
+PEER = "12D3KooWPeer"
+ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWPeer"
+
+EXAMPLES: tuple[Message, ...] = (
+    Hello("loco-peer 0.1.0", ("hello/1",), RUN, 7, (ADDRESS,), 1.5e9, "training", 3, DIGEST),
+    Hello("loco-peer 0.1.0", (), None, 7, (), 1.5e9, "starting", 0, None),
+    Refusal(RefusalReason.BEHIND, "I am in round 3.", 3),
+    Refusal(RefusalReason.BUSY, "Paired."),
+    Beat(1, "training", 2, 0.5, 10.0, 0, 40, 75, 4096, 12.5, 11.5, 0.25, 1.5e9),
+    Beat(1, "training", 2, 1.5, 10.0, 0, 40, 75, 4096, 12.5, None, 0.0, 1.5e9),
+    PeerList((PeerEntry(PEER, 7, (ADDRESS,)), PeerEntry("sim-1", 1, ()))),
+    AskAlive(PEER, 7),
+    AliveReply(PEER, 7, True),
+    Leaving(),
+    Propose(RUN, 3, DIGEST, "int8", 1, 50, 51200),
+    Accept(3, 50, 51200),
+    Vector(3, 50, 51200, "int8", 2, DIGEST),
+    Received(3, DIGEST),
+    Settle(RUN, 3),
+    Settled(3, SettledOutcome.AVERAGED),
+    GetSpec(),
+    SpecReply(b"k" * 32, b"s" * 64),
+    GetBlob(DIGEST),
+    BlobReply(DIGEST),
+    GetState(RUN, 2),
+    StateReply(3, DIGEST * 2, 1 << 30, 1 << 20, 0, 40, 4096, DIGEST),
+    GetChunks(DIGEST, 0, 16),
+    Chunk(DIGEST, 15),
+)
+WITH_FIELDS = tuple(m for m in EXAMPLES if fields(m))
+
+
+def tree_of(message: Message) -> dict[str, Any]:
+    tree: dict[str, Any] = msgpack.unpackb(encode_message(message))
+    return tree
+
+
+def changed(message: Message, **values: Any) -> bytes:
+    header: bytes = msgpack.packb(tree_of(message) | values)
+    return header
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=repr)
+def test_what_goes_in_comes_out(message: Message) -> None:
+    assert decode_message(encode_message(message)) == message
+    assert decode_message(memoryview(encode_message(message))) == message
+
+
+def test_there_is_an_example_of_every_message() -> None:
+    assert {type(m) for m in EXAMPLES} == set(TYPES.values())
+
+
+@pytest.mark.parametrize("message", WITH_FIELDS, ids=repr)
+def test_a_missing_field_is_named_unless_it_has_a_default(message: Message) -> None:
+    for name in (f.name for f in fields(message) if (type(message), f.name) != (Refusal, "round")):
+        tree = tree_of(message)
+        del tree[name]
+        with pytest.raises(RemoteProtocolError, match=f"{type(message).__name__}.*'{name}'"):
+            decode_message(msgpack.packb(tree))
+
+
+def test_a_field_with_a_default_may_be_missing() -> None:
+    tree = tree_of(Refusal(RefusalReason.BUSY, "Paired."))
+    del tree["round"]
+    assert decode_message(msgpack.packb(tree)) == Refusal(RefusalReason.BUSY, "Paired.", None)
+
+
+@pytest.mark.parametrize("message", WITH_FIELDS, ids=repr)
+def test_a_field_of_the_wrong_kind_is_named(message: Message) -> None:
+    for name in (f.name for f in fields(message)):
+        with pytest.raises(RemoteProtocolError, match=f"'{name}'"):
+            decode_message(changed(message, **{name: {"a": "map"}}))
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=repr)
+def test_an_unknown_extra_field_is_ignored(message: Message) -> None:
+    assert decode_message(changed(message, added_later=[1, {"two": 3}])) == message
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "value"),
+    [
+        (Accept(3, 1, 1), "round", -1),
+        (Accept(3, 1, 1), "round", 1 << 63),
+        (Accept(3, 1, 1), "round", True),
+        (Accept(3, 1, 1), "round", 3.0),
+        (EXAMPLES[10], "vectors", 3),
+        (EXAMPLES[10], "vectors", 0),
+        (EXAMPLES[10], "codec", "INT 8"),
+        (EXAMPLES[10], "run_id", "no-hex"),
+        (EXAMPLES[10], "run_id", "ab" * 33),
+        (EXAMPLES[4], "sent_s", float("nan")),
+        (EXAMPLES[4], "sent_s", float("inf")),
+        (EXAMPLES[4], "sent_s", "1.0"),
+        (EXAMPLES[4], "steps_per_s", -0.5),
+        (EXAMPLES[0], "software", "red \x1b[31m"),
+        (EXAMPLES[0], "software", "x" * 65),
+        (EXAMPLES[0], "protocols", ["hello"]),
+        (EXAMPLES[0], "protocols", ["hello/1"] * 33),
+        (EXAMPLES[0], "addresses", ["no slash"]),
+        (EXAMPLES[0], "addresses", [ADDRESS] * (limits.MAX_ADDRESSES_PER_PEER + 1)),
+        (EXAMPLES[2], "reason", "because"),
+        (EXAMPLES[2], "sentence", "x" * (MAX_SENTENCE_CHARS + 1)),
+        (EXAMPLES[15], "outcome", "perhaps"),
+        (AliveReply(PEER, 7, True), "alive", 1),
+        (SpecReply(b"k" * 32, b"s" * 64), "signature", b"s" * 63),
+        (SpecReply(b"k" * 32, b"s" * 64), "signature", "s" * 64),
+        (PeerList(()), "peers", [{}]),
+        (PeerList(()), "peers", [[]]),
+        (PeerList(()), "peers", [tree_of(AskAlive(PEER, 1)) | {"addresses": [ADDRESS] * 4}]),
+        (GetChunks(DIGEST, 0, 1), "count", 0),
+        (EXAMPLES[-3], "chunk_bytes", limits.STATE_CHUNK_BYTES + 1),
+    ],
+)
+def test_a_value_out_of_bounds_is_named(message: Message, field: str, value: Any) -> None:
+    with pytest.raises(RemoteProtocolError, match=f"{type(message).__name__}.*'{field}'"):
+        decode_message(changed(message, **{field: value}))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b"\xc1",
+        msgpack.packb([1]),
+        msgpack.packb({}),
+        msgpack.packb({"t": 1}),
+        msgpack.packb({"t": "shout"}),
+        msgpack.packb({1: 2}),
+        encode_message(Leaving()) + b"x",
+        encode_message(Leaving())[:-1],
+        b"\x81\xa1t\xa2\xff\xfe",
+        b"\x91" * 5000,
+        b"\x00" * (limits.MAX_HEADER_BYTES + 1),
+    ],
+)
+def test_what_is_no_message_is_their_fault(header: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_message(header)
+
+
+@given(st.binary(max_size=300))
+def test_garbage_raises_nothing_else(header: bytes) -> None:
+    try:
+        decode_message(header)
+    except RemoteProtocolError as error:
+        assert str(error)
+
+
+@given(st.sampled_from(EXAMPLES), st.data())
+def test_damaged_messages_raise_nothing_else(message: Message, data: st.DataObject) -> None:
+    header = bytearray(encode_message(message))
+    header[data.draw(st.integers(0, len(header) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        decode_message(header)
+    except RemoteProtocolError as error:
+        assert str(error)
+
+
+def test_what_we_send_badly_is_our_fault() -> None:
+    with pytest.raises(LocalProtocolError, match="Accept: field 'steps'"):
+        encode_message(Accept(1, -1, 0))
+    with pytest.raises(LocalProtocolError, match="'sent_s'"):
+        encode_message(Beat(1, "x", 2, 0, 0, 0, 0, 0, 0, 10**400, None, 0, 0))
+
+
+def test_whole_numbers_are_taken_for_seconds() -> None:
+    beat = decode_message(encode_message(Beat(1, "training", 2, 0, 1, 0, 0, 0, 0, 3, None, 0, 0)))
+    assert isinstance(beat, Beat)
+    assert type(beat.sent_s) is float
+
+
+def test_the_longest_peer_list_fits_one_header() -> None:
+    entry = peer_entry("1" * 128, 1 << 62, ("/" + "a" * 255,) * 9)
+    assert len(entry.addresses) == limits.MAX_RECORD_ADDRESSES
+    message = PeerList((entry,) * limits.MAX_PEERS_PER_EXCHANGE)
+    assert decode_message(encode_message(message)) == message
+
+
+def test_payloads_have_a_bound_by_type() -> None:
+    assert max_payload_bytes(Accept) == 0
+    assert max_payload_bytes(Vector) == limits.MAX_PAYLOAD_BYTES
+    assert max_payload_bytes(Chunk) == limits.STATE_CHUNK_BYTES
+    assert max_payload_bytes(SpecReply) == limits.MAX_SPEC_BYTES
+    assert max_payload_bytes(BlobReply) == limits.MAX_BLOB_BYTES
+    assert max_payload_bytes(StateReply) == limits.MAX_CONTROL_PAYLOAD_BYTES
+
+
+@given(st.text(st.characters(max_codepoint=0x17F)))
+def test_any_sentence_can_be_made_sendable(text: str) -> None:
+    refusal = Refusal(RefusalReason.BUSY, printable_sentence(text))
+    assert decode_message(encode_message(refusal)) == refusal
