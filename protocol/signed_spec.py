@@ -10,12 +10,13 @@ Rules:
 - `from_bytes` returns only what was verified; there is no unverified `SignedSpec` made from a peer's bytes.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Self
 
 import msgpack
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from .errors import InvalidRunSpec, RemoteProtocolError
 from .limits import MAX_SPEC_BYTES
@@ -44,11 +45,15 @@ class SignedSpec:
     signature: bytes
 
     @classmethod
-    def sign(cls, spec: RunSpec, founder: Ed25519PrivateKey) -> Self:
-        """Sign `spec` as its founder."""
+    def signed_by(cls, spec: RunSpec, public_key: bytes, sign: Callable[[bytes], bytes]) -> Self:
+        """Sign `spec` as its founder.
+
+        Args:
+            public_key: the founder's, Ed25519, 32 bytes.
+            sign: signs with the key that belongs to it.
+        """
         spec_bytes = spec.to_bytes()
-        public_key = founder.public_key().public_bytes_raw()
-        return cls(spec_bytes, public_key, founder.sign(DOMAIN + spec_bytes))
+        return cls(spec_bytes, public_key, sign(DOMAIN + spec_bytes))
 
     @property
     def run_id(self) -> str:

@@ -155,6 +155,20 @@ class Home:
         finally:
             os.close(descriptor)
 
+    def in_use(self) -> bool:
+        """Whether a daemon holds this home now."""
+        try:
+            descriptor = os.open(self.lock_path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
     def holder(self) -> Mapping[str, Any]:
         """What the last holder wrote: `pid` and `control` (path of its control socket). Empty when unknown."""
         try:

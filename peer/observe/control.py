@@ -1,0 +1,161 @@
+"""The control socket: how a command in another terminal speaks to the daemon of its home.
+
+One JSON object per line over a unix socket in a directory that only its owner can enter; one request and one reply per connection.
+
+    -> {"request": "status", ...arguments}
+    <- {"reply": {...}}   or   {"error": "sentence"}
+
+Rules:
+- The path may be left over from a daemon that was killed. The home's lock says that we are the only daemon, so the socket is replaced.
+- Whoever connects can only end their own connection: length, time to ask and number of connections are bounded.
+"""
+
+import errno
+import json
+import os
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from protocol.errors import LocoError
+
+MAX_REQUEST_BYTES: Final = 64 * 1024
+MAX_REPLY_BYTES: Final = 4 * 1024 * 1024
+MAX_CONNECTIONS: Final = 16
+ASK_TIMEOUT_S: Final = 5.0
+"""From connecting to the end of the request."""
+REPLY_TIMEOUT_S: Final = 10.0
+"""How long a client waits where nothing else is said."""
+_CHUNK_BYTES: Final = 64 * 1024
+
+Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+
+
+class NoDaemon(LocoError):
+    """Nobody answers on the control socket."""
+
+
+class ControlFailed(LocoError):
+    """The daemon answered with an error, or not in time."""
+
+
+async def serve_control(
+    path: Path,
+    handlers: Mapping[str, Handler],
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve requests at `path` until cancelled; a stale socket there is replaced.
+
+    Args:
+        path: at most 107 bytes.
+        handlers: by request name; each takes the request's arguments and returns the reply. A `LocoError` becomes the client's
+            error. A handler may answer and be cut off later: cancel the nursery only after it returned.
+    """
+    path.unlink(missing_ok=True)
+    listening = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        await listening.bind(str(path))
+        path.chmod(0o600)
+        listening.listen(MAX_CONNECTIONS)
+        server = _Server(handlers)
+        async with trio.open_nursery() as nursery:
+            listener = trio.SocketListener(listening)
+            nursery.start_soon(trio.serve_listeners, server.answer, [listener])
+            task_status.started()
+    finally:
+        listening.close()
+        path.unlink(missing_ok=True)
+
+
+class _Server:
+    def __init__(self, handlers: Mapping[str, Handler]) -> None:
+        self._handlers = handlers
+        self._connections = 0
+
+    async def answer(self, stream: trio.SocketStream) -> None:
+        self._connections += 1
+        try:
+            if self._connections <= MAX_CONNECTIONS:
+                await self._converse(stream)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # the client went away; nobody is left to tell
+        finally:
+            self._connections -= 1
+            await trio.aclose_forcefully(stream)
+
+    async def _converse(self, stream: trio.SocketStream) -> None:
+        line = b""
+        with trio.move_on_after(ASK_TIMEOUT_S):
+            line = await _read_line(stream, MAX_REQUEST_BYTES)
+        if not line:
+            return
+        reply = await self._reply(line)
+        # Shielded, so that the answer to "leave" gets out although the daemon goes down with it.
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + ASK_TIMEOUT_S):
+            await stream.send_all(json.dumps(reply).encode() + b"\n")
+
+    async def _reply(self, line: bytes) -> dict[str, Any]:
+        try:
+            arguments = json.loads(line)
+            name = arguments.pop("request")
+            handler = self._handlers[name]
+        except (ValueError, AttributeError, KeyError, TypeError):
+            return {"error": f"unknown request; known are {', '.join(sorted(self._handlers))}"}
+        try:
+            return {"reply": await handler(arguments)}
+        except LocoError as error:
+            return {"error": str(error)}
+
+
+async def _read_line(stream: trio.SocketStream, max_bytes: int) -> bytes:
+    """Up to the newline; empty when it ended early or was too long."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        chunk = await stream.receive_some(_CHUNK_BYTES)
+        line += chunk
+        if not chunk or len(line) > max_bytes:
+            return b""
+    return bytes(line)
+
+
+async def ask(
+    path: Path, request: str, *, timeout_s: float = REPLY_TIMEOUT_S, **arguments: Any
+) -> dict[str, Any]:
+    """Ask the daemon whose control socket is at `path`.
+
+    Raises:
+        NoDaemon: nobody listens there.
+        ControlFailed: it refused, or did not answer in time.
+    """
+    stream = await _connect(path)
+    async with stream:
+        line = b""
+        with trio.move_on_after(timeout_s) as scope:
+            try:
+                await stream.send_all(json.dumps({"request": request, **arguments}).encode() + b"\n")
+                line = await _read_line(stream, MAX_REPLY_BYTES)
+            except trio.BrokenResourceError:
+                pass
+    if scope.cancelled_caught:
+        raise ControlFailed(f"the daemon did not answer '{request}' within {timeout_s:g} s")
+    if not line:
+        raise ControlFailed(f"the daemon ended before it answered '{request}'")
+    answer = json.loads(line)
+    if "error" in answer:
+        raise ControlFailed(answer["error"])
+    reply: dict[str, Any] = answer["reply"]
+    return reply
+
+
+async def _connect(path: Path) -> trio.SocketStream:
+    try:
+        return await trio.open_unix_socket(str(path))
+    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
+        raise NoDaemon("no daemon is running in this home") from error
+    except OSError as error:
+        why = os.strerror(error.errno or errno.EIO)
+        raise ControlFailed(f"cannot reach the daemon at {path}: {why}") from error
