@@ -1,0 +1,131 @@
+"""`loco-peer`: the commands and their options. What they do stands in the files beside this one.
+
+`--help` must be quick, so nothing heavy is imported before a command needs it.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import options as opt
+from .reporting import reported
+
+app = typer.Typer(
+    help="Train one language model on machines rented anywhere, with no coordinator.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.command()
+def new(
+    run_toml: Annotated[Path, typer.Argument(metavar="RUN.toml", help="File to write.")],
+    preset: Annotated[
+        str, typer.Option("--preset", metavar="demo|125m|1b", help="Sizes to begin with.")
+    ] = "demo",
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+) -> None:
+    """Write a run spec with every key explained."""
+    from .new import write_new
+
+    with reported():
+        write_new(run_toml, preset, force=force)
+        print(f"wrote {run_toml}; look it over, then: loco-peer start {run_toml}")
+
+
+@app.command()
+def start(
+    run_toml: opt.RunToml,
+    home: opt.Home = None,
+    bootstrap: opt.Bootstrap = None,
+    listen: opt.Listen = None,
+    announce: opt.Announce = None,
+    metrics: opt.Metrics = None,
+    device: opt.Device = None,
+    threads: opt.Threads = None,
+    log_format: opt.LogFormat = None,
+    verbose: opt.Verbose = None,
+    grace: opt.Grace = None,
+    exit_when_done: opt.ExitWhenDone = None,
+    json_ready: opt.JsonReady = None,
+) -> None:
+    """Found a run, be its first peer, and print the line by which others join."""
+    given = {name.replace("_", "-"): v for name, v in locals().items() if name != "run_toml"}
+    _run(given, run_toml)
+
+
+@app.command()
+def join(
+    home: opt.Home = None,
+    bootstrap: opt.Bootstrap = None,
+    listen: opt.Listen = None,
+    announce: opt.Announce = None,
+    metrics: opt.Metrics = None,
+    device: opt.Device = None,
+    threads: opt.Threads = None,
+    log_format: opt.LogFormat = None,
+    verbose: opt.Verbose = None,
+    grace: opt.Grace = None,
+    exit_when_done: opt.ExitWhenDone = None,
+    json_ready: opt.JsonReady = None,
+) -> None:
+    """Join a run; everything else comes from the swarm."""
+    given = {name.replace("_", "-"): v for name, v in locals().items()}
+    _run(given, None)
+
+
+def _run(given: dict[str, object], run_toml: Path | None) -> None:
+    with reported(verbose=bool(given["verbose"])):
+        from .run import run_peer
+
+        raise typer.Exit(run_peer(given, run_toml))
+
+
+@app.command()
+def status(
+    home: opt.Home = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    verbose: opt.Verbose = None,
+) -> None:
+    """Show what the daemon of this home is doing."""
+    from .client import show_status
+
+    with reported(verbose=bool(verbose)):
+        show_status(home, as_json=as_json)
+
+
+@app.command()
+def leave(home: opt.Home = None, verbose: opt.Verbose = None) -> None:
+    """Make the daemon of this home leave the swarm gracefully, and wait until it has."""
+    from .client import leave_swarm
+
+    with reported(verbose=bool(verbose)):
+        leave_swarm(home)
+
+
+@app.command()
+def export(
+    hf: Annotated[
+        Path, typer.Option("--hf", metavar="DIR", help="Write a Hugging Face checkpoint here.")
+    ],
+    home: opt.Home = None,
+    verbose: opt.Verbose = None,
+) -> None:
+    """Export the slow weights as they are now."""
+    from .client import export_checkpoint
+
+    with reported(verbose=bool(verbose)):
+        export_checkpoint(home, hf)
+        print(f"wrote {hf}")
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from importlib.metadata import version as version_of
+
+    print(version_of("loco-peer"))

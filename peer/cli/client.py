@@ -1,0 +1,80 @@
+"""Commands that speak to the daemon of a home over its control socket."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from ..config import resolve_home
+from ..observe.control import REPLY_TIMEOUT_S, ControlFailed, NoDaemon, ask
+from ..state.home import Home
+
+LEAVE_TIMEOUT_S: Final = 60.0
+WRITE_STATE_TIMEOUT_S: Final = 600.0
+_POLL_S: Final = 0.05
+
+
+def show_status(home: Path | None, *, as_json: bool) -> None:
+    """Print the status, as JSON or as a table.
+
+    Raises:
+        NoDaemon, ControlFailed
+    """
+    tree = trio.run(_ask, _home(home), "status", REPLY_TIMEOUT_S)
+    if as_json:
+        print(json.dumps(tree))
+        return
+    from rich.console import Console
+
+    from ..observe.status import Status, render
+
+    Console().print(render(Status.from_json(tree)))
+
+
+def leave_swarm(home: Path | None) -> None:
+    """Ask the daemon to leave, and wait until the home is free.
+
+    Raises:
+        NoDaemon, ControlFailed
+    """
+    trio.run(_leave, _home(home))
+
+
+def export_checkpoint(home: Path | None, directory: Path) -> None:
+    """Have the daemon write its state, and convert that to `directory`.
+
+    Raises:
+        NoDaemon, ControlFailed
+    """
+    reply = trio.run(_ask, _home(home), "write_state", WRITE_STATE_TIMEOUT_S)
+    from ..state.export import export_hf  # here: it imports torch
+
+    export_hf(Path(reply["path"]), directory)
+
+
+def _home(given: Path | None) -> Home:
+    return Home(resolve_home(given, os.environ))
+
+
+async def _ask(home: Home, request: str, timeout_s: float) -> dict[str, Any]:
+    try:
+        return await ask(home.control_socket, request, timeout_s=timeout_s)
+    except NoDaemon as error:
+        if home.in_use():
+            raise ControlFailed(
+                f"the daemon of {home.root} takes no requests now: it is starting, or ending"
+            ) from error
+        raise NoDaemon(
+            f"no daemon is running in {home.root}; start one, or name its home with --home"
+        ) from error
+
+
+async def _leave(home: Home) -> None:
+    await _ask(home, "leave", REPLY_TIMEOUT_S)
+    with trio.move_on_after(LEAVE_TIMEOUT_S) as scope:
+        while home.in_use():
+            await trio.sleep(_POLL_S)
+    if scope.cancelled_caught:
+        raise ControlFailed(f"the daemon is still there after {LEAVE_TIMEOUT_S:.0f} s")

@@ -1,0 +1,59 @@
+"""What each key of a run spec means, in the words that `loco-peer new` writes beside it."""
+
+from collections.abc import Mapping
+from typing import Final
+
+SECTIONS: Final[Mapping[str, str]] = {
+    "model": "A Llama-family decoder.",
+    "data": "The corpus. `start` freezes it by digest: every peer trains on the same bytes.",
+    "optimizer": "AdamW inside each peer. Steps are nominal: those of the run, not of one machine.",
+    "training": "One inner step, and the length of the run.",
+    "sync": "How peers average: NoLoCo, gossip in pairs, no barrier and no all-reduce.",
+}
+
+EXPLANATIONS: Final[Mapping[str, str]] = {
+    "name": "For people: letters, digits, '.', '_' and '-'.",
+    "seed": "Initial weights, the order of the data and the pairing of peers follow from it.",
+    "model.family": "Only 'llama' so far.",
+    "model.hidden_size": "Width; a multiple of 2 * num_heads.",
+    "model.intermediate_size": "Width of the feed-forward layers.",
+    "model.num_layers": "Depth.",
+    "model.num_heads": "Attention heads.",
+    "model.num_kv_heads": "Key and value heads (grouped-query attention); num_heads when left out.",
+    "model.context_length": "Tokens per sequence.",
+    "model.rope_theta": "Base of the rotary position embedding.",
+    "model.tie_embeddings": "Share the input and output embeddings.",
+    "model.init_from": "Begin from this checkpoint, a local directory or hub id, and take the sizes from it.",
+    "data.source": "'stdlib' (the Python standard library's source, on every machine), 'text:GLOB' or 'tokens:FILE'.",
+    "data.tokenizer": "'bytes', or a Hugging Face tokenizer: tokenizer.json, a directory or a hub id.",
+    "data.validation_blocks": "Sequences held out for the validation loss, the same for every peer.",
+    "optimizer.learning_rate": "Peak of the schedule.",
+    "optimizer.min_learning_rate_ratio": "Where the schedule ends, as a part of the peak.",
+    "optimizer.schedule": "'cosine', 'wsd' (warm-up, stable, decay) or 'constant'.",
+    "optimizer.warmup_steps": "Steps over which the rate rises from zero.",
+    "optimizer.decay_fraction": "'wsd' only: the last part of the run, over which the rate falls.",
+    "optimizer.betas": "AdamW's decay rates.",
+    "optimizer.weight_decay": "AdamW's, on matrices.",
+    "optimizer.clip_norm": "Gradients longer than this are scaled down to it.",
+    "training.total_steps": "Inner steps of the whole run, rounded up to whole rounds.",
+    "training.batch_size": "Sequences per inner step and peer.",
+    "training.micro_batch": "Sequences per forward pass; 'auto' finds what fits each machine's memory.",
+    "training.precision": "'auto' (bf16 where the device computes in it), 'fp32' or 'bf16'.",
+    "training.compile": "Use torch.compile: slower to start, faster to train.",
+    "sync.method": "Only 'noloco' so far.",
+    "sync.inner_steps": "H: inner steps of a round. More of them: less traffic, looser replicas.",
+    "sync.alpha": "Outer momentum.",
+    "sync.beta": "Outer learning rate.",
+    "sync.gamma": "Pull between slow weights; beta when left out, and then half as many bytes travel.",
+    "sync.codec": "How weights travel: 'int8' (1 byte per parameter), 'bf16' (2) or 'fp32' (4).",
+    "sync.overlap": "Train on while weights travel; false is the paper's blocking form.",
+    "sync.final_rounds": "Rounds of plain averaging after the last step; they bring the replicas together.",
+    "sync.validate_every": "Rounds between two validations.",
+}
+
+EXAMPLES: Final[Mapping[str, str]] = {
+    "model.num_kv_heads": "2",
+    "model.init_from": '"HuggingFaceTB/SmolLM2-135M"',
+    "sync.gamma": "0.7",
+}
+"""What is shown, commented out, for a key that has no value."""

@@ -1,0 +1,114 @@
+"""`loco-peer new`: a run spec with every key explained.
+
+The file is made from the run spec's own fields, so that a key cannot be forgotten: the values from a preset, the words from
+`EXPLANATIONS`. A key that has no value yet is written as a comment.
+"""
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from protocol.run_spec import RunSpec
+
+from ..config import ConfigError
+from .explanations import EXAMPLES, EXPLANATIONS, SECTIONS
+
+SET_BY_START: Final = frozenset({"data.manifest", "data.tokenizer_digest"})
+"""Keys that people do not write: the founder's `start` does."""
+
+PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "demo": {
+        "name": "demo",
+        "training": {"total_steps": 1200, "batch_size": 8},
+        "sync": {"inner_steps": 25},
+    },
+    "125m": {
+        "name": "llama-125m",
+        "model": {
+            "hidden_size": 768,
+            "intermediate_size": 2048,
+            "num_layers": 12,
+            "num_heads": 12,
+            "context_length": 1024,
+        },
+        "data": {"source": "text:data/*.txt", "tokenizer": "openai-community/gpt2"},
+        "optimizer": {"learning_rate": 6e-4, "warmup_steps": 1000},
+        "training": {"total_steps": 25_000, "batch_size": 64},
+        "sync": {"inner_steps": 50},
+    },
+    "1b": {
+        "name": "llama-1b",
+        "model": {
+            "hidden_size": 2048,
+            "intermediate_size": 5632,
+            "num_layers": 22,
+            "num_heads": 32,
+            "num_kv_heads": 8,
+            "context_length": 2048,
+        },
+        "data": {"source": "text:data/*.txt", "tokenizer": "openai-community/gpt2"},
+        "optimizer": {"learning_rate": 3e-4, "warmup_steps": 1000},
+        "training": {"total_steps": 25_000, "batch_size": 64},
+        "sync": {"inner_steps": 100, "validate_every": 5},
+    },
+}
+"""What differs from the run spec's defaults."""
+
+
+def write_new(path: Path, preset: str, *, force: bool) -> None:
+    """Write the run spec of `preset` to `path`.
+
+    Raises:
+        ConfigError: no such preset, or the file is there already, or cannot be written.
+    """
+    if preset not in PRESETS:
+        near = difflib.get_close_matches(preset, PRESETS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"unknown preset '{preset}': use {', '.join(PRESETS)}{hint}")
+    text = preset_toml(preset)
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise ConfigError(f"{path} exists already; use --force to replace it") from error
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+
+
+def preset_toml(preset: str) -> str:
+    """The commented TOML of a preset."""
+    spec = RunSpec.model_validate(PRESETS[preset])
+    return "\n".join([*_head(spec), *_keys(spec, ""), *_sections(spec)]) + "\n"
+
+
+def _head(spec: RunSpec) -> list[str]:
+    return [
+        "# A run of loco-peer: what all its peers agree on. Every key but the data's may be left out.",
+        f"# {spec.total_rounds:,} rounds of {spec.sync.inner_steps} inner steps;"
+        f" {spec.tokens_per_step:,} tokens per step and peer.",
+        "",
+    ]
+
+
+def _sections(spec: RunSpec) -> Iterator[str]:
+    for name, value in spec:
+        if isinstance(value, BaseModel):
+            yield from ["", f"# {SECTIONS[name]}", f"[{name}]"]
+            yield from _keys(value, f"{name}.")
+
+
+def _keys(section: BaseModel, prefix: str) -> Iterator[str]:
+    for name, value in section:
+        path = prefix + name
+        if isinstance(value, BaseModel) or path in SET_BY_START:
+            continue
+        yield f"# {EXPLANATIONS[path]}"
+        yield f"{name} = {_literal(value)}" if value is not None else f"# {name} = {EXAMPLES[path]}"
+
+
+def _literal(value: Any) -> str:
+    return json.dumps(value)  # JSON of such plain values is TOML

@@ -1,0 +1,72 @@
+"""How errors end a command: one sentence on stderr, and an exit code from the closed list."""
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from protocol.errors import InvalidRunSpec, LocoError, Refused
+
+from ..exit_codes import ExitCode
+
+
+def exit_code_of(error: LocoError) -> ExitCode:
+    """The exit code that goes with `error`."""
+    from ..config import ConfigError  # here, because a command that goes well needs none of these
+    from ..identity import IdentityUnusable
+    from ..observe.control import NoDaemon
+    from ..observe.endpoint import EndpointUnavailable
+    from ..state.home import HomeError
+
+    usage = (ConfigError, HomeError, InvalidRunSpec, IdentityUnusable, EndpointUnavailable)
+    if isinstance(error, usage):
+        return ExitCode.USAGE
+    if isinstance(error, Refused):
+        return ExitCode.REFUSED
+    return ExitCode.NO_DAEMON if isinstance(error, NoDaemon) else ExitCode.FAILURE
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """The exceptions inside nested groups, in order."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in leaves(inner)]
+    return [error]
+
+
+@contextmanager
+def reported(*, verbose: bool = False) -> Iterator[None]:
+    """Turn what is raised inside into a sentence and an exit code.
+
+    Errors of ours show a traceback only when `verbose`; anything else is a bug, and always does.
+
+    Raises:
+        typer.Exit
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+    except typer.Exit:
+        raise
+    except Exception as error:
+        raise typer.Exit(_report(error, verbose=verbose)) from error
+
+
+def _report(error: Exception, *, verbose: bool) -> ExitCode:
+    found = leaves(error)
+    if all(isinstance(leaf, KeyboardInterrupt) for leaf in found):
+        return ExitCode.INTERRUPTED
+    ours = [leaf for leaf in found if isinstance(leaf, LocoError)]
+    if verbose or len(ours) < len(found):
+        traceback.print_exception(error)
+    if len(ours) < len(found):
+        print(
+            "loco-peer: this is a bug in loco-peer; please report it with the lines above",
+            file=sys.stderr,
+        )
+        return ExitCode.FAILURE
+    for sentence in dict.fromkeys(str(leaf) for leaf in ours):
+        print(f"loco-peer: {sentence}", file=sys.stderr)
+    return exit_code_of(ours[0])

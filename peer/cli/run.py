@@ -1,0 +1,65 @@
+"""`start` and `join`: everything that must be right before the daemon runs."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from protocol.errors import InvalidRunSpec
+from protocol.limits import MAX_SPEC_BYTES
+from protocol.run_spec import RunSpec, parse_toml
+
+from ..config import ConfigError, PeerConfig, load_config
+from ..exit_codes import ExitCode
+from ..state.home import Home
+
+
+def run_peer(command_line: Mapping[str, Any], run_toml: Path | None) -> ExitCode:
+    """Run a daemon in the foreground until it ends.
+
+    Args:
+        command_line: option name to value, None where not given.
+        run_toml: the run to found; None joins one.
+
+    Raises:
+        LocoError: configuration, run spec or home cannot be used, or the swarm refused us.
+    """
+    config = load_config(command_line, os.environ)
+    spec = None if run_toml is None else read_spec(run_toml)
+    if spec is None and not config.bootstrap:
+        raise ConfigError("join needs an address to join by: --bootstrap ADDR, or LOCO_BOOTSTRAP")
+    _show(config)
+    home = Home(config.home)
+    home.prepare()
+    with home.locked():
+        from ..daemon.run import run_daemon  # here: it takes seconds to import
+
+        return trio.run(run_daemon, config, spec, home)
+
+
+def read_spec(path: Path) -> RunSpec:
+    """Read and check a run spec.
+
+    Raises:
+        InvalidRunSpec: names the file, and what to change.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_SPEC_BYTES + 1)
+        if len(data) > MAX_SPEC_BYTES:
+            raise InvalidRunSpec(f"longer than {MAX_SPEC_BYTES} bytes")
+        return parse_toml(data.decode())
+    except OSError as error:
+        raise InvalidRunSpec(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRunSpec(f"{path}: not UTF-8 text") from error
+    except InvalidRunSpec as error:
+        raise InvalidRunSpec(f"{path}: {error}") from error
+
+
+def _show(config: PeerConfig) -> None:
+    if config.verbose:
+        print(*config.describe(), sep="\n", file=sys.stderr)
