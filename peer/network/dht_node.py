@@ -1,0 +1,363 @@
+"""One node of hivemind's distributed hash table, and the asyncio loop it lives in: the only file that knows either.
+
+Importing this file imports hivemind and with it torch, which takes about a second: the directory does so in its thread.
+What runs here, runs in that thread alone.
+
+hivemind's DHTNode stores any value that anybody sends, and believes replicas about expiry. Here every node is a
+`LocoDirectoryV1`, whose rules are ours:
+- Only dictionary entries (subkey = peer id) that hold a record signed by that peer for that place are stored, sent on or
+  read. Plain values, which would replace a whole dictionary, and undecodable ones, which would hang a reader, get nowhere.
+- An entry's expiry is the one inside the signature, at most MAX_RECORD_LIFETIME_S away.
+- A dictionary holds MAX_RECORDS_PER_SHARD entries; a node holds MAX_STORED_KEYS dictionaries, and refuses further ones.
+- From a replica's answer invalid entries are dropped one by one; its word on the dictionary's expiry is recomputed, for
+  hivemind ends a search early on an answer that claims to be fresh enough.
+- No caches: they save nothing on values this small, and would keep dead peers around.
+
+The clock: hivemind takes `time.time` by name in several modules. They get a function that asks for the clock of the
+running thread, so that several nodes with different clocks fit into one process. Peers are pinged without
+hivemind's own clock check (which refuses 3 s): a wrong clock here is corrected, not shut out.
+
+Parameters: a call to a silent peer is given up after WAIT_TIMEOUT_S, after which that peer leaves the routing table; a store
+to five replicas therefore costs at most one or two such waits, once per peer that fell silent.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Self
+
+import hivemind.dht.node
+import hivemind.dht.protocol
+import hivemind.dht.routing
+import hivemind.utils
+import hivemind.utils.auth
+import hivemind.utils.timed_storage
+import msgpack
+import uvloop
+from hivemind.dht.node import DHTNode
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.p2p.p2p_daemon_bindings.control import DaemonConnector
+from hivemind.proto import dht_pb2
+from hivemind.utils.logging import use_hivemind_log_handler
+from hivemind.utils.multiaddr import Multiaddr
+from hivemind.utils.timed_storage import ValueWithExpiration
+
+from protocol.errors import RemoteProtocolError
+from protocol.limits import MAX_RECORD_BYTES, MAX_RECORDS_PER_SHARD
+from protocol.records import valid_record_at
+
+WAIT_TIMEOUT_S: Final = 2.0
+NUM_REPLICAS: Final = 5
+PARALLEL_RPC: Final = 32
+MAX_RECORD_LIFETIME_S: Final = 3600.0
+MAX_STORED_KEYS: Final = 4096
+MAX_KEYS_PER_REQUEST: Final = 16
+"""Keys that one request of another node may name: 16 full dictionaries stay far below p2pd's 4 MiB."""
+_MAX_WRAPPED_BYTES: Final = MAX_RECORD_BYTES + 8
+"""A record as msgpack binary."""
+
+_thread = threading.local()
+
+
+def thread_time() -> float:
+    """Unix time by the clock of the node that runs in this thread."""
+    clock: Callable[[], float] = getattr(_thread, "clock", time.time)  # noqa: TID251
+    return clock()
+
+
+for _module in (
+    hivemind.utils.timed_storage,
+    hivemind.utils,
+    hivemind.utils.auth,
+    hivemind.dht.routing,
+    hivemind.dht.protocol,
+    hivemind.dht.node,
+):
+    _module.get_dht_time = thread_time
+
+use_hivemind_log_handler("nowhere")
+logging.getLogger("hivemind").setLevel(logging.CRITICAL)
+
+_open_persistent_connection = DaemonConnector.open_persistent_connection
+
+
+async def _open_and_note(self: Any) -> Any:
+    """Keep a second handle on the connection to p2pd, by which another thread can cut it."""
+    reader, writer = await _open_persistent_connection(self)
+    handle = socket.socket(fileno=socket.dup(writer.get_extra_info("socket").fileno()))
+    _thread.connections.append(handle)
+    return reader, writer
+
+
+DaemonConnector.open_persistent_connection = _open_and_note
+
+
+def _unwrap(wrapped: Any) -> bytes | None:
+    if type(wrapped) is not bytes or len(wrapped) > _MAX_WRAPPED_BYTES:
+        return None
+    try:
+        value = msgpack.unpackb(wrapped, raw=False)
+    except Exception:  # noqa: BLE001 - whatever msgpack finds wrong, it is not a value
+        return None
+    return value if type(value) is bytes else None
+
+
+def acceptable(place: bytes, peer_id: Any, wrapped: Any, expires_s: Any) -> bool:
+    """Whether an entry (peer id: value) may be kept at this place of the table."""
+    value = _unwrap(wrapped)
+    if value is None or type(peer_id) is not str:
+        return False
+    record = valid_record_at(place, peer_id, value)
+    latest_s = thread_time() + MAX_RECORD_LIFETIME_S
+    return record is not None and record.expires_s == expires_s and expires_s <= latest_s
+
+
+class _RecordCheck(RecordValidatorBase):  # type: ignore[misc]  # hivemind has no types
+    """The same rule for hivemind's own paths (storing at ourselves)."""
+
+    def validate(self, record: DHTRecord) -> bool:
+        try:
+            peer_id = msgpack.unpackb(record.subkey, raw=False)
+        except Exception:  # noqa: BLE001 - whatever msgpack finds wrong, it is no subkey
+            return False
+        return acceptable(record.key, peer_id, record.value, record.expiration_time)
+
+
+class LocoDirectoryV1(DHTProtocol):  # type: ignore[misc]  # hivemind has no types
+    """hivemind's remote procedures under our rules. The class name is part of the protocol ids on the wire."""
+
+    async def rpc_store(
+        self, request: dht_pb2.StoreRequest, context: P2PContext
+    ) -> dht_pb2.StoreResponse:
+        """Another node asks us to keep entries."""
+        if request.peer:
+            ping = dht_pb2.PingRequest(peer=request.peer)
+            _spawn(self.rpc_ping(ping, context))
+        response = dht_pb2.StoreResponse(store_ok=[], peer=self.node_info)
+        entries = zip(
+            request.keys, request.subkeys, request.values, request.expiration_time, strict=True
+        )
+        for place, tag, value, expires_s in list(entries)[:MAX_KEYS_PER_REQUEST]:
+            response.store_ok.append(self._take_in(place, tag, value, expires_s))
+        return response
+
+    def _take_in(self, place: bytes, tag: bytes, value: bytes, expires_s: float) -> bool:
+        if len(place) != DHTID.HASH_NBYTES:
+            return False
+        if tag != self.IS_DICTIONARY:
+            return self._keep(place, msgpack.unpackb(tag, raw=False), value, expires_s)
+        dictionary = self.serializer.loads(value)
+        if not isinstance(dictionary, DictionaryDHTValue):
+            return False
+        with dictionary.freeze():
+            entries = list(dictionary.items())[:MAX_RECORDS_PER_SHARD]
+        kept = [self._keep(place, peer_id, *entry) for peer_id, entry in entries]
+        return all(kept)
+
+    def _keep(self, place: bytes, peer_id: Any, wrapped: Any, expires_s: float) -> bool:
+        if not acceptable(place, peer_id, wrapped, expires_s):
+            return False
+        key = DHTID.from_bytes(place)
+        there = self.storage.get(key)
+        if there is None:
+            has_room = len(self.storage) < MAX_STORED_KEYS
+        else:
+            entry = there.value.get(peer_id)
+            if entry is not None and entry.expiration_time >= expires_s:
+                return False
+            has_room = entry is not None or len(there.value) < MAX_RECORDS_PER_SHARD
+        return has_room and bool(self.storage.store_subkey(key, peer_id, wrapped, expires_s))
+
+    async def rpc_find(
+        self, request: dht_pb2.FindRequest, context: P2PContext
+    ) -> dht_pb2.FindResponse:
+        """Another node asks for keys."""
+        if len(request.keys) > MAX_KEYS_PER_REQUEST:
+            raise RemoteProtocolError(f"{len(request.keys)} keys in one request")
+        return await super().rpc_find(request, context)
+
+    async def call_find(self, peer: PeerID, keys: Any) -> Any:
+        """Ask another node; what is not valid in its answer is dropped."""
+        found = await super().call_find(peer, keys)
+        if not found:
+            return found
+        return {
+            key: (_with_true_expiry(item), nearest) for key, (item, nearest) in found.items()
+        }
+
+    def _validate_dictionary(self, key_bytes: bytes, dictionary: Any) -> bool:
+        if not isinstance(dictionary, DictionaryDHTValue):
+            return False
+        dictionary.maxsize = float("inf")
+        with dictionary.freeze():
+            entries = list(dictionary.items())
+            kept = 0
+            for peer_id, (value, expires_s) in entries:
+                room = kept < MAX_RECORDS_PER_SHARD
+                if room and acceptable(key_bytes, peer_id, value, expires_s):
+                    kept += 1
+                else:
+                    del dictionary[peer_id]
+        return True
+
+
+def _with_true_expiry(item: Any) -> Any:
+    """A replica's dictionary with the expiry that its entries have; None when nothing is left of it."""
+    if item is None or not isinstance(item.value, DictionaryDHTValue) or not item.value.data:
+        return None
+    latest_s = max(entry.expiration_time for entry in item.value.data.values())
+    item.value.latest_expiration_time = latest_s
+    return ValueWithExpiration(item.value, latest_s)
+
+
+hivemind.dht.node.DHTProtocol = LocoDirectoryV1
+
+_background: set[asyncio.Task[Any]] = set()
+
+
+def _spawn(work: Any) -> None:
+    task = asyncio.get_running_loop().create_task(work)
+    _background.add(task)
+    task.add_done_callback(_background.discard)
+
+
+class DhtNode:
+    """A node on a p2pd that somebody else runs. All methods belong to the loop's thread, except `known_peers`."""
+
+    def __init__(self, p2p: Any, node: Any) -> None:
+        self._p2p = p2p
+        self._node = node
+
+    @classmethod
+    async def open(cls, control_address: str) -> Self:
+        """Attach to p2pd at a unix multiaddr. Raises OSError when nothing listens there."""
+        p2p = await P2P.replicate(Multiaddr(control_address))
+        node = await DHTNode.create(
+            p2p=p2p,
+            num_replicas=NUM_REPLICAS,
+            wait_timeout=WAIT_TIMEOUT_S,
+            parallel_rpc=PARALLEL_RPC,
+            cache_locally=False,
+            cache_nearest=0,
+            cache_on_store=False,
+            cache_refresh_before_expiry=0,
+            reuse_get_requests=False,
+            record_validator=_RecordCheck(),
+        )
+        return cls(p2p, node)
+
+    def known_peers(self) -> int:
+        """Nodes in the routing table."""
+        return len(self._node.protocol.routing_table.uid_to_peer_id)
+
+    async def store(self, key: bytes, subkey: str, value: bytes, expires_s: float) -> None:
+        """Store at the nearest nodes; ourselves may be among them."""
+        await self._node.store(key, value, float(expires_s), subkey=subkey)
+
+    async def get(self, key: bytes) -> Mapping[str, bytes]:
+        """All live entries that the nearest nodes hold, the newest of each."""
+        found = await self._node.get(key, latest=True)
+        if found is None or not isinstance(found.value, dict):
+            return {}
+        now_s = thread_time()
+        return {
+            subkey: entry.value
+            for subkey, entry in sorted(found.value.items())
+            if entry.expiration_time > now_s
+        }
+
+    async def add_peers(self, addresses: Sequence[str]) -> None:
+        """Ping nodes by the peer ids of their addresses, then look for our own neighbours."""
+        peers = {PeerID.from_base58(address.rpartition("/p2p/")[2]) for address in addresses}
+        await asyncio.gather(*(self._node.protocol.call_ping(peer) for peer in peers))
+        await self._node.find_nearest_nodes([self._node.node_id])
+
+    async def until_lost(self) -> None:
+        """Wait until p2pd closes its connection."""
+        await asyncio.wait([self._p2p._client.control._read_task])  # noqa: SLF001
+
+    async def aclose(self) -> None:
+        """Let go of p2pd, which runs on."""
+        self._node.is_alive = False
+        await self._p2p.shutdown()
+
+
+async def bounded(work: Awaitable[Any], timeout_s: float) -> Any:
+    """The result of `work`. Raises TimeoutError."""
+    async with asyncio.timeout(timeout_s):
+        return await work
+
+
+def run_node(
+    control_address: str,
+    clock: Callable[[], float],
+    connections: list[socket.socket],
+    on_ready: Callable[[asyncio.AbstractEventLoop, DhtNode, Callable[[], object]], None],
+) -> None:
+    """Be a node until p2pd goes away or we are stopped. The body of the directory's thread.
+
+    Args:
+        control_address: unix multiaddr of p2pd's control socket.
+        clock: Unix time for this node.
+        connections: gets a handle on each connection to p2pd; whoever shuts it down cuts this node off.
+        on_ready: called in this thread with loop, node, and what stops it (to be called in this thread too).
+
+    Raises:
+        OSError: p2pd cannot be reached.
+    """
+    _thread.clock, _thread.connections = clock, connections
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.get_loop().set_exception_handler(lambda _loop, _context: None)
+        runner.run(_life_of_a_node(control_address, on_ready))
+
+
+async def _life_of_a_node(control_address: str, on_ready: Callable[..., None]) -> None:
+    node = await DhtNode.open(control_address)
+    life = asyncio.ensure_future(node.until_lost())
+    on_ready(asyncio.get_running_loop(), node, life.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await life
+    await node.aclose()
+
+
+def submit(
+    loop: asyncio.AbstractEventLoop,
+    start: Callable[[], Awaitable[Any]],
+    timeout_s: float,
+    report: Callable[[Any, BaseException | None], None],
+) -> Callable[[], None]:
+    """Run `start()` in the loop's thread and `report(result, error)` from there.
+
+    Returns:
+        What gives the work up; callable from any thread.
+
+    Raises:
+        RuntimeError: the loop is closed.
+    """
+    tasks: list[asyncio.Task[Any]] = []
+
+    def finished(task: asyncio.Task[Any]) -> None:
+        _background.discard(task)
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        report(None if error else task.result(), error)
+
+    def begin() -> None:
+        task = loop.create_task(bounded(start(), timeout_s))
+        tasks.append(task)
+        _background.add(task)
+        task.add_done_callback(finished)
+
+    def give_up() -> None:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
+
+    loop.call_soon_threadsafe(begin)
+    return give_up

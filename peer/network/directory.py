@@ -1,0 +1,370 @@
+"""The directory in real life: hivemind's hash table in a thread, behind the Directory port.
+
+hivemind is written for asyncio, the daemon for trio. One thread runs a uvloop with one node (dht_node.py); a call from trio
+is handed over with `call_soon_threadsafe` and its answer comes back through trio's token. p2pd is the
+Network's; the node attaches to its control socket.
+
+The thread is not trusted. Each call has two deadlines: inside the loop CALL_TIMEOUT_S ends a slow call, which is
+an ordinary failure; when even that end is not heard of HUNG_AFTER_S later, the loop itself does not run. After MAX_HUNG_CALLS
+of these in a row the thread is *abandoned*: a thread cannot be killed, so its connection to p2pd is cut (it can then neither
+answer nor ask as a node of ours), it is told to stop should it ever wake, and a new one takes its place and is told the peers that
+the old one was. After MAX_RESTARTS_IN_A_ROW without one answered call between, `DirectoryUnrecoverable` says that only
+a new process will help.
+
+A p2pd that goes away is another matter: the node's thread ends by itself and the directory is *detached*. Its calls then return
+empty at once, and it tries to attach again every REATTACH_EVERY_S when it is called, or at `reattach`.
+
+Store and get are best effort and raise nothing else: their failures are counted by reason.
+"""
+
+import contextlib
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+import trio
+
+from peer.ports import Address
+from protocol.errors import LocoError, StreamLost
+
+if TYPE_CHECKING:
+    from .dht_node import DhtNode
+
+CALL_TIMEOUT_S: Final = 8.0
+HUNG_AFTER_S: Final = 2.0
+START_TIMEOUT_S: Final = 60.0
+"""Importing torch on a busy machine with a cold disk takes its time."""
+CLOSE_TIMEOUT_S: Final = 1.0
+REATTACH_EVERY_S: Final = 2.0
+MAX_HUNG_CALLS: Final = 2
+MAX_RESTARTS_IN_A_ROW: Final = 3
+MAX_ENTRY_PEERS: Final = 64
+"""Addresses remembered, to enter the table by after a restart; the oldest give way."""
+
+_log = structlog.get_logger("loco.directory")
+
+
+class DirectoryUnrecoverable(LocoError):
+    """The directory's thread hung again and again; only a new process can heal it."""
+
+
+class _Hung(Exception):
+    """The thread gave no sign."""
+
+
+class _Lost(Exception):
+    """The thread has ended: p2pd is gone, or was never there."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryStatistics:
+    """What a directory has done since it was opened.
+
+    Attributes:
+        failures: by reason: `timeout`, `hung`, `detached`, or the name of what was raised.
+        known_peers: nodes in the routing table now.
+    """
+
+    stores: int
+    gets: int
+    failures: Mapping[str, int]
+    restarts: int
+    known_peers: int
+    attached: bool
+
+
+class _NodeThread:
+    """One life of one node in a thread of its own; abandoned as a whole when it hangs."""
+
+    def __init__(self, control_address: str, clock: Callable[[], float]) -> None:
+        self._control_address = control_address
+        self._clock = clock
+        self._connections: list[socket.socket] = []
+        self._token = trio.lowlevel.current_trio_token()
+        self._started = trio.Event()
+        self._ended = trio.Event()
+        self._error: BaseException | None = None
+        self._stop: Callable[[], object] = lambda: None
+        self.loop: Any = None
+        self.node: DhtNode | None = None
+
+    @property
+    def attached(self) -> bool:
+        return self.node is not None and not self._ended.is_set()
+
+    async def start(self) -> None:
+        """Raises _Lost when p2pd is not there, _Hung when the thread does not come up."""
+        threading.Thread(target=self._main, name="directory", daemon=True).start()
+        with trio.move_on_after(START_TIMEOUT_S):
+            await self._started.wait()
+        if not self._started.is_set():
+            raise _Hung
+        if self.node is None:
+            raise _Lost(str(self._error or "p2pd closed the connection"))
+
+    async def call(self, start: "Callable[[DhtNode], Awaitable[Any]]") -> Any:
+        """Run `start(node)` in the thread. Raises _Hung, _Lost, or what the call raised."""
+        from .dht_node import submit  # noqa: PLC0415 - loaded by the thread; this is a look-up
+
+        node, done, answer = self.node, trio.Event(), []
+        if node is None or self._ended.is_set():
+            raise _Lost(str(self._error or "p2pd closed the connection"))
+
+        def report(result: Any, error: BaseException | None) -> None:
+            answer.append((result, error))
+            self._tell_trio(done.set)
+
+        try:
+            give_up = submit(self.loop, lambda: start(node), CALL_TIMEOUT_S, report)
+        except RuntimeError as error:
+            raise _Lost(str(error)) from error
+        try:
+            with trio.move_on_after(CALL_TIMEOUT_S + HUNG_AFTER_S):
+                await done.wait()
+        finally:
+            if not answer:
+                give_up()
+        if not answer:
+            raise _Hung
+        result, error = answer[0]
+        if error is not None:
+            raise error
+        return result
+
+    def abandon(self) -> None:
+        """Cut the thread off from p2pd, and tell it to stop should it ever wake."""
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+        self._connections.clear()
+        self._ask_to_stop()
+
+    async def close(self) -> None:
+        """Stop in good order, or within CLOSE_TIMEOUT_S in any order."""
+        self._ask_to_stop()
+        with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
+            await self._ended.wait()
+        self.abandon()
+
+    def _ask_to_stop(self) -> None:
+        if self.loop is not None:
+            with contextlib.suppress(RuntimeError):  # closed already
+                self.loop.call_soon_threadsafe(self._stop)
+
+    def _tell_trio(self, function: Callable[[], None]) -> None:
+        with contextlib.suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(function)
+
+    def _main(self) -> None:
+        try:
+            from .dht_node import run_node  # noqa: PLC0415 - imports torch: a second, here alone
+
+            run_node(self._control_address, self._clock, self._connections, self._ready)
+        except BaseException as error:  # noqa: BLE001 - whatever it was, this life is over
+            self._error = error
+        self._tell_trio(self._ended.set)
+        self._tell_trio(self._started.set)
+
+    def _ready(self, loop: Any, node: "DhtNode", stop: Callable[[], object]) -> None:
+        self.loop, self.node, self._stop = loop, node, stop
+        self._tell_trio(self._started.set)
+
+
+class HivemindDirectory:
+    """Implements `peer.ports.Directory`; made by `open_hivemind_directory`."""
+
+    def __init__(self, control_address: str, wall_clock: Callable[[], float]) -> None:
+        self._control_address = control_address
+        self._wall_clock = wall_clock
+        self._offset_s = 0.0
+        self._thread: _NodeThread | None = None
+        self._changing = trio.Lock()
+        self._entry_peers: dict[Address, None] = {}
+        self._hung_calls = 0
+        self._restarts_in_a_row = 0
+        self._next_attach_s = 0.0
+        self._broken = False
+        self._stores = 0
+        self._gets = 0
+        self._restarts = 0
+        self._failures: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        state = "attached" if self.statistics().attached else "detached"
+        return f"<HivemindDirectory {state} at {self._control_address}, {self._restarts} restarts>"
+
+    def swarm_time_s(self) -> float:
+        """Unix time as the swarm sees it."""
+        return self._wall_clock() + self._offset_s
+
+    def correct_clock(self, offset_s: float) -> None:
+        """Set what `swarm_time_s` adds to our wall clock; the node follows at once."""
+        self._offset_s = offset_s
+
+    async def store(self, key: bytes, subkey: str, value: bytes, expires_s: float) -> None:
+        """Best effort. Raises DirectoryUnrecoverable."""
+        self._stores += 1
+        await self._attempt(lambda node: node.store(key, subkey, value, expires_s))
+
+    async def get(self, key: bytes) -> Mapping[str, bytes]:
+        """Live valid records by peer id; empty when nothing answers. Raises DirectoryUnrecoverable."""
+        self._gets += 1
+        found: Mapping[str, bytes] | None = await self._attempt(lambda node: node.get(key))
+        return found or {}
+
+    async def add_peers(self, addresses: Sequence[Address]) -> None:
+        """Enter the table by these nodes, now and after a restart. Raises DirectoryUnrecoverable."""
+        wanted = tuple(address for address in addresses if "/p2p/" in address)[-MAX_ENTRY_PEERS:]
+        if not wanted:
+            return
+        for address in wanted:
+            self._entry_peers.pop(address, None)
+            self._entry_peers[address] = None
+        for oldest in list(self._entry_peers)[:-MAX_ENTRY_PEERS]:
+            del self._entry_peers[oldest]
+        await self._attempt(lambda node: node.add_peers(wanted))
+
+    async def reattach(self, control_address: str) -> None:
+        """p2pd was restarted, perhaps elsewhere: attach to it. Best effort; see `statistics().attached`."""
+        async with self._changing:
+            self._control_address = control_address
+            if self._thread is not None:
+                await self._thread.close()
+            await self._attach()
+
+    def statistics(self) -> DirectoryStatistics:
+        """Counts so far."""
+        thread = self._thread
+        attached = thread is not None and thread.attached
+        node = thread.node if thread is not None and attached else None
+        return DirectoryStatistics(
+            stores=self._stores,
+            gets=self._gets,
+            failures=dict(self._failures),
+            restarts=self._restarts,
+            known_peers=node.known_peers() if node is not None else 0,
+            attached=attached,
+        )
+
+    async def aclose(self) -> None:
+        """Let go of p2pd; takes at most CLOSE_TIMEOUT_S."""
+        if self._thread is not None:
+            await self._thread.close()
+        self._thread = None
+
+    async def open(self) -> None:
+        """Attach for the first time. Raises StreamLost when p2pd is not there."""
+        async with self._changing:
+            await self._attach()
+        if not self.statistics().attached:
+            raise StreamLost(f"the directory cannot attach to p2pd at {self._control_address}")
+
+    async def _attempt(self, start: "Callable[[DhtNode], Awaitable[Any]]") -> Any:
+        thread = await self._attached_thread()
+        if thread is None:
+            self._failures["detached"] += 1
+            return None
+        try:
+            result = await thread.call(start)
+        except _Hung:
+            self._failures["hung"] += 1
+            await self._hung(thread)
+            return None
+        except _Lost:
+            self._failures["detached"] += 1
+            return None
+        except Exception as error:  # noqa: BLE001 - hivemind raises what it likes; it is counted
+            reason = "timeout" if isinstance(error, TimeoutError) else type(error).__name__
+            self._failures[reason] += 1
+            result = None
+        self._hung_calls = 0
+        self._restarts_in_a_row = 0
+        return result
+
+    async def _attached_thread(self) -> _NodeThread | None:
+        if self._broken:
+            raise DirectoryUnrecoverable(
+                f"the directory's thread hung {MAX_RESTARTS_IN_A_ROW + 1} times in a row"
+            )
+        async with self._changing:
+            detached = self._thread is None or not self._thread.attached
+            if detached and trio.current_time() >= self._next_attach_s:
+                await self._attach()
+        return self._thread
+
+    async def _hung(self, thread: _NodeThread) -> None:
+        async with self._changing:
+            if thread is not self._thread:
+                return  # another call has seen to it
+            self._hung_calls += 1
+            if self._hung_calls < MAX_HUNG_CALLS:
+                return
+            thread.abandon()
+            self._thread = None
+            await self._restart("calls get no answer")
+
+    async def _restart(self, why: str) -> None:
+        self._hung_calls = 0
+        if self._restarts_in_a_row >= MAX_RESTARTS_IN_A_ROW:
+            self._broken = True
+            raise DirectoryUnrecoverable(
+                f"the directory's thread hung {MAX_RESTARTS_IN_A_ROW + 1} times in a row"
+            )
+        self._restarts_in_a_row += 1
+        self._restarts += 1
+        _log.warning("directory restarted", why=why, restarts=self._restarts)
+        await self._attach()
+
+    async def _attach(self) -> None:
+        """A fresh thread, which knows the peers that the last one was told of."""
+        self._next_attach_s = trio.current_time() + REATTACH_EVERY_S
+        thread = _NodeThread(self._control_address, self.swarm_time_s)
+        try:
+            await thread.start()
+        except _Lost as error:
+            self._thread = None
+            _log.warning("directory detached", why=str(error))
+            return
+        except _Hung:
+            thread.abandon()
+            self._thread = None
+            await self._restart("the thread does not start")
+            return
+        self._thread = thread
+        if self._entry_peers:
+            peers = tuple(self._entry_peers)
+            with contextlib.suppress(_Hung, _Lost, Exception):
+                await thread.call(lambda node: node.add_peers(peers))
+
+
+@asynccontextmanager
+async def open_hivemind_directory(
+    control_address: str,
+    initial_peers: Sequence[Address] = (),
+    *,
+    wall_clock: Callable[[], float] = time.time,  # noqa: TID251 - this is the port
+) -> AsyncIterator[HivemindDirectory]:
+    """A directory on the p2pd at this control socket.
+
+    Args:
+        control_address: multiaddr text, `/unix/...`.
+        initial_peers: full multiaddrs of nodes to enter by, already connected through the network.
+        wall_clock: Unix time of this machine, right or wrong.
+
+    Raises:
+        StreamLost: p2pd is not there.
+    """
+    directory = HivemindDirectory(control_address, wall_clock)
+    try:
+        await directory.open()
+        await directory.add_peers(initial_peers)
+        yield directory
+    finally:
+        await directory.aclose()

@@ -1,0 +1,93 @@
+"""How far our wall clock is from the swarm's.
+
+A peer's clock is read as it was at the middle of a round trip (Cristian's algorithm): the offset lies within half the
+round trip of `their_time - our_time`, where our time is the middle too. Of each peer the sample with the shortest round
+trip counts, since it has the tightest bound, until newer samples push it out. Over the peers the median is taken: up
+to half of them may be wrong or lying without moving it beyond the range of the honest ones.
+
+With an even number of peers the lower and the upper median are averaged, our own clock not counted. The uncertainty is the
+larger of the median peer's half round trip and the median distance of the peers from the estimate: what one would have to
+believe in if half of the peers were right.
+
+Peers correct their clocks too. Samples are therefore compared with our *uncorrected* wall clock, while they give their
+corrected one: a swarm follows its majority, and never adds its own correction to itself.
+"""
+
+import math
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+MAX_CLOCK_PEERS: Final = 64
+"""Peers whose samples are kept; the one heard longest ago gives way."""
+MAX_SAMPLES_PER_PEER: Final = 8
+MAX_ROUND_TRIP_S: Final = 10.0
+"""A sample with a longer round trip says too little to be kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockOffset:
+    """An estimate.
+
+    Attributes:
+        offset_s: what to add to our wall clock to have the swarm's time.
+        uncertainty_s: how far off the estimate may be if half of the peers are right.
+        num_peers: peers that it rests on.
+    """
+
+    offset_s: float
+    uncertainty_s: float
+    num_peers: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    round_trip_s: float
+    offset_s: float
+
+
+class ClockOffsetEstimator:
+    """Estimates our offset from what peers say the time is. Bounded memory; order of peers does not matter."""
+
+    def __init__(self) -> None:
+        self._samples: OrderedDict[str, deque[_Sample]] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<ClockOffsetEstimator {self.estimate()}>"
+
+    def add(self, peer: str, their_time_s: float, round_trip_s: float, our_time_s: float) -> None:
+        """Take in one reading of a peer's clock.
+
+        Args:
+            peer: whose clock.
+            their_time_s: the Unix time that it gave.
+            round_trip_s: how long the question and the answer took together.
+            our_time_s: our own uncorrected wall clock when the answer arrived.
+        """
+        offset_s = their_time_s - (our_time_s - round_trip_s / 2)
+        if not math.isfinite(offset_s) or not 0 <= round_trip_s <= MAX_ROUND_TRIP_S:
+            return
+        kept = self._samples.setdefault(peer, deque(maxlen=MAX_SAMPLES_PER_PEER))
+        kept.append(_Sample(round_trip_s, offset_s))
+        self._samples.move_to_end(peer)
+        while len(self._samples) > MAX_CLOCK_PEERS:
+            self._samples.popitem(last=False)
+
+    def forget(self, peer: str) -> None:
+        """The peer is gone: its clock counts no longer."""
+        self._samples.pop(peer, None)
+
+    def clear(self) -> None:
+        """Our own clock was set: nothing measured against it counts any longer."""
+        self._samples.clear()
+
+    def estimate(self) -> ClockOffset | None:
+        """The offset as known now; None before the first sample."""
+        if not self._samples:
+            return None
+        best = [min(kept, key=lambda sample: sample.round_trip_s) for kept in self._samples.values()]
+        offset_s = median(sample.offset_s for sample in best)
+        distance_s = median(abs(sample.offset_s - offset_s) for sample in best)
+        half_trip_s = median(sample.round_trip_s for sample in best) / 2
+        return ClockOffset(offset_s, max(distance_s, half_trip_s), len(best))
