@@ -1,0 +1,72 @@
+"""The trainer's end of the socket pair.
+
+A thread reads commands, so that the end of the daemon (end of input) ends this process at once, even in
+the middle of a step that hangs. Nothing is lost by that: what counts is in the daemon's memory.
+"""
+
+import os
+import queue
+import socket
+import threading
+from typing import Final, get_args
+
+from . import pipe
+from .messages import TrainerCommand, TrainerEvent
+from .settings import TrainerSettings
+
+_READ_BYTES: Final = 65536
+_EXIT_PARENT_GONE: Final = 0
+_EXIT_BAD_PIPE: Final = 70
+_COMMANDS: Final = get_args(TrainerCommand)
+
+
+class SocketChannel:
+    """Commands in, events out, over an inherited socket."""
+
+    def __init__(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._socket.setblocking(True)
+        self._received: queue.SimpleQueue[pipe.Message] = queue.SimpleQueue()
+        # The daemon sends a handful of commands a round and waits for their effects: the queue stays short.
+        threading.Thread(target=self._read, name="commands", daemon=True).start()
+
+    def __repr__(self) -> str:
+        return f"<SocketChannel with {self._received.qsize()} commands waiting>"
+
+    def settings(self) -> TrainerSettings:
+        """The first message. Raises PipeError."""
+        message = self._received.get()
+        if not isinstance(message, TrainerSettings):
+            raise pipe.PipeError(f"expected settings first, got {type(message).__name__}")
+        return message
+
+    def next_command(self, *, wait: bool) -> TrainerCommand | None:
+        """The next command; None when there is none and `wait` is false. Raises PipeError."""
+        try:
+            message = self._received.get(block=wait)
+        except queue.Empty:
+            return None
+        if not isinstance(message, _COMMANDS):
+            raise pipe.PipeError(f"{type(message).__name__} is no command")
+        command: TrainerCommand = message
+        return command
+
+    def emit(self, event: TrainerEvent | pipe.ModelDescription | pipe.WeightsWritten) -> None:
+        """Send an event; waits while the daemon has not read the ones before."""
+        try:
+            self._socket.sendall(pipe.encode(event))
+        except OSError:
+            os._exit(_EXIT_PARENT_GONE)
+
+    def _read(self) -> None:
+        decoder = pipe.Decoder()
+        try:
+            while data := self._socket.recv(_READ_BYTES):
+                for message in decoder.feed(data):
+                    self._received.put(message)
+        except pipe.PipeError as error:
+            os.write(2, f"trainer: {error}\n".encode())
+            os._exit(_EXIT_BAD_PIPE)
+        except OSError:
+            pass
+        os._exit(_EXIT_PARENT_GONE)

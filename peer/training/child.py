@@ -1,0 +1,141 @@
+"""What runs in the child process: build the parts, say `Ready`, run the loop, say how it ended."""
+
+import itertools
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from peer.codec import get_codec
+from protocol.run_spec import RunSpec
+
+from . import calibrate
+from .channel import SocketChannel
+from .corpus import Corpus, open_corpus
+from .device import choose_device, choose_precision, is_out_of_memory
+from .loop import InnerLoop, TrainerParts
+from .messages import Failed, Ready
+from .model import FlatModel, initial_module, model_shapes
+from .optimizer import FlatAdamW
+from .pipe import ModelDescription, WeightsWritten
+from .settings import TrainerSettings
+from .shared import ResultSlots, map_vector
+from .snapshot import Snapshots
+from .step import NonFinite, Stepper
+
+
+def train(channel: SocketChannel, slow_fd: int, slots_fd: int) -> int:
+    """Be a trainer until `Stop`. Returns the exit status."""
+    try:
+        parts, ready = build(channel.settings(), slow_fd, slots_fd)
+        channel.emit(ready)
+        InnerLoop(parts, channel).run()
+    except NonFinite as error:
+        channel.emit(Failed("non_finite", str(error)))
+    except Exception as error:  # whatever it is, the daemon should read it rather than guess
+        reason = "out_of_memory" if is_out_of_memory(error) else "error"
+        traceback.print_exc()
+        channel.emit(Failed(reason, f"{type(error).__name__}: {error}"[:2000]))
+    else:
+        return 0
+    return 1
+
+
+def describe(channel: SocketChannel) -> int:
+    """Say what the model looks like."""
+    settings = channel.settings()
+    shapes = model_shapes(settings.run_spec().model, settings.vocabulary_size)
+    channel.emit(ModelDescription(tuple(sorted(shapes.items()))))
+    return 0
+
+
+def initialise(channel: SocketChannel, weights_fd: int) -> int:
+    """Write the founder's initial weights into shared memory."""
+    settings = channel.settings()
+    spec = settings.run_spec()
+    torch.set_num_threads(1)  # the bits of an initialisation must not depend on the machine's cores
+    module = initial_module(spec.model, settings.vocabulary_size, spec.seed)
+    model = FlatModel(module, torch.device("cpu"))
+    map_vector(weights_fd, writable=True)[:] = model.theta_P.numpy()
+    channel.emit(WeightsWritten(model.layout.digest))
+    return 0
+
+
+def build(settings: TrainerSettings, slow_fd: int, slots_fd: int) -> tuple[TrainerParts, Ready]:
+    """Model, optimizer and corpus; with the micro-batch found and the speed measured."""
+    spec = settings.run_spec()
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    torch.manual_seed(spec.seed)
+    device = choose_device(settings.device)
+    precision = choose_precision(spec.training.precision, device)
+    model = _model(spec, settings.vocabulary_size, device)
+    optimizer = FlatAdamW(model, spec.optimizer)
+    corpus = open_corpus(
+        Path(settings.corpus_path), spec.model.context_length, spec.data.validation_blocks
+    )
+    stepper = Stepper(model, optimizer, precision, _first_micro_batch(settings, spec, device))
+    blocks = _sample_blocks(corpus, spec.training.batch_size)
+    calibrate.fit_micro_batch(stepper, blocks())
+    steps_per_s = calibrate.measure_steps_per_s(stepper, blocks)
+    calibrate.forget(model, optimizer)
+    slow_P = _read_only_tensor(map_vector(slow_fd))
+    if slow_P.numel() != model.layout.padded_parameters:
+        raise ValueError(
+            f"slow weights of {slow_P.numel()} values for {model.layout.padded_parameters}"
+        )
+    codec = get_codec(spec.sync.codec)
+    slots = ResultSlots(slots_fd, codec.code_bytes(slow_P.numel()), writable=True)
+    snapshots = Snapshots(model, slow_P, slots, codec, spec.sync.beta)
+    parts = TrainerParts(
+        spec, settings.peer_id, corpus, model, optimizer, stepper, snapshots, slow_P
+    )
+    ready = Ready(
+        parameters=model.layout.parameters,
+        padded_parameters=model.layout.padded_parameters,
+        layout_digest=model.layout.digest,
+        device=str(device),
+        precision=precision,
+        micro_batch=stepper.micro_batch,
+        steps_per_s=steps_per_s,
+    )
+    return parts, ready
+
+
+def _model(spec: RunSpec, vocabulary_size: int, device: torch.device) -> FlatModel:
+    # `Load` brings the weights, so a checkpoint named by the spec need not be read here: its sizes must do.
+    module = initial_module(spec.model, vocabulary_size, spec.seed)
+    return FlatModel(module, device, compile=spec.training.compile)
+
+
+def _first_micro_batch(settings: TrainerSettings, spec: RunSpec, device: torch.device) -> int:
+    start = calibrate.starting_micro_batch(
+        spec.training.micro_batch, spec.training.batch_size, settings.micro_batch_cap
+    )
+    if device.type != "cpu" or spec.training.micro_batch != "auto":
+        return start
+    model = spec.model
+    return calibrate.cpu_micro_batch(
+        start,
+        calibrate.sequence_bytes(
+            model.context_length, model.hidden_size, model.num_layers, settings.vocabulary_size
+        ),
+    )
+
+
+def _sample_blocks(corpus: Corpus, batch_size: int) -> Callable[[], npt.NDArray[np.int64]]:
+    """A function that gives the corpus's batches in order, again and again."""
+    counter = itertools.count(0, batch_size)
+    offsets = np.arange(batch_size, dtype=np.int64)
+    return lambda: corpus.blocks((next(counter) + offsets) % corpus.num_blocks)
+
+
+def _read_only_tensor(vector: npt.NDArray[np.float32]) -> torch.Tensor:
+    with warnings.catch_warnings():
+        # torch has no read-only tensors; the mapping itself is, so a write would end the process, not harm the daemon.
+        warnings.filterwarnings("ignore", message=".*not writable.*")
+        return torch.from_numpy(vector)

@@ -1,0 +1,114 @@
+"""A corpus as the trainer sees it: numbered blocks of context_length + 1 tokens.
+
+Training block i starts at token i * context_length: neighbours share one token, which is the last target of one
+and the first input of the other, so every token is predicted once per epoch. The validation blocks are a fixed choice,
+spread evenly over the held-out tokens: the same on every peer.
+"""
+
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from .packed import MAGIC, InvalidCorpus, read_manifest
+from .raw import Tokens, map_tokens
+
+
+class Corpus:
+    """A mapped corpus file.
+
+    Attributes:
+        num_blocks: training blocks of an epoch.
+        vocabulary_size, tokenizer_digest: of a packed corpus; None for a raw token file.
+    """
+
+    def __init__(
+        self,
+        train: Tokens,
+        validation: Tokens,
+        context_length: int,
+        *,
+        vocabulary_size: int | None = None,
+        tokenizer_digest: str | None = None,
+    ) -> None:
+        self._train = train
+        self._validation = validation
+        self._context_length = context_length
+        self.num_blocks = (len(train) - 1) // context_length
+        self.vocabulary_size = vocabulary_size
+        self.tokenizer_digest = tokenizer_digest
+
+    def __repr__(self) -> str:
+        return f"<Corpus of {self.num_blocks} blocks of {self._context_length} tokens>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._train, self._validation
+
+    def blocks(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Training blocks: [count] indices to [count, context_length + 1] tokens."""
+        return _cut(self._train, indices * self._context_length, self._context_length)
+
+    def validation_blocks(self, count: int) -> npt.NDArray[np.int64]:
+        """The fixed validation blocks: [count, context_length + 1] tokens."""
+        available = _num_blocks(self._validation, self._context_length)
+        indices = np.arange(count, dtype=np.int64) * available // count
+        return _cut(self._validation, indices * self._context_length, self._context_length)
+
+
+def _num_blocks(tokens: Tokens, context_length: int) -> int:
+    return max(0, (len(tokens) - 1) // context_length)
+
+
+def _cut(tokens: Tokens, starts: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
+    blocks = np.empty((len(starts), length + 1), dtype=np.int64)
+    for row, start in enumerate(starts):
+        blocks[row] = tokens[start : start + length + 1]
+    return blocks
+
+
+def open_corpus(path: Path, context_length: int, validation_blocks: int) -> Corpus:
+    """Map a packed corpus, or a raw token file whose end is held out.
+
+    Raises:
+        InvalidCorpus: no such file, or it is too small for these sizes.
+    """
+    try:
+        with path.open("rb") as file:
+            packed = file.read(len(MAGIC)) == MAGIC
+    except OSError as error:
+        raise InvalidCorpus(f"cannot read {path}: {error.strerror}") from error
+    open_ = _open_packed if packed else _open_raw
+    corpus = open_(path, context_length, validation_blocks)
+    available = _num_blocks(corpus._validation, context_length)
+    if corpus.num_blocks < 1 or available < validation_blocks:
+        raise InvalidCorpus(
+            f"{path} has {max(0, corpus.num_blocks)} blocks of {context_length} tokens to train on and {available} "
+            f"held out; data.validation_blocks is {validation_blocks}: use more text or fewer blocks"
+        )
+    return corpus
+
+
+def _open_packed(path: Path, context_length: int, validation_blocks: int) -> Corpus:
+    manifest, offset = read_manifest(path)
+    count = manifest.train_tokens + manifest.validation_tokens
+    if not count:
+        raise InvalidCorpus(f"{path} holds no tokens")
+    tokens = np.memmap(path, dtype=manifest.dtype, mode="r", offset=offset, shape=(count,))
+    return Corpus(
+        tokens[: manifest.train_tokens],
+        tokens[manifest.train_tokens :],
+        context_length,
+        vocabulary_size=manifest.vocabulary_size,
+        tokenizer_digest=manifest.tokenizer_digest,
+    )
+
+
+def _open_raw(path: Path, context_length: int, validation_blocks: int) -> Corpus:
+    tokens = map_tokens(path)
+    held_out = validation_blocks * context_length + 1
+    split = max(0, len(tokens) - held_out)
+    return Corpus(tokens[:split], tokens[split:], context_length)

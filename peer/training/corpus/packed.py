@@ -1,0 +1,203 @@
+"""The packed corpus file: a manifest and all tokens, in one file that can be mapped.
+
+    8 bytes     magic
+    4 bytes     length of the manifest, big-endian
+    ...         manifest: msgpack, see `CorpusManifest`
+    ...         zeros up to a multiple of 64
+    ...         training tokens, then validation tokens, little-endian uint8, uint16 or uint32
+
+The same texts and tokenizer give the same bytes, whoever packs them: files are in sorted order, and nothing
+in the file depends on time, machine or path.
+"""
+
+import hashlib
+import os
+import struct
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+import blake3
+import msgpack
+import numpy as np
+
+from protocol.errors import LocoError
+
+from ..tokenizer import Tokenizer
+
+MAGIC: Final = b"LOCOCRP1"
+MAX_MANIFEST_BYTES: Final = 256 * 1024 * 1024
+_LENGTH: Final = struct.Struct(">I")
+_ALIGNMENT: Final = 64
+_HELD_OUT_OF: Final = 20
+"""One file in so many is held out for validation."""
+
+
+class InvalidCorpus(LocoError):
+    """The corpus cannot be used; the message says why, and what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusFile:
+    """One text: its name within the corpus, and the digest (32 hex digits) of its bytes."""
+
+    name: str
+    size_bytes: int
+    digest: str
+    held_out: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusManifest:
+    """What a packed corpus holds."""
+
+    tokenizer_digest: str
+    vocabulary_size: int
+    dtype: str
+    train_tokens: int
+    validation_tokens: int
+    files: tuple[CorpusFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text of a corpus, by the name that all peers know it by."""
+
+    name: str
+    path: Path
+
+
+def is_held_out(name: str) -> bool:
+    """Whether the file of this name is for validation alone."""
+    digest = hashlib.blake2b(name.encode(), digest_size=8, person=b"loco-held-out").digest()
+    return int.from_bytes(digest, "big") % _HELD_OUT_OF == 0
+
+
+def held_out_names(names: Sequence[str]) -> frozenset[str]:
+    """The files for validation: by hash of the name, and at least one when there are two."""
+    chosen = frozenset(name for name in names if is_held_out(name))
+    if chosen and len(chosen) < len(names):
+        return chosen
+    return frozenset(sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())[:1])
+
+
+def token_dtype(vocabulary_size: int) -> np.dtype[Any]:
+    """The narrowest little-endian type that holds every token."""
+    for dtype in ("<u1", "<u2"):
+        if vocabulary_size <= np.iinfo(dtype).max + 1:
+            return np.dtype(dtype)
+    return np.dtype("<u4")
+
+
+def pack(texts: Iterable[Text], tokenizer: Tokenizer, out_path: Path) -> None:
+    """Tokenise the texts and write the packed file, whole or not at all.
+
+    Texts that are not UTF-8 are left out.
+
+    Raises:
+        InvalidCorpus: fewer than two texts are left: one to train on, one to validate with.
+    """
+    ordered = sorted(texts, key=lambda text: text.name)
+    held_out = held_out_names([text.name for text in ordered])
+    dtype = token_dtype(tokenizer.vocabulary_size)
+    with tempfile.TemporaryFile(dir=out_path.parent) as train, tempfile.TemporaryFile(
+        dir=out_path.parent
+    ) as validation:
+        files = []
+        for text in ordered:
+            out = validation if text.name in held_out else train
+            packed = _pack_one(text, tokenizer, dtype, out, held_out=text.name in held_out)
+            files += [packed] if packed else []
+        if {file.held_out for file in files} != {True, False}:
+            raise InvalidCorpus(
+                f"{len(files)} readable texts: at least two are needed, one of them for validation"
+            )
+        manifest = CorpusManifest(
+            tokenizer.digest,
+            tokenizer.vocabulary_size,
+            dtype.str,
+            train.tell() // dtype.itemsize,
+            validation.tell() // dtype.itemsize,
+            tuple(files),
+        )
+        _write(out_path, manifest, (train, validation))
+
+
+def _pack_one(
+    text: Text, tokenizer: Tokenizer, dtype: np.dtype[Any], out: IO[bytes], *, held_out: bool
+) -> CorpusFile | None:
+    data = text.path.read_bytes()
+    try:
+        tokens = tokenizer.encode(data.decode())
+    except UnicodeDecodeError:
+        return None
+    out.write(tokens.astype(dtype).tobytes())
+    out.write(np.array(tokenizer.separator, dtype=dtype).tobytes())
+    return CorpusFile(text.name, len(data), blake3.blake3(data).hexdigest(length=16), held_out)
+
+
+def _write(out_path: Path, manifest: CorpusManifest, parts: tuple[IO[bytes], IO[bytes]]) -> None:
+    header = msgpack.packb(asdict(manifest))
+    if len(header) > MAX_MANIFEST_BYTES:
+        raise InvalidCorpus(f"a manifest of {len(header)} bytes: join the texts into fewer files")
+    with replacing(out_path) as out:
+        out.write(MAGIC + _LENGTH.pack(len(header)) + header)
+        out.write(bytes(-out.tell() % _ALIGNMENT))
+        for part in parts:
+            part.seek(0)
+            while chunk := part.read(1 << 20):
+                out.write(chunk)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Write a file that appears under its name when it is complete and on disk, or never."""
+    fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(fd, "wb") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_manifest(path: Path) -> tuple[CorpusManifest, int]:
+    """The manifest of a packed file, and the offset of its first token in bytes.
+
+    Raises:
+        InvalidCorpus: not a packed corpus, or not a whole one.
+    """
+    with path.open("rb") as file:
+        prefix = file.read(len(MAGIC) + _LENGTH.size)
+        if not prefix.startswith(MAGIC) or len(prefix) < len(MAGIC) + _LENGTH.size:
+            raise InvalidCorpus(f"{path} is not a packed corpus")
+        (length,) = _LENGTH.unpack_from(prefix, len(MAGIC))
+        if length > MAX_MANIFEST_BYTES:
+            raise InvalidCorpus(f"{path} announces a manifest of {length} bytes")
+        manifest = _parse_manifest(path, file.read(length))
+        offset = file.tell() + -file.tell() % _ALIGNMENT
+    tokens = manifest.train_tokens + manifest.validation_tokens
+    if path.stat().st_size != offset + tokens * np.dtype(manifest.dtype).itemsize:
+        raise InvalidCorpus(f"{path} is not as long as its manifest says")
+    return manifest, offset
+
+
+def _parse_manifest(path: Path, header: bytes) -> CorpusManifest:
+    try:
+        tree = msgpack.unpackb(header)
+        files = tuple(CorpusFile(**file) for file in tree.pop("files"))
+        manifest = CorpusManifest(**tree, files=files)
+    except (ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackException) as error:
+        raise InvalidCorpus(f"{path} has no readable manifest: {error}") from error
+    counts = (manifest.vocabulary_size, manifest.train_tokens, manifest.validation_tokens)
+    if manifest.dtype not in ("|u1", "<u2", "<u4") or not all(
+        type(count) is int and count >= 0 for count in counts
+    ):
+        raise InvalidCorpus(f"{path} has a manifest that makes no sense")
+    return manifest

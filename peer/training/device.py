@@ -1,0 +1,49 @@
+"""Which device, in which precision, and what running out of its memory looks like."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
+
+import torch
+
+Precision = Literal["fp32", "bf16"]
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is the first CUDA device if there is one, else the CPU.
+
+    Raises:
+        ValueError: no such device on this machine.
+    """
+    if name == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"no such device: {name!r}; use auto, cpu or cuda[:N]") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device {name!r} is not supported; use auto, cpu or cuda[:N]")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device {name!r} is not here: {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def choose_precision(setting: str, device: torch.device) -> Precision:
+    """`auto` is bf16 where the device itself computes in it."""
+    if setting == "auto":
+        native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return "bf16" if native else "fp32"
+    return "bf16" if setting == "bf16" else "fp32"
+
+
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
+    """Compute in bf16 where that is the precision; weights stay fp32."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that memory, of the device or the machine, ran out."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

@@ -1,0 +1,133 @@
+"""The model, and its parameters as one flat vector.
+
+Idea: everything that the outer loop does with a model (snapshot, coding, the move of the slow weights) is one operation on one
+vector. So the vector is the storage: `theta_P` is allocated once, and each parameter is a view of its part of it, its
+gradient a view of the same part of `gradient_P`. Autograd adds into gradients that exist, in place, so the views hold.
+
+Shapes: P padded parameters, B sequences, T tokens of a sequence, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
+
+from protocol.layout import Layout, LayoutEntry
+from protocol.run_spec import ModelSection
+
+
+def model_config(section: ModelSection, vocabulary_size: int) -> LlamaConfig:
+    """The Hugging Face config of a section.
+
+    Raises:
+        ValueError: `init_from` names a checkpoint that is not of the Llama family, or has too small a vocabulary.
+        OSError: `init_from` cannot be read.
+    """
+    if section.init_from is not None:
+        return _checkpoint_config(section.init_from, vocabulary_size)
+    return LlamaConfig(
+        vocab_size=vocabulary_size,
+        hidden_size=section.hidden_size,
+        intermediate_size=section.intermediate_size,
+        num_hidden_layers=section.num_layers,
+        num_attention_heads=section.num_heads,
+        num_key_value_heads=section.num_kv_heads or section.num_heads,
+        max_position_embeddings=section.context_length,
+        rope_theta=section.rope_theta,
+        tie_word_embeddings=section.tie_embeddings,
+        use_cache=False,
+        attn_implementation="sdpa",
+    )
+
+
+def _checkpoint_config(source: str, vocabulary_size: int) -> LlamaConfig:
+    config = AutoConfig.from_pretrained(source)
+    if not isinstance(config, LlamaConfig):
+        raise ValueError(f"{source} is a {config.model_type!r} model; only the Llama family is supported")
+    if config.vocab_size < vocabulary_size:
+        raise ValueError(
+            f"{source} has {config.vocab_size} embeddings, the tokenizer {vocabulary_size} tokens"
+        )
+    config.use_cache = False
+    config._attn_implementation = "sdpa"
+    return config
+
+
+def initial_module(section: ModelSection, vocabulary_size: int, seed: int) -> LlamaForCausalLM:
+    """The model as the founder starts it, on the CPU in fp32: from the seed, or from the checkpoint."""
+    config = model_config(section, vocabulary_size)
+    if section.init_from is not None:
+        loaded: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(
+            section.init_from, config=config, dtype=torch.float32
+        )
+        return loaded
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(config).float()
+
+
+def model_shapes(section: ModelSection, vocabulary_size: int) -> dict[str, tuple[int, ...]]:
+    """Name and shape of each parameter, tied ones once; nothing is allocated."""
+    with torch.device("meta"):
+        module = LlamaForCausalLM(model_config(section, vocabulary_size))
+    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterGroup:
+    """Neighbouring parts of the flat vector that share a weight decay, as leaf parameters."""
+
+    parameters: list[nn.Parameter]
+    decays: bool
+
+
+class FlatModel:
+    """A module whose parameters are views of one vector.
+
+    Attributes:
+        theta_P: the weights, fp32.
+        gradient_P: their gradients, fp32; free as scratch memory between two steps.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device, *, compile: bool = False) -> None:
+        module.to(device)
+        parameters = dict(module.named_parameters())
+        self.device = device
+        self.layout = Layout.from_shapes({name: p.shape for name, p in parameters.items()})
+        self.theta_P = torch.zeros(self.layout.padded_parameters, device=device)
+        self.gradient_P = torch.zeros_like(self.theta_P)
+        for entry in self.layout.entries:
+            self._adopt(parameters[entry.name], entry)
+        self._module = module
+        self._forward = torch.compile(module) if compile else module
+
+    def __repr__(self) -> str:
+        return f"<FlatModel of {self.layout.parameters} parameters on {self.device}>"
+
+    def _adopt(self, parameter: nn.Parameter, entry: LayoutEntry) -> None:
+        """Move a parameter and its gradient into the flat vectors."""
+        part = slice(entry.offset, entry.offset + entry.size)
+        view = self.theta_P[part].view(entry.shape)
+        view.copy_(parameter.detach())
+        parameter.data = view
+        parameter.grad = self.gradient_P[part].view(entry.shape)
+
+    def loss(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        """Mean cross-entropy of each token given those before it, nats; [B, T+1] int64 to a scalar."""
+        logits_BTV = self._forward(input_ids=tokens_BT[:, :-1]).logits
+        return functional.cross_entropy(
+            logits_BTV.reshape(-1, logits_BTV.shape[-1]).float(), tokens_BT[:, 1:].reshape(-1)
+        )
+
+    def groups(self) -> list[ParameterGroup]:
+        """The vector cut into matrices, which decay, and the rest, which does not."""
+        groups = [ParameterGroup([], decays=True), ParameterGroup([], decays=False)]
+        for decays, run in groupby(self.layout.entries, key=lambda entry: len(entry.shape) >= 2):
+            entries = list(run)
+            part = slice(entries[0].offset, entries[-1].offset + entries[-1].padded_size)
+            leaf = nn.Parameter(self.theta_P[part])
+            leaf.grad = self.gradient_P[part]
+            groups[0 if decays else 1].parameters.append(leaf)
+        return [group for group in groups if group.parameters]

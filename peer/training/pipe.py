@@ -1,0 +1,144 @@
+"""Messages as bytes: between the daemon and its trainer over a socket pair.
+
+A frame is a 4-byte big-endian length and a msgpack map: `{"kind": class name, field: value, ...}`. Decoding is
+strict: an unknown kind, a missing or an extra field, or a value of the wrong type is a `PipeError`. Both ends
+are ours, so an error here is a bug or a broken child, never a peer's doing; still nothing is unpickled.
+"""
+
+import dataclasses
+import struct
+import types
+from collections.abc import Iterator
+from typing import Any, Final, get_args, get_origin, get_type_hints
+
+import msgpack
+
+from .messages import (
+    Applied,
+    Apply,
+    CloseRound,
+    Evaluate,
+    Evaluated,
+    Failed,
+    Load,
+    Progress,
+    Ready,
+    RoundClosed,
+    Stop,
+    TrainerCommand,
+    TrainerEvent,
+    TrainRound,
+)
+from .settings import TrainerSettings
+
+MAX_FRAME_BYTES: Final = 4 * 1024 * 1024
+"""Longest frame: a run spec, or the members of a round (4096 of them), with room to spare."""
+_LENGTH: Final = struct.Struct(">I")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """Answer of a child that was asked what a model looks like: (name, shape) of each parameter."""
+
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WeightsWritten:
+    """Answer of a child that was asked for the initial weights."""
+
+    layout_digest: str
+
+
+Message = TrainerSettings | TrainerCommand | TrainerEvent | ModelDescription | WeightsWritten
+
+_KINDS: Final[dict[str, type[Any]]] = {
+    kind.__name__: kind
+    for kind in (
+        *(Load, TrainRound, CloseRound, Apply, Evaluate, Stop),
+        *(Ready, Progress, RoundClosed, Applied, Evaluated, Failed),
+        *(TrainerSettings, ModelDescription, WeightsWritten),
+    )
+}
+_FIELDS: Final[dict[str, dict[str, Any]]] = {
+    name: {field.name: get_type_hints(kind)[field.name] for field in dataclasses.fields(kind)}
+    for name, kind in _KINDS.items()
+}
+
+
+class PipeError(Exception):
+    """What came through the pipe is not a message."""
+
+
+def encode(message: Message) -> bytes:
+    """One frame."""
+    kind = type(message).__name__
+    body: bytes = msgpack.packb(
+        {"kind": kind, **{name: getattr(message, name) for name in _FIELDS[kind]}}
+    )
+    if len(body) > MAX_FRAME_BYTES:
+        raise PipeError(f"a {kind} of {len(body)} bytes; at most {MAX_FRAME_BYTES} are allowed")
+    return _LENGTH.pack(len(body)) + body
+
+
+class Decoder:
+    """Bytes in, messages out."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def __repr__(self) -> str:
+        return f"<Decoder with {len(self._buffer)} bytes waiting>"
+
+    def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Message]:
+        """Add received bytes and yield the messages that are complete. Raises PipeError."""
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > MAX_FRAME_BYTES:
+                raise PipeError(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are allowed")
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[_LENGTH.size : end])
+            del self._buffer[:end]
+            yield _decode(body)
+
+
+def _decode(body: bytes) -> Message:
+    try:
+        tree = msgpack.unpackb(body)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise PipeError(f"not msgpack: {error}") from error
+    kind = tree.pop("kind", None) if isinstance(tree, dict) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise PipeError(f"no such message: {kind!r}")
+    fields = _FIELDS[kind]
+    if tree.keys() != fields.keys():
+        raise PipeError(f"{kind} with fields {sorted(map(str, tree))}, not {sorted(fields)}")
+    values = {name: _typed(tree[name], hint, f"{kind}.{name}") for name, hint in fields.items()}
+    message: Message = _KINDS[kind](**values)
+    return message
+
+
+def _typed(value: Any, hint: Any, where: str) -> Any:
+    """`value` as `hint` (a scalar, or a tuple of such), lists turned into tuples."""
+    if get_origin(hint) is tuple:
+        return _tuple(value, get_args(hint), where)
+    if isinstance(hint, types.UnionType):
+        raise TypeError(f"{where}: unions do not travel")
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is not hint:
+        raise PipeError(f"{where} is {type(value).__name__}, not {hint.__name__}")
+    return value
+
+
+def _tuple(value: Any, hints: tuple[Any, ...], where: str) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise PipeError(f"{where} is {type(value).__name__}, not a list")
+    if hints[-1] is Ellipsis:
+        return tuple(_typed(item, hints[0], where) for item in value)
+    if len(value) != len(hints):
+        raise PipeError(f"{where} has {len(value)} items, not {len(hints)}")
+    return tuple(_typed(item, hint, where) for item, hint in zip(value, hints, strict=True))

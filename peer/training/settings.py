@@ -1,0 +1,35 @@
+"""What a trainer process is told at its birth: the first frame down the socket.
+
+The run spec says what all peers agree on; the rest is particular to this machine.
+"""
+
+from dataclasses import dataclass
+
+from protocol.run_spec import RunSpec, parse_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSettings:
+    """Everything the child needs besides the descriptors it inherits.
+
+    Attributes:
+        spec: the run spec's canonical bytes.
+        peer_id: ourselves in the members of a round.
+        corpus_path: packed corpus (`peer.training.corpus`); empty for the children that need no data.
+        vocabulary_size: rows of the embedding.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        threads: torch threads; 0 leaves it to torch.
+        micro_batch_cap: most sequences per forward pass; 0 is no cap.
+    """
+
+    spec: bytes
+    peer_id: str
+    corpus_path: str
+    vocabulary_size: int
+    device: str = "auto"
+    threads: int = 0
+    micro_batch_cap: int = 0
+
+    def run_spec(self) -> RunSpec:
+        """The parsed run spec. Raises InvalidRunSpec."""
+        return parse_bytes(self.spec)

@@ -1,0 +1,106 @@
+"""The snapshot at the close of a round, and how the slow weights' move comes back into the fast weights.
+
+    close of round r      theta_s := theta                  its codes go to the partner
+    (training goes on)
+    Apply(r)              theta := theta + (phi' - theta_s) - beta * w * (decoded - theta_s)
+
+phi' are the slow weights after the outer step of round r. What was trained since the snapshot stays in theta. The last term takes our own
+rounding error out again: the outer step has averaged the *decoded* codes, ours with weight w, and moved phi by beta times that;
+so phi' holds beta * w times our rounding error, which the fast weights need not take over. Without it, an error of the size of
+the code's step would enter the fast weights in each round.
+
+With `decoded = theta_s` (an exact code) and no training since the snapshot the line is theta := phi'.
+"""
+
+import math
+from dataclasses import dataclass
+
+import blake3
+import torch
+
+from peer.codec import Codec
+
+from .model import FlatModel
+from .shared import NUM_SLOTS, ResultSlots
+from .step import NonFinite
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Where the codes of a closed round lie."""
+
+    round: int
+    slot: int
+    digest: str
+
+
+class Snapshots:
+    """Takes snapshots, and applies the moves of the slow weights; one snapshot is pending at most."""
+
+    def __init__(
+        self, model: FlatModel, slow_P: torch.Tensor, slots: ResultSlots, codec: Codec, beta: float
+    ) -> None:
+        self._model = model
+        self._slow_P = slow_P
+        self._slots = slots
+        self._codec = codec
+        self._beta = beta
+        self._theta_s_P = torch.empty_like(model.theta_P)
+        self._next_slot = 0
+        self.pending: Snapshot | None = None
+
+    def __repr__(self) -> str:
+        return f"<Snapshots, pending {self.pending}>"
+
+    def load(self) -> None:
+        """theta := phi; a pending snapshot is dropped."""
+        self._model.theta_P.copy_(self._slow_P)
+        self.pending = None
+
+    def take(self, round_: int) -> Snapshot:
+        """Keep theta, write its codes to the next slot.
+
+        Raises:
+            NonFinite: theta holds a NaN or an infinity; nothing is committed.
+        """
+        self._theta_s_P.copy_(self._model.theta_P)
+        slot, self._next_slot = self._next_slot, (self._next_slot + 1) % NUM_SLOTS
+        memory = self._slots.begin(slot)
+        try:
+            self._encode(memory)
+        except ValueError as error:
+            raise NonFinite(f"weights at the close of round {round_}: {error}") from error
+        digest = blake3.blake3(memory).hexdigest(length=16)
+        self._slots.commit(slot, round_, digest)
+        self.pending = Snapshot(round_, slot, digest)
+        return self.pending
+
+    def _encode(self, memory: memoryview) -> None:
+        shared = torch.frombuffer(memory, dtype=torch.uint8)
+        if self._model.device.type == "cpu":
+            self._codec.encode(self._theta_s_P, shared)
+            return
+        on_device = torch.empty_like(shared, device=self._model.device)
+        self._codec.encode(self._theta_s_P, on_device)
+        shared.copy_(on_device)
+
+    def apply(self, own_weight: float) -> float:
+        """Take over the move of the slow weights since the pending snapshot.
+
+        Returns:
+            Root mean square of phi' - theta_s per parameter.
+        """
+        snapshot, self.pending = self.pending, None
+        if snapshot is None:
+            raise RuntimeError("no snapshot is pending")
+        # The gradient is zero and idle between two steps: its memory serves as scratch.
+        scratch_P = self._model.gradient_P
+        codes = torch.frombuffer(self._slots.codes(snapshot.slot), dtype=torch.uint8)
+        self._codec.decode(codes.to(self._model.device), scratch_P)
+        scratch_P.sub_(self._theta_s_P)
+        self._model.theta_P.sub_(scratch_P, alpha=self._beta * own_weight)
+        scratch_P.copy_(self._slow_P).sub_(self._theta_s_P)
+        self._model.theta_P.add_(scratch_P)
+        distance = float(torch.linalg.vector_norm(scratch_P))
+        scratch_P.zero_()
+        return distance / math.sqrt(self._model.layout.parameters)

@@ -1,0 +1,93 @@
+"""Text to tokens: bytes, or any fast Hugging Face tokenizer."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+import blake3
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+BYTES: Final = "bytes"
+_END_OF_TEXT: Final = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|im_end|>")
+"""Tokens that end a text, by how the known families spell them."""
+
+
+class Tokenizer(Protocol):
+    """Text to tokens."""
+
+    @property
+    def vocabulary_size(self) -> int: ...
+    @property
+    def digest(self) -> str:
+        """Digest of the tokenizer's file (32 hex digits), or `bytes`."""
+
+    @property
+    def separator(self) -> Sequence[int]:
+        """Tokens put after each text."""
+
+    def encode(self, text: str) -> npt.NDArray[np.uint32] | npt.NDArray[np.uint8]: ...
+
+
+class ByteTokenizer:
+    """Each byte of UTF-8 is a token; a zero byte ends a text."""
+
+    vocabulary_size = 256
+    digest = BYTES
+    separator: Sequence[int] = (0,)
+
+    def encode(self, text: str) -> npt.NDArray[np.uint8]:
+        """[bytes of text]"""
+        return np.frombuffer(text.encode(), dtype=np.uint8)
+
+
+class FileTokenizer:
+    """A tokenizer.json.
+
+    Raises:
+        ValueError: `data` is not a tokenizer.json.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        try:
+            self._tokenizer = HuggingFaceTokenizer.from_str(data.decode())
+        except Exception as error:  # the library raises bare Exception
+            raise ValueError(f"not a tokenizer.json: {error}") from error
+        self.digest = blake3.blake3(data).hexdigest(length=16)
+        # Ids may have holes, so the size is that of the largest id.
+        self.vocabulary_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        ends = (self._tokenizer.token_to_id(name) for name in _END_OF_TEXT)
+        self.separator: Sequence[int] = [end for end in ends if end is not None][:1]
+
+    def __repr__(self) -> str:
+        return f"<FileTokenizer of {self.vocabulary_size} tokens, {self.digest}>"
+
+    def encode(self, text: str) -> npt.NDArray[np.uint32]:
+        """[tokens]"""
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+
+
+def tokenizer_file(source: str) -> bytes:
+    """The bytes of the tokenizer.json at a file, in a directory or on the hub.
+
+    Raises:
+        ValueError: there is none; the message says where it was looked for.
+    """
+    path = Path(source).expanduser()
+    for candidate in (path, path / "tokenizer.json"):
+        if candidate.is_file():
+            return candidate.read_bytes()
+    if path.exists():
+        raise ValueError(f"no tokenizer.json in {path}")
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(source, "tokenizer.json")).read_bytes()
+    except Exception as error:  # the hub client has a tree of its own for each way to fail
+        raise ValueError(f"tokenizer {source!r} is no file here and not on the hub: {error}") from error
+
+
+def load_tokenizer(source: str) -> Tokenizer:
+    """`bytes`, a tokenizer.json, a directory that holds one, or a hub id. Raises ValueError."""
+    return ByteTokenizer() if source == BYTES else FileTokenizer(tokenizer_file(source))

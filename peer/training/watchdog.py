@@ -1,0 +1,86 @@
+"""How long a trainer may stay silent before it counts as hung.
+
+Rules:
+    1. Until `Ready`, `START_TIMEOUT_S`: importing, building and compiling report nothing.
+    2. While it has something to do (a round to train, a validation, a move to apply), it speaks within some steps of its own speed: a
+       fixed floor, for machines that are suspended or swap, and many times its measured step time.
+    3. With nothing to do it may be silent forever.
+"""
+
+import math
+from typing import Final
+
+from protocol.run_spec import RunSpec
+
+from .messages import (
+    Applied,
+    Apply,
+    Evaluate,
+    Evaluated,
+    Progress,
+    Ready,
+    RoundClosed,
+    TrainerCommand,
+    TrainerEvent,
+    TrainRound,
+    Load,
+)
+
+START_TIMEOUT_S: Final = 900.0
+"""Longest time to import, build, compile and calibrate."""
+SILENCE_FLOOR_S: Final = 60.0
+SILENCE_STEPS: Final = 50
+"""A trainer reports every step that takes longer than 0.2 s, so this many without a word are a hang."""
+
+
+class Watchdog:
+    """Follows the conversation, and says what silence is normal."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self._overlap = spec.sync.overlap
+        self._evaluation_steps = spec.data.validation_blocks / spec.training.batch_size
+        self._ready = False
+        self._slowest_step_s = 0.0
+        self._open_rounds = 0
+        self._unapplied = 0
+        self._owed = 0
+
+    def __repr__(self) -> str:
+        return f"<Watchdog bound {self.silence_bound_s:.0f} s>"
+
+    @property
+    def silence_bound_s(self) -> float:
+        """Longest normal silence from now on; infinite when there is nothing to do."""
+        if not self._ready:
+            return START_TIMEOUT_S
+        training = self._open_rounds > 0 and (self._overlap or not self._unapplied)
+        if not training and not self._owed:
+            return math.inf
+        return SILENCE_FLOOR_S + self._slowest_step_s * (SILENCE_STEPS + self._evaluation_steps)
+
+    def sent(self, command: TrainerCommand) -> None:
+        """A command is on its way down."""
+        match command:
+            case Load():
+                self._open_rounds = self._unapplied = 0
+            case TrainRound():
+                self._open_rounds += 1
+            case Apply() | Evaluate():
+                self._owed += 1
+
+    def received(self, event: TrainerEvent) -> None:
+        """An event came up."""
+        match event:
+            case Ready():
+                self._ready = True
+                self._slowest_step_s = 1 / max(event.steps_per_s, 1e-6)
+            case Progress():
+                self._slowest_step_s = max(self._slowest_step_s, event.step_s)
+            case RoundClosed():
+                self._open_rounds = max(0, self._open_rounds - 1)
+                self._unapplied = 1
+            case Applied():
+                self._unapplied = 0
+                self._owed = max(0, self._owed - 1)
+            case Evaluated():
+                self._owed = max(0, self._owed - 1)
