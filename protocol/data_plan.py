@@ -9,9 +9,10 @@ Idea:
    smallest power of two that holds all blocks, with cycle walking (a value outside is sent through
    again); keyed by seed and epoch, computed for any places at once, and stored nowhere.
 2. The owner of a place is decided by weighted rendezvous hashing over the members: each draws u
-   from a hash of (seed, epoch, bucket of the place, member), the smallest -log(u) / weight wins. That
-   gives each member a share in proportion to its weight, and a member that comes or goes moves only
-   the places that it gains or gives up. BUCKET_PLACES neighbours share one draw, to save work.
+   from a hash of (seed, epoch, bucket of the place, member), and the smallest -log(u) / weight
+   wins. That gives each member a share in proportion to its weight, and a member that comes or goes
+   moves only the places that it gains or gives up. BUCKET_PLACES neighbours share one draw, to save
+   work.
 3. A peer walks its own places in increasing order. Its `position` is the place up to which its own
    are done, and the only state. At the epoch's end it goes on with its own places of the next one.
 

@@ -382,8 +382,6 @@ def encode_message(message: Message) -> bytes:
     except ValueError as error:
         raise LocalProtocolError(f"cannot send {type(message).__name__}: {error}") from None
     header: bytes = msgpack.packb(tree)
-    if len(header) > MAX_HEADER_BYTES:
-        raise LocalProtocolError(f"header of {len(header)} bytes; at most {MAX_HEADER_BYTES}")
     return header
 
 

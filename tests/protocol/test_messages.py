@@ -1,5 +1,6 @@
 """The codec of messages: what goes in comes out, and what is wrong is named."""
 
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
@@ -190,20 +191,16 @@ def test_what_is_no_message_is_their_fault(header: bytes) -> None:
 
 @given(st.binary(max_size=300))
 def test_garbage_raises_nothing_else(header: bytes) -> None:
-    try:
+    with suppress(RemoteProtocolError):
         decode_message(header)
-    except RemoteProtocolError as error:
-        assert str(error)
 
 
 @given(st.sampled_from(EXAMPLES), st.data())
 def test_damaged_messages_raise_nothing_else(message: Message, data: st.DataObject) -> None:
     header = bytearray(encode_message(message))
     header[data.draw(st.integers(0, len(header) - 1))] = data.draw(st.integers(0, 255))
-    try:
+    with suppress(RemoteProtocolError):
         decode_message(header)
-    except RemoteProtocolError as error:
-        assert str(error)
 
 
 def test_what_we_send_badly_is_our_fault() -> None:
