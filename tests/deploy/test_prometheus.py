@@ -1,0 +1,161 @@
+"""A real Prometheus server scrapes peers, and every query of the dashboard returns data there."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import trio
+from dashboard import queries
+from prometheus import Prometheus, needs_prometheus, running_prometheus
+from snapshots import full_metrics, full_snapshot
+
+from peer.addresses import HostPort
+from peer.observe.endpoint import serve_metrics
+from peer.observe.metrics import Phase
+
+LIVE_S = 240
+"""Two peers on a busy machine: start, a few rounds, a few scrapes."""
+
+RUN_SPEC = """
+name = "scraped"
+
+[model]
+hidden_size = 32
+intermediate_size = 64
+num_layers = 1
+num_heads = 2
+context_length = 32
+
+[data]
+validation_blocks = 4
+
+[optimizer]
+warmup_steps = 5
+
+[training]
+total_steps = 100000
+batch_size = 2
+
+[sync]
+inner_steps = 10
+"""
+
+
+async def empty_panels(prometheus: Prometheus) -> list[str]:
+    """Queries of the dashboard that return nothing yet."""
+    return [
+        f"{query.panel}: {query.runnable()}"
+        for query in queries()
+        if not await prometheus.query(query.runnable())
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool on PATH")
+def test_promtool_approves_of_names_units_and_help_texts():
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=full_metrics().render(), capture_output=True, check=False
+    )
+    assert (done.stdout + done.stderr, done.returncode) == (b"", 0)
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@needs_prometheus
+async def test_every_query_returns_data_from_a_peer_that_knows_everything(tmp_path):
+    scrapes = 0
+    scraped_often = trio.Event()
+
+    def read():
+        nonlocal scrapes
+        scrapes += 1
+        for phase in Phase:
+            metrics.observe_round(phase, 0.5)
+        if scrapes == 5:
+            scraped_often.set()
+        return full_snapshot()
+
+    metrics = full_metrics(read)
+    async with trio.open_nursery() as nursery:
+        url = await nursery.start(
+            serve_metrics, HostPort("127.0.0.1", 0), metrics.render, metrics.content_type
+        )
+        async with running_prometheus(tmp_path, [urlsplit(url).netloc]) as prometheus:
+            with trio.fail_after(60):
+                await scraped_often.wait()
+            (target,) = await prometheus.targets()
+            assert target["health"] == "up", target
+            assert await empty_panels(prometheus) == []
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def running_peer(
+    home: Path, news: trio.MemorySendChannel[None], *command: str
+) -> AsyncIterator[dict[str, Any]]:
+    """A peer of the command line; yields its line of `--json-ready`. Each line of its event log is news."""
+    arguments = [Path(sys.executable).parent / "loco-peer", *command, "--home", home, "--json-ready"]
+    arguments += ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
+    arguments += ["--log-format", "json", "--device", "cpu", "--threads", "1"]
+    async with trio.open_nursery() as nursery:
+        process = await trio.lowlevel.open_process(
+            [str(a) for a in arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        log = bytearray()
+        try:
+            nursery.start_soon(_listen, process.stderr, log, news)
+            yield json.loads(await _first_line(process.stdout, log))
+        finally:
+            with trio.CancelScope(shield=True):
+                process.terminate()
+                with trio.move_on_after(20):
+                    await process.wait()
+                process.kill()
+                await process.wait()
+            nursery.cancel_scope.cancel()
+    assert process.returncode == 0, log.decode()
+
+
+async def _listen(stream: Any, log: bytearray, news: trio.MemorySendChannel[None]) -> None:
+    async for chunk in stream:
+        log += chunk
+        try:
+            news.send_nowait(None)
+        except trio.WouldBlock:
+            pass  # there is news already
+
+
+async def _first_line(stream: Any, log: bytearray) -> bytes:
+    line = b""
+    while b"\n" not in line:
+        more = await stream.receive_some()
+        assert more, f"it ended before it was ready:\n{log.decode()}"
+        line += more
+    return line.partition(b"\n")[0]
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@needs_prometheus
+async def test_every_query_of_the_dashboard_returns_data_from_a_live_swarm(tmp_path):
+    spec = tmp_path / "run.toml"
+    spec.write_text(RUN_SPEC)
+    news, heard = trio.open_memory_channel[None](1)
+    missing = ["nothing was asked yet"]
+    with trio.move_on_after(LIVE_S):
+        async with running_peer(tmp_path / "a", news, "start", str(spec)) as founder:
+            bootstrap = founder["addresses"][0]
+            async with running_peer(tmp_path / "b", news, "join", "--bootstrap", bootstrap) as joiner:
+                targets = [urlsplit(peer["metrics"]).netloc for peer in (founder, joiner)]
+                async with running_prometheus(tmp_path, targets) as prometheus:
+                    while missing := await empty_panels(prometheus):
+                        await heard.receive()
+                    assert {t["health"] for t in await prometheus.targets()} == {"up"}
+    assert missing == []

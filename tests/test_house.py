@@ -1,0 +1,238 @@
+"""The rules of the house (CONTRIBUTING.md), where no linter knows them."""
+
+import ast
+import re
+import tomllib
+from functools import cache
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 70
+SOURCES = sorted(path for room in ("protocol", "peer") for path in (ROOT / room).rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@cache
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(text_of(path))
+
+
+def calls(tree: ast.Module) -> set[str]:
+    """Dotted names of what is called, as written."""
+    return {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """Top-level names of the absolute imports."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.add((node.module or "").partition(".")[0])
+    return names
+
+
+def unseeded_draws(tree: ast.Module) -> list[str]:
+    """Uses of the random module other than a generator of one's own with a seed."""
+    return [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).startswith("random.")
+        and not (ast.unparse(node.func) == "random.Random" and node.args)
+    ]
+
+
+def test_there_is_code_to_check():
+    assert len(SOURCES) > 20
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_files_and_functions_are_small(path):
+    assert len(text_of(path).splitlines()) <= MAX_FILE_LINES
+    long = [
+        f"{node.name}: {node.end_lineno - node.lineno + 1} lines"
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno - node.lineno + 1 > MAX_FUNCTION_LINES
+    ]
+    assert long == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_source_is_ascii_and_finished(path):
+    assert text_of(path).isascii()
+    assert re.findall(r"\b(TODO|FIXME|XXX|NotImplementedError)\b", text_of(path)) == []
+
+
+# Every use of the wall clock or of randomness outside is a door; these are the files that hold one.
+WALL_CLOCK_DOORS = {
+    "peer/network/directory.py",
+    "peer/real_ports.py",
+}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_clock_and_randomness_come_through_the_ports(path):
+    assert unseeded_draws(tree_of(path)) == []
+    if name_of(path) not in WALL_CLOCK_DOORS:
+        clocks = {"time.time", "time.time_ns", "datetime.now", "datetime.datetime.now"}
+        assert calls(tree_of(path)) & clocks == set()
+
+
+def test_wall_clock_doors_are_still_doors():
+    assert {door for door in WALL_CLOCK_DOORS if "time.time()" not in text_of(ROOT / door)} == set()
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_nothing_unpickles_and_no_shared_memory_tracker(path):
+    assert imported(tree_of(path)) & {"pickle", "cloudpickle", "dill", "marshal", "shelve"} == set()
+    assert calls(tree_of(path)) & {"torch.load", "torch.save"} == set()
+    loads = [c for c in re.findall(r"np\.load\(.*", text_of(path)) if "allow_pickle=True" in c]
+    assert loads == []
+    assert re.findall(r"^\s*(?:from|import) multiprocessing", text_of(path), re.MULTILINE) == []
+
+
+def test_every_bound_of_the_protocol_is_enforced_somewhere():
+    limits = ROOT / "protocol/limits.py"
+    names = [
+        node.target.id
+        for node in tree_of(limits).body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    ]
+    elsewhere = "\n".join(text_of(path) for path in SOURCES if path != limits)
+    assert names
+    assert [name for name in names if not re.search(rf"\b{name}\b", elsewhere)] == []
+
+
+# --- packaging ------------------------------------------------------------------------------------
+
+
+def project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    parsed = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"==[^*+]+", str(r.specifier)) for r in parsed), "one version each"
+    return {canonicalize_name(r.name): str(r.specifier).removeprefix("==") for r in parsed}
+
+
+def wanted() -> list[Requirement]:
+    """What pyproject.toml asks for: to build, run, test and lint."""
+    groups = project()["dependency-groups"]
+    lines = project()["project"]["dependencies"] + project()["build-system"]["requires"]
+    return [Requirement(line) for line in lines + groups["test"] + groups["lint"]]
+
+
+def closure(start: list[Requirement]) -> set[str]:
+    """Names of everything that would be installed on this platform."""
+    found: set[str] = set()
+    queue = list(start)
+    while queue:
+        requirement = queue.pop()
+        extras = requirement.extras or {""}
+        name = canonicalize_name(requirement.name)
+        applies = requirement.marker is None or requirement.marker.evaluate()
+        if not applies or (name in found and not requirement.extras):
+            continue
+        found.add(name)
+        try:
+            lines = requires(name) or []
+        except PackageNotFoundError:
+            lines = []  # not for this platform
+        for line in lines:
+            child = Requirement(line)
+            if child.marker is None or any(child.marker.evaluate({"extra": e}) for e in extras):
+                child.marker = None
+                queue.append(child)
+    return found
+
+
+CUDA_PARTS = re.compile(r"(nvidia-|cuda-|triton$)")
+
+
+def test_constraints_pin_everything_and_nothing_else():
+    needed = {name for name in closure(wanted()) if not CUDA_PARTS.match(name)}
+    assert needed - set(pins()) == set(), "not pinned"
+    assert set(pins()) - needed - {"pip", "wheel"} == set(), "pinned, but nobody needs it"
+
+
+def test_pins_are_inside_the_ranges_of_pyproject():
+    outside = [str(r) for r in wanted() if pins()[canonicalize_name(r.name)] not in r.specifier]
+    assert outside == []
+
+
+def test_every_dependency_has_a_lower_bound():
+    assert [str(r) for r in wanted() if ">=" not in str(r.specifier)] == []
+
+
+def test_every_ignored_lint_rule_has_a_reason():
+    text = (ROOT / "pyproject.toml").read_text()
+    section = text.split("[tool.ruff.lint]")[1].split("[tool.ruff.lint.pydocstyle]")[0]
+    rules = re.findall(r'^  "[A-Z]+\d*",.*$', section, re.MULTILINE)
+    assert len(rules) > 10
+    assert [rule for rule in rules if not re.search(r"# \S.{10,}$", rule)] == []
+
+
+# --- papers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "docs/architecture.md"]
+)
+def test_papers_exist(name):
+    assert (ROOT / name).stat().st_size > 0
+
+
+def test_changelog_knows_the_version():
+    version = project()["project"]["version"]
+    assert re.search(rf"^## \[(Unreleased|{re.escape(version)})\]", text_of(ROOT / "CHANGELOG.md"), re.M)
+
+
+def test_every_decision_is_in_the_index():
+    folder = ROOT / "docs/decisions"
+    decisions = {path.name for path in folder.glob("[0-9]*.md")}
+    indexed = re.findall(r"\]\((\d{4}-[a-z0-9-]+\.md)\)", text_of(folder / "README.md"))
+    assert set(indexed) == decisions
+    assert indexed == sorted(indexed)
+    numbers = [name[:4] for name in decisions]
+    assert len(numbers) == len(set(numbers))
+
+
+def test_links_between_papers_lead_somewhere():
+    papers = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    broken = [
+        f"{name_of(paper)}: {link}"
+        for paper in papers
+        for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text_of(paper))
+        if "://" not in link and not (paper.parent / link).exists()
+    ]
+    assert broken == []
+
+
+def test_make_targets_named_in_the_papers_exist():
+    makefile = text_of(ROOT / "Makefile")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    papers = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    named = {t for paper in papers for t in re.findall(r"(?:`|^ {4})make ([a-z-]+)", text_of(paper), re.M)}
+    assert named <= targets
+    assert re.findall(r"^\.PHONY: (.*)$", makefile, re.M)[0].split() == re.findall(
+        r"^([a-z-]+):.*## ", makefile, re.M
+    )
