@@ -54,14 +54,18 @@ def test_unknown_name_lists_the_known_ones() -> None:
         get_codec("int4")
 
 
-@pytest.mark.parametrize(("name", "low", "high"), [("int8", 1.0, 1.03), ("bf16", 2, 2), ("fp32", 4, 4)])
+@pytest.mark.parametrize(
+    ("name", "low", "high"), [("int8", 1.0, 1.03), ("bf16", 2, 2), ("fp32", 4, 4)]
+)
 def test_bytes_per_value(name: str, low: float, high: float) -> None:
     assert low <= get_codec(name).code_bytes(1280) / 1280 <= high
 
 
 @given(seed=seeds, magnitude=magnitudes)
 @settings(deadline=None, max_examples=100)
-def test_int8_error_is_at_most_one_part_in_127_of_the_block_maximum(seed: int, magnitude: float) -> None:
+def test_int8_error_is_at_most_one_part_in_127_of_the_block_maximum(
+    seed: int, magnitude: float
+) -> None:
     x = _random(seed, 4, magnitude)
     error = (_decoded("int8", _codes("int8", x), x.numel()) - x).abs().view(-1, BLOCK).amax(1)
     assert bool((error <= x.abs().view(-1, BLOCK).amax(1) / 127).all())
@@ -179,7 +183,9 @@ def test_validate_refuses_code_minus_128() -> None:
 
 @pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("fp32", torch.float32)])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e38])
-def test_validate_refuses_values_that_are_not_finite(name: str, dtype: torch.dtype, bad: float) -> None:
+def test_validate_refuses_values_that_are_not_finite(
+    name: str, dtype: torch.dtype, bad: float
+) -> None:
     codes = _codes(name, _random(0, 3))
     codes.view(dtype)[7] = bad
     assert not get_codec(name).validate(codes)

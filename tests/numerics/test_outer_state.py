@@ -1,0 +1,108 @@
+"""The outer state: never half-applied, never twice, errors by blame."""
+
+import numpy as np
+import pytest
+import torch
+
+from peer.averaging.outer_state import Factors, OuterState
+from peer.codec import get_codec
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+
+P = 256
+
+
+def _vector(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=P).astype(np.float32)
+
+
+def _codes(seed: int) -> np.ndarray:
+    codec = get_codec("int8")
+    codes = np.empty(codec.code_bytes(P), dtype=np.uint8)
+    codec.encode(torch.from_numpy(_vector(seed)), torch.from_numpy(codes))
+    return codes
+
+
+def _state(gamma: float = 0.7) -> OuterState:
+    return OuterState(
+        _vector(0), np.zeros(P, np.float32), get_codec("int8"), Factors(0.5, 0.7, gamma)
+    )
+
+
+def test_a_step_changes_the_callers_memory_and_counts() -> None:
+    phi, delta = _vector(0), np.zeros(P, np.float32)
+    state = OuterState(phi, delta, get_codec("int8"), Factors(0.5, 0.7, 0.7))
+    state.step(0, _codes(1), bytes(_codes(2)))
+    np.testing.assert_array_equal(phi, _vector(0) + delta)
+    np.testing.assert_allclose(delta, 0.7 * ((_vector(1) + _vector(2)) / 2 - _vector(0)), atol=0.02)
+    state.step(1, memoryview(_codes(3)))
+    statistics = state.statistics()
+    assert (statistics.version, statistics.round) == (2, 1)
+    assert (statistics.steps, statistics.steps_alone) == (2, 1)
+    assert statistics.replica_distance == pytest.approx(
+        float(np.sqrt(((_vector(1) - _vector(2)) ** 2).mean())), rel=0.01
+    )
+
+
+def test_a_round_is_never_stepped_twice() -> None:
+    state = _state()
+    state.step(4, _codes(1))
+    before = state.phi_P.copy()
+    with pytest.raises(LocalProtocolError, match="round 4 after"):
+        state.step(4, _codes(1))
+    np.testing.assert_array_equal(state.phi_P, before)
+
+
+@pytest.mark.parametrize("break_at", ["scale", "code", "length", "empty"])
+@pytest.mark.parametrize("whose", ["own", "partner"])
+def test_bad_codes_write_nothing_and_blame_the_right_side(break_at: str, whose: str) -> None:
+    codes = {"own": _codes(1), "partner": _codes(2)}
+    bad = codes[whose]
+    if break_at == "scale":
+        bad[-1] = 0x7F
+        bad[-2] = 0x80
+    elif break_at == "code":
+        bad[7] = 0x80
+    else:
+        codes[whose] = bad[: -1 if break_at == "length" else 0]
+    state = _state()
+    with pytest.raises(LocalProtocolError if whose == "own" else RemoteProtocolError):
+        state.step(0, codes["own"], codes["partner"])
+    np.testing.assert_array_equal(state.phi_P, _vector(0))
+    assert not state.delta_P.any()
+    assert (state.version, state.round) == (0, -1)
+
+
+def test_gamma_apart_from_beta_needs_the_codes_of_phi() -> None:
+    state = _state(gamma=1.0)
+    assert state.needs_phi_codes
+    with pytest.raises(LocalProtocolError):
+        state.step(0, _codes(1), _codes(2))
+    with pytest.raises(RemoteProtocolError):
+        state.step(0, _codes(1), _codes(2), own_phi_codes=state.phi_codes())
+    state.step(0, _codes(1), _codes(2), state.phi_codes(), _codes(5))
+    expected = 0.7 * ((_vector(1) + _vector(2)) / 2 - _vector(0))
+    expected += 0.3 * ((_vector(0) + _vector(5)) / 2 - _vector(0))
+    np.testing.assert_allclose(state.delta_P, expected, atol=0.03)
+
+
+def test_replace_takes_a_whole_state_or_nothing() -> None:
+    state = _state()
+    broken = _vector(2)
+    broken[3] = np.nan
+    with pytest.raises(ValueError, match="not finite"):
+        state.replace(9, _vector(1), broken)
+    with pytest.raises(ValueError, match="does not fit"):
+        state.replace(9, _vector(1)[:128], _vector(2)[:128])
+    np.testing.assert_array_equal(state.phi_P, _vector(0))
+    state.replace(9, _vector(1), _vector(2))
+    np.testing.assert_array_equal(state.phi_P, _vector(1))
+    np.testing.assert_array_equal(state.delta_P, _vector(2))
+    assert (state.version, state.round) == (1, 9)
+    assert "round=9" in repr(state)
+
+
+def test_memory_that_cannot_be_written_is_refused() -> None:
+    frozen = _vector(0)
+    frozen.flags.writeable = False
+    with pytest.raises(ValueError, match="writable"):
+        OuterState(frozen, np.zeros(P, np.float32), get_codec("int8"), Factors(0.5, 0.7, 0.7))

@@ -1,0 +1,196 @@
+"""State files: whole or not there, verified chunk by chunk, scalars included."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from peer.state.state_file import (
+    HEADER_BYTES,
+    StateAssembler,
+    StateManifest,
+    StateScalars,
+    chunk_count,
+    read_chunk,
+    remove_state_files,
+    state_bytes,
+    state_chunks,
+    write_state_file,
+)
+from protocol.errors import RemoteProtocolError
+from protocol.limits import STATE_CHUNK_BYTES
+from protocol.merkle import chunk_digest, merkle_root
+
+P = 3 * STATE_CHUNK_BYTES // 8 - HEADER_BYTES // 8 + 128
+SCALARS = StateScalars("ab" * 16, 7, "cd" * 16, 2, 12_345, 1 << 40)
+
+
+def _vectors() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.normal(size=P).astype(np.float32), rng.normal(size=P).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StateManifest]:
+    path = tmp_path_factory.mktemp("home") / "round-7.state"
+    return path, write_state_file(path, SCALARS, *_vectors())
+
+
+def _forged(
+    scalars: StateScalars, phi: np.ndarray, delta: np.ndarray
+) -> tuple[StateManifest, list[bytes]]:
+    chunks = list(state_chunks(scalars, phi, delta))
+    digests = tuple(chunk_digest(chunk) for chunk in chunks)
+    return StateManifest(merkle_root(digests), digests, state_bytes(phi.size), scalars), chunks
+
+
+@given(order=st.permutations(range(chunk_count(state_bytes(P)))))
+@settings(
+    deadline=None, max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_chunks_in_any_order_make_the_state(
+    written: tuple[Path, StateManifest], order: list[int]
+) -> None:
+    path, manifest = written
+    assembler = StateAssembler(manifest, P)
+    for count, index in enumerate(order):
+        assert set(assembler.missing()) == set(order[count:])
+        assert assembler.add(index, read_chunk(path, index))
+        assert not assembler.add(index, read_chunk(path, index))
+    assert assembler.complete
+    state, (phi, delta) = assembler.result(), _vectors()
+    assert state.scalars == SCALARS
+    np.testing.assert_array_equal(state.phi_P, phi)
+    np.testing.assert_array_equal(state.delta_P, delta)
+    assert assembler.statistics().received_bytes == path.stat().st_size == state_bytes(P)
+
+
+def test_a_chunk_changed_on_the_way_is_refused_and_asked_for_again(
+    written: tuple[Path, StateManifest],
+) -> None:
+    path, manifest = written
+    assembler, chunk = StateAssembler(manifest, P), bytearray(read_chunk(path, 1))
+    chunk[1000] ^= 1
+    for index, bad in (
+        (1, chunk),
+        (2, read_chunk(path, 1)),
+        (1, read_chunk(path, 1)[:-1]),
+        (99, b""),
+    ):
+        with pytest.raises(RemoteProtocolError, match="does not match"):
+            assembler.add(index, bad)
+    assert 1 in assembler.missing()
+    assert assembler.statistics().refused_chunks == 4
+    with pytest.raises(ValueError, match="missing"):
+        assembler.result()
+
+
+def test_a_list_that_does_not_match_the_root_is_refused(
+    written: tuple[Path, StateManifest],
+) -> None:
+    _, manifest = written
+    swapped = (manifest.digests[1], manifest.digests[0], *manifest.digests[2:])
+    with pytest.raises(RemoteProtocolError, match="root"):
+        StateAssembler(replace(manifest, digests=swapped), P)
+
+
+@pytest.mark.parametrize("num_values", [P - 128, P + 128, 1 << 40])
+def test_a_manifest_of_another_size_is_refused_before_memory_is_taken(
+    written: tuple[Path, StateManifest], num_values: int
+) -> None:
+    _, manifest = written
+    with pytest.raises(RemoteProtocolError, match="expected"):
+        StateAssembler(replace(manifest, total_bytes=state_bytes(num_values)), P)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run_id": "x"},
+        {"round": 8},
+        {"layout_digest": "x"},
+        {"epoch": 3},
+        {"position": 0},
+        {"tokens": 1},
+    ],
+)
+def test_every_scalar_is_under_the_root(change: dict[str, object]) -> None:
+    vector = np.zeros(128, np.float32)
+    manifest, chunks = _forged(SCALARS, vector, vector)
+    changed = replace(SCALARS, **change)
+    assert _forged(changed, vector, vector)[0].root != manifest.root
+    assembler = StateAssembler(replace(manifest, scalars=changed), 128)
+    assembler.add(0, chunks[0])
+    with pytest.raises(RemoteProtocolError, match="header differs"):
+        assembler.result()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_state_that_is_not_finite_is_refused(bad: float) -> None:
+    vector = np.zeros(128, np.float32)
+    vector[5] = bad
+    manifest, chunks = _forged(SCALARS, np.zeros(128, np.float32), vector)
+    assembler = StateAssembler(manifest, 128)
+    assembler.add(0, chunks[0])
+    with pytest.raises(RemoteProtocolError, match="not finite"):
+        assembler.result()
+
+
+@given(header=st.binary(max_size=300))
+@settings(deadline=None, max_examples=60)
+def test_garbage_for_a_header_is_a_protocol_error(header: bytes) -> None:
+    for prefix in (b"", b"LOCOST01", b"LOCOST01" + len(header).to_bytes(4, "little")):
+        chunk = (prefix + header).ljust(state_bytes(128), b"\0")
+        digests = (chunk_digest(chunk),)
+        manifest = StateManifest(merkle_root(digests), digests, state_bytes(128), SCALARS)
+        assembler = StateAssembler(manifest, 128)
+        assembler.add(0, chunk)
+        with pytest.raises(RemoteProtocolError):
+            assembler.result()
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, vector = tmp_path / "a.state", np.zeros(128, np.float32)
+    write_state_file(path, SCALARS, vector, vector)
+    before = path.read_bytes()
+
+    def full_disk(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("peer.state.state_file.os.fsync", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        write_state_file(path, SCALARS, vector + 1, vector)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_old_files_and_leftovers_are_removed(tmp_path: Path) -> None:
+    keep, old = tmp_path / "round-8.state", tmp_path / "round-7.state"
+    leftover, other = tmp_path / "round-6.state-partial", tmp_path / "identity"
+    for path in (keep, old, leftover, other):
+        path.touch()
+    assert remove_state_files(tmp_path, [keep]) == 2
+    assert sorted(tmp_path.iterdir()) == [other, keep]
+
+
+def test_there_is_no_chunk_beyond_the_last(written: tuple[Path, StateManifest]) -> None:
+    path, manifest = written
+    for index in (-1, len(manifest.digests)):
+        with pytest.raises(IndexError):
+            read_chunk(path, index)
+
+
+@pytest.mark.parametrize("length", [127, 129])
+def test_vectors_that_do_not_belong_together_are_refused(tmp_path: Path, length: int) -> None:
+    with pytest.raises(ValueError, match="one length"):
+        write_state_file(
+            tmp_path / "a.state", SCALARS, np.zeros(128, np.float32), np.zeros(length, np.float32)
+        )
+    with pytest.raises(ValueError, match="fp32"):
+        write_state_file(tmp_path / "a.state", SCALARS, np.zeros(128), np.zeros(128))
+    assert not list(tmp_path.iterdir())
