@@ -1,0 +1,161 @@
+"""The simulated trainer keeps the conversation of messages.py, in virtual time."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import trio
+from trio.testing import MockClock
+
+from peer.training.messages import (
+    Applied,
+    Apply,
+    CloseRound,
+    Evaluate,
+    Evaluated,
+    Failed,
+    Load,
+    Progress,
+    Ready,
+    RoundClosed,
+    TrainerEvent,
+    TrainRound,
+)
+from peer.training.ports import Trainer, TrainerDied
+from peer.training.simulated import LOSS_FLOOR, SimulatedSpeed, simulated_starter
+from protocol.run_spec import RunSpec
+
+SPEC = RunSpec()
+MEMBERS = (("me", 1),)
+
+
+async def _next(trainer: Trainer, kind: type[TrainerEvent]) -> TrainerEvent:
+    while not isinstance(event := await trainer.receive(), kind):
+        assert not isinstance(event, Failed)
+    return event
+
+
+async def test_a_round_takes_its_steps_and_no_longer(autojump_clock: MockClock) -> None:
+    slow = np.zeros(256, np.float32)
+    async with simulated_starter(SPEC, "me", SimulatedSpeed(step_s=0.5))(slow, None) as trainer:
+        ready = await trainer.receive()
+        assert isinstance(ready, Ready)
+        assert ready.steps_per_s == 2
+        await trainer.send(Load(0))
+        began_s = trio.current_time()
+        await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0))
+        progress = await trainer.receive()
+        assert isinstance(progress, Progress)
+        assert progress.steps == 5
+        closed = await trainer.receive()
+        assert isinstance(closed, RoundClosed)
+        assert (closed.steps, closed.round, closed.slot) == (10, 0, 0)
+        assert trio.current_time() - began_s == pytest.approx(5.0)
+        assert closed.position == 10 * SPEC.training.batch_size
+
+
+async def test_a_pending_snapshot_keeps_the_next_round_open(autojump_clock: MockClock) -> None:
+    slow = np.zeros(256, np.float32)
+    async with simulated_starter(SPEC, "me")(slow, None) as trainer:
+        await trainer.receive()
+        await trainer.send(Load(0))
+        await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0))
+        await _next(trainer, RoundClosed)
+        await trainer.send(TrainRound(1, 10, MEMBERS, 0, 80))
+        await _next(trainer, Progress)
+        with trio.move_on_after(3):
+            await trainer.receive()
+            pytest.fail("the round was closed while a snapshot was pending")
+        await trainer.send(Apply(0, 1.0))
+        assert isinstance(await trainer.receive(), Applied)
+        closed = await trainer.receive()
+        assert isinstance(closed, RoundClosed)
+        assert closed.steps > 10
+
+
+async def test_without_overlap_nothing_is_trained_before_apply(autojump_clock: MockClock) -> None:
+    blocking = SPEC.model_copy(update={"sync": SPEC.sync.model_copy(update={"overlap": False})})
+    slow = np.zeros(256, np.float32)
+    async with simulated_starter(blocking, "me")(slow, None) as trainer:
+        await trainer.receive()
+        await trainer.send(Load(0))
+        await trainer.send(TrainRound(0, 4, MEMBERS, 0, 0))
+        await _next(trainer, RoundClosed)
+        await trainer.send(TrainRound(1, 4, MEMBERS, 0, 32))
+        await trio.sleep(10)
+        await trainer.send(Apply(0, 1.0))
+        applied_s = trio.current_time()
+        closed = await _next(trainer, RoundClosed)
+        assert isinstance(closed, RoundClosed)
+        assert closed.steps == 4
+        assert trio.current_time() - applied_s == pytest.approx(0.4)
+
+
+async def test_close_round_ends_it_with_the_step_in_progress(autojump_clock: MockClock) -> None:
+    slow = np.zeros(256, np.float32)
+    async with simulated_starter(SPEC, "me", SimulatedSpeed(step_s=1.0))(slow, None) as trainer:
+        await trainer.receive()
+        await trainer.send(Load(0))
+        await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0))
+        await trio.sleep(6.5)
+        await trainer.send(CloseRound(0))
+        closed = await _next(trainer, RoundClosed)
+        assert isinstance(closed, RoundClosed)
+        assert closed.steps == 7
+        assert closed.seconds == 7.0
+
+
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [("non_finite_at_steps", "non_finite"), ("out_of_memory_at_steps", "out_of_memory")],
+)
+async def test_planned_failures_are_reported_and_end_the_life(
+    autojump_clock: MockClock, field: str, reason: str
+) -> None:
+    slow = np.zeros(256, np.float32)
+    speed = dataclasses.replace(SimulatedSpeed(), **{field: frozenset({3})})
+    start = simulated_starter(SPEC, "me", speed)
+    async with start(slow, None) as trainer:
+        await trainer.receive()
+        await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0))
+        failed = await trainer.receive()
+        assert isinstance(failed, Failed)
+        assert failed.reason == reason
+        with pytest.raises(TrainerDied):
+            await trainer.receive()
+    async with start(slow, None) as trainer:  # the next life gets past that step
+        await trainer.receive()
+        await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0))
+        await _next(trainer, RoundClosed)
+
+
+async def test_a_killed_trainer_says_so(autojump_clock: MockClock) -> None:
+    slow = np.zeros(256, np.float32)
+    speed = SimulatedSpeed(die_at_steps=frozenset({3}))
+    async with simulated_starter(SPEC, "me", speed)(slow, None) as trainer:
+        await trainer.receive()
+        await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0))
+        with pytest.raises(TrainerDied, match="signal 9"):
+            await trainer.receive()
+        with pytest.raises(TrainerDied):
+            await trainer.send(Evaluate(0))
+
+
+async def test_it_learns_and_repeats_itself(autojump_clock: MockClock) -> None:
+    async def train() -> tuple[float, str]:
+        slow = np.zeros(256, np.float32)
+        async with simulated_starter(SPEC, "me")(slow, None) as trainer:
+            await trainer.receive()
+            await trainer.send(Load(0))
+            await trainer.send(TrainRound(0, 100, MEMBERS, 0, 0))
+            closed = await _next(trainer, RoundClosed)
+            assert isinstance(closed, RoundClosed)
+            await trainer.send(Evaluate(0))
+            before = await _next(trainer, Evaluated)
+            assert isinstance(before, Evaluated)
+            return before.loss - closed.loss, closed.digest
+
+    first, second = await train(), await train()
+    assert first == second
+    assert first[0] > 0.1
+    assert LOSS_FLOOR > 0
