@@ -24,7 +24,8 @@ Rules:
 - Encoding checks by the same rules. What they send badly is a RemoteProtocolError, what we do a
   LocalProtocolError.
 
-Invariant: decode_message(encode_message(m)) == m for each m that can be encoded.
+Invariants: decode_message(encode_message(m)) == m for each m that can be encoded; the bounds of the
+fields keep every header below MAX_HEADER_BYTES.
 """
 
 from dataclasses import dataclass
@@ -34,21 +35,26 @@ from typing import Annotated, Any, Final
 import msgpack
 
 from .errors import LocalProtocolError, RemoteProtocolError
-from .fields import (
-    Binary,
-    Choice,
-    Flag,
-    Integer,
-    Many,
-    Maybe,
-    Real,
-    Record,
-    Text,
-    read_record,
-    write_record,
+from .field_types import (
+    MAX_SENTENCE_CHARS,
+    MAX_STATE_BYTES,
+    Addresses,
+    Count,
+    Digest,
+    FewAddresses,
+    MaybeCount,
+    MaybeDigest,
+    MaybeSeconds,
+    Name,
+    NonNegative,
+    PeerIdText,
+    Protocols,
+    Seconds,
+    Sentence,
+    Vectors,
 )
+from .fields import Binary, Choice, Flag, Integer, Many, Record, Text, read_record, write_record
 from .limits import (
-    MAX_ADDRESSES_PER_PEER,
     MAX_BLOB_BYTES,
     MAX_CONTROL_PAYLOAD_BYTES,
     MAX_HEADER_BYTES,
@@ -59,34 +65,6 @@ from .limits import (
     STATE_CHUNK_BYTES,
 )
 from .outcomes import RefusalReason
-
-MAX_COUNT: Final = (1 << 63) - 1
-MAX_SECONDS: Final = 1e12
-MAX_SENTENCE_CHARS: Final = 1000
-MAX_PROTOCOLS: Final = 32
-MAX_STATE_BYTES: Final = MAX_CONTROL_PAYLOAD_BYTES // 32 * STATE_CHUNK_BYTES
-"""Largest state whose chunk digests fit into one payload (128 GiB: 16e9 parameters)."""
-
-_DIGEST: Final = Text(64, r"[0-9a-f]{32,64}")
-_PEER_ID: Final = Text(128, r"[0-9A-Za-z._-]+")
-_ADDRESS: Final = Text(256, r"/\S+")
-
-Digest = Annotated[str, _DIGEST]
-MaybeDigest = Annotated[str | None, Maybe(_DIGEST)]
-PeerIdText = Annotated[str, _PEER_ID]
-Name = Annotated[str, Text(32, r"[a-z0-9][a-z0-9_-]*")]
-Sentence = Annotated[str, Text(MAX_SENTENCE_CHARS)]
-Count = Annotated[int, Integer(0, MAX_COUNT)]
-MaybeCount = Annotated[int | None, Maybe(Integer(0, MAX_COUNT))]
-Vectors = Annotated[int, Integer(1, 2)]
-Seconds = Annotated[float, Real(-MAX_SECONDS, MAX_SECONDS)]
-MaybeSeconds = Annotated[float | None, Maybe(Real(-MAX_SECONDS, MAX_SECONDS))]
-NonNegative = Annotated[float, Real(0, MAX_SECONDS)]
-Addresses = Annotated[tuple[str, ...], Many(_ADDRESS, MAX_ADDRESSES_PER_PEER)]
-FewAddresses = Annotated[tuple[str, ...], Many(_ADDRESS, MAX_RECORD_ADDRESSES)]
-Protocols = Annotated[
-    tuple[str, ...], Many(Text(64, r"[a-z][a-z0-9-]*/[1-9][0-9]{0,5}"), MAX_PROTOCOLS)
-]
 
 
 class SettledOutcome(StrEnum):
@@ -373,8 +351,7 @@ def encode_message(message: Message) -> bytes:
     """The header of a frame.
 
     Raises:
-        LocalProtocolError: a field holds what the other side would not take, or the header is too
-        long.
+        LocalProtocolError: a field, which is named, holds what the other side would not take.
     """
     tree = {"t": _NAMES[type(message)], **write_record(message)}
     try:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from protocol import limits
 from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.field_types import MAX_SENTENCE_CHARS
 from protocol.messages import (
-    MAX_SENTENCE_CHARS,
     TYPES,
     Accept,
     AliveReply,
@@ -147,7 +147,8 @@ def test_an_unknown_extra_field_is_ignored(message: Message) -> None:
         (EXAMPLES[0], "software", "x" * 65),
         (EXAMPLES[0], "protocols", ["hello"]),
         (EXAMPLES[0], "protocols", ["hello/1"] * 33),
-        (EXAMPLES[0], "addresses", ["no slash"]),
+        (EXAMPLES[0], "addresses", ["no-slash"]),
+        (EXAMPLES[0], "addresses", ["/dns4/b\u00fccher.example/tcp/1"]),
         (EXAMPLES[0], "addresses", [ADDRESS] * (limits.MAX_ADDRESSES_PER_PEER + 1)),
         (EXAMPLES[2], "reason", "because"),
         (EXAMPLES[2], "sentence", "x" * (MAX_SENTENCE_CHARS + 1)),
