@@ -8,6 +8,7 @@ from typing import Any, Final
 MAX_PORT: Final = 65535
 _HOST_NAME: Final = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 _PEER_ID: Final = re.compile(r"[1-9A-HJ-NP-Za-km-z]{20,128}")
+_NEEDS_PORT: Final = "give a host and the port that the peer listens on, as HOST:PORT or a multiaddr"
 _HOST_PROTOCOLS: Final = ("ip4", "ip6", "dns", "dns4", "dns6")
 
 
@@ -89,9 +90,10 @@ def parse_bootstrap(text: str) -> str:
     text = text.strip()
     if "/p2p-circuit" in text and text.startswith("/"):
         return text
-    where = _from_multiaddr(text)[0] if text.startswith("/") else parse_host_port(text)
-    if where.port == 0 or ":" not in text and not text.startswith("/"):
-        raise ValueError("a bootstrap address needs a host and the port that the peer listens on")
+    if ":" not in text and not text.startswith("/"):
+        raise ValueError(_NEEDS_PORT)
+    if parse_host_port(text).port == 0:
+        raise ValueError(_NEEDS_PORT)
     return text
 
 

@@ -108,7 +108,7 @@ def _decoded(data: bytes) -> tuple[bytes, bytes, bytes]:
     if len(data) > MAX_SIGNED_SPEC_BYTES:
         raise RemoteProtocolError(f"signed run spec of {len(data)} bytes")
     try:
-        fields = msgpack.unpackb(data, max_buffer_size=MAX_SIGNED_SPEC_BYTES)
+        fields = msgpack.unpackb(data)
     except ValueError as error:  # every decoding error of msgpack is one
         raise RemoteProtocolError("signed run spec is not msgpack") from error
     match fields:

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import trio
 
-from ..config import resolve_home
-from ..observe.control import REPLY_TIMEOUT_S, ControlFailed, NoDaemon, ask
-from ..state.home import Home
+from peer.config import resolve_home
+from peer.observe.control import REPLY_TIMEOUT_S, ControlFailed, NoDaemon, ask
+from peer.state.home import Home
 
 LEAVE_TIMEOUT_S: Final = 60.0
 WRITE_STATE_TIMEOUT_S: Final = 600.0
@@ -28,7 +28,7 @@ def show_status(home: Path | None, *, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    from ..observe.status import Status, render
+    from peer.observe.status import Status, render
 
     Console().print(render(Status.from_json(tree)))
 
@@ -49,7 +49,7 @@ def export_checkpoint(home: Path | None, directory: Path) -> None:
         NoDaemon, ControlFailed
     """
     reply = trio.run(_ask, _home(home), "write_state", WRITE_STATE_TIMEOUT_S)
-    from ..state.export import export_hf  # here: it imports torch
+    from peer.state.export import export_hf  # here: it imports torch
 
     export_hf(Path(reply["path"]), directory)
 

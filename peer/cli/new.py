@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from protocol.run_spec import RunSpec
 
-from ..config import ConfigError
+from peer.config import ConfigError
 from .explanations import EXAMPLES, EXPLANATIONS, SECTIONS
 
 SET_BY_START: Final = frozenset({"data.manifest", "data.tokenizer_digest"})

@@ -9,16 +9,16 @@ import typer
 
 from protocol.errors import InvalidRunSpec, LocoError, Refused
 
-from ..exit_codes import ExitCode
+from peer.exit_codes import ExitCode
 
 
 def exit_code_of(error: LocoError) -> ExitCode:
     """The exit code that goes with `error`."""
-    from ..config import ConfigError  # here, because a command that goes well needs none of these
-    from ..identity import IdentityUnusable
-    from ..observe.control import NoDaemon
-    from ..observe.endpoint import EndpointUnavailable
-    from ..state.home import HomeError
+    from peer.config import ConfigError  # here, because a command that goes well needs none of these
+    from peer.identity import IdentityUnusable
+    from peer.observe.control import NoDaemon
+    from peer.observe.endpoint import EndpointUnavailable
+    from peer.state.home import HomeError
 
     usage = (ConfigError, HomeError, InvalidRunSpec, IdentityUnusable, EndpointUnavailable)
     if isinstance(error, usage):

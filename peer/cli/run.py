@@ -12,9 +12,9 @@ from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_SPEC_BYTES
 from protocol.run_spec import RunSpec, parse_toml
 
-from ..config import ConfigError, PeerConfig, load_config
-from ..exit_codes import ExitCode
-from ..state.home import Home
+from peer.config import ConfigError, PeerConfig, load_config
+from peer.exit_codes import ExitCode
+from peer.state.home import Home
 
 
 def run_peer(command_line: Mapping[str, Any], run_toml: Path | None) -> ExitCode:
@@ -35,7 +35,7 @@ def run_peer(command_line: Mapping[str, Any], run_toml: Path | None) -> ExitCode
     home = Home(config.home)
     home.prepare()
     with home.locked():
-        from ..daemon.run import run_daemon  # here: it takes seconds to import
+        from peer.daemon.run import run_daemon  # here: it takes seconds to import
 
         return trio.run(run_daemon, config, spec, home)
 

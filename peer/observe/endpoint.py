@@ -11,7 +11,7 @@ import trio
 
 from protocol.errors import LocoError
 
-from ..addresses import HostPort
+from peer.addresses import HostPort
 
 MAX_REQUEST_BYTES: Final = 8 * 1024
 MAX_CONNECTIONS: Final = 8

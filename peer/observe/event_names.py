@@ -70,7 +70,7 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "seconds": "of the exchange",
         "sent_bytes": "to the partner",
         "received_bytes": "from the partner",
-        "distance": "root mean square of the slow weights' distance to the partner's",
+        "distance": "root mean square per parameter of our weights less the partner's",
     },
     EventName.ROUND_SKIPPED: _ROUND
     | {"reason": "a SkipReason", "partner": "peer id, if there was one", "detail": "for people"},

@@ -15,7 +15,7 @@ from typing import Any, Final, TextIO
 import structlog
 import trio
 
-from ..config import LogFormat
+from peer.config import LogFormat
 from .event_names import FIELDS, EventName
 from .log_file import MAX_LINE_BYTES
 from .status import short_id

@@ -60,7 +60,7 @@ class MetricsSnapshot:
         rtt_s: smoothed round-trip time by peer id, linked peers only.
         compute_utilisation: share of what the trainer alone would have trained, 0 to 1.
         trainer_restarts: by reason.
-        replica_distance: root mean square per parameter of the distance to the last partner's slow weights.
+        replica_distance: root mean square per parameter of our weights less the last partner's.
     """
 
     inner_steps: int = 0
@@ -174,7 +174,7 @@ def _training(now: MetricsSnapshot) -> Iterator[Metric]:
     )
     yield _gauge(
         "loco_replica_distance",
-        "Root mean square per parameter of the distance to the last partner's slow weights.",
+        "Root mean square per parameter of our weights less the last partner's.",
         now.replica_distance,
     )
 

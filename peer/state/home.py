@@ -20,6 +20,7 @@ Rules:
 import fcntl
 import json
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -147,11 +148,15 @@ class Home:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise HomeInUse(self.root, self.holder().get("pid")) from error
-            about = {"pid": os.getpid(), "control": str(self.make_runtime_dir() / "control.sock")}
+            sockets = self.make_runtime_dir()
+            about = {"pid": os.getpid(), "control": str(sockets / "control.sock")}
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(about).encode(), 0)
-            yield
-            os.ftruncate(descriptor, 0)
+            try:
+                yield
+            finally:
+                os.ftruncate(descriptor, 0)
+                shutil.rmtree(sockets, ignore_errors=True)
         finally:
             os.close(descriptor)
 

@@ -1,0 +1,181 @@
+"""The home: one daemon, one run, and everything still there after a crash."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from peer.state.home import (
+    LONGEST_SOCKET_NAME_BYTES,
+    MAX_UNIX_PATH_BYTES,
+    Home,
+    HomeError,
+    HomeInUse,
+    OtherRun,
+)
+from protocol.run_spec import RunSpec
+from protocol.signed_spec import SignedSpec
+
+
+@pytest.fixture
+def sockets() -> Iterator[Path]:
+    """A short path: pytest's own leave no room for a socket's name."""
+    with tempfile.TemporaryDirectory(prefix="loco-test-") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def home(tmp_path: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(sockets))
+    made = Home(tmp_path / "home")
+    made.prepare()
+    return made
+
+
+def signed(seed: int) -> SignedSpec:
+    founder = Ed25519PrivateKey.from_private_bytes(b"f" * 32)
+    return SignedSpec.signed_by(
+        RunSpec(seed=seed), founder.public_key().public_bytes_raw(), founder.sign
+    )
+
+
+def test_home_is_private_and_made_whole(home: Home) -> None:
+    assert home.root.stat().st_mode & 0o777 == 0o700
+    assert home.state_dir.is_dir()
+    assert home.cache_dir.is_dir()
+    assert home.log_dir.is_dir()
+    home.prepare()
+
+
+def test_one_daemon_per_home(home: Home) -> None:
+    with home.locked():
+        assert home.in_use()
+        with pytest.raises(HomeInUse, match=f"pid {os.getpid()}") as caught, Home(home.root).locked():
+            pass
+        assert caught.value.pid == os.getpid()
+    assert not home.in_use()
+    with home.locked():
+        pass
+
+
+@pytest.mark.slow
+def test_a_killed_daemon_does_not_hold_its_home(home: Home) -> None:
+    script = (
+        "import sys, time\nfrom pathlib import Path\nfrom peer.state.home import Home\n"
+        "with Home(Path(sys.argv[1])).locked():\n    print('held', flush=True)\n    time.sleep(60)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(home.root)], stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(HomeInUse) as caught, home.locked():
+            pass
+        assert caught.value.pid == holder.pid
+        holder.kill()
+    with home.locked():
+        pass
+
+
+def test_a_client_finds_the_control_socket_in_another_environment(
+    home: Home, sockets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (sockets / "other").mkdir()
+    with home.locked():
+        told = home.control_socket
+        assert told.parent.is_dir()
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(sockets / "other"))
+        assert Home(home.root).control_socket == told
+        assert Home(home.root).runtime_dir != told.parent
+    assert not told.parent.exists()
+
+
+def test_socket_paths_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(long))
+    made = Home(tmp_path / ("h" * 200)).make_runtime_dir()
+    try:
+        socket = made / ("s" * LONGEST_SOCKET_NAME_BYTES)
+        assert len(os.fsencode(socket)) <= MAX_UNIX_PATH_BYTES
+        assert made.stat().st_mode & 0o777 == 0o700
+    finally:
+        made.rmdir()
+
+
+def test_a_runtime_dir_that_others_can_enter_is_refused(home: Home) -> None:
+    home.make_runtime_dir().chmod(0o755)
+    with pytest.raises(HomeError, match="not a private directory"):
+        home.make_runtime_dir()
+
+
+def test_a_runtime_dir_that_is_a_link_is_refused(home: Home, tmp_path: Path) -> None:
+    home.runtime_dir.symlink_to(tmp_path)
+    with pytest.raises(HomeError, match="not a private directory|cannot make"):
+        home.make_runtime_dir()
+
+
+def test_incarnations_count_up_across_restarts(home: Home) -> None:
+    assert [home.next_incarnation(), home.next_incarnation()] == [1, 2]
+    assert Home(home.root).next_incarnation() == 3
+
+
+def test_a_damaged_incarnation_is_not_started_over(home: Home) -> None:
+    home.incarnation_path.write_text("many")
+    with pytest.raises(HomeError, match="damaged"):
+        home.next_incarnation()
+
+
+def test_the_port_is_kept(home: Home) -> None:
+    assert home.kept_port() is None
+    home.keep_port(31337)
+    assert Home(home.root).kept_port() == 31337
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"port": "x"}', '{"port": 70000}', '{"port": 0}'])
+def test_a_damaged_port_is_no_port(home: Home, text: str) -> None:
+    home.listen_path.write_text(text)
+    assert home.kept_port() is None
+
+
+def test_one_run_per_home(home: Home) -> None:
+    assert home.run() is None
+    home.bind_run(signed(1))
+    home.bind_run(signed(1))
+    assert Home(home.root).run() == signed(1)
+    with pytest.raises(OtherRun, match=signed(2).run_id):
+        home.bind_run(signed(2))
+    assert home.run() == signed(1)
+
+
+@pytest.mark.parametrize("change", [lambda t: t[:-20], lambda t: t.replace('\\"seed\\":1', '\\"seed\\":2')])
+def test_a_damaged_run_file_is_refused(home: Home, change) -> None:
+    home.bind_run(signed(1))
+    text = home.run_path.read_text()
+    assert change(text) != text
+    home.run_path.write_text(change(text))
+    with pytest.raises(HomeError, match="damaged"):
+        home.run()
+
+
+def test_a_home_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(HomeError, match="cannot be used: File exists"):
+        Home(tmp_path / "file").prepare()
+
+
+def test_a_home_on_a_disk_that_refuses_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(**_arguments: object) -> None:
+        raise OSError(28, "No space left on device", "x")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with pytest.raises(HomeError, match="No space left on device"):
+        Home(tmp_path / "home").prepare()

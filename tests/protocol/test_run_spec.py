@@ -1,0 +1,77 @@
+"""The run spec: refuses what cannot work, and is one sequence of bytes for everybody."""
+
+import json
+
+import pytest
+
+from protocol.errors import InvalidRunSpec
+from protocol.limits import MAX_SPEC_BYTES
+from protocol.run_spec import RunSpec, parse_bytes, parse_toml, run_id_of
+
+
+def test_an_empty_file_is_a_valid_spec() -> None:
+    assert parse_toml("") == RunSpec()
+
+
+def test_bytes_are_canonical_and_come_back() -> None:
+    spec = parse_toml("seed = 3\n[sync]\ninner_steps = 10\n")
+    assert parse_bytes(spec.to_bytes()) == spec
+    assert b" " not in spec.to_bytes()
+    assert list(json.loads(spec.to_bytes())) == sorted(json.loads(spec.to_bytes()))
+
+
+@pytest.mark.parametrize(
+    ("toml", "sentence"),
+    [
+        ("sead = 1", "unknown key 'sead'; did you mean 'seed'"),
+        ("[model]\nhiden_size = 8", "unknown key 'model.hiden_size'; did you mean 'hidden_size'"),
+        ("[modle]\nhidden_size = 8", "unknown key 'modle'; did you mean 'model'"),
+        ("[training]\nbatch_size = 0", r"training.batch_size: .*greater than or equal to 1"),
+        ("[model]\nhidden_size = 100\nnum_heads = 3", r"multiple of 2 \* num_heads"),
+        ("[model]\nnum_heads = 4\nnum_kv_heads = 3", "multiple of num_kv_heads"),
+        ("[sync]\ngamma = 2.0", "diverges"),
+        ("[data]\nsource = 'http:x'", "unknown data source"),
+        ("[sync", "not TOML"),
+        ('name = "a b"', "name"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_advice(toml: str, sentence: str) -> None:
+    with pytest.raises(InvalidRunSpec, match=sentence):
+        parse_toml(toml)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data.replace(b",", b", ", 1),
+        lambda data: b"{}",
+        lambda data: data[:-1],
+        lambda data: b"[]",
+        lambda data: b"\xff" + data,
+        lambda data: data + b" " * MAX_SPEC_BYTES,
+    ],
+)
+def test_bytes_that_are_not_canonical_are_refused(change) -> None:
+    with pytest.raises(InvalidRunSpec):
+        parse_bytes(change(RunSpec().to_bytes()))
+
+
+def test_run_id_names_spec_and_founder() -> None:
+    ids = {
+        RunSpec().run_id(b"a" * 32),
+        RunSpec().run_id(b"b" * 32),
+        RunSpec(seed=1).run_id(b"a" * 32),
+    }
+    assert len(ids) == 3
+    assert run_id_of(RunSpec().to_bytes(), b"a" * 32) in ids
+    assert all(len(run_id) == 32 for run_id in ids)
+
+
+def test_rounds_are_whole() -> None:
+    spec = parse_toml("[training]\ntotal_steps = 101\n[sync]\ninner_steps = 50\n")
+    assert spec.total_rounds == 3
+
+
+def test_gamma_is_beta_unless_given() -> None:
+    assert RunSpec().sync.effective_gamma == RunSpec().sync.beta
+    assert parse_toml("[sync]\ngamma = 1.0").sync.effective_gamma == 1.0
