@@ -21,6 +21,7 @@ import contextlib
 import socket
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -46,6 +47,9 @@ MAX_HUNG_CALLS: Final = 2
 MAX_RESTARTS_IN_A_ROW: Final = 3
 MAX_ENTRY_PEERS: Final = 64
 """Addresses remembered, to enter the table by after a restart; the oldest give way."""
+
+_loading = threading.Lock()
+"""Held while hivemind is imported: the set of warning filters belongs to the whole process."""
 
 _log = structlog.get_logger("loco.directory")
 
@@ -164,8 +168,10 @@ class _NodeThread:
 
     def _main(self) -> None:
         try:
-            from .dht_node import run_node  # noqa: PLC0415 - imports torch: a second, here alone
-
+            # torch takes a second to import, and warns of what it deprecates in itself
+            with _loading, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                from .dht_node import run_node  # noqa: PLC0415
             run_node(self._control_address, self._clock, self._connections, self._ready)
         except BaseException as error:  # noqa: BLE001 - whatever it was, this life is over
             self._error = error
@@ -191,6 +197,7 @@ class HivemindDirectory:
         self._restarts_in_a_row = 0
         self._next_attach_s = 0.0
         self._broken = False
+        self._why_detached = ""
         self._stores = 0
         self._gets = 0
         self._restarts = 0
@@ -264,7 +271,9 @@ class HivemindDirectory:
         async with self._changing:
             await self._attach()
         if not self.statistics().attached:
-            raise StreamLost(f"the directory cannot attach to p2pd at {self._control_address}")
+            raise StreamLost(
+                f"the directory cannot attach to p2pd at {self._control_address}: {self._why_detached}"
+            )
 
     async def _attempt(self, start: "Callable[[DhtNode], Awaitable[Any]]") -> Any:
         thread = await self._attached_thread()
@@ -330,7 +339,8 @@ class HivemindDirectory:
             await thread.start()
         except _Lost as error:
             self._thread = None
-            _log.warning("directory detached", why=str(error))
+            self._why_detached = str(error)
+            _log.warning("directory detached", why=self._why_detached)
             return
         except _Hung:
             thread.abandon()

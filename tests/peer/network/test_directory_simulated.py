@@ -1,0 +1,79 @@
+"""What only the simulated directory does: latency, partial views, being cut off; all from a seed."""
+
+import pytest
+import trio
+from directory_worlds import ADDRESS, Peer
+
+from peer.identity import Identity
+from peer.network.simulated_directory import SimulatedDhtWorld
+from protocol.limits import MAX_RECORDS_PER_SHARD
+from protocol.records import record_keys
+
+KEY = record_keys("run")[0]
+
+
+async def _swarm(world, num_peers):
+    peers = []
+    for number in range(num_peers):
+        identity = Identity((number + 1).to_bytes(32, "big"))
+        peers.append(Peer(identity, world.directory(identity.peer_id), world))
+        await peers[-1].directory.add_peers([f"{ADDRESS}/p2p/{peers[0].peer_id}"])
+    return peers
+
+
+async def _views(seed, hidden_fraction=0.3):
+    peers = await _swarm(SimulatedDhtWorld(seed, hidden_fraction=hidden_fraction), 12)
+    for peer in peers:
+        await peer.announce(KEY)
+    return [sorted(await peer.directory.get(KEY)) for peer in peers], trio.current_time()
+
+
+async def test_views_are_partial_and_follow_the_seed(autojump_clock):
+    start = trio.current_time()
+    views, first_end = await _views(7)
+    seen = sum(len(view) for view in views) / 12**2
+    assert 0.5 < seen < 0.9
+    again, second_end = await _views(7)
+    assert again == views
+    assert second_end - first_end == pytest.approx(first_end - start)
+    assert (await _views(8))[0] != views
+
+
+async def test_latency_passes_in_virtual_time(autojump_clock):
+    world = SimulatedDhtWorld(1, latency_s=(0.5, 0.5))
+    [peer] = await _swarm(world, 1)
+    start = trio.current_time()
+    await peer.announce(KEY)
+    await peer.directory.get(KEY)
+    assert trio.current_time() - start == pytest.approx(1.0)
+
+
+async def test_peers_find_each_other_only_once_they_are_connected(autojump_clock):
+    world = SimulatedDhtWorld(1)
+    first, second = (
+        Peer(identity, world.directory(identity.peer_id), world)
+        for identity in (Identity(bytes([n]) * 32) for n in (1, 2))
+    )
+    await first.announce(KEY)
+    assert await second.directory.get(KEY) == {}
+    await second.directory.add_peers([f"{ADDRESS}/p2p/{first.peer_id}"])
+    assert set(await second.directory.get(KEY)) == {first.peer_id}
+
+
+async def test_a_peer_that_is_cut_off_finds_nothing_after_a_while(autojump_clock):
+    first, second = await _swarm(SimulatedDhtWorld(1), 2)
+    await first.announce(KEY)
+    second.directory.online = False
+    start = trio.current_time()
+    assert await second.directory.get(KEY) == {}
+    assert trio.current_time() - start == pytest.approx(8.0)
+    second.directory.online = True
+    assert set(await second.directory.get(KEY)) == {first.peer_id}
+
+
+async def test_a_shard_is_bounded(autojump_clock):
+    peers = await _swarm(SimulatedDhtWorld(1), MAX_RECORDS_PER_SHARD + 3)
+    for peer in peers:
+        await peer.announce(KEY)
+    assert len(await peers[0].directory.get(KEY)) == MAX_RECORDS_PER_SHARD
+    assert sum(peer.directory.statistics().refused for peer in peers) == 3
