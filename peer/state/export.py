@@ -1,0 +1,124 @@
+"""The slow weights as a Hugging Face checkpoint.
+
+The folder loads with `transformers.AutoModelForCausalLM.from_pretrained(folder)`: config.json, model.safetensors (fp32), the
+tokenizer's files if it is a Hugging Face one, and `loco_peer.json`, which says where the weights come from and marks the
+folder as an export. Files are written beside the folder and moved in when all are whole.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig, PreTrainedTokenizerFast
+
+from peer.training.model import model_config, model_shapes
+from protocol.layout import Layout, LayoutEntry
+from protocol.run_spec import RunSpec
+
+Float32Vector = npt.NDArray[np.float32]
+
+MARKER: Final = "loco_peer.json"
+_WEIGHTS: Final = "model.safetensors"
+_EMBEDDING: Final = "model.embed_tokens.weight"
+
+
+def export_hugging_face(
+    phi_P: Float32Vector,
+    spec: RunSpec,
+    layout: Layout,
+    out_dir: Path,
+    *,
+    tokenizer_json: bytes | None = None,
+    round: int | None = None,
+    tokens: int | None = None,
+) -> None:
+    """Write the slow weights `phi_P` (fp32 [P]) as a checkpoint into `out_dir`.
+
+    Args:
+        layout: where each parameter lies in `phi_P`.
+        tokenizer_json: content of the run's tokenizer.json; None with the byte tokenizer.
+        round, tokens: where the weights stand, written into `loco_peer.json`.
+
+    Raises:
+        FileExistsError: `out_dir` holds something that is not an export.
+        ValueError: the vector or the layout does not fit the run spec.
+    """
+    _refuse_foreign(out_dir)
+    config = _config(spec, layout)
+    if phi_P.dtype != np.float32 or phi_P.shape != (layout.padded_parameters,):
+        raise ValueError(f"weights of {phi_P.shape} do not fit {layout.padded_parameters} parameters")
+    partial = out_dir.with_name(f".{out_dir.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        config.save_pretrained(partial)
+        save_file(_tensors(phi_P, layout), partial / _WEIGHTS, metadata={"format": "pt"})
+        _write_tokenizer(partial, spec, tokenizer_json)
+        origin = {"run": spec.name, "round": round, "tokens": tokens, "tokenizer": spec.data.tokenizer}
+        (partial / MARKER).write_text(json.dumps(origin, indent=2) + "\n")
+        _move_files(partial, out_dir)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _refuse_foreign(out_dir: Path) -> None:
+    if not out_dir.exists():
+        return
+    if not out_dir.is_dir():
+        raise FileExistsError(f"{out_dir} is not a folder")
+    if any(out_dir.iterdir()) and not (out_dir / MARKER).is_file():
+        raise FileExistsError(f"{out_dir} is not empty and not an export: choose another folder")
+
+
+def _config(spec: RunSpec, layout: Layout) -> LlamaConfig:
+    """The model's config, once it is sure that its parameters lie as `layout` says."""
+    vocabulary_size = _entry(layout, _EMBEDDING).shape[0]
+    if Layout.from_shapes(model_shapes(spec.model, vocabulary_size)).digest != layout.digest:
+        raise ValueError("the layout is not that of the run spec's model")
+    config = model_config(spec.model, vocabulary_size)
+    config.architectures = ["LlamaForCausalLM"]
+    config.dtype = torch.float32
+    config.use_cache = True  # off in training, wanted for generating
+    return config
+
+
+def _entry(layout: Layout, name: str) -> LayoutEntry:
+    for entry in layout.entries:
+        if entry.name == name:
+            return entry
+    raise ValueError(f"the layout has no {name}: not a model of the Llama family")
+
+
+def _tensors(phi_P: Float32Vector, layout: Layout) -> dict[str, torch.Tensor]:
+    """Each parameter as its own tensor; a copy, as phi may be read-only memory that still moves."""
+    return {
+        entry.name: torch.from_numpy(
+            phi_P[entry.offset : entry.offset + entry.size].reshape(entry.shape).copy()
+        )
+        for entry in layout.entries
+    }
+
+
+def _write_tokenizer(folder: Path, spec: RunSpec, tokenizer_json: bytes | None) -> None:
+    if (tokenizer_json is None) != (spec.data.tokenizer == "bytes"):
+        raise ValueError(f"the tokenizer given does not fit the run's, {spec.data.tokenizer!r}")
+    if tokenizer_json is None:
+        return
+    path = folder / "tokenizer.json"
+    path.write_bytes(tokenizer_json)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(path), model_max_length=spec.model.context_length
+    )
+    tokenizer.save_pretrained(folder)
+
+
+def _move_files(source: Path, out_dir: Path) -> None:
+    """Move every file of `source` into `out_dir`; files of the user's own in there stay."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    for path in sorted(source.iterdir()):
+        path.replace(out_dir / path.name)
