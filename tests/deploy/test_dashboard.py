@@ -54,9 +54,7 @@ def test_panels_fit_the_grid():
     for panel in panels():
         at = panel["gridPos"]
         cells = set(
-            itertools.product(
-                range(at["x"], at["x"] + at["w"]), range(at["y"], at["y"] + at["h"])
-            )
+            itertools.product(range(at["x"], at["x"] + at["w"]), range(at["y"], at["y"] + at["h"]))
         )
         assert at["x"] + at["w"] <= 24
         assert not cells & taken, panel["title"]

@@ -20,7 +20,9 @@ def instructions() -> list[tuple[str, str]]:
     """(instruction, arguments), comments out and continued lines joined."""
     lines = [li for li in (ROOT / "Dockerfile").read_text().splitlines() if not li.startswith("#")]
     joined = re.sub(r"\\\n\s*", " ", "\n".join(lines))
-    return [(word, rest) for word, _, rest in (li.partition(" ") for li in joined.splitlines()) if word]
+    return [
+        (word, rest) for word, _, rest in (li.partition(" ") for li in joined.splitlines()) if word
+    ]
 
 
 def arguments_of(instruction: str) -> list[str]:
@@ -42,7 +44,9 @@ def peers() -> dict[str, dict]:
 @pytest.mark.slow
 def test_hadolint_has_nothing_to_say():
     hadolint = Path(sys.executable).parent / "hadolint"
-    done = subprocess.run([hadolint, ROOT / "Dockerfile"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [hadolint, ROOT / "Dockerfile"], capture_output=True, text=True, check=False
+    )
     assert (done.stdout, done.returncode) == ("", 0)
 
 
@@ -52,7 +56,9 @@ def test_environment_is_one_that_loco_peer_reads():
 
 
 def test_ports_that_are_exposed_are_the_ones_listened_on():
-    listening = {parse_host_port(environment()[name]).port for name in ("LOCO_LISTEN", "LOCO_METRICS")}
+    listening = {
+        parse_host_port(environment()[name]).port for name in ("LOCO_LISTEN", "LOCO_METRICS")
+    }
     assert {int(port) for port in arguments_of("EXPOSE")[0].split()} == listening
 
 
@@ -99,7 +105,9 @@ def test_run_spec_of_the_compose_file_is_valid():
 
 
 def test_peers_keep_their_homes_apart():
-    homes = [v.split(":")[0] for s in peers().values() for v in s["volumes"] if v.endswith(":/data")]
+    homes = [
+        v.split(":")[0] for s in peers().values() for v in s["volumes"] if v.endswith(":/data")
+    ]
     assert len(homes) == len(set(homes)) == len(peers())
     assert set(homes) <= set(compose()["volumes"])
 
@@ -110,6 +118,7 @@ def test_the_build_makes_a_wheel_of_peer_and_protocol_alone(tmp_path):
     """The Dockerfile's own last step, on the files that reach the build."""
     context = tmp_path / "src"
     context.mkdir()
+    pip = [sys.executable, "-m", "pip"]
     tracked = subprocess.run(
         ["git", "ls-files", "-z", "peer", "protocol", "LICENSE", "README.md", "pyproject.toml"],
         cwd=ROOT, capture_output=True, text=True, check=True,
@@ -119,15 +128,16 @@ def test_the_build_makes_a_wheel_of_peer_and_protocol_alone(tmp_path):
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes((ROOT / name).read_bytes())
     subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "-qq", "--no-build-isolation", "--no-deps", "."]
-        + ["--wheel-dir", tmp_path],
+        [*pip, "wheel", "-qq", "--no-build-isolation", "--no-deps", ".", "--wheel-dir", tmp_path],
         cwd=context, check=True,
     )  # fmt: skip
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     rooms = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert rooms == {"peer", "protocol"}
-    python = {name for name in tracked if name.endswith((".py", "py.typed", ".toml")) and "/" in name}
+    python = {
+        name for name in tracked if name.endswith((".py", "py.typed", ".toml")) and "/" in name
+    }
     assert python <= set(names)
 
 

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -61,7 +61,10 @@ async def empty_panels(prometheus: Prometheus) -> list[str]:
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool on PATH")
 def test_promtool_approves_of_names_units_and_help_texts():
     done = subprocess.run(
-        ["promtool", "check", "metrics"], input=full_metrics().render(), capture_output=True, check=False
+        ["promtool", "check", "metrics"],
+        input=full_metrics().render(),
+        capture_output=True,
+        check=False,
     )
     assert (done.stdout + done.stderr, done.returncode) == (b"", 0)
 
@@ -101,7 +104,13 @@ async def running_peer(
     home: Path, news: trio.MemorySendChannel[None], *command: str
 ) -> AsyncIterator[dict[str, Any]]:
     """A peer of the command line; yields its line of `--json-ready`. Each line of its event log is news."""
-    arguments = [Path(sys.executable).parent / "loco-peer", *command, "--home", home, "--json-ready"]
+    arguments = [
+        Path(sys.executable).parent / "loco-peer",
+        *command,
+        "--home",
+        home,
+        "--json-ready",
+    ]
     arguments += ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
     arguments += ["--log-format", "json", "--device", "cpu", "--threads", "1"]
     async with trio.open_nursery() as nursery:
@@ -126,10 +135,8 @@ async def running_peer(
 async def _listen(stream: Any, log: bytearray, news: trio.MemorySendChannel[None]) -> None:
     async for chunk in stream:
         log += chunk
-        try:
+        with suppress(trio.WouldBlock):  # there is news already
             news.send_nowait(None)
-        except trio.WouldBlock:
-            pass  # there is news already
 
 
 async def _first_line(stream: Any, log: bytearray) -> bytes:
@@ -152,7 +159,9 @@ async def test_every_query_of_the_dashboard_returns_data_from_a_live_swarm(tmp_p
     with trio.move_on_after(LIVE_S):
         async with running_peer(tmp_path / "a", news, "start", str(spec)) as founder:
             bootstrap = founder["addresses"][0]
-            async with running_peer(tmp_path / "b", news, "join", "--bootstrap", bootstrap) as joiner:
+            async with running_peer(
+                tmp_path / "b", news, "join", "--bootstrap", bootstrap
+            ) as joiner:
                 targets = [urlsplit(peer["metrics"]).netloc for peer in (founder, joiner)]
                 async with running_prometheus(tmp_path, targets) as prometheus:
                     while missing := await empty_panels(prometheus):
