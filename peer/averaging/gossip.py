@@ -115,7 +115,11 @@ class Timing:
 
 
 class Gossip:
-    """All proposals and exchanges of one peer. `run` must be running."""
+    """All proposals and exchanges of one peer. `run` must be running.
+
+    Attributes:
+        close_early: called with a round that should be closed now because a partner waits for it.
+    """
 
     def __init__(
         self,
@@ -124,13 +128,12 @@ class Gossip:
         network: Network,
         work: Work,
         events: EventLog,
-        close_early: Callable[[int], None],
     ) -> None:
         self._agreement = agreement
         self._network = network
         self._work = work
         self._events = events
-        self._close_early = close_early
+        self.close_early: Callable[[int], None] = lambda _: None
         self._codec: Codec = get_codec(agreement.codec)
         self._matchmaker = mm.Matchmaker(agreement.run_id, network.peer_id)
         self._attempt: _Attempt | None = None
@@ -228,7 +231,7 @@ class Gossip:
             case mm.RefuseProposal(peer_id, round_, reason):
                 self._decide(peer_id, round_, reason)
             case mm.CloseEarly(round_):
-                self._close_early(round_)
+                self.close_early(round_)
             case mm.Paired(peer_id, round_, _):
                 self._paired(peer_id, round_)
             case mm.Unmatched(round_, reason):

@@ -12,6 +12,7 @@ The rules
   5. Clocks are only compared to correct our own (protocol/clock_offset.py), never to judge liveness.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,6 +23,7 @@ from peer.network.conversation import Conversation
 from peer.observe.events import EventLog, EventName
 from peer.observe.status import PeerState
 from peer.ports import Address, Directory, Network, PeerId, Stream
+from protocol.clock_offset import ClockOffsetEstimator
 from protocol.errors import LocoError, Refused, StreamLost
 from protocol.limits import MAX_LINKS, MAX_PEERS_PER_EXCHANGE
 from protocol.messages import (
@@ -35,8 +37,9 @@ from protocol.messages import (
     peer_entry,
 )
 from protocol.outcomes import RefusalReason
+from protocol.records import PeerRecord
 from protocol.versions import HELLO, SPOKEN, missing, version_sentence
-from protocol.view import View
+from protocol.view import Progress, View
 
 from .facts import Facts
 
@@ -103,6 +106,9 @@ class Links:
         self._sequence = 0
         self._opened = self._lost = self._refused = 0
         self._nursery: trio.Nursery | None = None
+        self._clock = ClockOffsetEstimator()
+        self._clock_offset_s = 0.0
+        self.serving = trio.Event()
 
     def __repr__(self) -> str:
         return f"<Links {sum(map(len, self._links.values()))} live, {self._lost} lost>"
@@ -122,6 +128,7 @@ class Links:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             await self._network.serve(HELLO, self._serve)
+            self.serving.set()
             while True:
                 self._beat()
                 self._expire()
@@ -153,8 +160,10 @@ class Links:
         stream = await self._network.open_stream(peer_id, HELLO)
         talk = Conversation(stream)
         try:
+            asked_s = trio.current_time()
             await talk.send(self.hello())
             theirs, _ = await talk.receive(Hello, timeout_s=HELLO_S)
+            self._compare_clocks(peer_id, theirs, trio.current_time() - asked_s)
             refusal = self._fault(theirs)
             if refusal is not None:
                 raise Refused(refusal.reason, refusal.sentence)
@@ -164,6 +173,17 @@ class Links:
             raise
         self._nursery.start_soon(self._own, talk, theirs)
         return theirs
+
+    def _compare_clocks(self, peer_id: PeerId, theirs: Hello, round_trip_s: float) -> None:
+        uncorrected_s = self._directory.swarm_time_s() - self._clock_offset_s
+        self._clock.add(peer_id, theirs.swarm_time_s, round_trip_s, uncorrected_s)
+
+    def correct_clock(self) -> None:
+        """Follow the clocks of the peers that we have dialled, rule 5."""
+        estimate = self._clock.estimate()
+        if estimate is not None:
+            self._clock_offset_s = estimate.offset_s
+            self._directory.correct_clock(estimate.offset_s)
 
     def hello(self) -> Hello:
         """What we say of ourselves."""
@@ -245,7 +265,13 @@ class Links:
         self._links.setdefault(peer_id, []).append(link)
         self._opened += 1
         self._backoff_s.pop(peer_id, None)
-        self._view.hello(now_s, peer_id, theirs)
+        self._view.heard(
+            now_s,
+            peer_id,
+            theirs.incarnation,
+            addresses=theirs.addresses,
+            progress=Progress(state=theirs.state, round=theirs.round),
+        )
         self._events.emit(
             EventName.PEER_LINKED,
             remote=peer_id,
@@ -305,12 +331,18 @@ class Links:
         if beat.echo_s is not None:
             sample_s = max(0.0, now_s - beat.echo_s - beat.echo_hold_s)
             link.rtt_s = sample_s if link.rtt_s is None else 0.8 * link.rtt_s + 0.2 * sample_s
-        self._view.beat(now_s, link.peer_id, link.incarnation, beat)
+        progress = Progress(
+            beat.state, beat.round, beat.fraction, beat.steps_per_s, beat.epoch, beat.position
+        )
+        self._view.heard(
+            now_s, link.peer_id, link.incarnation, progress=progress, rtt_s=link.rtt_s
+        )
 
     def _heard_peers(self, message: PeerList, now_s: float) -> None:
         for entry in message.peers:
             if entry.peer_id != self._facts.peer_id:
-                self._view.rumour(now_s, entry.peer_id, entry.incarnation, entry.addresses)
+                told = PeerRecord(entry.peer_id, entry.incarnation, entry.addresses, math.inf)
+                self._view.record(now_s, told)
 
     def _answer_alive(self, link: Link, question: AskAlive, now_s: float) -> None:
         alive = any(
@@ -356,15 +388,15 @@ class Links:
         now_s = trio.current_time()
         alive = [m for m in self._view.alive(now_s) if m.addresses][:MAX_PEERS_PER_EXCHANGE]
         return PeerList(
-            tuple(peer_entry(m.peer_id, m.incarnation, tuple(m.addresses)) for m in alive)
+            tuple(peer_entry(m.peer_id, m.incarnation, m.addresses) for m in alive)
         )
 
     def _all(self) -> list[Link]:
         return [link for links in self._links.values() for link in links]
 
     def _expire(self) -> None:
-        for member in self._view.expire(trio.current_time(), SILENCE_S):
-            self._events.emit(EventName.PEER_LOST, remote=member.peer_id, reason="silent")
+        for peer_id in self._view.expire(trio.current_time()):
+            self._events.emit(EventName.PEER_LOST, remote=peer_id, reason="silent")
 
     def _redial(self) -> None:
         """Link to everybody in the view, up to MAX_LINKS, with back-off for each."""
@@ -373,7 +405,7 @@ class Links:
         assert self._nursery is not None
         now_s = trio.current_time()
         room = MAX_LINKS - len(self._links)
-        for member in self._view.known(now_s):
+        for member in self._view.members():
             if room <= 0:
                 break
             peer_id = member.peer_id
@@ -384,7 +416,7 @@ class Links:
             backoff_s = self._backoff_s.get(peer_id, REDIAL_FIRST_S)
             self._backoff_s[peer_id] = min(REDIAL_MAX_S, 2 * backoff_s)
             self._not_before_s[peer_id] = now_s + HELLO_S + backoff_s
-            self._nursery.start_soon(self._dial_quietly, peer_id, tuple(member.addresses))
+            self._nursery.start_soon(self._dial_quietly, peer_id, member.addresses)
             room -= 1
 
     async def _dial_quietly(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:

@@ -145,7 +145,7 @@ class RoundLoop:
             await trainer.send(Load(self._outer.version))
             async with trio.open_nursery() as nursery:
                 try:
-                    await self._open(next_round(self._next_round - 1, self._heard_rounds()))
+                    await self._open_or_finish(next_round(self._next_round - 1, self._heard_rounds()))
                     while not self.finished:
                         await self._take(await trainer.receive(), nursery)
                 except TrainerDied:
@@ -223,6 +223,10 @@ class RoundLoop:
         )
         self._evaluated.set()
 
+    async def wait_settled(self) -> None:
+        """Wait until no exchange is under way."""
+        await self._settled.wait()
+
     # --- opening and closing rounds ------------------------------------------------------------------
     def close_early(self, round_: int) -> None:
         """Ask the trainer to close this round: a partner is waiting, or the swarm is far ahead."""
@@ -231,17 +235,17 @@ class RoundLoop:
             trio.lowlevel.spawn_system_task(_send_quietly, trainer, CloseRound(round_))
 
     def _heard_rounds(self) -> list[int]:
-        return [m.round for m in self._view.alive(trio.current_time()) if m.round is not None]
+        return [m.progress.round for m in self._view.members_training(trio.current_time())]
 
     async def _open(self, round_: int) -> None:
         assert self._trainer is not None
         facts, view = self._facts, self._view
         training = view.members_training(trio.current_time())
-        speeds = [*(m.steps_per_s for m in training), facts.steps_per_s]
+        speeds = [*(m.progress.steps_per_s for m in training), facts.steps_per_s]
         final = round_ >= self._spec.total_rounds
         steps = self._spec.sync.inner_steps
         self._quota = 0 if final else quota(steps, facts.steps_per_s, speeds)
-        members = {m.peer_id: quota(MEMBER_WEIGHT, m.steps_per_s, speeds) for m in training}
+        members = {m.peer_id: quota(MEMBER_WEIGHT, m.progress.steps_per_s, speeds) for m in training}
         members[facts.peer_id] = quota(MEMBER_WEIGHT, facts.steps_per_s, speeds)
         self._next_round = facts.round = round_
         facts.fraction, self._jumped = 0.0, False

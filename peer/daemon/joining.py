@@ -1,0 +1,108 @@
+"""Finding the swarm: from the addresses that a user gave to the first live link.
+
+Nothing fails on a start-up deadline. Every address is tried again and again, with back-off, and each second it is said what is
+failing for which address. Only a refusal that trying again cannot change ends it.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import trio
+
+from peer.observe.events import EventLog, EventName
+from peer.ports import Address, PeerId
+from protocol.errors import LocoError, Refused
+from protocol.messages import Hello
+from protocol.outcomes import RefusalReason
+
+from .facts import Facts
+from .links import Links
+
+REPORT_EVERY_S: Final = 1.0
+FIRST_PAUSE_S: Final = 0.5
+MAX_PAUSE_S: Final = 10.0
+ATTEMPT_S: Final = 20.0
+FINAL_REFUSALS: Final = frozenset(
+    {
+        RefusalReason.OTHER_RUN,
+        RefusalReason.VERSION,
+        RefusalReason.DUPLICATE_IDENTITY,
+        RefusalReason.NOT_ADMITTED,
+    }
+)
+"""Refusals that trying again cannot change."""
+
+Resolve = Callable[[str], Awaitable[tuple[PeerId, Sequence[Address]]]]
+"""An address as users write it to a peer id and its multiaddrs. Raises LocoError naming the step that failed."""
+
+
+class Bootstrap:
+    """Tries all addresses until one peer has taken us in."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        resolve: Resolve,
+        links: Links,
+        facts: Facts,
+        events: EventLog,
+    ) -> None:
+        self._addresses = addresses
+        self._resolve = resolve
+        self._links = links
+        self._facts = facts
+        self._events = events
+        self._failing: dict[str, str] = {}
+        self._found: tuple[PeerId, Hello] | None = None
+        self._refused: Refused | None = None
+
+    def __repr__(self) -> str:
+        return f"<Bootstrap of {len(self._addresses)} addresses, failing: {self._failing}>"
+
+    async def enter(self) -> tuple[PeerId, Hello]:
+        """The first peer that takes us in, and its hello.
+
+        Raises:
+            Refused: the swarm does not want us, and trying again cannot change that.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._report)
+            for address in self._addresses:
+                nursery.start_soon(self._try, address, nursery.cancel_scope)
+        if self._found is None:
+            assert self._refused is not None
+            raise self._refused
+        return self._found
+
+    async def _try(self, address: str, done: trio.CancelScope) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                with trio.fail_after(ATTEMPT_S):
+                    peer_id, addresses = await self._resolve(address)
+                    hello = await self._links.dial(peer_id, addresses)
+            except Refused as refused:
+                self._failing[address] = f"refused: {refused.sentence}"
+                if refused.reason in FINAL_REFUSALS:
+                    self._refused = refused
+                    done.cancel()
+            except LocoError as error:
+                self._failing[address] = str(error)
+            except trio.TooSlowError:
+                self._failing[address] = f"dial: no answer within {ATTEMPT_S:.0f} s"
+            else:
+                self._found = (peer_id, hello)
+                done.cancel()
+            await trio.sleep(pause_s)
+            pause_s = min(MAX_PAUSE_S, 2 * pause_s)
+
+    async def _report(self) -> None:
+        while True:
+            for address, why in self._failing.items():
+                step, _, detail = why.partition(": ")
+                self._events.emit(
+                    EventName.BOOTSTRAP_FAILING, address=address, step=step, detail=detail
+                )
+                self._facts.now_doing(f"cannot reach {address}: {why}")
+            await trio.sleep(REPORT_EVERY_S)

@@ -1,0 +1,83 @@
+"""Our record in the directory, and what others' records tell.
+
+The directory is how peers find each other that were never told of each other; who is alive is judged on links alone. So a record may
+be half a minute old, and a directory that is down for a while costs nothing but new acquaintances.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import trio
+
+from peer.ports import Directory, Network
+from protocol.errors import RemoteProtocolError
+from protocol.records import PeerRecord, Sign, decode_record, encode_record, record_key, record_keys
+from protocol.view import View
+
+PUBLISH_EVERY_S: Final = 30.0
+RECORD_LIFETIME_S: Final = 120.0
+REFRESH_EVERY_S: Final = 15.0
+FIRST_REFRESHES_S: Final = 2.0
+"""A newcomer looks around sooner."""
+NUM_FIRST_REFRESHES: Final = 3
+
+
+class Membership:
+    """Keeps our record fresh and the view informed; `run` until cancelled."""
+
+    def __init__(
+        self,
+        run_id: str,
+        incarnation: int,
+        *,
+        network: Network,
+        directory: Directory,
+        view: View,
+        sign: Sign,
+    ) -> None:
+        self._run_id = run_id
+        self._incarnation = incarnation
+        self._network = network
+        self._directory = directory
+        self._view = view
+        self._sign = sign
+        self._bad_records = 0
+
+    def __repr__(self) -> str:
+        return f"<Membership of run {self._run_id}, {self._bad_records} bad records seen>"
+
+    async def run(self) -> None:
+        """Publish and look around, each at its own pace."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._repeat, self._publish, PUBLISH_EVERY_S)
+            nursery.start_soon(self._repeat, self._refresh, REFRESH_EVERY_S)
+
+    async def _repeat(self, job: Callable[[], Awaitable[None]], every_s: float) -> None:
+        turn = 0
+        while True:
+            await job()
+            turn += 1
+            await trio.sleep(FIRST_REFRESHES_S if turn <= NUM_FIRST_REFRESHES else every_s)
+
+    async def _publish(self) -> None:
+        expires_s = self._directory.swarm_time_s() + RECORD_LIFETIME_S
+        own = PeerRecord(
+            self._network.peer_id, self._incarnation, tuple(self._network.addresses), expires_s
+        )
+        key = record_key(self._run_id, own.peer_id)
+        await self._directory.store(key, own.peer_id, encode_record(own, key, self._sign), expires_s)
+
+    async def _refresh(self) -> None:
+        for key in record_keys(self._run_id):
+            for peer_id, value in (await self._directory.get(key)).items():
+                if peer_id != self._network.peer_id:
+                    self._take(key, peer_id, value)
+
+    def _take(self, key: bytes, peer_id: str, value: bytes) -> None:
+        try:
+            record = decode_record(key, peer_id, value)
+        except RemoteProtocolError:
+            self._bad_records += 1
+            return
+        if record.expires_s > self._directory.swarm_time_s():
+            self._view.record(trio.current_time(), record)

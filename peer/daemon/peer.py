@@ -1,0 +1,340 @@
+"""One peer from its first breath to its last, against the ports alone.
+
+    connecting -> downloading -> training -> finished        (a joiner)
+                  starting    -> training -> finished        (the founder)
+
+Whatever happens on the way, the nursery in `run` owns every task, and `request_stop` ends it.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+import numpy as np
+import trio
+
+from peer.averaging.gossip import Agreement, Gossip
+from peer.averaging.outer_state import Factors, OuterState
+from peer.codec import get_codec
+from peer.observe.events import EventLog, EventName
+from peer.observe.status import PeerState
+from peer.ports import Directory, Network, PeerId, Work
+from peer.state.service import Fetcher, StateService, fetch_from
+from peer.state.state_file import AssembledState, StateManifest, StateScalars, write_state_file
+from protocol.data_plan import start_position
+from protocol.errors import InvalidRunSpec, LocoError
+from protocol.records import Sign
+from protocol.run_spec import RunSpec
+from protocol.signed_spec import SignedSpec
+from protocol.view import View
+
+from .engine import Engine, ModelShape, SlowWeights
+from .facts import Facts
+from .joining import Bootstrap
+from .links import Links
+from .membership import Membership
+from .provision import Provision, Supplies
+from .rounds import RoundLoop, RoundTiming
+
+T = TypeVar("T")
+
+SOURCE_PAUSE_S: Final = 0.5
+"""Between two tries to fetch from a peer."""
+LEAVING_SHARE: Final = 0.6
+"""Part of the grace in which an exchange under way may end."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSettings:
+    """What is particular to this peer.
+
+    Attributes:
+        on_ready: called once, as soon as others can join through us.
+        bind_run: makes the home one of this run; raises when it is another's.
+    """
+
+    state_dir: Path
+    exit_when_done: bool
+    grace_s: float
+    on_ready: Callable[[], None]
+    bind_run: Callable[[SignedSpec], None]
+    observe_round: Callable[[RoundTiming], None]
+
+
+class Peer:
+    """See the top of the file."""
+
+    def __init__(
+        self,
+        settings: PeerSettings,
+        *,
+        network: Network,
+        directory: Directory,
+        work: Work,
+        provision: Provision,
+        facts: Facts,
+        view: View,
+        links: Links,
+        events: EventLog,
+        sign: Sign,
+    ) -> None:
+        self._settings = settings
+        self._network = network
+        self._directory = directory
+        self._work = work
+        self._provision = provision
+        self._facts = facts
+        self._view = view
+        self._links = links
+        self._events = events
+        self._sign = sign
+        self._stop = trio.Event()
+        self.service: StateService | None = None
+        self.rounds: RoundLoop | None = None
+
+    def __repr__(self) -> str:
+        return f"<Peer {self._facts.state} {self.rounds!r}>"
+
+    def request_stop(self) -> None:
+        """Leave gracefully, soon."""
+        self._stop.set()
+
+    async def found(self, spec: RunSpec, sign_spec: Callable[[RunSpec], SignedSpec]) -> None:
+        """Found a run, train it, and serve it until asked to stop.
+
+        Raises:
+            InvalidRunSpec, HomeError, TrainingImpossible
+        """
+
+        async def life() -> None:
+            self._facts.now_doing("preparing the data", PeerState.STARTING)
+            frozen, supplies = await self._provision.found(spec)
+            await self._train(sign_spec(frozen), supplies, joining=False)
+
+        await self._live(life)
+
+    async def join(self, bootstrap: Bootstrap) -> None:
+        """Join the run that a bootstrap address leads to, and stay until asked to stop.
+
+        Raises:
+            Refused, InvalidRunSpec, HomeError, TrainingImpossible
+        """
+
+        async def life() -> None:
+            self._facts.now_doing("looking for the swarm", PeerState.CONNECTING)
+            first, hello = await bootstrap.enter()
+            self._links.correct_clock()
+            await self._directory.add_peers(hello.addresses)
+            self._facts.now_doing("fetching the run spec", PeerState.DOWNLOADING)
+            signed = await self._fetch(lambda fetcher: fetcher.spec(hello.run_id), first)
+            self._events.emit(
+                EventName.RUN_RECEIVED, remote=first, run_id=signed.run_id, name=signed.spec().name
+            )
+            self._facts.now_doing("fetching the data")
+            supplies = await self._fetch(
+                lambda fetcher: self._provision.obtain(signed.spec(), fetcher), first
+            )
+            await self._train(signed, supplies, joining=True)
+
+        await self._live(life)
+
+    async def _live(self, life: Callable[[], Awaitable[None]]) -> None:
+        """Run links and `life` until it ends or a stop is requested."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._links.run)
+            await self._links.serving.wait()
+
+            async def live() -> None:
+                await life()
+                if not self._settings.exit_when_done:
+                    await trio.sleep_forever()
+                self._stop.set()
+
+            nursery.start_soon(live)
+            await self._stop.wait()
+            await self._leave()
+            nursery.cancel_scope.cancel()
+
+    async def _leave(self) -> None:
+        self._facts.now_doing("leaving", PeerState.LEAVING)
+        self._events.emit(EventName.LEAVING, reason="requested")
+        if self.rounds is not None:
+            with trio.move_on_after(self._settings.grace_s * LEAVING_SHARE):
+                await self.rounds.wait_settled()
+        await self._links.say_leaving()
+
+    # --- fetching ----------------------------------------------------------------------------------
+    async def _fetch(
+        self, ask: Callable[[Fetcher], Awaitable[T]], preferred: PeerId | None = None
+    ) -> T:
+        """Ask one peer after another until one can answer.
+
+        Raises:
+            Refused: everybody refuses for good.
+            InvalidRunSpec: what was received cannot be used here.
+        """
+        while True:
+            for peer_id in self._sources(preferred):
+                try:
+                    async with fetch_from(self._network, peer_id) as fetcher:
+                        return await ask(fetcher)
+                except InvalidRunSpec:
+                    raise
+                except LocoError as error:
+                    self._facts.now_doing(f"{peer_id[-8:]} could not help: {error}")
+            await trio.sleep(SOURCE_PAUSE_S)
+
+    def _sources(self, preferred: PeerId | None) -> list[PeerId]:
+        """Everybody alive who may have what we need: `preferred` first, then by round, newest first."""
+        alive = self._view.alive(trio.current_time())
+        ready = [m for m in alive if m.progress.state in (PeerState.TRAINING, PeerState.FINISHED)]
+        ready.sort(key=lambda m: (m.peer_id != preferred, -m.progress.round, m.peer_id))
+        return [m.peer_id for m in ready] or [m.peer_id for m in alive]
+
+    async def _download(self, signed: SignedSpec, shape: ModelShape, outer: OuterState) -> None:
+        started_s = trio.current_time()
+        source: list[PeerId] = []
+
+        async def ask(fetcher: Fetcher) -> AssembledState:
+            source.append(fetcher.remote_peer_id)
+            return await fetcher.state(
+                signed.run_id,
+                shape.padded_parameters,
+                lambda share: self._facts.now_doing(f"fetching the state: {share:.0%}"),
+            )
+
+        state = await self._fetch(ask)
+        if state.scalars.layout_digest != shape.layout_digest:
+            raise InvalidRunSpec("the swarm's model has another layout than ours")
+        outer.replace(state.scalars.round, state.phi_P, state.delta_P)
+        self._facts.round = state.scalars.round + 1
+        positions = [
+            (m.progress.epoch, m.progress.position)
+            for m in self._view.members_training(trio.current_time())
+        ]
+        positions = positions or [(state.scalars.epoch, state.scalars.position)]
+        self._facts.epoch, self._facts.position = start_position(positions)
+        self._events.emit(
+            EventName.STATE_RECEIVED,
+            round=state.scalars.round,
+            remotes=source[-1:],
+            bytes=8 * shape.padded_parameters,
+            seconds=trio.current_time() - started_s,
+        )
+
+    # --- training ----------------------------------------------------------------------------------
+    async def _train(self, signed: SignedSpec, supplies: Supplies, *, joining: bool) -> None:
+        """Get a state, then run rounds until the run is over; goes on serving until cancelled."""
+        self._settings.bind_run(signed)
+        spec, facts = signed.spec(), self._facts
+        facts.run_id = signed.run_id
+        facts.inner_steps_per_round = spec.sync.inner_steps
+        facts.tokens_per_step = spec.tokens_per_step
+        facts.now_doing("building the model")
+        shape = await supplies.engine.inspect()
+        facts.layout_digest, facts.parameters = shape.layout_digest, shape.parameters
+        service = self.service = StateService(
+            network=self._network,
+            work=self._work,
+            state_dir=self._settings.state_dir,
+            signed=signed,
+            blobs=supplies.blobs,
+        )
+        await service.start()
+        with supplies.engine.memory(shape.padded_parameters) as slow:
+            outer = _outer_state(spec, slow)
+            if joining:
+                await self._download(signed, shape, outer)
+            else:
+                await supplies.engine.initialise(slow)
+            await self._run_rounds(spec, signed, shape, supplies.engine, slow, outer, service)
+
+    async def _run_rounds(
+        self,
+        spec: RunSpec,
+        signed: SignedSpec,
+        shape: ModelShape,
+        engine: Engine,
+        slow: SlowWeights,
+        outer: OuterState,
+        service: StateService,
+    ) -> None:
+        agreement = Agreement(
+            run_id=signed.run_id,
+            layout_digest=shape.layout_digest,
+            codec=spec.sync.codec,
+            vectors=2 if outer.needs_phi_codes else 1,
+            padded_parameters=shape.padded_parameters,
+        )
+        gossip = Gossip(agreement, network=self._network, work=self._work, events=self._events)
+        rounds = self.rounds = RoundLoop(
+            spec,
+            facts=self._facts,
+            view=self._view,
+            outer=outer,
+            gossip=gossip,
+            start_trainer=engine.starter(slow),
+            work=self._work,
+            events=self._events,
+            observe_round=self._settings.observe_round,
+        )
+        gossip.close_early = rounds.close_early
+        service.serve_state_of(_OuterSource(signed.run_id, rounds, outer, self._facts, self._work))
+        membership = Membership(
+            signed.run_id,
+            self._facts.incarnation,
+            network=self._network,
+            directory=self._directory,
+            view=self._view,
+            sign=self._sign,
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(gossip.run)
+            nursery.start_soon(membership.run)
+            self._settings.on_ready()
+            await rounds.run()
+            if self._settings.exit_when_done:
+                nursery.cancel_scope.cancel()
+
+
+class _OuterSource:
+    """The outer state as the state service sees it."""
+
+    def __init__(
+        self, run_id: str, rounds: RoundLoop, outer: OuterState, facts: Facts, work: Work
+    ) -> None:
+        self._run_id = run_id
+        self._rounds = rounds
+        self._outer = outer
+        self._facts = facts
+        self._work = work
+
+    @property
+    def round(self) -> int:
+        """Round of the last outer step."""
+        return self._outer.round
+
+    async def write(self, directory: Path) -> tuple[Path, StateManifest]:
+        """Write the state under the lock of the outer step, so that it is one state."""
+        facts, outer = self._facts, self._outer
+        async with self._rounds.outer_lock:
+            path = directory / f"{outer.version}.state"
+            scalars = StateScalars(
+                run_id=self._run_id,
+                round=outer.round,
+                layout_digest=facts.layout_digest or "",
+                epoch=facts.epoch,
+                position=facts.position,
+                tokens=facts.tokens,
+            )
+            manifest = await self._work.run(
+                write_state_file, path, scalars, outer.phi_P, outer.delta_P
+            )
+        return path, manifest
+
+
+def _outer_state(spec: RunSpec, slow: SlowWeights) -> OuterState:
+    sync = spec.sync
+    factors = Factors(sync.alpha, sync.beta, sync.effective_gamma)
+    return OuterState(slow.array, np.zeros_like(slow.array), get_codec(sync.codec), factors)

@@ -1,0 +1,107 @@
+"""`status` and metrics, put together from what the parts know. Reads only."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import trio
+
+from peer.observe.metrics import Metrics, MetricsSnapshot, Phase
+from peer.observe.status import Outcomes, PeerState, PeerStatus, Status
+from peer.ports import Network
+from protocol.view import View
+
+from .facts import Facts
+from .links import Links
+from .rounds import RoundTiming
+
+
+@dataclass(slots=True)
+class Restarts:
+    """Restarts of what the daemon supervises besides the trainer."""
+
+    p2pd: int = 0
+    directory: int = 0
+
+
+class Report:
+    """Attributes:
+    metrics_url: where Prometheus finds us; None until that is known.
+    """
+
+    def __init__(
+        self,
+        *,
+        facts: Facts,
+        view: View,
+        links: Links,
+        network: Network,
+        restarts: Restarts,
+        version: str,
+    ) -> None:
+        self._facts = facts
+        self._view = view
+        self._links = links
+        self._network = network
+        self._restarts = restarts
+        self.metrics_url: str | None = None
+        self.metrics = Metrics(self.snapshot, version=version)
+
+    def __repr__(self) -> str:
+        return f"<Report of {self._facts.peer_id}>"
+
+    def observe_round(self, timing: RoundTiming) -> None:
+        """Count the phases of one round."""
+        self.metrics.observe_round(Phase.TRAIN, timing.train_s)
+        self.metrics.observe_round(Phase.MATCH, timing.match_s)
+        self.metrics.observe_round(Phase.EXCHANGE, timing.exchange_s)
+        self.metrics.observe_round(Phase.APPLY, timing.apply_s)
+
+    def status(self) -> Status:
+        """This peer, for `loco-peer status`."""
+        facts, now_s = self._facts, trio.current_time()
+        known = facts.run_id is not None
+        return Status(
+            peer_id=facts.peer_id,
+            run_id=facts.run_id,
+            state=facts.state,
+            round=facts.round if known else None,
+            step=facts.step if known else None,
+            tokens=facts.tokens,
+            train_loss=facts.train_loss,
+            validation_loss=facts.validation_loss,
+            outcomes=self._outcomes(),
+            peers=tuple(
+                PeerStatus(m.peer_id, m.progress.state, m.progress.round, m.rtt_s)
+                for m in self._view.alive(now_s)
+            ),
+            metrics=self.metrics_url,
+            doing=facts.doing,
+            since_s=now_s - facts.doing_since_s,
+        )
+
+    def snapshot(self) -> MetricsSnapshot:
+        """This peer, for a scrape."""
+        facts, carried = self._facts, self._network.statistics()
+        alive = self._view.alive(trio.current_time())
+        states = Counter(m.progress.state for m in alive)
+        return MetricsSnapshot(
+            inner_steps=facts.inner_steps,
+            tokens=facts.tokens,
+            train_loss=facts.train_loss,
+            validation_loss=facts.validation_loss,
+            outcomes=self._outcomes(),
+            sent_bytes=carried.sent_bytes,
+            received_bytes=carried.received_bytes,
+            peers={state: states.get(state, 0) for state in PeerState},
+            rtt_s={m.peer_id: m.rtt_s for m in alive if m.rtt_s is not None},
+            compute_utilisation=facts.compute_utilisation(),
+            trainer_restarts=dict(facts.restarts),
+            replica_distance=facts.replica_distance,
+            round=facts.round if facts.run_id else None,
+            step=facts.step if facts.run_id else None,
+            p2pd_restarts=self._restarts.p2pd,
+            directory_restarts=self._restarts.directory,
+        )
+
+    def _outcomes(self) -> Outcomes:
+        return Outcomes(self._facts.averaged, dict(self._facts.skipped))

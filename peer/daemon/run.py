@@ -1,0 +1,282 @@
+"""A daemon of real parts: p2pd, hivemind's table, torch, the home, signals.
+
+Everything here is putting together; what happens is in `peer.py` and below.
+"""
+
+import json
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import version as version_of
+from typing import Final
+
+import trio
+
+from peer.addresses import HostPort
+from peer.config import PeerConfig
+from peer.exit_codes import ExitCode
+from peer.identity import Identity, load_or_create
+from peer.network.directory import HivemindDirectory, open_hivemind_directory
+from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
+from peer.network.multiaddr import best_first
+from peer.observe.control import serve_control
+from peer.observe.endpoint import serve_metrics
+from peer.observe.events import EventLog, EventName
+from peer.observe.log_file import LineFile
+from peer.real_ports import RealEntropy, RealWork
+from peer.signals import run_until_signalled
+from peer.state.home import Home
+from protocol.errors import LocoError
+from protocol.run_spec import RunSpec
+from protocol.signed_spec import SignedSpec
+from protocol.view import View
+
+from .facts import Facts
+from .joining import Bootstrap
+from .links import SILENCE_S, Links
+from .peer import Peer, PeerSettings
+from .provision import RealProvision
+from .report import Report, Restarts
+from .resolve import resolve_bootstrap
+
+DEFAULT_PORT: Final = 31337
+
+
+async def run_daemon(config: PeerConfig, spec: RunSpec | None, home: Home) -> ExitCode:
+    """Run one peer until it ends.
+
+    Args:
+        spec: the run to found; None joins one by the bootstrap addresses.
+        home: prepared and locked.
+
+    Raises:
+        LocoError: see peer/cli/reporting.py for how each ends.
+    """
+    stop = trio.Event()
+
+    async def job() -> ExitCode:
+        async with _Daemon(config, home, stop) as daemon:
+            await daemon.run(spec)
+        return ExitCode.OK
+
+    return await run_until_signalled(job, stop.set, grace_s=config.grace_s)
+
+
+class _Daemon:
+    """The parts of one daemon, opened in order and closed in reverse."""
+
+    def __init__(self, config: PeerConfig, home: Home, stop: trio.Event) -> None:
+        self._config = config
+        self._home = home
+        self._stop = stop
+        self._version = version_of("loco-peer")
+        self._restarts = Restarts()
+
+    def __repr__(self) -> str:
+        return f"<_Daemon of {self._home!r}>"
+
+    async def __aenter__(self) -> "_Daemon":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+    async def run(self, spec: RunSpec | None) -> None:
+        """Open everything, run the peer, close everything."""
+        identity = load_or_create(self._home.identity_path, RealEntropy())
+        incarnation = self._home.next_incarnation()
+        async with (
+            open_libp2p_network(
+                self._home.identity_path,
+                listen=self._listen(),
+                announce=self._config.announce,
+                runtime_dir=self._home.make_runtime_dir(),
+            ) as network,
+            open_hivemind_directory(network.daemon_control_address) as directory,
+        ):
+            self._keep_port(network)
+            await self._run_parts(spec, identity, incarnation, network, directory)
+
+    async def _run_parts(
+        self,
+        spec: RunSpec | None,
+        identity: Identity,
+        incarnation: int,
+        network: Libp2pNetwork,
+        directory: HivemindDirectory,
+    ) -> None:
+        config = self._config
+        facts = Facts(network.peer_id, incarnation, doing_since_s=trio.current_time())
+        view = View(SILENCE_S)
+        log_file = LineFile(self._home.event_log_path)
+        events = EventLog(
+            log_file.write_line,
+            peer=network.peer_id,
+            wall_time_s=directory.swarm_time_s,
+            log_format=config.log_format,
+            verbose=config.verbose,
+        )
+        links = Links(
+            network=network,
+            directory=directory,
+            view=view,
+            facts=facts,
+            events=events,
+            software=f"loco-peer {self._version}",
+        )
+        report = Report(
+            facts=facts,
+            view=view,
+            links=links,
+            network=network,
+            restarts=self._restarts,
+            version=self._version,
+        )
+        work = RealWork()
+        settings = PeerSettings(
+            state_dir=self._home.state_dir,
+            exit_when_done=config.exit_when_done,
+            grace_s=config.grace_s,
+            on_ready=lambda: self._announce(network, facts, report),
+            bind_run=self._home.bind_run,
+            observe_round=report.observe_round,
+        )
+        provision = RealProvision(
+            peer_id=network.peer_id,
+            cache_dir=self._home.cache_dir,
+            state_dir=self._home.state_dir,
+            work=work,
+            device=config.device,
+            threads=config.threads,
+        )
+        peer = Peer(
+            settings,
+            network=network,
+            directory=directory,
+            work=work,
+            provision=provision,
+            facts=facts,
+            view=view,
+            links=links,
+            events=events,
+            sign=identity.sign,
+        )
+        events.emit(
+            EventName.DAEMON_STARTED,
+            version=self._version,
+            incarnation=incarnation,
+            addresses=list(network.addresses),
+            home=str(self._home.root),
+        )
+        async with trio.open_nursery() as nursery:
+            report.metrics_url = await nursery.start(
+                serve_metrics, config.metrics, report.metrics.render, report.metrics.content_type
+            )
+            control = _Control(peer, report)
+            await nursery.start(serve_control, self._home.control_socket, control.handlers())
+            nursery.start_soon(self._watch_network, network, directory, events)
+            nursery.start_soon(self._stop_when_asked, peer)
+            if config.bootstrap:
+                bootstrap = Bootstrap(
+                    config.bootstrap,
+                    resolve=resolve_bootstrap,
+                    links=links,
+                    facts=facts,
+                    events=events,
+                )
+                await peer.join(bootstrap)
+            elif spec is not None:
+                await peer.found(spec, lambda frozen: SignedSpec.sign(frozen, identity.private_key))
+            nursery.cancel_scope.cancel()
+
+    async def _stop_when_asked(self, peer: Peer) -> None:
+        await self._stop.wait()
+        peer.request_stop()
+
+    async def _watch_network(
+        self, network: Libp2pNetwork, directory: HivemindDirectory, events: EventLog
+    ) -> None:
+        """Attach the directory to each new p2pd, and count restarts."""
+        generation = network.statistics().generation
+        while True:
+            generation = await network.wait_restarted(generation)
+            self._restarts.p2pd = network.statistics().restarts
+            events.emit(
+                EventName.NETWORK_RESTARTED, reason="p2pd ended", restarts=self._restarts.p2pd
+            )
+            await directory.reattach(network.daemon_control_address)
+            self._restarts.directory = directory.statistics().restarts
+
+    def _listen(self) -> Sequence[str]:
+        where = self._config.listen
+        if where is not None:
+            return (where.multiaddr(),)
+        for port in (self._home.kept_port(), DEFAULT_PORT):
+            if port is not None and _is_free(port):
+                return (HostPort("0.0.0.0", port).multiaddr(),)  # noqa: S104 - peers come from anywhere
+        return (HostPort("0.0.0.0", 0).multiaddr(),)  # noqa: S104
+
+    def _keep_port(self, network: Libp2pNetwork) -> None:
+        for address in network.addresses:
+            parts = address.split("/")
+            if "tcp" in parts:
+                self._home.keep_port(int(parts[parts.index("tcp") + 1]))
+                return
+
+    def _announce(self, network: Libp2pNetwork, facts: Facts, report: Report) -> None:
+        """Say where others can join."""
+        addresses = list(network.addresses)
+        join = f"loco-peer join --bootstrap {addresses[0]}"
+        if self._config.json_ready:
+            ready = {
+                "peer_id": facts.peer_id,
+                "addresses": addresses,
+                "join": join,
+                "metrics": report.metrics_url,
+            }
+            print(json.dumps(ready), flush=True)
+        else:
+            print(f"others join with:\n  {join}", flush=True)
+
+
+class _Control:
+    """What `loco-peer status`, `leave` and `export` may ask."""
+
+    def __init__(self, peer: Peer, report: Report) -> None:
+        self._peer = peer
+        self._report = report
+
+    def __repr__(self) -> str:
+        return f"<_Control of {self._peer!r}>"
+
+    def handlers(self) -> dict[str, "object"]:
+        """By request name."""
+        return {"status": self.status, "leave": self.leave, "write_state": self.write_state}
+
+    async def status(self, _: dict[str, object]) -> dict[str, object]:
+        """The present."""
+        return self._report.status().to_json()
+
+    async def leave(self, _: dict[str, object]) -> dict[str, object]:
+        """Begin to leave."""
+        self._peer.request_stop()
+        return {}
+
+    async def write_state(self, _: dict[str, object]) -> dict[str, object]:
+        """Write the present state to a file."""
+        service = self._peer.service
+        written = None if service is None else await service.write()
+        if written is None:
+            raise LocoError("there is no state yet; try again when this peer is training")
+        return {"path": str(written[0])}
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True

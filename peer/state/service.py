@@ -1,0 +1,294 @@
+"""Serving what a joiner needs, and fetching it: run spec, blobs by digest, the outer state.
+
+Everything fetched is checked by the one who fetched it: the spec against run id and founder's signature, blobs against their
+digest, the state against the Merkle root that its source announced. The source pauses for nobody: it writes its state once to
+a file, under the lock of the outer step, and serves chunks from there.
+"""
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final, Protocol
+
+import blake3
+import trio
+
+from peer.network.conversation import Conversation
+from peer.ports import Network, PeerId, Stream, Work
+from protocol.errors import RemoteProtocolError
+from protocol.limits import (
+    MAX_BLOB_BYTES,
+    MAX_SPEC_BYTES,
+    MAX_STATE_READERS,
+    STATE_CHUNK_BYTES,
+)
+from protocol.messages import (
+    BlobReply,
+    Chunk,
+    GetBlob,
+    GetChunks,
+    GetSpec,
+    GetState,
+    SpecReply,
+    StateReply,
+)
+from protocol.outcomes import RefusalReason
+from protocol.signed_spec import SignedSpec
+from protocol.versions import STATE
+
+from .state_file import (
+    AssembledState,
+    StateAssembler,
+    StateManifest,
+    StateScalars,
+    read_chunk,
+    remove_state_files,
+)
+
+REQUEST_S: Final = 30.0
+"""How long a stream may stay silent between two requests."""
+STALL_S: Final = 15.0
+WRITE_S: Final = 600.0
+"""How long the source may take to write its state before the first byte."""
+CHUNKS_PER_REQUEST: Final = 16
+KEPT_STATES: Final = 2
+"""State files kept: the newest, and the one that somebody may still be reading."""
+
+class StateSource(Protocol):
+    """Somebody who has an outer state."""
+
+    @property
+    def round(self) -> int:
+        """Round of its last outer step; -1 before the first."""
+
+    async def write(self, directory: Path) -> tuple[Path, StateManifest]:
+        """Write the present state to a new file in `directory`."""
+
+
+class StateService:
+    """Serves `/loco/state/1`.
+
+    Args:
+        blobs: digest to file.
+    """
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        work: Work,
+        state_dir: Path,
+        signed: SignedSpec,
+        blobs: Mapping[str, Path],
+    ) -> None:
+        self._network = network
+        self._work = work
+        self._state_dir = state_dir
+        self._signed = signed
+        self._blobs = blobs
+        self._source: StateSource | None = None
+        self._states: OrderedDict[str, tuple[Path, StateManifest]] = OrderedDict()
+        self._readers = trio.CapacityLimiter(MAX_STATE_READERS)
+        self._writing = trio.Lock()
+        remove_state_files(state_dir, keep=())
+
+    def __repr__(self) -> str:
+        return f"<StateService {len(self._states)} states, {self._readers.borrowed_tokens} readers>"
+
+    def serve_state_of(self, source: "StateSource") -> None:
+        """From now on there is a state to serve."""
+        self._source = source
+
+    async def start(self) -> None:
+        """Answer requests from now on."""
+        await self._network.serve(STATE, self._serve)
+
+    async def write(self) -> tuple[Path, StateManifest] | None:
+        """The newest state as a file; None while there is none."""
+        source = self._source
+        if source is None:
+            return None
+        async with self._writing:
+            newest = next(reversed(self._states.values()), None)
+            if newest is None or newest[1].scalars.round != source.round:
+                path, manifest = await source.write(self._state_dir)
+                self._states[manifest.root.hex()] = (path, manifest)
+                while len(self._states) > KEPT_STATES:
+                    self._states.popitem(last=False)
+                kept = [kept_path for kept_path, _ in self._states.values()]
+                await self._work.run(remove_state_files, self._state_dir, kept)
+            return next(reversed(self._states.values()))
+
+    async def _serve(self, stream: Stream) -> None:
+        talk = Conversation(stream)
+        try:
+            self._readers.acquire_on_behalf_of_nowait(stream)
+        except trio.WouldBlock:
+            sentence = f"{MAX_STATE_READERS} peers are reading already; ask another, or later"
+            await talk.refuse(RefusalReason.TOO_MANY, sentence)
+            return
+        try:
+            while True:
+                request, _ = await talk.receive(
+                    GetSpec, GetBlob, GetState, GetChunks, timeout_s=REQUEST_S
+                )
+                match request:
+                    case GetSpec():
+                        await self._send_spec(talk)
+                    case GetBlob(digest):
+                        await self._send_blob(talk, digest)
+                    case GetState():
+                        await self._send_manifest(talk, request)
+                    case GetChunks():
+                        await self._send_chunks(talk, request)
+        finally:
+            self._readers.release_on_behalf_of(stream)
+
+    async def _send_spec(self, talk: Conversation) -> None:
+        signed = self._signed
+        await talk.send(
+            SpecReply(signed.founder_public_key, signed.signature), signed.spec_bytes
+        )
+
+    async def _send_blob(self, talk: Conversation, digest: str) -> None:
+        path = self._blobs.get(digest)
+        if path is None:
+            await talk.refuse(RefusalReason.UNAVAILABLE, f"I have no blob {digest}")
+            return
+        data = await self._work.run(path.read_bytes)
+        await talk.send(BlobReply(digest), data, stall_s=STALL_S)
+
+    async def _send_manifest(self, talk: Conversation, request: GetState) -> None:
+        if request.run_id != self._signed.run_id:
+            sentence = f"I am in run {self._signed.run_id}"
+            await talk.refuse(RefusalReason.OTHER_RUN, sentence)
+            return
+        written = await self.write()
+        if written is None:
+            await talk.refuse(RefusalReason.UNAVAILABLE, "I have no state yet")
+            return
+        _, manifest = written
+        scalars = manifest.scalars
+        reply = StateReply(
+            round=scalars.round + 1,
+            root=manifest.root.hex(),
+            total_bytes=manifest.total_bytes,
+            chunk_bytes=STATE_CHUNK_BYTES,
+            epoch=scalars.epoch,
+            position=scalars.position,
+            tokens=scalars.tokens,
+            layout_digest=scalars.layout_digest,
+        )
+        await talk.send(reply, b"".join(manifest.digests))
+
+    async def _send_chunks(self, talk: Conversation, request: GetChunks) -> None:
+        known = self._states.get(request.root)
+        try:
+            if known is None:
+                raise FileNotFoundError(request.root)
+            for index in range(request.first, request.first + request.count):
+                data = await self._work.run(read_chunk, known[0], index)
+                await talk.send(Chunk(request.root, index), data, stall_s=STALL_S)
+        except (FileNotFoundError, IndexError):
+            await talk.refuse(RefusalReason.UNAVAILABLE, "that state is replaced by a newer one")
+
+
+class Fetcher:
+    """Asks one peer for what a joiner needs. One stream, request after request."""
+
+    def __init__(self, talk: Conversation) -> None:
+        self._talk = talk
+
+    @property
+    def remote_peer_id(self) -> PeerId:
+        """Whom we ask."""
+        return self._talk.remote_peer_id
+
+    async def spec(self, run_id: str | None) -> SignedSpec:
+        """The run spec, verified; of this run, if one is named.
+
+        Raises:
+            StreamLost, Refused, RemoteProtocolError
+        """
+        await self._talk.send(GetSpec())
+        reply, spec_bytes = await self._talk.receive(
+            SpecReply, timeout_s=REQUEST_S, stall_s=STALL_S, max_payload_bytes=MAX_SPEC_BYTES
+        )
+        signed = SignedSpec(spec_bytes, reply.founder_public_key, reply.signature)
+        signed.verify(run_id)
+        return signed
+
+    async def blob(self, digest: str) -> bytes:
+        """The blob with this digest, verified.
+
+        Raises:
+            StreamLost, Refused, RemoteProtocolError
+        """
+        await self._talk.send(GetBlob(digest))
+        _, data = await self._talk.receive(
+            BlobReply, timeout_s=REQUEST_S, stall_s=STALL_S, max_payload_bytes=MAX_BLOB_BYTES
+        )
+        if blake3.blake3(data).hexdigest(length=16) != digest:
+            raise RemoteProtocolError(f"the blob {digest} does not match its digest")
+        return data
+
+    async def state(
+        self,
+        run_id: str,
+        num_values: int,
+        on_progress: Callable[[float], None] = lambda _: None,
+    ) -> AssembledState:
+        """The peer's present state, verified chunk by chunk.
+
+        Args:
+            num_values: padded parameters, from the run spec.
+            on_progress: told the share received so far.
+
+        Raises:
+            StreamLost, Refused, RemoteProtocolError
+        """
+        await self._talk.send(GetState(run_id, 0))
+        reply, digests = await self._talk.receive(StateReply, timeout_s=WRITE_S, stall_s=STALL_S)
+        assembler = StateAssembler(_manifest(run_id, reply, digests), num_values)
+        total = len(assembler.missing())
+        while not assembler.complete:
+            first = assembler.missing()[0]
+            count = min(CHUNKS_PER_REQUEST, total - first)
+            await self._talk.send(GetChunks(reply.root, first, count))
+            for _ in range(count):
+                chunk, data = await self._talk.receive(
+                    Chunk,
+                    timeout_s=REQUEST_S,
+                    stall_s=STALL_S,
+                    max_payload_bytes=STATE_CHUNK_BYTES,
+                )
+                assembler.add(chunk.index, data)
+            on_progress(1 - len(assembler.missing()) / total)
+        return assembler.result()
+
+
+@asynccontextmanager
+async def fetch_from(network: Network, peer_id: PeerId) -> AsyncIterator[Fetcher]:
+    """Open a stream for requests. Raises StreamLost."""
+    stream = await network.open_stream(peer_id, STATE)
+    try:
+        yield Fetcher(Conversation(stream))
+    finally:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+            await stream.aclose()
+
+
+def _manifest(run_id: str, reply: StateReply, digests: bytes) -> StateManifest:
+    if reply.chunk_bytes != STATE_CHUNK_BYTES or len(digests) % 32:
+        raise RemoteProtocolError("a state cut in another way than ours")
+    scalars = StateScalars(
+        run_id=run_id,
+        round=reply.round - 1,
+        layout_digest=reply.layout_digest,
+        epoch=reply.epoch,
+        position=reply.position,
+        tokens=reply.tokens,
+    )
+    cut = tuple(digests[i : i + 32] for i in range(0, len(digests), 32))
+    return StateManifest(bytes.fromhex(reply.root), cut, reply.total_bytes, scalars)
