@@ -290,10 +290,9 @@ class DhtNode:
         await self._p2p.shutdown()
 
 
-async def bounded(work: Awaitable[Any], timeout_s: float) -> Any:
-    """The result of `work`. Raises TimeoutError."""
+async def _bounded(start: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
     async with asyncio.timeout(timeout_s):
-        return await work
+        return await start()  # made here: a call cancelled before its turn leaves nothing behind
 
 
 def run_node(
@@ -350,7 +349,7 @@ def submit(
         report(None if error else task.result(), error)
 
     def begin() -> None:
-        task = loop.create_task(bounded(start(), timeout_s))
+        task = loop.create_task(_bounded(start, timeout_s))
         tasks.append(task)
         _background.add(task)
         task.add_done_callback(finished)

@@ -136,18 +136,14 @@ class _NodeThread:
                 give_up()
         if not answer:
             raise _Hung
-        result, error = answer[0]
-        if error is not None:
-            raise error
+        result, failure = answer[0]
+        if failure is not None:
+            raise failure
         return result
 
     def abandon(self) -> None:
         """Cut the thread off from p2pd, and tell it to stop should it ever wake."""
-        for connection in self._connections:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-            connection.close()
-        self._connections.clear()
+        self._cut()
         self._ask_to_stop()
 
     async def close(self) -> None:
@@ -156,6 +152,12 @@ class _NodeThread:
         with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
             await self._ended.wait()
         self.abandon()
+
+    def _cut(self) -> None:
+        for connection in list(self._connections):
+            with contextlib.suppress(OSError):  # cut already
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
 
     def _ask_to_stop(self) -> None:
         if self.loop is not None:
@@ -175,6 +177,7 @@ class _NodeThread:
             run_node(self._control_address, self._clock, self._connections, self._ready)
         except BaseException as error:  # noqa: BLE001 - whatever it was, this life is over
             self._error = error
+        self._cut()
         self._tell_trio(self._ended.set)
         self._tell_trio(self._started.set)
 
