@@ -46,12 +46,13 @@ def export_checkpoint(home: Path | None, directory: Path) -> None:
     """Have the daemon write its state, and convert that to `directory`.
 
     Raises:
-        NoDaemon, ControlFailed
+        NoDaemon, ControlFailed, ExportFailed
     """
-    reply = trio.run(_ask, _home(home), "write_state", WRITE_STATE_TIMEOUT_S)
-    from peer.state.export import export_hf  # here: it imports torch
+    of = _home(home)
+    written = trio.run(_ask, of, "write_state", WRITE_STATE_TIMEOUT_S)
+    from .export import export_state  # here: it imports torch
 
-    export_hf(Path(reply["path"]), directory)
+    export_state(of, written, directory)
 
 
 def _home(given: Path | None) -> Home:

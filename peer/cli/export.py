@@ -1,0 +1,79 @@
+"""`loco-peer export`: the daemon writes its state to a file; this process, which may import torch, converts it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from peer.config import ConfigError
+from peer.state.export import export_hugging_face
+from peer.state.home import Home, HomeError
+from peer.state.state_file import HEADER_BYTES, state_bytes
+from peer.training.corpus.prepare import corpus_path, describe_corpus
+from peer.training.model import model_shapes
+from peer.training.tokenizer import BYTES, FileTokenizer, load_tokenizer, tokenizer_file
+from protocol.errors import LocoError
+from protocol.layout import Layout
+from protocol.run_spec import RunSpec
+
+
+class ExportFailed(LocoError):
+    """The state cannot be converted; the message says why."""
+
+
+def export_state(home: Home, written: dict[str, Any], directory: Path) -> None:
+    """Convert a state file to a Hugging Face checkpoint in `directory`.
+
+    Args:
+        written: what the daemon replied: `path` of the state file, and `round` and `tokens` where it stands.
+
+    Raises:
+        ConfigError: `directory` holds something else.
+        HomeError: the home has no run.
+        ExportFailed: the state does not fit the run, or the tokenizer is not to be had.
+    """
+    signed = home.run()
+    if signed is None:
+        raise HomeError(f"{home.root} belongs to no run yet: there is nothing to export")
+    spec = signed.spec()
+    try:
+        layout = Layout.from_shapes(model_shapes(spec.model, _vocabulary_size(home, spec)))
+        export_hugging_face(
+            _slow_weights(Path(written["path"]), layout),
+            spec,
+            layout,
+            directory,
+            tokenizer_json=_tokenizer_json(spec),
+            round=written.get("round"),
+            tokens=written.get("tokens"),
+        )
+    except FileExistsError as error:
+        raise ConfigError(str(error)) from error
+    except (ValueError, OSError) as error:
+        raise ExportFailed(f"cannot export: {error}") from error
+
+
+def _slow_weights(path: Path, layout: Layout) -> np.ndarray[Any, np.dtype[np.float32]]:
+    expected, found = state_bytes(layout.padded_parameters), path.stat().st_size
+    if found != expected:
+        raise ValueError(f"{path} has {found} bytes, the run's model needs {expected}")
+    return np.fromfile(path, "<f4", count=layout.padded_parameters, offset=HEADER_BYTES)
+
+
+def _vocabulary_size(home: Home, spec: RunSpec) -> int:
+    kept = corpus_path(home.cache_dir, spec.data.manifest or "")
+    if kept.is_file():
+        return describe_corpus(spec, kept).vocabulary_size
+    return load_tokenizer(spec.data.tokenizer).vocabulary_size
+
+
+def _tokenizer_json(spec: RunSpec) -> bytes | None:
+    if spec.data.tokenizer == BYTES:
+        return None
+    data = tokenizer_file(spec.data.tokenizer)
+    digest = FileTokenizer(data).digest
+    if digest != spec.data.tokenizer_digest:
+        raise ValueError(
+            f"the tokenizer {spec.data.tokenizer!r} found here has digest {digest}, not the run's"
+        )
+    return data
