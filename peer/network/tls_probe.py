@@ -1,0 +1,187 @@
+"""Who answers at host:port: reads a libp2p peer id from a TLS handshake.
+
+For `--bootstrap host:port`, where the user gives no peer id: the id is read once, shown and pinned (trust on first use).
+
+The steps, as every libp2p TCP connection begins (specs: connections, multistream-select, tls):
+
+    resolve      the name has an address
+    dial         TCP
+    protocol     multistream-select: both sides say /multistream/1.0.0, we propose /tls/1.0.0, the peer repeats it
+    handshake    TLS 1.3, ALPN "libp2p". The certificate is self-signed and carries an extension with the peer's public key and
+                 that key's signature over "libp2p-tls-handshake:" + the certificate's own key. TLS proves that the other side has
+                 the certificate's key; the signature proves that the peer's key vouches for it.
+
+We show no certificate of our own: under TLS 1.3 the client is done before the server can mind, and nothing is said afterwards.
+"""
+
+import ssl
+from typing import Final
+
+import trio
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from peer.identity import verify
+from peer.ports import PeerId
+from protocol.errors import StreamLost
+from protocol.peer_id import KEY_PROTOBUF_PREFIX, PUBLIC_KEY_BYTES, peer_id_from_public_key
+
+from .varint import decode_uvarint, encode_uvarint
+
+STEP_TIMEOUT_S: Final = 10.0
+MAX_SELECT_BYTES: Final = 1024
+"""Longest multistream-select message; one byte of length would do for the two that are due."""
+_MULTISTREAM: Final = "/multistream/1.0.0"
+_TLS: Final = "/tls/1.0.0"
+_EXTENSION: Final = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
+_SIGNED_PREFIX: Final = b"libp2p-tls-handshake:"
+_SEQUENCE: Final = 0x30
+_OCTET_STRING: Final = 0x04
+
+
+async def read_peer_id(host: str, port: int) -> PeerId:
+    """The peer id of whoever listens there.
+
+    Raises:
+        StreamLost: a sentence that begins with the step that failed.
+    """
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    await _resolve(host, port, where)
+    connection = await _dial(host, port, where)
+    try:
+        await _select_tls(connection, where)
+        return await _handshake(connection, where)
+    finally:
+        await trio.aclose_forcefully(connection)
+
+
+async def _resolve(host: str, port: int, where: str) -> None:
+    try:
+        with trio.fail_after(STEP_TIMEOUT_S):
+            await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
+    except (OSError, UnicodeError, trio.TooSlowError) as error:
+        raise StreamLost(f"resolve: no address is known for {where}: {_words(error)}") from error
+
+
+async def _dial(host: str, port: int, where: str) -> trio.SocketStream:
+    try:
+        with trio.fail_after(STEP_TIMEOUT_S):
+            return await trio.open_tcp_stream(host, port)
+    except (OSError, trio.TooSlowError) as error:
+        raise StreamLost(f"dial: cannot connect to {where}: {_words(error)}") from error
+
+
+async def _select_tls(connection: trio.SocketStream, where: str) -> None:
+    try:
+        with trio.fail_after(STEP_TIMEOUT_S):
+            await connection.send_all(_select_message(_MULTISTREAM) + _select_message(_TLS))
+            greeting = await _receive_select_message(connection)
+            answer = await _receive_select_message(connection)
+    except (ValueError, trio.BrokenResourceError, trio.TooSlowError) as error:
+        raise StreamLost(f"protocol: {where} does not speak libp2p: {_words(error)}") from error
+    if greeting != _MULTISTREAM:
+        raise StreamLost(f"protocol: {where} does not speak libp2p: it said {greeting!r}")
+    if answer != _TLS:
+        raise StreamLost(f"protocol: {where} speaks libp2p, but not over TLS: it said {answer!r}")
+
+
+def _select_message(text: str) -> bytes:
+    data = text.encode() + b"\n"
+    return encode_uvarint(len(data)) + data
+
+
+async def _receive_select_message(connection: trio.SocketStream) -> str:
+    prefix = await _receive_exactly(connection, 1)
+    while prefix[-1] & 0x80 and len(prefix) < 3:
+        prefix += await _receive_exactly(connection, 1)
+    length, _ = decode_uvarint(prefix)
+    if not 1 <= length <= MAX_SELECT_BYTES:
+        raise ValueError(f"a message of {length} bytes was announced")
+    data = await _receive_exactly(connection, length)
+    if not data.endswith(b"\n"):
+        raise ValueError("a message did not end in a newline")
+    return data[:-1].decode("ascii", errors="replace")
+
+
+async def _receive_exactly(connection: trio.SocketStream, num_bytes: int) -> bytes:
+    data = b""
+    while len(data) < num_bytes:
+        piece = await connection.receive_some(num_bytes - len(data))
+        if not piece:
+            raise ValueError("it hung up")
+        data += piece
+    return data
+
+
+async def _handshake(connection: trio.SocketStream, where: str) -> PeerId:
+    secured = trio.SSLStream(connection, _context(), https_compatible=True)
+    try:
+        with trio.fail_after(STEP_TIMEOUT_S):
+            await secured.do_handshake()
+        certificate = secured.getpeercert(binary_form=True)
+        return peer_id_of_certificate(certificate or b"")
+    except (ValueError, ssl.SSLError, trio.BrokenResourceError, trio.TooSlowError) as error:
+        cause = error.__cause__ or error
+        raise StreamLost(f"handshake: {where} did not prove who it is: {_words(cause)}") from error
+
+
+def _context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # no authority stands behind it; the extension is what we verify
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.set_alpn_protocols(["libp2p"])
+    return context
+
+
+def peer_id_of_certificate(der: bytes) -> PeerId:
+    """The peer id that a libp2p certificate (DER) proves.
+
+    Raises:
+        ValueError: it proves none; says why.
+    """
+    certificate = x509.load_der_x509_certificate(der)
+    try:
+        extension = certificate.extensions.get_extension_for_oid(_EXTENSION).value
+    except x509.ExtensionNotFound as error:
+        raise ValueError("its certificate is not a libp2p certificate") from error
+    assert isinstance(extension, x509.UnrecognizedExtension)
+    key, signature = _signed_key(extension.value)
+    own_key = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    if not key.startswith(KEY_PROTOBUF_PREFIX) or len(key) != len(KEY_PROTOBUF_PREFIX) + PUBLIC_KEY_BYTES:
+        raise ValueError("its identity is not an Ed25519 key, which every peer of a run needs")
+    peer_id = peer_id_from_public_key(key[len(KEY_PROTOBUF_PREFIX) :])
+    if not verify(peer_id, _SIGNED_PREFIX + own_key, signature):
+        raise ValueError(f"its certificate is not signed by {peer_id}, as it claims")
+    return peer_id
+
+
+def _signed_key(der: bytes) -> tuple[bytes, bytes]:
+    """SEQUENCE { publicKey OCTET STRING, signature OCTET STRING }"""
+    body, rest = _der_value(der, _SEQUENCE)
+    key, body = _der_value(body, _OCTET_STRING)
+    signature, body = _der_value(body, _OCTET_STRING)
+    if rest or body:
+        raise ValueError("its certificate's libp2p extension has bytes too many")
+    return key, signature
+
+
+def _der_value(data: bytes, tag: int) -> tuple[bytes, bytes]:
+    """The value at the start of `data`, and what follows it."""
+    if len(data) < 2 or data[0] != tag:
+        raise ValueError("its certificate's libp2p extension cannot be read")
+    length, start = data[1], 2
+    if length & 0x80:
+        start += length & 0x7F
+        length = int.from_bytes(data[2:start], "big")
+    if len(data) < start + length:
+        raise ValueError("its certificate's libp2p extension is cut off")
+    return data[start : start + length], data[start + length :]
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, trio.TooSlowError):
+        return f"nothing came in {STEP_TIMEOUT_S:.0f} s"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__
