@@ -393,6 +393,6 @@ def printable_sentence(text: str) -> str:
 def _unpack(header: bytes | bytearray | memoryview) -> Any:
     try:
         return msgpack.unpackb(header, raw=False, strict_map_key=True)
-    except (ValueError, RecursionError) as error:
-        # msgpack's own errors and bad UTF-8 are all ValueErrors.
+    except ValueError as error:
+        # msgpack's own errors (too deep, too long, cut off) and bad UTF-8 are all ValueErrors.
         raise RemoteProtocolError(f"header is not msgpack: {error}") from None

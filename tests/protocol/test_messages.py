@@ -182,7 +182,7 @@ def test_a_value_out_of_bounds_is_named(message: Message, field: str, value: Any
         encode_message(Leaving())[:-1],
         b"\x81\xa1t\xa2\xff\xfe",
         b"\x91" * 5000,
-        b"\x00" * (limits.MAX_HEADER_BYTES + 1),
+        msgpack.packb({"t": "leaving", "padding": b"x" * limits.MAX_HEADER_BYTES}),
     ],
 )
 def test_what_is_no_message_is_their_fault(header: bytes) -> None:
@@ -231,6 +231,12 @@ def test_payloads_have_a_bound_by_type() -> None:
     assert max_payload_bytes(SpecReply) == limits.MAX_SPEC_BYTES
     assert max_payload_bytes(BlobReply) == limits.MAX_BLOB_BYTES
     assert max_payload_bytes(StateReply) == limits.MAX_CONTROL_PAYLOAD_BYTES
+
+
+def test_a_long_sentence_is_cut_to_one_printable_line() -> None:
+    sentence = printable_sentence("one\n\ttwo\x1b " + "x" * 2 * MAX_SENTENCE_CHARS)
+    assert sentence.startswith("one two? xxx")
+    assert len(sentence) == MAX_SENTENCE_CHARS
 
 
 @given(st.text(st.characters(max_codepoint=0x17F)))
