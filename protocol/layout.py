@@ -1,11 +1,12 @@
 """The order of the flat vector: which parameter lies where.
 
-Idea: averaging, coding and state transfer know one thing, a vector of fp32 values. Two peers may add their vectors only
-if every position means the same parameter to both, so the order is a pure function of names and shapes, and
-its digest goes into every proposal.
+Idea: averaging, coding and state transfer know one thing, a vector of fp32 values. Two peers may
+add their vectors only if every position means the same parameter to both, so the order is a pure
+function of names and shapes, and its digest goes into every proposal.
 
 Rules:
-    1. Parameters stand in sorted order of their names; tied tensors once, under the first of their names.
+    1. Parameters stand in sorted order of their names; tied tensors once, under the first of their
+       names.
     2. Each tensor is padded with zeros to a multiple of `ALIGNMENT` values, so that no block of a
        code (peer/codec) mixes two tensors.
     3. The digest covers names and shapes, in that order. It does not cover values.

@@ -1,8 +1,8 @@
 """The child processes of peer/training/process.py; not for people.
 
-    python -m peer.training train --socket FD --slow FD --slots FD
-    python -m peer.training initialise --socket FD --slow FD
-    python -m peer.training describe --socket FD
+python -m peer.training train --socket FD --slow FD --slots FD
+python -m peer.training initialise --socket FD --slow FD
+python -m peer.training describe --socket FD
 """
 
 import argparse
@@ -22,7 +22,8 @@ def main() -> int:
     arguments = parser.parse_args()
     # Ctrl+C goes to the whole terminal; it is the daemon's to handle, which then stops us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The channel first: it ends this process when the daemon goes, also during the slow imports below.
+    # The channel first: it ends this process when the daemon goes, also during the slow imports
+    # below.
     channel = SocketChannel(arguments.socket)
     from . import child
 

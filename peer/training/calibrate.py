@@ -1,7 +1,8 @@
 """Before the first round: how many sequences fit at once, and how fast the trainer is alone.
 
-Runs before the first `Load`, which sets the weights and forgets the optimizer's moments; so nothing of it is left in what is
-trained. The training blocks used are those of the corpus's start; the data plan does not know of them.
+Runs before the first `Load`, which sets the weights and forgets the optimizer's moments; so nothing
+of it is left in what is trained. The training blocks used are those of the corpus's start; the data
+plan does not know of them.
 """
 
 import statistics
@@ -25,7 +26,7 @@ MEASURED_S: Final = 1.0
 """Measuring ends after so many steps, or so long, whichever is first."""
 _LEARNING_RATE: Final = 1e-6
 _CPU_MEMORY_SHARE: Final = 0.25
-"""Part of the free memory that the activations may take on a CPU, where running out kills other processes."""
+"""Part of the free memory for activations on a CPU, where running out kills other processes."""
 _BYTES_PER_HIDDEN_VALUE: Final = 24 * 4
 """Activations kept per layer, token and hidden value, roughly."""
 
@@ -36,7 +37,7 @@ def largest_power_of_two(batch_size: int) -> int:
 
 
 def starting_micro_batch(setting: int | str, batch_size: int, cap: int) -> int:
-    """Where the search starts: the setting, or for `auto` the largest power of two that divides the batch."""
+    """Where the search starts: the setting; for `auto` a power of two that divides the batch."""
     size = largest_power_of_two(batch_size) if isinstance(setting, str) else setting
     return max(1, min(size, batch_size, cap or batch_size))
 

@@ -1,7 +1,8 @@
 """The trainer's end of the socket pair.
 
-A thread reads commands, so that the end of the daemon (end of input) ends this process at once, even in
-the middle of a step that hangs. Nothing is lost by that: what counts is in the daemon's memory.
+A thread reads commands, so that the end of the daemon (end of input) ends this process at once,
+even in the middle of a step that hangs. Nothing is lost by that: what counts is in the daemon's
+memory.
 """
 
 import os
@@ -27,7 +28,8 @@ class SocketChannel:
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(True)
         self._received: queue.SimpleQueue[pipe.Message] = queue.SimpleQueue()
-        # The daemon sends a handful of commands a round and waits for their effects: the queue stays short.
+        # The daemon sends a handful of commands a round and waits for their effects: the queue
+        # stays short.
         threading.Thread(target=self._read, name="commands", daemon=True).start()
 
     def __repr__(self) -> str:

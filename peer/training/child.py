@@ -36,7 +36,7 @@ def train(channel: SocketChannel, slow_fd: int, slots_fd: int) -> int:
         InnerLoop(parts, channel).run()
     except NonFinite as error:
         channel.emit(Failed("non_finite", str(error)))
-    except Exception as error:  # whatever it is, the daemon should read it rather than guess
+    except Exception as error:  # noqa: BLE001 - whatever it is, the daemon should read it
         reason = "out_of_memory" if is_out_of_memory(error) else "error"
         traceback.print_exc()
         channel.emit(Failed(reason, f"{type(error).__name__}: {error}"[:2000]))
@@ -107,7 +107,8 @@ def build(settings: TrainerSettings, slow_fd: int, slots_fd: int) -> tuple[Train
 
 
 def _model(spec: RunSpec, vocabulary_size: int, device: torch.device) -> FlatModel:
-    # `Load` brings the weights, so a checkpoint named by the spec need not be read here: its sizes must do.
+    # `Load` brings the weights, so a checkpoint named by the spec need not be read here: its sizes
+    # must do.
     module = initial_module(spec.model, vocabulary_size, spec.seed)
     return FlatModel(module, device, compile=spec.training.compile)
 
@@ -136,6 +137,7 @@ def _sample_blocks(corpus: Corpus, batch_size: int) -> Callable[[], npt.NDArray[
 
 def _read_only_tensor(vector: npt.NDArray[np.float32]) -> torch.Tensor:
     with warnings.catch_warnings():
-        # torch has no read-only tensors; the mapping itself is, so a write would end the process, not harm the daemon.
+        # torch has no read-only tensors; the mapping itself is, so a write would end the process,
+        # not harm the daemon.
         warnings.filterwarnings("ignore", message=".*not writable.*")
         return torch.from_numpy(vector)

@@ -1,18 +1,20 @@
 """The inner loop, as the trainer process runs it.
 
-Theory. The loop alternates between the daemon's commands and inner steps. Commands are taken between two steps, without
-waiting while there is something to train. A round goes through:
+Theory. The loop alternates between the daemon's commands and inner steps. Commands are taken
+between two steps, without waiting while there is something to train. A round goes through:
 
     TrainRound(r)     steps, until `quota` are done or `CloseRound` came
     close             snapshot, codes into a slot, RoundClosed(r); the snapshot is now pending
     Apply(r)          the move of the slow weights comes into theta; nothing is pending
 
 Rules:
-    1. A round is closed when it is due (quota done, or asked to close and at least one step done) and nothing is pending.
-       While a snapshot is pending a due round trains on; the learning rate then stays that of the round's end.
+    1. A round is closed when it is due (quota done, or asked to close and at least one step done)
+       and nothing is pending. While a snapshot is pending a due round trains on; the learning rate
+       then stays that of the round's end.
     2. With `overlap` off, nothing is trained while a snapshot is pending.
     3. A number that is not finite ends the trainer (`NonFinite`) before it can get into a snapshot.
-    4. A command that makes no sense here is a bug of the daemon: `WrongCommand`, and the trainer ends.
+    4. A command that makes no sense here is a bug of the daemon: `WrongCommand`, and the trainer
+       ends.
     5. The daemon writes the slow weights only when no Load, Apply or Evaluate is on its way.
 """
 
@@ -228,7 +230,7 @@ class InnerLoop:
         self._channel.emit(Applied(round_, self._parts.snapshots.apply(own_weight)))
 
     def _evaluate(self, round_: int) -> None:
-        """Measure with the slow weights in the model's place; the fast ones wait in the idle gradient's memory."""
+        """Measure with the slow weights in place; the fast ones wait in the idle gradient."""
         started_s = self._clock_s()
         theta_P, scratch_P = self._parts.model.theta_P, self._parts.model.gradient_P
         scratch_P.copy_(theta_P)
@@ -248,11 +250,10 @@ class InnerLoop:
         step = nominal_step(
             current.order.round, spec.sync.inner_steps, current.steps, current.order.quota
         )
-        rate = learning_rate(
-            spec.optimizer, step, spec.total_rounds * spec.sync.inner_steps
-        )
+        rate = learning_rate(spec.optimizer, step, spec.total_rounds * spec.sync.inner_steps)
         launched = _Launched(self._parts.stepper.step(blocks_BT, rate), rate)
-        # Its numbers are read one step later: until then a GPU computes while we prepare the next one.
+        # Its numbers are read one step later: until then a GPU computes while we prepare the next
+        # one.
         self._settle(current)
         self._state.launched = launched
         current.steps += 1
@@ -279,7 +280,9 @@ class InnerLoop:
         try:
             loss, norm = launched.result.settled()
         except NonFinite as error:
-            raise NonFinite(f"round {current.order.round}, step {current.steps}: {error}") from error
+            raise NonFinite(
+                f"round {current.order.round}, step {current.steps}: {error}"
+            ) from error
         current.loss_sum += loss
         self._state.gradient_norm = norm
         self._state.progress.steps += 1

@@ -1,9 +1,9 @@
 """What the daemon and its trainer say to each other.
 
-The trainer is a child process with one socket pair and three pieces of shared memory. Commands go down,
-events come up; both are msgpack maps with a length prefix (see `pipe.py`). The large things never pass
-through the socket: slow weights and codes lie in shared memory (see `shared.py`), and a message names
-the slot and carries the digest.
+The trainer is a child process with one socket pair and three pieces of shared memory. Commands go
+down, events come up; both are msgpack maps with a length prefix (see `pipe.py`). The large things
+never pass through the socket: slow weights and codes lie in shared memory (see `shared.py`), and a
+message names the slot and carries the digest.
 
 The order of things:
 
@@ -11,14 +11,17 @@ The order of things:
                                         Ready
     Load(version)                       theta := phi
     TrainRound(r, ...)                  Progress ... Progress
-                                        RoundClosed(r, slot)          snapshot and codes are in `slot`
+                                        RoundClosed(r, slot)          snapshot and codes are in
+                                        `slot`
     TrainRound(r+1, ...)                Progress ...
-    Apply(r, own_weight)                theta += phi' - theta_s - beta * own_weight * (decoded - theta_s)
+    Apply(r, own_weight)                theta += phi' - theta_s - beta * own_weight * (decoded -
+    theta_s)
                                         Applied(r)
     Evaluate(r)                         Evaluated(r, loss)
 
-A round is closed by the trainer itself when its quota is done and no earlier snapshot waits for its `Apply`; while
-one does, the trainer trains on past its quota. It waits only when it has no round to train.
+A round is closed by the trainer itself when its quota is done and no earlier snapshot waits for its
+`Apply`; while one does, the trainer trains on past its quota. It waits only when it has no round to
+train.
 """
 
 from dataclasses import dataclass
@@ -26,7 +29,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Start from the slow weights in shared memory: theta := phi, fresh optimizer state, no snapshot pending."""
+    """Start from the slow weights: theta := phi, fresh optimizer state, no snapshot pending."""
 
     version: int
 
@@ -38,9 +41,11 @@ class TrainRound:
     Attributes:
         round: number of the round; nominal step = round * H.
         quota: inner steps after which the round is closed.
-        members: (peer id, weight) of everyone who takes data in this round, sorted, ourselves included.
+        members: (peer id, weight) of everyone who takes data in this round, sorted, ourselves
+        included.
         epoch: epoch to take data from.
-        position: place in the epoch's order up to which our blocks are done (see protocol/data_plan.py).
+        position: place in the epoch's order up to which our blocks are done (see
+        protocol/data_plan.py).
     """
 
     round: int
@@ -67,7 +72,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Measure the validation loss of the slow weights on the run's fixed blocks, between two steps."""
+    """Measure the validation loss of the slow weights on the run's fixed blocks."""
 
     round: int
 

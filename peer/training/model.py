@@ -1,8 +1,9 @@
 """The model, and its parameters as one flat vector.
 
-Idea: everything that the outer loop does with a model (snapshot, coding, the move of the slow weights) is one operation on one
-vector. So the vector is the storage: `theta_P` is allocated once, and each parameter is a view of its part of it, its
-gradient a view of the same part of `gradient_P`. Autograd adds into gradients that exist, in place, so the views hold.
+Idea: everything that the outer loop does with a model (snapshot, coding, the move of the slow
+weights) is one operation on one vector. So the vector is the storage: `theta_P` is allocated once,
+and each parameter is a view of its part of it, its gradient a view of the same part of
+`gradient_P`. Autograd adds into gradients that exist, in place, so the views hold.
 
 Shapes: P padded parameters, B sequences, T tokens of a sequence, V vocabulary.
 """
@@ -23,30 +24,40 @@ def model_config(section: ModelSection, vocabulary_size: int) -> LlamaConfig:
     """The Hugging Face config of a section.
 
     Raises:
-        ValueError: `init_from` names a checkpoint that is not of the Llama family, or has too small a vocabulary.
+        ValueError: `init_from` names a checkpoint that is not of the Llama family, or has too small
+        a vocabulary.
         OSError: `init_from` cannot be read.
     """
     if section.init_from is not None:
         return _checkpoint_config(section.init_from, vocabulary_size)
-    return LlamaConfig(
-        vocab_size=vocabulary_size,
-        hidden_size=section.hidden_size,
-        intermediate_size=section.intermediate_size,
-        num_hidden_layers=section.num_layers,
-        num_attention_heads=section.num_heads,
-        num_key_value_heads=section.num_kv_heads or section.num_heads,
-        max_position_embeddings=section.context_length,
-        rope_theta=section.rope_theta,
-        tie_word_embeddings=section.tie_embeddings,
-        use_cache=False,
-        attn_implementation="sdpa",
+    config: LlamaConfig = LlamaConfig.from_dict(
+        _sizes(section, vocabulary_size), attn_implementation="sdpa"
     )
+    return config
+
+
+def _sizes(section: ModelSection, vocabulary_size: int) -> dict[str, object]:
+    """What a config.json of this model says."""
+    return {
+        "vocab_size": vocabulary_size,
+        "hidden_size": section.hidden_size,
+        "intermediate_size": section.intermediate_size,
+        "num_hidden_layers": section.num_layers,
+        "num_attention_heads": section.num_heads,
+        "num_key_value_heads": section.num_kv_heads or section.num_heads,
+        "max_position_embeddings": section.context_length,
+        "rope_theta": section.rope_theta,
+        "tie_word_embeddings": section.tie_embeddings,
+        "use_cache": False,
+    }
 
 
 def _checkpoint_config(source: str, vocabulary_size: int) -> LlamaConfig:
     config = AutoConfig.from_pretrained(source)
     if not isinstance(config, LlamaConfig):
-        raise ValueError(f"{source} is a {config.model_type!r} model; only the Llama family is supported")
+        raise ValueError(
+            f"{source} is a {config.model_type!r} model; only the Llama family is supported"
+        )
     if config.vocab_size < vocabulary_size:
         raise ValueError(
             f"{source} has {config.vocab_size} embeddings, the tokenizer {vocabulary_size} tokens"
@@ -57,7 +68,7 @@ def _checkpoint_config(source: str, vocabulary_size: int) -> LlamaConfig:
 
 
 def initial_module(section: ModelSection, vocabulary_size: int, seed: int) -> LlamaForCausalLM:
-    """The model as the founder starts it, on the CPU in fp32: from the seed, or from the checkpoint."""
+    """The model as the founder starts it, on the CPU in fp32: from seed or checkpoint."""
     config = model_config(section, vocabulary_size)
     if section.init_from is not None:
         loaded: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(
@@ -65,7 +76,8 @@ def initial_module(section: ModelSection, vocabulary_size: int, seed: int) -> Ll
         )
         return loaded
     torch.manual_seed(seed)
-    return LlamaForCausalLM(config).float()
+    module: LlamaForCausalLM = LlamaForCausalLM(config).float()
+    return module
 
 
 def model_shapes(section: ModelSection, vocabulary_size: int) -> dict[str, tuple[int, ...]]:
@@ -115,7 +127,7 @@ class FlatModel:
         parameter.grad = self.gradient_P[part].view(entry.shape)
 
     def loss(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        """Mean cross-entropy of each token given those before it, nats; [B, T+1] int64 to a scalar."""
+        """Mean cross-entropy, nats per token; int64 [B, T+1] tokens to a scalar."""
         logits_BTV = self._forward(input_ids=tokens_BT[:, :-1]).logits
         return functional.cross_entropy(
             logits_BTV.reshape(-1, logits_BTV.shape[-1]).float(), tokens_BT[:, 1:].reshape(-1)

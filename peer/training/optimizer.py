@@ -37,9 +37,9 @@ class FlatAdamW:
         self._adamw.state.clear()
 
     def step(self, learning_rate: float) -> torch.Tensor:
-        """Clip, step, and zero the gradient. Returns the gradient's norm before clipping (scalar, on the device)."""
+        """Clip, step, and zero the gradient. Returns its norm before clipping (a scalar)."""
         gradient_P = self._model.gradient_P
-        norm = torch.linalg.vector_norm(gradient_P)
+        norm: torch.Tensor = torch.linalg.vector_norm(gradient_P)
         gradient_P.mul_((self._clip_norm / (norm + _CLIP_EPSILON)).clamp_(max=1.0))
         for group in self._adamw.param_groups:
             group["lr"] = learning_rate

@@ -21,7 +21,7 @@ class TrainerDied(Exception):
 
 
 class Trainer(Protocol):
-    """One life of one trainer. Codes are views of shared memory, valid until the slot is written again."""
+    """One life of one trainer. Codes are views of memory, valid until the slot is written again."""
 
     async def send(self, command: TrainerCommand) -> None:
         """Raises TrainerDied."""
@@ -34,5 +34,5 @@ class Trainer(Protocol):
 
 
 StartTrainer = Callable[[Float32Vector, int | None], AbstractAsyncContextManager[Trainer]]
-"""Start a trainer on these slow weights [padded_parameters]; the second argument caps the micro-batch
-(after an out-of-memory), None leaves it to the run spec."""
+"""Start a trainer on these slow weights [padded_parameters]; the second argument caps the
+micro-batch (after an out-of-memory), None leaves it to the run spec."""

@@ -5,11 +5,11 @@
         async with start(slow.array, None) as trainer:
             ready = await trainer.receive()
 
-A life begins with `Ready` or ends with `TrainerDied`. A trainer dies with the block, with the daemon (its socket
-ends), and when it stays silent for longer than its own speed explains.
+A life begins with `Ready` or ends with `TrainerDied`. A trainer dies with the block, with the
+daemon (its socket ends), and when it stays silent for longer than its own speed explains.
 
-Nothing here imports torch's models: what a model looks like, and a founder's initial weights, come from short
-children of the same kind (`inspect_model`, `initialise_weights`).
+Nothing here imports torch's models: what a model looks like, and a founder's initial weights, come
+from short children of the same kind (`inspect_model`, `initialise_weights`).
 """
 
 import contextlib
@@ -88,7 +88,9 @@ class _Child:
             try:
                 self._received.extend(self._decoder.feed(data))
             except pipe.PipeError as error:
-                raise TrainerDied(f"the trainer said something that is no message: {error}") from error
+                raise TrainerDied(
+                    f"the trainer said something that is no message: {error}"
+                ) from error
         self._bound_stderr()
         return self._received.popleft()
 
@@ -192,12 +194,13 @@ class ProcessTrainer:
         """
         bound_s = self._watchdog.silence_bound_s
         with trio.move_on_after(bound_s) as scope:
-            event = await self._child.receive()
+            message = await self._child.receive()
         if scope.cancelled_caught:
             self._child.kill()
             raise TrainerDied(f"the trainer hung: no word from it for {bound_s:.0f} s")
-        if not isinstance(event, _EVENTS):
-            raise TrainerDied(f"the trainer sent a {type(event).__name__}")
+        if not isinstance(message, _EVENTS):
+            raise TrainerDied(f"the trainer sent a {type(message).__name__}")
+        event: TrainerEvent = message
         self._events += 1
         self._watchdog.received(event)
         if isinstance(event, RoundClosed):

@@ -1,10 +1,12 @@
 """The learning rate, as a function of the nominal step.
 
-Every peer of a run is at some nominal step (round * H + H * part of the round done), whatever its speed; so two peers in
-the same round train with the same rate, and a joiner takes up the schedule where the swarm is.
+Every peer of a run is at some nominal step (round * H + H * part of the round done), whatever its
+speed; so two peers in the same round train with the same rate, and a joiner takes up the schedule
+where the swarm is.
 
-Warm-up is linear. Then `cosine` falls along half a cosine over the rest of the run; `wsd` stays and falls linearly over
-the last `decay_fraction` of the run; `constant` stays. The floor is `min_learning_rate_ratio`.
+Warm-up is linear. Then `cosine` falls along half a cosine over the rest of the run; `wsd` stays and
+falls linearly over the last `decay_fraction` of the run; `constant` stays. The floor is
+`min_learning_rate_ratio`.
 """
 
 import math
@@ -13,7 +15,7 @@ from protocol.run_spec import OptimizerSection
 
 
 def learning_rate(section: OptimizerSection, nominal_step: float, total_steps: int) -> float:
-    """The rate at `nominal_step` of a run of `total_steps` nominal steps; past its end, the last one."""
+    """The rate at `nominal_step` of a run of `total_steps`; past its end, the last one."""
     if nominal_step < section.warmup_steps:
         # The first step trains too: its rate is that of the end of the step.
         return section.learning_rate * min(1.0, (nominal_step + 1) / section.warmup_steps)
@@ -35,5 +37,5 @@ def _decay(section: OptimizerSection, step: float, total_steps: int) -> float:
 
 
 def nominal_step(round_: int, inner_steps: int, steps_done: int, quota: int) -> float:
-    """Nominal step after `steps_done` of `quota` own steps of a round; training past the quota does not move it."""
+    """Nominal step after `steps_done` own steps of a round; past the quota it stands still."""
     return round_ * inner_steps + inner_steps * min(steps_done, quota) / quota

@@ -1,21 +1,24 @@
 """Memory that the daemon and its trainer share.
 
-Two pieces. `SharedVector` holds the slow weights: the daemon writes, the trainer maps it read-only through a descriptor that was
-opened read-only. `ResultSlots` holds the codes of the snapshots: the trainer writes, the daemon reads.
+Two pieces. `SharedVector` holds the slow weights: the daemon writes, the trainer maps it read-only
+through a descriptor that was opened read-only. `ResultSlots` holds the codes of the snapshots: the
+trainer writes, the daemon reads.
 
 Rules of the slots, so that a kill at any moment harms nothing:
-    1. There are two; rounds alternate, so the codes of the round in exchange lie still while the next ones are written.
-    2. The writer clears a slot's header, writes the codes, then the header (sequence number, round, digest). A slot with sequence 0 holds nothing.
-    3. Each life of a trainer gets new slots. Views of the old ones stay valid as long as somebody holds them.
+    1. There are two; rounds alternate, so the codes of the round in exchange lie still while the
+       next ones are written.
+    2. The writer clears a slot's header, writes the codes, then the header (sequence number, round,
+       digest). A slot with sequence 0 holds nothing.
+    3. Each life of a trainer gets new slots. Views of the old ones stay valid as long as somebody
+       holds them.
 
-On Linux the memory is a memfd: no name, no file system, gone with its last descriptor; elsewhere a file that is unlinked
-at once. The descriptors are inherited by the child.
+On Linux the memory is a memfd: no name, no file system, gone with its last descriptor; elsewhere a
+file that is unlinked at once. The descriptors are inherited by the child.
 """
 
 import mmap
 import os
 import struct
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +35,7 @@ _HEADER: Final = struct.Struct("<QQ32s")
 
 @dataclass(frozen=True, slots=True)
 class SlotHeader:
-    """What a slot holds. Sequence numbers start at 1; 0 means that the slot was never written, or not to its end."""
+    """What a slot holds. Sequence numbers start at 1; 0 in memory means nothing, or half of it."""
 
     sequence: int
     round: int
@@ -155,7 +158,7 @@ def _slots_bytes(code_bytes: int) -> int:
 
 def _anonymous_file(name: str, size_bytes: int, directory: Path | None) -> tuple[int, int]:
     """Descriptors of zeroed memory without a name: (read and write, read only)."""
-    if sys.platform == "linux":
+    if hasattr(os, "memfd_create"):
         fd = os.memfd_create(name)
         os.ftruncate(fd, size_bytes)
         return fd, os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
@@ -164,4 +167,4 @@ def _anonymous_file(name: str, size_bytes: int, directory: Path | None) -> tuple
         os.ftruncate(fd, size_bytes)
         return fd, os.open(path, os.O_RDONLY)
     finally:
-        os.unlink(path)
+        Path(path).unlink()

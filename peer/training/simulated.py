@@ -1,16 +1,14 @@
 """A trainer in virtual time: the same conversation, a toy model, no process.
 
-The model is a point theta that takes noisy gradient steps towards an optimum c:
+The model is that of toy.py. Codes, digests, slots, the close of rounds and the line of `Apply` are
+the real ones.
 
-    theta <- theta - rate * (theta - c + sigma * noise)        loss = floor + mean((theta - c)^2) / 2
+Time is trio's clock, and it is read, not waited for: a step is done when its time has come, whether
+or not somebody looks; so the simulation needs no task of its own, and costs one wake-up per event
+rather than per step.
 
-c follows from the run's seed, so all peers look for the same; the noise from the peer's, so they differ, and averaging
-them helps, as with a real model. Codes, digests, slots, the close of rounds and the line of `Apply` are the real ones.
-
-Time is trio's clock, and it is read, not waited for: a step is done when its time has come, whether or not somebody
-looks; so the simulation needs no task of its own, and costs one wake-up per event rather than per step.
-
-Failures are planned by the machine's own count of steps, which goes on over the lives of its trainers.
+Failures are planned by the machine's own count of steps, which goes on over the lives of its
+trainers.
 """
 
 import contextlib
@@ -18,7 +16,6 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Final
 
 import blake3
 import numpy as np
@@ -27,7 +24,6 @@ import trio
 
 from peer.codec import get_codec
 from protocol.data_plan import DataPlan
-from protocol.layout import Layout
 from protocol.run_spec import RunSpec
 
 from .messages import (
@@ -49,47 +45,15 @@ from .messages import (
 from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
 from .schedule import learning_rate, nominal_step
 from .shared import NUM_SLOTS
+from .toy import SimulatedSpeed, ToyProblem, loss_of, optimum, simulated_layout
 
-LOSS_FLOOR: Final = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedSpeed:
-    """How fast a machine is, and when it fails.
-
-    Attributes:
-        step_s: virtual duration of an inner step.
-        start_s: virtual time from start to `Ready`.
-        die_at_steps: counts of this machine's steps at which its trainer is killed.
-        non_finite_at_steps: those at which its loss is NaN.
-        out_of_memory_at_steps: those at which its memory runs out.
-    """
-
-    step_s: float = 0.1
-    start_s: float = 1.0
-    die_at_steps: frozenset[int] = frozenset()
-    non_finite_at_steps: frozenset[int] = frozenset()
-    out_of_memory_at_steps: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class ToyProblem:
-    """The quadratic that all peers of a simulated run minimise.
-
-    Attributes:
-        rate: step size at the schedule's full learning rate.
-        sigma: standard deviation of the gradient noise per value.
-        num_blocks: training blocks of the pretended corpus.
-    """
-
-    rate: float = 0.1
-    sigma: float = 1.0
-    num_blocks: int = 1 << 16
-
-
-def simulated_layout(padded_parameters: int) -> Layout:
-    """The layout of a toy model."""
-    return Layout.from_shapes({"theta": (padded_parameters,)})
+__all__ = [
+    "SimulatedSpeed",
+    "SimulatedTrainer",
+    "ToyProblem",
+    "simulated_layout",
+    "simulated_starter",
+]
 
 
 @dataclass(slots=True)
@@ -145,6 +109,7 @@ class SimulatedTrainer:
         speed: SimulatedSpeed,
         problem: ToyProblem,
         machine: _Machine,
+        micro_batch_cap: int | None = None,
     ) -> None:
         self._spec = spec
         self._peer_id = peer_id
@@ -152,6 +117,8 @@ class SimulatedTrainer:
         self._speed = speed
         self._problem = problem
         self._machine = machine
+        batch_size = spec.training.batch_size
+        self._micro_batch = min(batch_size, micro_batch_cap or batch_size)
         self._plan = DataPlan(spec.seed, problem.num_blocks)
         self._codec = get_codec(spec.sync.codec)
         code_bytes = self._codec.code_bytes(slow.size)
@@ -192,7 +159,7 @@ class SimulatedTrainer:
 
     def codes(self, slot: int) -> memoryview:
         """Codes of the snapshot in `slot`."""
-        return memoryview(self._slots[slot]).toreadonly()
+        return memoryview(self._slots[slot].data).toreadonly()
 
     def _raise_if_dead(self) -> None:
         if self._life.death is not None:
@@ -205,7 +172,7 @@ class SimulatedTrainer:
             layout_digest=simulated_layout(self._slow.size).digest,
             device="simulated",
             precision="fp32",
-            micro_batch=self._spec.training.batch_size,
+            micro_batch=self._micro_batch,
             steps_per_s=1 / self._speed.step_s,
         )
 
@@ -226,7 +193,7 @@ class SimulatedTrainer:
             case Apply(round_, own_weight):
                 self._apply(round_, own_weight)
             case Evaluate(round_):
-                loss = LOSS_FLOOR + self._loss_above_floor(self._slow)
+                loss = loss_of(self._slow, self._optimum)
                 blocks = self._spec.data.validation_blocks
                 tokens = blocks * self._spec.model.context_length
                 life.events.append(Evaluated(round_, loss, tokens, 0.0))
@@ -246,9 +213,7 @@ class SimulatedTrainer:
             self._fail("error", f"Apply({round_}), but {pending} is pending")
             return
         decoded = np.empty_like(self._slow)
-        self._codec.decode(
-            torch.from_numpy(self._slots[pending.slot]), torch.from_numpy(decoded)
-        )
+        self._codec.decode(torch.from_numpy(self._slots[pending.slot]), torch.from_numpy(decoded))
         move = self._slow - pending.theta_s
         rounding = decoded - pending.theta_s
         self._theta += move - np.float32(self._spec.sync.beta * own_weight) * rounding
@@ -284,7 +249,7 @@ class SimulatedTrainer:
             return
         rate = self._problem.rate * self._rate(current) / self._spec.optimizer.learning_rate
         noise = self._machine.noise.standard_normal(self._theta.size, dtype=np.float32)
-        current.loss_sum += LOSS_FLOOR + self._loss_above_floor(self._theta)
+        current.loss_sum += loss_of(self._theta, self._optimum)
         gradient = self._theta - self._optimum + np.float32(self._problem.sigma) * noise
         self._theta -= np.float32(rate) * gradient
         current.steps += 1
@@ -310,9 +275,6 @@ class SimulatedTrainer:
         total_steps = self._spec.total_rounds * inner_steps
         return learning_rate(self._spec.optimizer, step, total_steps)
 
-    def _loss_above_floor(self, theta: Float32Vector) -> float:
-        return float(np.mean(np.square(theta - self._optimum))) / 2
-
     def _report_progress(self, current: _Round) -> None:
         self._life.events.append(
             Progress(
@@ -333,7 +295,9 @@ class SimulatedTrainer:
             return
         slot, life.next_slot = life.next_slot, (life.next_slot + 1) % NUM_SLOTS
         life.pending = _Pending(current.order.round, self._theta.copy(), slot)
-        self._codec.encode(torch.from_numpy(life.pending.theta_s), torch.from_numpy(self._slots[slot]))
+        self._codec.encode(
+            torch.from_numpy(life.pending.theta_s), torch.from_numpy(self._slots[slot])
+        )
         taken = self._plan.take(
             current.order.epoch,
             current.order.position,
@@ -349,7 +313,7 @@ class SimulatedTrainer:
                 steps=current.steps,
                 tokens=current.steps * self._spec.tokens_per_step,
                 loss=current.loss_sum / current.steps,
-                digest=blake3.blake3(self._slots[slot]).hexdigest(length=16),
+                digest=blake3.blake3(self._slots[slot].data).hexdigest(length=16),
                 epoch=taken.epoch,
                 position=taken.position,
                 seconds=trio.current_time() - current.started_s,
@@ -372,12 +336,10 @@ class SimulatedTrainer:
     def _steps_to_failure(self) -> float:
         speed = self._speed
         planned = speed.die_at_steps | speed.non_finite_at_steps | speed.out_of_memory_at_steps
-        return min((at - self._machine.steps for at in planned if at > self._machine.steps), default=math.inf)
-
-
-def optimum(seed: int, size: int) -> Float32Vector:
-    """c: the point that all peers of a run look for."""
-    return np.random.default_rng([seed, 0]).standard_normal(size, dtype=np.float32)
+        return min(
+            (at - self._machine.steps for at in planned if at > self._machine.steps),
+            default=math.inf,
+        )
 
 
 def simulated_starter(
@@ -393,7 +355,13 @@ def simulated_starter(
     @contextlib.asynccontextmanager
     async def start(slow: Float32Vector, micro_batch_cap: int | None) -> AsyncIterator[Trainer]:
         yield SimulatedTrainer(
-            spec, peer_id, slow, speed or SimulatedSpeed(), problem or ToyProblem(), machine
+            spec,
+            peer_id,
+            slow,
+            speed or SimulatedSpeed(),
+            problem or ToyProblem(),
+            machine,
+            micro_batch_cap,
         )
 
     return start

@@ -1,15 +1,17 @@
-"""The snapshot at the close of a round, and how the slow weights' move comes back into the fast weights.
+"""The snapshot at the close of a round, and how the slow weights' move comes back.
 
     close of round r      theta_s := theta                  its codes go to the partner
     (training goes on)
     Apply(r)              theta := theta + (phi' - theta_s) - beta * w * (decoded - theta_s)
 
-phi' are the slow weights after the outer step of round r. What was trained since the snapshot stays in theta. The last term takes our own
-rounding error out again: the outer step has averaged the *decoded* codes, ours with weight w, and moved phi by beta times that;
-so phi' holds beta * w times our rounding error, which the fast weights need not take over. Without it, an error of the size of
+phi' are the slow weights after the outer step of round r. What was trained since the snapshot stays
+in theta. The last term takes our own rounding error out again: the outer step has averaged the
+*decoded* codes, ours with weight w, and moved phi by beta times that; so phi' holds beta * w times
+our rounding error, which the fast weights need not take over. Without it, an error of the size of
 the code's step would enter the fast weights in each round.
 
-With `decoded = theta_s` (an exact code) and no training since the snapshot the line is theta := phi'.
+With `decoded = theta_s` (an exact code) and no training since the snapshot the line is theta :=
+phi'.
 """
 
 import math
@@ -35,7 +37,7 @@ class Snapshot:
 
 
 class Snapshots:
-    """Takes snapshots, and applies the moves of the slow weights; one snapshot is pending at most."""
+    """Takes snapshots, and applies the moves of the slow weights; at most one is pending."""
 
     def __init__(
         self, model: FlatModel, slow_P: torch.Tensor, slots: ResultSlots, codec: Codec, beta: float

@@ -71,4 +71,5 @@ class Stepper:
         tokens_BT = torch.from_numpy(blocks_BT)
         if self._model.device.type == "cuda":
             tokens_BT = tokens_BT.pin_memory().to(self._model.device, non_blocking=True)
-        return tokens_BT.split(self.micro_batch)
+        parts: tuple[torch.Tensor, ...] = tokens_BT.split(self.micro_batch)
+        return parts

@@ -38,7 +38,7 @@ class ByteTokenizer:
     separator: Sequence[int] = (0,)
 
     def encode(self, text: str) -> npt.NDArray[np.uint8]:
-        """[bytes of text]"""
+        """One token per byte of UTF-8."""
         return np.frombuffer(text.encode(), dtype=np.uint8)
 
 
@@ -64,7 +64,7 @@ class FileTokenizer:
         return f"<FileTokenizer of {self.vocabulary_size} tokens, {self.digest}>"
 
     def encode(self, text: str) -> npt.NDArray[np.uint32]:
-        """[tokens]"""
+        """Tokens, without those that mark beginning or end."""
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
 
 
@@ -85,7 +85,9 @@ def tokenizer_file(source: str) -> bytes:
     try:
         return Path(hf_hub_download(source, "tokenizer.json")).read_bytes()
     except Exception as error:  # the hub client has a tree of its own for each way to fail
-        raise ValueError(f"tokenizer {source!r} is no file here and not on the hub: {error}") from error
+        raise ValueError(
+            f"tokenizer {source!r} is no file here and not on the hub: {error}"
+        ) from error
 
 
 def load_tokenizer(source: str) -> Tokenizer:

@@ -2,8 +2,9 @@
 
 Rules:
     1. Until `Ready`, `START_TIMEOUT_S`: importing, building and compiling report nothing.
-    2. While it has something to do (a round to train, a validation, a move to apply), it speaks within some steps of its own speed: a
-       fixed floor, for machines that are suspended or swap, and many times its measured step time.
+    2. While it has something to do (a round to train, a validation, a move to apply), it speaks
+       within some steps of its own speed: a fixed floor, for machines that are suspended or swap,
+       and many times its measured step time.
     3. With nothing to do it may be silent forever.
 """
 
@@ -17,20 +18,20 @@ from .messages import (
     Apply,
     Evaluate,
     Evaluated,
+    Load,
     Progress,
     Ready,
     RoundClosed,
     TrainerCommand,
     TrainerEvent,
     TrainRound,
-    Load,
 )
 
 START_TIMEOUT_S: Final = 900.0
 """Longest time to import, build, compile and calibrate."""
 SILENCE_FLOOR_S: Final = 60.0
 SILENCE_STEPS: Final = 50
-"""A trainer reports every step that takes longer than 0.2 s, so this many without a word are a hang."""
+"""Every step longer than 0.2 s is reported, so this many without a word are a hang."""
 
 
 class Watchdog:

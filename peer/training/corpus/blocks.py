@@ -1,8 +1,9 @@
 """A corpus as the trainer sees it: numbered blocks of context_length + 1 tokens.
 
-Training block i starts at token i * context_length: neighbours share one token, which is the last target of one
-and the first input of the other, so every token is predicted once per epoch. The validation blocks are a fixed choice,
-spread evenly over the held-out tokens: the same on every peer.
+Training block i starts at token i * context_length: neighbours share one token, which is the last
+target of one and the first input of the other, so every token is predicted once per epoch. The
+validation blocks are a fixed choice, spread evenly over the held-out tokens: the same on every
+peer.
 """
 
 from pathlib import Path
@@ -81,18 +82,21 @@ def open_corpus(path: Path, context_length: int, validation_blocks: int) -> Corp
             packed = file.read(len(MAGIC)) == MAGIC
     except OSError as error:
         raise InvalidCorpus(f"cannot read {path}: {error.strerror}") from error
-    open_ = _open_packed if packed else _open_raw
-    corpus = open_(path, context_length, validation_blocks)
+    if packed:
+        corpus = _open_packed(path, context_length)
+    else:
+        corpus = _open_raw(path, context_length, validation_blocks)
     available = _num_blocks(corpus._validation, context_length)
     if corpus.num_blocks < 1 or available < validation_blocks:
         raise InvalidCorpus(
-            f"{path} has {max(0, corpus.num_blocks)} blocks of {context_length} tokens to train on and {available} "
-            f"held out; data.validation_blocks is {validation_blocks}: use more text or fewer blocks"
+            f"{path} has {max(0, corpus.num_blocks)} blocks of {context_length} tokens to train on "
+            f"and {available} held out; data.validation_blocks is {validation_blocks}: "
+            "use more text or fewer blocks"
         )
     return corpus
 
 
-def _open_packed(path: Path, context_length: int, validation_blocks: int) -> Corpus:
+def _open_packed(path: Path, context_length: int) -> Corpus:
     manifest, offset = read_manifest(path)
     count = manifest.train_tokens + manifest.validation_tokens
     if not count:

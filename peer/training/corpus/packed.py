@@ -6,8 +6,8 @@
     ...         zeros up to a multiple of 64
     ...         training tokens, then validation tokens, little-endian uint8, uint16 or uint32
 
-The same texts and tokenizer give the same bytes, whoever packs them: files are in sorted order, and nothing
-in the file depends on time, machine or path.
+The same texts and tokenizer give the same bytes, whoever packs them: files are in sorted order, and
+nothing in the file depends on time, machine or path.
 """
 
 import hashlib
@@ -103,9 +103,10 @@ def pack(texts: Iterable[Text], tokenizer: Tokenizer, out_path: Path) -> None:
     ordered = sorted(texts, key=lambda text: text.name)
     held_out = held_out_names([text.name for text in ordered])
     dtype = token_dtype(tokenizer.vocabulary_size)
-    with tempfile.TemporaryFile(dir=out_path.parent) as train, tempfile.TemporaryFile(
-        dir=out_path.parent
-    ) as validation:
+    with (
+        tempfile.TemporaryFile(dir=out_path.parent) as train,
+        tempfile.TemporaryFile(dir=out_path.parent) as validation,
+    ):
         files = []
         for text in ordered:
             out = validation if text.name in held_out else train
@@ -161,7 +162,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             yield out
             out.flush()
             os.fsync(out.fileno())
-        os.replace(temporary, path)
+        Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

@@ -1,6 +1,5 @@
 """From a run spec to a corpus file, and the checks of one that came from elsewhere."""
 
-import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +56,7 @@ def prepare_corpus(spec: RunSpec, cache_dir: Path, source: str | None = None) ->
         pack(texts, tokenizer, packed)
         digest = corpus_digest(packed)
         path = corpus_path(cache_dir, digest)
-        os.replace(packed, path)
+        packed.replace(path)
     return _described(spec, path, digest, tokenizer)
 
 

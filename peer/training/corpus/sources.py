@@ -11,7 +11,16 @@ from .packed import InvalidCorpus, Text
 STDLIB_BYTES: Final = 8_000_000
 """Bound of the `stdlib` corpus, so that a joiner has it within seconds over a home uplink."""
 _LEFT_OUT: Final = frozenset(
-    {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings", "pydoc_data"}
+    {
+        "test",
+        "tests",
+        "idle_test",
+        "site-packages",
+        "dist-packages",
+        "__pycache__",
+        "encodings",
+        "pydoc_data",
+    }
 )
 """Folders that are no source text of the library, or tables rather than text."""
 
@@ -19,8 +28,9 @@ _LEFT_OUT: Final = frozenset(
 def stdlib_texts() -> list[Text]:
     """Source files of this Python's standard library, up to `STDLIB_BYTES` of them.
 
-    Which ones is decided by the hash of their names, not by what the file system lists first. Another Python has other texts: the run
-    is frozen by the founder's packed file, which joiners fetch.
+    Which ones is decided by the hash of their names, not by what the file system lists first.
+    Another Python has other texts: the run is frozen by the founder's packed file, which joiners
+    fetch.
     """
     root = Path(sysconfig.get_path("stdlib"))
     names = sorted(
@@ -46,7 +56,9 @@ def glob_texts(pattern: str) -> list[Text]:
         InvalidCorpus: none does.
     """
     expanded = str(Path(pattern).expanduser())
-    paths = [Path(name) for name in glob.glob(expanded, recursive=True) if Path(name).is_file()]
+    # Path.glob takes no absolute pattern.
+    found = glob.glob(expanded, recursive=True)  # noqa: PTH207
+    paths = [Path(name) for name in found if Path(name).is_file()]
     if not paths:
         raise InvalidCorpus(f"no file matches text:{pattern}")
     root = _fixed_part(Path(expanded))
