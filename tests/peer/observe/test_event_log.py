@@ -1,0 +1,174 @@
+"""The event log: one whole line per event, whatever happens."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import trio
+
+from peer.config import LogFormat
+from peer.observe.event_names import FIELDS, EventName
+from peer.observe.events import EventLog
+from peer.observe.log_file import MAX_LINE_BYTES, LineFile, read_events, rotated
+from peer.simulated_ports import SimulatedDisk
+
+PEER = "12D3KooWQYV9dGMFoRzNStwpXztXaBUjtPqi6aU76ZgUriHhKust"
+
+
+def log_to(lines: list[bytes], **options) -> EventLog:
+    options.setdefault("stream", None)
+    return EventLog(lines.append, peer=PEER, wall_time_s=lambda: 1_700_000_000.0, **options)
+
+
+async def test_an_event_carries_time_clock_peer_and_fields(autojump_clock) -> None:
+    lines: list[bytes] = []
+    before = trio.current_time()
+    await trio.sleep(2)
+    log_to(lines).emit(EventName.ROUND_SKIPPED, round=3, reason="deadline", partner=None)
+    event = json.loads(lines[0])
+    assert event.pop("monotonic_s") - before == pytest.approx(2)
+    assert event == {
+        "time": 1_700_000_000.0,
+        "peer": PEER,
+        "event": "RoundSkipped",
+        "round": 3,
+        "reason": "deadline",
+        "partner": None,
+    }
+
+
+async def test_events_are_a_closed_list() -> None:
+    log = log_to([])
+    with pytest.raises(ValueError, match="RoundForgotten"):
+        log.emit("RoundForgotten")
+    assert set(FIELDS) == set(EventName)
+
+
+async def test_fields_that_nobody_documented_are_told() -> None:
+    log = log_to([])
+    log.emit("Leaving", reason="signal")
+    assert log.statistics().undocumented == frozenset()
+    log.emit("Leaving", raeson="signal")
+    assert log.statistics().undocumented == {"Leaving.raeson"}
+    assert log.statistics().written == 2
+
+
+async def test_every_line_is_strict_json_and_bounded() -> None:
+    lines: list[bytes] = []
+    log = log_to(lines)
+    log.emit("Validated", round=1, loss=float("nan"))
+    log.emit("DaemonStarted", home=Path("/x"), addresses=("a", "b\nc"))
+    log.emit("TrainerDied", detail="x" * 2 * MAX_LINE_BYTES)
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    events = [json.loads(line, parse_constant=refuse) for line in lines]
+    assert events[0]["loss"] == "nan"
+    assert events[1]["home"] == "/x"
+    assert events[2]["cut_bytes"] > MAX_LINE_BYTES
+    assert all(len(line) <= MAX_LINE_BYTES and b"\n" not in line for line in lines)
+
+
+async def test_a_full_disk_is_counted_and_survived() -> None:
+    def full(_line: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    log = EventLog(full, peer=PEER, wall_time_s=lambda: 0.0, stream=None)
+    log.emit("Leaving")
+    assert (log.statistics().written, log.statistics().lost) == (0, 1)
+
+
+async def test_people_see_short_lines_of_what_matters() -> None:
+    stream = io.StringIO()
+    log = log_to([], stream=stream)
+    log.emit("RoundOpened", round=3)
+    log.emit("RoundAveraged", round=3, partner=PEER, seconds=0.123456)
+    assert stream.getvalue() == "22:13:20 RoundAveraged round=3 partner=UriHhKust seconds=0.1235\n".replace(
+        "UriHhKust", PEER[-8:]
+    )
+
+
+async def test_verbose_shows_everything() -> None:
+    stream = io.StringIO()
+    log_to([], stream=stream, verbose=True).emit("RoundOpened", round=3)
+    assert "RoundOpened round=3" in stream.getvalue()
+
+
+async def test_json_on_the_stream_is_the_logs_own_line() -> None:
+    stream = io.StringIO()
+    lines: list[bytes] = []
+    log_to(lines, stream=stream, log_format=LogFormat.JSON).emit("RoundOpened", round=3)
+    assert stream.getvalue().encode() == lines[0] + b"\n"
+
+
+async def test_a_closed_terminal_ends_nothing() -> None:
+    stream = io.StringIO()
+    stream.close()
+    lines: list[bytes] = []
+    log = log_to(lines, stream=stream)
+    log.emit("Leaving")
+    log.emit("Leaving")
+    assert len(lines) == 2
+
+
+async def test_a_simulated_disk_does_as_well() -> None:
+    disk = SimulatedDisk()
+    log = EventLog(
+        lambda line: disk.append_line(Path("log"), line),
+        peer=PEER,
+        wall_time_s=lambda: 0.0,
+        stream=None,
+    )
+    log.emit("Leaving", reason="done")
+    assert json.loads(disk.read(Path("log")))["reason"] == "done"
+
+
+def test_a_torn_line_costs_only_itself(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"event": "A"}\n{"event": "torn')
+    file = LineFile(path)
+    file.write_line(b'{"event": "B"}')
+    file.close()
+    assert [event["event"] for event in read_events(path)] == ["A", "B"]
+
+
+def test_a_short_write_is_told_and_closed_by_the_next(tmp_path: Path, monkeypatch) -> None:
+    import os
+
+    path = tmp_path / "events.jsonl"
+    file = LineFile(path)
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:5]))
+    with pytest.raises(OSError, match="wrote 5 of"):
+        file.write_line(b'{"event": "A"}')
+    monkeypatch.undo()
+    file.write_line(b'{"event": "B"}')
+    file.close()
+    assert [event["event"] for event in read_events(path)] == ["B"]
+
+
+def test_files_are_rotated_and_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    file = LineFile(path, max_file_bytes=100, keep_files=3)
+    for number in range(40):
+        file.write_line(json.dumps({"n": number, "pad": "x" * 20}).encode())
+    file.close()
+    kept = sorted(entry.name for entry in tmp_path.iterdir())
+    assert kept == ["events.jsonl", "events.jsonl.1", "events.jsonl.2"]
+    assert all(entry.stat().st_size <= 100 for entry in tmp_path.iterdir())
+    numbers = [
+        event["n"] for name in (rotated(path, 2), rotated(path, 1), path) for event in read_events(name)
+    ]
+    assert numbers == list(range(40))[-len(numbers) :]
+
+
+def test_one_file_can_be_enough(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    file = LineFile(path, max_file_bytes=40, keep_files=1)
+    for number in range(9):
+        file.write_line(b'{"n": %d, "pad": "xxxxxxxx"}' % number)
+    file.close()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["events.jsonl"]
+    assert [event["n"] for event in read_events(path)] == [8]

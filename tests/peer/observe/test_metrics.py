@@ -1,0 +1,225 @@
+"""The metrics: their exact names, and the page they are on."""
+
+from collections.abc import AsyncIterator
+from functools import partial
+
+import pytest
+import trio
+from prometheus_client.parser import text_string_to_metric_families
+
+from peer.addresses import HostPort
+from peer.observe.endpoint import (
+    MAX_CONNECTIONS,
+    MAX_REQUEST_BYTES,
+    REQUEST_TIMEOUT_S,
+    EndpointUnavailable,
+    _Server,
+    serve_metrics,
+)
+from peer.observe.metrics import Metrics, MetricsSnapshot, Phase
+from peer.observe.status import Outcomes, PeerState
+from protocol.outcomes import SkipReason
+
+NAMES = {
+    "loco_inner_steps_total",
+    "loco_tokens_total",
+    "loco_train_loss",
+    "loco_validation_loss",
+    "loco_outer_rounds_total",
+    "loco_round_seconds_bucket",
+    "loco_round_seconds_sum",
+    "loco_round_seconds_count",
+    "loco_wire_bytes_total",
+    "loco_peers",
+    "loco_peer_rtt_seconds",
+    "loco_compute_utilisation",
+    "loco_trainer_restarts_total",
+    "loco_replica_distance",
+    "loco_round",
+    "loco_step",
+    "loco_p2pd_restarts_total",
+    "loco_directory_restarts_total",
+    "loco_build_info",
+}
+
+FULL = MetricsSnapshot(
+    inner_steps=10,
+    tokens=1000,
+    train_loss=2.5,
+    validation_loss=2.25,
+    outcomes=Outcomes(7, {SkipReason.DEADLINE: 2}),
+    sent_bytes={"/loco/gossip/1": 11},
+    received_bytes={"/loco/gossip/1": 12},
+    peers={PeerState.TRAINING: 3},
+    rtt_s={"12D3a": 0.25},
+    compute_utilisation=0.97,
+    trainer_restarts={"killed": 1},
+    replica_distance=0.125,
+    round=4,
+    step=123,
+    p2pd_restarts=1,
+    directory_restarts=2,
+)
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
+    families = text_string_to_metric_families(metrics.render().decode())
+    return {
+        (sample.name, *(f"{key}={value}" for key, value in sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_names_are_exactly_these() -> None:
+    found = samples(Metrics(lambda: FULL, version="1"))
+    assert {name[0] for name in found} == NAMES
+
+
+def test_numbers_are_read_at_each_scrape() -> None:
+    now = [MetricsSnapshot()]
+    metrics = Metrics(lambda: now[0], version="1.2.3")
+    assert samples(metrics)["loco_tokens_total",] == 0
+    now[0] = FULL
+    found = samples(metrics)
+    assert found["loco_tokens_total",] == 1000
+    assert found["loco_inner_steps_total",] == 10
+    assert found["loco_outer_rounds_total", "outcome=averaged", "reason="] == 7
+    assert found["loco_outer_rounds_total", "outcome=skipped", "reason=deadline"] == 2
+    assert found["loco_wire_bytes_total", "direction=sent", "protocol=/loco/gossip/1"] == 11
+    assert found["loco_wire_bytes_total", "direction=received", "protocol=/loco/gossip/1"] == 12
+    assert found["loco_peers", "state=training"] == 3
+    assert found["loco_peer_rtt_seconds", "peer=12D3a"] == 0.25
+    assert found["loco_trainer_restarts_total", "reason=killed"] == 1
+    assert found["loco_build_info", "version=1.2.3"] == 1
+    assert found["loco_step",] == 123
+
+
+def test_what_is_unknown_is_absent_and_what_may_come_is_zero() -> None:
+    found = samples(Metrics(MetricsSnapshot, version="1"))
+    for name in ("loco_train_loss", "loco_validation_loss", "loco_round", "loco_replica_distance"):
+        assert (name,) not in found
+    for reason in SkipReason:
+        assert found["loco_outer_rounds_total", "outcome=skipped", f"reason={reason}"] == 0
+    assert found["loco_round_seconds_count", "phase=exchange"] == 0
+
+
+def test_durations_fall_into_their_buckets() -> None:
+    metrics = Metrics(MetricsSnapshot, version="1")
+    for seconds in (0.1, 0.2, 20_000.0):
+        metrics.observe_round(Phase.MATCH, seconds)
+    found = samples(metrics)
+    assert found["loco_round_seconds_bucket", "le=0.1", "phase=match"] == 1
+    assert found["loco_round_seconds_bucket", "le=0.3", "phase=match"] == 2
+    assert found["loco_round_seconds_bucket", "le=+Inf", "phase=match"] == 3
+    assert found["loco_round_seconds_sum", "phase=match"] == pytest.approx(20_000.3)
+    assert found["loco_round_seconds_count", "phase=train"] == 0
+
+
+def test_every_metric_explains_itself() -> None:
+    for family in Metrics(lambda: FULL, version="1").registry.collect():
+        assert family.documentation.endswith("."), family.name
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def port(nursery: trio.Nursery) -> AsyncIterator[int]:
+    metrics = Metrics(lambda: FULL, version="1")
+    serve = partial(serve_metrics, HostPort("127.0.0.1", 0), metrics.render, metrics.content_type)
+    url = await nursery.start(serve)
+    assert url.startswith("http://127.0.0.1:")
+    assert url.endswith("/metrics")
+    yield int(url.rsplit(":", 1)[1].removesuffix("/metrics"))
+
+
+async def fetch(port: int, request: bytes) -> bytes:
+    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        await stream.send_all(request)
+        answer = b""
+        async for chunk in stream:
+            answer += chunk
+        return answer
+
+
+async def test_the_page_is_served(port: int) -> None:
+    answer = await fetch(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"Content-Type: text/plain; version=0.0.4" in head
+    assert f"Content-Length: {len(body)}".encode() in head
+    assert b"loco_tokens_total 1000.0\n" in body
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET /metrics?x=1 HTTP/1.0\r\n\r\n", b"200"),
+        (b"GET / HTTP/1.1\r\n\r\n", b"404"),
+        (b"GET /metrics/../etc HTTP/1.1\r\n\r\n", b"404"),
+        (b"POST /metrics HTTP/1.1\r\n\r\n", b"405"),
+        (b"nonsense\r\n\r\n", b"400"),
+        (b"GET /metrics SMTP\r\n\r\n", b"400"),
+        (b"\x00\xff" * 20 + b"\r\n\r\n", b"400"),
+        (b"GET /metrics HTTP/1.1\r\nX: " + b"x" * MAX_REQUEST_BYTES, b"431"),
+    ],
+)
+async def test_other_requests_are_told_so(port: int, request_bytes: bytes, status: bytes) -> None:
+    assert (await fetch(port, request_bytes)).split(b" ")[1] == status
+    assert b"200 OK" in await fetch(port, b"GET /metrics HTTP/1.1\r\n\r\n")
+
+
+async def test_who_goes_away_harms_nobody(port: int) -> None:
+    stream = await trio.open_tcp_stream("127.0.0.1", port)
+    await stream.send_all(b"GET /met")
+    await stream.aclose()
+    assert b"200 OK" in await fetch(port, b"GET /metrics HTTP/1.1\r\n\r\n")
+
+
+async def test_a_port_that_is_taken_is_said(port: int) -> None:
+    with pytest.raises(EndpointUnavailable, match=f"127.0.0.1:{port}.*--metrics"):
+        await serve_metrics(HostPort("127.0.0.1", port), bytes, "text/plain")
+
+
+class SilentClient:
+    """A connection that sends nothing."""
+
+    closed = False
+
+    async def receive_some(self, _max_bytes: int) -> bytes:
+        await trio.sleep_forever()
+        return b""
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+async def test_who_says_nothing_is_cut_off(autojump_clock) -> None:
+    server, client = _Server(bytes, "text/plain"), SilentClient()
+    before = trio.current_time()
+    await server.answer(client)
+    assert trio.current_time() - before == pytest.approx(REQUEST_TIMEOUT_S)
+    assert client.closed
+
+
+async def test_connections_are_bounded(autojump_clock) -> None:
+    server = _Server(bytes, "text/plain")
+    clients = [SilentClient() for _ in range(MAX_CONNECTIONS + 1)]
+    async with trio.open_nursery() as nursery:
+        for client in clients:
+            nursery.start_soon(server.answer, client)
+        await trio.sleep(REQUEST_TIMEOUT_S / 2)
+        assert [client.closed for client in clients].count(True) == 1
+
+
+async def test_a_page_that_cannot_be_made_is_an_error_page(nursery: trio.Nursery) -> None:
+    def broken() -> bytes:
+        raise RuntimeError("no numbers")
+
+    url = await nursery.start(serve_metrics, HostPort("127.0.0.1", 0), broken, "text/plain")
+    answer = await fetch(
+        int(url.rsplit(":", 1)[1].removesuffix("/metrics")), b"GET /metrics HTTP/1.1\r\n\r\n"
+    )
+    assert answer.startswith(b"HTTP/1.1 500")
+    assert b"no numbers" in answer

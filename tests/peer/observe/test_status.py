@@ -1,0 +1,78 @@
+"""The status, as programs and people read it."""
+
+import io
+import json
+
+from rich.console import Console
+
+from peer.observe.status import Outcomes, PeerState, PeerStatus, Status, render
+from protocol.outcomes import SkipReason
+
+FULL = Status(
+    peer_id="12D3KooWaaaaaaaabbbbbbbb",
+    run_id="ab" * 16,
+    state=PeerState.TRAINING,
+    round=3,
+    step=160,
+    tokens=1_234_567,
+    train_loss=2.5,
+    validation_loss=2.25,
+    outcomes=Outcomes(2, {SkipReason.DEADLINE: 1, SkipReason.NO_PARTNER: 0}),
+    peers=(
+        PeerStatus("12D3KooWcccccccc", PeerState.DOWNLOADING),
+        PeerStatus("12D3KooWdddddddd", PeerState.TRAINING, round=3, rtt_s=0.0125),
+    ),
+    metrics="http://127.0.0.1:1/metrics",
+    doing="training [round 3]",
+    since_s=12.4,
+)
+
+
+def test_json_has_exactly_these_keys() -> None:
+    assert FULL.to_json() == {
+        "peer_id": "12D3KooWaaaaaaaabbbbbbbb",
+        "run_id": "ab" * 16,
+        "state": "training",
+        "round": 3,
+        "step": 160,
+        "tokens": 1_234_567,
+        "train_loss": 2.5,
+        "validation_loss": 2.25,
+        "outcomes": {"averaged": 2, "skipped": {"deadline": 1}},
+        "peers": [
+            {"peer_id": "12D3KooWcccccccc", "state": "downloading", "round": None, "rtt_s": None},
+            {"peer_id": "12D3KooWdddddddd", "state": "training", "round": 3, "rtt_s": 0.0125},
+        ],
+        "metrics": "http://127.0.0.1:1/metrics",
+        "doing": "training [round 3]",
+        "since_s": 12.4,
+    }
+
+
+def test_unknown_is_null() -> None:
+    tree = json.loads(json.dumps(Status().to_json()))
+    assert tree["state"] == "starting"
+    assert tree["outcomes"] == {"averaged": 0, "skipped": {}}
+    unknown = set(tree) - {"state", "outcomes", "peers"}
+    assert all(tree[name] is None for name in unknown)
+
+
+def test_json_comes_back() -> None:
+    for status in (FULL, Status()):
+        tree = json.loads(json.dumps(status.to_json()))
+        assert Status.from_json(tree).to_json() == status.to_json()
+
+
+def test_people_see_a_table() -> None:
+    stream = io.StringIO()
+    Console(file=stream, width=100).print(render(FULL))
+    text = stream.getvalue()
+    for part in ("training [round 3] (12 s)", "1,234,567", "deadline 1", "dddddddd", "12.5 ms", "2.2500"):
+        assert part in text
+    assert "no_partner" not in text
+
+
+def test_a_table_of_nothing_known() -> None:
+    stream = io.StringIO()
+    Console(file=stream, width=100).print(render(Status()))
+    assert "starting" in stream.getvalue()
