@@ -1,16 +1,19 @@
 """How far our wall clock is from the swarm's.
 
-A peer's clock is read as it was at the middle of a round trip (Cristian's algorithm): the offset lies within half the
-round trip of `their_time - our_time`, where our time is the middle too. Of each peer the sample with the shortest round
-trip counts, since it has the tightest bound, until newer samples push it out. Over the peers the median is taken: up
-to half of them may be wrong or lying without moving it beyond the range of the honest ones.
+A peer's clock is read as it was at the middle of a round trip (Cristian's algorithm): the
+offset lies within half the round trip of `their_time - our_time`, where our time is the middle
+too. Of each peer the sample with the shortest round trip counts, since it has the tightest
+bound, until newer samples push it out. Over the peers the median is taken: up to half of them
+may be wrong or lying without moving it beyond the range of the honest ones.
 
-With an even number of peers the lower and the upper median are averaged, our own clock not counted. The uncertainty is the
-larger of the median peer's half round trip and the median distance of the peers from the estimate: what one would have to
-believe in if half of the peers were right.
+With an even number of peers the lower and the upper median are averaged, our own clock not
+counted. The uncertainty is the larger of the median peer's half round trip and the median
+distance of the peers from the estimate: what one would have to believe in if half of the peers
+were right.
 
-Peers correct their clocks too. Samples are therefore compared with our *uncorrected* wall clock, while they give their
-corrected one: a swarm follows its majority, and never adds its own correction to itself.
+Peers correct their clocks too. Samples are therefore compared with our *uncorrected* wall
+clock, while they give their corrected one: a swarm follows its majority, and never adds its own
+correction to itself.
 """
 
 import math
@@ -48,7 +51,7 @@ class _Sample:
 
 
 class ClockOffsetEstimator:
-    """Estimates our offset from what peers say the time is. Bounded memory; order of peers does not matter."""
+    """Estimates our offset from what peers say the time is, in bounded memory."""
 
     def __init__(self) -> None:
         self._samples: OrderedDict[str, deque[_Sample]] = OrderedDict()
@@ -86,7 +89,9 @@ class ClockOffsetEstimator:
         """The offset as known now; None before the first sample."""
         if not self._samples:
             return None
-        best = [min(kept, key=lambda sample: sample.round_trip_s) for kept in self._samples.values()]
+        best = [
+            min(kept, key=lambda sample: sample.round_trip_s) for kept in self._samples.values()
+        ]
         offset_s = median(sample.offset_s for sample in best)
         distance_s = median(abs(sample.offset_s - offset_s) for sample in best)
         half_trip_s = median(sample.round_trip_s for sample in best) / 2

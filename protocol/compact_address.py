@@ -1,8 +1,9 @@
 """Addresses in as few bytes as a directory record needs: the binary form of multiaddrs.
 
-Each part is its code in the multiaddr table (uvarint), then its value: numbers at fixed length, names and peer ids with
-a one-byte length before them (their bounds keep the uvarint of the standard at one byte). Only what a peer can be
-dialled at is understood; everything else is refused.
+Each part is its code in the multiaddr table (uvarint), then its value: numbers at fixed length,
+names and peer ids with a one-byte length before them (their bounds keep the uvarint of the
+standard at one byte). Only what a peer can be dialled at is understood; everything else is
+refused.
 """
 
 import ipaddress

@@ -1,16 +1,19 @@
 """Signed directory records: who is in a run, and where to reach them.
 
-A record is stored in the directory under (key, subkey): the key is a shard of its run, the subkey is its peer's id.
+A record is stored in the directory under (key, subkey): the key is a shard of its run, the
+subkey is its peer's id.
 
-    key     blake3("loco/v1/" + run id + "/" + shard), shard = first byte of blake3(peer id) mod RECORD_SHARDS
+    key     blake3("loco/v1/" + run id + "/" + shard),
+            shard = first byte of blake3(peer id) mod RECORD_SHARDS
     place   sha1(key): where the distributed hash table keeps the key
     value   body + Ed25519 signature of ("loco record 1", place, peer id, body)
     body    msgpack [version, incarnation, [binary addresses, best first], expires_s]
 
-Every node of the table must be able to refuse what is not a record, for runs that it has never heard of too. It sees
-the place, the subkey and the value, and the peer id holds the public key; so the signature covers the place rather than
-the key, and nothing else is needed to check it. (A preimage of the place would let a record of one run stand in another;
-SHA-1 has no known preimage attack, and such a record would still be its own peer's.)
+Every node of the table must be able to refuse what is not a record, for runs that it has never
+heard of too. It sees the place, the subkey and the value, and the peer id holds the public key;
+so the signature covers the place rather than the key, and nothing else is needed to check it.
+(A preimage of the place would let a record of one run stand in another; SHA-1 has no known
+preimage attack, and such a record would still be its own peer's.)
 
 Rules:
 - A value has at most MAX_RECORD_BYTES: every operation on a key moves all records under it.
@@ -40,7 +43,7 @@ RECORD_VERSION: Final = 1
 SIGNATURE_BYTES: Final = 64
 MAX_INCARNATION: Final = (1 << 63) - 1
 MAX_EXPIRES_S: Final = 1e11
-"""Latest Unix time that a record may expire at; the directory sets the bound that follows the clock."""
+"""Latest Unix time of expiry; the directory sets the bound that follows the clock."""
 _MAX_BODY_BYTES: Final = MAX_RECORD_BYTES - SIGNATURE_BYTES
 _CONTEXT: Final = b"loco record 1\0"
 
@@ -139,7 +142,10 @@ def decode_record_at(
 
 @lru_cache(maxsize=8192)
 def valid_record_at(place: bytes, subkey: str, value: bytes) -> PeerRecord | None:
-    """As `decode_record_at` with the usual check, None when it is not valid; remembered, for checking takes long."""
+    """As `decode_record_at` with the usual check; None when it is not valid.
+
+    Remembered, for checking a signature takes long.
+    """
     try:
         return decode_record_at(place, subkey, value)
     except RemoteProtocolError:
@@ -199,7 +205,11 @@ def _read_body(peer_id: str, body: bytes) -> PeerRecord:
 def _check_numbers(incarnation: Any, expires_s: Any) -> None:
     if type(incarnation) is not int or not 0 <= incarnation <= MAX_INCARNATION:
         raise RemoteProtocolError(f"{incarnation!r} is not an incarnation")
-    if type(expires_s) is not float or not math.isfinite(expires_s) or not 0 < expires_s < MAX_EXPIRES_S:
+    if (
+        type(expires_s) is not float
+        or not math.isfinite(expires_s)
+        or not 0 < expires_s < MAX_EXPIRES_S
+    ):
         raise RemoteProtocolError(f"{expires_s!r} is not a time of expiry")
 
 

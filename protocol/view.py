@@ -1,21 +1,25 @@
 """Who is in the group now, as one peer sees it.
 
-There is no list of members anywhere. Each peer keeps a view of its own, fed by directory records (somebody says it exists)
-and by whatever arrives from peers themselves (it lives). Views differ between peers, and everything built on them allows
-for that.
+There is no list of members anywhere. Each peer keeps a view of its own, fed by directory
+records (somebody says it exists) and by whatever arrives from peers themselves (it lives).
+Views differ between peers, and everything built on them allows for that.
 
 Rules:
-- Liveness is judged on our own monotonic clock by what we have received: any byte is a sign of life. A record is none: it may
-  be old, so it introduces a peer that is not yet known to be alive.
-- An incarnation is one life of an identity. A newer one replaces the older at once, with everything known about it; an older
-  one is ignored, so that nothing that was delayed brings a dead life back.
-- `gone` ends one incarnation. That incarnation may return by a sign of life, since a link can break while the peer lives; a
-  peer that said it was leaving, or that went silent, is in no way barred.
+- Liveness is judged on our own monotonic clock by what we have received: any byte is a sign of
+  life. A record is none: it may be old, so it introduces a peer that is not yet known to be
+  alive.
+- An incarnation is one life of an identity. A newer one replaces the older at once, with
+  everything known about it; an older one is ignored, so that nothing that was delayed brings a
+  dead life back.
+- `gone` ends one incarnation. That incarnation may return by a sign of life, since a link can
+  break while the peer lives; a peer that said it was leaving, or that went silent, is in no way
+  barred.
 - Silence for longer than the bound takes a peer out of the living; one late beat does not.
-- MAX_MEMBERS bound the view. When it is full, a newcomer takes the place of the peer that is not alive and was heard longest
-  ago; when all are alive, it is not taken in.
+- MAX_MEMBERS bound the view. When it is full, a newcomer takes the place of the peer that is
+  not alive and was heard longest ago; when all are alive, it is not taken in.
 
-Invariant: `alive` is a subset of the members, sorted by peer id, so that equal views give equal answers.
+Invariant: `alive` is a subset of the members, sorted by peer id, so that equal views give equal
+answers.
 """
 
 import math
@@ -112,7 +116,7 @@ class View:
         """A sign of life from the peer itself; what is None stays as it was.
 
         Returns:
-            Whether it was taken in: False for an older incarnation, and for a newcomer when the view is full.
+            Whether it was taken in: not an older incarnation, nor a newcomer in a full view.
         """
         known = self._current(peer_id, incarnation)
         if known is None:
@@ -128,7 +132,7 @@ class View:
         return True
 
     def record(self, now_s: float, record: PeerRecord) -> bool:
-        """A directory record: where a peer can be reached, and that this incarnation was there once.
+        """A directory record: where a peer can be reached, and that this life was there once.
 
         Returns:
             Whether it told anything new.
@@ -144,7 +148,7 @@ class View:
         return True
 
     def gone(self, now_s: float, peer_id: str, incarnation: int) -> bool:
-        """The link to this incarnation was lost, or it is leaving. Whether that changed anything."""
+        """The link to this life was lost, or it is leaving. Whether that changed anything."""
         known = self._members.get(peer_id)
         if known is None or incarnation < known.incarnation or not known.alive:
             return False
@@ -208,7 +212,7 @@ class View:
         return now_s - member.last_heard_s > self.silence_s
 
     def _current(self, peer_id: str, incarnation: int) -> Member | None:
-        """The member to update, a fresh one for a new life; None when this is not to be taken in."""
+        """The member to update, a fresh one for a new life; None for what is not taken in."""
         known = self._members.get(peer_id)
         if known is not None and incarnation < known.incarnation:
             self._stale_ignored += 1

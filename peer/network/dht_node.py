@@ -1,24 +1,29 @@
-"""One node of hivemind's distributed hash table, and the asyncio loop it lives in: the only file that knows either.
+"""One node of hivemind's hash table, and its asyncio loop: the only file that knows either.
 
-Importing this file imports hivemind and with it torch, which takes about a second: the directory does so in its thread.
-What runs here, runs in that thread alone.
+Importing this file imports hivemind and with it torch, which takes about a second: the
+directory does so in its thread. What runs here, runs in that thread alone.
 
-hivemind's DHTNode stores any value that anybody sends, and believes replicas about expiry. Here every node is a
-`LocoDirectoryV1`, whose rules are ours:
-- Only dictionary entries (subkey = peer id) that hold a record signed by that peer for that place are stored, sent on or
-  read. Plain values, which would replace a whole dictionary, and undecodable ones, which would hang a reader, get nowhere.
+hivemind's DHTNode stores any value that anybody sends, and believes replicas about expiry. Here
+every node is a `LocoDirectoryV1`, whose rules are ours:
+- Only dictionary entries (subkey = peer id) that hold a record signed by that peer for that
+  place are stored, sent on or read. Plain values, which would replace a whole dictionary, and
+  undecodable ones, which would hang a reader, get nowhere.
 - An entry's expiry is the one inside the signature, at most MAX_RECORD_LIFETIME_S away.
-- A dictionary holds MAX_RECORDS_PER_SHARD entries; a node holds MAX_STORED_KEYS dictionaries, and refuses further ones.
-- From a replica's answer invalid entries are dropped one by one; its word on the dictionary's expiry is recomputed, for
-  hivemind ends a search early on an answer that claims to be fresh enough.
+- A dictionary holds MAX_RECORDS_PER_SHARD entries; a node holds MAX_STORED_KEYS dictionaries,
+  and refuses further ones.
+- From a replica's answer invalid entries are dropped one by one; its word on the dictionary's
+  expiry is recomputed, for hivemind ends a search early on an answer that claims to be fresh
+  enough.
 - No caches: they save nothing on values this small, and would keep dead peers around.
 
-The clock: hivemind takes `time.time` by name in several modules. They get a function that asks for the clock of the
-running thread, so that several nodes with different clocks fit into one process. Peers are pinged without
-hivemind's own clock check (which refuses 3 s): a wrong clock here is corrected, not shut out.
+The clock: hivemind takes `time.time` by name in several modules. They get a function that asks
+for the clock of the running thread, so that several nodes with different clocks fit into one
+process. Peers are pinged without hivemind's own clock check (which refuses 3 s): a wrong clock
+here is corrected, not shut out.
 
-Parameters: a call to a silent peer is given up after WAIT_TIMEOUT_S, after which that peer leaves the routing table; a store
-to five replicas therefore costs at most one or two such waits, once per peer that fell silent.
+Parameters: a call to a silent peer is given up after WAIT_TIMEOUT_S, after which that peer
+leaves the routing table; a store to five replicas therefore costs at most one or two such
+waits, once per peer that fell silent.
 """
 
 import asyncio
@@ -52,6 +57,7 @@ from hivemind.utils.timed_storage import ValueWithExpiration
 
 from protocol.errors import RemoteProtocolError
 from protocol.limits import MAX_RECORD_BYTES, MAX_RECORDS_PER_SHARD
+from protocol.peer_id import peer_id_to_bytes
 from protocol.records import valid_record_at
 
 WAIT_TIMEOUT_S: Final = 2.0
@@ -60,7 +66,7 @@ PARALLEL_RPC: Final = 32
 MAX_RECORD_LIFETIME_S: Final = 3600.0
 MAX_STORED_KEYS: Final = 4096
 MAX_KEYS_PER_REQUEST: Final = 16
-"""Keys that one request of another node may name: 16 full dictionaries stay far below p2pd's 4 MiB."""
+"""Keys that one request may name: 16 full dictionaries stay far below p2pd's 4 MiB."""
 _MAX_WRAPPED_BYTES: Final = MAX_RECORD_BYTES + 8
 """A record as msgpack binary."""
 
@@ -132,7 +138,7 @@ class _RecordCheck(RecordValidatorBase):  # type: ignore[misc]  # hivemind has n
 
 
 class LocoDirectoryV1(DHTProtocol):  # type: ignore[misc]  # hivemind has no types
-    """hivemind's remote procedures under our rules. The class name is part of the protocol ids on the wire."""
+    """hivemind's remote procedures under our rules. Its name is part of the protocol ids."""
 
     async def rpc_store(
         self, request: dht_pb2.StoreRequest, context: P2PContext
@@ -189,9 +195,7 @@ class LocoDirectoryV1(DHTProtocol):  # type: ignore[misc]  # hivemind has no typ
         found = await super().call_find(peer, keys)
         if not found:
             return found
-        return {
-            key: (_with_true_expiry(item), nearest) for key, (item, nearest) in found.items()
-        }
+        return {key: (_with_true_expiry(item), nearest) for key, (item, nearest) in found.items()}
 
     def _validate_dictionary(self, key_bytes: bytes, dictionary: Any) -> bool:
         if not isinstance(dictionary, DictionaryDHTValue):
@@ -210,7 +214,7 @@ class LocoDirectoryV1(DHTProtocol):  # type: ignore[misc]  # hivemind has no typ
 
 
 def _with_true_expiry(item: Any) -> Any:
-    """A replica's dictionary with the expiry that its entries have; None when nothing is left of it."""
+    """A replica's dictionary with the expiry of its entries; None when nothing is left of it."""
     if item is None or not isinstance(item.value, DictionaryDHTValue) or not item.value.data:
         return None
     latest_s = max(entry.expiration_time for entry in item.value.data.values())
@@ -229,8 +233,18 @@ def _spawn(work: Any) -> None:
     task.add_done_callback(_background.discard)
 
 
+def _peer_in(address: str) -> Any:
+    try:
+        return PeerID(peer_id_to_bytes(address.rpartition("/p2p/")[2]))
+    except RemoteProtocolError:
+        return None
+
+
 class DhtNode:
-    """A node on a p2pd that somebody else runs. All methods belong to the loop's thread, except `known_peers`."""
+    """A node on a p2pd that somebody else runs.
+
+    All methods belong to the loop's thread, except `known_peers`.
+    """
 
     def __init__(self, p2p: Any, node: Any) -> None:
         self._p2p = p2p
@@ -276,13 +290,13 @@ class DhtNode:
 
     async def add_peers(self, addresses: Sequence[str]) -> None:
         """Ping nodes by the peer ids of their addresses, then look for our own neighbours."""
-        peers = {PeerID.from_base58(address.rpartition("/p2p/")[2]) for address in addresses}
+        peers = {_peer_in(address) for address in addresses} - {None, self._p2p.peer_id}
         await asyncio.gather(*(self._node.protocol.call_ping(peer) for peer in peers))
         await self._node.find_nearest_nodes([self._node.node_id])
 
     async def until_lost(self) -> None:
         """Wait until p2pd closes its connection."""
-        await asyncio.wait([self._p2p._client.control._read_task])  # noqa: SLF001
+        await asyncio.wait([self._p2p._client.control._read_task])
 
     async def aclose(self) -> None:
         """Let go of p2pd, which runs on."""
@@ -306,8 +320,8 @@ def run_node(
     Args:
         control_address: unix multiaddr of p2pd's control socket.
         clock: Unix time for this node.
-        connections: gets a handle on each connection to p2pd; whoever shuts it down cuts this node off.
-        on_ready: called in this thread with loop, node, and what stops it (to be called in this thread too).
+        connections: gets a handle on each connection to p2pd; shut down, it cuts this node off.
+        on_ready: called in this thread with loop, node, and what stops it (in this thread too).
 
     Raises:
         OSError: p2pd cannot be reached.

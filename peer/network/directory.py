@@ -1,18 +1,20 @@
 """The directory in real life: hivemind's hash table in a thread, behind the Directory port.
 
-hivemind is written for asyncio, the daemon for trio. One thread runs a uvloop with one node (dht_node.py); a call from trio
-is handed over with `call_soon_threadsafe` and its answer comes back through trio's token. p2pd is the
-Network's; the node attaches to its control socket.
+hivemind is written for asyncio, the daemon for trio. One thread runs a uvloop with one node
+(dht_node.py); a call from trio is handed over with `call_soon_threadsafe` and its answer comes
+back through trio's token. p2pd is the Network's; the node attaches to its control socket.
 
-The thread is not trusted. Each call has two deadlines: inside the loop CALL_TIMEOUT_S ends a slow call, which is
-an ordinary failure; when even that end is not heard of HUNG_AFTER_S later, the loop itself does not run. After MAX_HUNG_CALLS
-of these in a row the thread is *abandoned*: a thread cannot be killed, so its connection to p2pd is cut (it can then neither
-answer nor ask as a node of ours), it is told to stop should it ever wake, and a new one takes its place and is told the peers that
-the old one was. After MAX_RESTARTS_IN_A_ROW without one answered call between, `DirectoryUnrecoverable` says that only
-a new process will help.
+The thread is not trusted. Each call has two deadlines: inside the loop CALL_TIMEOUT_S ends a
+slow call, which is an ordinary failure; when even that end is not heard of HUNG_AFTER_S later,
+the loop itself does not run. After MAX_HUNG_CALLS of these in a row the thread is *abandoned*:
+a thread cannot be killed, so its connection to p2pd is cut (it can then neither answer nor ask
+as a node of ours), it is told to stop should it ever wake, and a new one takes its place and is
+told the peers that the old one was. After MAX_RESTARTS_IN_A_ROW without one answered call
+between, `DirectoryUnrecoverable` says that only a new process will help.
 
-A p2pd that goes away is another matter: the node's thread ends by itself and the directory is *detached*. Its calls then return
-empty at once, and it tries to attach again every REATTACH_EVERY_S when it is called, or at `reattach`.
+A p2pd that goes away is another matter: the node's thread ends by itself and the directory is
+*detached*. Its calls then return empty at once, and it tries to attach again every
+REATTACH_EVERY_S when it is called, or at `reattach`.
 
 Store and get are best effort and raise nothing else: their failures are counted by reason.
 """
@@ -93,6 +95,7 @@ class _NodeThread:
         self._token = trio.lowlevel.current_trio_token()
         self._started = trio.Event()
         self._ended = trio.Event()
+        self._waiting: set[trio.Event] = set()
         self._error: BaseException | None = None
         self._stop: Callable[[], object] = lambda: None
         self.loop: Any = None
@@ -114,7 +117,7 @@ class _NodeThread:
 
     async def call(self, start: "Callable[[DhtNode], Awaitable[Any]]") -> Any:
         """Run `start(node)` in the thread. Raises _Hung, _Lost, or what the call raised."""
-        from .dht_node import submit  # noqa: PLC0415 - loaded by the thread; this is a look-up
+        from .dht_node import submit
 
         node, done, answer = self.node, trio.Event(), []
         if node is None or self._ended.is_set():
@@ -128,17 +131,21 @@ class _NodeThread:
             give_up = submit(self.loop, lambda: start(node), CALL_TIMEOUT_S, report)
         except RuntimeError as error:
             raise _Lost(str(error)) from error
+        self._waiting.add(done)
         try:
             with trio.move_on_after(CALL_TIMEOUT_S + HUNG_AFTER_S):
                 await done.wait()
         finally:
+            self._waiting.discard(done)
             if not answer:
                 give_up()
-        if not answer:
+        if not answer and not self._ended.is_set():
             raise _Hung
-        result, failure = answer[0]
-        if failure is not None:
+        result, failure = answer[0] if answer else (None, _Lost("p2pd closed the connection"))
+        if isinstance(failure, Exception):
             raise failure
+        if failure is not None:  # asyncio's cancellation is none of trio's
+            raise _Lost("the call was cut off")
         return result
 
     def abandon(self) -> None:
@@ -173,13 +180,16 @@ class _NodeThread:
             # torch takes a second to import, and warns of what it deprecates in itself
             with _loading, warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                from .dht_node import run_node  # noqa: PLC0415
+                from .dht_node import run_node
             run_node(self._control_address, self._clock, self._connections, self._ready)
         except BaseException as error:  # noqa: BLE001 - whatever it was, this life is over
             self._error = error
         self._cut()
-        self._tell_trio(self._ended.set)
-        self._tell_trio(self._started.set)
+        self._tell_trio(self._end)
+
+    def _end(self) -> None:
+        for event in (self._ended, self._started, *self._waiting):
+            event.set()
 
     def _ready(self, loop: Any, node: "DhtNode", stop: Callable[[], object]) -> None:
         self.loop, self.node, self._stop = loop, node, stop
@@ -224,13 +234,13 @@ class HivemindDirectory:
         await self._attempt(lambda node: node.store(key, subkey, value, expires_s))
 
     async def get(self, key: bytes) -> Mapping[str, bytes]:
-        """Live valid records by peer id; empty when nothing answers. Raises DirectoryUnrecoverable."""
+        """Live valid records by peer id; empty without an answer. Raises DirectoryUnrecoverable."""
         self._gets += 1
         found: Mapping[str, bytes] | None = await self._attempt(lambda node: node.get(key))
         return found or {}
 
     async def add_peers(self, addresses: Sequence[Address]) -> None:
-        """Enter the table by these nodes, now and after a restart. Raises DirectoryUnrecoverable."""
+        """Enter by these nodes, now and after a restart. Raises DirectoryUnrecoverable."""
         wanted = tuple(address for address in addresses if "/p2p/" in address)[-MAX_ENTRY_PEERS:]
         if not wanted:
             return
@@ -242,7 +252,7 @@ class HivemindDirectory:
         await self._attempt(lambda node: node.add_peers(wanted))
 
     async def reattach(self, control_address: str) -> None:
-        """p2pd was restarted, perhaps elsewhere: attach to it. Best effort; see `statistics().attached`."""
+        """Attach to a restarted p2pd. Best effort; see `statistics().attached`."""
         async with self._changing:
             self._control_address = control_address
             if self._thread is not None:
@@ -274,9 +284,8 @@ class HivemindDirectory:
         async with self._changing:
             await self._attach()
         if not self.statistics().attached:
-            raise StreamLost(
-                f"the directory cannot attach to p2pd at {self._control_address}: {self._why_detached}"
-            )
+            where, why = self._control_address, self._why_detached
+            raise StreamLost(f"the directory cannot attach to p2pd at {where}: {why}")
 
     async def _attempt(self, start: "Callable[[DhtNode], Awaitable[Any]]") -> Any:
         thread = await self._attached_thread()

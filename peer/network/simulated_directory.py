@@ -1,9 +1,10 @@
 """The directory in simulation: one shared table in memory, under trio's clock, from a seed.
 
-What it keeps of the real one: only valid signed records are taken in; an entry gives way to one that expires strictly
-later; an expired one is not found; a handle finds only what was stored by those that it is connected with through
-`add_peers`; store never says whether it worked. What it adds: latency, handles whose clock is wrong, handles cut off
-from the table, and partial views, in which each reader never sees a fixed random part of the writers.
+What it keeps of the real one: only valid signed records are taken in; an entry gives way to one
+that expires strictly later; an expired one is not found; a handle finds only what was stored by
+those that it is connected with through `add_peers`; store never says whether it worked. What it
+adds: latency, handles whose clock is wrong, handles cut off from the table, and partial views,
+in which each reader never sees a fixed random part of the writers.
 """
 
 import random
@@ -56,7 +57,7 @@ class SimulatedDhtWorld:
         hidden_fraction: float = 0.0,
     ) -> None:
         self._seed = seed
-        self._random = random.Random(seed)  # noqa: S311 - a simulation, reproducible by its seed
+        self._random = random.Random(seed)
         self._latency_s = latency_s
         self._hidden_fraction = hidden_fraction
         self._table: dict[bytes, dict[str, _Entry]] = {}
@@ -70,7 +71,7 @@ class SimulatedDhtWorld:
         return SimulatedDirectory(self, peer_id, clock_skew_s)
 
     def connect(self, peer_id: str, other: str) -> None:
-        """The two find each other's records from now on, and so do all that they are connected with."""
+        """The two, and all that they are connected with, find each other's records from now on."""
         self._parents[self._root(other)] = self._root(peer_id)
 
     def keep(self, key: bytes, subkey: str, entry: _Entry) -> bool:
@@ -101,7 +102,9 @@ class SimulatedDhtWorld:
     def expire(self, now_s: float) -> None:
         """Drop what has expired by the world's true time."""
         for key in list(self._table):
-            live = {name: entry for name, entry in self._table[key].items() if entry.expires_s > now_s}
+            live = {
+                name: entry for name, entry in self._table[key].items() if entry.expires_s > now_s
+            }
             if live:
                 self._table[key] = live
             else:

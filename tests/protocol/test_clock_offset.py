@@ -55,7 +55,13 @@ def test_disagreement_shows_in_the_uncertainty():
 
 @pytest.mark.parametrize(
     ("their_time_s", "round_trip_s"),
-    [(float("nan"), 0.1), (float("inf"), 0.1), (1000.0, -1.0), (1000.0, 11.0), (1000.0, float("nan"))],
+    [
+        (float("nan"), 0.1),
+        (float("inf"), 0.1),
+        (1000.0, -1.0),
+        (1000.0, 11.0),
+        (1000.0, float("nan")),
+    ],
 )
 def test_useless_samples_are_not_kept(their_time_s, round_trip_s):
     estimator = ClockOffsetEstimator()

@@ -37,12 +37,20 @@ def _sealed(body, key=KEY, peer_id=PEER, private=PRIVATE):
 addresses = st.one_of(
     st.builds("/ip4/{}/tcp/{}".format, st.ip_addresses(v=4), st.integers(0, 65535)),
     st.builds("/ip6/{}/tcp/{}".format, st.ip_addresses(v=6), st.integers(0, 65535)),
-    st.builds("/dns4/{}/udp/{}/quic-v1".format, st.from_regex(r"[a-z]{1,30}", fullmatch=True), st.integers(0, 65535)),
+    st.builds(
+        "/dns4/{}/udp/{}/quic-v1".format,
+        st.from_regex(r"[a-z]{1,30}", fullmatch=True),
+        st.integers(0, 65535),
+    ),
     st.builds("/ip4/{}/tcp/1/p2p/{}/p2p-circuit".format, st.ip_addresses(v=4), st.just(OTHER_PEER)),
 )
 
 
-@given(st.integers(0, 2**63 - 1), st.lists(addresses, min_size=1, max_size=6, unique=True), st.floats(1, 9e10))
+@given(
+    st.integers(0, 2**63 - 1),
+    st.lists(addresses, min_size=1, max_size=6, unique=True),
+    st.floats(1, 9e10),
+)
 def test_what_is_encoded_is_decoded_within_the_bound(incarnation, texts, expires_s):
     record = PeerRecord(PEER, incarnation, tuple(texts), expires_s)
     value = encode_record(record, KEY, PRIVATE.sign)
@@ -51,7 +59,11 @@ def test_what_is_encoded_is_decoded_within_the_bound(incarnation, texts, expires
     assert decoded.addresses[0] == texts[0]
     assert set(decoded.addresses) <= set(texts)
     assert len(decoded.addresses) <= MAX_RECORD_ADDRESSES
-    assert (decoded.peer_id, decoded.incarnation, decoded.expires_s) == (PEER, incarnation, expires_s)
+    assert (decoded.peer_id, decoded.incarnation, decoded.expires_s) == (
+        PEER,
+        incarnation,
+        expires_s,
+    )
 
 
 @given(addresses)
@@ -86,7 +98,12 @@ def test_garbage_with_a_valid_signature_is_refused_all_the_same(body):
 
 
 json_like = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.binary(max_size=20) | st.text(max_size=8),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.binary(max_size=20)
+    | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4),
     max_leaves=8,
 )
@@ -158,7 +175,9 @@ def test_a_record_without_a_usable_address_is_our_error(texts):
         encode_record(PeerRecord(PEER, 1, texts, 1.75e9), KEY, PRIVATE.sign)
 
 
-@pytest.mark.parametrize(("incarnation", "expires_s"), [(-1, 1.0), (2**63, 1.0), (0, 0.0), (0, 1e300)])
+@pytest.mark.parametrize(
+    ("incarnation", "expires_s"), [(-1, 1.0), (2**63, 1.0), (0, 0.0), (0, 1e300)]
+)
 def test_numbers_out_of_bounds_are_our_error(incarnation, expires_s):
     with pytest.raises(LocalProtocolError):
         encode_record(PeerRecord(PEER, incarnation, RECORD.addresses, expires_s), KEY, PRIVATE.sign)

@@ -149,7 +149,7 @@ events = st.lists(
 
 @given(events)
 def test_whatever_happens_the_view_stays_bounded_sorted_and_true_to_silence(steps):
-    view, now, newest = View(SILENCE_S, max_members=3), 0.0, {}
+    view, now = View(SILENCE_S, max_members=3), 0.0
     for kind, peer, incarnation, pause in steps:
         now += pause
         before = view.get(peer)
@@ -168,4 +168,3 @@ def test_whatever_happens_the_view_stays_bounded_sorted_and_true_to_silence(step
         assert len(view.members()) <= 3
         assert _names(alive) == sorted(_names(alive))
         assert all(now - member.last_heard_s <= SILENCE_S for member in alive)
-        newest[peer] = after

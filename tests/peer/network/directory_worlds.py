@@ -93,7 +93,8 @@ class RealWorld:
         identity, daemon = await self.start_p2pd(number)
         directory = await self._stack.enter_async_context(
             open_hivemind_directory(
-                daemon.control_address, wall_clock=lambda: time.time() + clock_skew_s  # noqa: TID251
+                daemon.control_address,
+                wall_clock=lambda: time.time() + clock_skew_s,
             )
         )
         if self._first:
@@ -112,6 +113,6 @@ async def real_world(tmp_path_factory):
 async def eventually(condition, timeout_s=10.0):
     """The first truthy answer of an async condition."""
     with trio.fail_after(timeout_s):
-        while not (answer := await condition()):  # noqa: ASYNC110
+        while not (answer := await condition()):
             await trio.sleep(0.02)
     return answer

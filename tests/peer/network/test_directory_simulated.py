@@ -1,4 +1,4 @@
-"""What only the simulated directory does: latency, partial views, being cut off; all from a seed."""
+"""What only the simulated directory does: latency, partial views, being cut off."""
 
 import pytest
 import trio
