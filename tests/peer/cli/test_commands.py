@@ -1,0 +1,309 @@
+"""The commands as a person types them, right and wrong: what is printed, and the exit code."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from typer.testing import CliRunner, Result
+
+from peer.cli.app import app
+from peer.config import PeerConfig
+from peer.exit_codes import ExitCode
+from peer.observe.status import PeerState, Status
+from peer.state.home import Home
+from protocol.errors import Refused, StreamLost
+from protocol.outcomes import RefusalReason
+from protocol.run_spec import RunSpec
+
+
+@pytest.fixture(autouse=True)
+def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in [name for name in os.environ if name.startswith("LOCO_")]:
+        monkeypatch.delenv(name)
+    with tempfile.TemporaryDirectory(prefix="loco-test-") as sockets:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", sockets)
+        monkeypatch.setenv("LOCO_HOME", str(tmp_path / "home"))
+        monkeypatch.chdir(tmp_path)
+        yield
+
+
+@pytest.fixture
+def daemon(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """Stands where the daemon would: remembers what it was given, and does as told."""
+    fake = types.SimpleNamespace(calls=[], raises=None, code=ExitCode.OK)
+
+    async def run_daemon(config: PeerConfig, spec: RunSpec | None, home: Home) -> ExitCode:
+        fake.calls.append((config, spec, home, home.in_use()))
+        if fake.raises is not None:
+            async with trio.open_nursery():
+                raise fake.raises
+        return fake.code
+
+    module = types.ModuleType("peer.daemon.run")
+    module.run_daemon = run_daemon  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "peer.daemon.run", module)
+    return fake
+
+
+def loco(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def run_toml(text: str = "seed = 5\n") -> str:
+    Path("run.toml").write_text(text)
+    return "run.toml"
+
+
+# --- start and join -------------------------------------------------------------------------------
+
+
+def test_start_gives_the_daemon_a_spec_and_a_locked_home(daemon, tmp_path: Path) -> None:
+    result = loco("start", run_toml(), "--threads", "2", "--metrics", "127.0.0.1:9", "--json-ready")
+    assert (result.exit_code, result.stderr) == (0, "")
+    [(config, spec, home, locked)] = daemon.calls
+    assert spec == RunSpec(seed=5)
+    assert (home.root, locked) == (tmp_path / "home", True)
+    assert (config.threads, config.metrics.port, config.json_ready) == (2, 9, True)
+    assert not home.in_use()
+
+
+def test_join_takes_every_address(daemon) -> None:
+    assert loco("join", "--bootstrap", "a:1", "--bootstrap", "b:2").exit_code == 0
+    [(config, spec, _home, _locked)] = daemon.calls
+    assert spec is None
+    assert config.bootstrap == ("a:1", "b:2")
+
+
+def test_verbose_shows_which_place_won(daemon) -> None:
+    result = loco("join", "--bootstrap", "a:1", "-v")
+    assert "bootstrap = a:1 (command line)" in result.stderr
+    assert "grace = 8.0 (default)" in result.stderr
+
+
+def test_the_daemons_code_is_the_commands(daemon) -> None:
+    daemon.code = ExitCode.TERMINATED
+    assert loco("join", "--bootstrap", "a:1").exit_code == 143
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [
+        (Refused(RefusalReason.OTHER_RUN, "that is another run"), 3, "that is another run"),
+        (StreamLost("the disk of the swarm"), 1, "the disk of the swarm"),
+    ],
+)
+def test_errors_are_one_sentence_and_a_code(daemon, error, code: int, sentence: str) -> None:
+    daemon.raises = error
+    result = loco("join", "--bootstrap", "a:1")
+    assert (result.exit_code, result.stderr) == (code, f"loco-peer: {sentence}\n")
+
+
+def test_verbose_adds_the_traceback(daemon) -> None:
+    daemon.raises = StreamLost("gone")
+    result = loco("join", "--bootstrap", "a:1", "-v")
+    assert "Traceback" in result.stderr
+    assert result.stderr.endswith("loco-peer: gone\n")
+
+
+def test_a_bug_is_called_a_bug(daemon) -> None:
+    daemon.raises = ZeroDivisionError("oops")
+    result = loco("join", "--bootstrap", "a:1")
+    assert result.exit_code == 1
+    assert "ZeroDivisionError: oops" in result.stderr
+    assert "this is a bug in loco-peer" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["start", "missing.toml"], "cannot read missing.toml: No such file"),
+        (["start", "."], "cannot read .: Is a directory"),
+        (["start", "run.toml", "--device", "tpu"], "--device: use 'cpu', 'cuda' or 'cuda:N'"),
+        (["start", "run.toml", "--threads", "0"], "--threads: must be from 1"),
+        (["start", "run.toml", "--grace", "-1"], "--grace: must be from 0"),
+        (["start", "run.toml", "--log-format", "xml"], "--log-format: use 'console' or 'json'"),
+        (["start", "run.toml", "--listen", "x"], "--listen"),
+        (["start", "run.toml", "--announce", "h:0"], "port 0 cannot be announced"),
+        (["start", "run.toml", "--home", "run.toml"], "cannot be used: File exists"),
+        (["start", "run.toml", "--home", "/proc/loco"], "cannot be used"),
+        (["join"], "join needs an address to join by"),
+        (["join", "--bootstrap", "1.2.3.4"], "give a host and the port"),
+        (["new", "run.toml"], "run.toml exists already"),
+        (["new", "x.toml", "--preset", "huge"], "unknown preset 'huge'"),
+        (["new", "/proc/x/run.toml"], "cannot write /proc/x/run.toml"),
+    ],
+)
+def test_wrong_usage_is_told_and_is_2(daemon, arguments: list[str], sentence: str) -> None:
+    run_toml()
+    result = loco(*arguments)
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not daemon.calls
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("sead = 1", "run.toml: unknown key 'sead'; did you mean 'seed'"),
+        ("[model", "run.toml: not TOML"),
+        ("#" * 300_000, "run.toml: longer than"),
+    ],
+)
+def test_a_wrong_run_spec_is_told_and_is_2(daemon, text: str, sentence: str) -> None:
+    result = loco("start", run_toml(text))
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+
+
+def test_a_run_spec_that_is_no_text_is_told(daemon) -> None:
+    Path("run.toml").write_bytes(b"\xff\xfe")
+    assert "not UTF-8" in loco("start", "run.toml").stderr
+
+
+def test_unknown_variables_are_refused_by_every_command(daemon, monkeypatch) -> None:
+    monkeypatch.setenv("LOCO_BOOSTRAP", "a:1")
+    for command in (["start", run_toml()], ["join"], ["status"], ["leave"]):
+        result = loco(*command)
+        assert result.exit_code == 2
+        assert "LOCO_BOOSTRAP; did you mean LOCO_BOOTSTRAP" in result.stderr
+
+
+def test_a_second_daemon_is_told_who_holds_the_home(daemon, tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare()
+    with home.locked():
+        result = loco("start", run_toml())
+    assert result.exit_code == 2
+    assert f"in use by the daemon with pid {os.getpid()}" in result.stderr
+
+
+# --- commands that need a daemon ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [["status"], ["status", "--json"], ["leave"], ["export", "--hf", "x"]])
+def test_no_daemon_is_4(command: list[str], tmp_path: Path) -> None:
+    result = loco(*command)
+    assert result.exit_code == 4
+    assert f"no daemon is running in {tmp_path / 'home'}" in result.stderr
+
+
+def test_a_daemon_that_is_still_starting_is_not_no_daemon(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare()
+    with home.locked():
+        result = loco("status")
+    assert result.exit_code == 1
+    assert "takes no requests now" in result.stderr
+
+
+def test_version() -> None:
+    from importlib.metadata import version
+
+    assert loco("version").stdout == version("loco-peer") + "\n"
+
+
+def test_no_command_shows_the_help() -> None:
+    result = loco()
+    assert result.exit_code == 2
+    assert "Commands:" in result.output
+
+
+# --- real processes -------------------------------------------------------------------------------
+
+PROCESS = """
+import sys, types
+import trio
+from peer.exit_codes import ExitCode
+from peer.observe.control import serve_control
+from peer.observe.status import PeerState, Status
+from peer.signals import run_until_signalled
+
+async def run_daemon(config, spec, home):
+    stop = trio.Event()
+
+    async def status(arguments):
+        return Status(peer_id="12D3KooWtest", state=PeerState.TRAINING, round=3).to_json()
+
+    async def leave(arguments):
+        stop.set()
+        return {}
+
+    async def job():
+        async with trio.open_nursery() as nursery:
+            await nursery.start(serve_control, home.control_socket, {"status": status, "leave": leave})
+            print("ready", flush=True)
+            await stop.wait()
+            nursery.cancel_scope.cancel()
+        return ExitCode.OK
+
+    return await run_until_signalled(job, stop.set, grace_s=config.grace_s)
+
+module = types.ModuleType("peer.daemon.run")
+module.run_daemon = run_daemon
+sys.modules["peer.daemon.run"] = module
+from peer.cli import main
+main()
+"""
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROCESS, "join", "--bootstrap", "a:1"], stdout=subprocess.PIPE
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"ready\n"
+        yield running
+        running.kill()
+
+
+@pytest.mark.slow
+def test_status_and_leave_of_a_live_daemon(process, tmp_path: Path) -> None:
+    tree = json.loads(loco("status", "--json").stdout)
+    assert tree == Status(peer_id="12D3KooWtest", state=PeerState.TRAINING, round=3).to_json()
+    assert "12D3KooWtest" in loco("status").stdout
+    second = loco("join", "--bootstrap", "a:1")
+    assert second.exit_code == 2
+    assert f"pid {process.pid}" in second.stderr
+    assert loco("leave").exit_code == 0
+    assert process.wait(timeout=20) == 0
+    assert loco("status").exit_code == 4
+
+
+@pytest.mark.slow
+def test_after_kill_9_the_home_is_free_and_says_so(process, tmp_path: Path) -> None:
+    process.kill()
+    process.wait()
+    assert loco("status").exit_code == 4
+    assert not Home(tmp_path / "home").in_use()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_gracefully(process, number: int) -> None:
+    process.send_signal(number)
+    assert process.wait(timeout=20) == 0
+
+
+HEAVY = ("torch", "hivemind", "transformers", "numpy", "trio", "rich", "cryptography", "blake3")
+
+
+@pytest.mark.slow
+def test_help_imports_nothing_heavy() -> None:
+    script = (
+        "import sys\nfrom peer.cli import main\nsys.argv = ['loco-peer', 'start', '--help']\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
+        f"print('LOADED', [name for name in {HEAVY} if name in sys.modules])\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "LOADED []" in ran.stdout
+    assert "--json-ready" in ran.stdout

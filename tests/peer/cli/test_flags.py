@@ -1,0 +1,60 @@
+"""The commands and their options, frozen: a new one is a decision, and every peer option is known to the configuration."""
+
+import typer
+from typer.testing import CliRunner
+
+from peer.cli.app import app
+from peer.config import OPTIONS
+
+PEER_OPTIONS = [
+    "--announce",
+    "--bootstrap",
+    "--device",
+    "--exit-when-done",
+    "--grace",
+    "--home",
+    "--json-ready",
+    "--listen",
+    "--log-format",
+    "--metrics",
+    "--threads",
+    "--verbose",
+    "-v",
+]
+
+FROZEN = {
+    "new": ["--force", "--preset", "run_toml"],
+    "start": [*PEER_OPTIONS, "run_toml"],
+    "join": PEER_OPTIONS,
+    "status": ["--home", "--json", "--verbose", "-v"],
+    "leave": ["--home", "--verbose", "-v"],
+    "export": ["--hf", "--home", "--verbose", "-v"],
+    "version": [],
+}
+
+
+def test_commands_and_options_are_these() -> None:
+    group = typer.main.get_command(app)
+    found = {
+        name: sorted(option for parameter in command.params for option in parameter.opts)
+        for name, command in group.commands.items()
+    }
+    assert found == FROZEN
+
+
+def test_every_peer_option_is_one_of_the_configuration() -> None:
+    long = {option.removeprefix("--") for option in PEER_OPTIONS if option.startswith("--")}
+    assert long == {option.name for option in OPTIONS}
+
+
+def test_every_option_is_explained() -> None:
+    group = typer.main.get_command(app)
+    for name, command in group.commands.items():
+        assert command.help, name
+        for parameter in command.params:
+            assert parameter.help, (name, parameter.name)
+
+
+def test_help_goes_by_two_names() -> None:
+    for flag in ("-h", "--help"):
+        assert CliRunner().invoke(app, [flag]).exit_code == 0
