@@ -242,7 +242,7 @@ def test_the_plan_is_the_same_everywhere_and_always() -> None:
 def test_taking_is_fast_in_a_large_swarm() -> None:
     plan, members = DataPlan(7, 10**9), swarm(64)
     plan.take(0, 0, 8, "peer-0", members)
-    start_s = time.perf_counter()
+    start_s = time.process_time()
     taken = plan.take(0, 123_456, 4096, "peer-3", members)
-    assert time.perf_counter() - start_s < 0.25
+    assert time.process_time() - start_s < 0.25
     assert len(np.unique(taken.blocks)) == 4096
