@@ -206,7 +206,7 @@ def test_papers_exist(name):
 def test_changelog_knows_the_version():
     version = project()["project"]["version"]
     assert re.search(
-        rf"^## \[(Unreleased|{re.escape(version)})\]", text_of(ROOT / "CHANGELOG.md"), re.M
+        rf"^## \[(Unreleased|{re.escape(version)})\]", text_of(ROOT / "CHANGELOG.md"), re.MULTILINE
     )
 
 
@@ -242,5 +242,5 @@ def test_make_targets_named_in_the_papers_exist():
     }
     assert named <= targets
     assert re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[0].split() == re.findall(
-        r"^([a-z-]+):.*## ", makefile, re.M
+        r"^([a-z-]+):.*## ", makefile, re.MULTILINE
     )
