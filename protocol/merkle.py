@@ -1,15 +1,19 @@
 """A Merkle root over the chunks of a state.
 
-Idea: one root of 32 bytes names a whole state. A joiner asks several peers for the root, fetches the list of chunk
-digests from any one of them, checks the list against the root, and then takes each chunk from whoever has it.
+Idea: one root of 32 bytes names a whole state. A joiner asks several peers for the root, fetches
+the list of chunk digests from any one of them, checks the list against the root, and then takes
+each chunk from whoever has it.
 
 Rules:
-    1. Leaf: digest of a chunk's bytes. Node: digest of left || right. An odd node moves up unchanged.
+    1. Leaf: digest of a chunk's bytes. Node: digest of left || right. An odd node moves up
+       unchanged.
     2. Root: digest of (number of chunks as 8 bytes, big-endian) || top node.
-    3. Leaf, node and root are derived under three different contexts, so that none can pass for another: no chunk can be made
-       that reads as a node, and no list of nodes reads as a shorter list of chunks.
+    3. Leaf, node and root are derived under three different contexts, so that none can pass for
+       another: no chunk can be made that reads as a node, and no list of nodes reads as a shorter
+       list of chunks.
 
-Digest: blake3, 32 bytes. Source of the hazards: RFC 6962, section 2.1 (domain separation), CVE-2012-2459 (duplicated leaves).
+Digest: blake3, 32 bytes. Source of the hazards: RFC 6962, section 2.1 (domain separation),
+CVE-2012-2459 (duplicated leaves).
 """
 
 from collections.abc import Sequence
@@ -48,8 +52,10 @@ def list_matches_root(digests: Sequence[bytes], root: bytes) -> bool:
     return well_formed and merkle_root(digests) == root
 
 
-def chunk_matches(chunk: bytes | bytearray | memoryview, index: int, digests: Sequence[bytes]) -> bool:
-    """Whether `chunk` is number `index` of a state whose list was checked by `list_matches_root`."""
+def chunk_matches(
+    chunk: bytes | bytearray | memoryview, index: int, digests: Sequence[bytes]
+) -> bool:
+    """Whether `chunk` is number `index` of a state; its list passed `list_matches_root`."""
     return 0 <= index < len(digests) and chunk_digest(chunk) == digests[index]
 
 

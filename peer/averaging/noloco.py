@@ -1,14 +1,16 @@
 """The outer step of NoLoCo: gossip averaging of slow weights in pairs.
 
-Idea. Each peer i holds slow weights phi_i and an outer momentum delta_i. After a round of inner training it has
-fast weights theta_i; with Delta_i = theta_i - phi_i the step over a group of n peers (a random pair: n = 2) is
+Idea. Each peer i holds slow weights phi_i and an outer momentum delta_i. After a round of inner
+training it has fast weights theta_i; with Delta_i = theta_i - phi_i the step over a group of n
+peers (a random pair: n = 2) is
 
     delta_i <- alpha delta_i + (beta / n) sum_j Delta_j - gamma (phi_i - (1 / n) sum_j phi_j)
     phi_i   <- phi_i + delta_i
 
-alpha is the outer momentum, beta the outer learning rate, gamma the pull to the group's mean, without which the peers
-would drift apart: no step here ever sees all of them. (NoLoCo, arXiv 2506.10911, eq. 1 to 3. Its eq. 2 is printed with
--beta; the derivation needs +beta, and with -beta the weights run away from the optimum.) Rewritten with means over the group:
+alpha is the outer momentum, beta the outer learning rate, gamma the pull to the group's mean,
+without which the peers would drift apart: no step here ever sees all of them. (NoLoCo, arXiv
+2506.10911, eq. 1 to 3. Its eq. 2 is printed with -beta; the derivation needs +beta, and with -beta
+the weights run away from the optimum.) Rewritten with means over the group:
 
     delta_i <- alpha delta_i + beta (mean theta - phi_i) + (gamma - beta) (mean phi - phi_i)
 
@@ -16,14 +18,14 @@ so with gamma = beta, the default, only theta travels.
 
 Rules:
 
-- theta is what the *codes* say, for our own as for the partner's: both peers of a pair compute the same mean, bit for bit.
-  (0.5 a + 0.5 b commutes, and halving is exact.)
+- theta is what the *codes* say, for our own as for the partner's: both peers of a pair compute the
+  same mean, bit for bit. (0.5 a + 0.5 b commutes, and halving is exact.)
 - A peer without partner takes the step with n = 1; the gamma term vanishes.
 - A group of all peers is DiLoCo with heavy-ball momentum: phi stays equal everywhere.
 - Stability for n = 2: gamma < sqrt(2 + alpha^2).
 
-The step runs in place, tile by tile: one pass over memory, no vector of scratch. Separately rounded fp32 operations
-only (no fused multiply-add), so a step can be reproduced on another machine.
+The step runs in place, tile by tile: one pass over memory, no vector of scratch. Separately rounded
+fp32 operations only (no fused multiply-add), so a step can be reproduced on another machine.
 """
 
 import math
@@ -36,12 +38,22 @@ from peer.codec import TILE, Codec
 
 
 @dataclass(frozen=True, slots=True)
+class Factors:
+    """alpha: outer momentum; beta: outer learning rate; gamma: pull to the group's mean."""
+
+    alpha: float
+    beta: float
+    gamma: float
+
+
+@dataclass(frozen=True, slots=True)
 class OuterStepMeasures:
     """What a step found, per padded parameter.
 
     Attributes:
         delta_rms: root mean square of the move of phi.
-        replica_distance: root mean square of our theta less the mean of the others' (the partner's); None alone.
+        replica_distance: root mean square of our theta less the mean of the others' (the
+            partner's); None alone.
     """
 
     delta_rms: float
@@ -51,54 +63,31 @@ class OuterStepMeasures:
 def outer_step(
     phi_P: torch.Tensor,
     delta_P: torch.Tensor,
-    own_codes: torch.Tensor,
-    partner_codes: torch.Tensor | None,
+    theta_codes: Sequence[torch.Tensor],
     codec: Codec,
-    alpha: float,
-    beta: float,
-    gamma: float,
-    own_phi_codes: torch.Tensor | None = None,
-    partner_phi_codes: torch.Tensor | None = None,
+    factors: Factors,
+    phi_codes: Sequence[torch.Tensor] = (),
 ) -> OuterStepMeasures:
-    """Take the step of a pair, or of a lone peer if `partner_codes` is None.
+    """Take the step of a group, ourselves first: one of us alone, a pair, or more.
 
     Args:
         phi_P: fp32 [P], overwritten.
         delta_P: fp32 [P], overwritten.
-        own_codes, partner_codes: codes of theta, valid ones (`codec.validate`).
-        own_phi_codes, partner_phi_codes: codes of phi of both; needed in a pair with gamma != beta, else ignored.
+        theta_codes: codes of theta of each member, valid ones (`codec.validate`).
+        codec: the code of all vectors.
+        factors: alpha, beta and gamma.
+        phi_codes: codes of phi of each member in the same order; needed by a group of more than one
+            with gamma != beta, else ignored.
 
     Raises:
         ValueError: lengths do not fit, or the codes of phi are missing; nothing was written.
     """
-    if partner_codes is None:
-        return group_step(phi_P, delta_P, [own_codes], [], codec, alpha, beta, gamma)
-    phi_codes = [codes for codes in (own_phi_codes, partner_phi_codes) if codes is not None]
-    theta_codes = [own_codes, partner_codes]
-    return group_step(phi_P, delta_P, theta_codes, phi_codes, codec, alpha, beta, gamma)
-
-
-def group_step(
-    phi_P: torch.Tensor,
-    delta_P: torch.Tensor,
-    theta_codes: Sequence[torch.Tensor],
-    phi_codes: Sequence[torch.Tensor],
-    codec: Codec,
-    alpha: float,
-    beta: float,
-    gamma: float,
-) -> OuterStepMeasures:
-    """Take the step of a group of any size, ourselves first in `theta_codes` and `phi_codes`.
-
-    Raises:
-        ValueError: lengths do not fit, or the codes of phi are missing; nothing was written.
-    """
-    pulls = gamma != beta and len(theta_codes) > 1
+    pulls = factors.gamma != factors.beta and len(theta_codes) > 1
     used_phi_codes = phi_codes if pulls else ()
     if pulls and len(phi_codes) != len(theta_codes):
         raise ValueError("gamma differs from beta: the codes of phi of every member are needed")
     _check(phi_P, delta_P, [*theta_codes, *used_phi_codes], codec)
-    step = _GroupStep(theta_codes, used_phi_codes, codec, (alpha, beta, gamma - beta))
+    step = _GroupStep(theta_codes, used_phi_codes, codec, factors)
     for start in range(0, phi_P.numel(), TILE):
         step.take(phi_P[start : start + TILE], delta_P[start : start + TILE], start)
     return step.measures(phi_P.numel())
@@ -112,7 +101,7 @@ def group_mean(
     out_own: torch.Tensor,
     scratch: torch.Tensor,
 ) -> None:
-    """Write the mean of the decoded values from `start` on into `out_mean`, the first member's into `out_own`.
+    """Write the mean of the decoded values from `start` on, and the first member's own values.
 
     All three are fp32 [n]; values start .. start + n - 1 are read.
     """
@@ -132,10 +121,11 @@ class _GroupStep:
         theta_codes: Sequence[torch.Tensor],
         phi_codes: Sequence[torch.Tensor],
         codec: Codec,
-        factors: tuple[float, float, float],
+        factors: Factors,
     ) -> None:
         self._theta_codes, self._phi_codes, self._codec = theta_codes, phi_codes, codec
-        self._alpha, self._beta, self._pull = factors
+        self._alpha, self._beta = factors.alpha, factors.beta
+        self._pull = factors.gamma - factors.beta
         self._scratch = torch.empty(3, TILE, dtype=torch.float32, device=theta_codes[0].device)
         self._delta_squares = 0.0
         self._distance_squares = 0.0

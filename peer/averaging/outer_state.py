@@ -18,23 +18,16 @@ import torch
 from peer.codec import CodeBuffer, Codec, codes_as_tensor
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 
-from .noloco import OuterStepMeasures, outer_step
+from .noloco import Factors, OuterStepMeasures, outer_step
+
+__all__ = ["Factors", "OuterState", "OuterStatistics"]
 
 Float32Vector = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Factors:
-    """alpha: outer momentum; beta: outer learning rate; gamma: pull to the pair's mean."""
-
-    alpha: float
-    beta: float
-    gamma: float
-
-
-@dataclass(frozen=True, slots=True)
 class OuterStatistics:
-    """The outer state now, and the last step's measures (see `OuterStepMeasures`; None before the first)."""
+    """The outer state now, and the last step's measures (`OuterStepMeasures`; None before it)."""
 
     version: int
     round: int
@@ -87,36 +80,35 @@ class OuterState:
         partner_codes: CodeBuffer | None = None,
         own_phi_codes: CodeBuffer | None = None,
         partner_phi_codes: CodeBuffer | None = None,
+        factors: Factors | None = None,
     ) -> OuterStepMeasures:
         """Take the outer step of `round` with the partner's codes, or alone.
 
+        Args:
+            round: number of the round; higher than that of the step before.
+            own_codes: codes of our theta.
+            partner_codes: codes of the partner's theta; None alone.
+            own_phi_codes: codes of our phi before the step; needed in a pair with gamma != beta.
+            partner_phi_codes: the partner's.
+            factors: other factors for this step than the run's.
+
         Raises:
-            LocalProtocolError: our own codes are bad or the round was stepped before; nothing was written.
+            LocalProtocolError: our own codes are bad or the round was stepped before; nothing was
+                written.
             RemoteProtocolError: the partner's codes are bad; nothing was written.
         """
         if round <= self.round:
             raise LocalProtocolError(
                 f"outer step of round {round} after that of round {self.round}"
             )
-        own, own_phi = self._own(own_codes), self._own(own_phi_codes)
-        partner, partner_phi = self._partners(partner_codes), self._partners(partner_phi_codes)
-        if own is None or (partner is not None and self.needs_phi_codes and own_phi is None):
-            raise LocalProtocolError("our own codes are missing")
-        if partner is not None and self.needs_phi_codes and partner_phi is None:
-            raise RemoteProtocolError("the partner sent no codes of its slow weights")
-        f = self._factors
-        measures = outer_step(
-            self._phi,
-            self._delta,
-            own,
-            partner,
-            self._codec,
-            f.alpha,
-            f.beta,
-            f.gamma,
-            own_phi,
-            partner_phi,
-        )
+        used = factors or self._factors
+        theta_codes = [self._own(own_codes)]
+        phi_codes: list[torch.Tensor] = []
+        if partner_codes is not None:
+            theta_codes.append(self._partners(partner_codes))
+            if used.gamma != used.beta:
+                phi_codes = [self._own(own_phi_codes), self._partners(partner_phi_codes)]
+        measures = outer_step(self._phi, self._delta, theta_codes, self._codec, used, phi_codes)
         self._note(round, measures)
         return measures
 
@@ -134,7 +126,7 @@ class OuterState:
         self.version, self.round = self.version + 1, round
 
     def statistics(self) -> OuterStatistics:
-        """Counters and the measures of the last step; the distance is that of the last step with a partner."""
+        """Counters and the last step's measures; the distance is of the last step in a pair."""
         return OuterStatistics(
             version=self.version,
             round=self.round,
@@ -151,20 +143,20 @@ class OuterState:
         if measures.replica_distance is not None:
             self._distance = measures.replica_distance
 
-    def _own(self, codes: CodeBuffer | None) -> torch.Tensor | None:
+    def _own(self, codes: CodeBuffer | None) -> torch.Tensor:
         tensor = self._valid(codes)
-        if codes is not None and tensor is None:
-            raise LocalProtocolError("our own codes are not valid")
+        if tensor is None:
+            raise LocalProtocolError("our own codes are missing or not valid")
         return tensor
 
-    def _partners(self, codes: CodeBuffer | None) -> torch.Tensor | None:
+    def _partners(self, codes: CodeBuffer | None) -> torch.Tensor:
         tensor = self._valid(codes)
-        if codes is not None and tensor is None:
-            raise RemoteProtocolError("the partner's codes are malformed or not finite")
+        if tensor is None:
+            raise RemoteProtocolError("the partner's codes are missing, malformed or not finite")
         return tensor
 
     def _valid(self, codes: CodeBuffer | None) -> torch.Tensor | None:
-        """`codes` as a tensor if they fit phi and are valid, else None."""
+        """`codes` as a tensor if they are there, fit phi and are valid; else None."""
         if codes is None:
             return None
         tensor = codes_as_tensor(codes)

@@ -4,8 +4,9 @@
     codec.encode(theta_P, codes)        # fp32 [P] -> uint8 [code_bytes(P)]
     codec.decode(codes, theta_P)
 
-P is a multiple of `BLOCK` everywhere: the layout pads each tensor. Coding is deterministic: equal input gives equal
-codes on every machine, because both ends of an exchange compute with the decoded values of the same bytes.
+P is a multiple of `BLOCK` everywhere: the layout pads each tensor. Coding is deterministic: equal
+input gives equal codes on every machine, because both ends of an exchange compute with the decoded
+values of the same bytes.
 """
 
 from .base import BLOCK, TILE, Codec
@@ -13,7 +14,7 @@ from .buffers import CodeBuffer, codes_as_tensor
 from .int8 import Int8Codec
 from .plain import Bf16Codec, Fp32Codec
 
-__all__ = ["BLOCK", "TILE", "Codec", "CodeBuffer", "codes_as_tensor", "get_codec"]
+__all__ = ["BLOCK", "TILE", "CodeBuffer", "Codec", "codes_as_tensor", "get_codec"]
 
 _CODECS: dict[str, type[Int8Codec] | type[Bf16Codec] | type[Fp32Codec]] = {
     codec.name: codec for codec in (Int8Codec, Bf16Codec, Fp32Codec)

@@ -11,15 +11,15 @@ TILE: Final = 256 * 1024
 
 
 LARGEST_MAGNITUDE: Final = 2.0**120
-"""No value beyond this is coded or accepted: sums of a few such values stay finite, so a hostile vector of huge finite
-values cannot put an infinity into the slow weights."""
+"""No value beyond this is coded or accepted: sums of a few such values stay finite, so a hostile
+vector of huge finite values cannot put an infinity into the slow weights."""
 
 
 class Codec(Protocol):
     """Codes fp32 vectors of P values, P a multiple of `BLOCK`, as `code_bytes(P)` bytes.
 
-    All tensors of one call lie on one device and are contiguous. Every method raises ValueError for wrong
-    lengths, types or ranges.
+    All tensors of one call lie on one device and are contiguous. Every method raises ValueError for
+    wrong lengths, types or ranges.
     """
 
     @property
@@ -32,7 +32,8 @@ class Codec(Protocol):
         """Write the codes of `x_P` (fp32 [P]) into `out_codes` (uint8 [code_bytes(P)]).
 
         Raises:
-            ValueError: `x_P` holds a NaN or a value beyond `LARGEST_MAGNITUDE`; `out_codes` is then undefined.
+            ValueError: `x_P` holds a NaN or a value beyond `LARGEST_MAGNITUDE`; `out_codes` is then
+                undefined.
         """
 
     def decode(self, codes: torch.Tensor, out_P: torch.Tensor) -> None:
@@ -66,7 +67,7 @@ def check_codes(codes: torch.Tensor, expected_bytes: int) -> None:
 
 
 def check_range(start: int, stop: int, num_values: int, out: torch.Tensor) -> None:
-    """Raises ValueError unless start .. stop are whole blocks inside the vector and `out` fits them."""
+    """Raises ValueError unless start .. stop are whole blocks of the vector and `out` fits."""
     if start % BLOCK or stop % BLOCK or not 0 <= start <= stop <= num_values:
         raise ValueError(
             f"range {start}..{stop} is not made of whole blocks of a vector of {num_values}"

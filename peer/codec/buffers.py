@@ -9,7 +9,7 @@ CodeBuffer = bytes | bytearray | memoryview | np.ndarray[Any, np.dtype[np.uint8]
 
 
 class _ShownWritable:
-    """Read-only memory, shown to numpy as writable: torch warns about anything else, though it only reads."""
+    """Read-only memory, shown to numpy as writable: torch warns otherwise, though it only reads."""
 
     def __init__(self, view: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
         self.owner = view

@@ -8,16 +8,17 @@ Codes of P values: P int8 codes, then P / 128 scales. For a block with largest m
 
 Rules:
 
-- The scale is rounded *before* values are divided by it, and upwards, so no code passes 127 and nothing is clipped:
-  |value - x| <= scale / 2, at most m / 127 (m / 252 but for the last bits).
-- bf16 has fp32's range, so small blocks keep their precision (fp16 scales would underflow below m = 7.6e-6). A block
-  whose scale would be subnormal (m < 1.5e-36) becomes zeros, because devices disagree about subnormals.
+- The scale is rounded *before* values are divided by it, and upwards, so no code passes 127 and
+  nothing is clipped: |value - x| <= scale / 2, at most m / 127 (m / 252 but for the last bits).
+- bf16 has fp32's range, so small blocks keep their precision (fp16 scales would underflow below m =
+  7.6e-6). A block whose scale would be subnormal (m < 1.5e-36) becomes zeros, because devices
+  disagree about subnormals.
 - A value that is not finite, or beyond `LARGEST_MAGNITUDE`, is refused.
-- Each operation is one correctly rounded IEEE operation, so CPU and CUDA give equal bytes. Division by 127 takes a tensor
-  as divisor: CUDA multiplies by the reciprocal of a scalar one.
+- Each operation is one correctly rounded IEEE operation, so CPU and CUDA give equal bytes. Division
+  by 127 takes a tensor as divisor: CUDA multiplies by the reciprocal of a scalar one.
 
-A block is coded to itself again if its largest code is 127. Where rounding up left 126, the scale shrinks by one bf16
-step on the second coding, and the values move by at most half the scale again.
+A block is coded to itself again if its largest code is 127. Where rounding up left 126, the scale
+shrinks by one bf16 step on the second coding, and the values move by at most half the scale again.
 """
 
 from typing import ClassVar, Final
@@ -34,7 +35,7 @@ _LOW_HALF: Final = 0xFFFF
 
 
 class Int8Codec:
-    """See the theory above. Holds scratch memory for one tile per device: use one codec per thread."""
+    """See the theory above. Holds scratch memory for one tile: use one codec per thread."""
 
     name: ClassVar[str] = "int8"
 
@@ -49,7 +50,7 @@ class Int8Codec:
         return num_values + num_values // BLOCK * _SCALE_BYTES
 
     def encode(self, x_P: torch.Tensor, out_codes: torch.Tensor) -> None:
-        """Write the codes of `x_P` (fp32 [P]) into `out_codes`. Raises ValueError if a value is not finite."""
+        """Write the codes of `x_P` (fp32 [P]). Raises ValueError if a value is not finite."""
         num_values = check_values(x_P, "x_P")
         check_codes(out_codes, self.code_bytes(num_values))
         codes, scales = _split(out_codes)
@@ -80,7 +81,7 @@ class Int8Codec:
             tile.mul_(scales[at // BLOCK : end // BLOCK].to(torch.float32).unsqueeze(1))
 
     def validate(self, codes: torch.Tensor) -> bool:
-        """Whether length, codes and scales are what `encode` can write, so that every value is finite."""
+        """Whether length, codes and scales are what `encode` can write, so finite."""
         if codes.dtype != torch.uint8 or codes.dim() != 1 or not codes.is_contiguous():
             return False
         if codes.numel() != self.code_bytes(_num_values(codes.numel())):
@@ -120,14 +121,14 @@ def _encode_tile(
 
 
 def _rounded_up(scale: torch.Tensor) -> torch.Tensor:
-    """`scale` (fp32, not negative) rounded up in place to what bf16 holds; what is too small becomes 0."""
+    """`scale` (fp32, not negative) rounded up in place to bf16; too small ones become 0."""
     scale.masked_fill_(scale < SMALLEST_SCALE, 0.0)
     scale.view(torch.int32).add_(_LOW_HALF).bitwise_and_(~_LOW_HALF)
     return scale
 
 
 def _scales_valid(scales: torch.Tensor) -> bool:
-    """Whether each scale is zero, or normal and small enough; -0 and negative ones are refused by their bits."""
+    """Whether each scale is +0, or normal and small enough."""
     if not scales.numel():
         return True
     bits = scales.view(torch.int16)

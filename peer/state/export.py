@@ -1,8 +1,9 @@
 """The slow weights as a Hugging Face checkpoint.
 
-The folder loads with `transformers.AutoModelForCausalLM.from_pretrained(folder)`: config.json, model.safetensors (fp32), the
-tokenizer's files if it is a Hugging Face one, and `loco_peer.json`, which says where the weights come from and marks the
-folder as an export. Files are written beside the folder and moved in when all are whole.
+The folder loads with `transformers.AutoModelForCausalLM.from_pretrained(folder)`: config.json,
+model.safetensors (fp32), the tokenizer's files if it is a Hugging Face one, and `loco_peer.json`,
+which says where the weights come from and marks the folder as an export. Files are written beside
+the folder and moved in when all are whole.
 """
 
 import json
@@ -51,7 +52,9 @@ def export_hugging_face(
     _refuse_foreign(out_dir)
     config = _config(spec, layout)
     if phi_P.dtype != np.float32 or phi_P.shape != (layout.padded_parameters,):
-        raise ValueError(f"weights of {phi_P.shape} do not fit {layout.padded_parameters} parameters")
+        raise ValueError(
+            f"weights of {phi_P.shape} do not fit {layout.padded_parameters} parameters"
+        )
     partial = out_dir.with_name(f".{out_dir.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -59,7 +62,12 @@ def export_hugging_face(
         config.save_pretrained(partial)
         save_file(_tensors(phi_P, layout), partial / _WEIGHTS, metadata={"format": "pt"})
         _write_tokenizer(partial, spec, tokenizer_json)
-        origin = {"run": spec.name, "round": round, "tokens": tokens, "tokenizer": spec.data.tokenizer}
+        origin = {
+            "run": spec.name,
+            "round": round,
+            "tokens": tokens,
+            "tokenizer": spec.data.tokenizer,
+        }
         (partial / MARKER).write_text(json.dumps(origin, indent=2) + "\n")
         _move_files(partial, out_dir)
     finally:

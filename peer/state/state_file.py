@@ -2,15 +2,20 @@
 
 A state is a run of bytes, cut into chunks of `STATE_CHUNK_BYTES`:
 
-    header (4096 bytes): magic, length, msgpack of the scalars, zeros | phi, fp32 [P] | delta, fp32 [P]
+    header (4096 bytes): magic, length, msgpack of the scalars, zeros | phi, fp32 [P] | delta, fp32
+    [P]
 
-Numbers are little-endian. The scalars are part of the first chunk, so the Merkle root (protocol/merkle.py) covers them too.
+Numbers are little-endian. The scalars are part of the first chunk, so the Merkle root
+(protocol/merkle.py) covers them too.
 
 Rules:
-- The file is written under another name and renamed when it is whole and on the disk: who reads it, reads one state.
-- A joiner checks the list of digests against the root first, then each chunk on arrival, from whoever and in whatever order it
-  comes; at the end it holds the scalars in the header against those it was told.
-- Nothing a peer says sets the size of anything: the joiner knows P from the run spec, and a manifest for another P is refused.
+- The file is written under another name and renamed when it is whole and on the disk: who reads it,
+  reads one state.
+- A joiner checks the list of digests against the root first, then each chunk on arrival, from
+  whoever and in whatever order it comes; at the end it holds the scalars in the header against
+  those it was told.
+- Nothing a peer says sets the size of anything: the joiner knows P from the run spec, and a
+  manifest for another P is refused.
 """
 
 import os
@@ -99,7 +104,8 @@ def write_state_file(
 ) -> StateManifest:
     """Write a state atomically and durably, and return what names it.
 
-    phi and delta must not change meanwhile; both are fp32 [P]. Blocks for as long as the disk needs.
+    phi and delta must not change meanwhile; both are fp32 [P]. Blocks for as long as the disk
+    needs.
 
     Raises:
         ValueError: the vectors differ in length or are not fp32.
@@ -124,7 +130,7 @@ def write_state_file(
 def state_chunks(
     scalars: StateScalars, phi_P: Float32Vector, delta_P: Float32Vector
 ) -> Iterator[bytes]:
-    """The chunks of a state in order. Raises ValueError if the vectors differ in length or are not fp32."""
+    """The chunks of a state in order. Raises ValueError unless both are fp32 and of one length."""
     if phi_P.shape != delta_P.shape or phi_P.ndim != 1:
         raise ValueError(
             f"phi {phi_P.shape} and delta {delta_P.shape} must be vectors of one length"
@@ -152,7 +158,7 @@ def read_chunk(path: Path, index: int) -> bytes:
 
 
 def remove_state_files(directory: Path, keep: Collection[Path]) -> int:
-    """Remove state files and what crashes left of them, but for those in `keep`. Returns how many."""
+    """Remove state files and what crashes left of them, but for those in `keep`. Counts them."""
     old = [
         path
         for suffix in (SUFFIX, _PARTIAL_SUFFIX)
@@ -171,7 +177,8 @@ class StateAssembler:
         """Get ready for a state of P = `num_values`.
 
         Raises:
-            RemoteProtocolError: the manifest is of another size, or its list does not match its root.
+            RemoteProtocolError: the manifest is of another size, or its list does not match its
+                root.
         """
         expected = state_bytes(num_values)
         if manifest.total_bytes != expected or len(manifest.digests) != chunk_count(expected):
@@ -223,7 +230,8 @@ class StateAssembler:
 
         Raises:
             ValueError: chunks are missing.
-            RemoteProtocolError: the state says other scalars than the manifest, or holds values that are not finite.
+            RemoteProtocolError: the state says other scalars than the manifest, or holds values
+                that are not finite.
         """
         if self._missing:
             raise ValueError(f"{len(self._missing)} chunks are missing")

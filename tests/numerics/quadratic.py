@@ -1,7 +1,8 @@
 """NoLoCo on a noisy quadratic, driven through the real outer step and codec.
 
-Each replica minimises 0.5 (theta - c)^T diag(lambda) (theta - c) with plain SGD, c ~ N(optimum, I) drawn anew at every
-inner step; then random pairs take the outer step. Small enough that the stationary spread of the replicas is known.
+Each replica minimises 0.5 (theta - c)^T diag(lambda) (theta - c) with plain SGD, c ~ N(optimum, I)
+drawn anew at every inner step; then random pairs take the outer step. Small enough that the
+stationary spread of the replicas is known.
 """
 
 import math
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from peer.averaging.noloco import outer_step
+from peer.averaging.noloco import Factors, outer_step
 from peer.codec import get_codec
 
 DIMENSIONS = 64
@@ -72,11 +73,12 @@ def run_quadratic(
             codec.encode(padded[i], theta_codes[i])
             if gamma != beta:
                 codec.encode(phi[i], phi_codes[i])
-        for i, j in _pairs(rng.permutation(replicas)):
-            for own, other in ((i, j), (j, i)) if j is not None else ((i, None),):
+        for group in _groups(rng.permutation(replicas).tolist()):
+            for own in group:
+                members = [own, *(other for other in group if other != own)]
                 outer_step(
-                    phi[own], delta[own], theta_codes[own], None if other is None else theta_codes[other],
-                    codec, alpha, beta, gamma, phi_codes[own], None if other is None else phi_codes[other],
+                    phi[own], delta[own], [theta_codes[k] for k in members],
+                    codec, Factors(alpha, beta, gamma), [phi_codes[k] for k in members],
                 )  # fmt: skip
         weights = phi[:, :DIMENSIONS].double().numpy()
         if not np.isfinite(weights).all() or np.abs(weights).max() > 1e6:
@@ -93,9 +95,8 @@ def run_quadratic(
     )
 
 
-def _pairs(order: np.ndarray) -> list[tuple[int, int | None]]:
+def _groups(order: list[int]) -> list[tuple[int, ...]]:
+    """Pairs, and one alone if the number is odd."""
     half = len(order) // 2
-    pairs: list[tuple[int, int | None]] = list(
-        zip(order[:half], order[half : 2 * half], strict=True)
-    )
-    return pairs + [(last, None) for last in order[2 * half :]]
+    pairs = zip(order[:half], order[half : 2 * half], strict=True)
+    return [*pairs, *((last,) for last in order[2 * half :])]

@@ -1,12 +1,14 @@
 """Rounding of int8 in the fast weights: who takes it back out, and how much of it.
 
-After an outer step the trainer moves theta by phi' - theta_s, where phi' was built from the decoded snapshot, so theta takes
-in a part of the rounding error e = decoded - theta_s. Nothing in the outer loop pulls the swarm's common position back to
-where it was, so an error that stays in adds up like a random walk. The outer loop is linear, and its projection on that common
-position says how much stays per round, in a group of n: beta e / n in each phi and delta, less k e in the own theta,
+After an outer step the trainer moves theta by phi' - theta_s, where phi' was built from the decoded
+snapshot, so theta takes in a part of the rounding error e = decoded - theta_s. Nothing in the outer
+loop pulls the swarm's common position back to where it was, so an error that stays in adds up like
+a random walk. The outer loop is linear, and its projection on that common position says how much
+stays per round, in a group of n: beta e / n in each phi and delta, less k e in the own theta,
 leaves beta (e - k e) in all. Only k = 1 leaves nothing: theta <- theta + phi' - decoded.
 
-The bounds below are of a random walk of theta (rms, per parameter) away from a run without coding, same training.
+The bounds below are of a random walk of theta (rms, per parameter) away from a run without coding,
+same training.
 """
 
 from itertools import pairwise
@@ -14,12 +16,13 @@ from itertools import pairwise
 import pytest
 import torch
 
-from peer.averaging.noloco import outer_step
+from peer.averaging.noloco import Factors, outer_step
 from peer.codec import get_codec
 
 P = 2048
 ROUNDS = 300
-ALPHA, BETA = 0.5, 0.7
+BETA = 0.7
+FACTORS = Factors(0.5, BETA, BETA)
 BOUND_IN_ROUNDINGS = 2.0
 """rms distance to the exact run, in rms rounding errors of one coding, at any round."""
 
@@ -27,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 
 def _train(peers: int, codec_name: str, taken_back: float) -> tuple[torch.Tensor, float]:
-    """theta of peer 0 after each round [ROUNDS, P], and the rms rounding error of the last coding."""
+    """theta of peer 0 after each round [ROUNDS, P], and the rms rounding of the last coding."""
     training, pairing = (torch.Generator().manual_seed(seed) for seed in (0, 1))
     phi = (0.02 * torch.randn(P, generator=training)).repeat(peers, 1)
     theta, delta, codec = phi.clone(), torch.zeros(peers, P), get_codec(codec_name)
@@ -42,8 +45,8 @@ def _train(peers: int, codec_name: str, taken_back: float) -> tuple[torch.Tensor
         rounding = decoded - theta
         order = torch.randperm(peers, generator=pairing).tolist()
         for k, own in enumerate(order):
-            partner = None if peers == 1 else codes[order[k ^ 1]]
-            outer_step(phi[own], delta[own], codes[own], partner, codec, ALPHA, BETA, BETA)
+            partners = [] if peers == 1 else [codes[order[k ^ 1]]]
+            outer_step(phi[own], delta[own], [codes[own], *partners], codec, FACTORS)
         theta = theta + (phi - theta) - taken_back * rounding
         history.append(theta[0])
     return torch.stack(history), float(rounding.pow(2).mean().sqrt())

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from peer.averaging.noloco import group_mean, group_step, outer_step
+from peer.averaging.noloco import Factors, group_mean, outer_step
 from peer.codec import TILE, Codec, get_codec
 
 P = 384
 ALPHA, BETA, GAMMA = 0.5, 0.7, 0.9
+TIED, APART = Factors(ALPHA, BETA, BETA), Factors(ALPHA, BETA, GAMMA)
 
 
 def _vectors(count: int, num_values: int = P, seed: int = 0) -> torch.Tensor:
@@ -25,7 +26,7 @@ def _encoded(codec: Codec, vectors: torch.Tensor) -> torch.Tensor:
 def _plain_step(
     phi: np.ndarray, delta: np.ndarray, theta: np.ndarray, group: list[int], gamma: float
 ) -> np.ndarray:
-    """Equation 2 and 3 as printed, with +beta, for the group's first member; returns (phi, delta)."""
+    """Equation 2 and 3 as printed, with +beta, for the group's first member: phi and delta."""
     own = group[0]
     outer_gradients = theta[group] - phi[group]
     momentum = ALPHA * delta[own] + BETA * outer_gradients.mean(0)
@@ -42,7 +43,9 @@ def test_equals_the_equations(gamma: float, group: list[int], num_values: int) -
     delta = _vectors(5, num_values, 2)
     expected = _plain_step(*(v.double().numpy() for v in (phi, delta, theta)), group, gamma)
     theta_codes, phi_codes = _encoded(codec, theta[group]), _encoded(codec, phi[group])
-    group_step(phi[0], delta[0], list(theta_codes), list(phi_codes), codec, ALPHA, BETA, gamma)
+    outer_step(
+        phi[0], delta[0], list(theta_codes), codec, Factors(ALPHA, BETA, gamma), list(phi_codes)
+    )
     np.testing.assert_allclose(phi[0].numpy(), expected[0], atol=2e-6)
     np.testing.assert_allclose(delta[0].numpy(), expected[1], atol=2e-6)
 
@@ -53,7 +56,7 @@ def test_gamma_equal_to_beta_needs_theta_alone() -> None:
     full, short = phi[0].double().numpy().copy(), phi[0].clone()
     theta = _vectors(2, seed=1)
     codes = _encoded(codec, theta)
-    outer_step(short, delta[0].clone(), codes[0], codes[1], codec, ALPHA, BETA, BETA)
+    outer_step(short, delta[0].clone(), [codes[0], codes[1]], codec, TIED)
     full = _plain_step(*(v.double().numpy() for v in (phi, delta, theta)), [0, 1], BETA)[0]
     np.testing.assert_allclose(short.numpy(), full, atol=1e-6)
 
@@ -70,7 +73,7 @@ def test_a_group_of_all_is_diloco_with_heavy_ball_momentum() -> None:
         slow = slow + momentum
         codes = list(_encoded(codec, theta))
         for own in range(replicas):
-            group_step(phi[own], delta[own], codes, [], codec, ALPHA, BETA, BETA)
+            outer_step(phi[own], delta[own], codes, codec, TIED)
     np.testing.assert_allclose(phi[0].numpy(), slow, atol=1e-6 * float(np.abs(slow).max()))
     assert all(torch.equal(phi[own], phi[0]) for own in range(replicas))
 
@@ -79,8 +82,8 @@ def test_without_momentum_at_unit_rates_a_pair_ends_identical() -> None:
     codec = get_codec("fp32")
     phi, delta, codes = _vectors(2), _vectors(2, seed=1), _encoded(codec, _vectors(2, seed=2))
     delta.zero_()
-    outer_step(phi[0], delta[0], codes[0], codes[1], codec, 0.0, 1.0, 1.0)
-    outer_step(phi[1], delta[1], codes[1], codes[0], codec, 0.0, 1.0, 1.0)
+    outer_step(phi[0], delta[0], [codes[0], codes[1]], codec, Factors(0.0, 1.0, 1.0))
+    outer_step(phi[1], delta[1], [codes[1], codes[0]], codec, Factors(0.0, 1.0, 1.0))
     # phi + (mean - phi) rounds differently from each phi: one unit in the last place.
     np.testing.assert_allclose(phi[0].numpy(), phi[1].numpy(), rtol=0, atol=5e-7)
     assert not torch.equal(phi[0], _vectors(2)[0])
@@ -99,9 +102,7 @@ def test_a_lone_peer_moves_by_its_own_theta() -> None:
     codec = get_codec("fp32")
     phi, theta = _vectors(1), _vectors(1, seed=1)
     delta = torch.zeros(1, P)
-    measures = outer_step(
-        phi[0], delta[0], _encoded(codec, theta)[0], None, codec, ALPHA, BETA, GAMMA
-    )
+    measures = outer_step(phi[0], delta[0], [_encoded(codec, theta)[0]], codec, APART)
     torch.testing.assert_close(phi, _vectors(1) + BETA * (theta - _vectors(1)))
     assert measures.replica_distance is None
 
@@ -110,7 +111,7 @@ def test_measures_are_per_parameter() -> None:
     codec = get_codec("fp32")
     phi, delta, theta = _vectors(2), torch.zeros(2, P), _vectors(2, seed=1)
     codes = _encoded(codec, theta)
-    measures = outer_step(phi[0], delta[0], codes[0], codes[1], codec, ALPHA, BETA, BETA)
+    measures = outer_step(phi[0], delta[0], [codes[0], codes[1]], codec, TIED)
     assert measures.replica_distance == pytest.approx(
         float((theta[0] - theta[1]).pow(2).mean().sqrt()), rel=1e-5
     )
@@ -123,8 +124,8 @@ def test_bad_input_writes_nothing(broken: str) -> None:
     phi, delta, codes = _vectors(1)[0], _vectors(1, seed=1)[0], _encoded(codec, _vectors(2, seed=2))
     partner = codes[1][:-1] if broken == "short codes" else codes[1]
     own_delta = delta[:128] if broken == "short delta" else delta
-    gamma = GAMMA if broken == "no codes of phi" else BETA
+    factors = APART if broken == "no codes of phi" else TIED
     with pytest.raises(ValueError, match=r"codes|delta"):
-        outer_step(phi, own_delta, codes[0], partner, codec, ALPHA, BETA, gamma)
+        outer_step(phi, own_delta, [codes[0], partner], codec, factors)
     assert torch.equal(phi, _vectors(1)[0])
     assert torch.equal(delta, _vectors(1, seed=1)[0])

@@ -62,7 +62,7 @@ def test_gamma_beyond_the_band_diverges(gamma: float) -> None:
     ("alpha", "gamma", "expected"), [(0.9, 0.7, 0.2247), (0.9, 1.2, 7.02), (0.3, 0.7, 0.0873)]
 )
 def test_alpha(alpha: float, gamma: float, expected: float) -> None:
-    # (0.9, 1.2) is so close to instability that its spread still grows: the number of rounds matters.
+    # (0.9, 1.2) is nearly unstable: its spread still grows, so the number of rounds matters.
     outcome = run_quadratic(alpha=alpha, gamma=gamma, rounds=300)
     assert outcome.replica_std == pytest.approx(expected, rel=TOLERANCE)
 

@@ -24,11 +24,15 @@ def _spec(*, tied: bool = True, tokenizer: str = "bytes") -> RunSpec:
     return RunSpec(name="tiny", model=model, data=DataSection(tokenizer=tokenizer))
 
 
-def _trained(spec: RunSpec, vocabulary_size: int = 256) -> tuple[torch.nn.Module, np.ndarray, Layout]:
+def _trained(
+    spec: RunSpec, vocabulary_size: int = 256
+) -> tuple[torch.nn.Module, np.ndarray, Layout]:
     """A model whose every parameter was moved, its flat vector and its layout."""
     module = initial_module(spec.model, vocabulary_size, seed=1)
     flat = FlatModel(module, torch.device("cpu"))
-    flat.theta_P += 0.1 * torch.randn(flat.theta_P.shape, generator=torch.Generator().manual_seed(2))
+    flat.theta_P += 0.1 * torch.randn(
+        flat.theta_P.shape, generator=torch.Generator().manual_seed(2)
+    )
     return module, flat.theta_P.detach().numpy().copy(), flat.layout
 
 
