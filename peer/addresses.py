@@ -8,7 +8,9 @@ from typing import Any, Final
 MAX_PORT: Final = 65535
 _HOST_NAME: Final = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 _PEER_ID: Final = re.compile(r"[1-9A-HJ-NP-Za-km-z]{20,128}")
-_NEEDS_PORT: Final = "give a host and the port that the peer listens on, as HOST:PORT or a multiaddr"
+_NEEDS_PORT: Final = (
+    "give a host and the port that the peer listens on, as HOST:PORT or a multiaddr"
+)
 _HOST_PROTOCOLS: Final = ("ip4", "ip6", "dns", "dns4", "dns6")
 
 
@@ -35,7 +37,9 @@ def _host_protocol(host: str) -> str:
 
 
 def parse_host_port(value: Any) -> HostPort:
-    """Read `HOST:PORT`, `[V6]:PORT`, `PORT`, or `/ip4/HOST/tcp/PORT`. A port alone means every IPv4 interface.
+    """Read `HOST:PORT`, `[V6]:PORT`, `PORT`, or `/ip4/HOST/tcp/PORT`.
+
+    A port alone means every IPv4 interface.
 
     Raises:
         ValueError: says what would be right.
@@ -80,9 +84,9 @@ def _from_multiaddr(text: str) -> tuple[HostPort, str | None]:
 
 
 def parse_bootstrap(text: str) -> str:
-    """Check an address to join by: a multiaddr, with or without `/p2p/PEER_ID`, or `HOST:PORT`. Returns it unchanged.
+    """Check an address to join by: `HOST:PORT`, or a multiaddr with or without `/p2p/PEER_ID`.
 
-    A relayed address (`/p2p-circuit`) passes as it is.
+    Returns it unchanged. A relayed address (`/p2p-circuit`) passes as it is.
 
     Raises:
         ValueError
@@ -98,7 +102,9 @@ def parse_bootstrap(text: str) -> str:
 
 
 def parse_announce(text: str) -> str:
-    """Check an address to tell others: `HOST:PORT` or a multiaddr. Returns a multiaddr without a peer id.
+    """Check an address to tell others: `HOST:PORT` or a multiaddr.
+
+    Returns a multiaddr without a peer id.
 
     Raises:
         ValueError: port 0 and an unspecified host are refused: nobody could dial them.
@@ -107,5 +113,7 @@ def parse_announce(text: str) -> str:
     if where.port == 0:
         raise ValueError("port 0 cannot be announced: nobody can dial it")
     if where.host in ("0.0.0.0", "::"):
-        raise ValueError(f"{where.host} cannot be announced: give the address that others reach you by")
+        raise ValueError(
+            f"{where.host} cannot be announced: give the address that others reach you by"
+        )
     return where.multiaddr()

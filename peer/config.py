@@ -1,8 +1,9 @@
 """One peer's configuration: what is particular to this machine, and where each value came from.
 
-Command line over environment (`LOCO_...`) over file (`peer.toml` in the home) over default. Every option has one name in
-three spellings: `--log-format`, `LOCO_LOG_FORMAT`, `log_format = ...`. What nobody knows is refused, with the nearest valid
-name, before anything starts: a misspelt setting that is silently ignored costs its owner a night.
+Command line over environment (`LOCO_...`) over file (`peer.toml` in the home) over default. Every
+option has one name in three spellings: `--log-format`, `LOCO_LOG_FORMAT`, `log_format = ...`. What
+nobody knows is refused, with the nearest valid name, before anything starts: a misspelt setting
+that is silently ignored costs its owner a night.
 
 What all peers of a run must agree on is not here but in the run spec (protocol/run_spec.py).
 """
@@ -73,10 +74,8 @@ class PeerConfig:
 
     def describe(self) -> list[str]:
         """One line per option: name, value and which place won."""
-        return [
-            f"{option.name} = {_shown(getattr(self, option.attribute))} ({self.origins[option.name]})"
-            for option in OPTIONS
-        ]
+        shown = {option.name: _shown(getattr(self, option.attribute)) for option in OPTIONS}
+        return [f"{name} = {value} ({self.origins[name]})" for name, value in shown.items()]
 
 
 def _shown(value: Any) -> str:
@@ -136,7 +135,11 @@ def _grace(value: Any) -> float:
 
 def _device(value: Any) -> str:
     kind, colon, index = str(value).partition(":")
-    if kind not in ("cpu", "cuda") or (colon and not index.isdecimal()) or (kind == "cpu" and colon):
+    if (
+        kind not in ("cpu", "cuda")
+        or (colon and not index.isdecimal())
+        or (kind == "cpu" and colon)
+    ):
         raise ValueError("use 'cpu', 'cuda' or 'cuda:N'")
     return str(value)
 
@@ -222,7 +225,9 @@ def load_config(command_line: Mapping[str, Any], environment: Mapping[str, str])
     origins: dict[str, Origin] = {}
     for option in OPTIONS:
         origin, raw, where = _winner(option, command_line, environment, in_file)
-        values[option.attribute] = option.default if origin is Origin.DEFAULT else _parsed(option, raw, where)
+        values[option.attribute] = (
+            option.default if origin is Origin.DEFAULT else _parsed(option, raw, where)
+        )
         origins[option.name] = origin
     values["home"] = home
     return PeerConfig(**values, origins=origins)
@@ -235,7 +240,7 @@ def _winner(
     in_file: Mapping[str, Any],
 ) -> tuple[Origin, Any, str]:
     given = command_line.get(option.name)
-    if given is not None and given != [] and given != ():
+    if given not in (None, [], ()):
         return Origin.COMMAND_LINE, given, f"--{option.name}"
     if environment.get(option.environment_name):
         return Origin.ENVIRONMENT, environment[option.environment_name], option.environment_name

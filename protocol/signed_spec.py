@@ -1,13 +1,16 @@
 """A run spec with its founder's signature: what a joiner takes from anybody and believes.
 
-The founder signs the canonical bytes of the run spec with the Ed25519 key of its identity. The run id is the digest
-of the founder's public key and those bytes (protocol/run_spec.py), so somebody who holds the run id needs no further trust: a spec that
-hashes to it is the one meant, and the signature shows that the founder meant it to be used.
+The founder signs the canonical bytes of the run spec with the Ed25519 key of its identity. The run
+id is the digest of the founder's public key and those bytes (protocol/run_spec.py), so somebody who
+holds the run id needs no further trust: a spec that hashes to it is the one meant, and the
+signature shows that the founder meant it to be used.
 
 Rules:
-- What is signed opens with `DOMAIN`, so that no signature made for anything else can pass for one of a run spec.
+- What is signed opens with `DOMAIN`, so that no signature made for anything else can pass for one
+  of a run spec.
 - On the wire: msgpack [version, spec bytes, founder's public key, signature], nothing after it.
-- `from_bytes` returns only what was verified; there is no unverified `SignedSpec` made from a peer's bytes.
+- `from_bytes` returns only what was verified; there is no unverified `SignedSpec` made from a
+  peer's bytes.
 """
 
 from collections.abc import Callable
@@ -67,7 +70,9 @@ class SignedSpec:
             RemoteProtocolError: the signature is not the founder's, or it is another run's spec.
         """
         if run_id is not None and self.run_id != run_id:
-            raise RemoteProtocolError(f"run spec of run {self.run_id}, but run {run_id} was asked for")
+            raise RemoteProtocolError(
+                f"run spec of run {self.run_id}, but run {run_id} was asked for"
+            )
         try:
             key = Ed25519PublicKey.from_public_bytes(self.founder_public_key)
             key.verify(self.signature, DOMAIN + self.spec_bytes)
@@ -93,7 +98,8 @@ class SignedSpec:
         """Decode and verify what a peer sent.
 
         Raises:
-            RemoteProtocolError: malformed, too long, badly signed, another run's, or not a run spec.
+            RemoteProtocolError: malformed, too long, badly signed, another run's, or not a run
+                spec.
         """
         signed = cls(*_decoded(data))
         signed.verify(run_id)

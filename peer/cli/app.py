@@ -27,7 +27,9 @@ def new(
     preset: Annotated[
         str, typer.Option("--preset", metavar="demo|125m|1b", help="Sizes to begin with.")
     ] = "demo",
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the file if it is there.")
+    ] = False,
 ) -> None:
     """Write a run spec with every key explained."""
     from .new import write_new

@@ -1,4 +1,4 @@
-"""`loco-peer export`: the daemon writes its state to a file; this process, which may import torch, converts it."""
+"""`loco-peer export`: the daemon writes its state to a file; this process converts it."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ def export_state(home: Home, written: dict[str, Any], directory: Path) -> None:
     """Convert a state file to a Hugging Face checkpoint in `directory`.
 
     Args:
-        written: what the daemon replied: `path` of the state file, and `round` and `tokens` where it stands.
+        written: what the daemon replied: `path` of the state file, and `round` and `tokens` where
+            it stands.
 
     Raises:
         ConfigError: `directory` holds something else.

@@ -1,7 +1,7 @@
 """`loco-peer new`: a run spec with every key explained.
 
-The file is made from the run spec's own fields, so that a key cannot be forgotten: the values from a preset, the words from
-`EXPLANATIONS`. A key that has no value yet is written as a comment.
+The file is made from the run spec's own fields, so that a key cannot be forgotten: the values from
+a preset, the words from `EXPLANATIONS`. A key that has no value yet is written as a comment.
 """
 
 import difflib
@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
+from peer.config import ConfigError
 from protocol.run_spec import RunSpec
 
-from peer.config import ConfigError
 from .explanations import EXAMPLES, EXPLANATIONS, SECTIONS
 
 SET_BY_START: Final = frozenset({"data.manifest", "data.tokenizer_digest"})
@@ -87,9 +87,9 @@ def preset_toml(preset: str) -> str:
 
 def _head(spec: RunSpec) -> list[str]:
     return [
-        "# A run of loco-peer: what all its peers agree on. Every key but the data's may be left out.",
-        f"# {spec.total_rounds:,} rounds of {spec.sync.inner_steps} inner steps;"
-        f" {spec.tokens_per_step:,} tokens per step and peer.",
+        "# A run of loco-peer: what all its peers agree on. What is left out has its default.",
+        f"# {spec.total_rounds:,} rounds of {spec.sync.inner_steps} inner steps.",
+        f"# {spec.tokens_per_step:,} tokens per step and peer.",
         "",
     ]
 

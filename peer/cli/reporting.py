@@ -7,14 +7,15 @@ from contextlib import contextmanager
 
 import typer
 
-from protocol.errors import InvalidRunSpec, LocoError, Refused
-
 from peer.exit_codes import ExitCode
+from protocol.errors import InvalidRunSpec, LocoError, Refused
 
 
 def exit_code_of(error: LocoError) -> ExitCode:
     """The exit code that goes with `error`."""
-    from peer.config import ConfigError  # here, because a command that goes well needs none of these
+    from peer.config import (
+        ConfigError,  # here, because a command that goes well needs none of these
+    )
     from peer.identity import IdentityUnusable
     from peer.observe.control import NoDaemon
     from peer.observe.endpoint import EndpointUnavailable

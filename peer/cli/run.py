@@ -8,13 +8,12 @@ from typing import Any
 
 import trio
 
-from protocol.errors import InvalidRunSpec
-from protocol.limits import MAX_SPEC_BYTES
-from protocol.run_spec import RunSpec, parse_toml
-
 from peer.config import ConfigError, PeerConfig, load_config
 from peer.exit_codes import ExitCode
 from peer.state.home import Home
+from protocol.errors import InvalidRunSpec
+from protocol.limits import MAX_SPEC_BYTES
+from protocol.run_spec import RunSpec, parse_toml
 
 
 def run_peer(command_line: Mapping[str, Any], run_toml: Path | None) -> ExitCode:

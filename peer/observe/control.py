@@ -1,13 +1,16 @@
 """The control socket: how a command in another terminal speaks to the daemon of its home.
 
-One JSON object per line over a unix socket in a directory that only its owner can enter; one request and one reply per connection.
+One JSON object per line over a unix socket in a directory that only its owner can enter; one
+request and one reply per connection.
 
     -> {"request": "status", ...arguments}
     <- {"reply": {...}}   or   {"error": "sentence"}
 
 Rules:
-- The path may be left over from a daemon that was killed. The home's lock says that we are the only daemon, so the socket is replaced.
-- Whoever connects can only end their own connection: length, time to ask and number of connections are bounded.
+- The path may be left over from a daemon that was killed. The home's lock says that we are the only
+  daemon, so the socket is replaced.
+- Whoever connects can only end their own connection: length, time to ask and number of connections
+  are bounded.
 """
 
 import errno
@@ -52,8 +55,9 @@ async def serve_control(
 
     Args:
         path: at most 107 bytes.
-        handlers: by request name; each takes the request's arguments and returns the reply. A `LocoError` becomes the client's
-            error. A handler may answer and be cut off later: cancel the nursery only after it returned.
+        handlers: by request name; each takes the request's arguments and returns the reply. A
+            `LocoError` becomes the client's error. A handler may answer and be cut off later:
+            cancel the nursery only after it returned.
     """
     path.unlink(missing_ok=True)
     listening = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -136,7 +140,9 @@ async def ask(
         line = b""
         with trio.move_on_after(timeout_s) as scope:
             try:
-                await stream.send_all(json.dumps({"request": request, **arguments}).encode() + b"\n")
+                await stream.send_all(
+                    json.dumps({"request": request, **arguments}).encode() + b"\n"
+                )
                 line = await _read_line(stream, MAX_REPLY_BYTES)
             except trio.BrokenResourceError:
                 pass

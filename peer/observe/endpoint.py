@@ -1,7 +1,8 @@
 """A very small HTTP server for one page: `GET /metrics`.
 
-It stands open to whoever can reach the port, so everything is bounded: connections, the request's length and how long it may take.
-One request per connection; the answer is rendered in the daemon's own task, so no thread ever reads half-changed numbers.
+It stands open to whoever can reach the port, so everything is bounded: connections, the request's
+length and how long it may take. One request per connection; the answer is rendered in the daemon's
+own task, so no thread ever reads half-changed numbers.
 """
 
 from collections.abc import Callable
@@ -9,9 +10,8 @@ from typing import Final
 
 import trio
 
-from protocol.errors import LocoError
-
 from peer.addresses import HostPort
+from protocol.errors import LocoError
 
 MAX_REQUEST_BYTES: Final = 8 * 1024
 MAX_CONNECTIONS: Final = 8
@@ -48,7 +48,8 @@ async def serve_metrics(
         listeners = await trio.open_tcp_listeners(where.port, host=where.host)
     except OSError as error:
         raise EndpointUnavailable(
-            f"cannot serve metrics on {where}: {error.strerror or error}; choose another --metrics HOST:PORT"
+            f"cannot serve metrics on {where}: {error.strerror or error};"
+            " choose another --metrics HOST:PORT"
         ) from error
     port = listeners[0].socket.getsockname()[1]
     server = _Server(render, content_type)
@@ -119,7 +120,7 @@ class _Server:
 
 
 async def _read_head(stream: trio.SocketStream) -> bytes | None:
-    """Everything up to the empty line, or a little more than `MAX_REQUEST_BYTES`; None when they went away."""
+    """Up to the empty line, or a little more than `MAX_REQUEST_BYTES`; None when they went away."""
     head = bytearray()
     while b"\r\n\r\n" not in head and len(head) <= MAX_REQUEST_BYTES:
         chunk = await stream.receive_some(MAX_REQUEST_BYTES)

@@ -1,7 +1,8 @@
 """Every event of the event log: the closed list, with the fields each carries.
 
-Every line has besides: `time` (swarm time, Unix seconds), `monotonic_s` (the daemon's clock), `peer` (who wrote it) and `event`.
-Names are in the past tense. Peer ids are whole; durations end in `_s`, sizes in `_bytes`.
+Every line has besides: `time` (swarm time, Unix seconds), `monotonic_s` (the daemon's clock),
+`peer` (who wrote it) and `event`. Names are in the past tense. Peer ids are whole; durations end in
+`_s`, sizes in `_bytes`.
 """
 
 from collections.abc import Mapping
@@ -45,13 +46,15 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "addresses": "multiaddrs that others can dial",
         "home": "directory",
     },
-    EventName.PEER_LINKED: _REMOTE | {"incarnation": "theirs", "rtt_s": "of the first beat", "round": "theirs"},
+    EventName.PEER_LINKED: _REMOTE
+    | {"incarnation": "theirs", "rtt_s": "of the first beat", "round": "theirs"},
     EventName.PEER_LOST: _REMOTE | {"reason": "what broke the link, or silence"},
     EventName.PEER_LEFT: _REMOTE,
     EventName.RUN_RECEIVED: _REMOTE | {"run_id": "of the run spec", "name": "of the run"},
     EventName.STATE_RECEIVED: _ROUND
     | {"remotes": "peers it came from", "bytes": "of state", "seconds": "the transfer took"},
-    EventName.ROUND_OPENED: _ROUND | {"quota": "our inner steps", "members": "peers that take data"},
+    EventName.ROUND_OPENED: _ROUND
+    | {"quota": "our inner steps", "members": "peers that take data"},
     EventName.ROUND_CLOSED: _ROUND
     | {
         "steps": "inner steps done",
@@ -82,7 +85,8 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "steps_per_s": "of the trainer alone",
     },
     EventName.TRAINER_DIED: {"reason": "one word", "detail": "for people"},
-    EventName.VALIDATED: _ROUND | {"loss": "validation loss of the slow weights", "seconds": "it took"},
+    EventName.VALIDATED: _ROUND
+    | {"loss": "validation loss of the slow weights", "seconds": "it took"},
     EventName.DIRECTORY_RESTARTED: {"reason": "for people", "restarts": "so far"},
     EventName.NETWORK_RESTARTED: {"reason": "for people", "restarts": "so far"},
     EventName.BOOTSTRAP_FAILING: {
@@ -90,6 +94,7 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "step": "resolve, dial, handshake, protocol or directory",
         "detail": "what went wrong",
     },
-    EventName.RUN_FINISHED: _ROUND | {"step": "nominal", "validation_loss": "of the last slow weights"},
+    EventName.RUN_FINISHED: _ROUND
+    | {"step": "nominal", "validation_loss": "of the last slow weights"},
     EventName.LEAVING: {"reason": "who asked"},
 }

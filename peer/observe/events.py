@@ -1,8 +1,9 @@
 """The event log: one line of JSON for everything that happens between peers, and one for people.
 
-A structlog logger carries each event through three processors: stamp it (time, clock, peer), show it on stderr, render it
-as JSON; the line then goes to the sink (a rotated file in real life, a simulated disk in simulation). Nothing here can end a run:
-a line that cannot be written is counted and forgotten.
+A structlog logger carries each event through three processors: stamp it (time, clock, peer), show
+it on stderr, render it as JSON; the line then goes to the sink (a rotated file in real life, a
+simulated disk in simulation). Nothing here can end a run: a line that cannot be written is counted
+and forgotten.
 """
 
 import json
@@ -16,6 +17,7 @@ import structlog
 import trio
 
 from peer.config import LogFormat
+
 from .event_names import FIELDS, EventName
 from .log_file import MAX_LINE_BYTES
 from .status import short_id
@@ -52,7 +54,8 @@ class EventLog:
     """Writes events.
 
     Args:
-        write_line: takes one line without its newline (`LineFile.write_line`, or a simulated disk); may raise OSError.
+        write_line: takes one line without its newline (`LineFile.write_line`, or a simulated disk);
+            may raise OSError.
         peer: our peer id.
         wall_time_s: the swarm's time, Unix seconds.
         log_format: what goes to `stream`.

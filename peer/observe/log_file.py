@@ -1,8 +1,9 @@
 """Files of lines that survive a crash.
 
-Each line is one `write` to a file opened with O_APPEND, so a crash of the process tears nothing, and a crash of the machine at
-most the end of the file. The writer closes a torn last line before it goes on; the reader passes over what it cannot read.
-Files are rotated by size: `events.jsonl`, then `events.jsonl.1`, the older the higher, `keep_files` in all.
+Each line is one `write` to a file opened with O_APPEND, so a crash of the process tears nothing,
+and a crash of the machine at most the end of the file. The writer closes a torn last line before it
+goes on; the reader passes over what it cannot read. Files are rotated by size: `events.jsonl`, then
+`events.jsonl.1`, the older the higher, `keep_files` in all.
 """
 
 import json
@@ -81,7 +82,9 @@ def rotated(path: Path, number: int) -> Path:
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """Every event of the current file, in order; lines that are not whole JSON objects are passed over.
+    """Every event of the current file, in order.
+
+    Lines that are not whole JSON objects are passed over.
 
     Raises:
         FileNotFoundError

@@ -1,10 +1,12 @@
 """Prometheus metrics of one peer.
 
-Numbers have one source: at each scrape the collector reads a frozen `MetricsSnapshot`, which the daemon makes from the
-`statistics()` of its parts. Only what has no total to read, the histogram of durations, is observed as it happens. The registry
-is our own, so that many peers live in one process, and nothing but ours is exposed.
+Numbers have one source: at each scrape the collector reads a frozen `MetricsSnapshot`, which the
+daemon makes from the `statistics()` of its parts. Only what has no total to read, the histogram of
+durations, is observed as it happens. The registry is our own, so that many peers live in one
+process, and nothing but ours is exposed.
 
-What is unknown is absent, never zero; every reason for a skipped round is there from the start, at zero.
+What is unknown is absent, never zero; every reason for a skipped round is there from the start, at
+zero.
 """
 
 import bisect
@@ -158,7 +160,9 @@ def _training(now: MetricsSnapshot) -> Iterator[Metric]:
     yield _counter("loco_inner_steps", "Inner optimizer steps done by this peer.", now.inner_steps)
     yield _counter("loco_tokens", "Tokens trained by this peer.", now.tokens)
     yield _gauge(
-        "loco_train_loss", "Mean training loss of the last round, in nats per token.", now.train_loss
+        "loco_train_loss",
+        "Mean training loss of the last round, in nats per token.",
+        now.train_loss,
     )
     yield _gauge(
         "loco_validation_loss",

@@ -167,7 +167,9 @@ def _lines(status: Status) -> list[tuple[str, str]]:
 def _peers(status: Status) -> "RenderableType":
     from rich.table import Table
 
-    table = Table("peer", "state", "round", "rtt", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table = Table(
+        "peer", "state", "round", "rtt", box=None, header_style="bold", padding=(0, 2, 0, 0)
+    )
     for peer in status.peers:
         rtt = "-" if peer.rtt_s is None else f"{peer.rtt_s * 1000:.1f} ms"
         table.add_row(short_id(peer.peer_id), str(peer.state), _number(peer.round), rtt)

@@ -7,14 +7,17 @@
     peer.toml         optional configuration, written by the user
     state/  cache/    weights; blobs by digest
     log/events.jsonl  the event log
-    lock              held by the daemon for as long as it lives; names its pid and its control socket
+    lock              held by the daemon for as long as it lives; names its pid and control socket
 
 Rules:
-- One daemon per home: the daemon holds `flock` on `lock`, which the kernel drops when it dies, however it dies.
+- One daemon per home: the daemon holds `flock` on `lock`, which the kernel drops when it dies,
+  however it dies.
 - One run per home: `bind_run` refuses another run.
-- Every file is replaced atomically and durably (write aside, fsync, rename, fsync of the directory): a crash leaves the old or the new.
-- Sockets do not live here, because a unix path has room for 107 bytes: they are in the runtime directory, which is named by a hash
-  of the home. The daemon writes the path into `lock`, so that a client in another environment finds it.
+- Every file is replaced atomically and durably (write aside, fsync, rename, fsync of the
+  directory): a crash leaves the old or the new.
+- Sockets do not live here, because a unix path has room for 107 bytes: they are in the runtime
+  directory, which is named by a hash of the home. The daemon writes the path into `lock`, so that a
+  client in another environment finds it.
 """
 
 import fcntl
@@ -56,7 +59,8 @@ class HomeInUse(HomeError):
     def __init__(self, root: Path, pid: int | None) -> None:
         holder = f"the daemon with pid {pid}" if pid else "another daemon"
         super().__init__(
-            f"{root} is in use by {holder}; stop it ('loco-peer leave'), or give this one a --home of its own"
+            f"{root} is in use by {holder}; stop it ('loco-peer leave'),"
+            " or give this one a --home of its own"
         )
         self.pid = pid
 
@@ -140,7 +144,9 @@ class Home:
             HomeError: the lock cannot be made.
         """
         try:
-            descriptor = os.open(self.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+            descriptor = os.open(
+                self.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE
+            )
         except OSError as error:
             raise HomeError(f"cannot open {self.lock_path}: {error.strerror}") from error
         try:
@@ -175,7 +181,7 @@ class Home:
         return False
 
     def holder(self) -> Mapping[str, Any]:
-        """What the last holder wrote: `pid` and `control` (path of its control socket). Empty when unknown."""
+        """What the holder wrote: `pid`, `control` (path of its socket). Empty when unknown."""
         try:
             about = json.loads(self.lock_path.read_bytes())
         except (OSError, ValueError):
@@ -216,7 +222,7 @@ class Home:
 
     @property
     def control_socket(self) -> Path:
-        """Path of the control socket: the running daemon's if it said so, else where it would be."""
+        """Path of the control socket: as the daemon said, else where it would be."""
         path = self.holder().get("control")
         return Path(path) if isinstance(path, str) else self.runtime_dir / "control.sock"
 
@@ -226,11 +232,14 @@ class Home:
         """Count this start; 1 at the first.
 
         Raises:
-            HomeError: the counter is damaged. Starting over at 1 would make peers ignore us as an old incarnation.
+            HomeError: the counter is damaged. Starting over at 1 would make peers ignore us as an
+                old incarnation.
         """
         text = self._read(self.incarnation_path)
         if text is not None and not text.strip().isdigit():
-            raise HomeError(f"{self.incarnation_path} is damaged; write a number above all it ever held")
+            raise HomeError(
+                f"{self.incarnation_path} is damaged; write a number above all it ever held"
+            )
         incarnation = int(text or 0) + 1
         self._replace(self.incarnation_path, b"%d\n" % incarnation)
         return incarnation
@@ -265,7 +274,9 @@ class Home:
             )
             signed.verify(fields["run_id"])
         except (ValueError, KeyError, TypeError, AttributeError, RemoteProtocolError) as error:
-            raise HomeError(f"{self.run_path} is damaged ({error}); restore it or use another home") from error
+            raise HomeError(
+                f"{self.run_path} is damaged ({error}); restore it or use another home"
+            ) from error
         return signed
 
     def bind_run(self, signed: SignedSpec) -> None:

@@ -16,7 +16,12 @@ def write_file(home: Path, text: str) -> None:
 
 def test_command_line_over_environment_over_file_over_default(tmp_path: Path) -> None:
     write_file(tmp_path, 'device = "cpu"\nthreads = 1\ngrace = 1.5\n')
-    environment = {"LOCO_HOME": str(tmp_path), "LOCO_THREADS": "2", "LOCO_GRACE": "2.5", "PATH": "x"}
+    environment = {
+        "LOCO_HOME": str(tmp_path),
+        "LOCO_THREADS": "2",
+        "LOCO_GRACE": "2.5",
+        "PATH": "x",
+    }
     config = load_config({"grace": 3.5, "bootstrap": []}, environment)
     assert (config.grace_s, config.threads, config.device) == (3.5, 2, "cpu")
     assert config.log_format is LogFormat.CONSOLE
@@ -102,7 +107,9 @@ def test_host_port_as_people_write_it(text: str, expected: HostPort) -> None:
     assert parse_host_port(expected.multiaddr()) == expected
 
 
-@pytest.mark.parametrize("text", ["", "host", "::1:80", "a b:1", "h:65536", "/ip4/::1/tcp/5", "/dns/x"])
+@pytest.mark.parametrize(
+    "text", ["", "host", "::1:80", "a b:1", "h:65536", "/ip4/::1/tcp/5", "/dns/x"]
+)
 def test_what_is_no_host_and_port(text: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         parse_host_port(text)
@@ -111,7 +118,14 @@ def test_what_is_no_host_and_port(text: str) -> None:
 def test_bootstrap_needs_a_port_and_may_carry_a_peer_id() -> None:
     for good in ("h:1", "[::1]:2", "/dns4/h/tcp/1", f"/ip4/1.2.3.4/tcp/5/p2p/{PEER_ID}"):
         assert parse_bootstrap(f" {good} ") == good
-    for bad in ("h", "h:0", "31337", "/ip4/1.2.3.4/tcp/0", "/ip4/1.2.3.4/tcp/5/p2p/x", "/ip4/1.2.3.4"):
+    for bad in (
+        "h",
+        "h:0",
+        "31337",
+        "/ip4/1.2.3.4/tcp/0",
+        "/ip4/1.2.3.4/tcp/5/p2p/x",
+        "/ip4/1.2.3.4",
+    ):
         with pytest.raises(ValueError, match=r"\w"):
             parse_bootstrap(bad)
 

@@ -100,7 +100,7 @@ def test_entropy_never_repeats(entropy: Entropy) -> None:
 
 
 def test_simulated_entropy_follows_from_its_seed() -> None:
-    draw: Callable[[int], list[bytes]] = lambda seed: [  # noqa: E731
+    draw: Callable[[int], list[bytes]] = lambda seed: [
         source.token_bytes(n) for source in [SimulatedEntropy(seed)] for n in (1, 7, 100)
     ]
     assert draw(3) == draw(3)

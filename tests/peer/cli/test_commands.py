@@ -189,7 +189,9 @@ def test_a_second_daemon_is_told_who_holds_the_home(daemon, tmp_path: Path) -> N
 # --- commands that need a daemon ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [["status"], ["status", "--json"], ["leave"], ["export", "--hf", "x"]])
+@pytest.mark.parametrize(
+    "command", [["status"], ["status", "--json"], ["leave"], ["export", "--hf", "x"]]
+)
 def test_no_daemon_is_4(command: list[str], tmp_path: Path) -> None:
     result = loco(*command)
     assert result.exit_code == 4
@@ -239,8 +241,8 @@ async def run_daemon(config, spec, home):
 
     async def job():
         async with trio.open_nursery() as nursery:
-            await nursery.start(serve_control, home.control_socket, {"status": status, "leave": leave})
-            print("ready", flush=True)
+            await nursery.start(serve_control, home.control_socket, {"status": status, "leave":
+            leave}) print("ready", flush=True)
             await stop.wait()
             nursery.cancel_scope.cancel()
         return ExitCode.OK

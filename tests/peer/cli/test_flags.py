@@ -1,4 +1,4 @@
-"""The commands and their options, frozen: a new one is a decision, and every peer option is known to the configuration."""
+"""The commands and their options, frozen: a new one is a decision."""
 
 import typer
 from typer.testing import CliRunner

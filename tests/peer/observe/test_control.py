@@ -67,7 +67,9 @@ async def test_an_error_of_ours_reaches_the_client_as_a_sentence(
     assert await ask(path, "echo") == {}
 
 
-@pytest.mark.parametrize("data", [b"nonsense\n", b"[]\n", b'{"request": "destroy"}\n', b'{"request": []}\n'])
+@pytest.mark.parametrize(
+    "data", [b"nonsense\n", b"[]\n", b'{"request": "destroy"}\n', b'{"request": []}\n']
+)
 async def test_what_nobody_knows_is_told(path: Path, nursery: trio.Nursery, data: bytes) -> None:
     await nursery.start(serve_control, path, HANDLERS)
     assert b"unknown request; known are echo, fail, hang" in await raw(path, data)
@@ -129,17 +131,15 @@ async def test_a_daemon_that_does_not_answer_is_said(
 
 
 async def test_a_daemon_that_ends_is_said(path: Path) -> None:
-    async with trio.open_nursery() as nursery:
-        async with trio.open_nursery() as daemon:
-            await daemon.start(serve_control, path, HANDLERS)
+    async def client() -> None:
+        with pytest.raises(ControlFailed, match="ended before"):
+            await ask(path, "hang")
 
-            async def client() -> None:
-                with pytest.raises(ControlFailed, match="ended before"):
-                    await ask(path, "hang")
-
-            nursery.start_soon(client)
-            await trio.testing.wait_all_tasks_blocked()
-            daemon.cancel_scope.cancel()
+    async with trio.open_nursery() as clients, trio.open_nursery() as daemon:
+        await daemon.start(serve_control, path, HANDLERS)
+        clients.start_soon(client)
+        await trio.testing.wait_all_tasks_blocked()
+        daemon.cancel_scope.cancel()
     assert not path.exists()
 
 

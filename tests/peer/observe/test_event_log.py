@@ -85,8 +85,11 @@ async def test_people_see_short_lines_of_what_matters() -> None:
     log = log_to([], stream=stream)
     log.emit("RoundOpened", round=3)
     log.emit("RoundAveraged", round=3, partner=PEER, seconds=0.123456)
-    assert stream.getvalue() == "22:13:20 RoundAveraged round=3 partner=UriHhKust seconds=0.1235\n".replace(
-        "UriHhKust", PEER[-8:]
+    assert (
+        stream.getvalue()
+        == "22:13:20 RoundAveraged round=3 partner=UriHhKust seconds=0.1235\n".replace(
+            "UriHhKust", PEER[-8:]
+        )
     )
 
 
@@ -159,7 +162,9 @@ def test_files_are_rotated_and_bounded(tmp_path: Path) -> None:
     assert kept == ["events.jsonl", "events.jsonl.1", "events.jsonl.2"]
     assert all(entry.stat().st_size <= 100 for entry in tmp_path.iterdir())
     numbers = [
-        event["n"] for name in (rotated(path, 2), rotated(path, 1), path) for event in read_events(name)
+        event["n"]
+        for name in (rotated(path, 2), rotated(path, 1), path)
+        for event in read_events(name)
     ]
     assert numbers == list(range(40))[-len(numbers) :]
 

@@ -1,6 +1,5 @@
 """The metrics: their exact names, and the page they are on."""
 
-from collections.abc import AsyncIterator
 from functools import partial
 
 import pytest
@@ -65,7 +64,10 @@ FULL = MetricsSnapshot(
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
     families = text_string_to_metric_families(metrics.render().decode())
     return {
-        (sample.name, *(f"{key}={value}" for key, value in sorted(sample.labels.items()))): sample.value
+        (
+            sample.name,
+            *(f"{key}={value}" for key, value in sorted(sample.labels.items())),
+        ): sample.value
         for family in families
         for sample in family.samples
     }
@@ -125,13 +127,13 @@ def test_every_metric_explains_itself() -> None:
 
 
 @pytest.fixture
-async def port(nursery: trio.Nursery) -> AsyncIterator[int]:
+async def port(nursery: trio.Nursery) -> int:
     metrics = Metrics(lambda: FULL, version="1")
     serve = partial(serve_metrics, HostPort("127.0.0.1", 0), metrics.render, metrics.content_type)
     url = await nursery.start(serve)
     assert url.startswith("http://127.0.0.1:")
     assert url.endswith("/metrics")
-    yield int(url.rsplit(":", 1)[1].removesuffix("/metrics"))
+    return int(url.rsplit(":", 1)[1].removesuffix("/metrics"))
 
 
 async def fetch(port: int, request: bytes) -> bytes:

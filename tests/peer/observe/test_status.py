@@ -67,7 +67,14 @@ def test_people_see_a_table() -> None:
     stream = io.StringIO()
     Console(file=stream, width=100).print(render(FULL))
     text = stream.getvalue()
-    for part in ("training [round 3] (12 s)", "1,234,567", "deadline 1", "dddddddd", "12.5 ms", "2.2500"):
+    for part in (
+        "training [round 3] (12 s)",
+        "1,234,567",
+        "deadline 1",
+        "dddddddd",
+        "12.5 ms",
+        "2.2500",
+    ):
         assert part in text
     assert "no_partner" not in text
 

@@ -55,7 +55,10 @@ def test_home_is_private_and_made_whole(home: Home) -> None:
 def test_one_daemon_per_home(home: Home) -> None:
     with home.locked():
         assert home.in_use()
-        with pytest.raises(HomeInUse, match=f"pid {os.getpid()}") as caught, Home(home.root).locked():
+        with (
+            pytest.raises(HomeInUse, match=f"pid {os.getpid()}") as caught,
+            Home(home.root).locked(),
+        ):
             pass
         assert caught.value.pid == os.getpid()
     assert not home.in_use()
@@ -67,7 +70,8 @@ def test_one_daemon_per_home(home: Home) -> None:
 def test_a_killed_daemon_does_not_hold_its_home(home: Home) -> None:
     script = (
         "import sys, time\nfrom pathlib import Path\nfrom peer.state.home import Home\n"
-        "with Home(Path(sys.argv[1])).locked():\n    print('held', flush=True)\n    time.sleep(60)\n"
+        "with Home(Path(sys.argv[1])).locked():\n"
+        "    print('held', flush=True)\n    time.sleep(60)\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", script, str(home.root)], stdout=subprocess.PIPE
@@ -154,7 +158,9 @@ def test_one_run_per_home(home: Home) -> None:
     assert home.run() == signed(1)
 
 
-@pytest.mark.parametrize("change", [lambda t: t[:-20], lambda t: t.replace('\\"seed\\":1', '\\"seed\\":2')])
+@pytest.mark.parametrize(
+    "change", [lambda t: t[:-20], lambda t: t.replace('\\"seed\\":1', '\\"seed\\":2')]
+)
 def test_a_damaged_run_file_is_refused(home: Home, change) -> None:
     home.bind_run(signed(1))
     text = home.run_path.read_text()
