@@ -445,7 +445,7 @@ class Matchmaker:
         return pair_rank(self._run_id, round_, self._own_id, peer_id)
 
 
-_HANDLERS: Final[dict[type, Callable[[Matchmaker, float, object], Iterable[Command]]]] = {
+_HANDLERS: Final[dict[type[Event], Callable[..., Iterable[Command]]]] = {
     RoundOpened: Matchmaker._opened,
     RoundProgressed: Matchmaker._progressed,
     RoundClosed: Matchmaker._closed,
@@ -456,4 +456,4 @@ _HANDLERS: Final[dict[type, Callable[[Matchmaker, float, object], Iterable[Comma
     RoundSettled: Matchmaker._settled,
     SearchStopped: Matchmaker._stopped,
     Tick: Matchmaker._ticked,
-}  # type: ignore[dict-item]
+}

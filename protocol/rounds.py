@@ -9,7 +9,8 @@ Rules
   2. Learning rate, schedule, data and the end of the run are functions of the *nominal* step
      round * H + H * fraction, where fraction = steps done / quota. No local counter is ever consulted, so a peer that
      was away resumes with the swarm's learning rate.
-  3. A peer that is more than one round behind goes on with the newest round it has heard of.
+  3. A peer that is more than one round behind goes on with the newest round it has heard of. One that is behind by less
+     shortens its quota, at most by half, so that it ends its round with the others; a newcomer enters the newest round.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,6 +22,9 @@ EQUAL_SPEED_BAND: Final = 0.1
 
 MAX_LAG_ROUNDS: Final = 1
 """A peer this many rounds behind catches up by itself; further behind, it jumps."""
+
+LARGEST_CATCH_UP: Final = 0.5
+"""Largest part of a quota that is left out to catch up."""
 
 
 def quota(inner_steps: int, own_speed: float, member_speeds: Sequence[float]) -> int:
@@ -38,6 +42,19 @@ def quota(inner_steps: int, own_speed: float, member_speeds: Sequence[float]) ->
     if abs(ratio - 1) <= EQUAL_SPEED_BAND:
         return inner_steps
     return max(1, round(inner_steps * ratio))
+
+
+def catch_up(full_quota: int, own_round: int, others: Sequence[float]) -> int:
+    """The quota of a peer that opens `own_round` when the others are that far (rule 3).
+
+    Args:
+        full_quota: as `quota` says.
+        others: round + fraction of each other peer in training.
+    """
+    lag = median(others) - own_round if others else 0.0
+    if lag <= 0:
+        return full_quota
+    return max(1, round(full_quota * max(1 - LARGEST_CATCH_UP, 1 - lag)))
 
 
 def nominal_step(round_: int, inner_steps: int, fraction: float) -> int:

@@ -17,7 +17,8 @@ import trio
 
 from peer.codec import Codec, get_codec
 from peer.network.conversation import Conversation
-from peer.observe.events import EventLog, EventName
+from peer.observe.event_names import EventName
+from peer.observe.events import EventLog
 from peer.ports import Network, PeerId, Stream, Work
 from protocol import matchmaking as mm
 from protocol.errors import LocoError, Refused, RemoteProtocolError, StreamLost
@@ -33,7 +34,7 @@ from protocol.messages import (
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.versions import GOSSIP
 
-from .exchange_io import Contribution, VectorExchange
+from .exchange_io import STALL_S, Contribution, VectorExchange
 
 FIRST_MESSAGE_S: Final = 10.0
 """How long an inbound stream may stay silent before its first message."""
@@ -262,7 +263,7 @@ class Gossip:
             self._asking[peer_id, round_] = scope
             try:
                 async with self._talk_to(peer_id) as talk:
-                    await talk.send(self._proposal(attempt.own))
+                    await talk.send(self._proposal(attempt.own), stall_s=STALL_S)
                     answer, _ = await talk.receive(Accept)
                     if answer.round != round_:
                         raise RemoteProtocolError("accepted another round than proposed")
@@ -307,7 +308,7 @@ class Gossip:
         talk = Conversation(stream)
         message, _ = await talk.receive(Propose, Settle, timeout_s=FIRST_MESSAGE_S)
         if isinstance(message, Settle):
-            await talk.send(self._settled(stream.remote_peer_id, message))
+            await talk.send(self._settled(stream.remote_peer_id, message), stall_s=STALL_S)
         else:
             await self._proposed(talk, stream, message)
 
@@ -315,10 +316,10 @@ class Gossip:
         peer_id, round_ = stream.remote_peer_id, proposal.round
         unfit = self._unfit(proposal)
         if unfit is not None:
-            await talk.send(unfit)
+            await talk.send(unfit, stall_s=STALL_S)
             return
         if (peer_id, round_) in self._held:
-            await talk.send(Refusal(RefusalReason.TOO_MANY, "you have asked for this round already"))
+            await talk.refuse(RefusalReason.TOO_MANY, "you have asked for this round already")
             return
         held = self._held[peer_id, round_] = _Held()
         try:
@@ -332,7 +333,7 @@ class Gossip:
             await self._accept(talk, peer_id, round_)
         elif held.refusal is not None:
             sentence = f"round {round_} is not possible with me: {held.refusal}"
-            await talk.send(Refusal(held.refusal, sentence))
+            await talk.refuse(held.refusal, sentence)
 
     async def _wait_decided(
         self, stream: Stream, held: _Held, peer_id: PeerId, round_: int
@@ -359,7 +360,7 @@ class Gossip:
         assert attempt is not None
         own = attempt.own
         try:
-            await talk.send(Accept(round_, own.steps, own.tokens))
+            await talk.send(Accept(round_, own.steps, own.tokens), stall_s=STALL_S)
         except StreamLost:
             self._finish(round_, Skipped(SkipReason.PARTNER_LOST, peer_id))
         else:

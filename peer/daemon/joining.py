@@ -9,7 +9,8 @@ from typing import Final
 
 import trio
 
-from peer.observe.events import EventLog, EventName
+from peer.observe.event_names import EventName
+from peer.observe.events import EventLog
 from peer.ports import Address, PeerId
 from protocol.errors import LocoError, Refused
 from protocol.messages import Hello

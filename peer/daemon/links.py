@@ -20,7 +20,8 @@ from typing import Final
 import trio
 
 from peer.network.conversation import Conversation
-from peer.observe.events import EventLog, EventName
+from peer.observe.event_names import EventName
+from peer.observe.events import EventLog
 from peer.observe.status import PeerState
 from peer.ports import Address, Directory, Network, PeerId, Stream
 from protocol.clock_offset import ClockOffsetEstimator
@@ -161,7 +162,7 @@ class Links:
         talk = Conversation(stream)
         try:
             asked_s = trio.current_time()
-            await talk.send(self.hello())
+            await talk.send(self.hello(), stall_s=HELLO_S)
             theirs, _ = await talk.receive(Hello, timeout_s=HELLO_S)
             self._compare_clocks(peer_id, theirs, trio.current_time() - asked_s)
             refusal = self._fault(theirs)
@@ -206,9 +207,9 @@ class Links:
         refusal = self._fault(theirs) or await self._duplicate(stream.remote_peer_id, theirs)
         if refusal is not None:
             self._refused += 1
-            await talk.send(refusal)
+            await talk.send(refusal, stall_s=HELLO_S)
             return
-        await talk.send(self.hello())
+        await talk.send(self.hello(), stall_s=HELLO_S)
         await self._live(talk, theirs)
 
     def _fault(self, theirs: Hello) -> Refusal | None:

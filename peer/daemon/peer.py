@@ -17,7 +17,8 @@ import trio
 from peer.averaging.gossip import Agreement, Gossip
 from peer.averaging.outer_state import Factors, OuterState
 from peer.codec import get_codec
-from peer.observe.events import EventLog, EventName
+from peer.observe.event_names import EventName
+from peer.observe.events import EventLog
 from peer.observe.status import PeerState
 from peer.ports import Directory, Network, PeerId, Work
 from peer.state.service import Fetcher, StateService, fetch_from

@@ -22,7 +22,8 @@ import trio
 from peer.averaging.exchange_io import Contribution
 from peer.averaging.gossip import Averaged, Gossip, Outcome, Skipped
 from peer.averaging.outer_state import Factors, OuterState
-from peer.observe.events import EventLog, EventName
+from peer.observe.event_names import EventName
+from peer.observe.events import EventLog
 from peer.observe.status import PeerState
 from peer.ports import Work
 from peer.training.messages import (
@@ -43,7 +44,7 @@ from peer.training.messages import (
 from peer.training.ports import StartTrainer, Trainer, TrainerDied
 from protocol.deadline import ObservedDeadline
 from protocol.outcomes import SkipReason
-from protocol.rounds import is_left_behind, next_round, quota
+from protocol.rounds import catch_up, is_left_behind, next_round, quota
 from protocol.run_spec import RunSpec
 from protocol.view import View
 
@@ -145,7 +146,7 @@ class RoundLoop:
             await trainer.send(Load(self._outer.version))
             async with trio.open_nursery() as nursery:
                 try:
-                    await self._open_or_finish(next_round(self._next_round - 1, self._heard_rounds()))
+                    await self._open_or_finish(max([self._next_round, *self._heard_rounds()]))
                     while not self.finished:
                         await self._take(await trainer.receive(), nursery)
                 except TrainerDied:
@@ -244,7 +245,10 @@ class RoundLoop:
         speeds = [*(m.progress.steps_per_s for m in training), facts.steps_per_s]
         final = round_ >= self._spec.total_rounds
         steps = self._spec.sync.inner_steps
-        self._quota = 0 if final else quota(steps, facts.steps_per_s, speeds)
+        others = [m.progress.round + m.progress.fraction for m in training]
+        self._quota = catch_up(quota(steps, facts.steps_per_s, speeds), round_, others)
+        if final:
+            self._quota = 0
         members = {m.peer_id: quota(MEMBER_WEIGHT, m.progress.steps_per_s, speeds) for m in training}
         members[facts.peer_id] = quota(MEMBER_WEIGHT, facts.steps_per_s, speeds)
         self._next_round = facts.round = round_

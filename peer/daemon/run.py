@@ -5,11 +5,10 @@ Everything here is putting together; what happens is in `peer.py` and below.
 
 import json
 import socket
-import sys
-import time
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version as version_of
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -19,10 +18,10 @@ from peer.exit_codes import ExitCode
 from peer.identity import Identity, load_or_create
 from peer.network.directory import HivemindDirectory, open_hivemind_directory
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
-from peer.network.multiaddr import best_first
-from peer.observe.control import serve_control
+from peer.observe.control import Handler, serve_control
 from peer.observe.endpoint import serve_metrics
-from peer.observe.events import EventLog, EventName
+from peer.observe.event_names import EventName
+from peer.observe.events import EventLog
 from peer.observe.log_file import LineFile
 from peer.real_ports import RealEntropy, RealWork
 from peer.signals import run_until_signalled
@@ -56,8 +55,7 @@ async def run_daemon(config: PeerConfig, spec: RunSpec | None, home: Home) -> Ex
     stop = trio.Event()
 
     async def job() -> ExitCode:
-        async with _Daemon(config, home, stop) as daemon:
-            await daemon.run(spec)
+        await _Daemon(config, home, stop).run(spec)
         return ExitCode.OK
 
     return await run_until_signalled(job, stop.set, grace_s=config.grace_s)
@@ -75,12 +73,6 @@ class _Daemon:
 
     def __repr__(self) -> str:
         return f"<_Daemon of {self._home!r}>"
-
-    async def __aenter__(self) -> "_Daemon":
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        return None
 
     async def run(self, spec: RunSpec | None) -> None:
         """Open everything, run the peer, close everything."""
@@ -187,7 +179,7 @@ class _Daemon:
                 )
                 await peer.join(bootstrap)
             elif spec is not None:
-                await peer.found(spec, lambda frozen: SignedSpec.sign(frozen, identity.private_key))
+                await peer.found(spec, partial(_sign, identity))
             nursery.cancel_scope.cancel()
 
     async def _stop_when_asked(self, peer: Peer) -> None:
@@ -198,7 +190,7 @@ class _Daemon:
         self, network: Libp2pNetwork, directory: HivemindDirectory, events: EventLog
     ) -> None:
         """Attach the directory to each new p2pd, and count restarts."""
-        generation = network.statistics().generation
+        generation = network.generation
         while True:
             generation = await network.wait_restarted(generation)
             self._restarts.p2pd = network.statistics().restarts
@@ -250,26 +242,30 @@ class _Control:
     def __repr__(self) -> str:
         return f"<_Control of {self._peer!r}>"
 
-    def handlers(self) -> dict[str, "object"]:
+    def handlers(self) -> dict[str, Handler]:
         """By request name."""
         return {"status": self.status, "leave": self.leave, "write_state": self.write_state}
 
-    async def status(self, _: dict[str, object]) -> dict[str, object]:
+    async def status(self, _: dict[str, Any]) -> dict[str, Any]:
         """The present."""
         return self._report.status().to_json()
 
-    async def leave(self, _: dict[str, object]) -> dict[str, object]:
+    async def leave(self, _: dict[str, Any]) -> dict[str, Any]:
         """Begin to leave."""
         self._peer.request_stop()
         return {}
 
-    async def write_state(self, _: dict[str, object]) -> dict[str, object]:
+    async def write_state(self, _: dict[str, Any]) -> dict[str, Any]:
         """Write the present state to a file."""
         service = self._peer.service
         written = None if service is None else await service.write()
         if written is None:
             raise LocoError("there is no state yet; try again when this peer is training")
         return {"path": str(written[0])}
+
+
+def _sign(identity: Identity, spec: RunSpec) -> SignedSpec:
+    return SignedSpec.signed_by(spec, identity.public_key, identity.sign)
 
 
 def _is_free(port: int) -> bool:

@@ -3,7 +3,7 @@
 import pytest
 
 from protocol.deadline import FIRST_OBSERVATIONS, ObservedDeadline
-from protocol.rounds import is_left_behind, next_round, nominal_step, quota
+from protocol.rounds import catch_up, is_left_behind, next_round, nominal_step, quota
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,16 @@ from protocol.rounds import is_left_behind, next_round, nominal_step, quota
 )
 def test_quota_follows_speed(own: float, others: list[float], expected: int) -> None:
     assert quota(50, own, others) == expected
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [([], 50), ([4.0], 50), ([3.2, 3.9], 50), ([4.2, 4.2, 9.0], 40), ([4.9], 25), ([6.0], 25)],
+)
+def test_a_peer_behind_shortens_its_round_by_half_at_most(
+    others: list[float], expected: int
+) -> None:
+    assert catch_up(50, 4, others) == expected
 
 
 def test_nominal_step_stays_inside_its_round() -> None:
