@@ -1,0 +1,164 @@
+"""Corpora: the same everywhere, frozen by digest, nothing held out is trained on."""
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from peer.training.corpus import (
+    InvalidCorpus,
+    adopt_corpus,
+    describe_corpus,
+    open_corpus,
+    prepare_corpus,
+    verify_corpus,
+)
+from peer.training.corpus.packed import read_manifest
+from peer.training.corpus.sources import STDLIB_BYTES, stdlib_texts
+from protocol.run_spec import DataSection, ModelSection, RunSpec
+
+
+def _spec(source, **data):
+    return RunSpec(
+        model=ModelSection(context_length=8),
+        data=DataSection(source=source, validation_blocks=2, **data),
+    )
+
+
+@pytest.fixture
+def texts(tmp_path):
+    folder = tmp_path / "texts"
+    (folder / "deep").mkdir(parents=True)
+    for i in range(30):
+        (folder / ("deep" if i % 2 else "") / f"{i:02}.txt").write_text(f"text {i} " * 10)
+    (folder / "latin1.txt").write_bytes(b"caf\xe9")
+    return folder
+
+
+def test_the_same_texts_give_the_same_digest_anywhere(texts, tmp_path):
+    moved = tmp_path / "moved"
+    first = prepare_corpus(_spec(f"text:{texts}/**/*.txt"), tmp_path / "cache-1")
+    texts.rename(moved)
+    second = prepare_corpus(_spec(f"text:{moved}/**/*.txt"), tmp_path / "cache-2")
+    assert first.manifest_digest == second.manifest_digest
+    assert first.path != second.path
+    (moved / "00.txt").write_text("other")
+    third = prepare_corpus(_spec(f"text:{moved}/**/*.txt"), tmp_path / "cache-2")
+    assert third.manifest_digest != first.manifest_digest
+
+
+def test_no_held_out_text_is_in_a_training_block(texts, tmp_path):
+    prepared = prepare_corpus(_spec(f"text:{texts}/**/*.txt"), tmp_path / "cache")
+    manifest, _ = read_manifest(prepared.path)
+    with open_corpus(prepared.path, 8, 2) as corpus:
+        trained = corpus.blocks(np.arange(corpus.num_blocks, dtype=np.int64))
+        validation = bytes(corpus.validation_blocks(2)[0].astype(np.uint8))
+    text = b"".join(bytes(block[:-1].astype(np.uint8)) for block in trained)
+    for file in manifest.files:
+        number = int(file.name[-6:-4])
+        assert (f"text {number} ".encode() in text) != file.held_out
+    assert validation.startswith(b"text ")
+    assert "latin1.txt" not in {file.name for file in manifest.files}
+    assert 0 < sum(file.held_out for file in manifest.files) < 10
+
+
+def test_neighbouring_blocks_share_one_token_and_leave_none_out(texts, tmp_path):
+    prepared = prepare_corpus(_spec(f"text:{texts}/**/*.txt"), tmp_path / "cache")
+    with open_corpus(prepared.path, 8, 2) as corpus:
+        assert corpus.num_blocks == prepared.num_blocks
+        first, second = corpus.blocks(np.array([0, 1]))
+        assert first[-1] == second[0]
+        assert first.shape == (9,)
+
+
+def test_a_received_corpus_is_kept_only_if_it_is_the_right_one(texts, tmp_path):
+    spec = _spec(f"text:{texts}/**/*.txt")
+    founder = prepare_corpus(spec, tmp_path / "founder")
+    data = founder.path.read_bytes()
+    path = adopt_corpus(data, founder.manifest_digest, tmp_path / "joiner")
+    assert path.read_bytes() == data
+    verify_corpus(path, founder.manifest_digest)
+    described = describe_corpus(spec, path)
+    assert described.num_blocks == founder.num_blocks
+    assert described.vocabulary_size == 256
+    with pytest.raises(InvalidCorpus, match="digest"):
+        adopt_corpus(data[:-1] + b"x", founder.manifest_digest, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+    path.write_bytes(data[:-1] + b"x")
+    with pytest.raises(InvalidCorpus, match="digest"):
+        verify_corpus(path, founder.manifest_digest)
+
+
+@pytest.mark.parametrize("cut", [5, 11, 60, -1])
+def test_half_a_file_is_no_corpus(texts, tmp_path, cut):
+    prepared = prepare_corpus(_spec(f"text:{texts}/**/*.txt"), tmp_path / "cache")
+    broken = tmp_path / "broken.corpus"
+    broken.write_bytes(prepared.path.read_bytes()[:cut])
+    with pytest.raises(InvalidCorpus):
+        open_corpus(broken, 8, 2)
+    with pytest.raises(InvalidCorpus):
+        open_corpus(tmp_path / "nowhere", 8, 2)
+
+
+def test_too_little_text_is_said_so(texts, tmp_path):
+    with pytest.raises(InvalidCorpus, match="no file matches"):
+        prepare_corpus(_spec(f"text:{texts}/*.nothing"), tmp_path / "cache")
+    with pytest.raises(InvalidCorpus, match="at least two"):
+        prepare_corpus(_spec(f"text:{texts}/00.txt"), tmp_path / "cache")
+    long = _spec(f"text:{texts}/**/*.txt").model_copy(
+        update={"model": ModelSection(context_length=100_000)}
+    )
+    with pytest.raises(InvalidCorpus, match="more text"):
+        prepare_corpus(long, tmp_path / "cache")
+
+
+@pytest.mark.slow
+def test_the_standard_library_is_bounded_and_repeats_itself(tmp_path):
+    texts = stdlib_texts()
+    assert texts == stdlib_texts()
+    size_bytes = sum(text.path.stat().st_size for text in texts)
+    assert 1_000_000 < size_bytes <= STDLIB_BYTES
+    assert not any("test" in text.name.split("/")[:-1] for text in texts)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".bin", ".u32"])
+def test_a_token_file_is_used_where_it_lies_and_its_end_is_held_out(tmp_path, suffix):
+    tokens = np.arange(200, dtype={".npy": np.int64, ".bin": "<u2", ".u32": "<u4"}[suffix])
+    path = tmp_path / f"tokens{suffix}"
+    if suffix == ".npy":
+        np.save(path, tokens)
+    else:
+        tokens.tofile(path)
+    prepared = prepare_corpus(_spec(f"tokens:{path}"), tmp_path / "cache")
+    assert prepared.path == path
+    with open_corpus(path, 8, 2) as corpus:
+        trained = corpus.blocks(np.arange(corpus.num_blocks, dtype=np.int64))
+        validation = corpus.validation_blocks(2)
+    assert validation.max() == 199
+    assert not set(trained.ravel()) & set(validation.ravel())
+
+
+def test_tokens_beyond_the_vocabulary_are_refused(tmp_path):
+    np.save(tmp_path / "t.npy", np.arange(300))
+    with pytest.raises(InvalidCorpus, match="token 299"):
+        prepare_corpus(_spec(f"tokens:{tmp_path / 't.npy'}"), tmp_path)
+    np.save(tmp_path / "negative.npy", np.array([-1, 2]))
+    with pytest.raises(InvalidCorpus, match="negative"):
+        prepare_corpus(_spec(f"tokens:{tmp_path / 'negative.npy'}"), tmp_path)
+
+
+def test_any_tokenizer_file_will_do(texts, tmp_path):
+    vocabulary = {"text": 0, "[UNK]": 1, "</s>": 2} | {str(i): i + 3 for i in range(30)}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    spec = _spec(f"text:{texts}/**/*.txt", tokenizer=str(tmp_path))
+    prepared = prepare_corpus(spec, tmp_path / "cache")
+    assert prepared.vocabulary_size == 33
+    assert prepared.tokenizer_digest != "bytes"
+    with open_corpus(prepared.path, 8, 2) as corpus:
+        assert set(corpus.blocks(np.array([0]))[0]) <= set(range(33))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"not a tokenizer\.json"):
+        prepare_corpus(spec, tmp_path / "cache")

@@ -1,0 +1,78 @@
+"""Messages between daemon and trainer: there and back, and nothing else."""
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peer.training import pipe
+from peer.training.messages import Apply, Evaluated, Load, Ready, Stop, TrainRound
+from peer.training.settings import TrainerSettings
+
+MESSAGES = [
+    Load(3),
+    TrainRound(7, 50, (("a", 4), ("b", 2)), 1, 99),
+    Apply(7, 0.5),
+    Evaluated(7, 2.5, 8192, 0.25),
+    Ready(10, 128, "ab", "cpu", "fp32", 8, 11.5),
+    TrainerSettings(b"{}", "a", "/c", 256),
+    pipe.ModelDescription((("a", (2, 3)), ("b", ()))),
+    Stop(),
+]
+
+
+def _frame(tree):
+    body = msgpack.packb(tree)
+    return len(body).to_bytes(4, "big") + body
+
+
+@given(st.integers(1, 50))
+def test_messages_survive_in_pieces(size):
+    data = b"".join(pipe.encode(message) for message in MESSAGES)
+    decoder = pipe.Decoder()
+    received = []
+    for start in range(0, len(data), size):
+        received += decoder.feed(data[start : start + size])
+    assert received == MESSAGES
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"kind": "Nonsense"},
+        {"kind": "Load"},
+        {"kind": "Load", "version": 1, "more": 2},
+        {"kind": "Load", "version": True},
+        {"kind": "Load", "version": "1"},
+        {"kind": "Apply", "round": 1, "own_weight": None},
+        {"kind": "ModelDescription", "shapes": [["a"]]},
+        {"kind": ["Load"]},
+        [1, 2],
+        7,
+    ],
+)
+def test_anything_else_is_refused(tree):
+    with pytest.raises(pipe.PipeError):
+        list(pipe.Decoder().feed(_frame(tree)))
+
+
+def test_a_whole_number_is_a_float():
+    assert list(pipe.Decoder().feed(_frame({"kind": "Apply", "round": 1, "own_weight": 1}))) == [
+        Apply(1, 1.0)
+    ]
+
+
+def test_a_frame_over_the_bound_is_refused_before_it_is_read():
+    with pytest.raises(pipe.PipeError, match="allowed"):
+        list(pipe.Decoder().feed((pipe.MAX_FRAME_BYTES + 1).to_bytes(4, "big")))
+    with pytest.raises(pipe.PipeError, match="allowed"):
+        pipe.encode(TrainerSettings(bytes(pipe.MAX_FRAME_BYTES), "a", "/c", 256))
+
+
+@given(st.binary(max_size=200))
+def test_garbage_never_gets_through(data):
+    try:
+        messages = list(pipe.Decoder().feed(data))
+    except pipe.PipeError:
+        return
+    assert all(pipe.encode(message) in data for message in messages)

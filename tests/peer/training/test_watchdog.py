@@ -1,0 +1,45 @@
+"""What silence of a trainer is normal."""
+
+import math
+
+from peer.training.messages import Applied, Apply, Load, Progress, Ready, RoundClosed, TrainRound
+from peer.training.watchdog import SILENCE_FLOOR_S, START_TIMEOUT_S, Watchdog
+from protocol.run_spec import RunSpec, SyncSection
+
+READY = Ready(1, 128, "", "cpu", "fp32", 1, 10.0)
+CLOSED = RoundClosed(0, 0, 1, 1, 0.0, "", 0, 0, 0.0)
+ORDER = TrainRound(0, 5, (("a", 1),), 0, 0)
+
+
+def test_it_may_be_silent_when_there_is_nothing_to_do():
+    watchdog = Watchdog(RunSpec())
+    assert watchdog.silence_bound_s == START_TIMEOUT_S
+    watchdog.received(READY)
+    assert watchdog.silence_bound_s == math.inf
+    watchdog.sent(Load(0))
+    watchdog.sent(ORDER)
+    assert SILENCE_FLOOR_S < watchdog.silence_bound_s < 2 * SILENCE_FLOOR_S
+    watchdog.received(CLOSED)
+    assert watchdog.silence_bound_s == math.inf
+
+
+def test_slow_steps_stretch_the_bound():
+    watchdog = Watchdog(RunSpec())
+    watchdog.received(READY)
+    watchdog.sent(ORDER)
+    before_s = watchdog.silence_bound_s
+    watchdog.received(Progress(0, 1, 1, 0.0, 0.0, 0.0, 30.0))
+    assert watchdog.silence_bound_s > before_s + 30
+
+
+def test_without_overlap_the_wait_for_apply_is_no_hang():
+    watchdog = Watchdog(RunSpec(sync=SyncSection(overlap=False)))
+    watchdog.received(READY)
+    watchdog.sent(ORDER)
+    watchdog.received(CLOSED)
+    watchdog.sent(ORDER)
+    assert watchdog.silence_bound_s == math.inf
+    watchdog.sent(Apply(0, 1.0))
+    assert watchdog.silence_bound_s < math.inf
+    watchdog.received(Applied(0, 0.0))
+    assert watchdog.silence_bound_s < math.inf
