@@ -236,3 +236,17 @@ def test_codes_as_tensor_reads_any_buffer(wrap: type) -> None:
     codes = _codes("int8", _random(0, 2))
     assert torch.equal(codes_as_tensor(wrap(codes.numpy().tobytes())), codes)
     assert codes_as_tensor(wrap(b"")).numel() == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", NAMES)
+def test_cuda_gives_the_bytes_of_the_cpu(name: str) -> None:
+    x = _random(4, 4000) * torch.logspace(-30, 20, 4000 * BLOCK)
+    codes, codec = _codes(name, x), get_codec(name)
+    on_device = torch.empty_like(codes, device="cuda")
+    codec.encode(x.cuda(), on_device)
+    assert torch.equal(on_device.cpu(), codes)
+    decoded = torch.empty(x.numel(), device="cuda")
+    codec.decode(on_device, decoded)
+    assert torch.equal(decoded.cpu(), _decoded(name, codes, x.numel()))
+    assert codec.validate(on_device)
