@@ -47,7 +47,7 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "sync.gamma": "Pull between slow weights; beta when left out, which halves the bytes.",
     "sync.codec": "How weights travel: 'int8', 'bf16' or 'fp32': 1, 2 or 4 bytes each.",
     "sync.overlap": "Train on while weights travel; false is the paper's blocking form.",
-    "sync.final_rounds": "Rounds of plain averaging after the last step; they bring the replicas together.",
+    "sync.final_rounds": "Rounds of plain averaging at the end, which bring the replicas together.",
     "sync.validate_every": "Rounds between two validations.",
 }
 

@@ -241,8 +241,9 @@ async def run_daemon(config, spec, home):
 
     async def job():
         async with trio.open_nursery() as nursery:
-            await nursery.start(serve_control, home.control_socket, {"status": status, "leave":
-            leave}) print("ready", flush=True)
+            handlers = {"status": status, "leave": leave}
+            await nursery.start(serve_control, home.control_socket, handlers)
+            print("ready", flush=True)
             await stop.wait()
             nursery.cancel_scope.cancel()
         return ExitCode.OK
