@@ -123,6 +123,38 @@ async def test_a_hostile_replica_neither_hangs_nor_misleads_a_reader(world):
     assert not reader.directory.statistics().failures
 
 
+async def test_a_replicas_word_on_expiry_is_not_taken(world):
+    """hivemind ends a search as soon as an answer claims to be fresh enough."""
+    reader, hostile = await world.peer(1), await world.peer(2)
+    from peer.network.dht_node import PeerID, ValueWithExpiration
+
+    await hostile.announce(KEY, lifetime_s=60.0)
+    key, forever = _place_key(KEY), hostile.directory.swarm_time_s() + 1e8
+
+    async def lie(node):
+        storage = node._node.protocol.storage
+        storage.data[key] = ValueWithExpiration(storage.data[key].value, forever)
+        storage.data[_place_key(OTHER_KEY)] = ValueWithExpiration(_dictionary({}, 0), forever)
+
+    async def ask(node):
+        peer = PeerID.from_base58(hostile.peer_id)
+        keys = [key, _place_key(OTHER_KEY)]
+        found = await node._node.protocol.call_find(peer, keys)
+        return [found[key][0] for key in keys]
+
+    await _inside(hostile, lie)
+    full, empty = await _inside(reader, ask)
+    assert full.expiration_time < forever - 1e7
+    assert empty is None
+
+
+async def test_the_node_follows_the_directorys_clock_and_not_the_machines(world):
+    first = await world.peer(1, clock_skew_s=-7200.0)
+    second = await world.peer(2, clock_skew_s=-7200.0)
+    value = await first.announce(KEY, lifetime_s=30.0)  # two hours ago for time.time
+    assert await second.directory.get(KEY) == {first.peer_id: value}
+
+
 def _dictionary(entries, expires_s):
     from peer.network.dht_node import DictionaryDHTValue
 
