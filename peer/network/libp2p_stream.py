@@ -5,11 +5,11 @@ p2pd pipes each stream through a unix connection of its own. Rules:
 - A clean-looking end may be a truncation: p2pd ends the connection the same way whether the other side closed or vanished.
   Length and digest are the conversation's affair.
 - When our own p2pd dies, every stream it carried is lost, however clean its end looks: the network calls `lose`, and an end of input
-  is believed only while p2pd is known to be alive.
+  is believed only once p2pd has shown that it is alive (a dying process closes its connections one after another).
 - A write that was cancelled half-way leaves the stream unusable; it is marked lost rather than left to corrupt what follows.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import trio
@@ -32,7 +32,7 @@ class Libp2pStream:
         remote_peer_id: PeerId,
         protocol: str,
         traffic: Traffic,
-        carrier_is_lost: Callable[[], bool],
+        carrier_is_lost: Callable[[], Awaitable[bool]],
         on_close: Callable[["Libp2pStream"], None],
     ) -> None:
         self._connection = connection
@@ -72,7 +72,7 @@ class Libp2pStream:
         try:
             await self._connection.send_all(piece)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise self._loss("the peer closed the stream") from error
+            raise await self._loss_now("the peer closed the stream") from error
         except trio.Cancelled:
             self._lost = self._lost or "a write was cancelled half-way"
             raise
@@ -88,8 +88,8 @@ class Libp2pStream:
         try:
             data = bytes(await self._connection.receive_some(max_bytes))
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise self._loss("the peer reset the stream") from error
-        if not data and (self._lost or self._carrier_is_lost()):
+            raise await self._loss_now("the peer reset the stream") from error
+        if not data and (self._lost or await self._carrier_is_lost()):
             raise self._loss("our p2pd died")
         self._traffic.count_received(self._protocol, len(data))
         return data
@@ -111,10 +111,9 @@ class Libp2pStream:
             try:
                 num_bytes = await self._connection.socket.recv_into(piece)
             except (OSError, trio.ClosedResourceError) as error:
-                raise self._loss("the peer reset the stream") from error
+                raise await self._loss_now("the peer reset the stream") from error
         if not num_bytes:
-            reason = "our p2pd died" if self._carrier_is_lost() else "the peer closed the stream"
-            raise self._loss(f"{reason} after {filled} of {wanted} bytes")
+            raise await self._loss_now(f"the peer closed the stream after {filled} of {wanted} bytes")
         self._traffic.count_received(self._protocol, num_bytes)
         return num_bytes
 
@@ -136,6 +135,12 @@ class Libp2pStream:
             raise trio.ClosedResourceError(f"{self!r} was closed here")
         if self._lost:
             raise self._loss("")
+
+    async def _loss_now(self, reason: str) -> StreamLost | trio.ClosedResourceError:
+        """The error for a stream that just ended: `reason`, unless our own p2pd is to blame."""
+        if not self._closed and not self._lost and await self._carrier_is_lost():
+            reason = "our p2pd died"
+        return self._loss(reason)
 
     def _loss(self, reason: str) -> StreamLost | trio.ClosedResourceError:
         if self._closed:

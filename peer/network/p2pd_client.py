@@ -5,7 +5,6 @@ is ever said: p2pd lives for as long as one of those is open, and its end tells 
 connection on which a STREAM_OPEN succeeded has become the stream itself.
 """
 
-import select
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -52,12 +51,13 @@ class P2pdClient:
         except trio.BrokenResourceError:
             return
 
-    def is_lost(self) -> bool:
-        """Whether p2pd is known to be gone. Never waits: nothing is ever said on the persistent connection, so
-        that it becomes readable only by ending."""
-        poll = select.poll()
-        poll.register(self._persistent.socket.fileno(), select.POLLIN)
-        return bool(poll.poll(0))
+    async def is_lost(self) -> bool:
+        """Whether p2pd is gone, or does not answer."""
+        try:
+            await self.identify()
+        except LocoError:
+            return True
+        return False
 
     async def identify(self) -> PeerAddresses:
         """Our own binary peer id and the binary addresses p2pd tells others."""

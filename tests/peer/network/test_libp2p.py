@@ -1,0 +1,245 @@
+"""What only real processes show: p2pd dying, its parent dying, ports, TLS handshakes."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+from network_worlds import WAIT_S, peer_id_of, real_network, wait_until
+
+from peer.network import multiaddr
+from peer.network.p2pd_process import P2pdFailed
+from peer.network.tls_probe import read_peer_id
+from peer.ports import Stream
+from protocol.errors import StreamLost
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+
+ECHO = "/loco/echo/1"
+
+
+@pytest.fixture
+def short_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose path leaves room for a socket's name."""
+    return tmp_path_factory.mktemp("n")
+
+
+async def echo(stream: Stream) -> None:
+    while data := await stream.receive_some():
+        await stream.send_all(data)
+
+
+def port_of(addresses: object) -> int:
+    assert isinstance(addresses, tuple)
+    return int(dict(multiaddr.parse(addresses[-1]))["tcp"])
+
+
+def exists(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+
+
+async def ask(stream: Stream, question: bytes) -> bytes:
+    await stream.send_all(question)
+    answer = bytearray(len(question))
+    await stream.receive_into(memoryview(answer))
+    return bytes(answer)
+
+
+async def test_the_peer_id_is_the_identitys(short_path: Path) -> None:
+    async with real_network(short_path, "a") as a:
+        assert a.peer_id == peer_id_of("a")
+
+
+async def test_killed_p2pd_is_replaced_and_everything_goes_on(short_path: Path) -> None:
+    async with real_network(short_path, "a") as a, real_network(short_path, "b") as b:
+        await b.serve(ECHO, echo)
+        await a.connect(b.peer_id, b.addresses)
+        for killed in (a, b):
+            stream = await a.open_stream(b.peer_id, ECHO)
+            assert await ask(stream, b"before") == b"before"
+            generation, addresses, pid = killed.generation, killed.addresses, killed.statistics().p2pd_pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            if killed is a:
+                with pytest.raises(StreamLost, match="p2pd"):
+                    await stream.receive_some()
+                with pytest.raises(StreamLost, match="p2pd"):
+                    await stream.send_all(b"x")
+            with trio.fail_after(WAIT_S):
+                assert await killed.wait_restarted(generation) == generation + 1
+            await stream.aclose()
+            assert killed.addresses == addresses
+            assert killed.statistics().restarts == 1
+            assert "SIGKILL" in killed.statistics().last_failure
+            with trio.fail_after(WAIT_S):
+                stream = await a.open_stream(b.peer_id, ECHO)
+                assert await ask(stream, b"after") == b"after"
+            await stream.aclose()
+        await wait_until(lambda: a.statistics().open_streams == b.statistics().open_streams == 0)
+
+
+async def test_streams_that_wait_are_woken_when_p2pd_dies(short_path: Path) -> None:
+    async def deaf(_stream: Stream) -> None:
+        await trio.sleep_forever()
+
+    async def lost(method: object, *args: object) -> None:
+        assert callable(method)
+        with pytest.raises(StreamLost, match="p2pd"):
+            await method(*args)
+
+    async with real_network(short_path, "a") as a, real_network(short_path, "b") as b:
+        await b.serve("/loco/deaf/1", deaf)
+        await a.connect(b.peer_id, b.addresses)
+        reader = await a.open_stream(b.peer_id, "/loco/deaf/1")
+        writer = await a.open_stream(b.peer_id, "/loco/deaf/1")
+        with trio.fail_after(WAIT_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(lost, reader.receive_into, memoryview(bytearray(8)))
+                nursery.start_soon(lost, writer.send_all, bytes(64 << 20))
+                await wait_until(lambda: a.statistics().sent_bytes.get("/loco/deaf/1", 0) > 0)
+                os.kill(a.statistics().p2pd_pid or 0, signal.SIGKILL)
+        await reader.aclose()
+        await writer.aclose()
+
+
+async def test_a_taken_port_is_named(short_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(P2pdFailed, match=f"port {port} is taken"):
+            async with real_network(short_path, "a", listen=[f"/ip4/127.0.0.1/tcp/{port}"]):
+                pass
+
+
+async def test_a_port_used_by_another_p2pd_is_taken_too(short_path: Path) -> None:
+    async with real_network(short_path, "a") as a:
+        port = port_of(a.addresses)
+        with pytest.raises(P2pdFailed, match=f"port {port} is taken"):
+            async with real_network(short_path, "b", listen=[f"/ip4/127.0.0.1/tcp/{port}"]):
+                pass
+
+
+async def test_a_port_can_be_used_again_at_once(short_path: Path) -> None:
+    port = 0
+    for _ in range(2):
+        async with (
+            real_network(short_path, "a", listen=[f"/ip4/127.0.0.1/tcp/{port}"]) as a,
+            real_network(short_path, "b") as b,
+        ):
+            await b.connect(a.peer_id, a.addresses)
+            port = port_of(a.addresses)
+
+
+async def test_one_identity_runs_once_and_stale_sockets_do_not_matter(short_path: Path) -> None:
+    async with real_network(short_path, "a") as a:
+        control = Path(a.daemon_control_address.removeprefix("/unix"))
+        with pytest.raises(P2pdFailed, match="another daemon uses this identity"):
+            async with real_network(short_path, "a"):
+                pass
+    assert not list(short_path.glob("*.p2pd")) + list(short_path.glob("*.in"))
+    for path in (control, control.with_suffix(".in")):
+        with socket.socket(socket.AF_UNIX) as stale:
+            stale.bind(str(path))
+    async with real_network(short_path, "a") as a:
+        assert a.peer_id
+
+
+async def test_a_listening_address_must_be_tcp(short_path: Path) -> None:
+    with pytest.raises(P2pdFailed, match="cannot listen on /ip4/127.0.0.1/udp/1/quic-v1"):
+        async with real_network(short_path, "a", listen=["/ip4/127.0.0.1/udp/1/quic-v1"]):
+            pass
+
+
+async def test_announced_addresses_come_first_and_a_local_one_stays(short_path: Path) -> None:
+    announced = "/dns4/seed.example/tcp/4001"
+    async with real_network(
+        short_path, "a", listen=["/ip4/0.0.0.0/tcp/0"], announce=[announced]
+    ) as a, real_network(short_path, "b") as b:
+        assert a.addresses[0] == f"{announced}/p2p/{a.peer_id}"
+        assert a.addresses[-1].startswith("/ip4/127.0.0.1/tcp/")
+        await b.connect(a.peer_id, a.addresses[-1:])
+
+
+async def test_failed_dials_name_their_step(short_path: Path) -> None:
+    async def hang_up(stream: trio.SocketStream) -> None:
+        await stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    serve_loopback = partial(trio.serve_tcp, port=0, host="127.0.0.1")
+    async with real_network(short_path, "a") as a, real_network(short_path, "b") as b:
+        async with trio.open_nursery() as nursery:
+            (listener,) = await nursery.start(serve_loopback, hang_up)
+            web = f"/ip4/127.0.0.1/tcp/{listener.socket.getsockname()[1]}"
+            for name, address, step in (
+                ("c", "/ip4/127.0.0.1/tcp/1", "dial"),
+                ("d", "/dns4/no.such.name.invalid/tcp/1", "resolve"),
+                ("e", web, "handshake"),
+                ("f", b.addresses[0].partition("/p2p/")[0], "handshake"),
+            ):
+                with pytest.raises(StreamLost, match=f"^{step}: cannot reach {peer_id_of(name)}"):
+                    await a.connect(peer_id_of(name), [address])
+            nursery.cancel_scope.cancel()
+        with pytest.raises(StreamLost, match="another peer's address"):
+            await a.connect(peer_id_of("c"), b.addresses)
+
+
+async def test_peers_find_each_other_through_a_third(short_path: Path) -> None:
+    async with (
+        real_network(short_path, "a") as a,
+        real_network(short_path, "b") as b,
+        real_network(short_path, "c") as c,
+    ):
+        await c.serve(ECHO, echo)
+        await a.connect(b.peer_id, b.addresses)
+        await c.connect(b.peer_id, b.addresses)
+        with trio.fail_after(WAIT_S):
+            while True:
+                try:
+                    stream = await a.open_stream(c.peer_id, ECHO)
+                    break
+                except StreamLost:
+                    await trio.sleep(0.05)
+        assert await ask(stream, b"found") == b"found"
+        await stream.aclose()
+
+
+CHILD = """
+import sys, trio
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from network_worlds import real_network
+
+async def main():
+    async with real_network(Path(sys.argv[1]), "child") as network:
+        print(network.statistics().p2pd_pid, flush=True)
+        await trio.sleep_forever()
+
+trio.run(main)
+"""
+
+
+async def test_a_killed_daemon_takes_its_p2pd_along(short_path: Path) -> None:
+    arguments = [sys.executable, "-c", CHILD, str(short_path), str(Path(__file__).parent)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        with trio.fail_after(30):
+            pid = int(await trio.to_thread.run_sync(child.stdout.readline))
+        assert exists(pid)
+        child.kill()
+    await wait_until(lambda: not exists(pid))
+    async with real_network(short_path, "child") as again:
+        assert again.statistics().p2pd_pid != pid
+
+
+async def test_tls_probe_reads_the_peer_id(short_path: Path) -> None:
+    async with real_network(short_path, "a") as a:
+        assert await read_peer_id("127.0.0.1", port_of(a.addresses)) == a.peer_id
+        assert await read_peer_id("localhost", port_of(a.addresses)) == a.peer_id
