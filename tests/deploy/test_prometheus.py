@@ -20,7 +20,7 @@ from peer.addresses import HostPort
 from peer.observe.endpoint import serve_metrics
 from peer.observe.metrics import Phase
 
-LIVE_S = 240
+LIVE_S = 300
 """Two peers on a busy machine: start, a few rounds, a few scrapes."""
 
 RUN_SPEC = """
@@ -40,11 +40,11 @@ validation_blocks = 4
 warmup_steps = 5
 
 [training]
-total_steps = 100000
+total_steps = 1000000
 batch_size = 2
 
 [sync]
-inner_steps = 10
+inner_steps = 200
 """
 
 
@@ -103,7 +103,10 @@ async def test_every_query_returns_data_from_a_peer_that_knows_everything(tmp_pa
 async def running_peer(
     home: Path, news: trio.MemorySendChannel[None], *command: str
 ) -> AsyncIterator[dict[str, Any]]:
-    """A peer of the command line; yields its line of `--json-ready`. Each line of its event log is news."""
+    """A peer of the command line; yields its line of `--json-ready`.
+
+    Each line of its event log is news.
+    """
     arguments = [
         Path(sys.executable).parent / "loco-peer",
         *command,
