@@ -6,10 +6,13 @@ too. Of each peer the sample with the shortest round trip counts, since it has t
 bound, until newer samples push it out. Over the peers the median is taken: up to half of them
 may be wrong or lying without moving it beyond the range of the honest ones.
 
-With an even number of peers the lower and the upper median are averaged, our own clock not
-counted. The uncertainty is the larger of the median peer's half round trip and the median
-distance of the peers from the estimate: what one would have to believe in if half of the peers
-were right.
+With an even number of clocks the two middle ones are averaged. The uncertainty is the larger of
+the median peer's half round trip and the median distance of the peers from the estimate: what
+one would have to believe in if half of the peers were right.
+
+Peers that all follow each other would swap their errors for ever: two of them, one a minute ahead,
+trade places with each correction. So whoever follows others counts its own corrected clock as
+one of them (`own_offset_s`): two then meet in the middle, and stay.
 
 Peers correct their clocks too. Samples are therefore compared with our *uncorrected* wall
 clock, while they give their corrected one: a swarm follows its majority, and never adds its own
@@ -85,14 +88,19 @@ class ClockOffsetEstimator:
         """Our own clock was set: nothing measured against it counts any longer."""
         self._samples.clear()
 
-    def estimate(self) -> ClockOffset | None:
-        """The offset as known now; None before the first sample."""
+    def estimate(self, own_offset_s: float | None = None) -> ClockOffset | None:
+        """The offset as known now; None before the first sample.
+
+        Args:
+            own_offset_s: the correction now in use, to count as one more clock. None leaves it out.
+        """
         if not self._samples:
             return None
         best = [
             min(kept, key=lambda sample: sample.round_trip_s) for kept in self._samples.values()
         ]
-        offset_s = median(sample.offset_s for sample in best)
+        own = [] if own_offset_s is None else [own_offset_s]
+        offset_s = median([*own, *(sample.offset_s for sample in best)])
         distance_s = median(abs(sample.offset_s - offset_s) for sample in best)
         half_trip_s = median(sample.round_trip_s for sample in best) / 2
         return ClockOffset(offset_s, max(distance_s, half_trip_s), len(best))

@@ -88,3 +88,24 @@ def test_a_peer_that_left_counts_no_longer():
     estimator.forget("b")
     estimator.forget("never there")
     assert estimator.estimate().offset_s == 0.0
+
+
+def _settle(skews_s, follows, rounds=40):
+    """Corrected clocks (s ahead of the truth) after everybody has followed its peers some times."""
+    offsets_s = [0.0] * len(skews_s)
+    for _ in range(rounds):
+        shown_s = [skew + offset for skew, offset in zip(skews_s, offsets_s, strict=True)]
+        for me, theirs in enumerate(follows):
+            estimator = ClockOffsetEstimator()
+            for peer in theirs:
+                estimator.add(f"p{peer}", 1000.0 + shown_s[peer], 0.0, 1000.0 + skews_s[me])
+            offsets_s[me] = estimator.estimate(offsets_s[me]).offset_s
+    return [skew + offset for skew, offset in zip(skews_s, offsets_s, strict=True)]
+
+
+def test_peers_that_follow_each_other_come_to_agree():
+    assert _settle([0.0, 60.0], [[1], [0]]) == pytest.approx([30.0, 30.0])
+    ring = _settle([0.0, 60.0, -30.0], [[1], [2], [0]])
+    assert max(ring) - min(ring) < 0.01
+    everybody = [[other for other in range(5) if other != me] for me in range(5)]
+    assert _settle([0.0, 0.0, 0.0, 60.0, -3600.0], everybody) == pytest.approx([0.0] * 5)
