@@ -1,0 +1,125 @@
+"""Reading peer ids from certificates, and which step a failed probe names."""
+
+import datetime
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import pytest
+import trio
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.x509.oid import NameOID
+from network_worlds import SeededEntropy
+
+from peer.identity import Identity
+from peer.network.tls_probe import peer_id_of_certificate, read_peer_id
+from protocol.errors import StreamLost
+from protocol.peer_id import KEY_PROTOBUF_PREFIX
+
+IDENTITY = Identity(SeededEntropy("tls").token_bytes(32))
+OID = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
+
+
+def signed_key(key: bytes, signature: bytes) -> bytes:
+    body = b"\x04" + bytes([len(key)]) + key + b"\x04" + bytes([len(signature)]) + signature
+    return b"\x30" + bytes([len(body)]) + body
+
+
+def certificate(make_extension: Callable[[bytes], bytes | None]) -> bytes:
+    """A self-signed certificate; `make_extension` gets the bytes that the peer's key must sign."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.SERIAL_NUMBER, "1")])
+    now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now)
+        .not_valid_after(now + datetime.timedelta(days=1))
+    )
+    own = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    value = make_extension(b"libp2p-tls-handshake:" + own)
+    if value is not None:
+        builder = builder.add_extension(x509.UnrecognizedExtension(OID, value), critical=False)
+    return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.DER)
+
+
+def good(to_sign: bytes) -> bytes:
+    return signed_key(KEY_PROTOBUF_PREFIX + IDENTITY.public_key, IDENTITY.sign(to_sign))
+
+
+def test_a_good_certificate_proves_its_peer() -> None:
+    assert peer_id_of_certificate(certificate(good)) == IDENTITY.peer_id
+
+
+@pytest.mark.parametrize(
+    ("make_extension", "words"),
+    [
+        (lambda _: None, "not a libp2p certificate"),
+        (lambda to_sign: good(to_sign + b"x"), "not signed by 12D3KooW"),
+        (lambda to_sign: good(to_sign)[:-1], "cut off"),
+        (lambda to_sign: good(to_sign) + b"x", "bytes too many"),
+        (lambda _: b"", "cannot be read"),
+        (lambda _: b"\x04\x01x", "cannot be read"),
+        (lambda _: signed_key(b"\x08\x00\x12\x01k", b"s"), "not an Ed25519 key"),
+    ],
+)
+def test_other_certificates_prove_nothing(
+    make_extension: Callable[[bytes], bytes | None], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        peer_id_of_certificate(certificate(make_extension))
+
+
+def test_bytes_that_are_no_certificate_prove_nothing() -> None:
+    with pytest.raises(ValueError, match=r"."):
+        peer_id_of_certificate(b"certificate")
+
+
+async def say_http(stream: trio.SocketStream) -> None:
+    await stream.receive_some(1024)
+    await stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+async def say_noise_only(stream: trio.SocketStream) -> None:
+    await stream.receive_some(1024)
+    await stream.send_all(b"\x13/multistream/1.0.0\n\x03na\n")
+
+
+async def say_no_tls(stream: trio.SocketStream) -> None:
+    await stream.receive_some(1024)
+    await stream.send_all(b"\x13/multistream/1.0.0\n\x0b/tls/1.0.0\n" + bytes(100))
+
+
+async def hang_up(stream: trio.SocketStream) -> None:
+    await stream.receive_some(1024)
+
+
+@pytest.mark.parametrize(
+    ("serve", "words"),
+    [
+        (say_http, "protocol: .* does not speak libp2p"),
+        (say_noise_only, "protocol: .* not over TLS: it said 'na'"),
+        (say_no_tls, "handshake: .* did not prove who it is"),
+        (hang_up, "protocol: .* it hung up"),
+    ],
+)
+async def test_a_failed_probe_names_its_step(
+    serve: Callable[[trio.SocketStream], Awaitable[None]], words: str
+) -> None:
+    async with trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
+        with pytest.raises(StreamLost, match=words):
+            await read_peer_id("127.0.0.1", listener.socket.getsockname()[1])
+        nursery.cancel_scope.cancel()
+
+
+async def test_nobody_there_and_no_such_name() -> None:
+    with pytest.raises(StreamLost, match=r"^dial: cannot connect to 127.0.0.1:1"):
+        await read_peer_id("127.0.0.1", 1)
+    with pytest.raises(StreamLost, match=r"^resolve: no address is known for no.such.name.invalid:1"):
+        await read_peer_id("no.such.name.invalid", 1)
