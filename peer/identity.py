@@ -5,7 +5,8 @@ The file is in libp2p's marshalled private key format, so that p2pd reads the ve
     08 01     field 1, key type: Ed25519
     12 40     field 2, 64 bytes: the 32 bytes of the private key, then the 32 of the public one
 
-Whoever reads this file can speak as this peer; a file that others may read is therefore refused, not repaired.
+Whoever reads this file can speak as this peer; a file that others may read is therefore refused,
+not repaired.
 """
 
 import os
@@ -54,7 +55,7 @@ class Identity:
 
 
 def verify(peer_id: PeerId, data: bytes, signature: bytes) -> bool:
-    """Whether `signature` over `data` was made by `peer_id`. False as well for what is not a peer id."""
+    """Whether `peer_id` made `signature` over `data`; False as well for what is no peer id."""
     try:
         Ed25519PublicKey.from_public_bytes(public_key_from_peer_id(peer_id)).verify(signature, data)
     except (InvalidSignature, LocoError, ValueError):
@@ -89,8 +90,8 @@ def load(path: Path) -> Identity:
         raise
     except OSError as error:
         raise IdentityUnusable(
-            f"cannot read the identity file {path} ({error.strerror}): make it readable by the user who "
-            "runs the daemon, or choose another home"
+            f"cannot read the identity file {path} ({error.strerror}): make it readable by the "
+            "user who runs the daemon, or choose another home"
         ) from error
     _check_mode(path, mode)
     return _parse(path, data)
@@ -99,15 +100,18 @@ def load(path: Path) -> Identity:
 def _check_mode(path: Path, mode: int) -> None:
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise IdentityUnusable(
-            f"the identity file {path} is open to other users (mode {stat.S_IMODE(mode):04o}): if nobody else "
-            f"has read it, run 'chmod 600 {path}'; otherwise delete it, and a new identity is made"
+            f"the identity file {path} is open to other users "
+            f"(mode {stat.S_IMODE(mode):04o}): if nobody else has read it, run "
+            f"'chmod 600 {path}'; otherwise delete it, and a new identity is made"
         )
 
 
 def _parse(path: Path, data: bytes) -> Identity:
     advice = "restore it from a copy, or delete it, and a new identity is made"
     if data[:2] in (b"\x08\x00", b"\x08\x02", b"\x08\x03"):
-        raise IdentityUnusable(f"the identity file {path} holds a key that is not Ed25519: {advice}")
+        raise IdentityUnusable(
+            f"the identity file {path} holds a key that is not Ed25519: {advice}"
+        )
     if len(data) != _FILE_BYTES or not data.startswith(_FILE_PREFIX):
         raise IdentityUnusable(f"the identity file {path} is damaged: {advice}")
     identity = Identity(data[len(_FILE_PREFIX) : -SEED_BYTES])
@@ -133,8 +137,8 @@ def _create(path: Path, entropy: Entropy) -> Identity:
         return load(path)
     except OSError as error:
         raise IdentityUnusable(
-            f"cannot write the identity file {path} ({error.strerror}): make {path.parent} writable, or choose "
-            "another home"
+            f"cannot write the identity file {path} ({error.strerror}): "
+            f"make {path.parent} writable, or choose another home"
         ) from error
     return identity
 

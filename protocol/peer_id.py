@@ -1,7 +1,8 @@
 """libp2p peer ids of Ed25519 keys: text, bytes and public key, one from the other.
 
-A peer id is a multihash of the key's protobuf form. Ed25519 keys are short enough for the *identity* hash, so the
-id holds the whole key and anybody who knows the id can check a signature (libp2p specs, peer-ids):
+A peer id is a multihash of the key's protobuf form. Ed25519 keys are short enough for the
+*identity* hash, so the id holds the whole key and anybody who knows the id can check a signature
+(libp2p specs, peer-ids):
 
     00        multihash: identity
     24        length of what follows: 36
@@ -9,8 +10,8 @@ id holds the whole key and anybody who knows the id can check a signature (libp2
     12 20     field 2, 32 bytes
     ..        the public key
 
-The text form is the base58 of those 38 bytes (`12D3KooW...`). Ids of other key types carry only a hash of
-their key; they are refused, since records signed by them could not be verified.
+The text form is the base58 of those 38 bytes (`12D3KooW...`). Ids of other key types carry only a
+hash of their key; they are refused, since records signed by them could not be verified.
 """
 
 from typing import Final
@@ -32,7 +33,9 @@ _DIGIT: Final = {character: value for value, character in enumerate(_ALPHABET)}
 def peer_id_from_public_key(public_key: bytes) -> str:
     """The text form of the peer id of an Ed25519 public key (32 bytes)."""
     if len(public_key) != PUBLIC_KEY_BYTES:
-        raise ValueError(f"an Ed25519 public key has {PUBLIC_KEY_BYTES} bytes, not {len(public_key)}")
+        raise ValueError(
+            f"an Ed25519 public key has {PUBLIC_KEY_BYTES} bytes, not {len(public_key)}"
+        )
     return _base58_encode(_PREFIX + public_key)
 
 
@@ -69,7 +72,8 @@ def peer_id_from_bytes(data: bytes) -> str:
 def _check(data: bytes, shown: str) -> None:
     if data[:2] == b"\x12\x20" and len(data) == 34:
         raise RemoteProtocolError(
-            f"peer id {shown} holds only a hash of its key (RSA or ECDSA); peers need an Ed25519 identity"
+            f"peer id {shown} holds only a hash of its key (RSA or ECDSA); peers need an Ed25519 "
+            "identity"
         )
     if data[:1] == b"\x00" and data[2:4] == b"\x08\x02":
         raise RemoteProtocolError(

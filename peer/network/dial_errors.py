@@ -1,9 +1,9 @@
 """Sentences for failed dials: which step failed, out of p2pd's own words.
 
-    resolve      a name has no address
-    dial         no TCP connection: refused, unreachable, timed out, or no address known
-    handshake    connected, but the other side is not the peer it should be, or speaks no TLS
-    protocol     a peer is there, but does not speak what was asked for
+resolve      a name has no address
+dial         no TCP connection: refused, unreachable, timed out, or no address known
+handshake    connected, but the other side is not the peer it should be, or speaks no TLS
+protocol     a peer is there, but does not speak what was asked for
 """
 
 import re
@@ -20,9 +20,15 @@ MAX_DETAIL_CHARACTERS: Final = 300
 RESOLVE_TIMEOUT_S: Final = 5.0
 
 _STEPS: Final = (
-    ("protocol", re.compile(r"protocols? not supported|failed to negotiate protocol|protocol mismatch")),
+    (
+        "protocol",
+        re.compile(r"protocols? not supported|failed to negotiate protocol|protocol mismatch"),
+    ),
     ("resolve", re.compile(r"no such host|lookup |failed to resolve|server misbehaving")),
-    ("handshake", re.compile(r"security protocol|handshake|peer ?id mismatch|peer IDs? don't match|tls:")),
+    (
+        "handshake",
+        re.compile(r"security protocol|handshake|peer ?id mismatch|peer IDs? don't match|tls:"),
+    ),
 )
 
 
@@ -41,7 +47,7 @@ def dial_sentence(peer_id: PeerId, error: BaseException, protocol: str | None = 
 
 
 async def unresolved_sentence(peer_id: PeerId, addresses: Sequence[bytes]) -> str | None:
-    """The sentence for a peer of which every (binary) address is a name without an address; else None."""
+    """The sentence for a peer whose (binary) addresses are all names that do not resolve."""
     hosts = [multiaddr.parse(multiaddr.from_bytes(address))[0] for address in addresses]
     if not hosts or not all(kind in ("dns", "dns4", "dns6") for kind, _ in hosts):
         return None

@@ -1,8 +1,9 @@
 """Running the handlers of incoming streams, alike in every network.
 
-Each stream gets a task, within two bounds: so many streams at once, and so many from one peer. A stream beyond a bound is
-closed at once and counted; the peer sees the stream end, and nobody else notices. What goes wrong on one stream (a `LocoError`,
-one of trio's resource errors) ends that stream alone; anything else is a bug here and is not hidden.
+Each stream gets a task, within two bounds: so many streams at once, and so many from one peer. A
+stream beyond a bound is closed at once and counted; the peer sees the stream end, and nobody else
+notices. What goes wrong on one stream (a `LocoError`, one of trio's resource errors) ends that
+stream alone; anything else is a bug here and is not hidden.
 """
 
 from collections import Counter

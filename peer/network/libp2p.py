@@ -1,17 +1,17 @@
 """The real network: libp2p streams through a p2pd that is kept alive.
 
-    supervisor     one p2pd life after another, on the same identity, ports and control socket, with back-off in between.
-                   At the start of each life the handlers are registered again; at its end every stream is lost.
-    listener       a unix socket of ours that outlives p2pd; p2pd connects to it for each stream from outside.
-    address book   the addresses `connect` was told, by peer. A new p2pd knows nobody: `open_stream` dials again on demand.
+    supervisor     one p2pd life after another, on the same identity, ports and control socket, with
+                   back-off in between. At the start of each life the handlers are registered again;
+                   at its end every stream is lost.
+    listener       a unix socket of ours that outlives p2pd; p2pd connects to it for each stream
+                   from outside.
+    address book   the addresses `connect` was told, by peer. A new p2pd knows nobody: `open_stream`
+    dials again on demand.
 
-`generation` counts the lives. Whoever is attached to the control socket as well (the directory) waits in `wait_restarted` and attaches
-again. The control socket's path never changes.
+`generation` counts the lives. Whoever is attached to the control socket as well (the directory)
+waits in `wait_restarted` and attaches again. The control socket's path never changes.
 """
 
-import hashlib
-import os
-import tempfile
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -30,8 +30,9 @@ from . import multiaddr
 from .dial_errors import dial_sentence, unresolved_sentence
 from .handlers import Handlers
 from .libp2p_stream import Libp2pStream
-from .p2pd_client import P2pdClient, P2pdRefused, attach, enlarge_buffers, receive_stream_info
+from .p2pd_client import P2pdClient, attach, enlarge_buffers, receive_stream_info
 from .p2pd_process import ListenPorts, P2pdConfig, P2pdFailed, P2pdProcess, run_p2pd
+from .sockets import runtime_directory, socket_paths, wait_until_unused
 from .traffic import Traffic
 
 RESTART_MIN_S: Final = 0.1
@@ -42,7 +43,6 @@ HEALTH_CHECK_S: Final = 20.0
 """How often p2pd is asked who it is: finds a hung one, and addresses that it learned since."""
 UP_TIMEOUT_S: Final = 10.0
 """How long `open_stream` and `connect` wait for a p2pd that is being restarted."""
-OLD_P2PD_EXIT_S: Final = 5.0
 MAX_CONTROL_REQUESTS: Final = 64
 MAX_OPEN_STREAMS: Final = 1024
 LISTEN_BACKLOG: Final = 128
@@ -50,11 +50,13 @@ LISTEN_BACKLOG: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class Libp2pStatistics(NetworkStatistics):
-    """Attributes:
-    restarts: times that p2pd had to be started again.
-    refused_streams: streams from outside closed because a bound was reached.
-    p2pd_pid: None while no p2pd runs.
-    last_failure: why p2pd last ended; empty when it never did.
+    """What was carried, and how p2pd is doing.
+
+    Attributes:
+        restarts: times that p2pd had to be started again.
+        refused_streams: streams from outside closed because a bound was reached.
+        p2pd_pid: None while no p2pd runs.
+        last_failure: why p2pd last ended; empty when it never did.
     """
 
     restarts: int
@@ -95,7 +97,7 @@ class Libp2pNetwork:
 
     @property
     def addresses(self) -> Sequence[Address]:
-        """Full multiaddrs with /p2p/, those that most peers can reach first, one dialable locally."""
+        """Full multiaddrs with /p2p/, best first, one of them dialable locally."""
         return self._addresses
 
     @property
@@ -181,7 +183,9 @@ class Libp2pNetwork:
             while self._client is None:
                 await self._changed.wait()
         if self._client is None:
-            raise StreamLost(f"dial: cannot reach {peer_id}: our p2pd is down ({self._last_failure})")
+            raise StreamLost(
+                f"dial: cannot reach {peer_id}: our p2pd is down ({self._last_failure})"
+            )
         return self._client
 
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
@@ -231,15 +235,23 @@ class Libp2pNetwork:
             peer_id = peer_id_from_bytes(info.peer)
         except LocoError:
             client = None
-        if client is None or not self._handlers.serves(info.protocol) or not self._handlers.admit(peer_id):
+        if (
+            client is None
+            or not self._handlers.serves(info.protocol)
+            or not self._handlers.admit(peer_id)
+        ):
             await trio.aclose_forcefully(connection)
             return
         enlarge_buffers(connection)
-        await self._handlers.run(info.protocol, self._stream(client, connection, peer_id, info.protocol))
+        await self._handlers.run(
+            info.protocol, self._stream(client, connection, peer_id, info.protocol)
+        )
 
     # --- the supervisor ---------------------------------------------------------------------------
 
-    async def supervise(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def supervise(
+        self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
         """Keep a p2pd running. Started once the first one is up.
 
         Raises:
@@ -261,7 +273,10 @@ class Libp2pNetwork:
         """One life of p2pd; returns why it ended."""
         failure = ""
         try:
-            async with run_p2pd(self._config) as process, attach(self._config.control_path) as client:
+            async with (
+                run_p2pd(self._config) as process,
+                attach(self._config.control_path) as client,
+            ):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(process.keep_reading)
                     nursery.start_soon(self._check_health, client)
@@ -309,7 +324,9 @@ class Libp2pNetwork:
         local = [_local_form(address) for address in self._config.listen]
         everywhere = [*self._config.announce, *_understood(identity.addresses), *local]
         best = multiaddr.best_first(everywhere)
-        kept = best[: MAX_ADDRESSES_PER_PEER - 1] + best[-1:]  # the last is the one that works on this machine
+        kept = (
+            best[: MAX_ADDRESSES_PER_PEER - 1] + best[-1:]
+        )  # the last is the one that works on this machine
         named = (multiaddr.with_peer_id(address, self._peer_id) for address in kept)
         self._addresses = tuple(dict.fromkeys(named))
 
@@ -334,40 +351,6 @@ def _understood(addresses: Sequence[bytes]) -> list[Address]:
 def _local_form(address: Address) -> Address:
     """The address under which this machine itself reaches a listening address."""
     return address.replace("/ip4/0.0.0.0/", "/ip4/127.0.0.1/").replace("/ip6/::/", "/ip6/::1/")
-
-
-def runtime_directory() -> Path:
-    """Where this user's sockets live: `$XDG_RUNTIME_DIR/loco-peer`, else a private folder in the temporary directory.
-
-    Raises:
-        P2pdFailed: the folder belongs to somebody else.
-    """
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    usable = base and Path(base).is_dir() and os.access(base, os.W_OK)
-    folder = Path(base, "loco-peer") if base and usable else Path(tempfile.gettempdir(), f"loco-peer-{os.getuid()}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise P2pdFailed(f"{folder} must belong to you alone: run 'chmod 700 {folder}', or set XDG_RUNTIME_DIR")
-    return folder
-
-
-def socket_paths(identity_path: Path, runtime_dir: Path) -> tuple[Path, Path]:
-    """The control socket's and the listener's path: short, and the same for every start with this identity."""
-    name = hashlib.blake2b(os.fsencode(identity_path.resolve()), digest_size=8).hexdigest()
-    return runtime_dir / f"{name}.p2pd", runtime_dir / f"{name}.in"
-
-
-async def _wait_until_unused(control_path: Path) -> None:
-    """A p2pd whose daemon was killed goes by itself; one that stays belongs to a daemon that lives."""
-    with trio.move_on_after(OLD_P2PD_EXIT_S):
-        while True:
-            try:
-                await (await trio.open_unix_socket(str(control_path))).aclose()
-            except OSError:
-                return
-            await trio.sleep(RESTART_MIN_S)
-    raise P2pdFailed(f"another daemon uses this identity (its p2pd answers on {control_path}): stop it first")
 
 
 @asynccontextmanager
@@ -407,7 +390,7 @@ async def open_libp2p_network(
         P2pdFailed: p2pd did not come up; says why.
     """
     control_path, listener_path = socket_paths(identity_path, runtime_dir or runtime_directory())
-    await _wait_until_unused(control_path)
+    await wait_until_unused(control_path)
     failure: P2pdFailed | None = None
     with ListenPorts(listen) as ports:
         config = P2pdConfig(

@@ -2,11 +2,13 @@
 
 p2pd pipes each stream through a unix connection of its own. Rules:
 
-- A clean-looking end may be a truncation: p2pd ends the connection the same way whether the other side closed or vanished.
-  Length and digest are the conversation's affair.
-- When our own p2pd dies, every stream it carried is lost, however clean its end looks: the network calls `lose`, and an end of input
-  is believed only once p2pd has shown that it is alive (a dying process closes its connections one after another).
-- A write that was cancelled half-way leaves the stream unusable; it is marked lost rather than left to corrupt what follows.
+- A clean-looking end may be a truncation: p2pd ends the connection the same way whether the other
+  side closed or vanished. Length and digest are the conversation's affair.
+- When our own p2pd dies, every stream it carried is lost, however clean its end looks: the network
+  calls `lose`, and an end of input is believed only once p2pd has shown that it is alive (a dying
+  process closes its connections one after another).
+- A write that was cancelled half-way leaves the stream unusable; it is marked lost rather than left
+  to corrupt what follows.
 """
 
 from collections.abc import Awaitable, Callable
@@ -20,7 +22,8 @@ from protocol.errors import StreamLost
 from .traffic import Traffic
 
 WRITE_BYTES: Final = 1 << 20
-"""Most bytes handed to the kernel at once: large enough for full speed, small enough to count as they go."""
+"""Most bytes handed to the kernel at once: large enough for full speed, small enough to count as
+they go."""
 
 
 class Libp2pStream:
@@ -113,7 +116,9 @@ class Libp2pStream:
             except (OSError, trio.ClosedResourceError) as error:
                 raise await self._loss_now("the peer reset the stream") from error
         if not num_bytes:
-            raise await self._loss_now(f"the peer closed the stream after {filled} of {wanted} bytes")
+            raise await self._loss_now(
+                f"the peer closed the stream after {filled} of {wanted} bytes"
+            )
         self._traffic.count_received(self._protocol, num_bytes)
         return num_bytes
 

@@ -1,9 +1,10 @@
 """Multiaddrs: where a peer can be reached, as text and as bytes.
 
-An address is a chain of parts, each a protocol name with or without a value: `/ip4/203.0.113.5/tcp/4001/p2p/12D3KooW...`.
-In bytes each part is the protocol's code (uvarint), then its value: of fixed length for numbers, with a uvarint length
-before it for names and peer ids (multiformats/multiaddr, protocols.csv). Only what loco-peer uses is understood; other
-parts are refused by name, never skipped.
+An address is a chain of parts, each a protocol name with or without a value:
+`/ip4/203.0.113.5/tcp/4001/p2p/12D3KooW...`. In bytes each part is the protocol's code (uvarint),
+then its value: of fixed length for numbers, with a uvarint length before it for names and peer ids
+(multiformats/multiaddr, protocols.csv). Only what loco-peer uses is understood; other parts are
+refused by name, never skipped.
 """
 
 import ipaddress
@@ -27,12 +28,15 @@ _HOST_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9.])?")
 
 
 class InvalidAddress(LocoError):
-    """Not an address that loco-peer can use; the message says what is wrong and shows a good one."""
+    """Not an address that loco-peer can use; the message says what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Protocol:
-    """How one protocol's value is written. `size` is None for values with a length prefix, 0 for none."""
+    """How one protocol's value is written.
+
+    `size` is None for values with a length prefix, 0 for none.
+    """
 
     name: str
     code: int
@@ -113,7 +117,8 @@ def parse(address: Address) -> list[tuple[str, str]]:
 def _split(address: Address) -> Iterator[tuple[str, str]]:
     if not address.startswith("/"):
         raise InvalidAddress(
-            f"{address!r} is not a multiaddr: it must begin with '/', as in /ip4/203.0.113.5/tcp/4001"
+            f"{address!r} is not a multiaddr: it must begin with '/', as in "
+            "/ip4/203.0.113.5/tcp/4001"
         )
     words = iter(address[1:].removesuffix("/").split("/"))
     for name in words:
@@ -221,7 +226,10 @@ def with_peer_id(address: Address, peer_id: PeerId) -> Address:
 
 def join_parts(parts: Iterable[tuple[str, str]]) -> Address:
     """The text of a chain of parts."""
-    return "".join(f"/{name}" + (value if name == "unix" else f"/{value}" if value else "") for name, value in parts)
+    return "".join(
+        f"/{name}" + (value if name == "unix" else f"/{value}" if value else "")
+        for name, value in parts
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +239,8 @@ class Bootstrap:
     Attributes:
         address: multiaddr without the peer id.
         host, port: what to dial over TCP.
-        peer_id: None when the user gave `host:port` alone; it is then read from a TLS handshake and pinned.
+        peer_id: None when the user gave `host:port` alone; it is then read from a TLS handshake and
+        pinned.
     """
 
     address: Address
@@ -267,7 +276,8 @@ def _bootstrap_host_port(text: str) -> Bootstrap:
     host = host.removeprefix("[").removesuffix("]") if host.endswith("]") else host
     if not colon or not host or not (port_text.isascii() and port_text.isdecimal()):
         raise InvalidAddress(
-            f"{text!r} is not host:port; use for example 203.0.113.5:4001, [2001:db8::5]:4001 or a multiaddr"
+            f"{text!r} is not host:port; use for example 203.0.113.5:4001, [2001:db8::5]:4001 or a "
+            "multiaddr"
         )
     if not 1 <= int(port_text) <= MAX_PORT:
         raise InvalidAddress(f"{text!r}: the port must be from 1 to {MAX_PORT}")
@@ -280,14 +290,16 @@ def _host_protocol(text: str, host: str) -> str:
         return f"ip{ipaddress.ip_address(host).version}"
     except ValueError:
         if ":" in host:
-            raise InvalidAddress(f"{text!r}: write an IPv6 address in brackets, as in [2001:db8::5]:4001") from None
+            raise InvalidAddress(
+                f"{text!r}: write an IPv6 address in brackets, as in [2001:db8::5]:4001"
+            ) from None
         return "dns"
 
 
 def best_first(addresses: Iterable[Address]) -> list[Address]:
-    """Each address once, those that most peers can reach first: public, private, link-local, loopback.
+    """Each address once, those that most peers can reach first.
 
-    A relayed address comes after every direct one but those of this machine alone.
+    Public, private, link-local, loopback. A relayed address comes after every direct one but those of this machine alone.
     """
     return sorted(dict.fromkeys(addresses), key=_distance)
 

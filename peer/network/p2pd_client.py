@@ -1,8 +1,9 @@
 """Speaking to p2pd over its control socket, straight from trio.
 
-Every request has a connection of its own, except that one lasting connection is upgraded to a *persistent* one, on which nothing
-is ever said: p2pd lives for as long as one of those is open, and its end tells us at once that p2pd is gone. A
-connection on which a STREAM_OPEN succeeded has become the stream itself.
+Every request has a connection of its own, except that one lasting connection is upgraded to a
+*persistent* one, on which nothing is ever said: p2pd lives for as long as one of those is open, and
+its end tells us at once that p2pd is gone. A connection on which a STREAM_OPEN succeeded has become
+the stream itself.
 """
 
 import socket
@@ -26,7 +27,8 @@ DIAL_TIMEOUT_S: Final = 15
 """For requests that make p2pd dial a peer; p2pd is told the same figure."""
 DIAL_MARGIN_S: Final = 2.0
 STREAM_BUFFER_BYTES: Final = 4 << 20
-"""Kernel buffer asked for on stream sockets; larger than the default it saves a fifth of the CPU time."""
+"""Kernel buffer asked for on stream sockets; larger than the default it saves a fifth of the CPU
+time."""
 
 
 class P2pdRefused(LocoError):

@@ -1,12 +1,14 @@
 """The messages of p2pd's control socket, without any IO.
 
-p2pd (go-libp2p-daemon, as shipped inside the hivemind wheel) takes a protobuf `Request` behind a uvarint length on its
-unix socket and answers with a `Response`. After a successful STREAM_OPEN the same connection *is* the libp2p
-stream. For a stream from outside, p2pd connects to our listener and writes a `StreamInfo` first.
+p2pd (go-libp2p-daemon, as shipped inside the hivemind wheel) takes a protobuf `Request` behind a
+uvarint length on its unix socket and answers with a `Response`. After a successful STREAM_OPEN the
+same connection *is* the libp2p stream. For a stream from outside, p2pd connects to our listener and
+writes a `StreamInfo` first.
 
-Seven small messages are used, of two field kinds: varints and length-delimited bytes. They are written and read
-here directly rather than through hivemind's generated module: that one registers itself in the process-wide protobuf pool
-and cannot be had without importing hivemind, which is the directory's affair alone. A test compares both encodings.
+Seven small messages are used, of two field kinds: varints and length-delimited bytes. They are
+written and read here directly rather than through hivemind's generated module: that one registers
+itself in the process-wide protobuf pool and cannot be had without importing hivemind, which is the
+directory's affair alone. A test compares both encodings.
 """
 
 from collections.abc import Mapping, Sequence
@@ -72,23 +74,17 @@ def disconnect_request(peer: bytes) -> bytes:
 
 def stream_open_request(peer: bytes, protocol: str, timeout_s: int) -> bytes:
     """STREAM_OPEN to a peer (binary id)."""
-    return _request(
-        RequestType.STREAM_OPEN, [(1, peer), (2, protocol.encode()), (3, timeout_s)]
-    )
+    return _request(RequestType.STREAM_OPEN, [(1, peer), (2, protocol.encode()), (3, timeout_s)])
 
 
 def stream_handler_request(listener: bytes, protocol: str) -> bytes:
     """STREAM_HANDLER: bring streams of `protocol` to the listener (binary multiaddr)."""
-    return _request(
-        RequestType.STREAM_HANDLER, [(1, listener), (2, protocol.encode()), (3, 0)]
-    )
+    return _request(RequestType.STREAM_HANDLER, [(1, listener), (2, protocol.encode()), (3, 0)])
 
 
 def remove_stream_handler_request(listener: bytes, protocol: str) -> bytes:
     """REMOVE_STREAM_HANDLER: undo STREAM_HANDLER."""
-    return _request(
-        RequestType.REMOVE_STREAM_HANDLER, [(1, listener), (2, protocol.encode())]
-    )
+    return _request(RequestType.REMOVE_STREAM_HANDLER, [(1, listener), (2, protocol.encode())])
 
 
 def _request(kind: RequestType, body: Sequence[Field]) -> bytes:

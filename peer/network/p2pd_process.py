@@ -1,13 +1,16 @@
 """One life of p2pd, the go-libp2p daemon that ships inside the hivemind wheel.
 
 Rules of the house:
-- TCP and TLS only. QUIC loses what was written just before a close, and Noise costs a fifth of the throughput.
+- TCP and TLS only. QUIC loses what was written just before a close, and Noise costs a fifth of the
+  throughput.
 - No relay service, no IPFS bootstrap: this process serves this swarm.
-- It must not outlive us. p2pd exits by itself when its last persistent control connection closes (p2pd_client.py holds
-  one open), and `-idleTimeout` covers the moment before the first one is there. So kill -9 of the daemon takes p2pd along.
-- A port belongs to one p2pd. go-libp2p listens with SO_REUSEPORT: a second p2pd on a taken port would start without complaint and
-  steal half of the first one's connections. `ListenPorts` therefore binds each port first, without that flag, and keeps it
-  bound (not listening) for as long as the network lives, so that a restarted p2pd finds the same ports free.
+- It must not outlive us. p2pd exits by itself when its last persistent control connection closes
+  (p2pd_client.py holds one open), and `-idleTimeout` covers the moment before the first one is
+  there. So kill -9 of the daemon takes p2pd along.
+- A port belongs to one p2pd. go-libp2p listens with SO_REUSEPORT: a second p2pd on a taken port
+  would start without complaint and steal half of the first one's connections. `ListenPorts`
+  therefore binds each port first, without that flag, and keeps it bound (not listening) for as long
+  as the network lives, so that a restarted p2pd finds the same ports free.
 """
 
 import errno
@@ -57,8 +60,8 @@ class P2pdConfig:
         control_path: unix socket that p2pd listens on for us.
         listen: multiaddrs to listen on, TCP, ports resolved.
         announce: multiaddrs to tell others instead of those it listens on; empty for no change.
-        route_by_dht: let p2pd find the addresses of peers it was never told of through its own routing table.
-        map_ports: ask the router (UPnP, NAT-PMP) for a port.
+        route_by_dht: let p2pd find the addresses of peers it was never told of through its own
+        routing table. map_ports: ask the router (UPnP, NAT-PMP) for a port.
         binary: None takes the one in the hivemind wheel.
     """
 
@@ -156,16 +159,25 @@ class ListenPorts:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
 
 def _bind_sentence(address: Address, host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} is taken ({address}): choose another with --listen, or stop the program that uses it"
+        return (
+            f"port {port} is taken ({address}): choose another with --listen, or stop the program "
+            "that uses it"
+        )
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"this machine has no address {host} ({address}): listen on 0.0.0.0 and announce the public address"
+        return (
+            f"this machine has no address {host} ({address}): listen on 0.0.0.0 and announce the "
+            "public address"
+        )
     return f"cannot listen on {address}: {error.strerror}"
 
 

@@ -1,16 +1,21 @@
 """A network in memory, under trio's clock and a seed.
 
-Time is what makes it a network. Each direction between two peers is a *link* with a model: latency, jitter, bandwidth, loss.
+Time is what makes it a network. Each direction between two peers is a *link* with a model: latency,
+jitter, bandwidth, loss.
 
-- A write is cut into segments. A segment leaves when the link is free (links are serial: `busy_until_s`), takes size / bandwidth,
-  arrives after latency + jitter, never before its predecessor. A lost segment arrives one retransmission later, as over TCP.
-- A stream holds at most `WINDOW_BYTES` that its reader has not taken; room comes back to the writer one latency after the read. That is
-  the back-pressure, and the limit of one stream on a long link.
-- Partition: nothing crosses, in flight or new; after `SILENCE_LIMIT_S` the streams break, dials fail after `DIAL_TIMEOUT_S`.
-- Kill: the peer's own streams are lost; at the other ends they end cleanly after what had arrived, as p2pd's do.
+- A write is cut into segments. A segment leaves when the link is free (links are serial:
+  `busy_until_s`), takes size / bandwidth, arrives after latency + jitter, never before its
+  predecessor. A lost segment arrives one retransmission later, as over TCP.
+- A stream holds at most `WINDOW_BYTES` that its reader has not taken; room comes back to the writer
+  one latency after the read. That is the back-pressure, and the limit of one stream on a long link.
+- Partition: nothing crosses, in flight or new; after `SILENCE_LIMIT_S` the streams break, dials
+  fail after `DIAL_TIMEOUT_S`.
+- Kill: the peer's own streams are lost; at the other ends they end cleanly after what had arrived,
+  as p2pd's do.
 
-All randomness comes from one generator per link, seeded by (seed, source, destination): the same seed and the same calls
-make the same times. Errors and bounds are the real network's (checked by one shared test suite).
+All randomness comes from one generator per link, seeded by (seed, source, destination): the same
+seed and the same calls make the same times. Errors and bounds are the real network's (checked by
+one shared test suite).
 """
 
 import hashlib
@@ -38,8 +43,10 @@ _PORT: Final = 4001
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStatistics(NetworkStatistics):
-    """Attributes:
-    refused_streams: streams from outside closed because a bound was reached.
+    """What was carried.
+
+    Attributes:
+        refused_streams: streams from outside closed because a bound was reached.
     """
 
     refused_streams: int
@@ -90,7 +97,7 @@ class SimulatedInternet:
                 self.kill(peer_id)
 
     def kill(self, peer_id: PeerId) -> None:
-        """Take a peer off the network at once, as kill -9 does. A peer that is not online is left alone."""
+        """Take a peer off the network at once, as kill -9 does; nothing if it is not online."""
         network = self._networks.pop(peer_id, None)
         if network is not None:
             network.die()

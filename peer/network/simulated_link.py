@@ -1,4 +1,7 @@
-"""One direction between two simulated peers: when a segment leaves and arrives. The rules stand in simulated.py."""
+"""One direction between two simulated peers: when a segment leaves and arrives.
+
+The rules stand in simulated.py.
+"""
 
 import random
 from dataclasses import dataclass

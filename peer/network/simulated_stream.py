@@ -1,7 +1,10 @@
-"""Both ends of a simulated stream: two one-way pipes over two links. The rules stand in simulated.py.
+"""Both ends of a simulated stream: two one-way pipes over two links.
 
-A pipe is passive: no task moves its bytes. Writer and reader compute from the clock what has left, arrived and been taken,
-and sleep until the next moment at which that changes; `_announce` wakes them when something else changes it.
+The rules stand in simulated.py.
+
+A pipe is passive: no task moves its bytes. Writer and reader compute from the clock what has left,
+arrived and been taken, and sleep until the next moment at which that changes; `_announce` wakes
+them when something else changes it.
 """
 
 import math
@@ -20,7 +23,8 @@ from .traffic import Traffic
 
 SEGMENT_BYTES: Final = 64 * 1024
 WINDOW_BYTES: Final = 6 * 1024 * 1024
-"""Most bytes of one direction of a stream that its reader has not taken; what p2pd was measured to allow."""
+"""Most bytes of one direction of a stream that its reader has not taken; what p2pd was measured to
+allow."""
 SILENCE_LIMIT_S: Final = 45.0
 """A stream on a link that has been cut for so long breaks."""
 
@@ -35,7 +39,10 @@ class _Segment:
 
 
 class _Pipe:
-    """One direction of a stream. `credit_delay_s` is how long news of a read takes back to the writer."""
+    """One direction of a stream.
+
+    `credit_delay_s` is how long news of a read takes back to the writer.
+    """
 
     def __init__(self, link: Link, credit_delay_s: float) -> None:
         self._link = link
@@ -52,7 +59,9 @@ class _Pipe:
     # --- the writer's side ------------------------------------------------------------------------
 
     async def send(self, data: memoryview, check: Callable[[], None]) -> None:
-        """Send one segment; returns when it has left. `check` raises when the stream was broken meanwhile.
+        """Send one segment; returns when it has left.
+
+        `check` raises when the stream was broken meanwhile.
 
         Raises:
             StreamLost: the reader is gone, or the link was cut for too long.
@@ -163,7 +172,12 @@ class SimulatedStream:
     """Implements `peer.ports.Stream`. Made in pairs by `open_pair`."""
 
     def __init__(
-        self, protocol: str, remote_peer_id: PeerId, traffic: Traffic, incoming: _Pipe, outgoing: _Pipe
+        self,
+        protocol: str,
+        remote_peer_id: PeerId,
+        traffic: Traffic,
+        incoming: _Pipe,
+        outgoing: _Pipe,
     ) -> None:
         self._protocol = protocol
         self._remote_peer_id = remote_peer_id
@@ -233,7 +247,9 @@ class SimulatedStream:
             while filled < len(view):
                 piece = await self._receive(len(view) - filled)
                 if not piece:
-                    raise self._loss(f"the peer closed the stream after {filled} of {len(view)} bytes")
+                    raise self._loss(
+                        f"the peer closed the stream after {filled} of {len(view)} bytes"
+                    )
                 view[filled : filled + len(piece)] = piece
                 filled += len(piece)
 
@@ -279,7 +295,9 @@ class SimulatedStream:
 
     def _loss(self, reason: str) -> StreamLost:
         self._lost = self._lost or reason
-        return StreamLost(f"{self._protocol} stream with {self._remote_peer_id} was lost: {self._lost}")
+        return StreamLost(
+            f"{self._protocol} stream with {self._remote_peer_id} was lost: {self._lost}"
+        )
 
 
 def open_pair(

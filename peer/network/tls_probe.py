@@ -1,17 +1,21 @@
 """Who answers at host:port: reads a libp2p peer id from a TLS handshake.
 
-For `--bootstrap host:port`, where the user gives no peer id: the id is read once, shown and pinned (trust on first use).
+For `--bootstrap host:port`, where the user gives no peer id: the id is read once, shown and pinned
+(trust on first use).
 
 The steps, as every libp2p TCP connection begins (specs: connections, multistream-select, tls):
 
     resolve      the name has an address
     dial         TCP
-    protocol     multistream-select: both sides say /multistream/1.0.0, we propose /tls/1.0.0, the peer repeats it
-    handshake    TLS 1.3, ALPN "libp2p". The certificate is self-signed and carries an extension with the peer's public key and
-                 that key's signature over "libp2p-tls-handshake:" + the certificate's own key. TLS proves that the other side has
-                 the certificate's key; the signature proves that the peer's key vouches for it.
+    protocol     multistream-select: both sides say /multistream/1.0.0, we propose /tls/1.0.0, the
+                 peer repeats it
+    handshake    TLS 1.3, ALPN "libp2p". The certificate is self-signed and carries an extension
+                 with the peer's public key and that key's signature over "libp2p-tls-handshake:" +
+                 the certificate's own key. TLS proves that the other side has the certificate's
+                 key; the signature proves that the peer's key vouches for it.
 
-We show no certificate of our own: under TLS 1.3 the client is done before the server can mind, and nothing is said afterwards.
+We show no certificate of our own: under TLS 1.3 the client is done before the server can mind, and
+nothing is said afterwards.
 """
 
 import ssl
@@ -128,7 +132,9 @@ async def _handshake(connection: trio.SocketStream, where: str) -> PeerId:
 def _context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # no authority stands behind it; the extension is what we verify
+    context.verify_mode = (
+        ssl.CERT_NONE
+    )  # no authority stands behind it; the extension is what we verify
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols(["libp2p"])
     return context
@@ -148,7 +154,10 @@ def peer_id_of_certificate(der: bytes) -> PeerId:
     assert isinstance(extension, x509.UnrecognizedExtension)
     key, signature = _signed_key(extension.value)
     own_key = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    if not key.startswith(KEY_PROTOBUF_PREFIX) or len(key) != len(KEY_PROTOBUF_PREFIX) + PUBLIC_KEY_BYTES:
+    if (
+        not key.startswith(KEY_PROTOBUF_PREFIX)
+        or len(key) != len(KEY_PROTOBUF_PREFIX) + PUBLIC_KEY_BYTES
+    ):
         raise ValueError("its identity is not an Ed25519 key, which every peer of a run needs")
     peer_id = peer_id_from_public_key(key[len(KEY_PROTOBUF_PREFIX) :])
     if not verify(peer_id, _SIGNED_PREFIX + own_key, signature):
@@ -157,7 +166,7 @@ def peer_id_of_certificate(der: bytes) -> PeerId:
 
 
 def _signed_key(der: bytes) -> tuple[bytes, bytes]:
-    """SEQUENCE { publicKey OCTET STRING, signature OCTET STRING }"""
+    """Key and signature out of SEQUENCE { publicKey OCTET STRING, signature OCTET STRING }."""
     body, rest = _der_value(der, _SEQUENCE)
     key, body = _der_value(body, _OCTET_STRING)
     signature, body = _der_value(body, _OCTET_STRING)

@@ -55,6 +55,8 @@ async def real_network(folder: Path, name: str, **options: object) -> AsyncItera
     """A real network with the identity called `name`."""
     load_or_create(folder / f"{name}.key", SeededEntropy(name))
     async with open_libp2p_network(
-        folder / f"{name}.key", runtime_dir=folder, **options  # type: ignore[arg-type]
+        folder / f"{name}.key",
+        runtime_dir=folder,
+        **options,  # type: ignore[arg-type]
     ) as network:
         yield network

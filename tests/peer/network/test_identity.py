@@ -1,7 +1,7 @@
 """The identity file: who may read it, and what is refused."""
 
-import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,7 @@ def test_the_file_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
     assert again.peer_id == Identity(ENTROPY.token_bytes(32)).peer_id
     assert path.read_bytes() == before
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert os.listdir(path.parent) == [path.name]
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_the_file_is_libp2ps_marshalled_key(tmp_path: Path) -> None:
@@ -65,7 +65,9 @@ def test_a_file_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
         (lambda data: b"\x08\x00" + data[2:], "not Ed25519"),
     ],
 )
-def test_a_damaged_file_is_refused_and_left_alone(tmp_path: Path, change, words: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_damaged_file_is_refused_and_left_alone(
+    tmp_path: Path, change: Callable[[bytes], bytes], words: str
+) -> None:
     path = made(tmp_path)
     damaged = change(path.read_bytes())
     path.write_bytes(damaged)

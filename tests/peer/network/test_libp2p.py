@@ -65,7 +65,11 @@ async def test_killed_p2pd_is_replaced_and_everything_goes_on(short_path: Path) 
         for killed in (a, b):
             stream = await a.open_stream(b.peer_id, ECHO)
             assert await ask(stream, b"before") == b"before"
-            generation, addresses, pid = killed.generation, killed.addresses, killed.statistics().p2pd_pid
+            generation, addresses, pid = (
+                killed.generation,
+                killed.addresses,
+                killed.statistics().p2pd_pid,
+            )
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
             if killed is a:
@@ -161,9 +165,10 @@ async def test_a_listening_address_must_be_tcp(short_path: Path) -> None:
 
 async def test_announced_addresses_come_first_and_a_local_one_stays(short_path: Path) -> None:
     announced = "/dns4/seed.example/tcp/4001"
-    async with real_network(
-        short_path, "a", listen=["/ip4/0.0.0.0/tcp/0"], announce=[announced]
-    ) as a, real_network(short_path, "b") as b:
+    async with (
+        real_network(short_path, "a", listen=["/ip4/0.0.0.0/tcp/0"], announce=[announced]) as a,
+        real_network(short_path, "b") as b,
+    ):
         assert a.addresses[0] == f"{announced}/p2p/{a.peer_id}"
         assert a.addresses[-1].startswith("/ip4/127.0.0.1/tcp/")
         await b.connect(a.peer_id, a.addresses[-1:])
@@ -228,7 +233,7 @@ trio.run(main)
 
 async def test_a_killed_daemon_takes_its_p2pd_along(short_path: Path) -> None:
     arguments = [sys.executable, "-c", CHILD, str(short_path), str(Path(__file__).parent)]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE) as child:  # noqa: ASYNC220 - ends below
         assert child.stdout is not None
         with trio.fail_after(30):
             pid = int(await trio.to_thread.run_sync(child.stdout.readline))

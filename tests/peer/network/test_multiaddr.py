@@ -67,7 +67,10 @@ def test_other_texts_are_refused_and_nothing_worse(text: str) -> None:
         ("/ip4/300.0.0.1/tcp/1", "300"),
         ("/dns4/bad name/tcp/1", "not a host name"),
         ("/unix/" + "a" * 200, "at most 107 bytes"),
-        ("/ip4/1.2.3.4/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N", "hash of its key"),
+        (
+            "/ip4/1.2.3.4/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N",
+            "hash of its key",
+        ),
         ("/" + "quic-v1/" * 40, "parts"),
     ],
 )

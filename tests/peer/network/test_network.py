@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -40,15 +41,17 @@ def short_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def pair(
-    kind: str, clock: trio.abc.Clock | None, short_path: Path
-) -> AsyncIterator[Pair]:
+async def pair(kind: str, clock: trio.abc.Clock | None, short_path: Path) -> AsyncIterator[Pair]:
     """Two networks, not yet connected."""
     async with AsyncExitStack() as stack:
         if kind == "simulated":
             internet = SimulatedInternet(seed=1)
-            one: AnyNetwork = await stack.enter_async_context(internet.open_network(peer_id_of("a")))
-            other: AnyNetwork = await stack.enter_async_context(internet.open_network(peer_id_of("b")))
+            one: AnyNetwork = await stack.enter_async_context(
+                internet.open_network(peer_id_of("a"))
+            )
+            other: AnyNetwork = await stack.enter_async_context(
+                internet.open_network(peer_id_of("b"))
+            )
         else:
             one = await stack.enter_async_context(real_network(short_path, "a"))
             other = await stack.enter_async_context(real_network(short_path, "b"))
@@ -69,9 +72,13 @@ async def connected(pair: Pair) -> None:
     await pair.connect()
 
 
+def nothing_open(network: AnyNetwork) -> bool:
+    return network.statistics().open_streams == 0
+
+
 async def assert_nothing_open(pair: Pair) -> None:
     for network in (pair.a, pair.b):
-        await wait_until(lambda network=network: network.statistics().open_streams == 0)  # type: ignore[misc]
+        await wait_until(partial(nothing_open, network))
 
 
 async def test_echo_and_who_is_at_the_other_end(pair: Pair) -> None:
@@ -133,7 +140,10 @@ async def test_bulk_both_ways_at_once_is_whole(pair: Pair) -> None:
         await exchange(stream, there, "back")
         await stream.aclose()
         await assert_nothing_open(pair)
-    assert received == {"there": hashlib.sha256(there).digest(), "back": hashlib.sha256(back).digest()}
+    assert received == {
+        "there": hashlib.sha256(there).digest(),
+        "back": hashlib.sha256(back).digest(),
+    }
     for network in (pair.a, pair.b):
         statistics = network.statistics()
         assert statistics.sent_bytes == {"/loco/bulk/1": BULK_BYTES}

@@ -23,8 +23,6 @@ async def echo(stream: Stream) -> None:
         await stream.send_all(data)
 
 
-
-
 async def take_and_acknowledge(stream: Stream) -> None:
     size = bytearray(8)
     await stream.receive_into(memoryview(size))
@@ -100,7 +98,9 @@ async def test_a_small_message_passes_a_bulk_transfer(autojump_clock: MockClock)
     await with_two(SimulatedInternet(1, link=LinkModel(0.01, bandwidth_bytes_per_s=1e6)), body)
 
 
-async def test_one_stream_on_a_long_link_is_limited_by_its_window(autojump_clock: MockClock) -> None:
+async def test_one_stream_on_a_long_link_is_limited_by_its_window(
+    autojump_clock: MockClock,
+) -> None:
     async def body(a: SimulatedNetwork, _b: SimulatedNetwork) -> None:
         # The window is refilled once per round trip; the eight bytes of length cost one more.
         assert await transfer(a, 10 * WINDOW_BYTES) == pytest.approx(11 * 0.2, rel=0.01)
@@ -191,7 +191,9 @@ async def test_a_partition_leaves_others_alone(autojump_clock: MockClock) -> Non
     await with_two(internet, body)
 
 
-async def test_a_killed_peer_is_lost_to_itself_and_ended_for_others(autojump_clock: MockClock) -> None:
+async def test_a_killed_peer_is_lost_to_itself_and_ended_for_others(
+    autojump_clock: MockClock,
+) -> None:
     internet = SimulatedInternet(1)
     at_b = []
 
@@ -246,7 +248,9 @@ def trace(seed: int) -> list[tuple[str, float]]:
                 nursery.start_soon(one, a, index)
 
     link = LinkModel(0.02, 0.05, 1e6, 0.1)
-    trio.run(with_two, SimulatedInternet(seed, link=link), body, clock=MockClock(autojump_threshold=0))
+    trio.run(
+        with_two, SimulatedInternet(seed, link=link), body, clock=MockClock(autojump_threshold=0)
+    )
     return lines
 
 
@@ -265,7 +269,7 @@ def test_the_same_seed_makes_the_same_links() -> None:
 
 
 def test_the_same_seed_makes_the_same_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trio._core import _run  # noqa: PLC0415, PLC2701 - trio's scheduler has no public seed
+    from trio._core import _run  # the scheduler has no public seed
 
     def seeded(seed: int) -> list[tuple[str, float]]:
         _run._r.seed(1)

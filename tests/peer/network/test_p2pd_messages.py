@@ -95,7 +95,8 @@ def test_garbage_is_refused_and_nothing_worse(data: bytes) -> None:
 def test_nothing_of_hivemind_or_protobuf_is_imported() -> None:
     script = (
         "import sys, peer.network.libp2p, peer.network.tls_probe;"
-        "print([m for m in ('hivemind', 'google.protobuf', 'torch', 'asyncio.base_events') if m in sys.modules])"
+        "print([m for m in ('hivemind', 'google.protobuf', 'torch', 'asyncio.base_events') if m in "
+        "sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

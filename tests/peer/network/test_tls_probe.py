@@ -1,6 +1,6 @@
 """Reading peer ids from certificates, and which step a failed probe names."""
 
-import datetime
+import datetime as dt
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -31,7 +31,7 @@ def certificate(make_extension: Callable[[bytes], bytes | None]) -> bytes:
     """A self-signed certificate; `make_extension` gets the bytes that the peer's key must sign."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.SERIAL_NUMBER, "1")])
-    now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    now = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     builder = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -39,7 +39,7 @@ def certificate(make_extension: Callable[[bytes], bytes | None]) -> bytes:
         .public_key(key.public_key())
         .serial_number(1)
         .not_valid_before(now)
-        .not_valid_after(now + datetime.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
     )
     own = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     value = make_extension(b"libp2p-tls-handshake:" + own)
@@ -121,5 +121,7 @@ async def test_a_failed_probe_names_its_step(
 async def test_nobody_there_and_no_such_name() -> None:
     with pytest.raises(StreamLost, match=r"^dial: cannot connect to 127.0.0.1:1"):
         await read_peer_id("127.0.0.1", 1)
-    with pytest.raises(StreamLost, match=r"^resolve: no address is known for no.such.name.invalid:1"):
+    with pytest.raises(
+        StreamLost, match=r"^resolve: no address is known for no.such.name.invalid:1"
+    ):
         await read_peer_id("no.such.name.invalid", 1)
