@@ -46,8 +46,7 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "addresses": "multiaddrs that others can dial",
         "home": "directory",
     },
-    EventName.PEER_LINKED: _REMOTE
-    | {"incarnation": "theirs", "rtt_s": "of the first beat", "round": "theirs"},
+    EventName.PEER_LINKED: _REMOTE | {"incarnation": "theirs", "round": "theirs"},
     EventName.PEER_LOST: _REMOTE | {"reason": "what broke the link, or silence"},
     EventName.PEER_LEFT: _REMOTE,
     EventName.RUN_RECEIVED: _REMOTE | {"run_id": "of the run spec", "name": "of the run"},
@@ -71,8 +70,6 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
     | {
         "partner": "peer id",
         "seconds": "of the exchange",
-        "sent_bytes": "to the partner",
-        "received_bytes": "from the partner",
         "distance": "root mean square per parameter of our weights less the partner's",
     },
     EventName.ROUND_SKIPPED: _ROUND

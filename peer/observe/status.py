@@ -1,5 +1,6 @@
 """What a peer says of itself: one snapshot for `loco-peer status`, the demo and the tests."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -87,8 +88,8 @@ class Status:
             "round": self.round,
             "step": self.step,
             "tokens": self.tokens,
-            "train_loss": self.train_loss,
-            "validation_loss": self.validation_loss,
+            "train_loss": _finite(self.train_loss),
+            "validation_loss": _finite(self.validation_loss),
             "outcomes": {"averaged": self.outcomes.averaged, "skipped": skipped},
             "peers": [_peer_json(peer) for peer in self.peers],
             "metrics": self.metrics,
@@ -116,6 +117,11 @@ class Status:
             outcomes=Outcomes(int(outcomes["averaged"]), skipped),
             peers=tuple(PeerStatus(**peer) for peer in tree["peers"]),
         )
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no word for NaN; a loss that is none is not known."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _peer_json(peer: PeerStatus) -> dict[str, Any]:

@@ -57,6 +57,11 @@ def test_unknown_is_null() -> None:
     assert all(tree[name] is None for name in unknown)
 
 
+def test_a_loss_that_is_no_number_is_unknown() -> None:
+    tree = Status(train_loss=float("nan"), validation_loss=float("inf")).to_json()
+    assert (tree["train_loss"], tree["validation_loss"]) == (None, None)
+
+
 def test_json_comes_back() -> None:
     for status in (FULL, Status()):
         tree = json.loads(json.dumps(status.to_json()))

@@ -1,0 +1,75 @@
+"""`loco-peer export`: from the file that the daemon wrote to a checkpoint that transformers loads."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from transformers import AutoModelForCausalLM
+
+from peer.cli.export import ExportFailed, export_state
+from peer.config import ConfigError
+from peer.state.home import Home, HomeError
+from peer.state.state_file import StateScalars, write_state_file
+from peer.training.model import model_shapes
+from protocol.layout import Layout
+from protocol.run_spec import RunSpec
+from protocol.signed_spec import SignedSpec
+
+pytestmark = pytest.mark.slow
+
+SPEC = RunSpec.model_validate(
+    {"model": {"hidden_size": 16, "intermediate_size": 16, "num_layers": 1, "num_heads": 2}}
+)
+BYTE_VOCABULARY = 256
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    founder = Ed25519PrivateKey.from_private_bytes(b"f" * 32)
+    made = Home(tmp_path / "home")
+    made.prepare()
+    made.bind_run(SignedSpec.signed_by(SPEC, founder.public_key().public_bytes_raw(), founder.sign))
+    return made
+
+
+@pytest.fixture
+def state(home: Home) -> Path:
+    layout = Layout.from_shapes(model_shapes(SPEC.model, BYTE_VOCABULARY))
+    phi_P = np.arange(layout.padded_parameters, dtype=np.float32) / 1e6
+    path = home.state_dir / "now.state"
+    scalars = StateScalars("ab" * 16, 3, layout.digest, 0, 0, 99)
+    write_state_file(path, scalars, phi_P, np.full_like(phi_P, 7.0))
+    return path
+
+
+def test_the_slow_weights_are_exported(home: Home, state: Path, tmp_path: Path) -> None:
+    export_state(home, {"path": str(state), "round": 3, "tokens": 99}, tmp_path / "hf")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    layout = Layout.from_shapes(model_shapes(SPEC.model, BYTE_VOCABULARY))
+    entry = next(e for e in layout.entries if e.name == "model.embed_tokens.weight")
+    first = model.get_input_embeddings().weight.detach().numpy().ravel()[:3]
+    assert first.tolist() == pytest.approx([(entry.offset + i) / 1e6 for i in range(3)])
+    assert '"round": 3' in (tmp_path / "hf" / "loco_peer.json").read_text()
+
+
+def test_a_state_of_another_size_is_refused(home: Home, state: Path, tmp_path: Path) -> None:
+    with state.open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(ExportFailed, match="the run's model needs"):
+        export_state(home, {"path": str(state)}, tmp_path / "hf")
+    assert not (tmp_path / "hf").exists()
+
+
+def test_a_folder_that_holds_something_else_is_refused(
+    home: Home, state: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "mine").touch()
+    with pytest.raises(ConfigError, match="not empty"):
+        export_state(home, {"path": str(state)}, tmp_path / "hf")
+
+
+def test_a_home_without_a_run_has_nothing_to_export(tmp_path: Path) -> None:
+    with pytest.raises(HomeError, match="belongs to no run"):
+        export_state(Home(tmp_path), {"path": "x"}, tmp_path / "hf")
