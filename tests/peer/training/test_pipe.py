@@ -12,7 +12,7 @@ from peer.training.settings import TrainerSettings
 MESSAGES = [
     Load(3),
     TrainRound(7, 50, (("a", 4), ("b", 2)), 1, 99),
-    Apply(7, 0.5),
+    Apply(7),
     Evaluated(7, 2.5, 8192, 0.25),
     Ready(10, 128, "ab", "cpu", "fp32", 8, 11.5),
     TrainerSettings(b"{}", "a", "/c", 256),
@@ -44,7 +44,7 @@ def test_messages_survive_in_pieces(size):
         {"kind": "Load", "version": 1, "more": 2},
         {"kind": "Load", "version": True},
         {"kind": "Load", "version": "1"},
-        {"kind": "Apply", "round": 1, "own_weight": None},
+        {"kind": "Apply", "round": None},
         {"kind": "ModelDescription", "shapes": [["a"]]},
         {"kind": ["Load"]},
         [1, 2],
@@ -54,12 +54,6 @@ def test_messages_survive_in_pieces(size):
 def test_anything_else_is_refused(tree):
     with pytest.raises(pipe.PipeError):
         list(pipe.Decoder().feed(_frame(tree)))
-
-
-def test_a_whole_number_is_a_float():
-    assert list(pipe.Decoder().feed(_frame({"kind": "Apply", "round": 1, "own_weight": 1}))) == [
-        Apply(1, 1.0)
-    ]
 
 
 def test_a_frame_over_the_bound_is_refused_before_it_is_read():

@@ -66,7 +66,7 @@ async def test_a_pending_snapshot_keeps_the_next_round_open(autojump_clock: Mock
         with trio.move_on_after(3):
             await trainer.receive()
             pytest.fail("the round was closed while a snapshot was pending")
-        await trainer.send(Apply(0, 1.0))
+        await trainer.send(Apply(0))
         assert isinstance(await trainer.receive(), Applied)
         closed = await trainer.receive()
         assert isinstance(closed, RoundClosed)
@@ -83,7 +83,7 @@ async def test_without_overlap_nothing_is_trained_before_apply(autojump_clock: M
         await _next(trainer, RoundClosed)
         await trainer.send(TrainRound(1, 4, MEMBERS, 0, 32))
         await trio.sleep(10)
-        await trainer.send(Apply(0, 1.0))
+        await trainer.send(Apply(0))
         applied_s = trio.current_time()
         closed = await _next(trainer, RoundClosed)
         assert isinstance(closed, RoundClosed)

@@ -39,7 +39,7 @@ def test_without_overlap_the_wait_for_apply_is_no_hang():
     watchdog.received(CLOSED)
     watchdog.sent(ORDER)
     assert watchdog.silence_bound_s == math.inf
-    watchdog.sent(Apply(0, 1.0))
+    watchdog.sent(Apply(0))
     assert watchdog.silence_bound_s < math.inf
     watchdog.received(Applied(0, 0.0))
     assert watchdog.silence_bound_s < math.inf

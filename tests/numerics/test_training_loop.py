@@ -1,0 +1,252 @@
+"""The inner loop's numbers, against straight-line code."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+from training_worlds import PAUSE, build_world, next_order, order, run, tiny_spec
+
+from peer.training.loop import WrongCommand
+from peer.training.messages import (
+    Applied,
+    Apply,
+    CloseRound,
+    Evaluate,
+    Evaluated,
+    Load,
+    Progress,
+    RoundClosed,
+)
+from peer.training.model import initial_module
+from peer.training.schedule import learning_rate
+from peer.training.step import NonFinite
+from protocol.data_plan import DataPlan
+from training_worlds import MEMBERS, VOCABULARY, tiny_corpus
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("codec", ["int8", "fp32"])
+@pytest.mark.parametrize("steps_between", [0, 3])
+def test_apply_is_the_line_of_the_architecture(codec, steps_between):
+    world = build_world(tiny_spec(codec=codec))
+    seen = {}
+
+    def answer(event):
+        if isinstance(event, RoundClosed) and event.round == 0:
+            seen["theta_s"] = world.theta.copy()
+            seen["decoded"] = world.decoded(event.slot)
+            world.slow += np.random.default_rng(1).normal(0, 0.1, world.slow.size).astype("f4")
+            return [order(1), *[PAUSE] * steps_between, Apply(0)]
+        if isinstance(event, Applied):
+            seen["after"] = world.theta.copy()
+        return []
+
+    def before(command):
+        if isinstance(command, Apply):
+            seen["before"] = world.theta.copy()
+
+    script = run(world, order(0), answer=answer, before=before)
+    move = world.slow - seen["decoded"]
+    rounding = seen["decoded"] - seen["theta_s"]
+    expected = seen["before"] + move
+    np.testing.assert_allclose(seen["after"], expected, rtol=0, atol=1e-6)
+    assert (codec == "int8") == bool(np.abs(rounding).max() > 1e-6)
+    assert (steps_between > 0) == bool(np.abs(seen["before"] - seen["theta_s"]).max() > 1e-6)
+    (applied,) = script.of(Applied)
+    parameters = world.parts.model.layout.parameters
+    assert applied.distance == pytest.approx(np.sqrt(np.sum(move**2) / parameters), rel=1e-4)
+
+
+def test_with_an_exact_code_the_slow_weights_replace_the_snapshot():
+    world = build_world(tiny_spec(codec="fp32", overlap=False))
+
+    def answer(event):
+        if isinstance(event, RoundClosed):
+            world.slow[:] = 0.25
+            return [Apply(0)]
+        return []
+
+    run(world, order(0), answer=answer)
+    np.testing.assert_allclose(world.theta, world.slow, atol=1e-6)
+
+
+def _plain_training(steps):
+    """AdamW on an ordinary module, tensor by tensor."""
+    spec = tiny_spec()
+    module = initial_module(spec.model, VOCABULARY, spec.seed)
+    parameters = list(module.parameters())
+    section = spec.optimizer
+    adamw = torch.optim.AdamW(
+        [
+            {"params": [p for p in parameters if p.dim() > 1], "weight_decay": section.weight_decay},
+            {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
+        ],
+        betas=section.betas,
+        foreach=False,
+        fused=False,
+    )
+    corpus, position = tiny_corpus(spec), 0
+    plan = DataPlan(spec.seed, corpus.num_blocks)
+    losses = []
+    for step in range(steps):
+        taken = plan.take(0, position, 4, "me", MEMBERS)
+        position = taken.position
+        tokens = torch.from_numpy(corpus.blocks(taken.blocks))
+        logits = module(input_ids=tokens[:, :-1]).logits
+        loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, section.clip_norm)
+        for group in adamw.param_groups:
+            group["lr"] = learning_rate(section, step, 40)
+        adamw.step()
+        adamw.zero_grad()
+        losses.append(loss.item())
+    return dict(module.named_parameters()), losses
+
+
+@pytest.mark.parametrize("micro_batch", [4, 2, 3, 1])
+def test_alone_and_exactly_coded_it_is_plain_training(micro_batch):
+    world = build_world(tiny_spec(codec="fp32", overlap=False), micro_batch)
+
+    def answer(event):
+        if isinstance(event, RoundClosed):
+            world.slow[:] = world.theta
+            again = [next_order(event)] if event.round < 2 else []
+            return [Apply(event.round), *again]
+        return []
+
+    script = run(world, order(0), answer=answer)
+    expected, losses = _plain_training(12)
+    for entry in world.parts.model.layout.entries:
+        part = world.theta[entry.offset : entry.offset + entry.size].reshape(entry.shape)
+        np.testing.assert_allclose(part, expected[entry.name].detach(), rtol=1e-3, atol=2e-5)
+    mean_losses = [event.loss for event in script.of(RoundClosed)]
+    np.testing.assert_allclose(mean_losses, np.reshape(losses, (3, 4)).mean(1), rtol=1e-4)
+
+
+def _digests(*extra, seed=7):
+    spec = tiny_spec().model_copy(update={"seed": seed})
+    world = build_world(spec)
+
+    def answer(event):
+        if isinstance(event, RoundClosed) and event.round < 2:
+            return [next_order(event), PAUSE, PAUSE, *extra, Apply(event.round)]
+        return []
+
+    return [event.digest for event in run(world, order(0), answer=answer).of(RoundClosed)]
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_others():
+    first = _digests()
+    assert len(first) == 3
+    assert first == _digests()
+    assert set(first).isdisjoint(_digests(seed=8))
+
+
+def test_evaluation_leaves_no_trace_and_measures_the_slow_weights():
+    assert _digests() == _digests(Evaluate(0))
+    world = build_world(tiny_spec())
+    expected = world.parts.stepper.loss_of(world.parts.corpus.validation_blocks(4))
+    script = run(world, order(0), *[PAUSE] * 3, Evaluate(0))
+    (evaluated,) = script.of(Evaluated)
+    assert evaluated.loss == pytest.approx(expected, rel=1e-6)
+    assert evaluated.tokens == 4 * 8
+
+
+def test_padding_stays_zero():
+    world = build_world(tiny_spec())
+    run(world, order(0))
+    used = np.zeros(world.theta.size, bool)
+    for entry in world.parts.model.layout.entries:
+        used[entry.offset : entry.offset + entry.size] = True
+    assert not used.all()
+    assert not world.theta[~used].any()
+
+
+def test_a_round_waits_for_apply_and_trains_on_meanwhile():
+    world = build_world(tiny_spec())
+
+    def answer(event):
+        if isinstance(event, RoundClosed) and event.round == 0:
+            return [next_order(event), *[PAUSE] * 9, Apply(0)]
+        return []
+
+    closed = run(world, order(0), answer=answer).of(RoundClosed)
+    assert [(event.steps, event.slot) for event in closed] == [(4, 0), (9, 1)]
+
+
+def test_close_round_ends_it_after_at_least_one_step():
+    world = build_world(tiny_spec())
+    script = run(world, order(0, quota=100), CloseRound(0))
+    assert [event.steps for event in script.of(RoundClosed)] == [1]
+    script = run(build_world(tiny_spec()), order(0, quota=6), *[PAUSE] * 3, CloseRound(0), CloseRound(0))
+    assert [event.steps for event in script.of(RoundClosed)] == [3]
+
+
+def test_half_the_quota_is_reported():
+    script = run(build_world(tiny_spec()), order(0, quota=6))
+    halves = [event for event in script.of(Progress) if event.steps == 3]
+    assert [(event.round, event.tokens) for event in halves] == [(0, 3 * 32)]
+    assert halves[0].learning_rate == learning_rate(tiny_spec().optimizer, 4 * 2 / 6, 40)
+
+
+def test_load_begins_anew():
+    world = build_world(tiny_spec())
+    script = run(world, order(5, quota=50), PAUSE, PAUSE, Load(1), order(0))
+    assert [(event.round, event.steps) for event in script.of(RoundClosed)] == [(0, 4)]
+    fresh = build_world(tiny_spec())
+    assert script.of(RoundClosed)[0].digest == run(fresh, order(0)).of(RoundClosed)[0].digest
+
+
+@pytest.mark.parametrize("where", [0, 700])
+def test_a_nan_never_gets_into_a_snapshot(where):
+    world = build_world(tiny_spec())
+    world.slow[where] = np.nan
+    script = None
+    with pytest.raises(NonFinite, match="nan"):
+        script = run(world, order(0))
+    assert script is None
+    assert world.slots.header(0) is None
+
+
+def test_infinite_weights_are_refused_by_the_snapshot():
+    world = build_world(tiny_spec())
+    world.parts.model.theta_P[3] = torch.inf
+    with pytest.raises(NonFinite, match="close of round 3"):
+        world.parts.snapshots.take(3)
+    assert world.slots.header(0) is None
+    assert world.parts.snapshots.pending is None
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [
+        [Apply(0)],
+        [order(0, quota=-1)],
+        [CloseRound(3)],
+        [order(1), order(2), order(3)],
+        [order(1), order(1)],
+    ],
+)
+def test_commands_that_make_no_sense_are_refused(commands):
+    with pytest.raises(WrongCommand):
+        run(build_world(tiny_spec()), *commands)
+
+
+@pytest.mark.parametrize("wrong", [Apply(1), order(0)])
+def test_after_a_close_only_what_fits_is_obeyed(wrong):
+    def answer(event):
+        return [wrong] if isinstance(event, RoundClosed) else []
+
+    with pytest.raises(WrongCommand):
+        run(build_world(tiny_spec()), order(0), answer=answer)
+
+
+def test_a_round_of_no_steps_is_closed_at_once_with_the_weights_as_they_are():
+    world = build_world(tiny_spec(codec="fp32"))
+    before = world.slow.copy()
+    script = run(world, order(0, quota=0), answer=lambda _: [])
+    (closed,) = script.of(RoundClosed)
+    assert (closed.steps, closed.tokens) == (0, 0)
+    np.testing.assert_array_equal(world.decoded(closed.slot), before)

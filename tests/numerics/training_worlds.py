@@ -1,0 +1,131 @@
+"""A tiny trainer inside the test: real model, real loop, a script in the daemon's place."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from peer.codec import get_codec
+from peer.training.corpus import Corpus
+from peer.training.loop import InnerLoop, TrainerParts
+from peer.training.messages import Load, RoundClosed, Stop, TrainerCommand, TrainerEvent, TrainRound
+from peer.training.model import FlatModel, initial_module
+from peer.training.optimizer import FlatAdamW
+from peer.training.shared import ResultSlots
+from peer.training.snapshot import Snapshots
+from peer.training.step import Stepper
+from protocol.run_spec import (
+    DataSection,
+    ModelSection,
+    OptimizerSection,
+    RunSpec,
+    SyncSection,
+    TrainingSection,
+)
+
+VOCABULARY = 32
+MEMBERS = (("me", 1),)
+
+
+def tiny_spec(**sync) -> RunSpec:
+    return RunSpec(
+        seed=7,
+        model=ModelSection(
+            hidden_size=16, intermediate_size=24, num_layers=2, num_heads=2, context_length=8
+        ),
+        data=DataSection(validation_blocks=4),
+        optimizer=OptimizerSection(warmup_steps=2),
+        training=TrainingSection(batch_size=4, total_steps=40),
+        sync=SyncSection(inner_steps=4, **sync),
+    )
+
+
+def tiny_corpus(spec: RunSpec) -> Corpus:
+    tokens = np.random.default_rng(0).integers(0, VOCABULARY, 2000).astype(np.uint8)
+    tokens[1::2] = tokens[0::2]  # something to learn: each token comes twice
+    return Corpus(tokens[:1500], tokens[1500:], spec.model.context_length)
+
+
+@dataclass
+class World:
+    spec: RunSpec
+    parts: TrainerParts
+    slow: np.ndarray
+    slots: ResultSlots
+
+    @property
+    def theta(self) -> np.ndarray:
+        return self.parts.model.theta_P.numpy()
+
+    def decoded(self, slot: int) -> np.ndarray:
+        out = np.empty_like(self.slow)
+        codes = torch.frombuffer(self.slots.codes(slot), dtype=torch.uint8)
+        get_codec(self.spec.sync.codec).decode(codes, torch.from_numpy(out))
+        return out
+
+
+def build_world(spec: RunSpec, micro_batch: int = 4) -> World:
+    torch.set_num_threads(1)
+    model = FlatModel(initial_module(spec.model, VOCABULARY, spec.seed), torch.device("cpu"))
+    slow = model.theta_P.numpy().copy()
+    slow_P = torch.from_numpy(slow)
+    codec = get_codec(spec.sync.codec)
+    code_bytes = codec.code_bytes(slow.size)
+    daemon = ResultSlots.create(code_bytes)
+    slots = ResultSlots(daemon.fd, code_bytes, writable=True)
+    daemon.close()
+    optimizer = FlatAdamW(model, spec.optimizer)
+    stepper = Stepper(model, optimizer, "fp32", micro_batch)
+    snapshots = Snapshots(model, slow_P, slots, codec)
+    corpus = tiny_corpus(spec)
+    parts = TrainerParts(spec, "me", corpus, model, optimizer, stepper, snapshots, slow_P)
+    return World(spec, parts, slow, slots)
+
+
+PAUSE = None
+"""In a script: no command now, so the trainer goes on with a step."""
+
+Answer = Callable[[TrainerEvent], list[TrainerCommand | None]]
+
+
+@dataclass
+class Script:
+    """The daemon: commands in order; what it answers to an event is put behind them."""
+
+    commands: deque[TrainerCommand | None]
+    answer: Answer = lambda event: []
+    before: Callable[[TrainerCommand], None] = lambda command: None
+    events: list[TrainerEvent] = field(default_factory=list)
+
+    def next_command(self, *, wait: bool) -> TrainerCommand | None:
+        if not self.commands:
+            return Stop() if wait else None
+        command = self.commands.popleft()
+        if command is None:
+            return self.next_command(wait=wait) if wait else None
+        self.before(command)
+        return command
+
+    def emit(self, event: TrainerEvent) -> None:
+        self.events.append(event)
+        self.commands.extend(self.answer(event))
+
+    def of(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def run(world: World, *commands, answer: Answer = lambda event: [], before=lambda command: None):
+    """Run the loop through these commands after a Load, until it has nothing to do."""
+    script = Script(deque([Load(0), *commands]), answer, before)
+    InnerLoop(world.parts, script).run()
+    return script
+
+
+def order(round_: int, quota: int = 4, position: int = 0) -> TrainRound:
+    return TrainRound(round_, quota, MEMBERS, 0, position)
+
+
+def next_order(closed: RoundClosed) -> TrainRound:
+    return TrainRound(closed.round + 1, 4, MEMBERS, closed.epoch, closed.position)

@@ -1,0 +1,193 @@
+"""The trainer as a real child process: it works, and every way to die is told apart."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+
+import blake3
+import numpy as np
+import pytest
+import trio
+
+from peer.training import pipe
+from peer.training.corpus import prepare_corpus
+from peer.training.messages import (
+    Applied,
+    Apply,
+    Evaluate,
+    Evaluated,
+    Failed,
+    Load,
+    Ready,
+    RoundClosed,
+    TrainRound,
+)
+from peer.training.ports import TrainerDied
+from peer.training.process import initialise_weights, inspect_model, trainer_starter
+from peer.training.settings import TrainerSettings
+from peer.training.shared import SharedVector
+from protocol.run_spec import (
+    DataSection,
+    ModelSection,
+    OptimizerSection,
+    RunSpec,
+    SyncSection,
+    TrainingSection,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+
+MEMBERS = (("me", 1),)
+LIMIT_S = 120
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    for i in range(30):
+        (folder / f"{i}.txt").write_text("to be or not to be " * 20)
+    spec = RunSpec(data=DataSection(source=f"text:{folder}/*.txt", validation_blocks=4))
+    return prepare_corpus(spec, folder / "cache").path
+
+
+def _settings(corpus, hidden_size=16, learning_rate=1e-2, **model):
+    spec = RunSpec(
+        model=ModelSection(
+            hidden_size=hidden_size, intermediate_size=32, num_layers=1, num_heads=2, **model
+        ),
+        data=DataSection(validation_blocks=4),
+        optimizer=OptimizerSection(warmup_steps=0, learning_rate=learning_rate),
+        training=TrainingSection(batch_size=2),
+        sync=SyncSection(inner_steps=10),
+    )
+    return TrainerSettings(spec.to_bytes(), "me", str(corpus), 256, device="cpu", threads=1)
+
+
+@asynccontextmanager
+async def _trainer(settings):
+    layout = await inspect_model(settings)
+    with SharedVector(layout.padded_parameters) as slow, trio.fail_after(LIMIT_S):
+        assert await initialise_weights(settings, slow) == layout.digest
+        async with trainer_starter(settings, slow)(slow.array, None) as trainer:
+            ready = await trainer.receive()
+            assert isinstance(ready, Ready)
+            assert ready.layout_digest == layout.digest
+            yield trainer, slow
+
+
+async def _next(trainer, kind):
+    while not isinstance(event := await trainer.receive(), kind):
+        assert not isinstance(event, Failed), event
+    return event
+
+
+async def test_it_learns_and_says_why_it_refuses(corpus):
+    async with _trainer(_settings(corpus)) as (trainer, slow):
+        await trainer.send(Load(0))
+        await trainer.send(Evaluate(0))
+        before = (await _next(trainer, Evaluated)).loss
+        await trainer.send(TrainRound(0, 30, MEMBERS, 0, 0))
+        closed = await _next(trainer, RoundClosed)
+        codes = trainer.codes(closed.slot)
+        assert blake3.blake3(codes).hexdigest(length=16) == closed.digest
+        scales = np.frombuffer(codes[slow.array.size :], "<u2").astype("<u4") << 16
+        values = np.frombuffer(codes[: slow.array.size], "i1").reshape(-1, 128)
+        slow.array[:] = (values * scales.view("<f4")[:, None]).ravel()
+        await trainer.send(Apply(0))
+        await _next(trainer, Applied)
+        await trainer.send(Evaluate(0))
+        assert (await _next(trainer, Evaluated)).loss < before - 0.5
+        assert trainer.statistics().commands == 5
+        await trainer.send(Apply(0))
+        failed = await trainer.receive()
+        assert isinstance(failed, Failed)
+        assert (failed.reason, "nothing is pending" in failed.detail) == ("error", True)
+        with pytest.raises(TrainerDied, match="exited with 1"):
+            await trainer.receive()
+
+
+async def test_kill_in_mid_write_harms_nothing(corpus):
+    async with _trainer(_settings(corpus, hidden_size=4096)) as (trainer, slow):
+        await trainer.send(Load(0))
+        before = slow.array.copy()
+        for round_ in range(2):
+            await trainer.send(TrainRound(round_, 1, MEMBERS, 0, 0))
+            closed = await _next(trainer, RoundClosed)
+            await trainer.send(Apply(round_))
+            await _next(trainer, Applied)
+        await trainer.send(TrainRound(2, 1, MEMBERS, 0, 0))
+        while trainer._slots.header(0) is not None:  # round 2 goes where round 0 was
+            await trio.lowlevel.checkpoint()
+        os.kill(trainer.process_id, signal.SIGKILL)
+        with pytest.raises(TrainerDied, match="signal 9"):
+            while True:
+                assert not isinstance(await trainer.receive(), RoundClosed)
+        assert trainer._slots.header(0) is None
+        assert trainer._slots.header(1).round == closed.round == 1
+        codes = trainer.codes(1)
+    assert blake3.blake3(codes).hexdigest(length=16) == closed.digest
+    assert np.array_equal(slow.array, before)
+
+
+async def test_weights_that_are_not_numbers_are_reported(corpus):
+    async with _trainer(_settings(corpus)) as (trainer, slow):
+        slow.array[:] = np.nan
+        await trainer.send(Load(0))
+        await trainer.send(TrainRound(0, 5, MEMBERS, 0, 0))
+        failed = await trainer.receive()
+        assert isinstance(failed, Failed)
+        assert failed.reason == "non_finite"
+
+
+async def test_a_child_that_cannot_start_says_why(corpus, tmp_path):
+    with SharedVector(128) as slow, trio.fail_after(LIMIT_S):
+        settings = _settings(tmp_path / "no-corpus")
+        async with trainer_starter(settings, slow)(slow.array, None) as trainer:
+            failed = await trainer.receive()
+            assert isinstance(failed, Failed)
+            assert "no-corpus" in failed.detail
+            with pytest.raises(TrainerDied, match="no-corpus"):
+                await trainer.receive()
+
+
+@pytest.mark.parametrize("when", ["importing", "waiting"])
+def test_it_ends_when_the_daemon_is_gone(corpus, when):
+    ours, theirs = socket.socketpair()
+    with theirs:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "peer.training", "describe", "--socket", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+        )
+    with ours:
+        if when == "waiting":
+            ours.sendall(pipe.encode(_settings(corpus)))
+            ours.settimeout(LIMIT_S)
+            assert ours.recv(4)
+    assert child.wait(LIMIT_S) == 0
+
+
+async def test_initial_weights_follow_from_the_seed(corpus):
+    settings = _settings(corpus)
+    other = settings.run_spec().model_copy(update={"seed": 1}).to_bytes()
+    layout = await inspect_model(settings)
+    with (
+        SharedVector(layout.padded_parameters) as first,
+        SharedVector(layout.padded_parameters) as second,
+    ):
+        await initialise_weights(settings, first)
+        await initialise_weights(settings, second)
+        assert np.array_equal(first.array, second.array)
+        assert first.array.std() > 0.01
+        again = TrainerSettings(other, "me", settings.corpus_path, 256)
+        await initialise_weights(again, second)
+        assert not np.array_equal(first.array, second.array)
+
+
+async def test_only_the_shared_weights_will_do(corpus):
+    with SharedVector(128) as slow:
+        with pytest.raises(ValueError, match="shared"):
+            async with trainer_starter(_settings(corpus), slow)(np.zeros(128, "f4"), None):
+                pass
