@@ -245,6 +245,7 @@ async def run_daemon(config, spec, home):
             await nursery.start(serve_control, home.control_socket, handlers)
             print("ready", flush=True)
             await stop.wait()
+            await trio.sleep(0.2)  # leaving takes a while, as it does for the real one
             nursery.cancel_scope.cancel()
         return ExitCode.OK
 
@@ -278,6 +279,7 @@ def test_status_and_leave_of_a_live_daemon(process, tmp_path: Path) -> None:
     assert second.exit_code == 2
     assert f"pid {process.pid}" in second.stderr
     assert loco("leave").exit_code == 0
+    assert not Home(tmp_path / "home").in_use()
     assert process.wait(timeout=20) == 0
     assert loco("status").exit_code == 4
 

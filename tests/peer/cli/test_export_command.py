@@ -1,4 +1,4 @@
-"""`loco-peer export`: from the file that the daemon wrote to a checkpoint that transformers loads."""
+"""`loco-peer export`: from the state file of the daemon to a checkpoint for transformers."""
 
 from pathlib import Path
 

@@ -77,6 +77,26 @@ async def test_the_second_signal_ends_at_once(nursery, number: int, code: ExitCo
     assert (job.times_asked, job.cancelled) == (1, True)
 
 
+async def test_the_second_signal_has_the_last_word(nursery) -> None:
+    asked = trio.Event()
+
+    async def ends_well_when_cut_off() -> ExitCode:
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled:
+            return ExitCode.OK
+        return ExitCode.FAILURE
+
+    async def twice() -> None:
+        await _later(send, signal.SIGTERM)
+        await asked.wait()
+        await _later(send, signal.SIGTERM)
+
+    nursery.start_soon(twice)
+    code = await run_until_signalled(ends_well_when_cut_off, asked.set, grace_s=60)
+    assert code is ExitCode.TERMINATED
+
+
 async def test_when_the_grace_is_over_it_is_a_failure(nursery, autojump_clock) -> None:
     job = Job(obeys=False)
     nursery.start_soon(_later, send, signal.SIGTERM)

@@ -1,12 +1,15 @@
 """The event log: one whole line per event, whatever happens."""
 
+import ast
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import trio
 
+import peer
 from peer.config import LogFormat
 from peer.observe.event_names import FIELDS, EventName
 from peer.observe.events import EventLog
@@ -52,6 +55,22 @@ async def test_fields_that_nobody_documented_are_told() -> None:
     log.emit("Leaving", raeson="signal")
     assert log.statistics().undocumented == {"Leaving.raeson"}
     assert log.statistics().written == 2
+
+
+def emitted() -> Iterator[tuple[str, set[str]]]:
+    """Event and fields of every call of `emit` in the source."""
+    for path in Path(peer.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(args=[ast.Attribute(value=ast.Name(id="EventName"), attr=name)]):
+                    yield name, {keyword.arg or "**" for keyword in node.keywords}
+
+
+def test_every_field_in_the_source_is_documented() -> None:
+    found = list(emitted())
+    assert found
+    for name, fields in found:
+        assert fields <= set(FIELDS[EventName[name]]), name
 
 
 async def test_every_line_is_strict_json_and_bounded() -> None:
