@@ -30,7 +30,13 @@ from . import multiaddr
 from .dial_errors import dial_sentence, unresolved_sentence
 from .handlers import Handlers
 from .libp2p_stream import Libp2pStream
-from .p2pd_client import P2pdClient, attach, enlarge_buffers, receive_stream_info
+from .p2pd_client import (
+    P2pdClient,
+    attach,
+    connect_past_backoff,
+    enlarge_buffers,
+    receive_stream_info,
+)
 from .p2pd_process import ListenPorts, P2pdConfig, P2pdFailed, P2pdProcess, run_p2pd
 from .sockets import runtime_directory, socket_paths, wait_until_unused
 from .traffic import Traffic
@@ -157,7 +163,7 @@ class Libp2pNetwork:
 
     async def _dial(self, client: P2pdClient, peer_id: PeerId, peer: bytes) -> None:
         try:
-            await client.connect(peer, self._book.get(peer_id, ()))
+            await connect_past_backoff(client, peer, self._book.get(peer_id, ()))
         except LocoError as error:
             # p2pd passes over names that it cannot resolve without a word.
             unresolved = await unresolved_sentence(peer_id, self._book.get(peer_id, ()))
@@ -321,8 +327,8 @@ class Libp2pNetwork:
     async def _read_identity(self, client: P2pdClient) -> None:
         identity = await client.identify()
         self._peer_id = peer_id_from_bytes(identity.peer)
-        local = [_local_form(address) for address in self._config.listen]
-        everywhere = [*self._config.announce, *_understood(identity.addresses), *local]
+        local = [multiaddr.local_form(address) for address in self._config.listen]
+        everywhere = [*self._config.announce, *multiaddr.understood(identity.addresses), *local]
         best = multiaddr.best_first(everywhere)
         kept = (
             best[: MAX_ADDRESSES_PER_PEER - 1] + best[-1:]
@@ -335,22 +341,6 @@ def _first_leaf(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def _understood(addresses: Sequence[bytes]) -> list[Address]:
-    """The text of the addresses we can read; p2pd may learn of kinds that we do not use."""
-    texts = []
-    for address in addresses:
-        try:
-            texts.append(multiaddr.from_bytes(address))
-        except multiaddr.InvalidAddress:
-            continue
-    return texts
-
-
-def _local_form(address: Address) -> Address:
-    """The address under which this machine itself reaches a listening address."""
-    return address.replace("/ip4/0.0.0.0/", "/ip4/127.0.0.1/").replace("/ip6/::/", "/ip6/::1/")
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ refused by name, never skipped.
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -299,7 +299,8 @@ def _host_protocol(text: str, host: str) -> str:
 def best_first(addresses: Iterable[Address]) -> list[Address]:
     """Each address once, those that most peers can reach first.
 
-    Public, private, link-local, loopback. A relayed address comes after every direct one but those of this machine alone.
+    Public, private, link-local, loopback.
+    A relayed address comes after every direct one but those of this machine alone.
     """
     return sorted(dict.fromkeys(addresses), key=_distance)
 
@@ -335,3 +336,19 @@ def _ip_distance(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> int:
     if ip.is_link_local:
         return _LINK_LOCAL
     return _PRIVATE if ip.is_private else _PUBLIC
+
+
+def understood(addresses: Sequence[bytes]) -> list[Address]:
+    """The text of those binary addresses that we can read; p2pd may learn of other kinds."""
+    texts = []
+    for address in addresses:
+        try:
+            texts.append(from_bytes(address))
+        except InvalidAddress:
+            continue
+    return texts
+
+
+def local_form(address: Address) -> Address:
+    """The address under which this machine itself reaches a listening address."""
+    return address.replace("/ip4/0.0.0.0/", "/ip4/127.0.0.1/").replace("/ip6/::/", "/ip6/::1/")

@@ -26,6 +26,9 @@ CONTROL_TIMEOUT_S: Final = 10.0
 DIAL_TIMEOUT_S: Final = 15
 """For requests that make p2pd dial a peer; p2pd is told the same figure."""
 DIAL_MARGIN_S: Final = 2.0
+BACKOFF_WAIT_S: Final = 6.0
+"""A little more than p2pd's shortest pause after a failed dial."""
+BACKOFF_LOOK_S: Final = 0.25
 STREAM_BUFFER_BYTES: Final = 4 << 20
 """Kernel buffer asked for on stream sockets; larger than the default it saves a fifth of the CPU
 time."""
@@ -127,6 +130,25 @@ async def attach(control_path: Path) -> AsyncIterator[P2pdClient]:
         request = messages.simple_request(RequestType.PERSISTENT_CONN_UPGRADE)
         await _exchange(connection, request, CONTROL_TIMEOUT_S)
         yield P2pdClient(control_path, connection)
+
+
+async def connect_past_backoff(client: P2pdClient, peer: bytes, addresses: Sequence[bytes]) -> None:
+    """Connect, waiting while p2pd refuses to try.
+
+    After a failed dial, its own included, p2pd tries that address again only some seconds later.
+    A peer that restarts would stay out of reach for as long, although it is back.
+
+    Raises:
+        P2pdRefused: it cannot be reached.
+    """
+    give_up_s = trio.current_time() + BACKOFF_WAIT_S
+    while True:
+        try:
+            return await client.connect(peer, addresses)
+        except P2pdRefused as error:
+            if "dial backoff" not in str(error) or trio.current_time() > give_up_s:
+                raise
+        await trio.sleep(BACKOFF_LOOK_S)
 
 
 async def receive_stream_info(connection: trio.SocketStream) -> StreamInfo:
