@@ -181,7 +181,7 @@ class Links:
 
     def correct_clock(self) -> None:
         """Follow the clocks of the peers that we have dialled, rule 5."""
-        estimate = self._clock.estimate()
+        estimate = self._clock.estimate(self._clock_offset_s)
         if estimate is not None:
             self._clock_offset_s = estimate.offset_s
             self._directory.correct_clock(estimate.offset_s)

@@ -324,18 +324,18 @@ class RoundLoop:
             outcome = Skipped(SkipReason.JUMPED) if jumped else await self._average(own, closed)
             started_s = trio.current_time()
             await self._evaluated.wait()  # the slow weights lie still while they are validated
-            own_weight = await self._step(own, outcome)
+            await self._step(own, outcome)
             self._count(closed, outcome, trio.current_time() - started_s)
-            await self._hand_over(trainer, closed.round, own_weight)
+            await self._hand_over(trainer, closed.round)
         finally:
             self._gossip.round_settled(closed.round)
             self._settled.set()
         if then is not None and self._trainer is trainer:
             await self._open_or_finish(then)
 
-    async def _hand_over(self, trainer: Trainer, round_: int, own_weight: float) -> None:
+    async def _hand_over(self, trainer: Trainer, round_: int) -> None:
         try:
-            await trainer.send(Apply(round_, own_weight))
+            await trainer.send(Apply(round_))
             if round_ % self._spec.sync.validate_every == 0:
                 await self._evaluate(trainer, round_)
         except TrainerDied:
@@ -372,8 +372,7 @@ class RoundLoop:
             payload=payload,
         )
 
-    async def _step(self, own: Contribution, outcome: Outcome) -> float:
-        """Take the outer step; returns the weight that our own vector had in it."""
+    async def _step(self, own: Contribution, outcome: Outcome) -> None:
         partner = outcome.payload if isinstance(outcome, Averaged) else None
         theta, phi = _split(own.payload, own.vectors)
         their_theta, their_phi = _split(partner, own.vectors)
@@ -384,7 +383,6 @@ class RoundLoop:
             )
         if measures.replica_distance is not None:
             self._facts.replica_distance = measures.replica_distance
-        return 1.0 if partner is None else 0.5
 
     def _count(self, closed: RoundClosed, outcome: Outcome, apply_s: float) -> None:
         facts, timing = self._facts, self._gossip.last_timing

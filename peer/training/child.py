@@ -19,7 +19,7 @@ from .corpus import Corpus, open_corpus
 from .device import choose_device, choose_precision, is_out_of_memory
 from .loop import InnerLoop, TrainerParts
 from .messages import Failed, Ready
-from .model import FlatModel, initial_module, model_shapes
+from .model import FlatModel, empty_module, initial_module, model_shapes
 from .optimizer import FlatAdamW
 from .pipe import ModelDescription, WeightsWritten
 from .settings import TrainerSettings
@@ -73,7 +73,9 @@ def build(settings: TrainerSettings, slow_fd: int, slots_fd: int) -> tuple[Train
     torch.manual_seed(spec.seed)
     device = choose_device(settings.device)
     precision = choose_precision(spec.training.precision, device)
-    model = _model(spec, settings.vocabulary_size, device)
+    # `Load` brings the weights.
+    module = empty_module(spec.model, settings.vocabulary_size)
+    model = FlatModel(module, device, compile=spec.training.compile)
     optimizer = FlatAdamW(model, spec.optimizer)
     corpus = open_corpus(
         Path(settings.corpus_path), spec.model.context_length, spec.data.validation_blocks
@@ -90,7 +92,7 @@ def build(settings: TrainerSettings, slow_fd: int, slots_fd: int) -> tuple[Train
         )
     codec = get_codec(spec.sync.codec)
     slots = ResultSlots(slots_fd, codec.code_bytes(slow_P.numel()), writable=True)
-    snapshots = Snapshots(model, slow_P, slots, codec, spec.sync.beta)
+    snapshots = Snapshots(model, slow_P, slots, codec)
     parts = TrainerParts(
         spec, settings.peer_id, corpus, model, optimizer, stepper, snapshots, slow_P
     )
@@ -104,13 +106,6 @@ def build(settings: TrainerSettings, slow_fd: int, slots_fd: int) -> tuple[Train
         steps_per_s=steps_per_s,
     )
     return parts, ready
-
-
-def _model(spec: RunSpec, vocabulary_size: int, device: torch.device) -> FlatModel:
-    # `Load` brings the weights, so a checkpoint named by the spec need not be read here: its sizes
-    # must do.
-    module = initial_module(spec.model, vocabulary_size, spec.seed)
-    return FlatModel(module, device, compile=spec.training.compile)
 
 
 def _first_micro_batch(settings: TrainerSettings, spec: RunSpec, device: torch.device) -> int:

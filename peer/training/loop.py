@@ -15,7 +15,8 @@ Rules:
     3. A number that is not finite ends the trainer (`NonFinite`) before it can get into a snapshot.
     4. A command that makes no sense here is a bug of the daemon: `WrongCommand`, and the trainer
        ends.
-    5. The daemon writes the slow weights only when no Load, Apply or Evaluate is on its way.
+    5. A round with quota 0 trains nothing: it is closed as soon as nothing is pending.
+    6. The daemon writes the slow weights only when no Load, Apply or Evaluate is on its way.
 """
 
 import math
@@ -169,7 +170,8 @@ class InnerLoop:
 
     def _can_train(self) -> bool:
         held = not self._parts.spec.sync.overlap and self._parts.snapshots.pending is not None
-        return self._state.round is not None and not held
+        current = self._state.round
+        return current is not None and current.order.quota > 0 and not held
 
     # --- commands -------------------------------------------------------------------------------
 
@@ -181,8 +183,8 @@ class InnerLoop:
                 self._order(command)
             case CloseRound(round_):
                 self._ask_to_close(round_)
-            case Apply(round_, own_weight):
-                self._apply(round_, own_weight)
+            case Apply(round_):
+                self._apply(round_)
             case Evaluate(round_):
                 self._evaluate(round_)
 
@@ -195,7 +197,7 @@ class InnerLoop:
         state = self._state
         if not state.loaded:
             raise WrongCommand("TrainRound before Load")
-        if order.quota < 1 or self._parts.peer_id not in dict(order.members):
+        if order.quota < 0 or self._parts.peer_id not in dict(order.members):
             raise WrongCommand(f"round {order.round}: quota {order.quota}, or we are no member")
         if state.next_order is not None:
             raise WrongCommand(f"round {order.round}: round {state.next_order.round} waits already")
@@ -221,13 +223,11 @@ class InnerLoop:
         elif round_ > self._state.last_closed:
             raise WrongCommand(f"CloseRound({round_}), a round that has not begun")
 
-    def _apply(self, round_: int, own_weight: float) -> None:
+    def _apply(self, round_: int) -> None:
         pending = self._parts.snapshots.pending
         if pending is None or pending.round != round_:
             raise WrongCommand(f"Apply({round_}), but {pending or 'nothing'} is pending")
-        if not 0 <= own_weight <= 1:
-            raise WrongCommand(f"Apply with own weight {own_weight}")
-        self._channel.emit(Applied(round_, self._parts.snapshots.apply(own_weight)))
+        self._channel.emit(Applied(round_, self._parts.snapshots.apply()))
 
     def _evaluate(self, round_: int) -> None:
         """Measure with the slow weights in place; the fast ones wait in the idle gradient."""
@@ -327,7 +327,7 @@ class InnerLoop:
                 slot=snapshot.slot,
                 steps=current.steps,
                 tokens=current.tokens,
-                loss=current.loss_sum / current.steps,
+                loss=current.loss_sum / max(1, current.steps),
                 digest=snapshot.digest,
                 epoch=current.epoch,
                 position=current.position,

@@ -11,11 +11,9 @@ The order of things:
                                         Ready
     Load(version)                       theta := phi
     TrainRound(r, ...)                  Progress ... Progress
-                                        RoundClosed(r, slot)          snapshot and codes are in
-                                        `slot`
+                                        RoundClosed(r, slot)          codes are in `slot`
     TrainRound(r+1, ...)                Progress ...
-    Apply(r, own_weight)                theta += phi' - theta_s - beta * own_weight * (decoded -
-    theta_s)
+    Apply(r)                            theta += phi' - decoded(r)
                                         Applied(r)
     Evaluate(r)                         Evaluated(r, loss)
 
@@ -67,7 +65,6 @@ class Apply:
     """The slow weights have moved after `round`: carry the difference into the fast weights."""
 
     round: int
-    own_weight: float
 
 
 @dataclass(frozen=True, slots=True)

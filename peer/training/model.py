@@ -80,6 +80,12 @@ def initial_module(section: ModelSection, vocabulary_size: int, seed: int) -> Ll
     return module
 
 
+def empty_module(section: ModelSection, vocabulary_size: int) -> LlamaForCausalLM:
+    """The model with whatever weights, for those who get them from elsewhere."""
+    module: LlamaForCausalLM = LlamaForCausalLM(model_config(section, vocabulary_size)).float()
+    return module
+
+
 def model_shapes(section: ModelSection, vocabulary_size: int) -> dict[str, tuple[int, ...]]:
     """Name and shape of each parameter, tied ones once; nothing is allocated."""
     with torch.device("meta"):

@@ -190,8 +190,8 @@ class SimulatedTrainer:
             case CloseRound(round_):
                 if life.round is not None and life.round.order.round == round_:
                     life.round.close_at_steps = life.round.steps + 1  # the step in progress
-            case Apply(round_, own_weight):
-                self._apply(round_, own_weight)
+            case Apply(round_):
+                self._apply(round_)
             case Evaluate(round_):
                 loss = loss_of(self._slow, self._optimum)
                 blocks = self._spec.data.validation_blocks
@@ -207,16 +207,15 @@ class SimulatedTrainer:
             life.round = _Round(life.next_order, now_s, now_s + self._speed.step_s)
             life.next_order = None
 
-    def _apply(self, round_: int, own_weight: float) -> None:
+    def _apply(self, round_: int) -> None:
         pending, self._life.pending = self._life.pending, None
         if pending is None or pending.round != round_:
             self._fail("error", f"Apply({round_}), but {pending} is pending")
             return
         decoded = np.empty_like(self._slow)
         self._codec.decode(torch.from_numpy(self._slots[pending.slot]), torch.from_numpy(decoded))
-        move = self._slow - pending.theta_s
-        rounding = decoded - pending.theta_s
-        self._theta += move - np.float32(self._spec.sync.beta * own_weight) * rounding
+        move = self._slow - decoded
+        self._theta += move
         self._life.events.append(Applied(round_, float(np.sqrt(np.mean(np.square(move))))))
         if not self._spec.sync.overlap and self._life.round is not None:
             # Nothing was trained while the snapshot was pending.
@@ -235,6 +234,7 @@ class SimulatedTrainer:
             (current := self._life.round) is not None
             and self._life.death is None
             and not self._held
+            and current.order.quota > 0
             and current.next_step_s <= now_s
         ):
             self._step(current)
@@ -298,13 +298,7 @@ class SimulatedTrainer:
         self._codec.encode(
             torch.from_numpy(life.pending.theta_s), torch.from_numpy(self._slots[slot])
         )
-        taken = self._plan.take(
-            current.order.epoch,
-            current.order.position,
-            current.steps * self._spec.training.batch_size,
-            self._peer_id,
-            current.order.members,
-        )
+        epoch, position = self._data_after(current)
         life.round = None
         life.events.append(
             RoundClosed(
@@ -312,19 +306,28 @@ class SimulatedTrainer:
                 slot=slot,
                 steps=current.steps,
                 tokens=current.steps * self._spec.tokens_per_step,
-                loss=current.loss_sum / current.steps,
+                loss=current.loss_sum / max(1, current.steps),
                 digest=blake3.blake3(self._slots[slot].data).hexdigest(length=16),
-                epoch=taken.epoch,
-                position=taken.position,
+                epoch=epoch,
+                position=position,
                 seconds=trio.current_time() - current.started_s,
             )
         )
         self._begin_round()
 
+    def _data_after(self, current: _Round) -> tuple[int, int]:
+        """Epoch and position after a round's steps."""
+        order = current.order
+        if not current.steps:
+            return order.epoch, order.position
+        count = current.steps * self._spec.training.batch_size
+        taken = self._plan.take(order.epoch, order.position, count, self._peer_id, order.members)
+        return taken.epoch, taken.position
+
     def _next_event_s(self) -> float:
         """When something will happen by itself."""
         current = self._life.round
-        if current is None or self._held:
+        if current is None or current.order.quota == 0 or self._held:
             return math.inf
         wanted = [self._steps_to_failure()]
         if current.steps < (half := math.ceil(current.order.quota / 2)):

@@ -2,16 +2,17 @@
 
     close of round r      theta_s := theta                  its codes go to the partner
     (training goes on)
-    Apply(r)              theta := theta + (phi' - theta_s) - beta * w * (decoded - theta_s)
+    Apply(r)              theta := theta + (phi' - decoded)
 
-phi' are the slow weights after the outer step of round r. What was trained since the snapshot stays
-in theta. The last term takes our own rounding error out again: the outer step has averaged the
-*decoded* codes, ours with weight w, and moved phi by beta times that; so phi' holds beta * w times
-our rounding error, which the fast weights need not take over. Without it, an error of the size of
-the code's step would enter the fast weights in each round.
+phi' are the slow weights after the outer step of round r, `decoded` is what our codes stand for. What
+was trained since the snapshot stays in theta. With an exact code, decoded = theta_s, and with nothing
+trained meanwhile the line is theta := phi'.
 
-With `decoded = theta_s` (an exact code) and no training since the snapshot the line is theta :=
-phi'.
+That it says `decoded` and not `theta_s` is error feedback: the outer step has averaged our decoded
+codes, rounding error theta_s - decoded left out; the line leaves just that in our fast weights, so that it is
+sent again with the next snapshot. Nothing is lost in the long run. With theta_s in its place an error
+of the size of the code's step would stay in the weights in each round, and they would take a
+random walk (tests/numerics/test_coding_noise.py shows both).
 """
 
 import math
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 import blake3
 import torch
 
-from peer.codec import Codec
+from peer.codec import Codec, codes_as_tensor
 
 from .model import FlatModel
 from .shared import NUM_SLOTS, ResultSlots
@@ -40,14 +41,12 @@ class Snapshots:
     """Takes snapshots, and applies the moves of the slow weights; at most one is pending."""
 
     def __init__(
-        self, model: FlatModel, slow_P: torch.Tensor, slots: ResultSlots, codec: Codec, beta: float
+        self, model: FlatModel, slow_P: torch.Tensor, slots: ResultSlots, codec: Codec
     ) -> None:
         self._model = model
         self._slow_P = slow_P
         self._slots = slots
         self._codec = codec
-        self._beta = beta
-        self._theta_s_P = torch.empty_like(model.theta_P)
         self._next_slot = 0
         self.pending: Snapshot | None = None
 
@@ -60,12 +59,11 @@ class Snapshots:
         self.pending = None
 
     def take(self, round_: int) -> Snapshot:
-        """Keep theta, write its codes to the next slot.
+        """Write the codes of theta to the next slot.
 
         Raises:
             NonFinite: theta holds a NaN or an infinity; nothing is committed.
         """
-        self._theta_s_P.copy_(self._model.theta_P)
         slot, self._next_slot = self._next_slot, (self._next_slot + 1) % NUM_SLOTS
         memory = self._slots.begin(slot)
         try:
@@ -80,29 +78,27 @@ class Snapshots:
     def _encode(self, memory: memoryview) -> None:
         shared = torch.frombuffer(memory, dtype=torch.uint8)
         if self._model.device.type == "cpu":
-            self._codec.encode(self._theta_s_P, shared)
+            self._codec.encode(self._model.theta_P, shared)
             return
         on_device = torch.empty_like(shared, device=self._model.device)
-        self._codec.encode(self._theta_s_P, on_device)
+        self._codec.encode(self._model.theta_P, on_device)
         shared.copy_(on_device)
 
-    def apply(self, own_weight: float) -> float:
+    def apply(self) -> float:
         """Take over the move of the slow weights since the pending snapshot.
 
         Returns:
-            Root mean square of phi' - theta_s per parameter.
+            Root mean square of phi' - decoded per parameter.
         """
         snapshot, self.pending = self.pending, None
         if snapshot is None:
             raise RuntimeError("no snapshot is pending")
         # The gradient is zero and idle between two steps: its memory serves as scratch.
-        scratch_P = self._model.gradient_P
-        codes = torch.frombuffer(self._slots.codes(snapshot.slot), dtype=torch.uint8)
-        self._codec.decode(codes.to(self._model.device), scratch_P)
-        scratch_P.sub_(self._theta_s_P)
-        self._model.theta_P.sub_(scratch_P, alpha=self._beta * own_weight)
-        scratch_P.copy_(self._slow_P).sub_(self._theta_s_P)
-        self._model.theta_P.add_(scratch_P)
-        distance = float(torch.linalg.vector_norm(scratch_P))
-        scratch_P.zero_()
+        move_P = self._model.gradient_P
+        codes = codes_as_tensor(self._slots.codes(snapshot.slot))
+        self._codec.decode(codes.to(self._model.device), move_P)
+        move_P.neg_().add_(self._slow_P)
+        self._model.theta_P.add_(move_P)
+        distance = float(torch.linalg.vector_norm(move_P))
+        move_P.zero_()
         return distance / math.sqrt(self._model.layout.parameters)

@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional
-from training_worlds import PAUSE, build_world, next_order, order, run, tiny_spec
+from training_worlds import (
+    MEMBERS,
+    PAUSE,
+    VOCABULARY,
+    build_world,
+    next_order,
+    order,
+    run,
+    tiny_corpus,
+    tiny_spec,
+)
 
 from peer.training.loop import WrongCommand
 from peer.training.messages import (
@@ -21,7 +31,6 @@ from peer.training.model import initial_module
 from peer.training.schedule import learning_rate
 from peer.training.step import NonFinite
 from protocol.data_plan import DataPlan
-from training_worlds import MEMBERS, VOCABULARY, tiny_corpus
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +88,10 @@ def _plain_training(steps):
     section = spec.optimizer
     adamw = torch.optim.AdamW(
         [
-            {"params": [p for p in parameters if p.dim() > 1], "weight_decay": section.weight_decay},
+            {
+                "params": [p for p in parameters if p.dim() > 1],
+                "weight_decay": section.weight_decay,
+            },
             {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
         ],
         betas=section.betas,
@@ -180,7 +192,9 @@ def test_close_round_ends_it_after_at_least_one_step():
     world = build_world(tiny_spec())
     script = run(world, order(0, quota=100), CloseRound(0))
     assert [event.steps for event in script.of(RoundClosed)] == [1]
-    script = run(build_world(tiny_spec()), order(0, quota=6), *[PAUSE] * 3, CloseRound(0), CloseRound(0))
+    script = run(
+        build_world(tiny_spec()), order(0, quota=6), *[PAUSE] * 3, CloseRound(0), CloseRound(0)
+    )
     assert [event.steps for event in script.of(RoundClosed)] == [3]
 
 

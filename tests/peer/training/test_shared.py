@@ -41,7 +41,11 @@ def test_a_committed_slot_holds_its_codes_and_header(slots):
         trainer.commit(slot, 40 + slot, f"{slot}" * 32)
     for slot in range(NUM_SLOTS):
         header = slots.header(slot)
-        assert (header.sequence, header.round, header.digest) == (slot + 1, 40 + slot, f"{slot}" * 32)
+        assert (header.sequence, header.round, header.digest) == (
+            slot + 1,
+            40 + slot,
+            f"{slot}" * 32,
+        )
         assert bytes(slots.codes(slot)) == bytes([slot + 1]) * CODE_BYTES
 
 
