@@ -169,6 +169,7 @@ class ProcessTrainer:
         self._child = child
         self._slots = slots
         self._watchdog = watchdog
+        self._patience = trio.CancelScope()
         self._commands = 0
         self._events = 0
 
@@ -183,6 +184,8 @@ class ProcessTrainer:
     async def send(self, command: TrainerCommand) -> None:
         """Raises TrainerDied."""
         self._watchdog.sent(command)
+        # Whoever waits in `receive` began to when there was, perhaps, nothing to do.
+        self._patience.deadline = trio.current_time() + self._watchdog.silence_bound_s
         self._commands += 1
         await self._child.send(command)
 
@@ -193,11 +196,14 @@ class ProcessTrainer:
             TrainerDied: the process ended, or stayed silent for too long (it is then killed).
         """
         bound_s = self._watchdog.silence_bound_s
-        with trio.move_on_after(bound_s) as scope:
+        self._patience = trio.CancelScope(deadline=trio.current_time() + bound_s)
+        with self._patience as scope:
             message = await self._child.receive()
         if scope.cancelled_caught:
             self._child.kill()
-            raise TrainerDied(f"the trainer hung: no word from it for {bound_s:.0f} s")
+            raise TrainerDied(
+                f"the trainer hung: no word from it for {self._watchdog.silence_bound_s:.0f} s"
+            )
         if not isinstance(message, _EVENTS):
             raise TrainerDied(f"the trainer sent a {type(message).__name__}")
         event: TrainerEvent = message
