@@ -1,8 +1,7 @@
 """The child processes of peer/training/process.py; not for people.
 
 python -m peer.training train --socket FD --slow FD --slots FD
-python -m peer.training initialise --socket FD --slow FD
-python -m peer.training describe --socket FD
+python -m peer.training create --socket FD --weights FD
 """
 
 import argparse
@@ -15,8 +14,9 @@ from .channel import SocketChannel
 def main() -> int:
     """Run one child. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m peer.training", description=__doc__)
-    parser.add_argument("task", choices=("train", "initialise", "describe"))
+    parser.add_argument("task", choices=("train", "create"))
     parser.add_argument("--socket", type=int, required=True)
+    parser.add_argument("--weights", type=int, default=-1)
     parser.add_argument("--slow", type=int, default=-1)
     parser.add_argument("--slots", type=int, default=-1)
     arguments = parser.parse_args()
@@ -27,10 +27,8 @@ def main() -> int:
     channel = SocketChannel(arguments.socket)
     from . import child
 
-    if arguments.task == "describe":
-        return child.describe(channel)
-    if arguments.task == "initialise":
-        return child.initialise(channel, arguments.slow)
+    if arguments.task == "create":
+        return child.create(channel, arguments.weights)
     return child.train(channel, arguments.slow, arguments.slots)
 
 

@@ -19,9 +19,9 @@ from .corpus import Corpus, open_corpus
 from .device import choose_device, choose_precision, is_out_of_memory
 from .loop import InnerLoop, TrainerParts
 from .messages import Failed, Ready
-from .model import FlatModel, empty_module, initial_module, model_shapes
+from .model import FlatModel, empty_module, initial_module
 from .optimizer import FlatAdamW
-from .pipe import ModelDescription, WeightsWritten
+from .pipe import ModelCreated
 from .settings import TrainerSettings
 from .shared import ResultSlots, map_vector
 from .snapshot import Snapshots
@@ -45,23 +45,17 @@ def train(channel: SocketChannel, slow_fd: int, slots_fd: int) -> int:
     return 1
 
 
-def describe(channel: SocketChannel) -> int:
-    """Say what the model looks like."""
+def create(channel: SocketChannel, weights_fd: int) -> int:
+    """Write the founder's initial weights to a file, and say what the model looks like."""
     settings = channel.settings()
-    shapes = model_shapes(settings.run_spec().model, settings.vocabulary_size)
-    channel.emit(ModelDescription(tuple(sorted(shapes.items()))))
-    return 0
-
-
-def initialise(channel: SocketChannel, weights_fd: int) -> int:
-    """Write the founder's initial weights into shared memory."""
-    settings = channel.settings()
-    spec = settings.run_spec()
     torch.set_num_threads(1)  # the bits of an initialisation must not depend on the machine's cores
-    module = initial_module(spec.model, settings.vocabulary_size, spec.seed)
+    module = initial_module(settings.run_spec(), settings.vocabulary_size)
+    config = module.config.to_json_string(use_diff=True)
     model = FlatModel(module, torch.device("cpu"))
-    map_vector(weights_fd, writable=True)[:] = model.theta_P.numpy()
-    channel.emit(WeightsWritten(model.layout.digest))
+    shapes = tuple((entry.name, entry.shape) for entry in model.layout.entries)
+    with open(weights_fd, "wb", closefd=False) as file:
+        model.theta_P.numpy().tofile(file)
+    channel.emit(ModelCreated(shapes, config))
     return 0
 
 
@@ -74,7 +68,7 @@ def build(settings: TrainerSettings, slow_fd: int, slots_fd: int) -> tuple[Train
     device = choose_device(settings.device)
     precision = choose_precision(spec.training.precision, device)
     # `Load` brings the weights.
-    module = empty_module(spec.model, settings.vocabulary_size)
+    module = empty_module(spec, settings.vocabulary_size)
     model = FlatModel(module, device, compile=spec.training.compile)
     optimizer = FlatAdamW(model, spec.optimizer)
     corpus = open_corpus(

@@ -8,6 +8,7 @@ and each parameter is a view of its part of it, its gradient a view of the same 
 Shapes: P padded parameters, B sequences, T tokens of a sequence, V vocabulary.
 """
 
+import json
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -17,22 +18,22 @@ from torch.nn import functional
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from protocol.layout import Layout, LayoutEntry
-from protocol.run_spec import ModelSection
+from protocol.run_spec import ModelSection, RunSpec
 
 
-def model_config(section: ModelSection, vocabulary_size: int) -> LlamaConfig:
-    """The Hugging Face config of a section.
+def model_config(spec: RunSpec, vocabulary_size: int) -> LlamaConfig:
+    """The Hugging Face config of a run's model: the frozen one, else by checkpoint or sizes.
 
     Raises:
         ValueError: `init_from` names a checkpoint that is not of the Llama family, or has too small
         a vocabulary.
         OSError: `init_from` cannot be read.
     """
-    if section.init_from is not None:
+    section = spec.model
+    if spec.frozen is None and section.init_from is not None:
         return _checkpoint_config(section.init_from, vocabulary_size)
-    config: LlamaConfig = LlamaConfig.from_dict(
-        _sizes(section, vocabulary_size), attn_implementation="sdpa"
-    )
+    sizes = json.loads(spec.frozen.config) if spec.frozen else _sizes(section, vocabulary_size)
+    config: LlamaConfig = LlamaConfig.from_dict(sizes, attn_implementation="sdpa")
     return config
 
 
@@ -67,29 +68,29 @@ def _checkpoint_config(source: str, vocabulary_size: int) -> LlamaConfig:
     return config
 
 
-def initial_module(section: ModelSection, vocabulary_size: int, seed: int) -> LlamaForCausalLM:
+def initial_module(spec: RunSpec, vocabulary_size: int) -> LlamaForCausalLM:
     """The model as the founder starts it, on the CPU in fp32: from seed or checkpoint."""
-    config = model_config(section, vocabulary_size)
-    if section.init_from is not None:
+    config = model_config(spec, vocabulary_size)
+    if spec.model.init_from is not None:
         loaded: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(
-            section.init_from, config=config, dtype=torch.float32
+            spec.model.init_from, config=config, dtype=torch.float32
         )
         return loaded
-    torch.manual_seed(seed)
+    torch.manual_seed(spec.seed)
     module: LlamaForCausalLM = LlamaForCausalLM(config).float()
     return module
 
 
-def empty_module(section: ModelSection, vocabulary_size: int) -> LlamaForCausalLM:
+def empty_module(spec: RunSpec, vocabulary_size: int) -> LlamaForCausalLM:
     """The model with whatever weights, for those who get them from elsewhere."""
-    module: LlamaForCausalLM = LlamaForCausalLM(model_config(section, vocabulary_size)).float()
+    module: LlamaForCausalLM = LlamaForCausalLM(model_config(spec, vocabulary_size)).float()
     return module
 
 
-def model_shapes(section: ModelSection, vocabulary_size: int) -> dict[str, tuple[int, ...]]:
+def model_shapes(spec: RunSpec, vocabulary_size: int) -> dict[str, tuple[int, ...]]:
     """Name and shape of each parameter, tied ones once; nothing is allocated."""
     with torch.device("meta"):
-        module = LlamaForCausalLM(model_config(section, vocabulary_size))
+        module = LlamaForCausalLM(model_config(spec, vocabulary_size))
     return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
 
 

@@ -39,27 +39,26 @@ _LENGTH: Final = struct.Struct(">I")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ModelDescription:
-    """Answer of a child that was asked what a model looks like: (name, shape) of each parameter."""
+class ModelCreated:
+    """Answer of a child that made the initial weights.
+
+    Attributes:
+        shapes: (name, shape) of each parameter.
+        config: the model's config.json.
+    """
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    config: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class WeightsWritten:
-    """Answer of a child that was asked for the initial weights."""
-
-    layout_digest: str
-
-
-Message = TrainerSettings | TrainerCommand | TrainerEvent | ModelDescription | WeightsWritten
+Message = TrainerSettings | TrainerCommand | TrainerEvent | ModelCreated
 
 _KINDS: Final[dict[str, type[Any]]] = {
     kind.__name__: kind
     for kind in (
         *(Load, TrainRound, CloseRound, Apply, Evaluate, Stop),
         *(Ready, Progress, RoundClosed, Applied, Evaluated, Failed),
-        *(TrainerSettings, ModelDescription, WeightsWritten),
+        *(TrainerSettings, ModelCreated),
     )
 }
 _FIELDS: Final[dict[str, dict[str, Any]]] = {

@@ -265,28 +265,23 @@ async def _stop(child: _Child) -> None:
         await child.process.wait()
 
 
-async def inspect_model(settings: TrainerSettings) -> Layout:
-    """The layout of a run's flat vector, from a short child.
+async def create_model(settings: TrainerSettings, weights_path: Path) -> tuple[Layout, str]:
+    """Make a run's initial weights, as its founder does, in a short child.
+
+    Args:
+        weights_path: where they go, as one flat vector of fp32 values.
+
+    Returns:
+        The layout of that vector, and the model's config.json.
 
     Raises:
         TrainerDied: the child failed; the message holds its last words.
     """
-    message = await _ask("describe", settings, {})
-    if not isinstance(message, pipe.ModelDescription):
+    with weights_path.open("wb") as file:
+        message = await _ask("create", settings, {"weights": file.fileno()})
+    if not isinstance(message, pipe.ModelCreated):
         raise TrainerDied(f"the trainer sent a {type(message).__name__}")
-    return Layout.from_shapes(dict(message.shapes))
-
-
-async def initialise_weights(settings: TrainerSettings, slow: SharedVector) -> str:
-    """Write the founder's initial weights into `slow.array`. Returns the layout's digest.
-
-    Raises:
-        TrainerDied: the child failed; the message holds its last words.
-    """
-    message = await _ask("initialise", settings, {"slow": slow.fd})
-    if not isinstance(message, pipe.WeightsWritten):
-        raise TrainerDied(f"the trainer sent a {type(message).__name__}")
-    return message.layout_digest
+    return Layout.from_shapes(dict(message.shapes)), message.config
 
 
 async def _ask(

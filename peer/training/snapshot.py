@@ -1,17 +1,18 @@
 """The snapshot at the close of a round, and how the slow weights' move comes back.
 
-    close of round r    theta_s := theta            its codes go to the partner
+    close of round r      theta_s := theta                  its codes go to the partner
     (training goes on)
-    Apply(r)            theta += (phi' - theta_s) - beta * w * (decoded - theta_s)
+    Apply(r)              theta := theta + (phi' - decoded)
 
-phi' are the slow weights after the outer step of round r. What was trained since the snapshot stays
-in theta. The last term takes our own rounding error out again: the outer step has averaged the
-*decoded* codes, ours with weight w, and moved phi by beta times that; so phi' holds beta * w times
-our rounding error, which the fast weights need not take over. Without it, an error of the size of
-the code's step would enter the fast weights in each round.
+phi' are the slow weights after the outer step of round r, `decoded` is what our codes stand for.
+What was trained since the snapshot stays in theta. With an exact code, decoded = theta_s, and with
+nothing trained meanwhile the line is theta := phi'.
 
-With `decoded = theta_s` (an exact code) and no training since the snapshot the line is
-theta := phi'.
+That it says `decoded` and not `theta_s` is error feedback: the outer step has averaged our decoded
+codes, rounding error theta_s - decoded left out; the line leaves just that in our fast weights, so
+that it is sent again with the next snapshot. Nothing is lost in the long run. With theta_s in its
+place an error of the size of the code's step would stay in the weights in each round, and they
+would take a random walk (tests/numerics/test_coding_noise.py shows both).
 """
 
 import math

@@ -157,7 +157,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others():
 
 
 def test_evaluation_leaves_no_trace_and_measures_the_slow_weights():
-    assert _digests() == _digests(Evaluate(0))
+    assert _digests(PAUSE) == _digests(Evaluate(0), PAUSE)
     world = build_world(tiny_spec())
     expected = world.parts.stepper.loss_of(world.parts.corpus.validation_blocks(4))
     script = run(world, order(0), *[PAUSE] * 3, Evaluate(0))
