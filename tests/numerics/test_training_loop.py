@@ -83,7 +83,7 @@ def test_with_an_exact_code_the_slow_weights_replace_the_snapshot():
 def _plain_training(steps):
     """AdamW on an ordinary module, tensor by tensor."""
     spec = tiny_spec()
-    module = initial_module(spec.model, VOCABULARY, spec.seed)
+    module = initial_module(spec, VOCABULARY)
     parameters = list(module.parameters())
     section = spec.optimizer
     adamw = torch.optim.AdamW(

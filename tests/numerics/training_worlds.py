@@ -68,7 +68,7 @@ class World:
 
 def build_world(spec: RunSpec, micro_batch: int = 4) -> World:
     torch.set_num_threads(1)
-    model = FlatModel(initial_module(spec.model, VOCABULARY, spec.seed), torch.device("cpu"))
+    model = FlatModel(initial_module(spec, VOCABULARY), torch.device("cpu"))
     slow = model.theta_P.numpy().copy()
     slow_P = torch.from_numpy(slow)
     codec = get_codec(spec.sync.codec)

@@ -26,13 +26,15 @@ from peer.training.messages import (
     RoundClosed,
     TrainRound,
 )
-from peer.training.model import FlatModel, initial_module
+from peer.training.model import FlatModel, initial_module, model_shapes
 from peer.training.ports import TrainerDied
-from peer.training.process import initialise_weights, inspect_model, trainer_starter
+from peer.training.process import create_model, trainer_starter
 from peer.training.settings import TrainerSettings
 from peer.training.shared import SharedVector
+from protocol.layout import Layout
 from protocol.run_spec import (
     DataSection,
+    FrozenSection,
     ModelSection,
     OptimizerSection,
     RunSpec,
@@ -71,7 +73,7 @@ def _settings(corpus, hidden_size=16, learning_rate=1e-2, **model):
 @asynccontextmanager
 async def _trainer(settings):
     spec = settings.run_spec()
-    model = FlatModel(initial_module(spec.model, 256, spec.seed), torch.device("cpu"))
+    model = FlatModel(initial_module(spec, 256), torch.device("cpu"))
     with SharedVector(model.theta_P.numel()) as slow, trio.fail_after(LIMIT_S):
         slow.array[:] = model.theta_P.numpy()
         async with trainer_starter(settings, slow)(slow.array, None) as trainer:
@@ -157,13 +159,13 @@ async def test_a_child_that_cannot_start_says_why(corpus, tmp_path):
 
 
 @pytest.mark.parametrize("when", ["importing", "waiting"])
-def test_it_ends_when_the_daemon_is_gone(corpus, when):
+def test_it_ends_when_the_daemon_is_gone(corpus, when, tmp_path):
     ours, theirs = socket.socketpair()
-    with theirs:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "peer.training", "describe", "--socket", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-        )
+    with theirs, (tmp_path / "weights").open("wb") as weights:
+        fds = (theirs.fileno(), weights.fileno())
+        options = [f"--socket={fds[0]}", f"--weights={fds[1]}"]
+        command = [sys.executable, "-m", "peer.training", "create", *options]
+        child = subprocess.Popen(command, pass_fds=fds)
     with ours:
         if when == "waiting":
             ours.sendall(pipe.encode(_settings(corpus)))
@@ -172,20 +174,26 @@ def test_it_ends_when_the_daemon_is_gone(corpus, when):
     assert child.wait(LIMIT_S) == 0
 
 
-async def test_initial_weights_follow_from_the_seed(corpus):
+async def test_initial_weights_follow_from_the_seed(corpus, tmp_path):
     settings = _settings(corpus)
-    other = settings.run_spec().model_copy(update={"seed": 1}).to_bytes()
-    layout = await inspect_model(settings)
-    with (
-        SharedVector(layout.padded_parameters) as first,
-        SharedVector(layout.padded_parameters) as second,
-    ):
-        assert await initialise_weights(settings, first) == layout.digest
-        module = initial_module(settings.run_spec().model, 256, settings.run_spec().seed)
-        assert np.array_equal(first.array, FlatModel(module, torch.device("cpu")).theta_P.numpy())
-        again = TrainerSettings(other, "me", settings.corpus_path, 256)
-        await initialise_weights(again, second)
-        assert not np.array_equal(first.array, second.array)
+    spec = settings.run_spec()
+    layout, config = await create_model(settings, tmp_path / "first")
+    first = np.fromfile(tmp_path / "first", "<f4")
+    expected = FlatModel(initial_module(spec, 256), torch.device("cpu"))
+    assert np.array_equal(first, expected.theta_P.numpy())
+    assert layout == expected.layout
+    frozen = FrozenSection(
+        config=config,
+        layout_digest=layout.digest,
+        parameters=layout.parameters,
+        padded_parameters=layout.padded_parameters,
+    )
+    joiner = spec.model_copy(update={"frozen": frozen, "model": ModelSection(hidden_size=8)})
+    assert Layout.from_shapes(model_shapes(joiner, 256)) == layout
+    other = spec.model_copy(update={"seed": 1}).to_bytes()
+    again = TrainerSettings(other, "me", settings.corpus_path, 256)
+    await create_model(again, tmp_path / "second")
+    assert not np.array_equal(first, np.fromfile(tmp_path / "second", "<f4"))
 
 
 async def test_only_the_shared_weights_will_do(corpus):
