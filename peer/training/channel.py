@@ -53,7 +53,7 @@ class SocketChannel:
         command: TrainerCommand = message
         return command
 
-    def emit(self, event: TrainerEvent | pipe.ModelDescription | pipe.WeightsWritten) -> None:
+    def emit(self, event: TrainerEvent | pipe.ModelCreated) -> None:
         """Send an event; waits while the daemon has not read the ones before."""
         try:
             self._socket.sendall(pipe.encode(event))

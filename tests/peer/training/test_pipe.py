@@ -16,7 +16,7 @@ MESSAGES = [
     Evaluated(7, 2.5, 8192, 0.25),
     Ready(10, 128, "ab", "cpu", "fp32", 8, 11.5),
     TrainerSettings(b"{}", "a", "/c", 256),
-    pipe.ModelDescription((("a", (2, 3)), ("b", ()))),
+    pipe.ModelCreated((("a", (2, 3)), ("b", ())), "{}"),
     Stop(),
 ]
 
@@ -45,7 +45,7 @@ def test_messages_survive_in_pieces(size):
         {"kind": "Load", "version": True},
         {"kind": "Load", "version": "1"},
         {"kind": "Apply", "round": None},
-        {"kind": "ModelDescription", "shapes": [["a"]]},
+        {"kind": "ModelCreated", "shapes": [["a"]], "config": "{}"},
         {"kind": ["Load"]},
         [1, 2],
         7,
