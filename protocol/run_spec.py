@@ -140,6 +140,16 @@ class SyncSection(_Section):
         return self
 
 
+class FrozenSection(_Section):
+    """What the founder's `start` found out, so that no joiner has to. People do not write it."""
+
+    config: Annotated[str, Field(max_length=65536)]
+    """The model's configuration as Hugging Face's config.json."""
+    layout_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{32,64}$")]
+    parameters: Annotated[int, Field(ge=1)]
+    padded_parameters: Annotated[int, Field(ge=128, multiple_of=128)]
+
+
 class RunSpec(_Section):
     """One run."""
 
@@ -150,6 +160,8 @@ class RunSpec(_Section):
     optimizer: OptimizerSection = OptimizerSection()
     training: TrainingSection = TrainingSection()
     sync: SyncSection = SyncSection()
+    frozen: FrozenSection | None = None
+    """Set by the founder's `start`."""
 
     @property
     def total_rounds(self) -> int:

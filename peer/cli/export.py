@@ -11,7 +11,7 @@ from peer.state.home import Home, HomeError
 from peer.state.state_file import HEADER_BYTES, state_bytes
 from peer.training.corpus.prepare import corpus_path, describe_corpus
 from peer.training.model import model_shapes
-from peer.training.tokenizer import BYTES, FileTokenizer, load_tokenizer, tokenizer_file
+from peer.training.tokenizer import BYTES, FileTokenizer, load_tokenizer, tokenizer_file, tokenizer_path
 from protocol.errors import LocoError
 from protocol.layout import Layout
 from protocol.run_spec import RunSpec
@@ -38,13 +38,13 @@ def export_state(home: Home, written: dict[str, Any], directory: Path) -> None:
         raise HomeError(f"{home.root} belongs to no run yet: there is nothing to export")
     spec = signed.spec()
     try:
-        layout = Layout.from_shapes(model_shapes(spec.model, _vocabulary_size(home, spec)))
+        layout = Layout.from_shapes(model_shapes(spec, _vocabulary_size(home, spec)))
         export_hugging_face(
             _slow_weights(Path(written["path"]), layout),
             spec,
             layout,
             directory,
-            tokenizer_json=_tokenizer_json(spec),
+            tokenizer_json=_tokenizer_json(home, spec),
             round=written.get("round"),
             tokens=written.get("tokens"),
         )
@@ -68,9 +68,12 @@ def _vocabulary_size(home: Home, spec: RunSpec) -> int:
     return load_tokenizer(spec.data.tokenizer).vocabulary_size
 
 
-def _tokenizer_json(spec: RunSpec) -> bytes | None:
+def _tokenizer_json(home: Home, spec: RunSpec) -> bytes | None:
     if spec.data.tokenizer == BYTES:
         return None
+    kept = tokenizer_path(home.cache_dir, spec.data.tokenizer_digest or "")
+    if kept.is_file():
+        return kept.read_bytes()
     data = tokenizer_file(spec.data.tokenizer)
     digest = FileTokenizer(data).digest
     if digest != spec.data.tokenizer_digest:

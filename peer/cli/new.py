@@ -17,7 +17,7 @@ from protocol.run_spec import RunSpec
 
 from .explanations import EXAMPLES, EXPLANATIONS, SECTIONS
 
-SET_BY_START: Final = frozenset({"data.manifest", "data.tokenizer_digest"})
+SET_BY_START: Final = frozenset({"data.manifest", "data.tokenizer_digest", "frozen"})
 """Keys that people do not write: the founder's `start` does."""
 
 PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {

@@ -26,11 +26,11 @@ from peer.state.state_file import AssembledState, StateManifest, StateScalars, w
 from protocol.data_plan import start_position
 from protocol.errors import InvalidRunSpec, LocoError
 from protocol.records import Sign
-from protocol.run_spec import RunSpec
+from protocol.run_spec import FrozenSection, RunSpec
 from protocol.signed_spec import SignedSpec
 from protocol.view import View
 
-from .engine import Engine, ModelShape, SlowWeights
+from .engine import Engine, SlowWeights
 from .facts import Facts
 from .joining import Bootstrap
 from .links import Links
@@ -193,7 +193,7 @@ class Peer:
         ready.sort(key=lambda m: (m.peer_id != preferred, -m.progress.round, m.peer_id))
         return [m.peer_id for m in ready] or [m.peer_id for m in alive]
 
-    async def _download(self, signed: SignedSpec, shape: ModelShape, outer: OuterState) -> None:
+    async def _download(self, signed: SignedSpec, shape: FrozenSection, outer: OuterState) -> None:
         started_s = trio.current_time()
         source: list[PeerId] = []
 
@@ -232,8 +232,9 @@ class Peer:
         facts.run_id = signed.run_id
         facts.inner_steps_per_round = spec.sync.inner_steps
         facts.tokens_per_step = spec.tokens_per_step
-        facts.now_doing("building the model")
-        shape = await supplies.engine.inspect()
+        shape = spec.frozen
+        if shape is None:
+            raise InvalidRunSpec("the run spec does not say what its model looks like")
         facts.layout_digest, facts.parameters = shape.layout_digest, shape.parameters
         service = self.service = StateService(
             network=self._network,
@@ -255,7 +256,7 @@ class Peer:
         self,
         spec: RunSpec,
         signed: SignedSpec,
-        shape: ModelShape,
+        shape: FrozenSection,
         engine: Engine,
         slow: SlowWeights,
         outer: OuterState,

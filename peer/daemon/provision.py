@@ -1,4 +1,9 @@
-"""What a run needs on this machine before it can train: its data, and an engine for it."""
+"""What a run needs on this machine before it can train: its data, and an engine for it.
+
+The founder finds out once what all others would have to find out too (the corpus's digest, the tokenizer's, the
+model's configuration and layout), and freezes it in the run spec, under its signature. A joiner then needs no file and
+no hub to know the model, and one start of torch less.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +13,12 @@ from typing import Protocol
 from peer.ports import PeerId, Work
 from peer.state.service import Fetcher
 from peer.training.corpus.prepare import PreparedCorpus
-from protocol.run_spec import RunSpec
+from peer.training.ports import TrainerDied
+from peer.training.process import create_model
+from peer.training.settings import TrainerSettings
+from peer.training.tokenizer import tokenizer_path
+from protocol.errors import InvalidRunSpec
+from protocol.run_spec import FrozenSection, RunSpec
 
 from .data import freeze_data, obtain_data
 from .engine import Engine, TorchEngine
@@ -16,8 +26,10 @@ from .engine import Engine, TorchEngine
 
 @dataclass(frozen=True, slots=True)
 class Supplies:
-    """Attributes:
-    blobs: digest to file, for joiners to fetch from us.
+    """What a run trains with here.
+
+    Attributes:
+        blobs: digest to file, for joiners to fetch from us.
     """
 
     engine: Engine
@@ -58,22 +70,46 @@ class RealProvision:
         return f"<RealProvision in {self._cache_dir}>"
 
     async def found(self, spec: RunSpec) -> tuple[RunSpec, Supplies]:
-        """Make the corpus, and name it in the spec."""
-        frozen, corpus = await freeze_data(spec, self._cache_dir, self._work)
-        return frozen, self._supplies(frozen, corpus)
+        """Make the corpus and the first weights, and freeze what joiners must know of them."""
+        spec, corpus = await freeze_data(spec, self._cache_dir, self._work)
+        weights = self._state_dir / "first-weights.f32"
+        try:
+            layout, config = await create_model(self._trainer_settings(spec, corpus), weights)
+        except TrainerDied as died:
+            raise InvalidRunSpec(f"the model cannot be made: {died}") from died
+        frozen = FrozenSection(
+            config=config,
+            layout_digest=layout.digest,
+            parameters=layout.parameters,
+            padded_parameters=layout.padded_parameters,
+        )
+        spec = spec.model_copy(update={"frozen": frozen})
+        return spec, self._supplies(spec, corpus, weights)
 
     async def obtain(self, spec: RunSpec, fetcher: Fetcher) -> Supplies:
         """Take the corpus from here or from a peer."""
         corpus = await obtain_data(spec, self._cache_dir, fetcher, self._work)
-        return self._supplies(spec, corpus)
+        return self._supplies(spec, corpus, None)
 
-    def _supplies(self, spec: RunSpec, corpus: PreparedCorpus) -> Supplies:
+    def _supplies(self, spec: RunSpec, corpus: PreparedCorpus, weights: Path | None) -> Supplies:
         engine = TorchEngine(
-            spec,
-            corpus,
+            self._trainer_settings(spec, corpus),
+            work=self._work,
+            memory_dir=self._state_dir,
+            first_weights=weights,
+        )
+        blobs = {corpus.manifest_digest: corpus.path}
+        tokenizer = tokenizer_path(self._cache_dir, corpus.tokenizer_digest)
+        if tokenizer.is_file():
+            blobs[corpus.tokenizer_digest] = tokenizer
+        return Supplies(engine, blobs)
+
+    def _trainer_settings(self, spec: RunSpec, corpus: PreparedCorpus) -> TrainerSettings:
+        return TrainerSettings(
+            spec=spec.to_bytes(),
             peer_id=self._peer_id,
+            corpus_path=str(corpus.path),
+            vocabulary_size=corpus.vocabulary_size,
             device=self._device,
             threads=self._threads,
-            state_dir=self._state_dir,
         )
-        return Supplies(engine, {corpus.manifest_digest: corpus.path})

@@ -158,6 +158,8 @@ class RoundLoop:
 
     def _started(self, ready: Ready) -> None:
         facts = self._facts
+        if ready.layout_digest != facts.layout_digest:
+            raise TrainingImpossible("the trainer's model has another layout than the run's")
         facts.parameters, facts.alone_steps_per_s = ready.parameters, ready.steps_per_s
         facts.steps_per_s = facts.steps_per_s or ready.steps_per_s
         self._micro_batch_cap = ready.micro_batch

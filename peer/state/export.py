@@ -86,9 +86,9 @@ def _refuse_foreign(out_dir: Path) -> None:
 def _config(spec: RunSpec, layout: Layout) -> LlamaConfig:
     """The model's config, once it is sure that its parameters lie as `layout` says."""
     vocabulary_size = _entry(layout, _EMBEDDING).shape[0]
-    if Layout.from_shapes(model_shapes(spec.model, vocabulary_size)).digest != layout.digest:
+    if Layout.from_shapes(model_shapes(spec, vocabulary_size)).digest != layout.digest:
         raise ValueError("the layout is not that of the run spec's model")
-    config = model_config(spec.model, vocabulary_size)
+    config = model_config(spec, vocabulary_size)
     config.architectures = ["LlamaForCausalLM"]
     config.dtype = torch.float32
     config.use_cache = True  # off in training, wanted for generating

@@ -68,6 +68,11 @@ class FileTokenizer:
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
 
 
+def tokenizer_path(cache_dir: Path, digest: str) -> Path:
+    """Where a run's tokenizer.json of this digest is kept."""
+    return cache_dir / f"tokenizer-{digest}.json"
+
+
 def tokenizer_file(source: str) -> bytes:
     """The bytes of the tokenizer.json at a file, in a directory or on the hub.
 

@@ -35,7 +35,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def state(home: Home) -> Path:
-    layout = Layout.from_shapes(model_shapes(SPEC.model, BYTE_VOCABULARY))
+    layout = Layout.from_shapes(model_shapes(SPEC, BYTE_VOCABULARY))
     phi_P = np.arange(layout.padded_parameters, dtype=np.float32) / 1e6
     path = home.state_dir / "now.state"
     scalars = StateScalars("ab" * 16, 3, layout.digest, 0, 0, 99)
@@ -46,7 +46,7 @@ def state(home: Home) -> Path:
 def test_the_slow_weights_are_exported(home: Home, state: Path, tmp_path: Path) -> None:
     export_state(home, {"path": str(state), "round": 3, "tokens": 99}, tmp_path / "hf")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
-    layout = Layout.from_shapes(model_shapes(SPEC.model, BYTE_VOCABULARY))
+    layout = Layout.from_shapes(model_shapes(SPEC, BYTE_VOCABULARY))
     entry = next(e for e in layout.entries if e.name == "model.embed_tokens.weight")
     first = model.get_input_embeddings().weight.detach().numpy().ravel()[:3]
     assert first.tolist() == pytest.approx([(entry.offset + i) / 1e6 for i in range(3)])

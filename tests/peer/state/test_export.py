@@ -28,7 +28,7 @@ def _trained(
     spec: RunSpec, vocabulary_size: int = 256
 ) -> tuple[torch.nn.Module, np.ndarray, Layout]:
     """A model whose every parameter was moved, its flat vector and its layout."""
-    module = initial_module(spec.model, vocabulary_size, seed=1)
+    module = initial_module(spec.model_copy(update={"seed": 1}), vocabulary_size)
     flat = FlatModel(module, torch.device("cpu"))
     flat.theta_P += 0.1 * torch.randn(
         flat.theta_P.shape, generator=torch.Generator().manual_seed(2)
