@@ -31,162 +31,31 @@ from typing import Final
 import blake3
 
 from .limits import MAX_HELD_PROPOSALS, MAX_PROPOSAL_TRIES
+from .matchmaking_events import (
+    AcceptProposal,
+    CloseEarly,
+    Command,
+    Event,
+    Paired,
+    ProposalAccepted,
+    ProposalReceived,
+    ProposalRefused,
+    ProposalWithdrawn,
+    Propose,
+    RefuseProposal,
+    RoundClosed,
+    RoundOpened,
+    RoundProgressed,
+    RoundSettled,
+    SearchStopped,
+    Tick,
+    Unmatched,
+    Withdraw,
+)
 from .outcomes import RefusalReason, SkipReason
 
 EARLY_CLOSE_FRACTION: Final = 0.5
 """Share of the quota after which a round may be closed for a waiting partner's sake."""
-
-
-# --- events: what happened ------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class RoundOpened:
-    """The trainer has begun this round."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class RoundProgressed:
-    """This share of our quota for the round in training is done."""
-
-    fraction: float
-
-
-@dataclass(frozen=True, slots=True)
-class RoundClosed:
-    """The round in training is closed, its snapshot ready: look for a partner among `candidates`."""
-
-    round: int
-    candidates: tuple[str, ...]
-    deadline_s: float
-    patience_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class ProposalReceived:
-    """A peer asks us to be its partner."""
-
-    peer_id: str
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class ProposalWithdrawn:
-    """A peer that asked us does not wait for our answer any more."""
-
-    peer_id: str
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class ProposalAccepted:
-    """The peer we asked has said yes."""
-
-    peer_id: str
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class ProposalRefused:
-    """The peer we asked has said no, or cannot be reached."""
-
-    peer_id: str
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class RoundSettled:
-    """The exchange of the matched round is over, one way or the other."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class SearchStopped:
-    """Give up the search for this round for an outer reason."""
-
-    round: int
-    reason: SkipReason
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
-Event = (
-    RoundOpened
-    | RoundProgressed
-    | RoundClosed
-    | ProposalReceived
-    | ProposalWithdrawn
-    | ProposalAccepted
-    | ProposalRefused
-    | RoundSettled
-    | SearchStopped
-    | Tick
-)
-
-
-# --- commands: what to do -------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Propose:
-    """Ask this peer."""
-
-    peer_id: str
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class Withdraw:
-    """Stop waiting for this peer's answer."""
-
-    peer_id: str
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class AcceptProposal:
-    """Say yes to this peer; it leads the exchange."""
-
-    peer_id: str
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class RefuseProposal:
-    """Say no to this peer."""
-
-    peer_id: str
-    round: int
-    reason: RefusalReason
-
-
-@dataclass(frozen=True, slots=True)
-class CloseEarly:
-    """Close the round in training now: somebody is waiting, and half of our quota is done."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class Paired:
-    """We have a partner. `leading` tells whether the exchange runs on the stream that we opened."""
-
-    peer_id: str
-    round: int
-    leading: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Unmatched:
-    """Nobody for this round."""
-
-    round: int
-    reason: SkipReason
-
-
-Command = Propose | Withdraw | AcceptProposal | RefuseProposal | CloseEarly | Paired | Unmatched
 
 
 class Phase(Enum):
@@ -320,7 +189,12 @@ class Matchmaker:
         """Rule 2."""
         waiting = any(round_ == self._training_round for _, round_ in self._held)
         matching_over = self._search.phase is Phase.IDLE
-        if waiting and matching_over and not self._closing_early and self._fraction >= EARLY_CLOSE_FRACTION:
+        if (
+            waiting
+            and matching_over
+            and not self._closing_early
+            and self._fraction >= EARLY_CLOSE_FRACTION
+        ):
             self._closing_early = True
             yield CloseEarly(self._training_round)
 

@@ -45,6 +45,9 @@ class VectorExchange:
     """Runs one `Exchange` over one conversation.
 
     After `run`, the machine is final, or wants to ask how it ended (`must_ask`).
+
+    Attributes:
+        theirs: the head of the partner's vector, once it came.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class VectorExchange:
         self._into = into
         self._check = check
         self._receipt_due = trio.Event()
-        self._their_digest = ""
+        self.theirs: Vector | None = None
         self._scope = trio.CancelScope()
 
     def __repr__(self) -> str:
@@ -87,8 +90,9 @@ class VectorExchange:
 
     def asked(self) -> None:
         """The partner asks how it ended: the stream is dead for it, so it is for us."""
-        self._step(Event.ASKED)
-        self._scope.cancel()
+        if not self.machine.is_final:
+            self.machine.step(Event.ASKED)
+            self._scope.cancel()
 
     def _fault(self) -> Event:
         """What they sent was wrong: worthless as a vector, and the end of the stream as a receipt."""
@@ -108,7 +112,8 @@ class VectorExchange:
         head = Vector(own.round, own.steps, own.tokens, own.codec, own.vectors, own.digest)
         await self._talk.send(head, own.payload)
         await self._receipt_due.wait()
-        await self._talk.send(Received(own.round, self._their_digest))
+        assert self.theirs is not None
+        await self._talk.send(Received(own.round, self.theirs.digest))
 
     async def _receive(self) -> None:
         while not self.machine.is_final:
@@ -124,11 +129,11 @@ class VectorExchange:
 
     async def _vector_arrived(self, vector: Vector) -> None:
         own = self._own
-        if self._their_digest:
+        if self.theirs is not None:
             raise RemoteProtocolError("a second vector in one exchange")
         if (vector.round, vector.codec, vector.vectors) != (own.round, own.codec, own.vectors):
             raise RemoteProtocolError("a vector of another round or code than agreed")
-        self._their_digest = vector.digest
+        self.theirs = vector
         good = await self._check(self._into, vector.digest)
         self._step(Event.VECTOR_ARRIVED if good else Event.VECTOR_BAD)
 

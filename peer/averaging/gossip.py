@@ -5,85 +5,29 @@ The thin shell around `protocol/matchmaking.py`: it turns streams into the match
 closed round and returns how averaging ended, `Averaged` or `Skipped`, never an exception of a peer's making.
 """
 
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import blake3
-import torch
 import trio
 
-from peer.codec import Codec, get_codec
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.ports import Network, PeerId, Stream, Work
-from protocol import matchmaking as mm
+from protocol import matchmaking_events as mm
 from protocol.errors import LocoError, Refused, RemoteProtocolError, StreamLost
-from protocol.exchange import Event, Exchange, State
-from protocol.messages import (
-    Accept,
-    Propose,
-    Refusal,
-    Settle,
-    Settled,
-    SettledOutcome,
-)
+from protocol.matchmaking import Matchmaker, MatchmakerStatistics
+from protocol.messages import Accept, Propose, Settle
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.versions import GOSSIP
 
-from .exchange_io import STALL_S, Contribution, VectorExchange
+from .exchange_io import STALL_S, Contribution
+from .exchanges import Exchanges
+from .outcome import Agreement, Outcome, Skipped, Timing
 
 FIRST_MESSAGE_S: Final = 10.0
 """How long an inbound stream may stay silent before its first message."""
-SETTLE_S: Final = 5.0
-"""How long we try to learn how a broken exchange ended for the partner."""
-SETTLE_RETRY_S: Final = 0.5
-MAX_REMEMBERED_EXCHANGES: Final = 16
-"""Exchanges about which a partner may still ask."""
-
-
-@dataclass(frozen=True, slots=True)
-class Averaged:
-    """Both sides hold each other's vector.
-
-    Attributes:
-        payload: the partner's codes; valid until the next exchange.
-    """
-
-    partner_id: PeerId
-    steps: int
-    tokens: int
-    payload: memoryview
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """The round ended without averaging."""
-
-    reason: SkipReason
-    partner_id: PeerId | None = None
-
-
-Outcome = Averaged | Skipped
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """What two peers must have in common to average."""
-
-    run_id: str
-    layout_digest: str
-    codec: str
-    vectors: int
-    padded_parameters: int
-
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of one contribution."""
-        return self.vectors * get_codec(self.codec).code_bytes(self.padded_parameters)
 
 
 @dataclass(slots=True)
@@ -94,7 +38,7 @@ class _Attempt:
     exchange_deadline_s: float
     closed_s: float
     done: trio.Event = field(default_factory=trio.Event)
-    outcome: Outcome = Skipped(SkipReason.NO_PARTNER)
+    outcome: Outcome | None = None
     paired_s: float | None = None
 
 
@@ -105,14 +49,6 @@ class _Held:
     decided: trio.Event = field(default_factory=trio.Event)
     accepted: bool = False
     refusal: RefusalReason | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """How long one round's averaging took. Seconds."""
-
-    match_s: float
-    exchange_s: float
 
 
 class Gossip:
@@ -132,16 +68,13 @@ class Gossip:
     ) -> None:
         self._agreement = agreement
         self._network = network
-        self._work = work
         self._events = events
         self.close_early: Callable[[int], None] = lambda _: None
-        self._codec: Codec = get_codec(agreement.codec)
-        self._matchmaker = mm.Matchmaker(agreement.run_id, network.peer_id)
+        self._matchmaker = Matchmaker(agreement.run_id, network.peer_id)
         self._attempt: _Attempt | None = None
         self._asking: dict[tuple[PeerId, int], trio.CancelScope] = {}
         self._held: dict[tuple[PeerId, int], _Held] = {}
-        self._exchanges: OrderedDict[tuple[PeerId, int], VectorExchange] = OrderedDict()
-        self._buffer = bytearray(agreement.payload_bytes)
+        self._exchanges = Exchanges(agreement, network, work)
         self._changed = trio.Event()
         self._nursery: trio.Nursery | None = None
         self.last_timing = Timing(0.0, 0.0)
@@ -193,13 +126,13 @@ class Gossip:
         ended_s = trio.current_time()
         paired_s = ended_s if attempt.paired_s is None else attempt.paired_s
         self.last_timing = Timing(paired_s - now_s, ended_s - paired_s)
-        return attempt.outcome
+        return attempt.outcome or Skipped(SkipReason.LEAVING)
 
     def round_settled(self, round_: int) -> None:
         """The outer step of `round_` is done: proposals for the next may close it early."""
         self._feed(mm.RoundSettled(round_))
 
-    def statistics(self) -> mm.MatchmakerStatistics:
+    def statistics(self) -> MatchmakerStatistics:
         """Counts since the start."""
         return self._matchmaker.statistics()
 
@@ -222,6 +155,7 @@ class Gossip:
         match command:
             case mm.Propose(peer_id, round_):
                 assert self._nursery is not None
+                self._events.emit(EventName.PROPOSAL_SENT, round=round_, remote=peer_id)
                 self._nursery.start_soon(self._propose, peer_id, round_)
             case mm.Withdraw(peer_id, round_):
                 scope = self._asking.get((peer_id, round_))
@@ -262,14 +196,14 @@ class Gossip:
         with trio.CancelScope() as scope:
             self._asking[peer_id, round_] = scope
             try:
-                async with self._talk_to(peer_id) as talk:
-                    await talk.send(self._proposal(attempt.own), stall_s=STALL_S)
+                async with self._exchanges.open(peer_id) as talk:
+                    await talk.send(self._agreement.proposal(attempt.own), stall_s=STALL_S)
                     answer, _ = await talk.receive(Accept)
                     if answer.round != round_:
                         raise RemoteProtocolError("accepted another round than proposed")
                     self._feed(mm.ProposalAccepted(peer_id, round_))
                     if not scope.cancel_called:
-                        await self._exchange(talk, attempt, peer_id)
+                        await self._exchange(talk, attempt)
             except Refused as refused:
                 self._refused(peer_id, round_, refused.reason)
             except LocoError as error:
@@ -281,40 +215,19 @@ class Gossip:
         self._events.emit(EventName.PROPOSAL_REFUSED, round=round_, remote=peer_id, reason=why)
         self._feed(mm.ProposalRefused(peer_id, round_))
 
-    def _proposal(self, own: Contribution) -> Propose:
-        agreed = self._agreement
-        return Propose(
-            run_id=agreed.run_id,
-            round=own.round,
-            layout_digest=agreed.layout_digest,
-            codec=agreed.codec,
-            vectors=agreed.vectors,
-            steps=own.steps,
-            tokens=own.tokens,
-        )
-
-    @asynccontextmanager
-    async def _talk_to(self, peer_id: PeerId) -> AsyncIterator[Conversation]:
-        stream = await self._network.open_stream(peer_id, GOSSIP)
-        try:
-            yield Conversation(stream)
-        finally:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
-                await stream.aclose()
-
     # --- being asked -------------------------------------------------------------------------------
     async def serve(self, stream: Stream) -> None:
         """One inbound stream: a proposal, or a question about a broken exchange."""
         talk = Conversation(stream)
         message, _ = await talk.receive(Propose, Settle, timeout_s=FIRST_MESSAGE_S)
         if isinstance(message, Settle):
-            await talk.send(self._settled(stream.remote_peer_id, message), stall_s=STALL_S)
+            await talk.send(self._exchanges.answer(stream.remote_peer_id, message), stall_s=STALL_S)
         else:
             await self._proposed(talk, stream, message)
 
     async def _proposed(self, talk: Conversation, stream: Stream, proposal: Propose) -> None:
         peer_id, round_ = stream.remote_peer_id, proposal.round
-        unfit = self._unfit(proposal)
+        unfit = self._agreement.unfit(proposal)
         if unfit is not None:
             await talk.send(unfit, stall_s=STALL_S)
             return
@@ -364,89 +277,11 @@ class Gossip:
         except StreamLost:
             self._finish(round_, Skipped(SkipReason.PARTNER_LOST, peer_id))
         else:
-            await self._exchange(talk, attempt, peer_id)
+            await self._exchange(talk, attempt)
 
-    def _unfit(self, proposal: Propose) -> Refusal | None:
-        agreed = self._agreement
-        if proposal.run_id != agreed.run_id:
-            return Refusal(
-                RefusalReason.OTHER_RUN, f"I am in run {agreed.run_id}, you in {proposal.run_id}"
-            )
-        theirs = (proposal.layout_digest, proposal.codec, proposal.vectors)
-        ours = (agreed.layout_digest, agreed.codec, agreed.vectors)
-        if theirs != ours:
-            return Refusal(
-                RefusalReason.OTHER_LAYOUT, f"my model and code are {ours}, yours are {theirs}"
-            )
-        return None
-
-    # --- exchanging --------------------------------------------------------------------------------
-    async def _exchange(self, talk: Conversation, attempt: _Attempt, peer_id: PeerId) -> None:
-        round_ = attempt.own.round
-        into = memoryview(self._buffer)
-        exchange = VectorExchange(Exchange(), talk, attempt.own, into, self._check)
-        self._remember(peer_id, round_, exchange)
+    async def _exchange(self, talk: Conversation, attempt: _Attempt) -> None:
+        outcome: Outcome = Skipped(SkipReason.LEAVING, talk.remote_peer_id)
         try:
-            await exchange.run(attempt.exchange_deadline_s)
-            if exchange.must_ask:
-                await self._ask(exchange.machine, peer_id, round_)
+            outcome = await self._exchanges.run(talk, attempt.own, attempt.exchange_deadline_s)
         finally:
-            self._finish(round_, self._outcome(exchange.machine, peer_id, attempt.own, into))
-
-    @staticmethod
-    def _outcome(
-        machine: Exchange, peer_id: PeerId, own: Contribution, into: memoryview
-    ) -> Outcome:
-        if machine.state is State.AVERAGED:
-            return Averaged(peer_id, own.steps, own.tokens, into)
-        return Skipped(machine.reason or SkipReason.LEAVING, peer_id)
-
-    def _remember(self, peer_id: PeerId, round_: int, exchange: VectorExchange) -> None:
-        self._exchanges[peer_id, round_] = exchange
-        while len(self._exchanges) > MAX_REMEMBERED_EXCHANGES:
-            self._exchanges.popitem(last=False)
-
-    async def _check(self, payload: memoryview, digest: str) -> bool:
-        return await self._work.run(self._is_good, payload, digest)
-
-    def _is_good(self, payload: memoryview, digest: str) -> bool:
-        if blake3.blake3(payload).hexdigest(length=16) != digest:
-            return False
-        size = len(payload) // self._agreement.vectors
-        parts = (payload[i * size : (i + 1) * size] for i in range(self._agreement.vectors))
-        return all(self._codec.validate(torch.frombuffer(part, dtype=torch.uint8)) for part in parts)
-
-    # --- settling ----------------------------------------------------------------------------------
-    def _settled(self, peer_id: PeerId, question: Settle) -> Settled:
-        exchange = self._exchanges.get((peer_id, question.round))
-        if exchange is None or question.run_id != self._agreement.run_id:
-            return Settled(question.round, SettledOutcome.UNKNOWN)
-        if not exchange.machine.is_final:
-            exchange.asked()
-        averaged = exchange.machine.state is State.AVERAGED
-        outcome = SettledOutcome.AVERAGED if averaged else SettledOutcome.SKIPPED
-        return Settled(question.round, outcome)
-
-    async def _ask(self, machine: Exchange, peer_id: PeerId, round_: int) -> None:
-        told = Event.NOT_TOLD
-        with trio.move_on_after(SETTLE_S):
-            while told is Event.NOT_TOLD and not machine.is_final:
-                try:
-                    async with self._talk_to(peer_id) as talk:
-                        await talk.send(Settle(self._agreement.run_id, round_))
-                        answer, _ = await talk.receive(Settled)
-                except LocoError:
-                    await trio.sleep(SETTLE_RETRY_S)
-                    continue
-                told = _TOLD[answer.outcome]
-                if told is Event.NOT_TOLD:
-                    break
-        if not machine.is_final:
-            machine.step(told)
-
-
-_TOLD: Final = {
-    SettledOutcome.AVERAGED: Event.TOLD_AVERAGED,
-    SettledOutcome.SKIPPED: Event.TOLD_SKIPPED,
-    SettledOutcome.UNKNOWN: Event.NOT_TOLD,
-}
+            self._finish(attempt.own.round, outcome)

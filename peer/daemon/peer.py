@@ -14,7 +14,8 @@ from typing import Final, TypeVar
 import numpy as np
 import trio
 
-from peer.averaging.gossip import Agreement, Gossip
+from peer.averaging.gossip import Gossip
+from peer.averaging.outcome import Agreement
 from peer.averaging.outer_state import Factors, OuterState
 from peer.codec import get_codec
 from peer.observe.event_names import EventName

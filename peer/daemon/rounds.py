@@ -20,7 +20,8 @@ import blake3
 import trio
 
 from peer.averaging.exchange_io import Contribution
-from peer.averaging.gossip import Averaged, Gossip, Outcome, Skipped
+from peer.averaging.gossip import Gossip
+from peer.averaging.outcome import Averaged, Outcome, Skipped
 from peer.averaging.outer_state import Factors, OuterState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog

@@ -61,7 +61,7 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "loss": "mean training loss, nats per token",
         "seconds": "of training",
     },
-    EventName.PROPOSAL_SENT: _ROUND | _REMOTE | {"attempt": "first is 1"},
+    EventName.PROPOSAL_SENT: _ROUND | _REMOTE,
     EventName.PROPOSAL_ACCEPTED: _ROUND | _REMOTE | {"by": "`us` or `them`"},
     EventName.PROPOSAL_REFUSED: _ROUND
     | _REMOTE

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from protocol import matchmaking as m
+from protocol import matchmaking_events as m
 from protocol.limits import MAX_HELD_PROPOSALS, MAX_PROPOSAL_TRIES
+from protocol.matchmaking import Matchmaker, Phase, pair_rank
 from protocol.outcomes import RefusalReason, SkipReason
 
 RUN = "run"
@@ -33,7 +34,7 @@ class Swarm:
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
         self.ids = [f"peer{i:03d}" for i in range(self.num_peers)]
-        self.makers = {peer: m.Matchmaker(RUN, peer) for peer in self.ids}
+        self.makers = {peer: Matchmaker(RUN, peer) for peer in self.ids}
         self.counter = itertools.count()
 
     def post(self, delay_s: float, peer: str, event: m.Event) -> None:
@@ -124,15 +125,15 @@ def test_partners_are_close_to_uniformly_random() -> None:
 
 
 def test_the_rank_of_a_pair_is_the_same_for_both_and_new_in_each_round() -> None:
-    assert m.pair_rank(RUN, 3, "a", "b") == m.pair_rank(RUN, 3, "b", "a")
-    assert m.pair_rank(RUN, 3, "a", "b") != m.pair_rank(RUN, 4, "a", "b")
+    assert pair_rank(RUN, 3, "a", "b") == pair_rank(RUN, 3, "b", "a")
+    assert pair_rank(RUN, 3, "a", "b") != pair_rank(RUN, 4, "a", "b")
 
 
 class Alone:
     """One matchmaker, driven by hand."""
 
     def __init__(self, own_id: str = "me") -> None:
-        self.maker = m.Matchmaker(RUN, own_id)
+        self.maker = Matchmaker(RUN, own_id)
         self.now_s = 0.0
 
     def __call__(self, event: m.Event, at_s: float | None = None) -> tuple[m.Command, ...]:
@@ -201,7 +202,7 @@ def test_refused_by_everybody_waits_to_be_asked_until_the_deadline() -> None:
     me = Alone()
     me.close(0, "a")
     assert me(m.ProposalRefused("a", 0)) == ()
-    assert me.maker.phase is m.Phase.OPEN
+    assert me.maker.phase is Phase.OPEN
     assert me(m.ProposalReceived("x", 0)) == (m.AcceptProposal("x", 0), m.Paired("x", 0, leading=False))
 
 

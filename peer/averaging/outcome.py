@@ -1,0 +1,83 @@
+"""How averaging a round ended for us, and what two peers must agree on before it begins."""
+
+from dataclasses import dataclass
+
+from peer.codec import get_codec
+from peer.ports import PeerId
+from protocol.messages import Propose, Refusal
+from protocol.outcomes import RefusalReason, SkipReason
+
+from .exchange_io import Contribution
+
+
+@dataclass(frozen=True, slots=True)
+class Averaged:
+    """Both sides hold each other's vector.
+
+    Attributes:
+        payload: the partner's codes; valid until the next exchange.
+    """
+
+    partner_id: PeerId
+    steps: int
+    tokens: int
+    payload: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """The round ended without averaging."""
+
+    reason: SkipReason
+    partner_id: PeerId | None = None
+
+
+Outcome = Averaged | Skipped
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What two peers must have in common to average."""
+
+    run_id: str
+    layout_digest: str
+    codec: str
+    vectors: int
+    padded_parameters: int
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of one contribution."""
+        return self.vectors * get_codec(self.codec).code_bytes(self.padded_parameters)
+
+    def proposal(self, own: Contribution) -> Propose:
+        """What we say when we ask."""
+        return Propose(
+            run_id=self.run_id,
+            round=own.round,
+            layout_digest=self.layout_digest,
+            codec=self.codec,
+            vectors=self.vectors,
+            steps=own.steps,
+            tokens=own.tokens,
+        )
+
+    def unfit(self, proposal: Propose) -> Refusal | None:
+        """Why a proposal cannot be ours to accept; None when it can."""
+        if proposal.run_id != self.run_id:
+            sentence = f"I am in run {self.run_id}, you in {proposal.run_id}"
+            return Refusal(RefusalReason.OTHER_RUN, sentence)
+        theirs = (proposal.layout_digest, proposal.codec, proposal.vectors)
+        ours = (self.layout_digest, self.codec, self.vectors)
+        if theirs != ours:
+            sentence = f"my model and code are {ours}, yours are {theirs}"
+            return Refusal(RefusalReason.OTHER_LAYOUT, sentence)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long one round's averaging took. Seconds."""
+
+    match_s: float
+    exchange_s: float
