@@ -147,7 +147,8 @@ class RoundLoop:
             await trainer.send(Load(self._outer.version))
             async with trio.open_nursery() as nursery:
                 try:
-                    await self._open_or_finish(max([self._next_round, *self._heard_rounds()]))
+                    first = max([self._next_round, *self._heard_rounds()])
+                    nursery.start_soon(self._open_or_finish, first)  # it may wait for an event
                     while not self.finished:
                         await self._take(await trainer.receive(), nursery)
                 except TrainerDied:
