@@ -5,11 +5,10 @@ most MAX_LINKS are held; who has none to a peer still finds it through the direc
 
 The rules
   1. Either side may open the link; the opener says Hello first, the other answers Hello or a Refusal with a sentence.
-  2. Refused are: no common version, another run, an identity that is alive elsewhere, more links than MAX_LINKS.
+  2. Refused are: no common version, another run, too many links (hello.py), an identity that is alive elsewhere.
   3. Another incarnation of a linked identity: if the old one still beats within DUPLICATE_PROBE_S, the new one is
      refused; a silent old one is replaced at once.
   4. Any message is a sign of life. A link on which nothing came for SILENCE_S is given up.
-  5. Clocks are only compared to correct our own (protocol/clock_offset.py), never to judge liveness.
 """
 
 import math
@@ -24,7 +23,6 @@ from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.status import PeerState
 from peer.ports import Address, Directory, Network, PeerId, Stream
-from protocol.clock_offset import ClockOffsetEstimator
 from protocol.errors import LocoError, Refused, StreamLost
 from protocol.limits import MAX_LINKS, MAX_PEERS_PER_EXCHANGE
 from protocol.messages import (
@@ -39,10 +37,11 @@ from protocol.messages import (
 )
 from protocol.outcomes import RefusalReason
 from protocol.records import PeerRecord
-from protocol.versions import HELLO, SPOKEN, missing, version_sentence
+from protocol.versions import HELLO
 from protocol.view import Progress, View
 
 from .facts import Facts
+from .hello import Greeter
 
 BEAT_S: Final = 1.0
 SILENCE_S: Final = 10.0
@@ -93,22 +92,20 @@ class Links:
         view: View,
         facts: Facts,
         events: EventLog,
-        software: str,
+        greeter: Greeter,
     ) -> None:
         self._network = network
         self._directory = directory
         self._view = view
         self._facts = facts
         self._events = events
-        self._software = software
         self._links: dict[PeerId, list[Link]] = {}
         self._backoff_s: dict[PeerId, float] = {}
         self._not_before_s: dict[PeerId, float] = {}
         self._sequence = 0
         self._opened = self._lost = self._refused = 0
         self._nursery: trio.Nursery | None = None
-        self._clock = ClockOffsetEstimator()
-        self._clock_offset_s = 0.0
+        self._greeter = greeter
         self.serving = trio.Event()
 
     def __repr__(self) -> str:
@@ -162,10 +159,10 @@ class Links:
         talk = Conversation(stream)
         try:
             asked_s = trio.current_time()
-            await talk.send(self.hello(), stall_s=HELLO_S)
+            await talk.send(self._greeter.hello(), stall_s=HELLO_S)
             theirs, _ = await talk.receive(Hello, timeout_s=HELLO_S)
-            self._compare_clocks(peer_id, theirs, trio.current_time() - asked_s)
-            refusal = self._fault(theirs)
+            self._greeter.compare_clocks(peer_id, theirs, trio.current_time() - asked_s)
+            refusal = self._greeter.fault(theirs, self.statistics().live)
             if refusal is not None:
                 raise Refused(refusal.reason, refusal.sentence)
         except BaseException:
@@ -175,58 +172,16 @@ class Links:
         self._nursery.start_soon(self._own, talk, theirs)
         return theirs
 
-    def _compare_clocks(self, peer_id: PeerId, theirs: Hello, round_trip_s: float) -> None:
-        uncorrected_s = self._directory.swarm_time_s() - self._clock_offset_s
-        self._clock.add(peer_id, theirs.swarm_time_s, round_trip_s, uncorrected_s)
-
-    def correct_clock(self) -> None:
-        """Follow the clocks of the peers that we have dialled, rule 5."""
-        estimate = self._clock.estimate(self._clock_offset_s)
-        if estimate is not None:
-            self._clock_offset_s = estimate.offset_s
-            self._directory.correct_clock(estimate.offset_s)
-
-    def hello(self) -> Hello:
-        """What we say of ourselves."""
-        facts = self._facts
-        return Hello(
-            software=self._software,
-            protocols=SPOKEN,
-            run_id=facts.run_id,
-            incarnation=facts.incarnation,
-            addresses=tuple(self._network.addresses),
-            swarm_time_s=self._directory.swarm_time_s(),
-            state=str(facts.state),
-            round=facts.round,
-            layout_digest=facts.layout_digest,
-        )
-
     async def _serve(self, stream: Stream) -> None:
         talk = Conversation(stream)
         theirs, _ = await talk.receive(Hello, timeout_s=HELLO_S)
-        refusal = self._fault(theirs) or await self._duplicate(stream.remote_peer_id, theirs)
+        refusal = self._greeter.fault(theirs, self.statistics().live) or await self._duplicate(stream.remote_peer_id, theirs)
         if refusal is not None:
             self._refused += 1
             await talk.send(refusal, stall_s=HELLO_S)
             return
-        await talk.send(self.hello(), stall_s=HELLO_S)
+        await talk.send(self._greeter.hello(), stall_s=HELLO_S)
         await self._live(talk, theirs)
-
-    def _fault(self, theirs: Hello) -> Refusal | None:
-        """Rule 2, but for duplicates."""
-        facts = self._facts
-        if missing(SPOKEN, theirs.protocols):
-            sentence = version_sentence(SPOKEN, theirs.protocols, self._software, theirs.software)
-            return Refusal(RefusalReason.VERSION, sentence)
-        if facts.run_id and theirs.run_id and facts.run_id != theirs.run_id:
-            return Refusal(
-                RefusalReason.OTHER_RUN,
-                f"this swarm trains run {facts.run_id}; you are in run {theirs.run_id}."
-                " Join with a home of its own for each run.",
-            )
-        if sum(map(len, self._links.values())) >= 2 * MAX_LINKS:
-            return Refusal(RefusalReason.TOO_MANY, "I hold as many links as I can; ask another peer")
-        return None
 
     async def _duplicate(self, peer_id: PeerId, theirs: Hello) -> Refusal | None:
         """Rule 3."""

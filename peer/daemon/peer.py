@@ -33,11 +33,13 @@ from protocol.view import View
 
 from .engine import Engine, SlowWeights
 from .facts import Facts
+from .hello import Greeter
 from .joining import Bootstrap
 from .links import Links
 from .membership import Membership
+from .outer_steps import OuterSteps, RoundTiming
 from .provision import Provision, Supplies
-from .rounds import RoundLoop, RoundTiming
+from .rounds import RoundLoop
 
 T = TypeVar("T")
 
@@ -64,33 +66,37 @@ class PeerSettings:
     observe_round: Callable[[RoundTiming], None]
 
 
+@dataclass(frozen=True, slots=True)
+class PeerParts:
+    """What a peer is put together from."""
+
+    network: Network
+    directory: Directory
+    work: Work
+    provision: Provision
+    facts: Facts
+    view: View
+    links: Links
+    greeter: Greeter
+    events: EventLog
+    sign: Sign
+
+
 class Peer:
     """See the top of the file."""
 
-    def __init__(
-        self,
-        settings: PeerSettings,
-        *,
-        network: Network,
-        directory: Directory,
-        work: Work,
-        provision: Provision,
-        facts: Facts,
-        view: View,
-        links: Links,
-        events: EventLog,
-        sign: Sign,
-    ) -> None:
+    def __init__(self, settings: PeerSettings, parts: PeerParts) -> None:
         self._settings = settings
-        self._network = network
-        self._directory = directory
-        self._work = work
-        self._provision = provision
-        self._facts = facts
-        self._view = view
-        self._links = links
-        self._events = events
-        self._sign = sign
+        self._network = parts.network
+        self._directory = parts.directory
+        self._work = parts.work
+        self._provision = parts.provision
+        self._facts = parts.facts
+        self._view = parts.view
+        self._links = parts.links
+        self._greeter = parts.greeter
+        self._events = parts.events
+        self._sign = parts.sign
         self._stop = trio.Event()
         self.service: StateService | None = None
         self.rounds: RoundLoop | None = None
@@ -126,7 +132,7 @@ class Peer:
         async def life() -> None:
             self._facts.now_doing("looking for the swarm", PeerState.CONNECTING)
             first, hello = await bootstrap.enter()
-            self._links.correct_clock()
+            self._greeter.correct_clock()
             await self._directory.add_peers(hello.addresses)
             self._facts.now_doing("fetching the run spec", PeerState.DOWNLOADING)
             signed = await self._fetch(lambda fetcher: fetcher.spec(hello.run_id), first)
@@ -271,19 +277,28 @@ class Peer:
             padded_parameters=shape.padded_parameters,
         )
         gossip = Gossip(agreement, network=self._network, work=self._work, events=self._events)
-        rounds = self.rounds = RoundLoop(
+        steps = OuterSteps(
             spec,
             facts=self._facts,
             view=self._view,
             outer=outer,
             gossip=gossip,
-            start_trainer=engine.starter(slow),
             work=self._work,
             events=self._events,
             observe_round=self._settings.observe_round,
         )
+        rounds = self.rounds = RoundLoop(
+            spec,
+            facts=self._facts,
+            view=self._view,
+            outer=outer,
+            steps=steps,
+            gossip=gossip,
+            start_trainer=engine.starter(slow),
+            events=self._events,
+        )
         gossip.close_early = rounds.close_early
-        service.serve_state_of(_OuterSource(signed.run_id, rounds, outer, self._facts, self._work))
+        service.serve_state_of(_OuterSource(signed.run_id, steps.lock, outer, self._facts, self._work))
         membership = Membership(
             signed.run_id,
             self._facts.incarnation,
@@ -305,10 +320,10 @@ class _OuterSource:
     """The outer state as the state service sees it."""
 
     def __init__(
-        self, run_id: str, rounds: RoundLoop, outer: OuterState, facts: Facts, work: Work
+        self, run_id: str, lock: trio.Lock, outer: OuterState, facts: Facts, work: Work
     ) -> None:
         self._run_id = run_id
-        self._rounds = rounds
+        self._lock = lock
         self._outer = outer
         self._facts = facts
         self._work = work
@@ -321,7 +336,7 @@ class _OuterSource:
     async def write(self, directory: Path) -> tuple[Path, StateManifest]:
         """Write the state under the lock of the outer step, so that it is one state."""
         facts, outer = self._facts, self._outer
-        async with self._rounds.outer_lock:
+        async with self._lock:
             path = directory / f"{outer.version}.state"
             scalars = StateScalars(
                 run_id=self._run_id,

@@ -12,7 +12,7 @@ from protocol.view import View
 
 from .facts import Facts
 from .links import Links
-from .rounds import RoundTiming
+from .outer_steps import RoundTiming
 
 
 @dataclass(slots=True)
@@ -24,8 +24,10 @@ class Restarts:
 
 
 class Report:
-    """Attributes:
-    metrics_url: where Prometheus finds us; None until that is known.
+    """Reads the parts of one peer.
+
+    Attributes:
+        metrics_url: where Prometheus finds us; None until that is known.
     """
 
     def __init__(

@@ -1,32 +1,25 @@
 """The outer loop: one round after another, through one trainer's life after another.
 
-    trainer   |--- round r ---|S--- round r+1 ---------|S---
-    here                       \\ match, exchange, outer step, Apply /
+    trainer   |---- round r ----|---- round r+1 ----------|----
+    here                        | match, exchange, outer step, Apply |
 
 `RoundLoop` drives the trainer, hands closed rounds to the gossip, and takes the outer step. What it promises:
 
-- The outer state moves only here, once per round, under `outer_lock` (state transfer reads under the same lock).
-- A round ends in `averaged` or `skipped(reason)`, and is counted as one of them.
+- A round is opened when the one before is closed (overlap), or when that one is settled (no overlap, final rounds).
+- At most one round is being settled; the next is not settled before that.
 - A dead trainer costs at most the round it was in: the next life loads the slow weights and goes on with the newest
   round. An exchange under way when it dies is finished: its codes lie in memory that outlives the trainer.
-- Without a partner the n = 1 step is taken, and training goes on.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
-import blake3
 import trio
 
-from peer.averaging.exchange_io import Contribution
 from peer.averaging.gossip import Gossip
-from peer.averaging.outcome import Averaged, Outcome, Skipped
-from peer.averaging.outer_state import Factors, OuterState
+from peer.averaging.outer_state import OuterState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.status import PeerState
-from peer.ports import Work
 from peer.training.messages import (
     Applied,
     Apply,
@@ -43,40 +36,23 @@ from peer.training.messages import (
     TrainRound,
 )
 from peer.training.ports import StartTrainer, Trainer, TrainerDied
-from protocol.deadline import ObservedDeadline
-from protocol.outcomes import SkipReason
 from protocol.rounds import catch_up, is_left_behind, next_round, quota
 from protocol.run_spec import RunSpec
 from protocol.view import View
 
 from .facts import Facts
+from .outer_steps import OuterSteps
 
-MIN_SEARCH_S: Final = 1.0
-MAX_SEARCH_S: Final = 30.0
-MIN_EXCHANGE_S: Final = 30.0
-"""An exchange may take this long, or as long as a round if that is longer."""
 MAX_FAILURES_IN_A_ROW: Final = 5
 """Trainer lives that close no round before we give up."""
 RESTART_PAUSE_S: Final = 1.0
 SPEED_SMOOTHING: Final = 0.3
-CONSENSUS: Final = Factors(alpha=0.0, beta=1.0, gamma=1.0)
-"""The final rounds train no more: both sides take the mean of their weights."""
 MEMBER_WEIGHT: Final = 4
 """Data weight of a peer of median speed; others in proportion."""
 
 
 class TrainingImpossible(Exception):
     """The trainer fails again and again; the message says how."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoundTiming:
-    """Seconds that one round spent in each phase."""
-
-    train_s: float
-    match_s: float
-    exchange_s: float
-    apply_s: float
 
 
 class RoundLoop:
@@ -89,22 +65,19 @@ class RoundLoop:
         facts: Facts,
         view: View,
         outer: OuterState,
+        steps: OuterSteps,
         gossip: Gossip,
         start_trainer: StartTrainer,
-        work: Work,
         events: EventLog,
-        observe_round: Callable[[RoundTiming], None],
     ) -> None:
         self._spec = spec
         self._facts = facts
         self._view = view
         self._outer = outer
+        self._steps = steps
         self._gossip = gossip
         self._start_trainer = start_trainer
-        self._work = work
         self._events = events
-        self._observe_round = observe_round
-        self._search = ObservedDeadline(floor_s=MIN_SEARCH_S, ceiling_s=MAX_SEARCH_S)
         self._trainer: Trainer | None = None
         self._quota = spec.sync.inner_steps
         self._next_round = facts.round
@@ -116,7 +89,6 @@ class RoundLoop:
         self._micro_batch_cap: int | None = None
         self._failures_in_a_row = 0
         self.finished = False
-        self.outer_lock = trio.Lock()
 
     def __repr__(self) -> str:
         return f"<RoundLoop round={self._facts.round} quota={self._quota} {self._outer!r}>"
@@ -324,12 +296,9 @@ class RoundLoop:
         trainer = self._trainer
         assert trainer is not None
         try:
-            own = await self._work.run(self._contribution, trainer, closed)
-            outcome = Skipped(SkipReason.JUMPED) if jumped else await self._average(own, closed)
-            started_s = trio.current_time()
+            averaging = await self._steps.average(trainer, closed, jumped=jumped)
             await self._evaluated.wait()  # the slow weights lie still while they are validated
-            await self._step(own, outcome)
-            self._count(closed, outcome, trio.current_time() - started_s)
+            await self._steps.take(averaging)
             await self._hand_over(trainer, closed.round)
         finally:
             self._gossip.round_settled(closed.round)
@@ -349,70 +318,6 @@ class RoundLoop:
         self._evaluated = trio.Event()
         await trainer.send(Evaluate(round_))
 
-    async def _average(self, own: Contribution, closed: RoundClosed) -> Outcome:
-        candidates = [m.peer_id for m in self._view.members_training(trio.current_time())]
-        search_s = self._search.current_s
-        if closed.steps:
-            search_s = min(search_s, max(MIN_SEARCH_S, closed.seconds / 2))
-        outcome = await self._gossip.average(
-            own, candidates, search_s=search_s, exchange_s=max(MIN_EXCHANGE_S, closed.seconds)
-        )
-        if isinstance(outcome, Averaged):
-            self._search.observe(self._gossip.last_timing.match_s)
-        return outcome
-
-    def _contribution(self, trainer: Trainer, closed: RoundClosed) -> Contribution:
-        payload, digest, vectors = trainer.codes(closed.slot), closed.digest, 1
-        if self._outer.needs_phi_codes:
-            payload = memoryview(bytearray(payload) + self._outer.phi_codes().tobytes())
-            digest, vectors = blake3.blake3(payload).hexdigest(length=16), 2
-        return Contribution(
-            round=closed.round,
-            steps=closed.steps,
-            tokens=closed.tokens,
-            codec=self._spec.sync.codec,
-            vectors=vectors,
-            digest=digest,
-            payload=payload,
-        )
-
-    async def _step(self, own: Contribution, outcome: Outcome) -> None:
-        partner = outcome.payload if isinstance(outcome, Averaged) else None
-        theta, phi = _split(own.payload, own.vectors)
-        their_theta, their_phi = _split(partner, own.vectors)
-        factors = CONSENSUS if own.round >= self._spec.total_rounds else None
-        async with self.outer_lock:
-            measures = await self._work.run(
-                self._outer.step, own.round, theta, their_theta, phi, their_phi, factors
-            )
-        if measures.replica_distance is not None:
-            self._facts.replica_distance = measures.replica_distance
-
-    def _count(self, closed: RoundClosed, outcome: Outcome, apply_s: float) -> None:
-        facts, timing = self._facts, self._gossip.last_timing
-        if isinstance(outcome, Averaged):
-            facts.averaged += 1
-            facts.last_partner = outcome.partner_id
-            self._events.emit(
-                EventName.ROUND_AVERAGED,
-                round=closed.round,
-                partner=outcome.partner_id,
-                seconds=timing.exchange_s,
-                distance=facts.replica_distance,
-            )
-        else:
-            facts.skipped[outcome.reason] += 1
-            self._events.emit(
-                EventName.ROUND_SKIPPED,
-                round=closed.round,
-                reason=outcome.reason,
-                partner=outcome.partner_id,
-            )
-        self._observe_round(
-            RoundTiming(closed.seconds, timing.match_s, timing.exchange_s, apply_s)
-        )
-
-
 async def _send_quietly(trainer: Trainer, command: CloseRound) -> None:
     try:
         await trainer.send(command)
@@ -423,13 +328,3 @@ async def _send_quietly(trainer: Trainer, command: CloseRound) -> None:
 def _death_reason(why: str) -> str:
     known = why.partition(":")[0]
     return known if known in ("out_of_memory", "non_finite", "stalled") else "crashed"
-
-
-def _split(
-    payload: memoryview | None, vectors: int
-) -> tuple[memoryview | None, memoryview | None]:
-    """Codes of theta, and those of phi where they travel too."""
-    if payload is None or vectors == 1:
-        return payload, None
-    half = len(payload) // vectors
-    return payload[:half], payload[half:]

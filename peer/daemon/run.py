@@ -32,9 +32,10 @@ from protocol.signed_spec import SignedSpec
 from protocol.view import View
 
 from .facts import Facts
+from .hello import Greeter
 from .joining import Bootstrap
 from .links import SILENCE_S, Links
-from .peer import Peer, PeerSettings
+from .peer import Peer, PeerParts, PeerSettings
 from .provision import RealProvision
 from .report import Report, Restarts
 from .resolve import resolve_bootstrap
@@ -109,13 +110,19 @@ class _Daemon:
             log_format=config.log_format,
             verbose=config.verbose,
         )
+        greeter = Greeter(
+            network=network,
+            directory=directory,
+            facts=facts,
+            software=f"loco-peer {self._version}",
+        )
         links = Links(
             network=network,
             directory=directory,
             view=view,
             facts=facts,
             events=events,
-            software=f"loco-peer {self._version}",
+            greeter=greeter,
         )
         report = Report(
             facts=facts,
@@ -142,8 +149,7 @@ class _Daemon:
             device=config.device,
             threads=config.threads,
         )
-        peer = Peer(
-            settings,
+        parts = PeerParts(
             network=network,
             directory=directory,
             work=work,
@@ -151,9 +157,11 @@ class _Daemon:
             facts=facts,
             view=view,
             links=links,
+            greeter=greeter,
             events=events,
             sign=identity.sign,
         )
+        peer = Peer(settings, parts)
         events.emit(
             EventName.DAEMON_STARTED,
             version=self._version,

@@ -1,0 +1,79 @@
+"""The hello of a link: what we say of ourselves, and what in theirs makes us decline.
+
+A hello also carries the sender's clock, which corrects ours when we join (protocol/clock_offset.py).
+Clocks are never compared to judge whether somebody is alive.
+"""
+
+from peer.ports import Directory, Network, PeerId
+from protocol.clock_offset import ClockOffsetEstimator
+from protocol.limits import MAX_LINKS
+from protocol.messages import Hello, Refusal
+from protocol.outcomes import RefusalReason
+from protocol.versions import SPOKEN, missing, version_sentence
+
+from .facts import Facts
+
+
+class Greeter:
+    """Writes our hellos and reads theirs.
+
+    Args:
+        software: our name and version, for people.
+    """
+
+    def __init__(
+        self, *, network: Network, directory: Directory, facts: Facts, software: str
+    ) -> None:
+        self._network = network
+        self._directory = directory
+        self._facts = facts
+        self._software = software
+        self._clock = ClockOffsetEstimator()
+        self._clock_offset_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Greeter of {self._facts.peer_id}, clock offset {self._clock_offset_s:.3f} s>"
+
+    def hello(self) -> Hello:
+        """What we say of ourselves."""
+        facts = self._facts
+        return Hello(
+            software=self._software,
+            protocols=SPOKEN,
+            run_id=facts.run_id,
+            incarnation=facts.incarnation,
+            addresses=tuple(self._network.addresses),
+            swarm_time_s=self._directory.swarm_time_s(),
+            state=str(facts.state),
+            round=facts.round,
+            layout_digest=facts.layout_digest,
+        )
+
+    def fault(self, theirs: Hello, live_links: int) -> Refusal | None:
+        """Why we decline a link with somebody who says this; None when we do not."""
+        facts = self._facts
+        if missing(SPOKEN, theirs.protocols):
+            sentence = version_sentence(SPOKEN, theirs.protocols, self._software, theirs.software)
+            return Refusal(RefusalReason.VERSION, sentence)
+        if facts.run_id and theirs.run_id and facts.run_id != theirs.run_id:
+            sentence = (
+                f"this swarm trains run {facts.run_id}; you are in run {theirs.run_id}."
+                " Join with a home of its own for each run."
+            )
+            return Refusal(RefusalReason.OTHER_RUN, sentence)
+        if live_links >= 2 * MAX_LINKS:
+            sentence = "I hold as many links as I can; ask another peer"
+            return Refusal(RefusalReason.TOO_MANY, sentence)
+        return None
+
+    def compare_clocks(self, peer_id: PeerId, theirs: Hello, round_trip_s: float) -> None:
+        """Note what the time was for them, at the end of such a round trip."""
+        uncorrected_s = self._directory.swarm_time_s() - self._clock_offset_s
+        self._clock.add(peer_id, theirs.swarm_time_s, round_trip_s, uncorrected_s)
+
+    def correct_clock(self) -> None:
+        """Follow the clocks of the peers that we have dialled."""
+        estimate = self._clock.estimate(self._clock_offset_s)
+        if estimate is not None:
+            self._clock_offset_s = estimate.offset_s
+            self._directory.correct_clock(estimate.offset_s)
