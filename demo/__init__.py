@@ -1,0 +1,1 @@
+"""`make demo`: four real peers train a small model on this machine, then one trains alone."""

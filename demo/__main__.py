@@ -1,0 +1,89 @@
+"""`python -m demo [--out DIR] [--seed N] [--json]`."""
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from peer.cli.reporting import leaves
+from peer.exit_codes import ExitCode
+
+from .folder import FolderRefused, demo_folder
+from .plan import STEPS, Plan
+from .play import PICTURE, SUMMARY, play
+from .processes import PeerFailed
+from .table import open_view
+
+CODES: Final = {
+    signal.SIGINT: ExitCode.INTERRUPTED,
+    signal.SIGTERM: ExitCode.TERMINATED,
+    signal.SIGHUP: ExitCode.TERMINATED,
+}
+
+
+def main() -> ExitCode:
+    """Run the demo. Returns the exit status."""
+    options = _options()
+    plan = Plan(seed=options.seed, steps=options.steps)
+    try:
+        with demo_folder(options.out):
+            return trio.run(_until_signalled, plan, options.out, options.json)
+    except FolderRefused as refused:
+        return _said([refused], ExitCode.USAGE)
+    except ExceptionGroup as group:
+        failed, bugs = group.split(PeerFailed)
+        if bugs is not None or failed is None:
+            raise
+        return _said(leaves(failed), ExitCode.FAILURE)
+
+
+def _said(errors: Sequence[BaseException], code: ExitCode) -> ExitCode:
+    for error in errors:
+        print(f"demo: {error}", file=sys.stderr)
+    return code
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="demo", description="Four peers train; then one alone.")
+    parser.add_argument("--out", type=Path, default=Path("demo-run"), help="folder for everything")
+    parser.add_argument("--seed", type=int, default=0, help="of weights, data order and pairing")
+    parser.add_argument("--steps", type=int, default=STEPS, help="inner steps of the swarm's run")
+    parser.add_argument("--json", action="store_true", help="print summary.json on stdout")
+    return parser.parse_args()
+
+
+async def _until_signalled(plan: Plan, out: Path, as_json: bool) -> ExitCode:
+    code = ExitCode.OK
+    with trio.open_signal_receiver(*CODES) as signals:
+        async with trio.open_nursery() as nursery:
+
+            async def stop() -> None:
+                nonlocal code
+                async for number in signals:
+                    code = CODES[signal.Signals(number)]
+                    nursery.cancel_scope.cancel()
+
+            nursery.start_soon(stop)
+            await _show(plan, out, as_json)
+            nursery.cancel_scope.cancel()
+    return code
+
+
+async def _show(plan: Plan, out: Path, as_json: bool) -> None:
+    file = sys.stderr if as_json else sys.stdout
+    with open_view(file) as view:
+        summary = await play(plan, out, view)
+        for line in summary.describe():
+            view.say(line)
+        view.say(f"losses: {out / PICTURE}  numbers: {out / SUMMARY}")
+    if as_json:
+        print(json.dumps(summary.to_json()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""What the demo trains: the swarm's run, and the run of one peer alone that it is compared with."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import tomlkit
+
+from protocol.run_spec import RunSpec
+
+PEERS: Final = 4
+STEPS: Final = 800
+INNER_STEPS: Final = 10
+LEARNING_RATE: Final = 3e-3
+LONE_LEARNING_RATE: Final = 3e-3
+VALIDATE_EVERY: Final = 4
+"""Rounds: a validation costs about as much as three inner steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One demo.
+
+    Attributes:
+        seed: of the weights, the data's order and the pairing.
+        steps: nominal inner steps of the swarm's run.
+    """
+
+    seed: int = 0
+    steps: int = STEPS
+
+    def swarm_spec(self) -> RunSpec:
+        """The run of the four peers."""
+        sync = {"inner_steps": INNER_STEPS, "validate_every": VALIDATE_EVERY}
+        return self._spec("demo", self.steps, LEARNING_RATE, sync)
+
+    def lone_spec(self, tokens: int) -> RunSpec:
+        """The run of one peer alone that trains `tokens`, or a few steps more.
+
+        Its schedule is the swarm's, stretched to its own length.
+        """
+        steps, inner_steps = whole_rounds(-(-tokens // self.swarm_spec().tokens_per_step))
+        # With alpha = 0 and beta = 1 the outer step of a peer alone changes nothing: plain AdamW.
+        sync = {
+            "inner_steps": inner_steps,
+            "validate_every": VALIDATE_EVERY,
+            "alpha": 0.0,
+            "beta": 1.0,
+            "codec": "fp32",
+            "final_rounds": 0,
+        }
+        return self._spec("alone", steps, LONE_LEARNING_RATE, sync)
+
+    def _spec(self, name: str, steps: int, rate: float, sync: dict[str, Any]) -> RunSpec:
+        tree = {
+            "name": name,
+            "seed": self.seed,
+            "optimizer": {"learning_rate": rate, "warmup_steps": min(60, steps // 10)},
+            "training": {"total_steps": steps, "batch_size": 8},
+            "sync": sync,
+        }
+        return RunSpec.model_validate(tree)
+
+
+def whole_rounds(steps: int) -> tuple[int, int]:
+    """Steps and steps per round of a run that does `steps`, or the fewest more.
+
+    A run ends with a whole round; a round length near the swarm's that divides the steps is chosen.
+    """
+    lengths = range(INNER_STEPS - 3, INNER_STEPS + 4)
+    surplus, inner_steps = min((-steps % length, length) for length in lengths)
+    return steps + surplus, inner_steps
+
+
+def to_toml(spec: RunSpec) -> str:
+    """A run spec as people write it."""
+    return tomlkit.dumps(spec.model_dump(mode="json", exclude_none=True))

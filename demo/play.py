@@ -1,0 +1,116 @@
+"""The demo itself: the swarm, then one peer alone, then what came of it."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from peer.observe.status import PeerState
+
+from .plan import PEERS, Plan, to_toml
+from .processes import Peers, RunningPeer, console_script, open_peers
+from .reading import Reading
+from .summary import Finished, Summary, finished, median_tokens
+from .table import Scene, View
+
+POLL_S: Final = 0.5
+LONE_THREADS: Final = 2
+"""Alone it has the machine for itself: the same tokens, sooner."""
+SUMMARY: Final = "summary.json"
+PICTURE: Final = "losses.png"
+
+
+async def play(plan: Plan, folder: Path, view: View) -> Summary:
+    """Run the whole demo in `folder`, which is empty, and leave summary and picture there.
+
+    Raises:
+        PeerFailed
+    """
+    swarm, ended = await _train_swarm(plan, folder, view)
+    tokens = median_tokens(ended)
+    view.say(f"the swarm is done; now one peer alone, {tokens:,} tokens like the median peer")
+    lone, alone = await _train_alone(plan, tokens, folder, view)
+    summary = Summary(ended, alone, swarm[0].events.parameters or 0)
+    (folder / SUMMARY).write_text(json.dumps(summary.to_json(), indent=2) + "\n")
+    _picture(plan, tokens, swarm, lone, folder / PICTURE)
+    return summary
+
+
+async def _train_swarm(
+    plan: Plan, folder: Path, view: View
+) -> tuple[list[RunningPeer], list[Finished]]:
+    spec = plan.swarm_spec()
+    run_toml = folder / "swarm.toml"
+    run_toml.write_text(to_toml(spec))
+    async with open_peers(folder) as peers:
+        view.say("starting the first peer ...")
+        swarm = [await peers.start("peer-1", ["start", str(run_toml)])]
+        address = swarm[0].ready["addresses"][0]
+        hint = f"join from another shell:  {join_line(address)}"
+        async with trio.open_nursery() as nursery:
+            for number in range(2, PEERS + 1):
+                nursery.start_soon(_join, peers, f"peer-{number}", address, swarm)
+            readings = await _watch(
+                "four peers", swarm, PEERS, spec.training.total_steps, view, hint
+            )
+    swarm.sort(key=lambda peer: peer.name)
+    return swarm, [finished(r) for r in sorted(readings, key=lambda r: r.name)]
+
+
+async def _join(peers: Peers, name: str, address: str, swarm: list[RunningPeer]) -> None:
+    swarm.append(await peers.start(name, ["join", "--bootstrap", address]))
+
+
+async def _train_alone(
+    plan: Plan, tokens: int, folder: Path, view: View
+) -> tuple[RunningPeer, Finished]:
+    spec = plan.lone_spec(tokens)
+    run_toml = folder / "alone.toml"
+    run_toml.write_text(to_toml(spec))
+    async with open_peers(folder) as peers:
+        lone = await peers.start("alone", ["start", str(run_toml)], LONE_THREADS)
+        readings = await _watch("one peer alone", [lone], 1, spec.training.total_steps, view)
+    return lone, finished(readings[0])
+
+
+async def _watch(
+    title: str,
+    peers: Sequence[RunningPeer],
+    expected: int,
+    total_steps: int,
+    view: View,
+    hint: str = "",
+) -> list[Reading]:
+    """Show the peers until all `expected` are there and finished; `peers` may still grow."""
+    while True:
+        readings = [await peer.read() for peer in sorted(peers, key=lambda p: p.name)]
+        complete = len(readings) == expected
+        names = {peer.ready["peer_id"]: peer.name for peer in peers}
+        view.show(Scene(title, readings, total_steps, names, complete, hint))
+        if complete and all(_is_finished(reading) for reading in readings):
+            return readings
+        await trio.sleep(POLL_S)
+
+
+def _is_finished(reading: Reading) -> bool:
+    return reading.status is not None and reading.status.state is PeerState.FINISHED
+
+
+def join_line(address: str) -> str:
+    """What another peer on this machine types."""
+    return f"{console_script()} join --home fifth-peer --bootstrap {address}"
+
+
+def _picture(
+    plan: Plan, tokens: int, swarm: Sequence[RunningPeer], lone: RunningPeer, path: Path
+) -> None:
+    from .picture import Curve, draw  # matplotlib takes a second, and is needed at the end only
+
+    def curve(peer: RunningPeer, inner_steps: int) -> Curve:
+        return Curve(peer.name, inner_steps, peer.events.training, peer.events.validation)
+
+    inner_steps = plan.swarm_spec().sync.inner_steps
+    alone = curve(lone, plan.lone_spec(tokens).sync.inner_steps)
+    draw([curve(peer, inner_steps) for peer in swarm], alone, path)

@@ -1,0 +1,137 @@
+"""What the demo found out: `summary.json`, and the same for people."""
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from peer.observe.status import Status, short_id
+
+from .reading import Reading
+from .table import human_bytes
+
+REQUIRED_GAIN_NATS: Final = 0.03
+"""By so much every peer is expected to be better than the one alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A peer at the end of its run; see `finished`.
+
+    Attributes:
+        rounds: that it closed: averaged or skipped.
+    """
+
+    peer_id: str
+    rounds: int
+    averaged: int
+    skipped: dict[str, int]
+    tokens: int
+    validation_loss: float
+    gossip_bytes: int
+    total_bytes: int
+
+
+def finished(reading: Reading) -> Finished:
+    """The last word of a peer whose run is over."""
+    status = reading.status or Status()
+    assert status.peer_id is not None
+    assert status.validation_loss is not None
+    skipped = {str(reason): count for reason, count in status.outcomes.skipped.items() if count}
+    return Finished(
+        peer_id=status.peer_id,
+        rounds=status.outcomes.averaged + sum(skipped.values()),
+        averaged=status.outcomes.averaged,
+        skipped=skipped,
+        tokens=status.tokens or 0,
+        validation_loss=status.validation_loss,
+        gossip_bytes=reading.carried.gossip_bytes,
+        total_bytes=reading.carried.total_bytes,
+    )
+
+
+def median_tokens(peers: Sequence[Finished]) -> int:
+    """Tokens of the median peer."""
+    return round(statistics.median(peer.tokens for peer in peers))
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The end of the demo.
+
+    Attributes:
+        parameters: of the model.
+    """
+
+    peers: Sequence[Finished]
+    alone: Finished
+    parameters: int
+
+    @property
+    def bytes_per_parameter_per_round(self) -> float | None:
+        """Bytes written to gossip streams over parameters times averaged rounds."""
+        averaged = sum(peer.averaged for peer in self.peers)
+        sent = sum(peer.gossip_bytes for peer in self.peers)
+        return sent / (self.parameters * averaged) if averaged else None
+
+    @property
+    def gain_nats(self) -> float:
+        """By how much the worst peer is better than the one alone."""
+        return self.alone.validation_loss - max(peer.validation_loss for peer in self.peers)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of `summary.json`."""
+        skipped: Counter[str] = Counter()
+        for peer in self.peers:
+            skipped.update(peer.skipped)
+        return {
+            "peers": [
+                {
+                    "peer_id": peer.peer_id,
+                    "rounds": peer.rounds,
+                    "tokens": peer.tokens,
+                    "validation_loss": peer.validation_loss,
+                }
+                for peer in self.peers
+            ],
+            "alone": {
+                "tokens": self.alone.tokens,
+                "validation_loss": self.alone.validation_loss,
+            },
+            "outcomes": {
+                "averaged": sum(peer.averaged for peer in self.peers),
+                "skipped": dict(skipped),
+            },
+            "bytes_per_parameter_per_round": self.bytes_per_parameter_per_round,
+            "total_bytes": sum(peer.total_bytes for peer in self.peers),
+        }
+
+    def describe(self) -> list[str]:
+        """Lines for people."""
+        tree = self.to_json()
+        reasons = ", ".join(f"{why} {n}" for why, n in tree["outcomes"]["skipped"].items())
+        ratio = self.bytes_per_parameter_per_round
+        sent = human_bytes(tree["total_bytes"])
+        per_round = "no" if ratio is None else f"{ratio:.4f}"
+        return [
+            f"{'':16} {'validation loss':>16} {'tokens':>12} {'rounds':>8}",
+            *(_line(f"peer {short_id(peer.peer_id)}", peer) for peer in self.peers),
+            _line("one peer alone", self.alone),
+            self._verdict(),
+            f"rounds: {tree['outcomes']['averaged']} averaged; skipped: {reasons or 'none'}",
+            f"{self.parameters:,} parameters; {per_round} bytes per parameter and averaged round",
+            f"{sent} sent in all",
+        ]
+
+    def _verdict(self) -> str:
+        if self.gain_nats >= REQUIRED_GAIN_NATS:
+            return f"every peer beats the one alone, by {self.gain_nats:.3f} nats or more"
+        return (
+            f"NOT every peer beats the one alone by {REQUIRED_GAIN_NATS} nats: "
+            f"the worst is {abs(self.gain_nats):.3f} {'worse' if self.gain_nats < 0 else 'better'}"
+        )
+
+
+def _line(name: str, peer: Finished) -> str:
+    return f"{name:16} {peer.validation_loss:16.4f} {peer.tokens:12,} {peer.rounds:8,}"

@@ -1,0 +1,40 @@
+"""Peers that never lived."""
+
+from demo.reading import Carried, Reading
+from demo.summary import Finished
+from peer.observe.status import Outcomes, PeerState, PeerStatus, Status
+from protocol.outcomes import SkipReason
+
+
+def reading(name="peer-1", *, step=30, state=PeerState.TRAINING, peers=(), **changes):
+    status = Status(
+        peer_id=f"12D3Koo{name}",
+        run_id="ab",
+        state=state,
+        round=step // 10,
+        step=step,
+        tokens=1024 * step,
+        train_loss=2.5,
+        validation_loss=2.25,
+        outcomes=Outcomes(3, {SkipReason.NO_PARTNER: 1, SkipReason.DEADLINE: 0}),
+        peers=peers,
+    )
+    values = {"tokens_per_s": 5000.0, "carried": Carried(2_000_000, 3_000_000)} | changes
+    return Reading(name, status, **values)
+
+
+def guest(peer_id="12D3KooWguestguest"):
+    return PeerStatus(peer_id, "training", 2, 0.001)
+
+
+def ended(name="a", *, loss=1.8, tokens=800_000, averaged=80, gossip_bytes=81_000_000):
+    return Finished(
+        peer_id=name,
+        rounds=averaged + 2,
+        averaged=averaged,
+        skipped={"no_partner": 2},
+        tokens=tokens,
+        validation_loss=loss,
+        gossip_bytes=gossip_bytes,
+        total_bytes=gossip_bytes + 1000,
+    )

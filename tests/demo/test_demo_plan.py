@@ -1,0 +1,37 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from demo.plan import INNER_STEPS, STEPS, Plan, to_toml, whole_rounds
+from protocol.run_spec import parse_toml
+
+
+@given(st.integers(30, 100_000))
+def test_alone_trains_hardly_more_than_the_median_peer(steps):
+    done, inner_steps = whole_rounds(steps)
+    assert done % inner_steps == 0
+    assert 0 <= done - steps <= 4
+    assert abs(inner_steps - INNER_STEPS) <= 3
+
+
+@pytest.mark.parametrize("tokens", [1024 * 31 - 5, 1024 * 777, 1024 * 777 + 1, 1024 * STEPS])
+def test_the_lone_run_has_as_many_tokens_and_the_same_schedule(tokens):
+    plan = Plan(seed=7)
+    swarm, lone = plan.swarm_spec(), plan.lone_spec(tokens)
+    trained = lone.total_rounds * lone.sync.inner_steps * lone.tokens_per_step
+    assert 0 <= trained - tokens <= 5 * lone.tokens_per_step
+    assert lone.seed == swarm.seed == 7
+    assert (lone.model, lone.data) == (swarm.model, swarm.data)
+    same = {"learning_rate", "warmup_steps"}
+    assert lone.optimizer.model_dump(exclude=same) == swarm.optimizer.model_dump(exclude=same)
+
+
+def test_the_outer_step_of_one_peer_alone_changes_nothing():
+    sync = Plan().lone_spec(1024).sync
+    assert (sync.alpha, sync.beta, sync.codec) == (0.0, 1.0, "fp32")
+
+
+@pytest.mark.parametrize("plan", [Plan(), Plan(seed=3, steps=30)])
+def test_specs_survive_the_file(plan):
+    for spec in (plan.swarm_spec(), plan.lone_spec(30_000)):
+        assert parse_toml(to_toml(spec)) == spec

@@ -1,0 +1,70 @@
+import json
+
+import pytest
+from readings import ended, reading
+
+from demo.picture import Curve, draw
+from demo.reading import Point
+from demo.summary import Summary, finished, median_tokens
+
+PARAMETERS = 1_000_000
+
+
+def summary(**alone):
+    peers = [ended("a", loss=1.80), ended("b", loss=1.85), ended("c"), ended("d", averaged=70)]
+    return Summary(peers, ended("lone", averaged=0, **({"loss": 1.95} | alone)), PARAMETERS)
+
+
+def test_summary_json_has_these_keys_and_no_others():
+    tree = json.loads(json.dumps(summary().to_json()))
+    assert tree["peers"][0] == {
+        "peer_id": "a",
+        "rounds": 82,
+        "tokens": 800_000,
+        "validation_loss": 1.8,
+    }
+    assert tree["alone"] == {"tokens": 800_000, "validation_loss": 1.95}
+    assert tree["outcomes"] == {"averaged": 310, "skipped": {"no_partner": 8}}
+    assert tree["bytes_per_parameter_per_round"] == pytest.approx(324 / 310)
+    assert tree["total_bytes"] == 4 * 81_001_000
+    assert set(tree) == {
+        "peers",
+        "alone",
+        "outcomes",
+        "bytes_per_parameter_per_round",
+        "total_bytes",
+    }
+
+
+def test_no_round_averaged_has_no_bytes_per_round():
+    peers = [ended(averaged=0)]
+    assert Summary(peers, ended(), PARAMETERS).to_json()["bytes_per_parameter_per_round"] is None
+
+
+def test_the_verdict_is_that_of_the_worst_peer():
+    assert summary().gain_nats == pytest.approx(0.10)
+    assert "every peer beats the one alone, by 0.100 nats" in "\n".join(summary().describe())
+    close = "\n".join(summary(loss=1.86).describe())
+    assert "NOT every peer" in close
+    assert "0.010 better" in close
+    assert "0.050 worse" in "\n".join(summary(loss=1.80).describe())
+
+
+def test_the_last_word_of_a_peer():
+    last = finished(reading(step=80))
+    assert (last.rounds, last.averaged, last.skipped) == (4, 3, {"no_partner": 1})
+    assert (last.tokens, last.validation_loss) == (80 * 1024, 2.25)
+    assert (last.gossip_bytes, last.total_bytes) == (2_000_000, 3_000_000)
+
+
+def test_the_median_peer_of_four():
+    peers = [ended(tokens=n) for n in (100, 400, 200, 301)]
+    assert median_tokens(peers) == 250
+
+
+@pytest.mark.slow
+def test_the_picture_is_drawn(tmp_path):
+    curve = Curve("peer-1", 10, [Point(r, 3 - r / 10) for r in range(9)], [Point(4, 2.6)])
+    alone = Curve("alone", 10, [], [])
+    draw([curve] * 4, alone, tmp_path / "losses.png")
+    assert (tmp_path / "losses.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,111 @@
+"""`python -m demo` as people run it, with fewer steps; and what is left when it is ended."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from demo.folder import MARKER
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+
+ROOT = Path(__file__).parents[2]
+STEPS = 150
+RUN_TIMEOUT_S = 540
+GONE_TIMEOUT_S = 30
+SENT_BYTES_PER_PARAMETER = (1.0, 1.03)
+
+
+@contextmanager
+def started_demo(out, *options):
+    """The demo, and a word in its environment that all it starts inherit."""
+    mark = f"demo-{uuid.uuid4()}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "demo", "--out", str(out), "--steps", str(STEPS), *options],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "LOCO_E2E_MARK": mark},
+    )
+    with process:
+        try:
+            yield process, mark
+        finally:
+            process.kill()
+            psutil.wait_procs(marked(mark), timeout=GONE_TIMEOUT_S)
+
+
+def marked(mark):
+    """Every process with this word in its environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("LOCO_E2E_MARK") == mark:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def read_until(process, word):
+    for line in process.stdout:
+        if word in line:
+            return
+    pytest.fail(f"the demo ended before it said {word!r}")
+
+
+def test_a_small_demo_ends_with_its_summary(tmp_path):
+    out = tmp_path / "out"
+    with started_demo(out) as (process, mark):
+        said, _ = process.communicate(timeout=RUN_TIMEOUT_S)
+        assert process.returncode == 0, said
+        assert marked(mark) == []
+    summary = json.loads((out / "summary.json").read_text())
+    assert len({peer["peer_id"] for peer in summary["peers"]}) == 4
+    assert all(peer["rounds"] > 0 and peer["tokens"] > 0 for peer in summary["peers"])
+    assert all(0 < peer["validation_loss"] < 6 for peer in summary["peers"])
+    median = sorted(peer["tokens"] for peer in summary["peers"])[1:3]
+    assert 0 <= summary["alone"]["tokens"] - sum(median) / 2 <= 5 * 1024
+    assert summary["outcomes"]["averaged"] > 0
+    low, high = SENT_BYTES_PER_PARAMETER
+    assert low <= summary["bytes_per_parameter_per_round"] <= high
+    assert summary["total_bytes"] > 0
+    assert (out / "losses.png").stat().st_size > 0
+    assert "one peer alone" in said
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)],
+    ids=lambda value: str(value),
+)
+@pytest.mark.parametrize("moment", ["starting the first", "join from", "training 1"])
+def test_nothing_outlives_the_demo(tmp_path, moment, number, status):
+    with started_demo(tmp_path / "out") as (process, mark):
+        read_until(process, moment)
+        before = marked(mark)
+        assert before
+        process.send_signal(number)
+        process.wait(GONE_TIMEOUT_S)
+        _, alive = psutil.wait_procs(before, timeout=GONE_TIMEOUT_S)
+        assert alive == []
+        assert marked(mark) == []
+        assert process.returncode == status
+
+
+def test_a_folder_that_no_demo_made_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").touch()
+    with started_demo(tmp_path) as (process, _):
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "no demo made" in said
+    assert not (tmp_path / MARKER).exists()
