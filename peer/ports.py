@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from protocol.errors import LocoError
+
 T = TypeVar("T")
 PeerId = str
 Address = str
@@ -72,6 +74,10 @@ class Network(Protocol):
         """
 
     def statistics(self) -> NetworkStatistics: ...
+
+
+class DirectoryUnrecoverable(LocoError):
+    """The directory hung again and again; only a new process can heal it."""
 
 
 class Directory(Protocol):

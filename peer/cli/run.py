@@ -10,10 +10,13 @@ import trio
 
 from peer.config import ConfigError, PeerConfig, load_config
 from peer.exit_codes import ExitCode
+from peer.rejoin import JoinAgain, rejoin_command
 from peer.state.home import Home
 from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_SPEC_BYTES
 from protocol.run_spec import RunSpec, parse_toml
+
+from .reporting import leaves
 
 
 def run_peer(command_line: Mapping[str, Any], run_toml: Path | None) -> ExitCode:
@@ -30,13 +33,25 @@ def run_peer(command_line: Mapping[str, Any], run_toml: Path | None) -> ExitCode
     spec = None if run_toml is None else read_spec(run_toml)
     if spec is None and not config.bootstrap:
         raise ConfigError("join needs an address to join by: --bootstrap ADDR, or LOCO_BOOTSTRAP")
+    if spec is not None and config.bootstrap:
+        raise ConfigError(
+            "start founds a new run and takes no bootstrap address"
+            f" ({config.origins['bootstrap']}); to join one: loco-peer join --bootstrap ADDR"
+        )
     _show(config)
     home = Home(config.home)
     home.prepare()
     with home.locked():
         from peer.daemon.run import run_daemon  # here: it takes seconds to import
 
-        return trio.run(run_daemon, config, spec, home)
+        again = None
+        try:
+            return trio.run(run_daemon, config, spec, home)
+        except* JoinAgain as group:
+            again = next(error for error in leaves(group) if isinstance(error, JoinAgain))
+    print(f"loco-peer: {again}; joining again in a new process", file=sys.stderr, flush=True)
+    command = rejoin_command(config, again.addresses)
+    os.execv(command[0], command)  # noqa: S606 - our own command line, and no shell
 
 
 def read_spec(path: Path) -> RunSpec:

@@ -11,6 +11,7 @@ The rules
   4. Any message is a sign of life. A link on which nothing came for SILENCE_S is given up.
 """
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -51,6 +52,8 @@ DUPLICATE_PROBE_S: Final = 2.5 * BEAT_S
 PEER_LIST_EVERY_BEATS: Final = 10
 MAX_OUTBOX: Final = 32
 """Messages waiting to be sent on one link; one that falls behind further is closed."""
+LEAVING_S: Final = 1.0
+"""How long we try to tell everybody that we leave."""
 REDIAL_FIRST_S: Final = 0.5
 REDIAL_MAX_S: Final = 30.0
 
@@ -135,12 +138,14 @@ class Links:
 
     async def say_leaving(self) -> None:
         """Tell everybody that we go on purpose."""
-        for link in self._all():
-            with trio.move_on_after(0.5):
-                try:
-                    await link.talk.send(Leaving())
-                except LocoError:
-                    continue
+        with trio.move_on_after(LEAVING_S):
+            async with trio.open_nursery() as nursery:
+                for link in self._all():
+                    nursery.start_soon(self._say_leaving, link)
+
+    async def _say_leaving(self, link: Link) -> None:
+        with contextlib.suppress(LocoError):
+            await link.talk.send(Leaving())
 
     # --- hello -------------------------------------------------------------------------------------
     async def dial(self, peer_id: PeerId, addresses: Sequence[Address]) -> Hello:

@@ -9,7 +9,8 @@ from typing import Final
 
 import trio
 
-from peer.ports import Directory, Network
+from peer.ports import Address, Directory, DirectoryUnrecoverable, Network, PeerId
+from peer.rejoin import JoinAgain
 from protocol.errors import RemoteProtocolError
 from protocol.records import PeerRecord, Sign, decode_record, encode_record, record_key, record_keys
 from protocol.view import View
@@ -20,6 +21,7 @@ REFRESH_EVERY_S: Final = 15.0
 FIRST_REFRESHES_S: Final = 2.0
 """A newcomer looks around sooner."""
 NUM_FIRST_REFRESHES: Final = 3
+MAX_REJOIN_ADDRESSES: Final = 8
 
 
 class Membership:
@@ -55,9 +57,19 @@ class Membership:
     async def _repeat(self, job: Callable[[], Awaitable[None]], every_s: float) -> None:
         turn = 0
         while True:
-            await job()
+            try:
+                await job()
+            except DirectoryUnrecoverable as error:
+                self._give_up(error)
             turn += 1
             await trio.sleep(FIRST_REFRESHES_S if turn <= NUM_FIRST_REFRESHES else every_s)
+
+    def _give_up(self, error: DirectoryUnrecoverable) -> None:
+        """Begin a new life among those who are alive; alone, there is nobody to find and a state to lose."""
+        alive = self._view.alive(trio.current_time())
+        addresses = [_with_id(m.addresses[0], m.peer_id) for m in alive if m.addresses]
+        if addresses:
+            raise JoinAgain(addresses[:MAX_REJOIN_ADDRESSES], str(error)) from error
 
     async def _publish(self) -> None:
         expires_s = self._directory.swarm_time_s() + RECORD_LIFETIME_S
@@ -81,3 +93,7 @@ class Membership:
             return
         if record.expires_s > self._directory.swarm_time_s():
             self._view.record(trio.current_time(), record)
+
+
+def _with_id(address: Address, peer_id: PeerId) -> Address:
+    return address if "/p2p/" in address else f"{address}/p2p/{peer_id}"

@@ -326,5 +326,8 @@ async def _send_quietly(trainer: Trainer, command: CloseRound) -> None:
 
 
 def _death_reason(why: str) -> str:
-    known = why.partition(":")[0]
-    return known if known in ("out_of_memory", "non_finite", "stalled") else "crashed"
+    """One word for the metrics: what the trainer said of itself, else how it went."""
+    said = why.partition(":")[0]
+    if said in ("out_of_memory", "non_finite", "error"):
+        return said
+    return "hung" if said.endswith("hung") else "died"

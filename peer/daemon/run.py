@@ -41,6 +41,7 @@ from .report import Report, Restarts
 from .resolve import resolve_bootstrap
 
 DEFAULT_PORT: Final = 31337
+DIRECTORY_CHECK_S: Final = 5.0
 
 
 async def run_daemon(config: PeerConfig, spec: RunSpec | None, home: Home) -> ExitCode:
@@ -176,6 +177,7 @@ class _Daemon:
             control = _Control(peer, report)
             await nursery.start(serve_control, self._home.control_socket, control.handlers())
             nursery.start_soon(self._watch_network, network, directory, events)
+            nursery.start_soon(self._watch_directory, directory, events)
             nursery.start_soon(self._stop_when_asked, peer)
             if config.bootstrap:
                 bootstrap = Bootstrap(
@@ -206,7 +208,17 @@ class _Daemon:
                 EventName.NETWORK_RESTARTED, reason="p2pd ended", restarts=self._restarts.p2pd
             )
             await directory.reattach(network.daemon_control_address)
-            self._restarts.directory = directory.statistics().restarts
+
+    async def _watch_directory(self, directory: HivemindDirectory, events: EventLog) -> None:
+        """Count and report its restarts; it heals by itself."""
+        while True:
+            restarts = directory.statistics().restarts
+            if restarts > self._restarts.directory:
+                events.emit(
+                    EventName.DIRECTORY_RESTARTED, reason="its thread hung", restarts=restarts
+                )
+            self._restarts.directory = restarts
+            await trio.sleep(DIRECTORY_CHECK_S)
 
     def _listen(self) -> Sequence[str]:
         where = self._config.listen
@@ -269,7 +281,9 @@ class _Control:
         written = None if service is None else await service.write()
         if written is None:
             raise LocoError("there is no state yet; try again when this peer is training")
-        return {"path": str(written[0])}
+        path, manifest = written
+        scalars = manifest.scalars
+        return {"path": str(path), "round": scalars.round, "tokens": scalars.tokens}
 
 
 def _sign(identity: Identity, spec: RunSpec) -> SignedSpec:

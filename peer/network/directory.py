@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 import trio
 
-from peer.ports import Address
-from protocol.errors import LocoError, StreamLost
+from peer.ports import Address, DirectoryUnrecoverable
+from protocol.errors import StreamLost
 
 if TYPE_CHECKING:
     from .dht_node import DhtNode
@@ -54,10 +54,6 @@ _loading = threading.Lock()
 """Held while hivemind is imported: the set of warning filters belongs to the whole process."""
 
 _log = structlog.get_logger("loco.directory")
-
-
-class DirectoryUnrecoverable(LocoError):
-    """The directory's thread hung again and again; only a new process can heal it."""
 
 
 class _Hung(Exception):

@@ -7,7 +7,8 @@ import trio
 from directory_worlds import eventually, real_world
 
 from peer.network import directory as directory_module
-from peer.network.directory import DirectoryUnrecoverable, open_hivemind_directory
+from peer.network.directory import open_hivemind_directory
+from peer.ports import DirectoryUnrecoverable
 from protocol.errors import StreamLost
 from protocol.limits import MAX_RECORDS_PER_SHARD
 from protocol.records import place_of, record_keys

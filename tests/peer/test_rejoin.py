@@ -1,0 +1,62 @@
+"""A process beyond healing joins again in a new one."""
+
+import sys
+
+import pytest
+import trio
+
+from peer.config import load_config
+from peer.daemon.membership import Membership
+from peer.ports import DirectoryUnrecoverable
+from peer.rejoin import JoinAgain, rejoin_command
+from protocol.view import View
+
+
+def test_the_command_keeps_what_the_command_line_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/loco-peer", "start", "run.toml"])
+    given = {"home": tmp_path, "threads": "2", "json-ready": True, "listen": "127.0.0.1:4000"}
+    config = load_config(given, {"LOCO_GRACE": "3"})
+    command = rejoin_command(config, ["/ip4/10.0.0.1/tcp/1/p2p/a"])
+    assert command[:5] == [sys.executable, "/usr/bin/loco-peer", "join", "--home", str(tmp_path)]
+    assert command[5:7] == ["--bootstrap", "/ip4/10.0.0.1/tcp/1/p2p/a"]
+    assert command[7:] == ["--listen", "127.0.0.1:4000", "--threads", "2", "--json-ready"]
+
+
+class BrokenDirectory:
+    """A directory that no call heals."""
+
+    def swarm_time_s(self) -> float:
+        return trio.current_time()
+
+    async def store(self, *_: object) -> None:
+        raise DirectoryUnrecoverable("hung 4 times in a row")
+
+    get = store
+
+
+class Nowhere:
+    """A network of one peer."""
+
+    peer_id = "12D3KooWGLDxabPrkBdVwyewHYcVHUhs7PphjhV3wNamxfSGb4Bh"
+    addresses = ("/ip4/127.0.0.1/tcp/1",)
+
+
+def _membership(view: View) -> Membership:
+    return Membership(
+        "0" * 32, 1, network=Nowhere(), directory=BrokenDirectory(), view=view, sign=lambda _: b"s" * 64
+    )
+
+
+async def test_with_others_alive_a_broken_directory_ends_the_process(autojump_clock):
+    view = View(silence_s=10)
+    view.heard(trio.current_time(), "b", 1, addresses=("/ip4/10.0.0.2/tcp/7",))
+    with pytest.RaisesGroup(pytest.RaisesExc(JoinAgain), flatten_subgroups=True) as caught:
+        await _membership(view).run()
+    (again,) = caught.value.exceptions
+    assert again.addresses == ("/ip4/10.0.0.2/tcp/7/p2p/b",)
+
+
+async def test_alone_it_goes_on_without_a_directory(autojump_clock):
+    with trio.move_on_after(1000) as scope:
+        await _membership(View(silence_s=10)).run()
+    assert scope.cancelled_caught
