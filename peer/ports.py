@@ -1,8 +1,8 @@
-"""The doors to the outside: everything the daemon touches that is not its own memory or trio's clock.
+"""The doors to the outside: what the daemon touches beside its own memory and trio's clock.
 
-Each port has a real and a simulated implementation, and one shared test suite checks both. The daemon
-is written against these alone: no socket, thread, `time.time()` or unseeded random gets past them, so the
-same code runs a thousand peers in one process in virtual time.
+Each port has a real and a simulated implementation, and one shared test suite checks both. The
+daemon is written against these alone: no socket, thread, `time.time()` or unseeded random gets past
+them, so the same code runs a thousand peers in one process in virtual time.
 
 Peer ids are the base58 text of a libp2p peer id (`12D3KooW...`); addresses are multiaddr text.
 """
@@ -44,7 +44,8 @@ StreamHandler = Callable[[Stream], Awaitable[None]]
 class NetworkStatistics:
     """What a network has carried since it started.
 
-    `sent_bytes` and `received_bytes` are by protocol id, counted where bytes are handed to and taken from streams.
+    `sent_bytes` and `received_bytes` are by protocol id, counted where bytes are handed to and
+    taken from streams.
     """
 
     sent_bytes: Mapping[str, int]
@@ -62,13 +63,21 @@ class Network(Protocol):
         """Full multiaddrs with /p2p/, those worth telling others first."""
 
     async def connect(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
-        """Make `peer_id` dialable at `addresses` and connect. Raises `StreamLost` with a sentence that names the step that failed."""
+        """Make `peer_id` dialable at `addresses` and connect.
+
+        Raises `StreamLost` with a sentence that names the step that failed.
+        """
 
     async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
-        """Open a stream. Raises `StreamLost` if the peer is unreachable or does not speak `protocol`."""
+        """Open a stream.
+
+        Raises `StreamLost` if the peer is unreachable or does not speak `protocol`.
+        """
 
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
-        """Register `handler`. It runs in a task of its own for each stream, which is closed when it returns or raises.
+        """Register `handler`.
+
+        It runs in a task of its own for each stream, which is closed when it returns or raises.
 
         `LocoError` and trio's resource errors raised by a handler end that stream alone.
         """

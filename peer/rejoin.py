@@ -1,7 +1,8 @@
 """When only a new process can heal us: enter the swarm again by the peers we know.
 
-A hung thread cannot be killed, so a directory that hangs again and again takes the process with it. The new process keeps
-home, identity and options, and joins by peers that were alive a moment ago; its state comes from them.
+A hung thread cannot be killed, so a directory that hangs again and again takes the process with it.
+The new process keeps home, identity and options, and joins by peers that were alive a moment ago;
+its state comes from them.
 """
 
 import sys
@@ -21,7 +22,7 @@ class JoinAgain(LocoError):
 
 
 def rejoin_command(config: PeerConfig, addresses: Sequence[Address]) -> list[str]:
-    """The command line of the new process; what came from environment or file comes from there again."""
+    """The command line of the new process; environment and file say the rest again."""
     command = [sys.executable, sys.argv[0], "join", "--home", str(config.home)]
     for address in addresses:
         command += ["--bootstrap", address]

@@ -1,8 +1,8 @@
 """Deadlines that follow what was observed, instead of constants that users must guess.
 
-The bound for the next wait is 2 * median + SPREADS * MAD of the last waits that succeeded (MAD: median absolute
-deviation, which one outlier cannot move), never below a floor and never above a ceiling. Before anything was
-observed it is the ceiling.
+The bound for the next wait is 2 * median + SPREADS * MAD of the last waits that succeeded (MAD:
+median absolute deviation, which one outlier cannot move), never below a floor and never above a
+ceiling. Before anything was observed it is the ceiling.
 """
 
 from collections import deque

@@ -1,8 +1,9 @@
 """One exchange of vectors between two peers: when may it be applied?
 
-The idea. Both send their vector on one stream, both at once, and confirm the other's with a receipt. Whoever holds the partner's vector
-*and* knows that the partner holds its own applies. The last receipt can be lost, as in every such protocol; who then
-holds a vector without a receipt asks the partner on a new stream, and does as the partner did.
+The idea. Both send their vector on one stream, both at once, and confirm the other's with a
+receipt. Whoever holds the partner's vector *and* knows that the partner holds its own applies. The
+last receipt can be lost, as in every such protocol; who then holds a vector without a receipt asks
+the partner on a new stream, and does as the partner did.
 
 States
 
@@ -14,14 +15,17 @@ States
     SKIPPED      do not apply; `reason` says why                             (final)
 
 Rules
-  1. Applied on one side implies held on both: AVERAGED is reached only with their vector here and ours there.
-  2. Only a HOLDING peer asks. So the one asked knows that the asker holds its vector: if it is HOLDING itself it becomes AVERAGED; if it
-     lacks the asker's vector it becomes SKIPPED, and says so.
-  3. A HOLDING peer that gets no answer skips as `unsettled`. That is the only way in which the two sides can differ; it is counted, and healed
-     by the consensus term of the averaging itself, which pulls slow weights together at every later exchange.
+  1. Applied on one side implies held on both: AVERAGED is reached only with their vector here and
+     ours there.
+  2. Only a HOLDING peer asks. So the one asked knows that the asker holds its vector: if it is
+     HOLDING itself it becomes AVERAGED; if it lacks the asker's vector it becomes SKIPPED, and says
+     so.
+  3. A HOLDING peer that gets no answer skips as `unsettled`. That is the only way in which the two
+     sides can differ; it is counted, and healed by the consensus term of the averaging itself,
+     which pulls slow weights together at every later exchange.
 
-The transitions are data (`TRANSITIONS`); an event that is not in the table for a state is ignored in final states, and
-else is a `LocalProtocolError`, because the shell must not have produced it.
+The transitions are data (`TRANSITIONS`); an event that is not in the table for a state is ignored
+in final states, and else is a `LocalProtocolError`, because the shell must not have produced it.
 """
 
 from collections.abc import Mapping

@@ -1,23 +1,28 @@
 """Finding a partner for a round, with nobody to ask.
 
-The idea. Every pair {i, j} has a rank in every round: a hash of (run, round, {i, j}), the same whoever computes it and
-new in each round. Each peer asks the others in the order of that rank, as far as it knows them; a peer that is asked says yes
-if it is free in that round. If all views were equal and all peers ready at once, this would be the greedy matching of a
-random order of all pairs: partners are uniformly random, and nearly everybody gets one. With views that differ
-it is still a matching, because a pair exists only when both have agreed.
+The idea. Every pair {i, j} has a rank in every round: a hash of (run, round, {i, j}), the same
+whoever computes it and new in each round. Each peer asks the others in the order of that rank, as
+far as it knows them; a peer that is asked says yes if it is free in that round. If all views were
+equal and all peers ready at once, this would be the greedy matching of a random order of all pairs:
+partners are uniformly random, and nearly everybody gets one. With views that differ it is still a
+matching, because a pair exists only when both have agreed.
 
 The rules
-  1. One round at a time is *matched* (the last closed one), while the next may be in training already.
-  2. A proposal for the round in training is held. When half of our quota is done, we close the round early for its sake.
-  3. While our own proposal is pending, proposals of others are held; when ours is refused, the best one held is taken.
-     Since everybody prefers lower ranks, waiting chains descend in rank and so end; where views differ enough to
-     make a circle, the patience of a try breaks it.
-  4. If two peers propose to each other, the proposal of the lower peer id stands, and the other is withdrawn.
+  1. One round at a time is *matched* (the last closed one), while the next may be in training
+     already.
+  2. A proposal for the round in training is held. When half of our quota is done, we close the
+     round early for its sake.
+  3. While our own proposal is pending, proposals of others are held; when ours is refused, the best
+     one held is taken. Since everybody prefers lower ranks, waiting chains descend in rank and so
+     end; where views differ enough to make a circle, the patience of a try breaks it.
+  4. If two peers propose to each other, the proposal of the lower peer id stands, and the other is
+     withdrawn.
   5. At most MAX_PROPOSAL_TRIES proposals; then, until the deadline, we only wait to be asked.
-  6. A proposal for a round that is past is refused as `ahead`, for one not reached as `behind`, when paired as `busy`.
+  6. A proposal for a round that is past is refused as `ahead`, for one not reached as `behind`,
+     when paired as `busy`.
 
-Invariants: at most one `Paired` per round; every proposal received is answered, withdrawn or held (at most
-MAX_HELD_PROPOSALS); every round ends in exactly one `Paired` or `Unmatched`.
+Invariants: at most one `Paired` per round; every proposal received is answered, withdrawn or held
+(at most MAX_HELD_PROPOSALS); every round ends in exactly one `Paired` or `Unmatched`.
 
 Pure: time comes in with each event, `next_deadline_s` says when the next `Tick` is due.
 Source: design 5; the paper's permutation (NoLoCo, section 3) is the case of equal views.
@@ -119,8 +124,8 @@ class Matchmaker:
     def __repr__(self) -> str:
         search = self._search
         return (
-            f"<Matchmaker training={self._training_round} matching={search.round} {search.phase.name}"
-            f" tries={search.tries} held={len(self._held)}>"
+            f"<Matchmaker training={self._training_round} matching={search.round}"
+            f" {search.phase.name} tries={search.tries} held={len(self._held)}>"
         )
 
     @property
@@ -130,7 +135,7 @@ class Matchmaker:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When a `Tick` is due, in the time of `step`'s first argument; None while nothing waits."""
+        """When a `Tick` is due, in the time of `step`; None while nothing waits."""
         search = self._search
         if search.phase is Phase.ASKING:
             return min(search.deadline_s, search.patience_until_s)

@@ -22,7 +22,7 @@ class RoundProgressed:
 
 @dataclass(frozen=True, slots=True)
 class RoundClosed:
-    """The round in training is closed, its snapshot ready: look for a partner among `candidates`."""
+    """The round in training is closed, its snapshot ready: look for a partner."""
 
     round: int
     candidates: tuple[str, ...]

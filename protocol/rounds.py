@@ -1,16 +1,18 @@
 """Rounds without a round master.
 
-The idea (design: "a round is H inner steps of the group's median peer"): nobody starts or ends a round for others. Each
-peer derives how many inner steps *it* owes to a round from speeds that all peers tell each other, so
-that peers of unequal speed reach the end of a round at about the same time, each having trained all the while.
+The idea (design: "a round is H inner steps of the group's median peer"): nobody starts or ends a
+round for others. Each peer derives how many inner steps *it* owes to a round from speeds that all
+peers tell each other, so that peers of unequal speed reach the end of a round at about the same
+time, each having trained all the while.
 
 Rules
   1. quota_i = max(1, round(H * speed_i / median speed)): the median peer does H steps.
   2. Learning rate, schedule, data and the end of the run are functions of the *nominal* step
-     round * H + H * fraction, where fraction = steps done / quota. No local counter is ever consulted, so a peer that
-     was away resumes with the swarm's learning rate.
-  3. A peer that is more than one round behind goes on with the newest round it has heard of. One that is behind by less
-     shortens its quota, at most by half, so that it ends its round with the others; a newcomer enters the newest round.
+     round * H + H * fraction, where fraction = steps done / quota. No local counter is ever
+     consulted, so a peer that was away resumes with the swarm's learning rate.
+  3. A peer that is more than one round behind goes on with the newest round it has heard of. One
+     that is behind by less shortens its quota, at most by half, so that it ends its round with the
+     others; a newcomer enters the newest round.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +20,7 @@ from statistics import median
 from typing import Final
 
 EQUAL_SPEED_BAND: Final = 0.1
-"""Speeds within this share of the median count as the median: measuring noise must not change quotas."""
+"""Speeds within this share of the median count as it: noise must not change quotas."""
 
 MAX_LAG_ROUNDS: Final = 1
 """A peer this many rounds behind catches up by itself; further behind, it jumps."""

@@ -1,12 +1,14 @@
 """The run spec: everything that all peers of a run must agree on, and nothing else.
 
-A run spec is written by people as TOML, and travels as canonical bytes. Its digest, together with the founder's
-public key, *is* the run id: `run_id = blake3(founder_public_key + spec_bytes)`. A joiner that holds the run id can therefore take the
-spec from anybody, and knows from the founder's signature that it is the founder's.
+A run spec is written by people as TOML, and travels as canonical bytes. Its digest, together with
+the founder's public key, *is* the run id: `run_id = blake3(founder_public_key + spec_bytes)`. A
+joiner that holds the run id can therefore take the spec from anybody, and knows from the founder's
+signature that it is the founder's.
 
 What is particular to one machine (device, home, addresses, data paths) is not in here.
-Rules: every field has a default except the data; an unknown key is refused with the nearest valid name; a value that
-cannot work is refused before anything starts, with a sentence that says what to change.
+Rules: every field has a default except the data; an unknown key is refused with the nearest valid
+name; a value that cannot work is refused before anything starts, with a sentence that says what to
+change.
 """
 
 import difflib
@@ -44,11 +46,13 @@ class ModelSection(_Section):
     def _heads_divide(self) -> Self:
         if self.init_from is None and self.hidden_size % (2 * self.num_heads):
             raise ValueError(
-                f"hidden_size ({self.hidden_size}) must be a multiple of 2 * num_heads ({2 * self.num_heads})"
+                f"hidden_size ({self.hidden_size}) must be a multiple of"
+                f" 2 * num_heads ({2 * self.num_heads})"
             )
         if self.init_from is None and self.num_heads % (self.num_kv_heads or self.num_heads):
             raise ValueError(
-                f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})"
+                f"num_heads ({self.num_heads}) must be a multiple of"
+                f" num_kv_heads ({self.num_kv_heads})"
             )
         return self
 
@@ -85,7 +89,10 @@ class OptimizerSection(_Section):
     warmup_steps: Annotated[int, Field(ge=0)] = 60
     decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
     """WSD only: the last part of the run over which the rate falls."""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
+        0.9,
+        0.95,
+    )
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     clip_norm: Annotated[float, Field(gt=0)] = 1.0
 
@@ -135,7 +142,8 @@ class SyncSection(_Section):
         bound = (2 + self.alpha**2) ** 0.5
         if self.effective_gamma >= bound:
             raise ValueError(
-                f"gamma = {self.effective_gamma} diverges: it must be below sqrt(2 + alpha^2) = {bound:.3f}"
+                f"gamma = {self.effective_gamma} diverges: it must be below"
+                f" sqrt(2 + alpha^2) = {bound:.3f}"
             )
         return self
 
@@ -175,7 +183,9 @@ class RunSpec(_Section):
 
     def to_bytes(self) -> bytes:
         """The canonical bytes: JSON, keys sorted, no spaces, every field present."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
+        return json.dumps(
+            self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")
+        ).encode()
 
     def run_id(self, founder_public_key: bytes) -> str:
         """The run id under this founder's key (32 bytes): 32 hex digits."""
@@ -222,17 +232,18 @@ def _validated(tree: Any) -> RunSpec:
     try:
         return RunSpec.model_validate(tree)
     except ValidationError as error:
-        raise InvalidRunSpec("; ".join(_sentence(e, tree) for e in error.errors())) from error
+        raise InvalidRunSpec("; ".join(_sentence(e) for e in error.errors())) from error
 
 
-def _sentence(error: Any, tree: Any) -> str:
+def _sentence(error: Any) -> str:
     path = [str(part) for part in error["loc"]]
     where = ".".join(path)
     if error["type"] == "extra_forbidden":
         near = difflib.get_close_matches(path[-1], _field_names(path[:-1]), n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         return f"unknown key '{where}'{hint}"
-    return f"{where or 'run spec'}: {error['msg'].removeprefix('Value error, ')} (got {error['input']!r})"
+    what = error["msg"].removeprefix("Value error, ")
+    return f"{where or 'run spec'}: {what} (got {error['input']!r})"
 
 
 def _field_names(path: list[str]) -> list[str]:

@@ -1,7 +1,8 @@
 """The shell around one exchange (protocol/exchange.py): two vectors and two receipts on one stream.
 
-Both directions run at once. A receipt is a message on the same stream as the vector, so it waits until our own vector
-is out. The machine decides; this file moves bytes, checks what arrived, and reports.
+Both directions run at once. A receipt is a message on the same stream as the vector, so it waits
+until our own vector is out. The machine decides; this file moves bytes, checks what arrived, and
+reports.
 """
 
 import math
@@ -95,7 +96,7 @@ class VectorExchange:
             self._scope.cancel()
 
     def _fault(self) -> Event:
-        """What they sent was wrong: worthless as a vector, and the end of the stream as a receipt."""
+        """What they sent was wrong: no vector, or, for a receipt, the end of the stream."""
         return Event.STREAM_LOST if self.machine.state is State.HOLDING else Event.VECTOR_BAD
 
     def _step(self, event: Event) -> None:

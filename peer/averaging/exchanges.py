@@ -1,7 +1,8 @@
-"""All exchanges of one peer: run one, remember how the last ones ended, ask when one of ours broke off.
+"""All exchanges of one peer: run one, remember how the last ended, ask when one broke off.
 
-The decisions are in protocol/exchange.py; what one exchange does on its stream is in exchange_io.py. Here is what outlives
-a stream: a partner may ask later how an exchange ended (`answer`), and so may we (`_ask`).
+The decisions are in protocol/exchange.py; what one exchange does on its stream is in
+exchange_io.py. Here is what outlives a stream: a partner may ask later how an exchange ended
+(`answer`), and so may we (`_ask`).
 """
 
 from collections import OrderedDict
@@ -75,7 +76,10 @@ class Exchanges:
         return Skipped(machine.reason or SkipReason.LEAVING, peer_id)
 
     def answer(self, peer_id: PeerId, question: Settle) -> Settled:
-        """How our exchange with that peer ended. Asking is itself news: the stream is dead for them."""
+        """How our exchange with that peer ended.
+
+        Asking is itself news: the stream is dead for them.
+        """
         exchange = self._remembered.get((peer_id, question.round))
         if exchange is None or question.run_id != self._agreement.run_id:
             return Settled(question.round, SettledOutcome.UNKNOWN)

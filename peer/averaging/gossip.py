@@ -1,8 +1,9 @@
 """Gossip in pairs: proposals, answers and exchanges, as the matchmaker decides.
 
-The thin shell around `protocol/matchmaking.py`: it turns streams into the matchmaker's events and the matchmaker's commands into streams. One
-`Gossip` serves all rounds of one peer. `average` is the only door for the round loop: it takes the snapshot of a
-closed round and returns how averaging ended, `Averaged` or `Skipped`, never an exception of a peer's making.
+The thin shell around `protocol/matchmaking.py`: it turns streams into the matchmaker's events and
+the matchmaker's commands into streams. One `Gossip` serves all rounds of one peer. `average` is the
+only door for the round loop: it takes the snapshot of a closed round and returns how averaging
+ended, `Averaged` or `Skipped`, never an exception of a peer's making.
 """
 
 from collections.abc import Callable, Sequence
@@ -82,7 +83,8 @@ class Gossip:
     def __repr__(self) -> str:
         return f"<Gossip {self._matchmaker!r} held={len(self._held)} asking={len(self._asking)}>"
 
-    # --- the round loop's side ---------------------------------------------------------------------
+    # --- the round loop's side
+    # ---------------------------------------------------------------------
     async def run(self) -> None:
         """Serve inbound streams and the matchmaker's timers until cancelled."""
         async with trio.open_nursery() as nursery:
@@ -136,7 +138,8 @@ class Gossip:
         """Counts since the start."""
         return self._matchmaker.statistics()
 
-    # --- the matchmaker's side ---------------------------------------------------------------------
+    # --- the matchmaker's side
+    # ---------------------------------------------------------------------
     async def _tick(self) -> None:
         while True:
             self._changed = trio.Event()
@@ -189,7 +192,8 @@ class Gossip:
             attempt.outcome = outcome
             attempt.done.set()
 
-    # --- asking ------------------------------------------------------------------------------------
+    # --- asking
+    # ------------------------------------------------------------------------------------
     async def _propose(self, peer_id: PeerId, round_: int) -> None:
         attempt = self._attempt
         assert attempt is not None
@@ -215,7 +219,8 @@ class Gossip:
         self._events.emit(EventName.PROPOSAL_REFUSED, round=round_, remote=peer_id, reason=why)
         self._feed(mm.ProposalRefused(peer_id, round_))
 
-    # --- being asked -------------------------------------------------------------------------------
+    # --- being asked
+    # -------------------------------------------------------------------------------
     async def serve(self, stream: Stream) -> None:
         """One inbound stream: a proposal, or a question about a broken exchange."""
         talk = Conversation(stream)

@@ -1,7 +1,8 @@
-"""The run's corpus on this machine: made from its texts by the founder, taken by digest by everybody else.
+"""The run's corpus here: made from its texts by the founder, taken by digest by all others.
 
-A joiner first looks whether its own machine makes the very same file (the standard library of the same Python does), and fetches it from the swarm
-if not. Either way it is the file that the run spec names by digest.
+A joiner first looks whether its own machine makes the very same file (the standard library of the
+same Python does), and fetches it from the swarm if not. Either way it is the file that the run spec
+names by digest.
 """
 
 from pathlib import Path
@@ -68,7 +69,7 @@ async def obtain_data(
 
 
 def _keep_tokenizer(source: str, cache_dir: Path) -> None:
-    """Keep the tokenizer's file by digest: for joiners, and for `export` when the source is gone."""
+    """Keep the tokenizer's file by digest, for joiners, and for `export` later."""
     if source != BYTES:
         data = tokenizer_file(source)
         replace_file(tokenizer_path(cache_dir, FileTokenizer(data).digest), data)

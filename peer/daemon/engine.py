@@ -1,6 +1,7 @@
 """What the daemon needs of training, without knowing torch: memory, first weights, trainers.
 
-The real one starts child processes (peer/training/process.py); a simulation puts a toy model in its place.
+The real one starts child processes (peer/training/process.py); a simulation puts a toy model in its
+place.
 """
 
 from collections.abc import Iterator

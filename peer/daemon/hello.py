@@ -1,7 +1,7 @@
 """The hello of a link: what we say of ourselves, and what in theirs makes us decline.
 
-A hello also carries the sender's clock, which corrects ours when we join (protocol/clock_offset.py).
-Clocks are never compared to judge whether somebody is alive.
+A hello also carries the sender's clock, which corrects ours when we join
+(protocol/clock_offset.py). Clocks are never compared to judge whether somebody is alive.
 """
 
 from peer.ports import Directory, Network, PeerId

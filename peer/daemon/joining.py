@@ -1,7 +1,8 @@
 """Finding the swarm: from the addresses that a user gave to the first live link.
 
-Nothing fails on a start-up deadline. Every address is tried again and again, with back-off, and each second it is said what is
-failing for which address. Only a refusal that trying again cannot change ends it.
+Nothing fails on a start-up deadline. Every address is tried again and again, with back-off, and
+each second it is said what is failing for which address. Only a refusal that trying again cannot
+change ends it.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -34,7 +35,10 @@ FINAL_REFUSALS: Final = frozenset(
 """Refusals that trying again cannot change."""
 
 Resolve = Callable[[str], Awaitable[tuple[PeerId, Sequence[Address]]]]
-"""An address as users write it to a peer id and its multiaddrs. Raises LocoError naming the step that failed."""
+"""An address as users write it to a peer id and its multiaddrs.
+
+Raises LocoError naming the step that failed.
+"""
 
 
 class Bootstrap:

@@ -1,13 +1,16 @@
 """Lasting links to the other peers: hello, then beats for as long as both live.
 
-A link tells each side that the other is alive and how far it is, measures the round-trip time, and passes on who else is there. At
-most MAX_LINKS are held; who has none to a peer still finds it through the directory.
+A link tells each side that the other is alive and how far it is, measures the round-trip time, and
+passes on who else is there. At most MAX_LINKS are held; who has none to a peer still finds it
+through the directory.
 
 The rules
-  1. Either side may open the link; the opener says Hello first, the other answers Hello or a Refusal with a sentence.
-  2. Refused are: no common version, another run, too many links (hello.py), an identity that is alive elsewhere.
-  3. Another incarnation of a linked identity: if the old one still beats within DUPLICATE_PROBE_S, the new one is
-     refused; a silent old one is replaced at once.
+  1. Either side may open the link; the opener says Hello first, the other answers Hello or a
+     Refusal with a sentence.
+  2. Refused are: no common version, another run, too many links (hello.py), an identity that is
+     alive elsewhere.
+  3. Another incarnation of a linked identity: if the old one still beats within DUPLICATE_PROBE_S,
+     the new one is refused; a silent old one is replaced at once.
   4. Any message is a sign of life. A link on which nothing came for SILENCE_S is given up.
 """
 
@@ -147,7 +150,8 @@ class Links:
         with contextlib.suppress(LocoError):
             await link.talk.send(Leaving())
 
-    # --- hello -------------------------------------------------------------------------------------
+    # --- hello
+    # -------------------------------------------------------------------------------------
     async def dial(self, peer_id: PeerId, addresses: Sequence[Address]) -> Hello:
         """Open a link, which then lives by itself.
 
@@ -180,7 +184,9 @@ class Links:
     async def _serve(self, stream: Stream) -> None:
         talk = Conversation(stream)
         theirs, _ = await talk.receive(Hello, timeout_s=HELLO_S)
-        refusal = self._greeter.fault(theirs, self.statistics().live) or await self._duplicate(stream.remote_peer_id, theirs)
+        refusal = self._greeter.fault(theirs, self.statistics().live) or await self._duplicate(
+            stream.remote_peer_id, theirs
+        )
         if refusal is not None:
             self._refused += 1
             await talk.send(refusal, stall_s=HELLO_S)
@@ -191,9 +197,7 @@ class Links:
     async def _duplicate(self, peer_id: PeerId, theirs: Hello) -> Refusal | None:
         """Rule 3."""
         others = [
-            link
-            for link in self._links.get(peer_id, ())
-            if link.incarnation != theirs.incarnation
+            link for link in self._links.get(peer_id, ()) if link.incarnation != theirs.incarnation
         ]
         asked_s = trio.current_time()
         with trio.move_on_after(DUPLICATE_PROBE_S):
@@ -209,7 +213,8 @@ class Links:
             link.scope.cancel()
         return None
 
-    # --- the life of a link ------------------------------------------------------------------------
+    # --- the life of a link
+    # ------------------------------------------------------------------------
     async def _own(self, talk: Conversation, theirs: Hello) -> None:
         try:
             await self._live(talk, theirs)
@@ -295,9 +300,7 @@ class Links:
         progress = Progress(
             beat.state, beat.round, beat.fraction, beat.steps_per_s, beat.epoch, beat.position
         )
-        self._view.heard(
-            now_s, link.peer_id, link.incarnation, progress=progress, rtt_s=link.rtt_s
-        )
+        self._view.heard(now_s, link.peer_id, link.incarnation, progress=progress, rtt_s=link.rtt_s)
 
     def _heard_peers(self, message: PeerList, now_s: float) -> None:
         for entry in message.peers:
@@ -312,7 +315,8 @@ class Links:
         )
         self._post(link, AliveReply(question.peer_id, question.incarnation, alive))
 
-    # --- beats and redials -------------------------------------------------------------------------
+    # --- beats and redials
+    # -------------------------------------------------------------------------
     def _beat(self) -> None:
         self._sequence += 1
         peers = self._peer_list() if self._sequence % PEER_LIST_EVERY_BEATS == 0 else None
@@ -348,9 +352,7 @@ class Links:
     def _peer_list(self) -> PeerList:
         now_s = trio.current_time()
         alive = [m for m in self._view.alive(now_s) if m.addresses][:MAX_PEERS_PER_EXCHANGE]
-        return PeerList(
-            tuple(peer_entry(m.peer_id, m.incarnation, m.addresses) for m in alive)
-        )
+        return PeerList(tuple(peer_entry(m.peer_id, m.incarnation, m.addresses) for m in alive))
 
     def _all(self) -> list[Link]:
         return [link for links in self._links.values() for link in links]

@@ -1,7 +1,8 @@
 """Our record in the directory, and what others' records tell.
 
-The directory is how peers find each other that were never told of each other; who is alive is judged on links alone. So a record may
-be half a minute old, and a directory that is down for a while costs nothing but new acquaintances.
+The directory is how peers find each other that were never told of each other; who is alive is
+judged on links alone. So a record may be half a minute old, and a directory that is down for a
+while costs nothing but new acquaintances.
 """
 
 from collections.abc import Awaitable, Callable
@@ -65,7 +66,7 @@ class Membership:
             await trio.sleep(FIRST_REFRESHES_S if turn <= NUM_FIRST_REFRESHES else every_s)
 
     def _give_up(self, error: DirectoryUnrecoverable) -> None:
-        """Begin a new life among those who are alive; alone, there is nobody to find and a state to lose."""
+        """Begin a new life among those alive; alone, there is nobody to find and a state to lose."""
         alive = self._view.alive(trio.current_time())
         addresses = [_with_id(m.addresses[0], m.peer_id) for m in alive if m.addresses]
         if addresses:
@@ -77,7 +78,9 @@ class Membership:
             self._network.peer_id, self._incarnation, tuple(self._network.addresses), expires_s
         )
         key = record_key(self._run_id, own.peer_id)
-        await self._directory.store(key, own.peer_id, encode_record(own, key, self._sign), expires_s)
+        await self._directory.store(
+            key, own.peer_id, encode_record(own, key, self._sign), expires_s
+        )
 
     async def _refresh(self) -> None:
         for key in record_keys(self._run_id):

@@ -162,14 +162,10 @@ class OuterSteps:
                 reason=outcome.reason,
                 partner=outcome.partner_id,
             )
-        self._observe_round(
-            RoundTiming(closed.seconds, timing.match_s, timing.exchange_s, apply_s)
-        )
+        self._observe_round(RoundTiming(closed.seconds, timing.match_s, timing.exchange_s, apply_s))
 
 
-def _split(
-    payload: memoryview | None, vectors: int
-) -> tuple[memoryview | None, memoryview | None]:
+def _split(payload: memoryview | None, vectors: int) -> tuple[memoryview | None, memoryview | None]:
     """Codes of theta, and those of phi where they travel too."""
     if payload is None or vectors == 1:
         return payload, None

@@ -172,7 +172,8 @@ class Peer:
                 await self.rounds.wait_settled()
         await self._links.say_leaving()
 
-    # --- fetching ----------------------------------------------------------------------------------
+    # --- fetching
+    # ----------------------------------------------------------------------------------
     async def _fetch(
         self, ask: Callable[[Fetcher], Awaitable[T]], preferred: PeerId | None = None
     ) -> T:
@@ -194,7 +195,7 @@ class Peer:
             await trio.sleep(SOURCE_PAUSE_S)
 
     def _sources(self, preferred: PeerId | None) -> list[PeerId]:
-        """Everybody alive who may have what we need: `preferred` first, then by round, newest first."""
+        """Everybody alive who may have what we need: `preferred` first, then the newest."""
         alive = self._view.alive(trio.current_time())
         ready = [m for m in alive if m.progress.state in (PeerState.TRAINING, PeerState.FINISHED)]
         ready.sort(key=lambda m: (m.peer_id != preferred, -m.progress.round, m.peer_id))
@@ -231,7 +232,8 @@ class Peer:
             seconds=trio.current_time() - started_s,
         )
 
-    # --- training ----------------------------------------------------------------------------------
+    # --- training
+    # ----------------------------------------------------------------------------------
     async def _train(self, signed: SignedSpec, supplies: Supplies, *, joining: bool) -> None:
         """Get a state, then run rounds until the run is over; goes on serving until cancelled."""
         self._settings.bind_run(signed)
@@ -298,7 +300,9 @@ class Peer:
             events=self._events,
         )
         gossip.close_early = rounds.close_early
-        service.serve_state_of(_OuterSource(signed.run_id, steps.lock, outer, self._facts, self._work))
+        service.serve_state_of(
+            _OuterSource(signed.run_id, steps.lock, outer, self._facts, self._work)
+        )
         membership = Membership(
             signed.run_id,
             self._facts.incarnation,

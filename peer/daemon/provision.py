@@ -1,8 +1,8 @@
 """What a run needs on this machine before it can train: its data, and an engine for it.
 
-The founder finds out once what all others would have to find out too (the corpus's digest, the tokenizer's, the
-model's configuration and layout), and freezes it in the run spec, under its signature. A joiner then needs no file and
-no hub to know the model, and one start of torch less.
+The founder finds out once what all others would have to find out too (the corpus's digest, the
+tokenizer's, the model's configuration and layout), and freezes it in the run spec, under its
+signature. A joiner then needs no file and no hub to know the model, and one start of torch less.
 """
 
 from collections.abc import Mapping

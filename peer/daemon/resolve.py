@@ -1,7 +1,7 @@
 """From an address as users write it to a peer id and what to dial.
 
-A multiaddr with `/p2p/` says who is there. For `host:port` the peer id is read from a TLS handshake with that host: trust on first
-use; the link itself is then authenticated against that id.
+A multiaddr with `/p2p/` says who is there. For `host:port` the peer id is read from a TLS handshake
+with that host: trust on first use; the link itself is then authenticated against that id.
 """
 
 from collections.abc import Sequence

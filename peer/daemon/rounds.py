@@ -3,12 +3,15 @@
     trainer   |---- round r ----|---- round r+1 ----------|----
     here                        | match, exchange, outer step, Apply |
 
-`RoundLoop` drives the trainer, hands closed rounds to the gossip, and takes the outer step. What it promises:
+`RoundLoop` drives the trainer, hands closed rounds to the gossip, and takes the outer step. What it
+promises:
 
-- A round is opened when the one before is closed (overlap), or when that one is settled (no overlap, final rounds).
+- A round is opened when the one before is closed (overlap), or when that one is settled (no
+  overlap, final rounds).
 - At most one round is being settled; the next is not settled before that.
-- A dead trainer costs at most the round it was in: the next life loads the slow weights and goes on with the newest
-  round. An exchange under way when it dies is finished: its codes lie in memory that outlives the trainer.
+- A dead trainer costs at most the round it was in: the next life loads the slow weights and goes on
+  with the newest round. An exchange under way when it dies is finished: its codes lie in memory
+  that outlives the trainer.
 """
 
 from typing import Final
@@ -93,7 +96,8 @@ class RoundLoop:
     def __repr__(self) -> str:
         return f"<RoundLoop round={self._facts.round} quota={self._quota} {self._outer!r}>"
 
-    # --- lives of the trainer ----------------------------------------------------------------------
+    # --- lives of the trainer
+    # ----------------------------------------------------------------------
     async def run(self) -> None:
         """Train until the run is over.
 
@@ -164,7 +168,8 @@ class RoundLoop:
             self._micro_batch_cap = max(1, self._micro_batch_cap // 2)
         return TrainerDied(f"{failed.reason}: {failed.detail}")
 
-    # --- events of the trainer -----------------------------------------------------------------------
+    # --- events of the trainer
+    # -----------------------------------------------------------------------
     async def _take(self, event: TrainerEvent, nursery: trio.Nursery) -> None:
         match event:
             case Progress():
@@ -204,7 +209,8 @@ class RoundLoop:
         """Wait until no exchange is under way."""
         await self._settled.wait()
 
-    # --- opening and closing rounds ------------------------------------------------------------------
+    # --- opening and closing rounds
+    # ------------------------------------------------------------------
     def close_early(self, round_: int) -> None:
         """Ask the trainer to close this round: a partner is waiting, or the swarm is far ahead."""
         trainer = self._trainer
@@ -225,7 +231,9 @@ class RoundLoop:
         self._quota = catch_up(quota(steps, facts.steps_per_s, speeds), round_, others)
         if final:
             self._quota = 0
-        members = {m.peer_id: quota(MEMBER_WEIGHT, m.progress.steps_per_s, speeds) for m in training}
+        members = {
+            m.peer_id: quota(MEMBER_WEIGHT, m.progress.steps_per_s, speeds) for m in training
+        }
         members[facts.peer_id] = quota(MEMBER_WEIGHT, facts.steps_per_s, speeds)
         self._next_round = facts.round = round_
         facts.fraction, self._jumped = 0.0, False
@@ -244,7 +252,9 @@ class RoundLoop:
         self._failures_in_a_row = 0
         self._note_closed(closed)
         following = self._next_round = next_round(closed.round, self._heard_rounds())
-        await self._settled.wait()  # holds already: a round is not closed before the last is applied
+        await (
+            self._settled.wait()
+        )  # holds already: a round is not closed before the last is applied
         self._settled = trio.Event()
         waits = not self._spec.sync.overlap or following >= self._spec.total_rounds
         nursery.start_soon(self._settle, closed, self._jumped, following if waits else None)
@@ -290,7 +300,8 @@ class RoundLoop:
         )
         facts.now_doing("the run is over; serving its state", PeerState.FINISHED)
 
-    # --- settling a closed round -----------------------------------------------------------------------
+    # --- settling a closed round
+    # -----------------------------------------------------------------------
     async def _settle(self, closed: RoundClosed, jumped: bool, then: int | None) -> None:
         """Average and apply a closed round, and open round `then` if it had to wait for that."""
         trainer = self._trainer
@@ -317,6 +328,7 @@ class RoundLoop:
     async def _evaluate(self, trainer: Trainer, round_: int) -> None:
         self._evaluated = trio.Event()
         await trainer.send(Evaluate(round_))
+
 
 async def _send_quietly(trainer: Trainer, command: CloseRound) -> None:
     try:

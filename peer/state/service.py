@@ -1,8 +1,9 @@
 """Serving what a joiner needs, and fetching it: run spec, blobs by digest, the outer state.
 
-Everything fetched is checked by the one who fetched it: the spec against run id and founder's signature, blobs against their
-digest, the state against the Merkle root that its source announced. The source pauses for nobody: it writes its state once to
-a file, under the lock of the outer step, and serves chunks from there.
+Everything fetched is checked by the one who fetched it: the spec against run id and founder's
+signature, blobs against their digest, the state against the Merkle root that its source announced.
+The source pauses for nobody: it writes its state once to a file, under the lock of the outer step,
+and serves chunks from there.
 """
 
 from collections import OrderedDict
@@ -54,6 +55,7 @@ WRITE_S: Final = 600.0
 CHUNKS_PER_REQUEST: Final = 16
 KEPT_STATES: Final = 2
 """State files kept: the newest, and the one that somebody may still be reading."""
+
 
 class StateSource(Protocol):
     """Somebody who has an outer state."""
@@ -147,9 +149,7 @@ class StateService:
 
     async def _send_spec(self, talk: Conversation) -> None:
         signed = self._signed
-        await talk.send(
-            SpecReply(signed.founder_public_key, signed.signature), signed.spec_bytes
-        )
+        await talk.send(SpecReply(signed.founder_public_key, signed.signature), signed.spec_bytes)
 
     async def _send_blob(self, talk: Conversation, digest: str) -> None:
         path = self._blobs.get(digest)

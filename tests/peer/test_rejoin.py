@@ -43,7 +43,12 @@ class Nowhere:
 
 def _membership(view: View) -> Membership:
     return Membership(
-        "0" * 32, 1, network=Nowhere(), directory=BrokenDirectory(), view=view, sign=lambda _: b"s" * 64
+        "0" * 32,
+        1,
+        network=Nowhere(),
+        directory=BrokenDirectory(),
+        view=view,
+        sign=lambda _: b"s" * 64,
     )
 
 

@@ -1,4 +1,4 @@
-"""Matchmakers talking to each other over a seeded, delaying wire; and single ones, event by event."""
+"""Matchmakers over a seeded, delaying wire; and single ones, event by event."""
 
 import heapq
 import itertools
@@ -120,7 +120,9 @@ def test_partners_are_close_to_uniformly_random() -> None:
         swarm.play_round(round_)
         counts.update((a, b) for a, b in swarm.pairs.items() if a < b)
     expected = sum(counts.values()) / 28
-    chi_squared = sum((counts[pair] - expected) ** 2 / expected for pair in itertools.combinations(swarm.ids, 2))
+    chi_squared = sum(
+        (counts[pair] - expected) ** 2 / expected for pair in itertools.combinations(swarm.ids, 2)
+    )
     assert chi_squared < 55.5  # 27 degrees of freedom, p = 0.001
 
 
@@ -203,7 +205,10 @@ def test_refused_by_everybody_waits_to_be_asked_until_the_deadline() -> None:
     me.close(0, "a")
     assert me(m.ProposalRefused("a", 0)) == ()
     assert me.maker.phase is Phase.OPEN
-    assert me(m.ProposalReceived("x", 0)) == (m.AcceptProposal("x", 0), m.Paired("x", 0, leading=False))
+    assert me(m.ProposalReceived("x", 0)) == (
+        m.AcceptProposal("x", 0),
+        m.Paired("x", 0, leading=False),
+    )
 
 
 def test_refused_by_everybody_and_asked_by_nobody_is_no_partner() -> None:
@@ -250,7 +255,12 @@ def test_held_proposals_are_refused_once_paired() -> None:
     for peer in "abc":
         me(m.ProposalReceived(peer, 0))
     commands = me(m.RoundClosed(0, (), 10.0, 2.0))
-    assert [type(c) for c in commands] == [m.AcceptProposal, m.Paired, m.RefuseProposal, m.RefuseProposal]
+    assert [type(c) for c in commands] == [
+        m.AcceptProposal,
+        m.Paired,
+        m.RefuseProposal,
+        m.RefuseProposal,
+    ]
 
 
 def test_a_withdrawn_proposal_is_forgotten() -> None:
