@@ -1,0 +1,195 @@
+"""What a simulated peer runs on: a toy model instead of torch, a small file instead of a corpus.
+
+Implements `Provision` and `Engine` of the daemon. The shape of the toy model is frozen in the run
+spec by the founder, and the pretended corpus travels to joiners as a blob by digest, as the real
+ones do.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import blake3
+import numpy as np
+import trio
+
+from peer.daemon.engine import SlowWeights
+from peer.daemon.provision import Supplies
+from peer.ports import PeerId
+from peer.state.service import Fetcher
+from peer.training.messages import TrainerCommand, TrainerEvent
+from peer.training.ports import Float32Vector, StartTrainer, Trainer
+from peer.training.simulated import simulated_starter
+from peer.training.toy import SimulatedSpeed, ToyProblem, simulated_layout
+from protocol.errors import InvalidRunSpec
+from protocol.run_spec import FrozenSection, RunSpec
+
+DEFAULT_PARAMETERS: Final = 256
+CORPUS_BYTES: Final = 8192
+FIRST_WEIGHTS_SCALE: Final = 3.0
+"""The first weights are this far from the optimum, per value: there is something to learn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A simulated machine.
+
+    Attributes:
+        speed: of its trainer, and when that fails.
+        work_s: virtual duration of each piece of blocking work.
+        clock_skew_s: how far its wall clock is ahead.
+    """
+
+    speed: SimulatedSpeed = field(default_factory=SimulatedSpeed)
+    work_s: float = 0.0
+    clock_skew_s: float = 0.0
+
+
+class Gate:
+    """Lets a trainer's events through, or holds them up: a machine that sleeps."""
+
+    def __init__(self) -> None:
+        self._open = trio.Event()
+        self._open.set()
+
+    def __repr__(self) -> str:
+        return f"<Gate {'open' if self._open.is_set() else 'closed'}>"
+
+    def close(self) -> None:
+        """Hold up everything from now on."""
+        if self._open.is_set():
+            self._open = trio.Event()
+
+    def open(self) -> None:
+        """Let everything through that was held up."""
+        self._open.set()
+
+    async def wait(self) -> None:
+        """Pass when it is open."""
+        while not self._open.is_set():
+            await self._open.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class PlainMemory:
+    """Slow weights in ordinary memory."""
+
+    array: Float32Vector
+
+
+class SimulatedEngine:
+    """Implements `peer.daemon.engine.Engine` with toy models in virtual time."""
+
+    def __init__(
+        self, spec: RunSpec, peer_id: PeerId, speed: SimulatedSpeed, problem: ToyProblem, gate: Gate
+    ) -> None:
+        self._spec = spec
+        self._gate = gate
+        self._start = simulated_starter(spec, peer_id, speed, problem)
+
+    def __repr__(self) -> str:
+        return f"<SimulatedEngine of run {self._spec.name!r}, {self._gate!r}>"
+
+    @contextlib.contextmanager
+    def memory(self, padded_parameters: int) -> Iterator[PlainMemory]:
+        """Zeros."""
+        yield PlainMemory(np.zeros(padded_parameters, np.float32))
+
+    async def initialise(self, slow: SlowWeights) -> None:
+        """Write the founder's first weights; they follow from the run's seed."""
+        await trio.lowlevel.checkpoint()
+        noise = np.random.default_rng([self._spec.seed, 1])
+        drawn = noise.standard_normal(slow.array.size, dtype=np.float32)
+        slow.array[:] = np.float32(FIRST_WEIGHTS_SCALE) * drawn
+
+    def starter(self, slow: SlowWeights) -> StartTrainer:
+        """Starts trainers on this machine."""
+        return self._started
+
+    @contextlib.asynccontextmanager
+    async def _started(
+        self, slow: Float32Vector, micro_batch_cap: int | None
+    ) -> AsyncIterator[Trainer]:
+        async with self._start(slow, micro_batch_cap) as trainer:
+            yield _GatedTrainer(trainer, self._gate)
+
+
+class _GatedTrainer:
+    """A trainer on a machine that may sleep. Implements `Trainer`."""
+
+    def __init__(self, trainer: Trainer, gate: Gate) -> None:
+        self._trainer = trainer
+        self._gate = gate
+
+    def __repr__(self) -> str:
+        return f"<_GatedTrainer {self._gate!r} {self._trainer!r}>"
+
+    async def send(self, command: TrainerCommand) -> None:
+        """Raises TrainerDied."""
+        await self._gate.wait()
+        await self._trainer.send(command)
+
+    async def receive(self) -> TrainerEvent:
+        """Raises TrainerDied."""
+        event = await self._trainer.receive()
+        await self._gate.wait()
+        return event
+
+    def codes(self, slot: int) -> memoryview:
+        """Codes of the snapshot in `slot`."""
+        return self._trainer.codes(slot)
+
+
+class SimulatedProvision:
+    """Implements `peer.daemon.provision.Provision`."""
+
+    def __init__(
+        self,
+        peer_id: PeerId,
+        folder: Path,
+        speed: SimulatedSpeed,
+        problem: ToyProblem,
+        padded_parameters: int,
+        gate: Gate,
+    ) -> None:
+        self._peer_id = peer_id
+        self._corpus = folder / "corpus"
+        self._speed = speed
+        self._problem = problem
+        self._padded_parameters = padded_parameters
+        self._gate = gate
+
+    def __repr__(self) -> str:
+        return f"<SimulatedProvision in {self._corpus.parent}>"
+
+    async def found(self, spec: RunSpec) -> tuple[RunSpec, Supplies]:
+        """Freeze the toy model's shape and the pretended corpus."""
+        await trio.lowlevel.checkpoint()
+        layout = simulated_layout(self._padded_parameters)
+        corpus = blake3.blake3(str(spec.seed).encode()).digest(length=CORPUS_BYTES)
+        data = spec.data.model_copy(update={"manifest": _digest(corpus)})
+        frozen = FrozenSection(
+            config="{}",
+            layout_digest=layout.digest,
+            parameters=self._padded_parameters,
+            padded_parameters=self._padded_parameters,
+        )
+        spec = spec.model_copy(update={"data": data, "frozen": frozen})
+        return spec, self._supplies(spec, corpus)
+
+    async def obtain(self, spec: RunSpec, fetcher: Fetcher) -> Supplies:
+        """Fetch the pretended corpus. Raises what `Fetcher.blob` raises, and InvalidRunSpec."""
+        if spec.data.manifest is None:
+            raise InvalidRunSpec("the run spec does not name its corpus by digest")
+        return self._supplies(spec, await fetcher.blob(spec.data.manifest))
+
+    def _supplies(self, spec: RunSpec, corpus: bytes) -> Supplies:
+        self._corpus.write_bytes(corpus)
+        engine = SimulatedEngine(spec, self._peer_id, self._speed, self._problem, self._gate)
+        return Supplies(engine, {_digest(corpus): self._corpus})
+
+
+def _digest(data: bytes) -> str:
+    return blake3.blake3(data).hexdigest(length=16)

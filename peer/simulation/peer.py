@@ -1,0 +1,202 @@
+"""One peer of a simulated swarm: the daemon's own parts on simulated ports.
+
+The same putting together as peer/daemon/run.py, with nothing of the outside in it.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from peer.daemon.facts import Facts
+from peer.daemon.hello import Greeter
+from peer.daemon.joining import Bootstrap
+from peer.daemon.links import Links
+from peer.daemon.outer_steps import RoundTiming
+from peer.daemon.peer import Peer, PeerParts, PeerSettings
+from peer.daemon.report import Report, Restarts
+from peer.daemon.resolve import resolve_bootstrap
+from peer.daemon.rounds import TrainingImpossible
+from peer.identity import Identity
+from peer.network.simulated import SimulatedNetwork
+from peer.network.simulated_directory import SimulatedDirectory
+from peer.observe.event_names import EventName
+from peer.observe.events import EventLog
+from peer.observe.status import Status
+from peer.ports import PeerId
+from peer.simulated_ports import SimulatedWork
+from protocol.errors import LocoError
+from protocol.run_spec import RunSpec
+from protocol.signed_spec import SignedSpec
+from protocol.view import View
+
+from .machine import Gate, Machine, SimulatedProvision
+
+VERSION: Final = "simulated"
+SOFTWARE: Final = f"loco-peer {VERSION}"
+GRACE_S: Final = 8.0
+ENDS: Final = (LocoError, TrainingImpossible)
+"""Errors that end one peer, as they would end its daemon; anything else is a bug."""
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a peer stands in its world."""
+
+    network: SimulatedNetwork
+    directory: SimulatedDirectory
+    view: View
+    folder: Path
+    write_line: Callable[[bytes], None]
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedPeer:
+    """A running peer, and what can be seen of it from outside.
+
+    Attributes:
+        ended: set when its daemon is no more.
+        failure: what ended it, as its user would be told; None when it ended well or was killed.
+        timings: phases of its rounds.
+    """
+
+    name: str
+    identity: Identity
+    incarnation: int
+    machine: Machine
+    gate: Gate = field(default_factory=Gate)
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    ready: trio.Event = field(default_factory=trio.Event)
+    ended: trio.Event = field(default_factory=trio.Event)
+    failure: Exception | None = None
+    lines: list[bytes] = field(default_factory=list)
+    timings: list[RoundTiming] = field(default_factory=list)
+    facts: Facts = field(init=False)
+    network: SimulatedNetwork = field(init=False)
+    directory: SimulatedDirectory = field(init=False)
+    view: View = field(init=False)
+    links: Links = field(init=False)
+    peer: Peer = field(init=False)
+    report: Report = field(init=False)
+
+    def __repr__(self) -> str:
+        return f"<SimulatedPeer {self.name} {'ended' if self.ended.is_set() else 'running'}>"
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Its peer id."""
+        return self.identity.peer_id
+
+    def status(self) -> Status:
+        """As `loco-peer status` would show it."""
+        return self.report.status()
+
+    def events(self, *names: EventName) -> list[Event]:
+        """Its event log, or what of it has one of these names."""
+        parsed = [json.loads(line) for line in self.lines]
+        return [event for event in parsed if not names or event["event"] in names]
+
+    async def run(
+        self,
+        place: Place,
+        provision: SimulatedProvision,
+        spec: RunSpec | None,
+        bootstrap: Sequence[str],
+        *,
+        exit_when_done: bool,
+    ) -> None:
+        """Live as a daemon does; `spec` founds a run, `bootstrap` joins one."""
+        events = self._assemble(place, provision, exit_when_done=exit_when_done)
+        events.emit(
+            EventName.DAEMON_STARTED,
+            version=VERSION,
+            incarnation=self.incarnation,
+            addresses=list(place.network.addresses),
+            home=self.name,
+        )
+        if spec is not None:
+            await self._until_ended(lambda: self.peer.found(spec, self._sign))
+            return
+        entry = Bootstrap(
+            tuple(bootstrap),
+            resolve=resolve_bootstrap,
+            links=self.links,
+            facts=self.facts,
+            events=events,
+        )
+        await self._until_ended(lambda: self.peer.join(entry))
+
+    def _assemble(
+        self, place: Place, provision: SimulatedProvision, *, exit_when_done: bool
+    ) -> EventLog:
+        network, directory, view = place.network, place.directory, place.view
+        self.network, self.directory, self.view = network, directory, view
+        facts = Facts(self.peer_id, self.incarnation, doing_since_s=trio.current_time())
+        events = EventLog(
+            place.write_line,
+            peer=self.peer_id,
+            wall_time_s=directory.swarm_time_s,
+            stream=None,
+        )
+        greeter = Greeter(network=network, directory=directory, facts=facts, software=SOFTWARE)
+        links = Links(
+            network=network,
+            directory=directory,
+            view=view,
+            facts=facts,
+            events=events,
+            greeter=greeter,
+        )
+        self.facts, self.links = facts, links
+        self.report = Report(
+            facts=facts,
+            view=view,
+            links=links,
+            network=network,
+            restarts=Restarts(),
+            version=VERSION,
+        )
+        settings = PeerSettings(
+            state_dir=place.folder,
+            exit_when_done=exit_when_done,
+            grace_s=GRACE_S,
+            on_ready=self.ready.set,
+            bind_run=lambda _: None,
+            observe_round=self.timings.append,
+        )
+        parts = PeerParts(
+            network=network,
+            directory=directory,
+            work=SimulatedWork(self.machine.work_s),
+            provision=provision,
+            facts=facts,
+            view=view,
+            links=links,
+            greeter=greeter,
+            events=events,
+            sign=self.identity.sign,
+        )
+        self.peer = Peer(settings, parts)
+        return events
+
+    def _sign(self, spec: RunSpec) -> SignedSpec:
+        return SignedSpec.signed_by(spec, self.identity.public_key, self.identity.sign)
+
+    async def _until_ended(self, life: Callable[[], Awaitable[None]]) -> None:
+        """Keep what would end a daemon with a sentence; let a bug through."""
+        try:
+            await life()
+        except* ENDS as group:
+            self.failure = _first_leaf(group)
+
+
+def _first_leaf(error: BaseException) -> Exception:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, Exception)
+    return error
