@@ -83,8 +83,7 @@ class Gossip:
     def __repr__(self) -> str:
         return f"<Gossip {self._matchmaker!r} held={len(self._held)} asking={len(self._asking)}>"
 
-    # --- the round loop's side
-    # ---------------------------------------------------------------------
+    # --- the round loop's side --------------------------------------------------------------------
     async def run(self) -> None:
         """Serve inbound streams and the matchmaker's timers until cancelled."""
         async with trio.open_nursery() as nursery:
@@ -138,8 +137,7 @@ class Gossip:
         """Counts since the start."""
         return self._matchmaker.statistics()
 
-    # --- the matchmaker's side
-    # ---------------------------------------------------------------------
+    # --- the matchmaker's side --------------------------------------------------------------------
     async def _tick(self) -> None:
         while True:
             self._changed = trio.Event()
@@ -192,8 +190,7 @@ class Gossip:
             attempt.outcome = outcome
             attempt.done.set()
 
-    # --- asking
-    # ------------------------------------------------------------------------------------
+    # --- asking -----------------------------------------------------------------------------------
     async def _propose(self, peer_id: PeerId, round_: int) -> None:
         attempt = self._attempt
         assert attempt is not None
@@ -219,8 +216,7 @@ class Gossip:
         self._events.emit(EventName.PROPOSAL_REFUSED, round=round_, remote=peer_id, reason=why)
         self._feed(mm.ProposalRefused(peer_id, round_))
 
-    # --- being asked
-    # -------------------------------------------------------------------------------
+    # --- being asked ------------------------------------------------------------------------------
     async def serve(self, stream: Stream) -> None:
         """One inbound stream: a proposal, or a question about a broken exchange."""
         talk = Conversation(stream)

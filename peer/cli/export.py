@@ -11,7 +11,13 @@ from peer.state.home import Home, HomeError
 from peer.state.state_file import HEADER_BYTES, state_bytes
 from peer.training.corpus.prepare import corpus_path, describe_corpus
 from peer.training.model import model_shapes
-from peer.training.tokenizer import BYTES, FileTokenizer, load_tokenizer, tokenizer_file, tokenizer_path
+from peer.training.tokenizer import (
+    BYTES,
+    FileTokenizer,
+    load_tokenizer,
+    tokenizer_file,
+    tokenizer_path,
+)
 from protocol.errors import LocoError
 from protocol.layout import Layout
 from protocol.run_spec import RunSpec

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import typer
 
 from peer.exit_codes import ExitCode
+from peer.groups import leaves
 from protocol.errors import InvalidRunSpec, LocoError, Refused
 
 
@@ -27,13 +28,6 @@ def exit_code_of(error: LocoError) -> ExitCode:
     if isinstance(error, Refused):
         return ExitCode.REFUSED
     return ExitCode.NO_DAEMON if isinstance(error, NoDaemon) else ExitCode.FAILURE
-
-
-def leaves(error: BaseException) -> list[BaseException]:
-    """The exceptions inside nested groups, in order."""
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in leaves(inner)]
-    return [error]
 
 
 @contextmanager

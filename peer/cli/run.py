@@ -10,13 +10,12 @@ import trio
 
 from peer.config import ConfigError, PeerConfig, load_config
 from peer.exit_codes import ExitCode
+from peer.groups import leaves
 from peer.rejoin import JoinAgain, rejoin_command
 from peer.state.home import Home
 from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_SPEC_BYTES
 from protocol.run_spec import RunSpec, parse_toml
-
-from .reporting import leaves
 
 
 def run_peer(command_line: Mapping[str, Any], run_toml: Path | None) -> ExitCode:
@@ -44,14 +43,16 @@ def run_peer(command_line: Mapping[str, Any], run_toml: Path | None) -> ExitCode
     with home.locked():
         from peer.daemon.run import run_daemon  # here: it takes seconds to import
 
-        again = None
+        code, again = ExitCode.OK, None
         try:
-            return trio.run(run_daemon, config, spec, home)
+            code = trio.run(run_daemon, config, spec, home)
         except* JoinAgain as group:
             again = next(error for error in leaves(group) if isinstance(error, JoinAgain))
-    print(f"loco-peer: {again}; joining again in a new process", file=sys.stderr, flush=True)
-    command = rejoin_command(config, again.addresses)
-    os.execv(command[0], command)  # noqa: S606 - our own command line, and no shell
+    if again is not None:
+        print(f"loco-peer: {again}; joining again in a new process", file=sys.stderr, flush=True)
+        command = rejoin_command(config, again.addresses)
+        os.execv(command[0], command)  # noqa: S606 - our own command line, and no shell
+    return code
 
 
 def read_spec(path: Path) -> RunSpec:

@@ -150,8 +150,7 @@ class Links:
         with contextlib.suppress(LocoError):
             await link.talk.send(Leaving())
 
-    # --- hello
-    # -------------------------------------------------------------------------------------
+    # --- hello ------------------------------------------------------------------------------------
     async def dial(self, peer_id: PeerId, addresses: Sequence[Address]) -> Hello:
         """Open a link, which then lives by itself.
 
@@ -213,8 +212,7 @@ class Links:
             link.scope.cancel()
         return None
 
-    # --- the life of a link
-    # ------------------------------------------------------------------------
+    # --- the life of a link -----------------------------------------------------------------------
     async def _own(self, talk: Conversation, theirs: Hello) -> None:
         try:
             await self._live(talk, theirs)
@@ -315,8 +313,7 @@ class Links:
         )
         self._post(link, AliveReply(question.peer_id, question.incarnation, alive))
 
-    # --- beats and redials
-    # -------------------------------------------------------------------------
+    # --- beats and redials ------------------------------------------------------------------------
     def _beat(self) -> None:
         self._sequence += 1
         peers = self._peer_list() if self._sequence % PEER_LIST_EVERY_BEATS == 0 else None

@@ -66,7 +66,7 @@ class Membership:
             await trio.sleep(FIRST_REFRESHES_S if turn <= NUM_FIRST_REFRESHES else every_s)
 
     def _give_up(self, error: DirectoryUnrecoverable) -> None:
-        """Begin a new life among those alive; alone, there is nobody to find and a state to lose."""
+        """Join again those who are alive; alone, there is nobody to find and a state to lose."""
         alive = self._view.alive(trio.current_time())
         addresses = [_with_id(m.addresses[0], m.peer_id) for m in alive if m.addresses]
         if addresses:

@@ -172,8 +172,7 @@ class Peer:
                 await self.rounds.wait_settled()
         await self._links.say_leaving()
 
-    # --- fetching
-    # ----------------------------------------------------------------------------------
+    # --- fetching ---------------------------------------------------------------------------------
     async def _fetch(
         self, ask: Callable[[Fetcher], Awaitable[T]], preferred: PeerId | None = None
     ) -> T:
@@ -232,8 +231,7 @@ class Peer:
             seconds=trio.current_time() - started_s,
         )
 
-    # --- training
-    # ----------------------------------------------------------------------------------
+    # --- training ---------------------------------------------------------------------------------
     async def _train(self, signed: SignedSpec, supplies: Supplies, *, joining: bool) -> None:
         """Get a state, then run rounds until the run is over; goes on serving until cancelled."""
         self._settings.bind_run(signed)

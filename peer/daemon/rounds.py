@@ -20,6 +20,7 @@ import trio
 
 from peer.averaging.gossip import Gossip
 from peer.averaging.outer_state import OuterState
+from peer.groups import leaves
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.status import PeerState
@@ -39,6 +40,7 @@ from peer.training.messages import (
     TrainRound,
 )
 from peer.training.ports import StartTrainer, Trainer, TrainerDied
+from protocol.errors import LocoError
 from protocol.rounds import catch_up, is_left_behind, next_round, quota
 from protocol.run_spec import RunSpec
 from protocol.view import View
@@ -54,7 +56,7 @@ MEMBER_WEIGHT: Final = 4
 """Data weight of a peer of median speed; others in proportion."""
 
 
-class TrainingImpossible(Exception):
+class TrainingImpossible(LocoError):
     """The trainer fails again and again; the message says how."""
 
 
@@ -82,6 +84,7 @@ class RoundLoop:
         self._start_trainer = start_trainer
         self._events = events
         self._trainer: Trainer | None = None
+        self._nursery: trio.Nursery | None = None
         self._quota = spec.sync.inner_steps
         self._next_round = facts.round
         self._jumped = False
@@ -96,8 +99,7 @@ class RoundLoop:
     def __repr__(self) -> str:
         return f"<RoundLoop round={self._facts.round} quota={self._quota} {self._outer!r}>"
 
-    # --- lives of the trainer
-    # ----------------------------------------------------------------------
+    # --- lives of the trainer ---------------------------------------------------------------------
     async def run(self) -> None:
         """Train until the run is over.
 
@@ -109,7 +111,7 @@ class RoundLoop:
                 async with self._start_trainer(self._outer.phi_P, self._micro_batch_cap) as trainer:
                     await self._live(trainer)
             except* TrainerDied as died:
-                await self._buried(str(died.exceptions[0]))
+                await self._buried(str(leaves(died)[0]))
 
     async def _live(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -122,6 +124,7 @@ class RoundLoop:
             self._started(ready)
             await trainer.send(Load(self._outer.version))
             async with trio.open_nursery() as nursery:
+                self._nursery = nursery
                 try:
                     first = max([self._next_round, *self._heard_rounds()])
                     nursery.start_soon(self._open_or_finish, first)  # it may wait for an event
@@ -129,10 +132,11 @@ class RoundLoop:
                         await self._take(await trainer.receive(), nursery)
                 except TrainerDied:
                     if not self.finished:
+                        self._evaluated.set()  # nobody is left to answer
                         await self._settled.wait()  # an exchange under way needs no trainer
                         raise
         finally:
-            self._trainer = None
+            self._trainer = self._nursery = None
 
     def _started(self, ready: Ready) -> None:
         facts = self._facts
@@ -168,8 +172,7 @@ class RoundLoop:
             self._micro_batch_cap = max(1, self._micro_batch_cap // 2)
         return TrainerDied(f"{failed.reason}: {failed.detail}")
 
-    # --- events of the trainer
-    # -----------------------------------------------------------------------
+    # --- events of the trainer --------------------------------------------------------------------
     async def _take(self, event: TrainerEvent, nursery: trio.Nursery) -> None:
         match event:
             case Progress():
@@ -209,13 +212,11 @@ class RoundLoop:
         """Wait until no exchange is under way."""
         await self._settled.wait()
 
-    # --- opening and closing rounds
-    # ------------------------------------------------------------------
+    # --- opening and closing rounds ---------------------------------------------------------------
     def close_early(self, round_: int) -> None:
         """Ask the trainer to close this round: a partner is waiting, or the swarm is far ahead."""
-        trainer = self._trainer
-        if trainer is not None:
-            trio.lowlevel.spawn_system_task(_send_quietly, trainer, CloseRound(round_))
+        if self._trainer is not None and self._nursery is not None:
+            self._nursery.start_soon(_send_quietly, self._trainer, CloseRound(round_))
 
     def _heard_rounds(self) -> list[int]:
         return [m.progress.round for m in self._view.members_training(trio.current_time())]
@@ -252,9 +253,7 @@ class RoundLoop:
         self._failures_in_a_row = 0
         self._note_closed(closed)
         following = self._next_round = next_round(closed.round, self._heard_rounds())
-        await (
-            self._settled.wait()
-        )  # holds already: a round is not closed before the last is applied
+        await self._settled.wait()  # it is: no round is closed before the last is applied
         self._settled = trio.Event()
         waits = not self._spec.sync.overlap or following >= self._spec.total_rounds
         nursery.start_soon(self._settle, closed, self._jumped, following if waits else None)
@@ -290,6 +289,8 @@ class RoundLoop:
         await self._evaluated.wait()
         await self._evaluate(self._trainer, facts.round)
         await self._evaluated.wait()
+        if facts.validation_round != facts.round:
+            return  # the trainer died over it; its next life comes here again
         self.finished = True
         await self._trainer.send(Stop())
         self._events.emit(
@@ -300,8 +301,7 @@ class RoundLoop:
         )
         facts.now_doing("the run is over; serving its state", PeerState.FINISHED)
 
-    # --- settling a closed round
-    # -----------------------------------------------------------------------
+    # --- settling a closed round ------------------------------------------------------------------
     async def _settle(self, closed: RoundClosed, jumped: bool, then: int | None) -> None:
         """Average and apply a closed round, and open round `then` if it had to wait for that."""
         trainer = self._trainer

@@ -21,6 +21,7 @@ from typing import Final
 
 import trio
 
+from peer.groups import leaves
 from peer.ports import Address, NetworkStatistics, PeerId, StreamHandler
 from protocol.errors import LocoError, StreamLost
 from protocol.limits import MAX_ADDRESSES_PER_PEER, MAX_MEMBERS
@@ -293,7 +294,7 @@ class Libp2pNetwork:
                     nursery.cancel_scope.cancel()
                 failure = await process.describe_end()
         except* (LocoError, OSError, trio.BrokenResourceError) as group:
-            failure = str(_first_leaf(group))
+            failure = str(leaves(group)[0])
         finally:
             self._go_down(failure or "the network is being closed")
         return failure
@@ -335,12 +336,6 @@ class Libp2pNetwork:
         )  # the last is the one that works on this machine
         named = (multiaddr.with_peer_id(address, self._peer_id) for address in kept)
         self._addresses = tuple(dict.fromkeys(named))
-
-
-def _first_leaf(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 @asynccontextmanager
