@@ -8,7 +8,7 @@ import tomlkit
 from protocol.run_spec import RunSpec
 
 PEERS: Final = 4
-STEPS: Final = 800
+STEPS: Final = 700
 INNER_STEPS: Final = 10
 LEARNING_RATE: Final = 3e-3
 LONE_LEARNING_RATE: Final = 3e-3

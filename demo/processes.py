@@ -99,7 +99,7 @@ class Peers:
             stdout=subprocess.PIPE,
             stderr=stderr,
             start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env=_environment(),
         )
         self._keepers.append(process)
         return process
@@ -115,6 +115,11 @@ class Peers:
                 if process.stdout is not None:
                     await trio.aclose_forcefully(process.stdout)
         self._keepers.clear()
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without settings that would make the demo's peers join another run."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("LOCO_")}
 
 
 async def _ready_line(peer: RunningPeer) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def started_demo(out, *options):
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env={**os.environ, "LOCO_E2E_MARK": mark},
+        env={**os.environ, "DEMO_E2E_MARK": mark},
     )
     with process:
         try:
@@ -49,7 +49,7 @@ def marked(mark):
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("LOCO_E2E_MARK") == mark:
+            if process.environ().get("DEMO_E2E_MARK") == mark:
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
@@ -57,10 +57,12 @@ def marked(mark):
 
 
 def read_until(process, word):
+    said = []
     for line in process.stdout:
+        said.append(line)
         if word in line:
             return
-    pytest.fail(f"the demo ended before it said {word!r}")
+    pytest.fail(f"the demo ended before it said {word!r}: {''.join(said)}")
 
 
 def test_a_small_demo_ends_with_its_summary(tmp_path):
@@ -84,11 +86,14 @@ def test_a_small_demo_ends_with_its_summary(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("number", "status"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)],
-    ids=lambda value: str(value),
+    ("moment", "number", "status"),
+    [
+        ("starting the first", signal.SIGTERM, 143),
+        ("join from", signal.SIGKILL, -9),
+        ("training 1", signal.SIGINT, 130),
+        ("training 4", signal.SIGKILL, -9),
+    ],
 )
-@pytest.mark.parametrize("moment", ["starting the first", "join from", "training 1"])
 def test_nothing_outlives_the_demo(tmp_path, moment, number, status):
     with started_demo(tmp_path / "out") as (process, mark):
         read_until(process, moment)
