@@ -1,0 +1,405 @@
+"""Real peers for tests: processes of the command line, watched from outside, all gone at the end.
+
+A test sees what a user sees: `status`, the event log, metrics, stdout, stderr, the exit code. There
+is one way to wait, `within`: it looks at such a thing again and again, within a bound. `wait_until`
+fails when the bound is passed, and shows what every peer said last.
+
+One swarm serves many tests, since a peer takes seconds to start. A test says how many peers it
+needs (`Swarm.at_least`); those that earlier tests killed are replaced then. So no test needs
+another to have run before it.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import psutil
+
+from peer.observe.event_names import EventName
+from peer.state.home import Home
+
+T = TypeVar("T")
+Event = dict[str, Any]
+
+WAIT_S: Final = 60.0
+"""For what takes a moment on an idle machine."""
+START_S: Final = 120.0
+"""For a peer to train, several starting at once on a busy machine."""
+POLL_S: Final = 0.02
+NUM_ROUNDS_ALONE: Final = 3
+"""What the founder trains before anybody else comes."""
+SHOWN_BYTES: Final = 2500
+MARK: Final = "E2E_SWARM"
+"""Environment variable that all processes of one swarm carry."""
+COMMAND: Final = Path(sys.executable).parent / "loco-peer"
+
+RUN_SPEC: Final = """
+name = "e2e"
+
+[model]
+hidden_size = 32
+intermediate_size = 64
+num_layers = 1
+num_heads = 2
+context_length = 32
+
+[data]
+validation_blocks = 4
+
+[optimizer]
+warmup_steps = 5
+
+[training]
+total_steps = 1000000
+batch_size = 4
+
+[sync]
+inner_steps = 150
+"""
+"""Rounds of about a second."""
+
+
+def within(condition: Callable[[], T], seconds: float, poll_s: float = POLL_S) -> T:
+    """The first truthy answer of `condition`, or the last one when there is none in time."""
+    deadline_s = time.monotonic() + seconds
+    while not (answer := condition()) and time.monotonic() < deadline_s:
+        time.sleep(poll_s)
+    return answer
+
+
+def wait_until(
+    condition: Callable[[], T],
+    what: str,
+    *,
+    timeout_s: float = WAIT_S,
+    poll_s: float = POLL_S,
+    peers: Iterable["Peer"] = (),
+) -> T:
+    """The first truthy answer of `condition`. Fails when there is none in time, showing `peers`."""
+    answer = within(condition, timeout_s, poll_s)
+    if not answer:
+        shown = "\n".join(peer.report() for peer in peers)
+        raise AssertionError(f"not within {timeout_s:.0f} s: {what}\n{shown}")
+    return answer
+
+
+class Peer:
+    """One `loco-peer start` or `join`, from its first breath to its exit code."""
+
+    def __init__(
+        self,
+        home: Path,
+        *arguments: str,
+        environment: Mapping[str, str],
+        listen: str = "127.0.0.1:0",
+    ) -> None:
+        self.home = Home(home)
+        self.name = home.name
+        home.mkdir(exist_ok=True)
+        self._stdout, self._stderr = home / "stdout", home / "stderr"
+        options = ["--home", str(home), "--listen", listen, "--json-ready", "--threads", "1"]
+        with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [str(COMMAND), *arguments, *options, "--device", "cpu"],
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                env={**environment, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+        self._log_bytes = 0
+        self._events: list[Event] = []
+        with suppress(FileNotFoundError):  # of an earlier life of this home
+            self._log_bytes = self.home.event_log_path.stat().st_size
+
+    def __repr__(self) -> str:
+        return f"<Peer {self.name} pid {self.process.pid}>"
+
+    # --- what it says -------------------------------------------------------------------------
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    @property
+    def process_started_s(self) -> float:
+        """Unix time, by the right clock."""
+        return psutil.Process(self.process.pid).create_time()
+
+    @property
+    def stderr(self) -> str:
+        return self._stderr.read_text(errors="replace")
+
+    def report(self) -> str:
+        """For a failure: how it is, and its last words."""
+        log = self.home.event_log_path
+        said = log.read_text()[-SHOWN_BYTES:] if log.exists() else "nothing"
+        return (
+            f"--- {self.name}: exit code {self.process.poll()}\n"
+            f"stderr: ...{self.stderr[-SHOWN_BYTES:]}\nevents: ...{said}"
+        )
+
+    def events(self, *names: EventName) -> list[Event]:
+        """Everything in the event log since this life began; of these names, if any are given."""
+        with suppress(FileNotFoundError), self.home.event_log_path.open("rb") as log:
+            log.seek(self._log_bytes)
+            complete, newline, _ = log.read().rpartition(b"\n")
+            self._log_bytes += len(complete) + len(newline)
+            self._events += [json.loads(line) for line in complete.splitlines()]
+        return [event for event in self._events if not names or event["event"] in names]
+
+    def ask(self, request: str) -> dict[str, Any]:
+        """What the daemon answers on its control socket."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(WAIT_S)
+            connection.connect(str(self.home.control_socket))
+            connection.sendall(json.dumps({"request": request}).encode() + b"\n")
+            with connection.makefile("rb") as answer:
+                tree = json.loads(answer.readline())
+        reply: dict[str, Any] = tree["reply"]
+        return reply
+
+    def status(self) -> dict[str, Any]:
+        return self.ask("status")
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples with these labels."""
+        with urllib.request.urlopen(self.ready()["metrics"], timeout=WAIT_S) as page:
+            lines = page.read().decode().splitlines()
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        values = [
+            float(line.rpartition(" ")[2])
+            for line in lines
+            if line.partition("{")[0].partition(" ")[0] == name
+            and all(label in line for label in wanted)
+        ]
+        assert values, f"no metric {name} with {labels}"
+        return sum(values)
+
+    # --- waiting ------------------------------------------------------------------------------
+    def wait_for(self, what: str, condition: Callable[[], T], timeout_s: float = WAIT_S) -> T:
+        """The first truthy answer of `condition`; fails at once when this peer ends."""
+
+        def look() -> T:
+            answer = condition()
+            assert answer or self.running, f"it ended before: {what}\n{self.report()}"
+            return answer
+
+        return wait_until(look, f"{self.name}: {what}", timeout_s=timeout_s, peers=[self])
+
+    def ready(self) -> dict[str, Any]:
+        """The line of --json-ready."""
+        line = self.wait_for("the ready line", self._ready_line, START_S)
+        tree: dict[str, Any] = json.loads(line)
+        return tree
+
+    def _ready_line(self) -> bytes:
+        line, newline, _ = self._stdout.read_bytes().partition(b"\n")
+        return line if newline else b""
+
+    @property
+    def peer_id(self) -> str:
+        peer_id: str = self.ready()["peer_id"]
+        return peer_id
+
+    @property
+    def address(self) -> str:
+        """A full multiaddr to join by."""
+        address: str = self.ready()["addresses"][-1]
+        return address
+
+    def wait_event(
+        self,
+        name: EventName,
+        timeout_s: float = WAIT_S,
+        *,
+        after: int = 0,
+        **fields: object,
+    ) -> Event:
+        """The first such event after the first `after` events of this life."""
+
+        def found() -> Event | None:
+            wanted = {"event": name, **fields}
+            self.events()
+            for event in self._events[after:]:
+                if all(event.get(key) == value for key, value in wanted.items()):
+                    return event
+            return None
+
+        event = self.wait_for(f"{name} {fields or ''}", found, timeout_s)
+        assert event is not None
+        return event
+
+    def wait_averaging(self, times: int = 1, timeout_s: float = START_S) -> None:
+        """Until it has averaged that many times from now on."""
+        enough = len(self.events(EventName.ROUND_AVERAGED)) + times
+        self.wait_for(
+            f"{times} more averaged rounds",
+            lambda: len(self.events(EventName.ROUND_AVERAGED)) >= enough,
+            timeout_s,
+        )
+
+    def wait_exit(self, timeout_s: float = WAIT_S) -> int:
+        """Its exit code."""
+        wait_until(lambda: not self.running, f"{self.name} ends", timeout_s=timeout_s, peers=[self])
+        return int(self.process.wait())
+
+    # --- its processes ------------------------------------------------------------------------
+    def processes(self) -> list[psutil.Process]:
+        """The daemon, then its children."""
+        if not self.running:
+            return []
+        daemon = psutil.Process(self.process.pid)
+        return [daemon, *daemon.children(recursive=True)]
+
+    def p2pd(self) -> psutil.Process:
+        return self._child("p2pd")
+
+    def trainer(self) -> psutil.Process:
+        return self._child("peer.training")
+
+    def _child(self, word: str) -> psutil.Process:
+        for child in self.processes()[1:]:
+            with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                if any(word in part for part in child.cmdline()):
+                    return child
+        raise AssertionError(f"{self.name} has no {word} now\n{self.report()}")
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """Daemon, p2pd and trainer at once, as when the machine is gone."""
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    def kill(self) -> None:
+        """kill -9 of everything."""
+        self.signal_all(signal.SIGKILL)
+        self.process.wait()
+
+
+class Swarm:
+    """All peers of a session of tests, in one folder; `close` ends every process of theirs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._sockets = tempfile.mkdtemp(prefix="e2e-")
+        self._mark = folder.as_posix()
+        self.started: list[Peer] = []
+
+    def __repr__(self) -> str:
+        return f"<Swarm {self.started}>"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of every process."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("LOCO_")}
+        return kept | {MARK: self._mark, "XDG_RUNTIME_DIR": self._sockets}
+
+    def folder(self, name: str) -> Path:
+        return self._folder / name
+
+    def launch(self, name: str, *arguments: str, **options: Any) -> Peer:
+        """A peer with the home `name`; who has lived in it before is not minded."""
+        peer = Peer(
+            self.folder(name),
+            *arguments,
+            environment=options.pop("environment", self.environment),
+            **options,
+        )
+        self.started.append(peer)
+        return peer
+
+    def found(self) -> Peer:
+        spec = self.folder("run.toml")
+        spec.write_text(RUN_SPEC)
+        founder = self.launch(f"founder{len(self.started)}", "start", str(spec))
+        founder.wait_event(EventName.ROUND_OPENED, START_S, round=NUM_ROUNDS_ALONE + 1)
+        return founder
+
+    def join(self, via: Peer | str, name: str | None = None, **options: Any) -> Peer:
+        """A new peer, which enters by `via`."""
+        address = via if isinstance(via, str) else via.address
+        name = name or f"peer{len(self.started)}"
+        return self.launch(name, "join", "--bootstrap", address, **options)
+
+    @property
+    def founder(self) -> Peer:
+        """The last peer that founded a run."""
+        return [peer for peer in self.started if peer.name.startswith("founder")][-1]
+
+    @property
+    def members(self) -> list[Peer]:
+        """The peers of the swarm that run now, oldest first."""
+        return [peer for peer in self.started if peer.running]
+
+    def at_least(self, num_peers: int) -> list[Peer]:
+        """That many peers that average; new ones join through the youngest."""
+        via = self.members[-1] if self.members else self.found()
+        while len(self.members) < num_peers:
+            self.join(via)
+        peers = self.members
+        for peer in peers:
+            peer.wait_averaging()
+        return peers
+
+    def loco(self, *arguments: str, timeout_s: float = WAIT_S) -> subprocess.CompletedProcess[str]:
+        """A command that ends by itself."""
+        return subprocess.run(
+            [str(COMMAND), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            env=self.environment,
+        )
+
+    def survivors(self) -> list[psutil.Process]:
+        """Every process of this swarm, whoever its parent is now."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if (
+                    process.environ().get(MARK) == self._mark
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
+                    found.append(process)
+        return found
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        for peer in self.started:
+            peer.kill()
+        for process in self.survivors():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        wait_until(lambda: not self.survivors(), "all processes are gone")
+        shutil.rmtree(self._sockets, ignore_errors=True)
+
+
+def free_port() -> int:
+    """A TCP port of loopback that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def port_of(address: str) -> int:
+    """The port in a multiaddr."""
+    parts = address.split("/")
+    return int(parts[parts.index("tcp") + 1])
+
+
+def skips(peer: Peer, since: int = 0) -> list[Event]:
+    """Rounds that it skipped, after its first `since` events."""
+    seen = peer.events()[since:]
+    return [event for event in seen if event["event"] == EventName.ROUND_SKIPPED]
