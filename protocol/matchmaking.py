@@ -17,7 +17,9 @@ The rules
      end; where views differ enough to make a circle, the patience of a try breaks it.
   4. If two peers propose to each other, the proposal of the lower peer id stands, and the other is
      withdrawn.
-  5. At most MAX_PROPOSAL_TRIES proposals; then, until the deadline, we only wait to be asked.
+  5. At most MAX_PROPOSAL_TRIES proposals; then, until the deadline, we only wait to be asked, and
+     that only if somebody may still come: one who was behind, silent, or not asked. When all are
+     paired or past this round, waiting would only make us late for the next.
   6. A proposal for a round that is past is refused as `ahead`, for one not reached as `behind`,
      when paired as `busy`.
 
@@ -63,6 +65,10 @@ EARLY_CLOSE_FRACTION: Final = 0.5
 """Share of the quota after which a round may be closed for a waiting partner's sake."""
 
 
+_MAY_COME: Final = frozenset({RefusalReason.BEHIND, RefusalReason.TOO_MANY})
+"""Refusals after which a peer may still ask us in the same round."""
+
+
 class Phase(Enum):
     """Where the matched round stands."""
 
@@ -103,6 +109,8 @@ class _Search:
     pending: str | None = None
     tries: int = 0
     saw_silence: bool = False
+    may_come: bool = False
+    """Somebody who did not take us may ask us before the deadline."""
     deadline_s: float = 0.0
     patience_s: float = 0.0
     patience_until_s: float = 0.0
@@ -262,7 +270,7 @@ class Matchmaker:
         else:
             search.phase = Phase.OPEN
             search.pending = None
-            if search.tries == 0:
+            if not (search.may_come or search.queue):
                 yield from self._give_up(SkipReason.NO_PARTNER)
 
     def _take(self, peer_id: str) -> Iterable[Command]:
@@ -290,6 +298,7 @@ class Matchmaker:
     def _refused(self, now_s: float, event: ProposalRefused) -> Iterable[Command]:
         if self._is_pending(event.peer_id, event.round):
             self._search.pending = None
+            self._search.may_come |= event.reason in _MAY_COME
             yield from self._seek(now_s)
 
     def _is_pending(self, peer_id: str, round_: int) -> bool:
@@ -305,7 +314,7 @@ class Matchmaker:
             yield from self._give_up(SkipReason.DEADLINE if silent else SkipReason.NO_PARTNER)
         elif search.phase is Phase.ASKING and now_s >= search.patience_until_s:
             assert search.pending is not None
-            search.saw_silence = True
+            search.saw_silence = search.may_come = True
             yield Withdraw(search.pending, search.round)
             search.pending = None
             yield from self._seek(now_s)

@@ -56,10 +56,11 @@ class ProposalAccepted:
 
 @dataclass(frozen=True, slots=True)
 class ProposalRefused:
-    """The peer we asked has said no, or cannot be reached."""
+    """The peer we asked has said no, or cannot be reached (`reason` is None)."""
 
     peer_id: str
     round: int
+    reason: RefusalReason | None
 
 
 @dataclass(frozen=True, slots=True)

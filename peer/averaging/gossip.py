@@ -206,15 +206,23 @@ class Gossip:
                     if not scope.cancel_called:
                         await self._exchange(talk, attempt)
             except Refused as refused:
-                self._refused(peer_id, round_, refused.reason)
+                self._refused(peer_id, round_, refused.reason, refused.sentence)
             except LocoError as error:
-                self._refused(peer_id, round_, str(error))
+                self._refused(peer_id, round_, None, str(error))
             finally:
                 self._asking.pop((peer_id, round_), None)
 
-    def _refused(self, peer_id: PeerId, round_: int, why: str) -> None:
-        self._events.emit(EventName.PROPOSAL_REFUSED, round=round_, remote=peer_id, reason=why)
-        self._feed(mm.ProposalRefused(peer_id, round_))
+    def _refused(
+        self, peer_id: PeerId, round_: int, reason: RefusalReason | None, sentence: str
+    ) -> None:
+        self._events.emit(
+            EventName.PROPOSAL_REFUSED,
+            round=round_,
+            remote=peer_id,
+            reason=reason or "unreachable",
+            sentence=sentence,
+        )
+        self._feed(mm.ProposalRefused(peer_id, round_, reason))
 
     # --- being asked ------------------------------------------------------------------------------
     async def serve(self, stream: Stream) -> None:

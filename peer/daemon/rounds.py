@@ -228,7 +228,7 @@ class RoundLoop:
         speeds = [*(m.progress.steps_per_s for m in training), facts.steps_per_s]
         final = round_ >= self._spec.total_rounds
         steps = self._spec.sync.inner_steps
-        others = [m.progress.round + m.progress.fraction for m in training]
+        others = [m.progress.round + min(1.0, m.progress.fraction) for m in training]
         self._quota = catch_up(quota(steps, facts.steps_per_s, speeds), round_, others)
         if final:
             self._quota = 0

@@ -75,8 +75,8 @@ class Swarm:
                 self.post(delay_s, other, m.ProposalWithdrawn(peer, round_))
             case m.AcceptProposal(other, round_):
                 self.post(delay_s, other, m.ProposalAccepted(peer, round_))
-            case m.RefuseProposal(other, round_, _):
-                self.post(delay_s, other, m.ProposalRefused(peer, round_))
+            case m.RefuseProposal(other, round_, reason):
+                self.post(delay_s, other, m.ProposalRefused(peer, round_, reason))
             case m.Paired(other, _, _):
                 assert peer not in self.pairs
                 self.pairs[peer] = other
@@ -196,14 +196,14 @@ def test_a_silent_peer_costs_one_patience_and_the_next_is_asked() -> None:
     other = "b" if first.peer_id == "a" else "a"
     assert me(m.Tick(), at_s=1.9) == ()
     assert me(m.Tick(), at_s=2.0) == (m.Withdraw(first.peer_id, 0), m.Propose(other, 0))
-    assert me(m.ProposalRefused(other, 0)) == ()
+    assert me(m.ProposalRefused(other, 0, RefusalReason.BUSY)) == ()
     assert me(m.Tick(), at_s=10.0) == (m.Unmatched(0, SkipReason.DEADLINE),)
 
 
-def test_refused_by_everybody_waits_to_be_asked_until_the_deadline() -> None:
+def test_who_was_behind_may_still_ask_us_until_the_deadline() -> None:
     me = Alone()
     me.close(0, "a")
-    assert me(m.ProposalRefused("a", 0)) == ()
+    assert me(m.ProposalRefused("a", 0, RefusalReason.BEHIND)) == ()
     assert me.maker.phase is Phase.OPEN
     assert me(m.ProposalReceived("x", 0)) == (
         m.AcceptProposal("x", 0),
@@ -211,10 +211,20 @@ def test_refused_by_everybody_waits_to_be_asked_until_the_deadline() -> None:
     )
 
 
-def test_refused_by_everybody_and_asked_by_nobody_is_no_partner() -> None:
+@pytest.mark.parametrize("reason", [RefusalReason.AHEAD, RefusalReason.BUSY, None])
+def test_when_nobody_can_come_any_more_the_search_ends_at_once(
+    reason: RefusalReason | None,
+) -> None:
     me = Alone()
     me.close(0, "a")
-    me(m.ProposalRefused("a", 0))
+    refused = m.ProposalRefused("a", 0, reason)
+    assert me(refused) == (m.Unmatched(0, SkipReason.NO_PARTNER),)
+
+
+def test_behind_and_never_asking_is_no_partner() -> None:
+    me = Alone()
+    me.close(0, "a")
+    me(m.ProposalRefused("a", 0, RefusalReason.BEHIND))
     assert me(m.Tick(), at_s=10.0) == (m.Unmatched(0, SkipReason.NO_PARTNER),)
 
 
@@ -245,7 +255,7 @@ def test_everything_held_is_bounded_and_the_tries_too() -> None:
         (proposal,) = commands
         assert isinstance(proposal, m.Propose)
         tries += 1
-        commands = asking(m.ProposalRefused(proposal.peer_id, 0))
+        commands = asking(m.ProposalRefused(proposal.peer_id, 0, RefusalReason.BUSY))
     assert tries == MAX_PROPOSAL_TRIES
 
 
