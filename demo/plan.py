@@ -67,7 +67,8 @@ def whole_rounds(steps: int) -> tuple[int, int]:
     A run ends with a whole round; a round length near the swarm's that divides the steps is chosen.
     """
     lengths = range(INNER_STEPS - 3, INNER_STEPS + 4)
-    surplus, inner_steps = min((-steps % length, length) for length in lengths)
+    inner_steps = min(lengths, key=lambda n: (-steps % n, abs(n - INNER_STEPS)))
+    surplus = -steps % inner_steps
     return steps + surplus, inner_steps
 
 

@@ -90,6 +90,26 @@ async def test_plain_lines_come_now_and_then(autojump_clock):
     assert len(lines) == 3
 
 
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_gets_a_table_and_a_bar(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("TERM", "xterm")
+    file = Terminal()
+    with open_view(file) as view:
+        view.say("a sentence")
+        view.show(scene(reading(step=40), hint="join like this"))
+        view.show(scene(reading(step=100), title="alone"))
+    text = file.getvalue()
+    assert "a sentence" in text
+    assert "40%" in text
+    assert "join like this" in text
+    assert "100%" in text.rpartition("alone")[2]
+
+
 def test_bytes_for_people():
     assert [human_bytes(n) for n in (0, 999, 1500, 2_500_000, 3_210_000_000)] == [
         "0 B",
