@@ -100,23 +100,60 @@ class _Daemon:
         network: Libp2pNetwork,
         directory: HivemindDirectory,
     ) -> None:
-        config = self._config
+        parts = self._parts(identity, incarnation, network, directory)
+        report = Report(
+            facts=parts.facts,
+            view=parts.view,
+            links=parts.links,
+            network=network,
+            restarts=self._restarts,
+            version=self._version,
+        )
+        peer = Peer(self._settings(network, parts.facts, report), parts)
+        parts.events.emit(
+            EventName.DAEMON_STARTED,
+            version=self._version,
+            incarnation=incarnation,
+            addresses=list(network.addresses),
+            home=str(self._home.root),
+        )
+        async with trio.open_nursery() as nursery:
+            report.metrics_url = await nursery.start(
+                serve_metrics,
+                self._config.metrics,
+                report.metrics.render,
+                report.metrics.content_type,
+            )
+            handlers = _Control(peer, report).handlers()
+            await nursery.start(serve_control, self._home.control_socket, handlers)
+            nursery.start_soon(self._watch_network, network, directory, parts.events)
+            nursery.start_soon(self._watch_directory, directory, parts.events)
+            nursery.start_soon(self._stop_when_asked, peer)
+            if spec is None:
+                await peer.join(self._bootstrap(parts))
+            else:
+                await peer.found(spec, partial(_sign, identity))
+            nursery.cancel_scope.cancel()
+
+    def _parts(
+        self,
+        identity: Identity,
+        incarnation: int,
+        network: Libp2pNetwork,
+        directory: HivemindDirectory,
+    ) -> PeerParts:
+        config, home, work = self._config, self._home, RealWork()
         facts = Facts(network.peer_id, incarnation, doing_since_s=trio.current_time())
         view = View(SILENCE_S)
-        log_file = LineFile(self._home.event_log_path)
         events = EventLog(
-            log_file.write_line,
+            LineFile(home.event_log_path).write_line,
             peer=network.peer_id,
             wall_time_s=directory.swarm_time_s,
             log_format=config.log_format,
             verbose=config.verbose,
         )
-        greeter = Greeter(
-            network=network,
-            directory=directory,
-            facts=facts,
-            software=f"loco-peer {self._version}",
-        )
+        software = f"loco-peer {self._version}"
+        greeter = Greeter(network=network, directory=directory, facts=facts, software=software)
         links = Links(
             network=network,
             directory=directory,
@@ -125,32 +162,15 @@ class _Daemon:
             events=events,
             greeter=greeter,
         )
-        report = Report(
-            facts=facts,
-            view=view,
-            links=links,
-            network=network,
-            restarts=self._restarts,
-            version=self._version,
-        )
-        work = RealWork()
-        settings = PeerSettings(
-            state_dir=self._home.state_dir,
-            exit_when_done=config.exit_when_done,
-            grace_s=config.grace_s,
-            on_ready=lambda: self._announce(network, facts, report),
-            bind_run=self._home.bind_run,
-            observe_round=report.observe_round,
-        )
         provision = RealProvision(
             peer_id=network.peer_id,
-            cache_dir=self._home.cache_dir,
-            state_dir=self._home.state_dir,
+            cache_dir=home.cache_dir,
+            state_dir=home.state_dir,
             work=work,
             device=config.device,
             threads=config.threads,
         )
-        parts = PeerParts(
+        return PeerParts(
             network=network,
             directory=directory,
             work=work,
@@ -162,35 +182,25 @@ class _Daemon:
             events=events,
             sign=identity.sign,
         )
-        peer = Peer(settings, parts)
-        events.emit(
-            EventName.DAEMON_STARTED,
-            version=self._version,
-            incarnation=incarnation,
-            addresses=list(network.addresses),
-            home=str(self._home.root),
+
+    def _settings(self, network: Libp2pNetwork, facts: Facts, report: Report) -> PeerSettings:
+        return PeerSettings(
+            state_dir=self._home.state_dir,
+            exit_when_done=self._config.exit_when_done,
+            grace_s=self._config.grace_s,
+            on_ready=lambda: self._announce(network, facts, report),
+            bind_run=self._home.bind_run,
+            observe_round=report.observe_round,
         )
-        async with trio.open_nursery() as nursery:
-            report.metrics_url = await nursery.start(
-                serve_metrics, config.metrics, report.metrics.render, report.metrics.content_type
-            )
-            control = _Control(peer, report)
-            await nursery.start(serve_control, self._home.control_socket, control.handlers())
-            nursery.start_soon(self._watch_network, network, directory, events)
-            nursery.start_soon(self._watch_directory, directory, events)
-            nursery.start_soon(self._stop_when_asked, peer)
-            if config.bootstrap:
-                bootstrap = Bootstrap(
-                    config.bootstrap,
-                    resolve=resolve_bootstrap,
-                    links=links,
-                    facts=facts,
-                    events=events,
-                )
-                await peer.join(bootstrap)
-            elif spec is not None:
-                await peer.found(spec, partial(_sign, identity))
-            nursery.cancel_scope.cancel()
+
+    def _bootstrap(self, parts: PeerParts) -> Bootstrap:
+        return Bootstrap(
+            self._config.bootstrap,
+            resolve=resolve_bootstrap,
+            links=parts.links,
+            facts=parts.facts,
+            events=parts.events,
+        )
 
     async def _stop_when_asked(self, peer: Peer) -> None:
         await self._stop.wait()
