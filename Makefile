@@ -11,7 +11,7 @@ PYTEST    ?=
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
 
 .DEFAULT_GOAL := help
-.PHONY: help env test test-fast coverage lint format demo bench clean
+.PHONY: help env test test-fast coverage lint format demo clean
 
 help:  ## This list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,9 +65,6 @@ format: env  ## Format the code, and fix what ruff can fix
 
 demo: env  ## Four peers and a lone one train a small model on this machine; OUT=DIR says where
 	@$(BIN)/python -m demo --out "$(OUT)"
-
-bench: env  ## What is measured, on this machine
-	@$(BIN)/python -m bench
 
 clean:  ## Remove the environment and everything that tools left behind
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* *.egg-info \
