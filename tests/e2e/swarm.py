@@ -343,12 +343,15 @@ class Swarm:
         return [peer for peer in self.started if peer.running]
 
     def at_least(self, num_peers: int) -> list[Peer]:
-        """That many peers that average; new ones join through the youngest."""
+        """All peers, that many at least, averaging if they are several.
+
+        New ones join through the youngest.
+        """
         via = self.members[-1] if self.members else self.found()
         while len(self.members) < num_peers:
             self.join(via)
         peers = self.members
-        for peer in peers:
+        for peer in peers if len(peers) > 1 else ():
             peer.wait_averaging()
         return peers
 

@@ -1,0 +1,171 @@
+"""kill -9: of a peer in mid-exchange, of p2pd, of the trainer, of the founder. The others go on.
+
+Bounds, set before anything was measured:
+  A peer that is killed costs each other peer at most one skipped round of which it is the partner.
+  The median time between two closed rounds, after the kill, is at most GROWTH times that before.
+  A round that waits for the dead partner closes within LONGEST_ROUND_S.
+"""
+
+import signal
+import statistics
+from itertools import pairwise
+
+import pytest
+from swarm import START_S, Peer, Swarm, skips, wait_until, within
+
+from peer.observe.event_names import EventName
+from peer.observe.status import PeerState
+from protocol.outcomes import SkipReason
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+
+NUM_ROUNDS = 5
+"""Rounds measured on either side of a kill."""
+GROWTH = 1.5
+LONGEST_ROUND_S = 15.0
+LOST = {SkipReason.PARTNER_LOST, SkipReason.PARTNER_STALLED, SkipReason.UNSETTLED}
+STOP_IN_EXCHANGE_TRIES = 50
+BYTES_UNDER_WAY_S = 0.5
+"""What a stopped peer had sent has arrived after this time, and is dealt with."""
+
+
+def closed_s(peer: Peer) -> list[float]:
+    return [event["monotonic_s"] for event in peer.events(EventName.ROUND_CLOSED)]
+
+
+def lasted_s(times: list[float]) -> list[float]:
+    return [later - earlier for earlier, later in pairwise(times)]
+
+
+def wait_rounds(peers: list[Peer], num_rounds: int) -> None:
+    """Until each of them has closed that many more."""
+    enough = {peer: len(closed_s(peer)) + num_rounds for peer in peers}
+    for peer in peers:
+        peer.wait_for(
+            f"{num_rounds} more rounds",
+            lambda peer=peer: len(closed_s(peer)) >= enough[peer],
+            START_S,
+        )
+
+
+def wait_seen_by(peers: list[Peer], other: Peer) -> None:
+    """Until each of them sees the other one train."""
+    for peer in peers:
+        peer.wait_for(
+            f"it sees {other.name} train",
+            lambda peer=peer: any(
+                (told["peer_id"], told["state"]) == (other.peer_id, PeerState.TRAINING)
+                for told in peer.status()["peers"]
+            ),
+            START_S,
+        )
+
+
+def stop_in_exchange(victim: Peer, others: list[Peer]) -> tuple[Peer, int]:
+    """Stop every process of the victim in mid-exchange; its partner, and the round.
+
+    Stopped too late, when all bytes are out, it goes on, and the next exchange is waited for.
+    """
+    by_id = {peer.peer_id: peer for peer in others}
+    for _ in range(STOP_IN_EXCHANGE_TRIES):
+        count = len(victim.events())
+        paired = wait_until(
+            lambda count=count: [
+                event
+                for event in victim.events()[count:]
+                if event["event"] == EventName.PROPOSAL_ACCEPTED
+            ],
+            f"{victim.name} finds a partner",
+            poll_s=0.0,
+            peers=[victim],
+        )
+        victim.signal_all(signal.SIGSTOP)
+        partner, round_ = by_id[paired[-1]["remote"]], paired[-1]["round"]
+        if not within(lambda p=partner, r=round_: has_ended(p, r), BYTES_UNDER_WAY_S):
+            return partner, round_
+        victim.signal_all(signal.SIGCONT)
+    raise AssertionError("never stopped in mid-exchange")
+
+
+def has_ended(peer: Peer, round_: int) -> bool:
+    """Whether the peer's exchange of this round is over."""
+    ends = (EventName.ROUND_AVERAGED, EventName.ROUND_SKIPPED)
+    return any(event["round"] == round_ for event in peer.events(*ends))
+
+
+def test_a_peer_killed_in_mid_exchange_costs_its_partner_one_round(swarm: Swarm) -> None:
+    *others, victim = swarm.at_least(4)
+    wait_seen_by(others, victim)
+    wait_rounds(others, NUM_ROUNDS)
+    before = {peer: (len(peer.events()), closed_s(peer)[-NUM_ROUNDS - 1 :]) for peer in others}
+    partner, round_ = stop_in_exchange(victim, others)
+    victim.kill()
+    partner.wait_event(EventName.ROUND_SKIPPED, round=round_)
+    wait_rounds(others, NUM_ROUNDS)
+    for peer in others:
+        count, times = before[peer]
+        because = [event for event in skips(peer, count) if event["partner"] == victim.peer_id]
+        assert len(because) == (peer is partner), peer.report()
+        assert {event["reason"] for event in because} <= LOST
+        peer.wait_averaging()
+        after = lasted_s([time for time in closed_s(peer) if time >= times[-1]])
+        assert statistics.median(after) <= GROWTH * statistics.median(lasted_s(times))
+        assert max(after) <= LONGEST_ROUND_S
+        assert victim.peer_id not in {told["peer_id"] for told in peer.status()["peers"]}
+        assert peer.running
+
+
+def test_a_killed_p2pd_is_replaced_and_averaging_goes_on(swarm: Swarm) -> None:
+    *others, victim = swarm.at_least(3)
+    restarts = victim.metric("loco_p2pd_restarts_total")
+    dead, count = victim.p2pd(), len(victim.events())
+    dead.kill()
+    victim.wait_event(EventName.NETWORK_RESTARTED, after=count)
+    assert victim.metric("loco_p2pd_restarts_total") == restarts + 1
+    assert victim.p2pd().pid != dead.pid
+    wait_seen_by([victim], others[0])
+    wait_seen_by(others, victim)
+    for peer in [victim, *others]:
+        peer.wait_averaging(2)
+    assert victim.trainer().is_running()
+    assert not victim.events(EventName.TRAINER_DIED)
+    assert "Traceback" not in victim.stderr
+
+
+def test_a_killed_trainer_is_restarted_from_the_outer_state(swarm: Swarm) -> None:
+    *others, victim = swarm.at_least(3)
+    restarts = victim.metric("loco_trainer_restarts_total", reason="died")
+    unharmed = {peer: len(peer.events()) for peer in others}
+    loss_before = victim.events(EventName.VALIDATED)[-1]["loss"]
+    count = len(victim.events())
+    opened = victim.wait_event(EventName.ROUND_OPENED, after=count)
+    victim.trainer().kill()
+    died = victim.wait_event(EventName.TRAINER_DIED, after=count)
+    assert (died["reason"], "signal 9" in died["detail"]) == ("died", True)
+    victim.wait_event(EventName.TRAINER_STARTED, START_S, after=victim.events().index(died))
+    again = victim.wait_event(EventName.ROUND_OPENED, after=victim.events().index(died))
+    assert again["round"] >= opened["round"]
+    victim.wait_event(EventName.ROUND_CLOSED, round=again["round"])
+    newest = max(peer.status()["round"] for peer in [victim, *others])
+    assert newest - victim.status()["round"] <= 1
+    assert victim.metric("loco_trainer_restarts_total", reason="died") == restarts + 1
+    victim.wait_averaging(2)
+    assert victim.events(EventName.VALIDATED)[-1]["loss"] < loss_before + 0.3
+    for peer, seen in unharmed.items():
+        peer.wait_averaging()
+        harm = {EventName.TRAINER_DIED, EventName.PEER_LOST}
+        assert not [event for event in peer.events()[seen:] if event["event"] in harm]
+
+
+def test_the_founder_dies_and_the_others_go_on_and_take_in_a_new_one(swarm: Swarm) -> None:
+    swarm.at_least(3)
+    founder = swarm.founder
+    assert founder.running
+    others = [peer for peer in swarm.members if peer is not founder]
+    founder.kill()
+    for peer in others:
+        peer.wait_averaging(3)
+    joiner = swarm.join(others[-1])
+    joiner.wait_averaging(2)
+    assert joiner.status()["run_id"] == others[0].status()["run_id"]
+    wait_seen_by(others, joiner)
