@@ -13,18 +13,20 @@ The rules
   2. A proposal for the round in training is held. When half of our quota is done, we close the
      round early for its sake.
   3. While our own proposal is pending, proposals of others are held; when ours is refused, the best
-     one held is taken. Since everybody prefers lower ranks, waiting chains descend in rank and so
-     end; where views differ enough to make a circle, the patience of a try breaks it.
+     one held is taken. A proposal that ranks better than our pending one is taken at once. So of
+     peers that wait for each other in a circle, the pair that ranks best is made.
   4. If two peers propose to each other, the proposal of the lower peer id stands, and the other is
      withdrawn.
   5. At most MAX_PROPOSAL_TRIES proposals; then, until the deadline, we only wait to be asked, and
      that only if somebody may still come: one who was behind, silent, or not asked. When all are
      paired or past this round, waiting would only make us late for the next.
-  6. A proposal for a round that is past is refused as `ahead`, for one not reached as `behind`,
+  6. A yes may cross a withdrawal. Who said yes to somebody that does not wait any more looks on.
+  7. A proposal for a round that is past is refused as `ahead`, for one not reached as `behind`,
      when paired as `busy`.
 
-Invariants: at most one `Paired` per round; every proposal received is answered, withdrawn or held
-(at most MAX_HELD_PROPOSALS); every round ends in exactly one `Paired` or `Unmatched`.
+Invariants: at most one `Paired` per round that is not taken back by rule 6; every proposal received
+is answered, withdrawn or held (at most MAX_HELD_PROPOSALS); every round ends in exactly one
+`Paired` or `Unmatched`.
 
 Pure: time comes in with each event, `next_deadline_s` says when the next `Tick` is due.
 Source: design 5; the paper's permutation (NoLoCo, section 3) is the case of equal views.
@@ -107,6 +109,8 @@ class _Search:
     queue: list[str] = field(default_factory=list)
     """Peers still to ask, best last."""
     pending: str | None = None
+    taken: str | None = None
+    """Whom we said yes to."""
     tries: int = 0
     saw_silence: bool = False
     may_come: bool = False
@@ -224,15 +228,19 @@ class Matchmaker:
         self._held[event.peer_id, event.round] = None
         if event.round != self._search.round:
             yield from self._maybe_close_early()
-        elif self._search.phase is Phase.OPEN or self._crossed(event.peer_id):
+        elif self._search.phase is Phase.OPEN or self._is_preferred(event.peer_id):
             yield from self._seek(now_s)
 
-    def _crossed(self, peer_id: str) -> bool:
-        """Rule 4: we asked them, they asked us, and theirs stands."""
-        return self._search.pending == peer_id and peer_id < self._own_id
+    def _is_preferred(self, peer_id: str) -> bool:
+        """Whether their proposal goes before our pending one (rules 3 and 4)."""
+        search = self._search
+        assert search.pending is not None
+        if search.pending == peer_id:
+            return peer_id < self._own_id
+        return self._rank(search.round, peer_id) < self._rank(search.round, search.pending)
 
     def _reason_to_refuse(self, round_: int) -> RefusalReason | None:
-        """Rule 6; None for a round that is being matched or trained."""
+        """Rule 7; None for a round that is being matched or trained."""
         search = self._search
         if round_ == search.round and search.phase in (Phase.ASKING, Phase.OPEN):
             return None
@@ -249,9 +257,16 @@ class Matchmaker:
                 del self._held[peer_id, round_]
                 yield RefuseProposal(peer_id, round_, reason)
 
-    def _withdrawn(self, _now_s: float, event: ProposalWithdrawn) -> Iterable[Command]:
+    def _withdrawn(self, now_s: float, event: ProposalWithdrawn) -> Iterable[Command]:
         self._held.pop((event.peer_id, event.round), None)
-        return ()
+        search = self._search
+        if search.phase is Phase.PAIRED and (search.taken, search.round) == (
+            event.peer_id,
+            event.round,
+        ):
+            self._paired -= 1
+            search.taken, search.phase = None, Phase.OPEN
+            yield from self._seek(now_s)
 
     # --- asking -----------------------------------------------------------------------------------
     def _seek(self, now_s: float) -> Iterable[Command]:
@@ -278,6 +293,7 @@ class Matchmaker:
         if search.pending is not None:
             yield Withdraw(search.pending, search.round)
         del self._held[peer_id, search.round]
+        search.taken = peer_id
         yield AcceptProposal(peer_id, search.round)
         yield from self._pair(peer_id, leading=False)
 

@@ -270,6 +270,7 @@ class Gossip:
                     await stream.receive_some(1)  # a proposer that waits sends nothing
                 except StreamLost:
                     pass
+                held.accepted = False
                 self._feed(mm.ProposalWithdrawn(peer_id, round_))
                 held.decided.set()
 
@@ -284,13 +285,29 @@ class Gossip:
         try:
             await talk.send(Accept(round_, own.steps, own.tokens), stall_s=STALL_S)
         except StreamLost:
-            self._finish(round_, Skipped(SkipReason.PARTNER_LOST, peer_id))
+            self._withdrew(attempt, peer_id)
         else:
-            await self._exchange(talk, attempt)
+            await self._exchange(talk, attempt, following=True)
 
-    async def _exchange(self, talk: Conversation, attempt: _Attempt) -> None:
+    async def _exchange(
+        self, talk: Conversation, attempt: _Attempt, *, following: bool = False
+    ) -> None:
         outcome: Outcome = Skipped(SkipReason.LEAVING, talk.remote_peer_id)
+        heard_bytes = talk.bytes_received
         try:
             outcome = await self._exchanges.run(talk, attempt.own, attempt.exchange_deadline_s)
         finally:
-            self._finish(attempt.own.round, outcome)
+            lost = isinstance(outcome, Skipped) and outcome.reason is SkipReason.PARTNER_LOST
+            if following and lost and talk.bytes_received == heard_bytes:
+                self._withdrew(attempt, talk.remote_peer_id)
+            else:
+                self._finish(attempt.own.round, outcome)
+
+    def _withdrew(self, attempt: _Attempt, peer_id: PeerId) -> None:
+        """Our yes came too late: they had gone before they sent anything. Look on."""
+        attempt.paired_s = None
+        round_ = attempt.own.round
+        self._events.emit(
+            EventName.PROPOSAL_REFUSED, round=round_, remote=peer_id, by="them", reason="withdrawn"
+        )
+        self._feed(mm.ProposalWithdrawn(peer_id, round_))

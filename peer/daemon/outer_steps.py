@@ -117,15 +117,29 @@ class OuterSteps:
 
     async def _search_partner(self, own: Contribution, closed: RoundClosed) -> Outcome:
         candidates = [m.peer_id for m in self._view.members_training(trio.current_time())]
-        search_s = self._search.current_s
-        if closed.steps:
-            search_s = min(search_s, max(MIN_SEARCH_S, closed.seconds / 2))
         outcome = await self._gossip.average(
-            own, candidates, search_s=search_s, exchange_s=max(MIN_EXCHANGE_S, closed.seconds)
+            own,
+            candidates,
+            search_s=self._search_s(closed),
+            exchange_s=max(MIN_EXCHANGE_S, closed.seconds),
         )
         if isinstance(outcome, Averaged):
             self._search.observe(self._gossip.last_timing.match_s)
         return outcome
+
+    def _search_s(self, closed: RoundClosed) -> float:
+        """How long to look for a partner.
+
+        Half a round costs nothing while the next one is trained; who learnt from quick matches to
+        give up early would never get through to the last free peer of a large group. Where training
+        waits, what was observed bounds it. In a final round nothing is left to be late for.
+        """
+        half_round_s = max(MIN_SEARCH_S, closed.seconds / 2)
+        if closed.round >= self._spec.total_rounds:
+            return MAX_SEARCH_S
+        if self._spec.sync.overlap:
+            return half_round_s
+        return min(self._search.current_s, half_round_s)
 
     def _contribution(self, trainer: Trainer, closed: RoundClosed) -> Contribution:
         payload, digest, vectors = trainer.codes(closed.slot), closed.digest, 1

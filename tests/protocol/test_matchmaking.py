@@ -78,9 +78,9 @@ class Swarm:
             case m.RefuseProposal(other, round_, reason):
                 self.post(delay_s, other, m.ProposalRefused(peer, round_, reason))
             case m.Paired(other, _, _):
-                assert peer not in self.pairs
                 self.pairs[peer] = other
             case m.Unmatched(_, reason):
+                self.pairs.pop(peer, None)  # of somebody who had withdrawn
                 self.unmatched[peer] = reason
             case m.CloseEarly():
                 pass
@@ -279,6 +279,37 @@ def test_a_withdrawn_proposal_is_forgotten() -> None:
     me(m.ProposalReceived("a", 0))
     me(m.ProposalWithdrawn("a", 0))
     assert me(m.RoundClosed(0, (), 10.0, 2.0)) == (m.Unmatched(0, SkipReason.NO_PARTNER),)
+
+
+def ranked(round_: int, *peers: str) -> list[str]:
+    return sorted(peers, key=lambda peer: pair_rank(RUN, round_, "me", peer))
+
+
+def test_a_proposal_that_ranks_better_than_ours_is_taken_at_once() -> None:
+    best, middle, worst = ranked(0, "a", "b", "c")
+    me = Alone()
+    assert me.close(0, middle) == (m.Propose(middle, 0),)
+    assert me(m.ProposalReceived(worst, 0)) == ()
+    assert me(m.ProposalReceived(best, 0)) == (
+        m.Withdraw(middle, 0),
+        m.AcceptProposal(best, 0),
+        m.Paired(best, 0, leading=False),
+        m.RefuseProposal(worst, 0, RefusalReason.BUSY),
+    )
+
+
+def test_who_said_yes_too_late_looks_on() -> None:
+    first, second = ranked(0, "a", "b")
+    me = Alone()
+    assert me.close(0, first, second) == (m.Propose(first, 0),)
+    me(m.ProposalReceived(second, 0))
+    taken = me(m.ProposalRefused(first, 0, RefusalReason.BUSY))
+    assert taken[-1] == m.Paired(second, 0, leading=False)
+    assert me(m.ProposalWithdrawn("a stranger", 0)) == ()
+    assert me(m.ProposalWithdrawn(second, 0)) == (m.Propose(second, 0),)
+    assert me(m.ProposalAccepted(second, 0)) == (m.Paired(second, 0, leading=True),)
+    assert me(m.ProposalWithdrawn(second, 0)) == ()
+    assert me.maker.statistics().paired == 1
 
 
 def test_a_late_yes_is_withdrawn() -> None:
