@@ -80,13 +80,18 @@ class PlainMemory:
 
 
 class SimulatedEngine:
-    """Implements `peer.daemon.engine.Engine` with toy models in virtual time."""
+    """Implements `peer.daemon.engine.Engine` with toy models in virtual time.
+
+    Attributes:
+        slow_P: the slow weights, fp32 [P]; None before there are any.
+    """
 
     def __init__(
         self, spec: RunSpec, peer_id: PeerId, speed: SimulatedSpeed, problem: ToyProblem, gate: Gate
     ) -> None:
         self._spec = spec
         self._gate = gate
+        self.slow_P: Float32Vector | None = None
         self._start = simulated_starter(spec, peer_id, speed, problem)
 
     def __repr__(self) -> str:
@@ -94,8 +99,9 @@ class SimulatedEngine:
 
     @contextlib.contextmanager
     def memory(self, padded_parameters: int) -> Iterator[PlainMemory]:
-        """Zeros."""
-        yield PlainMemory(np.zeros(padded_parameters, np.float32))
+        """Zeros; `slow_P` is what they become."""
+        self.slow_P = np.zeros(padded_parameters, np.float32)
+        yield PlainMemory(self.slow_P)
 
     async def initialise(self, slow: SlowWeights) -> None:
         """Write the founder's first weights; they follow from the run's seed."""
@@ -143,7 +149,11 @@ class _GatedTrainer:
 
 
 class SimulatedProvision:
-    """Implements `peer.daemon.provision.Provision`."""
+    """Implements `peer.daemon.provision.Provision`.
+
+    Attributes:
+        engine: what it has provided; None before.
+    """
 
     def __init__(
         self,
@@ -160,6 +170,7 @@ class SimulatedProvision:
         self._problem = problem
         self._padded_parameters = padded_parameters
         self._gate = gate
+        self.engine: SimulatedEngine | None = None
 
     def __repr__(self) -> str:
         return f"<SimulatedProvision in {self._corpus.parent}>"
@@ -187,8 +198,8 @@ class SimulatedProvision:
 
     def _supplies(self, spec: RunSpec, corpus: bytes) -> Supplies:
         self._corpus.write_bytes(corpus)
-        engine = SimulatedEngine(spec, self._peer_id, self._speed, self._problem, self._gate)
-        return Supplies(engine, {_digest(corpus): self._corpus})
+        self.engine = SimulatedEngine(spec, self._peer_id, self._speed, self._problem, self._gate)
+        return Supplies(self.engine, {_digest(corpus): self._corpus})
 
 
 def _digest(data: bytes) -> str:

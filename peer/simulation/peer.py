@@ -28,6 +28,7 @@ from peer.observe.events import EventLog
 from peer.observe.status import Status
 from peer.ports import PeerId
 from peer.simulated_ports import SimulatedWork
+from peer.training.ports import Float32Vector
 from protocol.errors import LocoError
 from protocol.run_spec import RunSpec
 from protocol.signed_spec import SignedSpec
@@ -82,6 +83,7 @@ class SimulatedPeer:
     view: View = field(init=False)
     links: Links = field(init=False)
     peer: Peer = field(init=False)
+    provision: SimulatedProvision = field(init=False)
     report: Report = field(init=False)
 
     def __repr__(self) -> str:
@@ -95,6 +97,13 @@ class SimulatedPeer:
     def status(self) -> Status:
         """As `loco-peer status` would show it."""
         return self.report.status()
+
+    def slow_weights(self) -> Float32Vector:
+        """A copy of its slow weights, fp32 [P]."""
+        engine = self.provision.engine
+        assert engine is not None
+        assert engine.slow_P is not None
+        return engine.slow_P.copy()
 
     def events(self, *names: EventName) -> list[Event]:
         """Its event log, or what of it has one of these names."""
@@ -111,6 +120,7 @@ class SimulatedPeer:
         exit_when_done: bool,
     ) -> None:
         """Live as a daemon does; `spec` founds a run, `bootstrap` joins one."""
+        self.provision = provision
         events = self._assemble(place, provision, exit_when_done=exit_when_done)
         events.emit(
             EventName.DAEMON_STARTED,

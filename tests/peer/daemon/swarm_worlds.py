@@ -1,0 +1,87 @@
+"""Swarms for tests: small, quick, from a seed, and the means to look at them."""
+
+import functools
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+
+from peer.observe.event_names import EventName
+from peer.simulation.peer import SimulatedPeer
+from peer.simulation.swarm import SimulatedSwarm
+from peer.simulation.virtual_time import run_in_virtual_time
+from protocol.run_spec import OptimizerSection, RunSpec, SyncSection, TrainingSection
+
+STEP_S = 0.1  # of the simulated trainer, by default
+HOUR_S = 3600.0
+
+
+def toy_spec(rounds: int = 4, inner_steps: int = 20, seed: int = 1, **sync: Any) -> RunSpec:
+    """A run of so many rounds of training; the final ones come on top."""
+    return RunSpec(
+        seed=seed,
+        training=TrainingSection(total_steps=rounds * inner_steps),
+        optimizer=OptimizerSection(warmup_steps=0, schedule="constant"),
+        sync=SyncSection(inner_steps=inner_steps, **sync),
+    )
+
+
+def simulated(seed: int = 1, limit_s: float = HOUR_S) -> Callable[..., Callable[..., None]]:
+    """Make a test of an async function: in virtual time, scheduled from the seed."""
+
+    def decorate(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run(**fixtures: Any) -> None:
+            run_in_virtual_time(seed, lambda: test(**fixtures), limit_s=limit_s)
+
+        return run
+
+    return decorate
+
+
+async def start(swarm: SimulatedSwarm, *names: str, machine_of: Any = None) -> None:
+    """Found with the first, join with the others, and wait until all are in."""
+    machine_of = machine_of or {}
+    for name in names:
+        begin = swarm.join if swarm.peers else swarm.found
+        begin(name, *([machine_of[name]] if name in machine_of else []))
+        if name == names[0]:
+            await swarm.until(swarm[name].ready.is_set)
+    await swarm.until(lambda: all(swarm[name].ready.is_set() for name in names))
+
+
+def outcomes(peer: SimulatedPeer, after: int = -1) -> list[str]:
+    """How its rounds after that one ended, in order: `averaged` or the reason."""
+    names = (EventName.ROUND_AVERAGED, EventName.ROUND_SKIPPED)
+    return [
+        "averaged" if event["event"] == EventName.ROUND_AVERAGED else event["reason"]
+        for event in peer.events(*names)
+        if event["round"] > after
+    ]
+
+
+def tally(*peers: SimulatedPeer, after: int = -1) -> Counter[str]:
+    """Outcomes of all these peers together."""
+    return Counter(outcome for peer in peers for outcome in outcomes(peer, after))
+
+
+def skips(peer: SimulatedPeer, after: int = -1) -> list[str]:
+    """Reasons of its rounds that ended without averaging."""
+    return [outcome for outcome in outcomes(peer, after) if outcome != "averaged"]
+
+
+def partners(peer: SimulatedPeer) -> dict[int, str]:
+    """Round to partner."""
+    averaged = peer.events(EventName.ROUND_AVERAGED)
+    return {event["round"]: event["partner"] for event in averaged}
+
+
+def distance(one: SimulatedPeer, other: SimulatedPeer) -> float:
+    """Root mean square per parameter of the difference of their slow weights."""
+    return float(np.sqrt(np.mean(np.square(one.slow_weights() - other.slow_weights()))))
+
+
+def round_of(peer: SimulatedPeer) -> int:
+    """The round in training."""
+    return peer.facts.round

@@ -1,0 +1,111 @@
+"""Swarms without harm: every round is averaged, and a seed makes one world."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from swarm_worlds import distance, outcomes, partners, simulated, start, tally, toy_spec
+
+from peer.observe.event_names import EventName
+from peer.observe.status import PeerState
+from peer.simulation.swarm import SwarmOptions, open_swarm
+from peer.simulation.virtual_time import run_in_virtual_time
+
+ROUNDS, FINAL = 4, 2
+
+
+@simulated()
+async def test_two_peers_average_every_round_and_finish(tmp_path):
+    async with open_swarm(1, toy_spec(ROUNDS), tmp_path) as swarm:
+        await start(swarm, "a", "b")
+        await swarm.finished()
+        a, b = swarm["a"], swarm["b"]
+        assert outcomes(a) == outcomes(b) == ["averaged"] * (ROUNDS + FINAL)
+        assert set(partners(a).values()) == {b.peer_id}
+        for peer in (a, b):
+            status = peer.status()
+            assert (status.state, status.round) == (PeerState.FINISHED, ROUNDS + FINAL - 1)
+            assert status.outcomes.averaged == ROUNDS + FINAL
+            assert dict(status.outcomes.skipped) == {}
+            assert len(peer.timings) == ROUNDS + FINAL
+            assert [e["round"] for e in peer.events(EventName.RUN_FINISHED)] == [ROUNDS + FINAL - 1]
+        # The final rounds bring the replicas together: nothing is left between them but rounding.
+        assert distance(a, b) < 2e-3
+        assert a.status().validation_loss == pytest.approx(b.status().validation_loss, abs=1e-4)
+        assert a.status().train_loss < 2.0 < a.events(EventName.ROUND_CLOSED)[0]["loss"]
+
+
+@pytest.mark.slow
+@simulated()
+async def test_eight_peers_average_every_round(tmp_path):
+    async with open_swarm(1, toy_spec(ROUNDS), tmp_path) as swarm:
+        names = [f"p{i}" for i in range(8)]
+        await start(swarm, *names)
+        await swarm.finished()
+        peers = [swarm[name] for name in names]
+        assert tally(*peers, after=0) == {"averaged": 8 * (ROUNDS + FINAL - 1)}
+        for peer in peers:
+            for round_, partner in partners(peer).items():
+                (other,) = [p for p in peers if p.peer_id == partner]
+                assert partners(other)[round_] == peer.peer_id
+
+
+@simulated()
+async def test_an_odd_peer_out_trains_on(tmp_path):
+    async with open_swarm(1, toy_spec(ROUNDS), tmp_path) as swarm:
+        await start(swarm, "a", "b", "c")
+        await swarm.finished()
+        peers = [swarm[name] for name in "abc"]
+        assert all(len(outcomes(peer)) == ROUNDS + FINAL for peer in peers)
+        counted = tally(*peers, after=0)
+        assert counted == {"averaged": 2 * (ROUNDS + FINAL - 1), "no_partner": ROUNDS + FINAL - 1}
+        # Who has no partner does not wait for one after all others are gone.
+        assert max(timing.match_s for peer in peers for timing in peer.timings) < 2.0
+
+
+@simulated()
+async def test_a_peer_alone_trains_with_no_partner(tmp_path):
+    async with open_swarm(1, toy_spec(ROUNDS), tmp_path) as swarm:
+        await start(swarm, "a")
+        await swarm.finished()
+        assert outcomes(swarm["a"]) == ["no_partner"] * (ROUNDS + FINAL)
+        assert swarm["a"].status().train_loss < 2.0
+
+
+def event_log(seed: int, folder: Path) -> bytes:
+    """Of a small swarm with everything that is drawn: jitter, holes, latencies, noise."""
+
+    async def body() -> bytes:
+        options = SwarmOptions(hidden_fraction=0.2)
+        async with open_swarm(seed, toy_spec(3, 10), folder, options) as swarm:
+            await start(swarm, "a", "b", "c", "d")
+            swarm.kill("b")
+            await swarm.finished("a", "c", "d")
+            return swarm.event_log()
+
+    return run_in_virtual_time(seed, body)
+
+
+def test_the_same_seed_makes_the_same_event_log(tmp_path):
+    first = event_log(3, tmp_path / "first")
+    assert len(first.splitlines()) > 100
+    assert event_log(3, tmp_path / "second") == first
+    assert event_log(4, tmp_path / "third") != first
+
+
+@pytest.mark.slow
+def test_the_event_log_does_not_depend_on_the_process(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from test_swarm import event_log;"
+        "sys.stdout.buffer.write(event_log(3, Path(sys.argv[1])))"
+    )
+
+    def elsewhere(hash_seed: str) -> bytes:
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        environment["PYTHONPATH"] = str(Path(__file__).parent)
+        command = [sys.executable, "-c", code, str(tmp_path / hash_seed)]
+        return subprocess.run(command, env=environment, check=True, capture_output=True).stdout
+
+    assert elsewhere("1") == elsewhere("2") == event_log(3, tmp_path / "here")
