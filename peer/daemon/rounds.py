@@ -43,7 +43,7 @@ from peer.training.ports import StartTrainer, Trainer, TrainerDied
 from protocol.errors import LocoError
 from protocol.rounds import catch_up, is_left_behind, next_round, quota
 from protocol.run_spec import RunSpec
-from protocol.view import View
+from protocol.view import Member, View
 
 from .facts import Facts
 from .outer_steps import OuterSteps
@@ -54,6 +54,8 @@ RESTART_PAUSE_S: Final = 1.0
 SPEED_SMOOTHING: Final = 0.3
 MEMBER_WEIGHT: Final = 4
 """Data weight of a peer of median speed; others in proportion."""
+MAX_MEMBER_WEIGHT: Final = 16 * MEMBER_WEIGHT
+"""What a peer says of its speed is not checked: this bounds the data it can claim by it."""
 
 
 class TrainingImpossible(LocoError):
@@ -218,13 +220,21 @@ class RoundLoop:
         if self._trainer is not None and self._nursery is not None:
             self._nursery.start_soon(_send_quietly, self._trainer, CloseRound(round_))
 
+    def _others(self) -> list[Member]:
+        """Who else trains; but for those who say they are past the end, where nobody can be."""
+        training = self._view.members_training(trio.current_time())
+        return [m for m in training if m.progress.round < self._num_rounds]
+
+    @property
+    def _num_rounds(self) -> int:
+        return self._spec.total_rounds + self._spec.sync.final_rounds
+
     def _heard_rounds(self) -> list[int]:
-        return [m.progress.round for m in self._view.members_training(trio.current_time())]
+        return [m.progress.round for m in self._others()]
 
     async def _open(self, round_: int) -> None:
         assert self._trainer is not None
-        facts, view = self._facts, self._view
-        training = view.members_training(trio.current_time())
+        facts, training = self._facts, self._others()
         speeds = [*(m.progress.steps_per_s for m in training), facts.steps_per_s]
         final = round_ >= self._spec.total_rounds
         steps = self._spec.sync.inner_steps
@@ -232,10 +242,12 @@ class RoundLoop:
         self._quota = catch_up(quota(steps, facts.steps_per_s, speeds), round_, others)
         if final:
             self._quota = 0
+        by_speed = {m.peer_id: m.progress.steps_per_s for m in training}
+        by_speed[facts.peer_id] = facts.steps_per_s
         members = {
-            m.peer_id: quota(MEMBER_WEIGHT, m.progress.steps_per_s, speeds) for m in training
+            peer_id: min(MAX_MEMBER_WEIGHT, quota(MEMBER_WEIGHT, speed, speeds))
+            for peer_id, speed in by_speed.items()
         }
-        members[facts.peer_id] = quota(MEMBER_WEIGHT, facts.steps_per_s, speeds)
         self._next_round = facts.round = round_
         facts.fraction, self._jumped = 0.0, False
         facts.now_doing("training", PeerState.TRAINING)
@@ -277,7 +289,7 @@ class RoundLoop:
         )
 
     async def _open_or_finish(self, round_: int) -> None:
-        if round_ < self._spec.total_rounds + self._spec.sync.final_rounds:
+        if round_ < self._num_rounds:
             await self._open(round_)
         else:
             await self._finish()
