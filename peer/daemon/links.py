@@ -301,9 +301,12 @@ class Links:
         self._view.heard(now_s, link.peer_id, link.incarnation, progress=progress, rtt_s=link.rtt_s)
 
     def _heard_peers(self, message: PeerList, now_s: float) -> None:
+        """Hearsay introduces a peer, and no more: a new life is told by itself, or signed by it."""
         for entry in message.peers:
             if entry.peer_id != self._facts.peer_id:
-                told = PeerRecord(entry.peer_id, entry.incarnation, entry.addresses, math.inf)
+                known = self._view.get(entry.peer_id)
+                incarnation = 0 if known is None else known.incarnation
+                told = PeerRecord(entry.peer_id, incarnation, entry.addresses, math.inf)
                 self._view.record(now_s, told)
 
     def _answer_alive(self, link: Link, question: AskAlive, now_s: float) -> None:
