@@ -72,8 +72,11 @@ class Greeter:
         self._clock.add(peer_id, theirs.swarm_time_s, round_trip_s, uncorrected_s)
 
     def correct_clock(self) -> None:
-        """Follow the clocks of the peers that we have dialled."""
-        estimate = self._clock.estimate(self._clock_offset_s)
+        """Follow the clocks of the peers that we have dialled, as a newcomer does.
+
+        Our own clock has no say: the swarm was there first, and does not follow us in turn.
+        """
+        estimate = self._clock.estimate()
         if estimate is not None:
             self._clock_offset_s = estimate.offset_s
             self._directory.correct_clock(estimate.offset_s)
