@@ -19,8 +19,8 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -285,6 +285,15 @@ class Peer:
         """kill -9 of everything."""
         self.signal_all(signal.SIGKILL)
         self.process.wait()
+
+
+@contextmanager
+def ending(peer: Peer) -> Iterator[Peer]:
+    """A peer that is gone when the block ends, whatever happens in it."""
+    try:
+        yield peer
+    finally:
+        peer.kill()
 
 
 class Swarm:

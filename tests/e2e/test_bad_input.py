@@ -1,0 +1,124 @@
+"""What is wrong is refused with a sentence and an exit code, and nobody else is harmed."""
+
+import shutil
+
+import pytest
+from swarm import START_S, Peer, Swarm, ending, free_port
+
+from peer.exit_codes import ExitCode
+from peer.identity import Identity
+from peer.observe.event_names import EventName
+from peer.observe.status import PeerState
+from peer.state.home import Home
+from protocol.run_spec import RunSpec
+from protocol.signed_spec import SignedSpec
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+
+SAYINGS = 4
+"""Lines looked at from a peer that cannot reach its bootstrap."""
+
+
+def refused(peer: Peer, code: ExitCode, *sentences: str) -> None:
+    """It ends by itself, with this code, and says why in one line."""
+    with ending(peer):
+        assert peer.wait_exit(START_S) == code, peer.report()
+        last = peer.stderr.splitlines()[-1]
+        for sentence in sentences:
+            assert sentence in last, peer.report()
+        assert "Traceback" not in peer.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[model]\nhiden_size = 64\n", "did you mean 'hidden_size'?"),
+        ("[model]\nhidden_size = 30\nnum_heads = 4\n", "must be a multiple of 2 * num_heads"),
+        ("[sync]\ngamma = 2.0\n", "diverges"),
+        ("[data]\nsource = 'text:nothing/here/*.txt'\n", "nothing/here"),
+        ("= = =", "not TOML"),
+    ],
+)
+def test_a_wrong_run_spec_is_refused(swarm: Swarm, text: str, sentence: str) -> None:
+    spec = swarm.folder("wrong.toml")
+    spec.write_text(text)
+    refused(swarm.launch("wrong", "start", str(spec)), ExitCode.USAGE, sentence)
+
+
+def test_the_home_of_another_run_is_refused(swarm: Swarm) -> None:
+    (member, *_) = swarm.at_least(1)
+    home = Home(swarm.folder("other"))
+    home.prepare()
+    founder = Identity(bytes(32))
+    home.bind_run(SignedSpec.signed_by(RunSpec(), founder.public_key, founder.sign))
+    before = home.run_path.read_bytes()
+    refused(swarm.join(member, "other"), ExitCode.USAGE, "belongs to run", "--home of its own")
+    assert home.run_path.read_bytes() == before
+    assert member.running
+
+
+def test_a_home_that_cannot_be_used_is_refused(swarm: Swarm) -> None:
+    swarm.folder("plain-file").write_text("not a folder")
+    done = swarm.loco("join", "--bootstrap", "h:1", "--home", str(swarm.folder("plain-file")))
+    assert done.returncode == ExitCode.USAGE
+    assert "plain-file cannot be used" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unreachable_bootstrap_is_named_each_second_until_it_is_there(swarm: Swarm) -> None:
+    (member, *_) = swarm.at_least(1)
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    with ending(swarm.join(address)) as waiting:
+        failing = waiting.wait_for(
+            f"{SAYINGS} lines",
+            lambda: (
+                found
+                if len(found := waiting.events(EventName.BOOTSTRAP_FAILING)) >= SAYINGS
+                else None
+            ),
+            START_S,
+        )
+        assert {(event["address"], event["step"]) for event in failing} == {(address, "dial")}
+        took_s = failing[SAYINGS - 1]["monotonic_s"] - failing[0]["monotonic_s"]
+        assert took_s == pytest.approx(SAYINGS - 1, abs=2)
+        assert f"BootstrapFailing address={address}" in waiting.stderr
+        status = waiting.status()
+        assert status["state"] == PeerState.CONNECTING
+        assert address in status["doing"]
+        with ending(swarm.join(member, listen=address)) as late:
+            late.ready()
+            received = waiting.wait_event(EventName.RUN_RECEIVED, START_S)
+            assert received["remote"] == late.peer_id
+            waiting.wait_averaging()
+
+
+def test_a_host_that_speaks_something_else_is_named(swarm: Swarm) -> None:
+    (member, *_) = swarm.at_least(1)
+    metrics = member.ready()["metrics"].removeprefix("http://").removesuffix("/metrics")
+    for address, step in ((metrics, "protocol"), ("no.such.name.invalid:1", "resolve")):
+        with ending(swarm.join(address)) as lost:
+            said = lost.wait_event(EventName.BOOTSTRAP_FAILING, START_S)
+            assert (said["address"], said["step"]) == (address, step)
+            assert lost.running
+
+
+def test_one_identity_runs_once(swarm: Swarm) -> None:
+    first, *others = reversed(swarm.at_least(3))
+    via = others[0]
+    copy = swarm.folder("copy")
+    shutil.copytree(first.home.root, copy)
+    refused(
+        swarm.join(via, "copy"),
+        ExitCode.REFUSED,
+        f"{first.peer_id} is alive elsewhere",
+        "Use another --home here",
+    )
+    first.wait_averaging()
+    first.kill()
+    with ending(swarm.join(via, "copy")) as second:
+        second.wait_averaging()
+        assert second.peer_id == first.peer_id
+        assert not second.events(EventName.BOOTSTRAP_FAILING)
+        for peer in others:
+            peer.wait_averaging()
