@@ -118,8 +118,10 @@ class VectorExchange:
 
     async def _receive(self) -> None:
         while not self.machine.is_final:
+            # Both begin to send at once; a receipt takes as long as what is before it on its way.
+            patience_s = STALL_S if self.theirs is None else math.inf
             message, _ = await self._talk.receive(
-                Vector, Received, into=self._into, stall_s=STALL_S
+                Vector, Received, into=self._into, timeout_s=patience_s, stall_s=STALL_S
             )
             if isinstance(message, Vector):
                 await self._vector_arrived(message)
