@@ -1,0 +1,133 @@
+"""The last receipt is lost, or the partner falls silent: how an exchange ends then."""
+
+from pathlib import Path
+
+import pytest
+import trio
+from gossip_tap import Tap, install
+from swarm_worlds import distance, outcomes, simulated, start, tally, toy_spec
+
+from peer.averaging.exchange_io import STALL_S
+from peer.averaging.exchanges import SETTLE_S
+from peer.network.simulated_link import LinkModel
+from peer.observe.event_names import EventName
+from peer.simulation.machine import Machine
+from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
+from peer.training.toy import SimulatedSpeed
+from protocol.messages import Received, Settle, Settled, Vector
+
+ROUNDS = 5
+SLOW = Machine(SimulatedSpeed(step_s=4.0))
+"""Rounds of 40 s: an exchange that stalls ends within the round."""
+VECTORS = SwarmOptions(
+    padded_parameters=96 * 1024, link=LinkModel(0.02, bandwidth_bytes_per_s=2e6)
+)
+
+
+async def two_peers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, on_message, options=SwarmOptions()
+) -> SimulatedSwarm:
+    """Run `a` and `b` to the end; `on_message(swarm, stream, message)` hears `b` from round 1 on."""
+    tap = Tap(lambda: swarm["b"])
+    install(tap, monkeypatch)
+    async with open_swarm(1, toy_spec(ROUNDS, 10), folder, options) as swarm:
+        tap.on_message = lambda stream, message: on_message(swarm, stream, message)
+        await start(swarm, "a", "b", machine_of={"a": SLOW, "b": SLOW})
+        await swarm.until(lambda: outcomes(swarm["a"]) == outcomes(swarm["b"]) == ["averaged"])
+        tap.armed = True
+        await swarm.finished()
+    return swarm
+
+
+def once(kind, harm):
+    """Do harm at the first message of this kind."""
+    struck = []
+
+    def on_message(swarm, stream, message):
+        if isinstance(message, kind) and not struck:
+            struck.append(message)
+            harm(swarm, stream)
+
+    return on_message
+
+
+@simulated()
+async def test_a_receipt_lost_with_its_stream_is_asked_for(tmp_path, monkeypatch):
+    asked = []
+
+    def on_message(swarm, stream, message):
+        if isinstance(message, Settle | Settled):
+            asked.append(message)
+        elif isinstance(message, Received) and not asked:
+            asked.append(message)
+            stream.lose("cut by the test")
+
+    swarm = await two_peers(tmp_path, monkeypatch, on_message)
+    assert any(isinstance(message, Settle | Settled) for message in asked)
+    assert tally(swarm["a"], swarm["b"]) == {"averaged": 2 * (ROUNDS + 2)}
+
+
+@simulated()
+async def test_a_receipt_that_is_late_settles_the_exchange(tmp_path, monkeypatch):
+    def cut_for_a_while(swarm, _stream):
+        swarm.isolate("b")
+
+        async def heal():
+            await trio.sleep(5.0)
+            swarm.internet.heal()
+
+        trio.lowlevel.spawn_system_task(heal)
+
+    swarm = await two_peers(tmp_path, monkeypatch, once(Received, cut_for_a_while))
+    assert tally(swarm["a"], swarm["b"]) == {"averaged": 2 * (ROUNDS + 2)}
+
+
+@simulated()
+async def test_only_who_gets_no_answer_is_unsettled_and_the_difference_heals(
+    tmp_path, monkeypatch
+):
+    def lose_what_a_says(swarm, _stream):
+        swarm.internet.link(swarm["a"].peer_id, swarm["b"].peer_id).cut()
+
+        async def heal():
+            await swarm.until(lambda: len(outcomes(swarm["b"])) > 1)
+            swarm.internet.heal()
+
+        trio.lowlevel.spawn_system_task(heal)
+
+    # b leads: when it sends its receipt it holds the vector of a, which has not got that of b yet.
+    swarm = await two_peers(tmp_path, monkeypatch, once(Received, lose_what_a_says))
+    a, b = swarm["a"], swarm["b"]
+    assert outcomes(a)[1] == "averaged"
+    assert outcomes(b)[1] == "unsettled"
+    # The links were silent for as long, so one round more may pass before they are up again.
+    assert outcomes(a)[3:] == outcomes(b)[3:] == ["averaged"] * (ROUNDS + 2 - 3)
+    assert distance(a, b) < 2e-3
+    assert b.timings[1].exchange_s < 45.0 + SETTLE_S + 1.0
+
+
+@pytest.mark.parametrize("kind", [Vector, Received])
+def test_a_partner_that_stalls_costs_one_skip_within_the_bound(tmp_path, monkeypatch, kind):
+    @simulated()
+    async def stall() -> None:
+        def fall_silent(swarm, _stream):
+            swarm.isolate("b")
+
+            async def heal():
+                await swarm.until(lambda: len(outcomes(swarm["a"])) == 2)
+                swarm.internet.heal()
+
+            trio.lowlevel.spawn_system_task(heal)
+
+        swarm = await two_peers(tmp_path, monkeypatch, once(kind, fall_silent), VECTORS)
+        a, b = swarm["a"], swarm["b"]
+        for peer in (a, b):
+            (reason,) = [o for o in outcomes(peer, after=0)[:1]]
+            assert reason in {"partner_stalled", "deadline", "unsettled", "partner_lost"}
+            assert peer.timings[1].exchange_s <= STALL_S + SETTLE_S + 1.0
+            later = peer.events(EventName.ROUND_AVERAGED)
+            assert [event["round"] for event in later][-ROUNDS:] == [2, 3, 4, 5, 6]
+            assert all(timing.train_s < 60.0 for timing in peer.timings)
+        assert distance(a, b) < 2e-3
+
+    stall()
