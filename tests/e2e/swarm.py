@@ -314,6 +314,13 @@ class Swarm:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("LOCO_")}
         return kept | {MARK: self._mark, "XDG_RUNTIME_DIR": self._sockets}
 
+    def with_site(self, folder: Path, code: str) -> dict[str, str]:
+        """An environment in which every Python process runs `code` first: the machine is so."""
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(code)
+        path = [str(folder), *filter(None, [self.environment.get("PYTHONPATH")])]
+        return self.environment | {"PYTHONPATH": os.pathsep.join(path)}
+
     def folder(self, name: str) -> Path:
         return self._folder / name
 

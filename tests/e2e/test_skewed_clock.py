@@ -1,7 +1,6 @@
 """Machines whose clocks are wrong by a minute take part like any other."""
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -30,15 +29,7 @@ import time
 _right = time.time
 time.time = lambda: _right() + {skew_s}
 """
-"""Runs first in every Python process that finds it: there the machine's clock is wrong."""
-
-
-def skewed(swarm: Swarm, folder: Path, skew_s: float) -> Mapping[str, str]:
-    """An environment in which the clock is off."""
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(SITE.format(skew_s=skew_s))
-    path = f"{folder}:{swarm.environment.get('PYTHONPATH', '')}"
-    return swarm.environment | {"PYTHONPATH": path}
+"""The machine's clock is wrong."""
 
 
 def follows_the_swarms_time(peer: Peer, skew_s: float) -> None:
@@ -53,7 +44,10 @@ async def test_clocks_a_minute_fast_and_slow(
     swarm: Swarm, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     (member, *_) = swarm.at_least(1)
-    environments = [skewed(swarm, tmp_path / f"{off_s}", off_s) for off_s in (SKEW_S, -SKEW_S)]
+    environments = [
+        swarm.with_site(tmp_path / f"{skew_s}", SITE.format(skew_s=skew_s))
+        for skew_s in (SKEW_S, -SKEW_S)
+    ]
     with (
         ending(swarm.join(member, environment=environments[0])) as fast,
         ending(swarm.join(member, environment=environments[1])) as slow,
