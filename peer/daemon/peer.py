@@ -221,7 +221,9 @@ class Peer:
             (m.progress.epoch, m.progress.position)
             for m in self._view.members_training(trio.current_time())
         ]
-        positions = positions or [(state.scalars.epoch, state.scalars.position)]
+        # Who has said no more than hello has told no position; the state knows one in any case.
+        known = [position for position in positions if position != (0, 0)]
+        positions = [*known, (state.scalars.epoch, state.scalars.position)]
         self._facts.epoch, self._facts.position = start_position(positions)
         self._events.emit(
             EventName.STATE_RECEIVED,
