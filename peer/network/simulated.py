@@ -254,7 +254,7 @@ class SimulatedNetwork:
         if remote._address not in self._known[peer_id]:
             known = ", ".join(self._known[peer_id])
             raise StreamLost(f"dial: cannot reach {peer_id}: nobody answers at {known}")
-        remote._known.setdefault(self._peer_id, (self._address,))
+        remote._known[self._peer_id] = (self._address,)  # a later life may come from elsewhere
         return remote
 
     def _check_alive(self, peer_id: PeerId) -> None:
