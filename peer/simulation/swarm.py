@@ -96,11 +96,6 @@ class SimulatedSwarm:
         return self.peers[name]
 
     # --- peers ------------------------------------------------------------------------------------
-    def identity(self, name: str) -> Identity:
-        """The identity of the peer called `name`: it follows from the swarm's seed."""
-        number = int.from_bytes(name.encode(), "big")
-        return Identity(SimulatedEntropy(number * 1_000_003 + self._seed).token_bytes(SEED_BYTES))
-
     def found(
         self, name: str, machine: Machine = DEFAULT_MACHINE, *, exit_when_done: bool = False
     ) -> SimulatedPeer:
@@ -133,7 +128,7 @@ class SimulatedSwarm:
         exit_when_done: bool,
     ) -> SimulatedPeer:
         number = self._incarnations[name] = self._incarnations.get(name, 0) + 1
-        peer = SimulatedPeer(name, self.identity(name), number, machine)
+        peer = SimulatedPeer(name, identity_of(self._seed, name), number, machine)
         self.peers[name] = peer
         self._nursery.start_soon(self._run, peer, spec, bootstrap, exit_when_done)
         return peer
@@ -215,6 +210,12 @@ class SimulatedSwarm:
     def event_log(self) -> bytes:
         """What all peers have logged, in the order in which it happened."""
         return b"\n".join(self._lines)
+
+
+def identity_of(seed: int, name: str) -> Identity:
+    """The identity of the peer called `name` in the world of this seed."""
+    number = int.from_bytes(name.encode(), "big")
+    return Identity(SimulatedEntropy(number * 1_000_003 + seed).token_bytes(SEED_BYTES))
 
 
 @asynccontextmanager

@@ -1,0 +1,199 @@
+"""Trainers that fail, machines that differ, peers that come, go and sleep."""
+
+from pathlib import Path
+
+import pytest
+import trio
+from swarm_worlds import outcomes, simulated, skips, start, tally, toy_spec
+
+from peer.daemon.rounds import MAX_FAILURES_IN_A_ROW, TrainingImpossible
+from peer.observe.event_names import EventName
+from peer.observe.status import PeerState
+from peer.simulation.machine import Machine
+from peer.simulation.peer import GRACE_S
+from peer.simulation.swarm import open_swarm
+from peer.training.toy import SimulatedSpeed
+
+ROUNDS, FINAL = 5, 2
+
+
+def failing(**at_steps: frozenset[int]) -> Machine:
+    return Machine(SimulatedSpeed(**at_steps))
+
+
+# --- trainers that fail ---------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [
+        ("die_at_steps", "died"),
+        ("non_finite_at_steps", "non_finite"),
+        ("out_of_memory_at_steps", "out_of_memory"),
+    ],
+)
+@pytest.mark.parametrize("step", [1, 51, 75, 100])
+def test_a_failed_trainer_is_restarted_within_a_round(tmp_path, field, reason, step):
+    @simulated()
+    async def fail() -> None:
+        async with open_swarm(1, toy_spec(ROUNDS, 50), tmp_path) as swarm:
+            machine = failing(**{field: frozenset({step})})
+            await start(swarm, "a", "b", machine_of={"b": machine})
+            await swarm.finished()
+            a, b = swarm["a"], swarm["b"]
+            assert b.facts.restarts == {reason: 1}
+            assert len(b.events(EventName.TRAINER_DIED)) == 1
+            for peer in (a, b):
+                assert peer.failure is None
+                assert peer.facts.state is PeerState.FINISHED
+                assert len(skips(peer, after=0)) <= 2, outcomes(peer)
+            (died, started) = (
+                b.events(EventName.TRAINER_DIED)[0],
+                b.events(EventName.TRAINER_STARTED)[1],
+            )
+            assert started["monotonic_s"] - died["monotonic_s"] <= 5.0 + 1.0  # a round and a start
+            batch = toy_spec().training.batch_size
+            expected = batch // 2 if reason == "out_of_memory" else batch
+            assert started["micro_batch"] == expected
+
+    fail()
+
+
+@simulated()
+async def test_failure_after_failure_ends_the_peer_and_nobody_else(tmp_path):
+    async with open_swarm(1, toy_spec(20), tmp_path) as swarm:
+        machine = failing(die_at_steps=frozenset(range(30, 60)))
+        await start(swarm, "a", "b", machine_of={"b": machine})
+        await swarm.until(swarm["b"].ended.is_set)
+        failure = swarm["b"].failure
+        assert isinstance(failure, TrainingImpossible)
+        assert "signal 9" in str(failure)
+        assert swarm["b"].facts.restarts == {"died": MAX_FAILURES_IN_A_ROW + 1}
+        assert swarm["b"].network.statistics().open_streams == 0
+        await swarm.finished("a")
+        assert len(outcomes(swarm["a"])) == 20 + FINAL
+
+
+@simulated()
+async def test_memory_that_runs_out_again_and_again_halves_the_micro_batch(tmp_path):
+    async with open_swarm(1, toy_spec(ROUNDS), tmp_path) as swarm:
+        machine = failing(out_of_memory_at_steps=frozenset({30, 32, 34, 36}))
+        await start(swarm, "a", "b", machine_of={"b": machine})
+        await swarm.finished()
+        started = swarm["b"].events(EventName.TRAINER_STARTED)
+        assert [event["micro_batch"] for event in started] == [8, 4, 2, 1, 1]
+
+
+# --- machines that differ -------------------------------------------------------------------------
+@pytest.mark.slow
+@simulated()
+async def test_slow_peers_get_small_quotas_and_partners(tmp_path):
+    async with open_swarm(1, toy_spec(8, 40), tmp_path) as swarm:
+        speeds = {"c": 0.2, "d": 0.4}
+        machines = {name: Machine(SimulatedSpeed(step_s=s)) for name, s in speeds.items()}
+        names = ["a", "b", "c", "d", "e", "f"]
+        await start(swarm, *names, machine_of=machines)
+        await swarm.finished()
+        quotas = {
+            name: [event["quota"] for event in swarm[name].events(EventName.ROUND_OPENED)][3:8]
+            for name in names
+        }
+        assert all(38 <= quota <= 42 for quota in quotas["a"] + quotas["b"])
+        assert all(15 <= quota <= 23 for quota in quotas["c"]), quotas
+        assert all(8 <= quota <= 12 for quota in quotas["d"]), quotas
+        for name in names:
+            rounds = [t.train_s for t in swarm[name].timings[3:7]]
+            assert all(2.0 <= seconds <= 5.0 for seconds in rounds), (name, rounds)
+            counted = tally(swarm[name], after=1)
+            assert counted["averaged"] >= 0.75 * counted.total(), (name, counted)
+        everybody = tally(*(swarm[name] for name in names), after=1)
+        assert everybody["averaged"] >= 0.9 * everybody.total(), everybody
+        assert everybody["jumped"] == 0
+
+
+@simulated()
+async def test_a_machine_that_slept_jumps_to_the_newest_round(tmp_path):
+    async with open_swarm(1, toy_spec(12), tmp_path) as swarm:
+        await start(swarm, "a", "b", "c")
+        await swarm.until(lambda: swarm["b"].facts.round == 2)
+        swarm.freeze("b")
+        await swarm.until(lambda: swarm["c"].facts.round >= 7)
+        swarm.thaw("b")
+        await swarm.finished()
+        b = swarm["b"]
+        assert b.facts.skipped["jumped"] == 1
+        opened = [event["round"] for event in b.events(EventName.ROUND_OPENED)]
+        gaps = [(one, other) for one, other in zip(opened, opened[1:]) if other - one > 1]
+        assert len(gaps) == 1
+        assert gaps[0][1] >= 7
+        assert "averaged" in outcomes(b, after=gaps[0][1])
+        for name in "ac":
+            assert swarm[name].facts.skipped["jumped"] <= 1  # who was exchanging with b just then
+            assert skips(swarm[name]).count("no_partner") < 10
+
+
+# --- coming and going -----------------------------------------------------------------------------
+@simulated()
+async def test_a_joiner_trains_within_a_round_and_nobody_pauses(tmp_path):
+    spec = toy_spec(10)
+    async with open_swarm(1, spec, tmp_path) as swarm:
+        await start(swarm, "a", "b")
+        await swarm.until(lambda: swarm["a"].facts.round == 4)
+        swarm.join("c", through=["b"])
+        await swarm.finished()
+        a, b, c = (swarm[name] for name in "abc")
+        (received,) = c.events(EventName.STATE_RECEIVED)
+        first = c.events(EventName.ROUND_OPENED)[0]
+        assert received["round"] >= 3
+        assert first["round"] >= 4
+        assert first["monotonic_s"] - received["monotonic_s"] <= 2.0
+        assert "averaged" in outcomes(c)
+        for peer in (a, b):
+            trained = [timing.train_s for timing in peer.timings[1:10]]
+            assert max(trained) <= 2.0 + 1e-6
+            assert [e["round"] for e in peer.events(EventName.ROUND_CLOSED)] == list(range(12))
+        # Its data begins where that of the others stands, not at the beginning.
+        assert c.facts.position == pytest.approx(a.facts.position, rel=0.2)
+
+
+@simulated()
+async def test_who_leaves_goes_within_its_grace_and_costs_one_skip(tmp_path):
+    async with open_swarm(1, toy_spec(8), tmp_path) as swarm:
+        await start(swarm, "a", "b", "c")
+        await swarm.until(lambda: swarm["b"].facts.round == 3)
+        asked_s = trio.current_time()
+        swarm["b"].peer.request_stop()
+        await swarm["b"].ended.wait()
+        assert trio.current_time() - asked_s <= GRACE_S
+        assert swarm["b"].failure is None
+        await swarm.finished("a", "c")
+        for name in "ac":
+            left = swarm[name].events(EventName.PEER_LEFT)
+            assert [event["remote"] for event in left] == [swarm["b"].peer_id]
+            broken = [reason for reason in skips(swarm[name]) if reason != "no_partner"]
+            assert len(broken) <= 1
+            assert set(outcomes(swarm[name], after=4)) == {"averaged"}
+
+
+@simulated()
+async def test_the_founder_dies_and_others_still_join(tmp_path):
+    async with open_swarm(1, toy_spec(10), tmp_path) as swarm:
+        await start(swarm, "a", "b")
+        await swarm.until(lambda: swarm["b"].facts.round == 2)
+        swarm.kill("a")
+        swarm.join("c", through=["b"])
+        await swarm.finished("b", "c")
+        assert "averaged" in outcomes(swarm["c"])
+        assert swarm["c"].facts.state is PeerState.FINISHED
+
+
+@simulated()
+async def test_a_killed_peer_comes_back_as_a_new_incarnation(tmp_path):
+    async with open_swarm(1, toy_spec(12), tmp_path) as swarm:
+        await start(swarm, "a", "b", "c")
+        await swarm.until(lambda: swarm["b"].facts.round == 2)
+        first = swarm["b"]
+        swarm.kill("b")
+        await first.ended.wait()
+        again = swarm.join("b")
+        await swarm.finished()
+        assert (first.incarnation, again.incarnation) == (1, 2)
+        assert "averaged" in outcomes(again)
