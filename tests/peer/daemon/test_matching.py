@@ -1,0 +1,99 @@
+"""Views with holes, in the real gossip: nearly everybody finds a partner, and partners are random."""
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+from swarm_worlds import distance, partners, simulated, start, tally, toy_spec
+
+from peer.simulation.machine import Machine
+from peer.simulation.swarm import SwarmOptions, open_swarm
+from peer.training.toy import SimulatedSpeed
+
+LEAST_MATCHED = 0.95
+DISTANCE_BAND = (0.8, 1.25)
+"""Mean distance of replicas, against pairs drawn at random."""
+
+
+@pytest.mark.slow
+@simulated()
+async def test_views_that_differ_by_a_tenth_match_95_percent_per_round(tmp_path):
+    options = SwarmOptions(hidden_fraction=0.1)
+    rounds = 5
+    rng = np.random.default_rng(1)
+    names = [f"p{i}" for i in range(24)]
+    machines = {
+        name: Machine(SimulatedSpeed(step_s=0.5 * rng.uniform(0.96, 1.04))) for name in names
+    }
+    async with open_swarm(1, toy_spec(rounds, 20, final_rounds=0), tmp_path, options) as swarm:
+        await start(swarm, *names, machine_of=machines)
+        first = max(swarm[name].facts.round for name in names)
+        await swarm.finished()
+        counted = tally(*(swarm[name] for name in names), after=first)
+        assert counted.total() >= 24 * (rounds - 2)
+        assert counted["averaged"] >= LEAST_MATCHED * counted.total(), counted
+
+
+@pytest.mark.slow
+@simulated()
+async def test_partners_are_close_to_uniformly_random(tmp_path):
+    rounds, names = 60, [f"p{i}" for i in range(6)]
+    async with open_swarm(1, toy_spec(rounds, 4, final_rounds=0), tmp_path) as swarm:
+        machines = {name: Machine(SimulatedSpeed(step_s=1.0)) for name in names}
+        await start(swarm, *names, machine_of=machines)
+        await swarm.finished()
+        ids = {swarm[name].peer_id: name for name in names}
+        counts = Counter(
+            frozenset((name, ids[partner]))
+            for name in names
+            for partner in partners(swarm[name]).values()
+        )
+    pairs = list(map(frozenset, itertools.combinations(names, 2)))
+    expected = sum(counts.values()) / len(pairs)
+    # Both sides count a pair: halve, for independent draws.
+    chi_squared = sum((counts[pair] - expected) ** 2 / expected for pair in pairs) / 2
+    assert expected > 20
+    assert chi_squared < 36.1  # 14 degrees of freedom, p = 0.001
+
+
+async def mean_distance(folder, rounds: int, names: list[str]) -> float:
+    """Mean distance of all pairs of slow weights at the end, without final rounds."""
+    async with open_swarm(1, toy_spec(rounds, 10, final_rounds=0), folder) as swarm:
+        machines = {name: Machine(SimulatedSpeed(step_s=0.5)) for name in names}
+        await start(swarm, *names, machine_of=machines)
+        await swarm.finished()
+        pairs = itertools.combinations((swarm[name] for name in names), 2)
+        return float(np.mean([distance(one, other) for one, other in pairs]))
+
+
+def perfect_pairs_distance(rounds: int, peers: int, parameters: int = 256) -> float:
+    """The same toy problem and outer step in plain numpy, with perfect random pairs."""
+    rng = np.random.default_rng(5)
+    phi = np.zeros((peers, parameters))
+    delta = np.zeros_like(phi)
+    theta = phi.copy()
+    for _ in range(rounds):
+        for _ in range(10):
+            theta -= 0.1 * (theta + rng.standard_normal(theta.shape))
+        order = rng.permutation(peers)
+        mean = np.empty_like(theta)
+        for one, other in zip(order[::2], order[1::2], strict=True):
+            mean[one] = mean[other] = (theta[one] + theta[other]) / 2
+        delta = 0.5 * delta + 0.7 * (mean - phi)
+        phi = phi + delta
+        theta = phi.copy()
+    distances = [
+        np.sqrt(np.mean((phi[a] - phi[b]) ** 2)) for a, b in itertools.combinations(range(peers), 2)
+    ]
+    return float(np.mean(distances))
+
+
+@pytest.mark.slow
+@simulated()
+async def test_replicas_stay_as_close_as_with_perfect_random_pairs(tmp_path):
+    names = [f"p{i}" for i in range(8)]
+    measured = await mean_distance(tmp_path, 8, names)
+    expected = np.mean([perfect_pairs_distance(rounds, 8) for rounds in (8, 12, 16)])
+    print(f"mean replica distance {measured:.4f}, with perfect random pairs {expected:.4f}")
+    assert DISTANCE_BAND[0] < measured / expected < DISTANCE_BAND[1]
