@@ -1,16 +1,22 @@
 """When only a new process can heal us: enter the swarm again by the peers we know.
 
-A hung thread cannot be killed, so a directory that hangs again and again takes the process with it.
-The new process keeps home, identity and options, and joins by peers that were alive a moment ago;
-its state comes from them.
+Two things call for it: a directory that hangs again and again (a hung thread cannot be killed, so
+it takes the process with it), and weights that are too old to be averaged (protocol/rounds.py, rule
+4). The new process keeps home, identity and options, and joins by peers that were alive a moment
+ago; its state comes from them.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from peer.config import OPTIONS, Origin, PeerConfig
 from peer.ports import Address
 from protocol.errors import LocoError
+from protocol.view import Member
+
+MAX_ADDRESSES: Final = 8
+"""Peers named to the new process."""
 
 
 class JoinAgain(LocoError):
@@ -19,6 +25,15 @@ class JoinAgain(LocoError):
     def __init__(self, addresses: Sequence[Address], why: str) -> None:
         super().__init__(why)
         self.addresses = tuple(addresses)
+
+
+def addresses_of(members: Iterable[Member]) -> list[Address]:
+    """Full multiaddrs, one of each member, to join by."""
+    known = [(m.addresses[0], m.peer_id) for m in members if m.addresses]
+    return [
+        address if "/p2p/" in address else f"{address}/p2p/{peer_id}"
+        for address, peer_id in known[:MAX_ADDRESSES]
+    ]
 
 
 def rejoin_command(config: PeerConfig, addresses: Sequence[Address]) -> list[str]:

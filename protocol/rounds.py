@@ -13,6 +13,9 @@ Rules
   3. A peer that is more than one round behind goes on with the newest round it has heard of. One
      that is behind by less shortens its quota, at most by half, so that it ends its round with the
      others; a newcomer enters the newest round.
+  4. A peer that is more than LOST_LAG_ROUNDS behind is lost: its weights belong to another time and
+     must not be averaged into this one. It takes the swarm's state anew, as a joiner does. (A
+     founder that is started again, with fresh weights, is such a peer.)
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,6 +27,9 @@ EQUAL_SPEED_BAND: Final = 0.1
 
 MAX_LAG_ROUNDS: Final = 1
 """A peer this many rounds behind catches up by itself; further behind, it jumps."""
+
+LOST_LAG_ROUNDS: Final = 20
+"""A peer further behind than this takes the swarm's state anew."""
 
 LARGEST_CATCH_UP: Final = 0.5
 """Largest part of a quota that is left out to catch up."""
@@ -79,3 +85,8 @@ def next_round(finished_round: int, heard_rounds: Iterable[int]) -> int:
 def is_left_behind(training_round: int, heard_rounds: Iterable[int]) -> bool:
     """Whether the round in training should be given up for a newer one (rule 3)."""
     return max(heard_rounds, default=training_round) - training_round > MAX_LAG_ROUNDS
+
+
+def is_lost(own_round: int, heard_rounds: Iterable[int]) -> bool:
+    """Whether our weights are too old to be averaged with those of the others (rule 4)."""
+    return max(heard_rounds, default=own_round) - own_round > LOST_LAG_ROUNDS

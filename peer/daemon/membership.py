@@ -10,8 +10,8 @@ from typing import Final
 
 import trio
 
-from peer.ports import Address, Directory, DirectoryUnrecoverable, Network, PeerId
-from peer.rejoin import JoinAgain
+from peer.ports import Directory, DirectoryUnrecoverable, Network
+from peer.rejoin import JoinAgain, addresses_of
 from protocol.errors import RemoteProtocolError
 from protocol.records import PeerRecord, Sign, decode_record, encode_record, record_key, record_keys
 from protocol.view import View
@@ -22,7 +22,6 @@ REFRESH_EVERY_S: Final = 15.0
 FIRST_REFRESHES_S: Final = 2.0
 """A newcomer looks around sooner."""
 NUM_FIRST_REFRESHES: Final = 3
-MAX_REJOIN_ADDRESSES: Final = 8
 
 
 class Membership:
@@ -67,10 +66,9 @@ class Membership:
 
     def _give_up(self, error: DirectoryUnrecoverable) -> None:
         """Join again those who are alive; alone, there is nobody to find and a state to lose."""
-        alive = self._view.alive(trio.current_time())
-        addresses = [_with_id(m.addresses[0], m.peer_id) for m in alive if m.addresses]
+        addresses = addresses_of(self._view.alive(trio.current_time()))
         if addresses:
-            raise JoinAgain(addresses[:MAX_REJOIN_ADDRESSES], str(error)) from error
+            raise JoinAgain(addresses, str(error)) from error
 
     async def _publish(self) -> None:
         expires_s = self._directory.swarm_time_s() + RECORD_LIFETIME_S
@@ -96,7 +94,3 @@ class Membership:
             return
         if record.expires_s > self._directory.swarm_time_s():
             self._view.record(trio.current_time(), record)
-
-
-def _with_id(address: Address, peer_id: PeerId) -> Address:
-    return address if "/p2p/" in address else f"{address}/p2p/{peer_id}"

@@ -24,6 +24,7 @@ from peer.groups import leaves
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.status import PeerState
+from peer.rejoin import JoinAgain, addresses_of
 from peer.training.messages import (
     Applied,
     Apply,
@@ -41,7 +42,7 @@ from peer.training.messages import (
 )
 from peer.training.ports import StartTrainer, Trainer, TrainerDied
 from protocol.errors import LocoError
-from protocol.rounds import catch_up, is_left_behind, next_round, quota
+from protocol.rounds import catch_up, is_left_behind, is_lost, next_round, quota
 from protocol.run_spec import RunSpec
 from protocol.view import Member, View
 
@@ -128,6 +129,8 @@ class RoundLoop:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 try:
+                    if self._outer.version == 0:  # a founder's first weights
+                        self._check_lost(self._next_round)
                     first = max([self._next_round, *self._heard_rounds()])
                     nursery.start_soon(self._open_or_finish, first)  # it may wait for an event
                     while not self.finished:
@@ -198,6 +201,7 @@ class RoundLoop:
             speed = 1 / progress.step_s
             facts.steps_per_s += SPEED_SMOOTHING * (speed - facts.steps_per_s)
         self._gossip.round_progressed(facts.fraction)
+        self._check_lost(facts.round)
         if not self._jumped and is_left_behind(facts.round, self._heard_rounds()):
             self._jumped = True
             self.close_early(facts.round)
@@ -228,6 +232,13 @@ class RoundLoop:
     @property
     def _num_rounds(self) -> int:
         return self._spec.total_rounds + self._spec.sync.final_rounds
+
+    def _check_lost(self, own_round: int) -> None:
+        """Raises JoinAgain when our weights are of another time than the swarm's."""
+        if is_lost(own_round, self._heard_rounds()):
+            addresses = addresses_of(self._view.members_training(trio.current_time()))
+            if addresses:
+                raise JoinAgain(addresses, f"round {own_round} is far behind the swarm's")
 
     def _heard_rounds(self) -> list[int]:
         return [m.progress.round for m in self._others()]

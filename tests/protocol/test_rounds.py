@@ -3,7 +3,15 @@
 import pytest
 
 from protocol.deadline import FIRST_OBSERVATIONS, ObservedDeadline
-from protocol.rounds import catch_up, is_left_behind, next_round, nominal_step, quota
+from protocol.rounds import (
+    LOST_LAG_ROUNDS,
+    catch_up,
+    is_left_behind,
+    is_lost,
+    next_round,
+    nominal_step,
+    quota,
+)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +53,12 @@ def test_a_peer_one_round_behind_catches_up_and_further_behind_jumps() -> None:
     assert next_round(4, []) == 5
     assert not is_left_behind(5, [6])
     assert is_left_behind(5, [7])
+
+
+def test_a_peer_far_behind_is_lost() -> None:
+    assert not is_lost(5, [])
+    assert not is_lost(5, [5 + LOST_LAG_ROUNDS])
+    assert is_lost(5, [5 + LOST_LAG_ROUNDS + 1])
 
 
 def test_deadline_follows_what_was_observed() -> None:
