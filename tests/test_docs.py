@@ -1,0 +1,126 @@
+"""What README and docs/ promise is there: links, options, exit codes, keys, lists, targets."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import typer.main
+from pydantic import BaseModel
+
+from peer.cli.app import app
+from peer.config import ENVIRONMENT_PREFIX, OPTIONS
+from peer.exit_codes import ExitCode
+from peer.observe.status import PeerState
+from protocol.outcomes import RefusalReason, SkipReason
+from protocol.run_spec import RunSpec
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MADE_BY_THE_DEMO = ROOT / "docs/pictures/demo.png"
+OTHER_PROGRAMS = {"--build-arg", "--gpus", "--build", "--no-build-isolation", "--group"}
+
+
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def section(path: Path, title: str) -> str:
+    """The text below a heading, to the next one of any level."""
+    _, found, rest = text_of(path).partition(f"\n## {title}\n")
+    assert found, f"{name_of(path)} has no section {title!r}"
+    return rest.partition("\n## ")[0]
+
+
+def first_column(text: str) -> set[str]:
+    return set(re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE))
+
+
+def commands() -> dict:
+    return typer.main.get_command(app).commands
+
+
+def real_options() -> set[str]:
+    return {o for c in commands().values() for p in c.params for o in p.opts} | {"--help"}
+
+
+def defaults(model: BaseModel, prefix: str = "") -> dict[str, str]:
+    """Every key of the run spec to its default, as docs/run-spec.md writes it."""
+    found = {}
+    for name, value in model:
+        if isinstance(value, BaseModel):
+            found |= defaults(value, f"{prefix}{name}.")
+        else:
+            shown = "none" if value is None else f"`{json.dumps(value)}`"
+            found[prefix + name] = shown
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page):
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text_of(page))
+    missing = [
+        target
+        for target in targets
+        if not target.startswith("http") and not (page.parent / target).resolve().exists()
+        and (page.parent / target).resolve() != MADE_BY_THE_DEMO
+    ]  # fmt: skip
+    assert missing == []
+
+
+def test_index_lists_every_page():
+    linked = set(re.findall(r"\]\(([^)]+)\)", text_of(ROOT / "docs/index.md")))
+    pages = {p.name for p in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert pages <= linked
+    listed = set(re.findall(r"\]\(([^)]+)\)", text_of(ROOT / "docs/decisions/README.md")))
+    assert {p.name for p in (ROOT / "docs/decisions").glob("0*.md")} <= listed
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_command_and_option_exists(page):
+    text = text_of(page)
+    used = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - OTHER_PROGRAMS
+    used -= {"--data"} if "Not there yet" in text else set()
+    assert used <= real_options()
+    called = set(re.findall(r"(?:^ {4}|`|\$ )loco-peer ([a-z]+)\b(?! \()", text, re.MULTILINE))
+    assert called <= set(commands())
+
+
+def test_readme_calls_only_targets_that_make_has():
+    targets = set(re.findall(r"^([a-z-]+):", text_of(ROOT / "Makefile"), re.MULTILINE))
+    called = set(re.findall(r"^ {4}make ([a-z-]+)", text_of(ROOT / "README.md"), re.MULTILINE))
+    assert {"demo", "test"} <= called <= targets
+
+
+def test_readme_explains_every_exit_code():
+    cells = re.findall(r"^\| ([\d, ]+) \|", section(ROOT / "README.md", "Exit codes"), re.MULTILINE)
+    assert {int(code) for cell in cells for code in cell.split(",")} == {int(c) for c in ExitCode}
+
+
+def test_every_key_of_the_run_spec_is_documented_with_its_default():
+    page = text_of(ROOT / "docs/run-spec.md")
+    rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \|", page, re.MULTILINE)
+    assert dict(rows) == defaults(RunSpec())
+
+
+@pytest.mark.parametrize(
+    ("title", "names"),
+    [
+        ("States", PeerState),
+        ("Why a round was skipped", SkipReason),
+        ("Why a peer refused", RefusalReason),
+    ],
+)
+def test_closed_lists_are_documented(title, names):
+    assert first_column(section(ROOT / "docs/running.md", title)) == {str(n) for n in names}
+
+
+def test_every_setting_is_documented():
+    table = section(ROOT / "docs/running.md", "Settings")
+    rows = re.findall(r"^\| `--([a-z-]+)` \| `(\w+)` \|", table, re.MULTILINE)
+    assert dict(rows) == {option.name: option.environment_name for option in OPTIONS}
+    assert all(name.startswith(ENVIRONMENT_PREFIX) for _, name in rows)
