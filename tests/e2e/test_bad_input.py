@@ -104,7 +104,7 @@ def test_a_host_that_speaks_something_else_is_named(swarm: Swarm) -> None:
 
 
 def test_one_identity_runs_once(swarm: Swarm) -> None:
-    first, *others = reversed(swarm.at_least(3))
+    first, *others = reversed(swarm.at_least(2))
     via = others[0]
     copy = swarm.folder("copy")
     shutil.copytree(first.home.root, copy)

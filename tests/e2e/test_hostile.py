@@ -38,6 +38,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 DIGEST = "0" * 32
 LIES_S = 60.0
+NUM_BEATS = 3
+"""Messages after which a peer has read what it was told."""
 NUM_ROUNDS = 3
 """Rounds that a peer opens while it is lied to."""
 
@@ -206,9 +208,11 @@ async def test_what_a_stranger_says_of_others_drives_nobody_out(
         await talk.send(hello())
         await talk.receive(Hello, timeout_s=ANSWER_S)
         await talk.send(lies)
-        await talk.aclose()
+        for _ in range(NUM_BEATS):
+            await talk.receive(timeout_s=ANSWER_S)
         stranger = network.peer_id
         await trio.to_thread.run_sync(unharmed, peers, seen, stranger)
+        await talk.aclose()
     assert known <= {told["peer_id"] for told in peers[0].status()["peers"]} | {stranger}
 
 
