@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import trio
 from gossip_tap import Tap, install
-from swarm_worlds import distance, outcomes, simulated, skips, start, tally, toy_spec
+from swarm_worlds import distance, outcomes, skips, start, tally, toy_spec
 
 from peer.network.simulated_link import LinkModel
 from peer.simulation.machine import Machine
@@ -15,9 +15,7 @@ from peer.simulation.virtual_time import run_in_virtual_time
 from peer.training.toy import SimulatedSpeed
 
 ROUNDS, FINAL = 3, 1
-VECTORS = SwarmOptions(
-    padded_parameters=68 * 1024, link=LinkModel(0.02, bandwidth_bytes_per_s=2e6)
-)
+VECTORS = SwarmOptions(padded_parameters=68 * 1024, link=LinkModel(0.02, bandwidth_bytes_per_s=2e6))
 """A vector is several segments long: it can be cut off in the middle."""
 MACHINE = Machine(SimulatedSpeed(step_s=1.3))
 ROUND_S = 8.0
@@ -32,7 +30,9 @@ async def harmed_swarm(
     tap = Tap(lambda: swarm["b"], at=at)
     with monkeypatch.context() as patch:
         install(tap, patch)
-        async with open_swarm(seed, toy_spec(ROUNDS, 6, final_rounds=FINAL), folder, VECTORS) as swarm:
+        async with open_swarm(
+            seed, toy_spec(ROUNDS, 6, final_rounds=FINAL), folder, VECTORS
+        ) as swarm:
             tap.strike = {
                 "kill": lambda: swarm.kill("b"),
                 "cancel": lambda: swarm["b"].scope.cancel(),

@@ -1,18 +1,18 @@
 """Trainers that fail, machines that differ, peers that come, go and sleep."""
 
-from pathlib import Path
-
 import pytest
 import trio
 from swarm_worlds import outcomes, simulated, skips, start, tally, toy_spec
 
 from peer.daemon.rounds import MAX_FAILURES_IN_A_ROW, TrainingImpossible
+from peer.network.simulated_link import LinkModel
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
 from peer.simulation.machine import Machine
 from peer.simulation.peer import GRACE_S
-from peer.simulation.swarm import open_swarm
+from peer.simulation.swarm import SwarmOptions, open_swarm
 from peer.training.toy import SimulatedSpeed
+from protocol.versions import STATE
 
 ROUNDS, FINAL = 5, 2
 
@@ -197,3 +197,27 @@ async def test_a_killed_peer_comes_back_as_a_new_incarnation(tmp_path):
         await swarm.finished()
         assert (first.incarnation, again.incarnation) == (1, 2)
         assert "averaged" in outcomes(again)
+
+
+@pytest.mark.slow
+@simulated()
+async def test_a_joiner_whose_source_dies_half_way_takes_another(tmp_path):
+    options = SwarmOptions(
+        padded_parameters=1 << 18, link=LinkModel(0.02, bandwidth_bytes_per_s=0.5e6)
+    )
+    spec = toy_spec(4, 5, final_rounds=1)
+    async with open_swarm(1, spec, tmp_path, options) as swarm:
+        slow = Machine(SimulatedSpeed(step_s=4.0))
+        await start(swarm, "a", "b", machine_of={"a": slow, "b": slow})
+        await swarm.until(lambda: swarm["b"].facts.round == 1)
+        c = swarm.join("c", slow, through=["b"])
+        await swarm.until(
+            lambda: swarm["b"].network.statistics().sent_bytes.get(STATE, 0) > 1 << 20
+        )
+        assert not c.ready.is_set()
+        swarm.kill("b")
+        await swarm.until(c.ready.is_set)
+        (received,) = c.events(EventName.STATE_RECEIVED)
+        assert received["remotes"] == [swarm["a"].peer_id]
+        await swarm.finished("a", "c")
+        assert "averaged" in outcomes(c)

@@ -12,22 +12,20 @@ from peer.averaging.exchanges import SETTLE_S
 from peer.network.simulated_link import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
-from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
+from peer.simulation.swarm import DEFAULT_OPTIONS, SimulatedSwarm, SwarmOptions, open_swarm
 from peer.training.toy import SimulatedSpeed
 from protocol.messages import Received, Settle, Settled, Vector
 
 ROUNDS = 5
 SLOW = Machine(SimulatedSpeed(step_s=4.0))
 """Rounds of 40 s: an exchange that stalls ends within the round."""
-VECTORS = SwarmOptions(
-    padded_parameters=96 * 1024, link=LinkModel(0.02, bandwidth_bytes_per_s=2e6)
-)
+VECTORS = SwarmOptions(padded_parameters=96 * 1024, link=LinkModel(0.02, bandwidth_bytes_per_s=2e6))
 
 
 async def two_peers(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, on_message, options=SwarmOptions()
+    folder: Path, monkeypatch: pytest.MonkeyPatch, on_message, options=DEFAULT_OPTIONS
 ) -> SimulatedSwarm:
-    """Run `a` and `b` to the end; `on_message(swarm, stream, message)` hears `b` from round 1 on."""
+    """Run `a` and `b` to the end; `on_message` hears what `b` says from round 1 on."""
     tap = Tap(lambda: swarm["b"])
     install(tap, monkeypatch)
     async with open_swarm(1, toy_spec(ROUNDS, 10), folder, options) as swarm:
@@ -83,9 +81,7 @@ async def test_a_receipt_that_is_late_settles_the_exchange(tmp_path, monkeypatch
 
 
 @simulated()
-async def test_only_who_gets_no_answer_is_unsettled_and_the_difference_heals(
-    tmp_path, monkeypatch
-):
+async def test_only_who_gets_no_answer_is_unsettled_and_the_difference_heals(tmp_path, monkeypatch):
     def lose_what_a_says(swarm, _stream):
         swarm.internet.link(swarm["a"].peer_id, swarm["b"].peer_id).cut()
 
@@ -122,7 +118,7 @@ def test_a_partner_that_stalls_costs_one_skip_within_the_bound(tmp_path, monkeyp
         swarm = await two_peers(tmp_path, monkeypatch, once(kind, fall_silent), VECTORS)
         a, b = swarm["a"], swarm["b"]
         for peer in (a, b):
-            (reason,) = [o for o in outcomes(peer, after=0)[:1]]
+            reason = outcomes(peer, after=0)[0]
             assert reason in {"partner_stalled", "deadline", "unsettled", "partner_lost"}
             assert peer.timings[1].exchange_s <= STALL_S + SETTLE_S + 1.0
             later = peer.events(EventName.ROUND_AVERAGED)

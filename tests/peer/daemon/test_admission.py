@@ -1,0 +1,150 @@
+"""Who may link with us, whose clock is wrong, and what a run may be set to."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import trio
+from swarm_worlds import distance, outcomes, simulated, start, tally, toy_spec
+
+from peer.daemon import hello as hello_file
+from peer.daemon.links import DUPLICATE_PROBE_S
+from peer.network.conversation import Conversation
+from peer.observe.event_names import EventName
+from peer.observe.status import PeerState
+from peer.simulation.machine import Machine
+from peer.simulation.swarm import identity_of, open_swarm
+from protocol.errors import Refused
+from protocol.messages import Hello
+from protocol.outcomes import RefusalReason
+from protocol.versions import HELLO, SPOKEN
+
+GREETING = Hello(
+    software="loco-peer test",
+    protocols=SPOKEN,
+    run_id=None,
+    incarnation=1,
+    addresses=(),
+    swarm_time_s=1_700_000_000.0,
+    state="connecting",
+    round=0,
+    layout_digest=None,
+)
+
+
+async def greet(swarm, network, **changes) -> tuple[Conversation, Hello]:
+    """Say hello to `a` by hand. Raises Refused."""
+    a = swarm["a"]
+    await network.connect(a.peer_id, a.network.addresses)
+    talk = Conversation(await network.open_stream(a.peer_id, HELLO))
+    await talk.send(dataclasses.replace(GREETING, **changes))
+    answer, _ = await talk.receive(Hello)
+    return talk, answer
+
+
+@simulated()
+async def test_a_hello_that_cannot_be_ours_is_refused_with_its_reason(tmp_path):
+    async with open_swarm(1, toy_spec(20), tmp_path) as swarm:
+        await start(swarm, "a")
+        stranger = identity_of(1, "stranger").peer_id
+        async with swarm.internet.open_network(stranger) as network:
+            with pytest.raises(Refused, match="run") as other_run:
+                await greet(swarm, network, run_id="0" * 32)
+            assert other_run.value.reason is RefusalReason.OTHER_RUN
+            with pytest.raises(Refused, match="nstall") as version:
+                await greet(swarm, network, protocols=("hello/1", "gossip/9", "state/1"))
+            assert version.value.reason is RefusalReason.VERSION
+            talk, answer = await greet(swarm, network)
+            assert answer.run_id == swarm["a"].facts.run_id
+            await talk.aclose()
+        assert swarm["a"].links.statistics().refused == 2
+
+
+@simulated()
+async def test_a_living_identity_runs_once_and_a_silent_one_is_replaced(tmp_path):
+    async with open_swarm(1, toy_spec(60), tmp_path) as swarm:
+        await start(swarm, "a", "b")
+        b = swarm["b"]
+        with pytest.raises(Refused, match="alive elsewhere") as duplicate:
+            await greet(swarm, b.network, incarnation=7)
+        assert duplicate.value.reason is RefusalReason.DUPLICATE_IDENTITY
+        silent = identity_of(1, "silent").peer_id
+        async with swarm.internet.open_network(silent) as network:
+            await greet(swarm, network, incarnation=1)  # and never beats
+            began_s = trio.current_time()
+            _, answer = await greet(swarm, network, incarnation=2)
+            assert answer.run_id == swarm["a"].facts.run_id
+            assert trio.current_time() - began_s <= DUPLICATE_PROBE_S + 0.5
+
+
+@simulated()
+async def test_more_links_than_we_can_hold_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(hello_file, "MAX_LINKS", 1)
+    async with open_swarm(1, toy_spec(20), tmp_path) as swarm:
+        await start(swarm, "a")
+        async with swarm.internet.open_network(identity_of(1, "x").peer_id) as network:
+            for _ in range(2):
+                await greet(swarm, network)
+            with pytest.raises(Refused) as refused:
+                await greet(swarm, network)
+            assert refused.value.reason is RefusalReason.TOO_MANY
+
+
+@pytest.mark.parametrize("skew_s", [60.0, -60.0])
+def test_a_clock_a_minute_off_takes_part(tmp_path, skew_s):
+    @simulated()
+    async def take_part() -> None:
+        async with open_swarm(1, toy_spec(8), tmp_path) as swarm:
+            machines = {"b": Machine(clock_skew_s=skew_s)}
+            await start(swarm, "a", "b", "c", machine_of=machines)
+            apart_s = swarm["b"].directory.swarm_time_s() - swarm["a"].directory.swarm_time_s()
+            assert abs(apart_s) <= abs(skew_s) / 2 + 1.0  # it meets the one peer that it has asked
+            await swarm.finished()
+            assert tally(swarm["b"])["averaged"] > 0
+            assert swarm["b"].directory.statistics().refused == 0
+            assert len(swarm["b"].view.alive(trio.current_time())) == 2
+
+    take_part()
+
+
+# --- what a run may be set to ---------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "sync",
+    [
+        {"overlap": False},
+        {"gamma": 0.9},
+        {"gamma": 0.9, "overlap": False, "codec": "bf16"},
+        {"codec": "fp32"},
+        {"codec": "bf16"},
+        {"final_rounds": 0},
+        {"validate_every": 3},
+    ],
+    ids=str,
+)
+def test_every_way_of_averaging_runs_to_its_end(tmp_path, sync):
+    @simulated()
+    async def run() -> None:
+        spec = toy_spec(6, **sync)
+        async with open_swarm(1, spec, tmp_path) as swarm:
+            await start(swarm, "a", "b")
+            await swarm.finished()
+            for name in "ab":
+                peer = swarm[name]
+                assert peer.facts.state is PeerState.FINISHED
+                assert outcomes(peer) == ["averaged"] * (6 + spec.sync.final_rounds)
+                assert peer.facts.validation_loss < 1.5
+            assert distance(swarm["a"], swarm["b"]) < 0.3
+
+    run()
+
+
+@simulated()
+async def test_plain_averaging_in_fp32_makes_both_the_same(tmp_path):
+    spec = toy_spec(4, alpha=0.0, beta=1.0, codec="fp32", final_rounds=0)
+    async with open_swarm(1, spec, tmp_path) as swarm:
+        await start(swarm, "a", "b")
+        await swarm.finished()
+        assert set(tally(swarm["a"], swarm["b"])) == {"averaged"}
+        one, other = swarm["a"].slow_weights(), swarm["b"].slow_weights()
+        assert (np.abs(one - other) <= np.spacing(np.maximum(np.abs(one), np.abs(other)))).all()
+        assert len(swarm["a"].events(EventName.ROUND_AVERAGED)) == 4

@@ -1,0 +1,190 @@
+"""Serving and fetching run spec, blobs and state, on the simulated network."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import blake3
+import numpy as np
+import pytest
+import trio
+from trio.testing import MockClock
+
+from peer.network.simulated import SimulatedInternet, SimulatedNetwork
+from peer.simulated_ports import SimulatedWork
+from peer.simulation.swarm import identity_of
+from peer.state.service import REQUEST_S, StateService, fetch_from
+from peer.state.state_file import StateManifest, StateScalars, write_state_file
+from protocol.errors import Refused, RemoteProtocolError, StreamLost
+from protocol.limits import MAX_STATE_READERS, STATE_CHUNK_BYTES
+from protocol.outcomes import RefusalReason
+from protocol.run_spec import RunSpec
+from protocol.signed_spec import SignedSpec
+from protocol.versions import STATE
+
+P = 3 * STATE_CHUNK_BYTES // 8
+FOUNDER = identity_of(1, "founder")
+SIGNED = SignedSpec.signed_by(RunSpec(name="toy"), FOUNDER.public_key, FOUNDER.sign)
+BLOB = b"a corpus" * 1000
+DIGEST = blake3.blake3(BLOB).hexdigest(length=16)
+
+
+class Source:
+    """Implements StateSource."""
+
+    def __init__(self) -> None:
+        self.round = 4
+        self.writes = 0
+        rng = np.random.default_rng(0)
+        self.phi_P, self.delta_P = (rng.normal(size=P).astype(np.float32) for _ in range(2))
+
+    async def write(self, directory: Path) -> tuple[Path, StateManifest]:
+        self.writes += 1
+        path = directory / f"{self.round}.state"
+        scalars = StateScalars(SIGNED.run_id, self.round, "cd" * 16, 0, 77, 12)
+        return path, write_state_file(path, scalars, self.phi_P, self.delta_P)
+
+
+class World:
+    def __init__(self, service: StateService, source: Source, folder: Path) -> None:
+        self.service, self.source, self.folder = service, source, folder
+        self.internet: SimulatedInternet
+        self.client: SimulatedNetwork
+
+    def fetcher(self):
+        return fetch_from(self.client, FOUNDER.peer_id)
+
+
+@asynccontextmanager
+async def world(folder: Path, *, with_state: bool = True) -> AsyncIterator[World]:
+    internet = SimulatedInternet(1)
+    (folder / "blob").write_bytes(BLOB)
+    async with (
+        internet.open_network(FOUNDER.peer_id) as server,
+        internet.open_network(identity_of(1, "joiner").peer_id) as client,
+    ):
+        service = StateService(
+            network=server,
+            work=SimulatedWork(),
+            state_dir=folder,
+            signed=SIGNED,
+            blobs={DIGEST: folder / "blob"},
+        )
+        made = World(service, Source(), folder)
+        made.internet, made.client = internet, client
+        if with_state:
+            service.serve_state_of(made.source)
+        await service.start()
+        await client.connect(FOUNDER.peer_id, server.addresses)
+        yield made
+
+
+async def test_spec_blob_and_state_come_over_one_stream(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with world(tmp_path) as made, made.fetcher() as fetcher:
+        signed = await fetcher.spec(SIGNED.run_id)
+        assert signed == SIGNED
+        assert await fetcher.blob(DIGEST) == BLOB
+        shares: list[float] = []
+        state = await fetcher.state(SIGNED.run_id, P, shares.append)
+        assert (state.phi_P == made.source.phi_P).all()
+        assert (state.delta_P == made.source.delta_P).all()
+        assert (state.scalars.round, state.scalars.position) == (4, 77)
+        assert shares[-1] == 1.0
+        assert made.source.writes == 1
+        await fetcher.state(SIGNED.run_id, P)
+        assert made.source.writes == 1  # the file of this round is there already
+
+
+@pytest.mark.parametrize(
+    ("ask", "reason"),
+    [
+        (lambda fetcher: fetcher.blob("0" * 32), RefusalReason.UNAVAILABLE),
+        (lambda fetcher: fetcher.state("0" * 32, P), RefusalReason.OTHER_RUN),
+    ],
+)
+async def test_what_is_not_there_is_refused_with_its_reason(
+    autojump_clock: MockClock, tmp_path: Path, ask: Callable, reason: RefusalReason
+) -> None:
+    async with world(tmp_path) as made, made.fetcher() as fetcher:
+        with pytest.raises(Refused) as refused:
+            await ask(fetcher)
+        assert refused.value.reason is reason
+
+
+async def test_before_the_first_state_there_is_none_to_give(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with world(tmp_path, with_state=False) as made, made.fetcher() as fetcher:
+        with pytest.raises(Refused, match="no state yet"):
+            await fetcher.state(SIGNED.run_id, P)
+
+
+async def test_a_blob_with_other_bytes_is_not_believed(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with world(tmp_path) as made, made.fetcher() as fetcher:
+        (tmp_path / "blob").write_bytes(BLOB[:-1] + b"X")
+        with pytest.raises(RemoteProtocolError, match="digest"):
+            await fetcher.blob(DIGEST)
+
+
+async def test_a_chunk_with_other_bytes_is_not_believed(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with world(tmp_path) as made, made.fetcher() as fetcher:
+        written = await made.service.write()
+        assert written is not None
+        data = bytearray(written[0].read_bytes())
+        data[2 * STATE_CHUNK_BYTES + 5] ^= 1
+        written[0].write_bytes(data)
+        with pytest.raises(RemoteProtocolError):
+            await fetcher.state(SIGNED.run_id, P)
+
+
+async def test_a_run_spec_of_another_run_is_not_believed(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with world(tmp_path) as made, made.fetcher() as fetcher:
+        with pytest.raises(RemoteProtocolError, match="was asked for"):
+            await fetcher.spec("0" * 32)
+
+
+async def test_readers_are_bounded_and_a_silent_one_makes_room(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with world(tmp_path) as made, trio.open_nursery() as nursery:
+
+        async def hold() -> None:
+            async with made.fetcher() as fetcher:
+                await fetcher.spec(None)
+                await trio.sleep(2 * REQUEST_S)
+
+        for _ in range(MAX_STATE_READERS):
+            nursery.start_soon(hold)
+        await trio.sleep(1.0)
+        async with made.fetcher() as fetcher:
+            with pytest.raises(Refused) as refused:
+                await fetcher.spec(None)
+        assert refused.value.reason is RefusalReason.TOO_MANY
+        await trio.sleep(REQUEST_S)
+        async with made.fetcher() as fetcher:
+            assert await fetcher.spec(None) == SIGNED
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_source_that_dies_in_the_middle_is_a_lost_stream(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with world(tmp_path) as made, trio.open_nursery() as nursery:
+
+        async def die_half_way() -> None:
+            while made.client.statistics().received_bytes.get(STATE, 0) < 4 * P:
+                await trio.sleep(0.01)
+            made.internet.kill(FOUNDER.peer_id)
+
+        nursery.start_soon(die_half_way)
+        async with made.fetcher() as fetcher:
+            with pytest.raises(StreamLost):
+                await fetcher.state(SIGNED.run_id, P)
