@@ -35,8 +35,8 @@ async def harmed_swarm(
         ) as swarm:
             tap.strike = {
                 "kill": lambda: swarm.kill("b"),
-                "cancel": lambda: swarm["b"].scope.cancel(),
-                "leave": lambda: swarm["b"].peer.request_stop(),
+                "cancel": lambda: swarm["b"].scope.cancel(),  # noqa: PLW0108 - there is no b yet
+                "leave": lambda: swarm["b"].peer.request_stop(),  # noqa: PLW0108
             }[harm]
             await start(swarm, *"abc", machine_of=dict.fromkeys("abc", MACHINE))
             await swarm.until(lambda: swarm["b"].facts.round == 1)

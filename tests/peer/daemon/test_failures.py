@@ -1,5 +1,7 @@
 """Trainers that fail, machines that differ, peers that come, go and sleep."""
 
+import itertools
+
 import pytest
 import trio
 from swarm_worlds import outcomes, simulated, skips, start, tally, toy_spec
@@ -121,7 +123,7 @@ async def test_a_machine_that_slept_jumps_to_the_newest_round(tmp_path):
         b = swarm["b"]
         assert b.facts.skipped["jumped"] == 1
         opened = [event["round"] for event in b.events(EventName.ROUND_OPENED)]
-        gaps = [(one, other) for one, other in zip(opened, opened[1:]) if other - one > 1]
+        gaps = [(one, other) for one, other in itertools.pairwise(opened) if other - one > 1]
         assert len(gaps) == 1
         assert gaps[0][1] >= 7
         assert "averaged" in outcomes(b, after=gaps[0][1])

@@ -1,4 +1,4 @@
-"""Views with holes, in the real gossip: nearly everybody finds a partner, and partners are random."""
+"""Views with holes, in the real gossip: nearly all find a partner, and partners are random."""
 
 import itertools
 from collections import Counter
