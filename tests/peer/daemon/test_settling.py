@@ -16,6 +16,7 @@ from peer.simulation.swarm import DEFAULT_OPTIONS, SimulatedSwarm, SwarmOptions,
 from peer.training.toy import SimulatedSpeed
 from protocol.messages import Received, Settle, Settled, Vector
 
+pytestmark = pytest.mark.slow
 ROUNDS = 5
 SLOW = Machine(SimulatedSpeed(step_s=4.0))
 """Rounds of 40 s: an exchange that stalls ends within the round."""

@@ -88,6 +88,7 @@ def event_log(seed: int, folder: Path) -> bytes:
     return run_in_virtual_time(seed, body)
 
 
+@pytest.mark.slow
 def test_the_same_seed_makes_the_same_event_log(tmp_path):
     first = event_log(3, tmp_path / "first")
     assert len(first.splitlines()) > 100

@@ -1,0 +1,46 @@
+"""Looking for the swarm by addresses that users gave."""
+
+import pytest
+import trio
+
+from peer.daemon.facts import Facts
+from peer.daemon.joining import Bootstrap
+from peer.observe.events import EventLog
+from protocol.errors import Refused, StreamLost
+from protocol.outcomes import RefusalReason
+
+
+class NoLinks:
+    """Links that nobody answers."""
+
+    async def dial(self, *_: object) -> None:
+        raise StreamLost("dial: connection refused")
+
+
+def _bootstrap(resolve, lines):
+    events = EventLog(lines.append, peer="me", wall_time_s=trio.current_time, stream=None)
+    return Bootstrap(
+        ["h:1"], resolve=resolve, links=NoLinks(), facts=Facts("me", 1), events=events
+    )
+
+
+async def test_our_own_identity_at_the_bootstrap_address_is_refused(autojump_clock):
+    async def resolve(_: str):
+        return "me", ("/ip4/10.0.0.1/tcp/1",)
+
+    with pytest.raises(Refused, match="own identity") as refused:
+        await _bootstrap(resolve, []).enter()
+    assert refused.value.reason is RefusalReason.DUPLICATE_IDENTITY
+
+
+async def test_it_says_each_second_what_fails_and_keeps_trying(autojump_clock):
+    async def resolve(_: str):
+        return "other", ("/ip4/10.0.0.1/tcp/1",)
+
+    lines: list[bytes] = []
+    with trio.move_on_after(30.5) as scope:
+        await _bootstrap(resolve, lines).enter()
+    assert scope.cancelled_caught
+    failing = [line for line in lines if b"BootstrapFailing" in line]
+    assert len(failing) == 30
+    assert all(b'"step": "dial"' in line or b'"step":"dial"' in line for line in failing)
