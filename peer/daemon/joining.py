@@ -86,6 +86,7 @@ class Bootstrap:
             try:
                 with trio.fail_after(ATTEMPT_S):
                     peer_id, addresses = await self._resolve(address)
+                    self._check_not_ourselves(address, peer_id)
                     hello = await self._links.dial(peer_id, addresses)
             except Refused as refused:
                 self._failing[address] = f"refused: {refused.sentence}"
@@ -101,6 +102,15 @@ class Bootstrap:
                 done.cancel()
             await trio.sleep(pause_s)
             pause_s = min(MAX_PAUSE_S, 2 * pause_s)
+
+    def _check_not_ourselves(self, address: str, peer_id: PeerId) -> None:
+        """Raises Refused when our own identity answers there: it is alive in another process."""
+        if peer_id == self._facts.peer_id:
+            sentence = (
+                f"{address} answers with this home's own identity, {peer_id};"
+                " one identity can run once. Use another --home here."
+            )
+            raise Refused(RefusalReason.DUPLICATE_IDENTITY, sentence)
 
     async def _report(self) -> None:
         while True:

@@ -110,6 +110,7 @@ class RoundLoop:
             TrainingImpossible
         """
         while not self.finished:
+            self._facts.now_doing("starting the trainer")
             try:
                 async with self._start_trainer(self._outer.phi_P, self._micro_batch_cap) as trainer:
                     await self._live(trainer)
