@@ -19,9 +19,7 @@ class NoLinks:
 
 def _bootstrap(resolve, lines):
     events = EventLog(lines.append, peer="me", wall_time_s=trio.current_time, stream=None)
-    return Bootstrap(
-        ["h:1"], resolve=resolve, links=NoLinks(), facts=Facts("me", 1), events=events
-    )
+    return Bootstrap(["h:1"], resolve=resolve, links=NoLinks(), facts=Facts("me", 1), events=events)
 
 
 async def test_our_own_identity_at_the_bootstrap_address_is_refused(autojump_clock):
