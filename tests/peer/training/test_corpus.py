@@ -32,7 +32,7 @@ def texts(tmp_path):
     (folder / "deep").mkdir(parents=True)
     for i in range(30):
         (folder / ("deep" if i % 2 else "") / f"{i:02}.txt").write_text(f"text {i} " * 10)
-    (folder / "latin1.txt").write_bytes(b"caf\xe9")
+    (folder / "latin1.txt").write_bytes(b"\xe9t\xe9")
     return folder
 
 
