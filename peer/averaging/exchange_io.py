@@ -1,8 +1,9 @@
 """The shell around one exchange (protocol/exchange.py): two vectors and two receipts on one stream.
 
-Both directions run at once. A receipt is a message on the same stream as the vector, so it waits
-until our own vector is out. The machine decides; this file moves bytes, checks what arrived, and
-reports.
+Both directions run at once; only the one who was asked waits for the other's first bytes, since its
+yes may have come too late, and a vector sent to nobody costs as much as any. A receipt is a message
+on the same stream as the vector, so it waits until our own vector is out. The machine decides; this
+file moves bytes, checks what arrived, and reports.
 """
 
 import math
@@ -58,6 +59,8 @@ class VectorExchange:
         own: Contribution,
         into: memoryview,
         check: CheckVector,
+        *,
+        following: bool = False,
     ) -> None:
         self.machine = machine
         self.must_ask = False
@@ -66,6 +69,9 @@ class VectorExchange:
         self._into = into
         self._check = check
         self._receipt_due = trio.Event()
+        self._may_send = trio.Event()
+        if not following:
+            self._may_send.set()
         self.theirs: Vector | None = None
         self._scope = trio.CancelScope()
 
@@ -111,6 +117,7 @@ class VectorExchange:
     async def _send(self) -> None:
         own = self._own
         head = Vector(own.round, own.steps, own.tokens, own.codec, own.vectors, own.digest)
+        await self._may_send.wait()
         await self._talk.send(head, own.payload)
         await self._receipt_due.wait()
         assert self.theirs is not None
@@ -118,10 +125,15 @@ class VectorExchange:
 
     async def _receive(self) -> None:
         while not self.machine.is_final:
-            # Both begin to send at once; a receipt takes as long as what is before it on its way.
+            # Both send at once; a receipt takes as long as what is before it on its way.
             patience_s = STALL_S if self.theirs is None else math.inf
             message, _ = await self._talk.receive(
-                Vector, Received, into=self._into, timeout_s=patience_s, stall_s=STALL_S
+                Vector,
+                Received,
+                into=self._into,
+                timeout_s=patience_s,
+                stall_s=STALL_S,
+                on_progress=lambda _: self._may_send.set(),
             )
             if isinstance(message, Vector):
                 await self._vector_arrived(message)

@@ -62,10 +62,18 @@ class Exchanges:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
                 await stream.aclose()
 
-    async def run(self, talk: Conversation, own: Contribution, deadline_s: float) -> Outcome:
-        """Exchange vectors on an agreed stream, until a defined end."""
+    async def run(
+        self, talk: Conversation, own: Contribution, deadline_s: float, *, following: bool
+    ) -> Outcome:
+        """Exchange vectors on an agreed stream, until a defined end.
+
+        Args:
+            following: we were asked; the other side begins.
+        """
         peer_id, machine = talk.remote_peer_id, Exchange()
-        exchange = VectorExchange(machine, talk, own, memoryview(self._buffer), self._check)
+        exchange = VectorExchange(
+            machine, talk, own, memoryview(self._buffer), self._check, following=following
+        )
         self._remember(peer_id, own.round, exchange)
         await exchange.run(deadline_s)
         if exchange.must_ask:

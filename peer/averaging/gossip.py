@@ -295,7 +295,9 @@ class Gossip:
         outcome: Outcome = Skipped(SkipReason.LEAVING, talk.remote_peer_id)
         heard_bytes = talk.bytes_received
         try:
-            outcome = await self._exchanges.run(talk, attempt.own, attempt.exchange_deadline_s)
+            outcome = await self._exchanges.run(
+                talk, attempt.own, attempt.exchange_deadline_s, following=following
+            )
         finally:
             lost = isinstance(outcome, Skipped) and outcome.reason is SkipReason.PARTNER_LOST
             if following and lost and talk.bytes_received == heard_bytes:

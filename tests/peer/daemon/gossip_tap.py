@@ -19,12 +19,12 @@ class Tap:
 
     Attributes:
         strike: called once, in the task of the peer, right before its operation number `at`.
-        on_message: called with each message before the peer sends it.
+        on_message: called with each message before the peer sends it; True swallows the message.
     """
 
     peer: Callable[[], SimulatedPeer]
     strike: Callable[[], None] = lambda: None
-    on_message: Callable[[SimulatedStream, Message], None] = lambda _stream, _message: None
+    on_message: Callable[[SimulatedStream, Message], bool | None] = lambda _stream, _message: None
     at: int = -1
     armed: bool = False
     operations: int = 0
@@ -62,8 +62,8 @@ def install(tap: Tap, monkeypatch: pytest.MonkeyPatch) -> None:
     async def tapped_send(
         talk: Conversation, message: Message, *arguments: Any, **options: Any
     ) -> None:
-        if tap.hears(talk._stream):
-            tap.on_message(talk._stream, message)
+        if tap.hears(talk._stream) and tap.on_message(talk._stream, message):
+            return
         await send(talk, message, *arguments, **options)
 
     monkeypatch.setattr(SimulatedStream, "_receive", tapped_receive)
