@@ -105,8 +105,8 @@ async def test_only_who_gets_no_answer_is_unsettled_and_the_difference_heals(tmp
     assert b.timings[1].exchange_s < 45.0 + SETTLE_S + 1.0
 
 
-# Before the vector is there, a stall is noticed. A receipt may be behind all that the network holds,
-# so for want of it only the network's own silence ends the wait.
+# Before the vector is there, a stall is noticed. A receipt may be behind all that the network
+# holds, so for want of it only the network's own silence ends the wait.
 @pytest.mark.parametrize(
     ("kind", "bound_s", "rounds_lost"), [(Vector, STALL_S, 1), (Received, 45.0, 3)]
 )
