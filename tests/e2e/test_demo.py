@@ -79,7 +79,7 @@ def test_a_small_demo_ends_with_its_summary(tmp_path):
     assert 0 <= summary["alone"]["tokens"] - sum(median) / 2 <= 6 * 1024 + 512
     averaged, skipped = summary["outcomes"]["averaged"], summary["outcomes"]["skipped"]
     assert averaged > 0
-    # In so short a run one exchange that broke is two percent: its vector was sent, and not averaged.
+    # In so short a run one exchange that broke is two percent: its vector was sent all the same.
     broken = sum(count for reason, count in skipped.items() if reason != "no_partner")
     low, high = SENT_BYTES_PER_PARAMETER
     assert low <= summary["bytes_per_parameter_per_round"] <= high * (1 + broken / averaged)
