@@ -77,12 +77,9 @@ def test_a_small_demo_ends_with_its_summary(tmp_path):
     assert all(0 < peer["validation_loss"] < 6 for peer in summary["peers"])
     median = sorted(peer["tokens"] for peer in summary["peers"])[1:3]
     assert 0 <= summary["alone"]["tokens"] - sum(median) / 2 <= 6 * 1024 + 512
-    averaged, skipped = summary["outcomes"]["averaged"], summary["outcomes"]["skipped"]
-    assert averaged > 0
-    # In so short a run one exchange that broke is two percent: its vector was sent all the same.
-    broken = sum(count for reason, count in skipped.items() if reason != "no_partner")
+    assert summary["outcomes"]["averaged"] > 0
     low, high = SENT_BYTES_PER_PARAMETER
-    assert low <= summary["bytes_per_parameter_per_round"] <= high * (1 + broken / averaged)
+    assert low <= summary["bytes_per_parameter_per_round"] <= high
     assert summary["total_bytes"] > 0
     assert (out / "losses.png").stat().st_size > 0
     assert "one peer alone" in said
