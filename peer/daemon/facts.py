@@ -44,7 +44,6 @@ class Facts:
     train_loss: float | None = None
     validation_loss: float | None = None
     validation_round: int | None = None
-    learning_rate: float | None = None
     replica_distance: float | None = None
     layout_digest: str | None = None
     parameters: int | None = None

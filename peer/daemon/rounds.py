@@ -197,7 +197,7 @@ class RoundLoop:
         if progress.round != facts.round:
             return
         facts.fraction = progress.steps / max(1, self._quota)
-        facts.train_loss, facts.learning_rate = progress.loss, progress.learning_rate
+        facts.train_loss = progress.loss
         if progress.step_s > 0:
             speed = 1 / progress.step_s
             facts.steps_per_s += SPEED_SMOOTHING * (speed - facts.steps_per_s)
