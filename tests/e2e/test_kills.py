@@ -64,7 +64,8 @@ def wait_seen_by(peers: list[Peer], other: Peer) -> None:
 def stop_in_exchange(victim: Peer, others: list[Peer]) -> tuple[Peer, int]:
     """Stop every process of the victim in mid-exchange; its partner, and the round.
 
-    Stopped too late, when all bytes are out, it goes on, and the next exchange is waited for.
+    Stopped too late, when all bytes are out, or too soon, when the partner does not know yet that
+    it is one, it goes on, and the next exchange is waited for.
     """
     by_id = {peer.peer_id: peer for peer in others}
     for _ in range(STOP_IN_EXCHANGE_TRIES):
@@ -81,10 +82,19 @@ def stop_in_exchange(victim: Peer, others: list[Peer]) -> tuple[Peer, int]:
         )
         victim.signal_all(signal.SIGSTOP)
         partner, round_ = by_id[paired[-1]["remote"]], paired[-1]["round"]
-        if not within(lambda p=partner, r=round_: has_ended(p, r), BYTES_UNDER_WAY_S):
+        too_late = within(lambda p=partner, r=round_: has_ended(p, r), BYTES_UNDER_WAY_S)
+        if not too_late and is_partner(partner, victim, round_):
             return partner, round_
         victim.signal_all(signal.SIGCONT)
     raise AssertionError("never stopped in mid-exchange")
+
+
+def is_partner(peer: Peer, other: Peer, round_: int) -> bool:
+    """Whether the peer knows that it exchanges with the other one in this round."""
+    return any(
+        (event["round"], event["remote"]) == (round_, other.peer_id)
+        for event in peer.events(EventName.PROPOSAL_ACCEPTED)
+    )
 
 
 def has_ended(peer: Peer, round_: int) -> bool:
