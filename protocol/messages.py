@@ -158,7 +158,7 @@ class PeerList:
 
 @dataclass(frozen=True, slots=True)
 class AskAlive:
-    """Is this incarnation of that peer alive? Please ping it."""
+    """Is that peer alive in another incarnation than this one? Please see whether it beats."""
 
     peer_id: PeerIdText
     incarnation: Count
@@ -166,7 +166,7 @@ class AskAlive:
 
 @dataclass(frozen=True, slots=True)
 class AliveReply:
-    """Answer to AskAlive: whether it answered the sender just now."""
+    """Answer to AskAlive: whether another incarnation has just shown the sender that it lives."""
 
     peer_id: PeerIdText
     incarnation: Count

@@ -8,10 +8,8 @@ The rules
   1. Either side may open the link; the opener says Hello first, the other answers Hello or a
      Refusal with a sentence.
   2. Refused are: no common version, another run, too many links (hello.py), an identity that is
-     alive elsewhere.
-  3. Another incarnation of a linked identity: if the old one still beats within DUPLICATE_PROBE_S,
-     the new one is refused; a silent old one is replaced at once.
-  4. Any message is a sign of life. A link on which nothing came for SILENCE_S is given up.
+     alive elsewhere (duplicates.py); a silent old life of it is replaced at once.
+  3. Any message is a sign of life. A link on which nothing came for SILENCE_S is given up.
 """
 
 import contextlib
@@ -36,29 +34,31 @@ from protocol.messages import (
     Hello,
     Leaving,
     PeerList,
-    Refusal,
     peer_entry,
 )
-from protocol.outcomes import RefusalReason
 from protocol.records import PeerRecord
 from protocol.versions import HELLO
 from protocol.view import Progress, View
 
+from .duplicates import BEAT_S, Duplicates
 from .facts import Facts
 from .hello import Greeter
 
-BEAT_S: Final = 1.0
 SILENCE_S: Final = 10.0
 HELLO_S: Final = 10.0
 """How long a hello may take."""
-DUPLICATE_PROBE_S: Final = 2.5 * BEAT_S
 PEER_LIST_EVERY_BEATS: Final = 10
 MAX_OUTBOX: Final = 32
 """Messages waiting to be sent on one link; one that falls behind further is closed."""
+MAX_QUESTIONS: Final = 4
+"""Questions of one link that are looked into at once; more go without an answer."""
 LEAVING_S: Final = 1.0
 """How long we try to tell everybody that we leave."""
 REDIAL_FIRST_S: Final = 0.5
 REDIAL_MAX_S: Final = 30.0
+
+
+_Outgoing = Beat | PeerList | AskAlive | AliveReply
 
 
 @dataclass(slots=True, eq=False)
@@ -68,13 +68,15 @@ class Link:
     peer_id: PeerId
     incarnation: int
     talk: Conversation
-    outbox: trio.MemorySendChannel[Beat | PeerList | AliveReply | Leaving]
+    outbox: trio.MemorySendChannel[_Outgoing]
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     last_heard_s: float = 0.0
     newest_sent_s: float | None = None
     """`sent_s` of their newest beat, to be echoed."""
     newest_heard_s: float = 0.0
     rtt_s: float | None = None
+    questions: int = 0
+    """Theirs that we are looking into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,7 @@ class Links:
         self._opened = self._lost = self._refused = 0
         self._nursery: trio.Nursery | None = None
         self._greeter = greeter
+        self._duplicates = Duplicates(self._links, view, self._ask_alive)
         self.serving = trio.Event()
 
     def __repr__(self) -> str:
@@ -183,34 +186,27 @@ class Links:
     async def _serve(self, stream: Stream) -> None:
         talk = Conversation(stream)
         theirs, _ = await talk.receive(Hello, timeout_s=HELLO_S)
-        refusal = self._greeter.fault(theirs, self.statistics().live) or await self._duplicate(
-            stream.remote_peer_id, theirs
-        )
+        refusal = self._greeter.fault(
+            theirs, self.statistics().live
+        ) or await self._duplicates.fault(talk.remote_peer_id, theirs.incarnation)
         if refusal is not None:
             self._refused += 1
             await talk.send(refusal, stall_s=HELLO_S)
             return
+        self._replace_silent(talk.remote_peer_id, theirs.incarnation)
         await talk.send(self._greeter.hello(), stall_s=HELLO_S)
         await self._live(talk, theirs)
 
-    async def _duplicate(self, peer_id: PeerId, theirs: Hello) -> Refusal | None:
-        """Rule 3."""
-        others = [
-            link for link in self._links.get(peer_id, ()) if link.incarnation != theirs.incarnation
-        ]
-        asked_s = trio.current_time()
-        with trio.move_on_after(DUPLICATE_PROBE_S):
-            while any(link in self._links.get(peer_id, ()) for link in others):
-                if any(link.last_heard_s > asked_s for link in others):
-                    return Refusal(
-                        RefusalReason.DUPLICATE_IDENTITY,
-                        f"{peer_id} is alive elsewhere (incarnation {others[0].incarnation});"
-                        " one identity can run once. Use another --home here.",
-                    )
-                await trio.sleep(BEAT_S / 10)
-        for link in others:
-            link.scope.cancel()
-        return None
+    def _replace_silent(self, peer_id: PeerId, incarnation: int) -> None:
+        for link in self._links.get(peer_id, ()):
+            if link.incarnation != incarnation:
+                link.scope.cancel()
+
+    def _ask_alive(self, question: AskAlive) -> int:
+        asked = [link for link in self._all() if link.peer_id != question.peer_id]
+        for link in asked:
+            self._post(link, question)
+        return len(asked)
 
     # --- the life of a link -----------------------------------------------------------------------
     async def _own(self, talk: Conversation, theirs: Hello) -> None:
@@ -224,7 +220,7 @@ class Links:
 
     async def _live(self, talk: Conversation, theirs: Hello) -> None:
         peer_id, now_s = talk.remote_peer_id, trio.current_time()
-        send, receive = trio.open_memory_channel[Beat | PeerList | AliveReply | Leaving](MAX_OUTBOX)
+        send, receive = trio.open_memory_channel[_Outgoing](MAX_OUTBOX)
         link = Link(peer_id, theirs.incarnation, talk, send, last_heard_s=now_s)
         self._links.setdefault(peer_id, []).append(link)
         self._opened += 1
@@ -248,7 +244,7 @@ class Links:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._send_all, link, receive)
                     send.send_nowait(self._peer_list())
-                    await self._receive_all(link)
+                    await self._receive_all(link, nursery)
         except* LocoError as group:
             why = str(group.exceptions[0])
         finally:
@@ -265,13 +261,11 @@ class Links:
             self._events.emit(EventName.PEER_LOST, remote=link.peer_id, reason=why)
             self._not_before_s[link.peer_id] = trio.current_time() + REDIAL_FIRST_S
 
-    async def _send_all(
-        self, link: Link, outbox: trio.MemoryReceiveChannel[Beat | PeerList | AliveReply | Leaving]
-    ) -> None:
+    async def _send_all(self, link: Link, outbox: trio.MemoryReceiveChannel[_Outgoing]) -> None:
         async for message in outbox:
             await link.talk.send(message, stall_s=SILENCE_S)
 
-    async def _receive_all(self, link: Link) -> None:
+    async def _receive_all(self, link: Link, nursery: trio.Nursery) -> None:
         while True:
             message, _ = await link.talk.receive(
                 Beat, PeerList, AskAlive, AliveReply, Leaving, timeout_s=SILENCE_S
@@ -283,7 +277,10 @@ class Links:
                 case PeerList():
                     self._heard_peers(message, now_s)
                 case AskAlive():
-                    self._answer_alive(link, message, now_s)
+                    if link.questions < MAX_QUESTIONS:
+                        nursery.start_soon(self._answer_alive, link, message)
+                case AliveReply():
+                    self._duplicates.answered(message)
                 case Leaving():
                     self._view.gone(now_s, link.peer_id, link.incarnation)
                     self._not_before_s[link.peer_id] = now_s + REDIAL_MAX_S
@@ -309,12 +306,12 @@ class Links:
                 told = PeerRecord(entry.peer_id, incarnation, entry.addresses, math.inf)
                 self._view.record(now_s, told)
 
-    def _answer_alive(self, link: Link, question: AskAlive, now_s: float) -> None:
-        alive = any(
-            other.incarnation == question.incarnation and now_s - other.last_heard_s < SILENCE_S
-            for other in self._links.get(question.peer_id, ())
-        )
-        self._post(link, AliveReply(question.peer_id, question.incarnation, alive))
+    async def _answer_alive(self, link: Link, question: AskAlive) -> None:
+        link.questions += 1
+        try:
+            self._post(link, await self._duplicates.answer(question))
+        finally:
+            link.questions -= 1
 
     # --- beats and redials ------------------------------------------------------------------------
     def _beat(self) -> None:
@@ -343,7 +340,7 @@ class Links:
             swarm_time_s=self._directory.swarm_time_s(),
         )
 
-    def _post(self, link: Link, message: Beat | PeerList | AliveReply | Leaving) -> None:
+    def _post(self, link: Link, message: _Outgoing) -> None:
         try:
             link.outbox.send_nowait(message)
         except trio.WouldBlock:

@@ -8,14 +8,14 @@ import trio
 from swarm_worlds import distance, outcomes, simulated, start, tally, toy_spec
 
 from peer.daemon import hello as hello_file
-from peer.daemon.links import DUPLICATE_PROBE_S
+from peer.daemon.duplicates import ANSWER_S, BEAT_S, DUPLICATE_PROBE_S
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import identity_of, open_swarm
 from protocol.errors import Refused
-from protocol.messages import Hello
+from protocol.messages import Beat, Hello
 from protocol.outcomes import RefusalReason
 from protocol.versions import HELLO, SPOKEN
 
@@ -31,12 +31,28 @@ GREETING = Hello(
     layout_digest=None,
 )
 
+BEAT = Beat(
+    sequence=1,
+    state="training",
+    round=0,
+    fraction=0.0,
+    steps_per_s=1.0,
+    epoch=0,
+    position=0,
+    step=0,
+    tokens=0,
+    sent_s=0.0,
+    echo_s=None,
+    echo_hold_s=0.0,
+    swarm_time_s=1_700_000_000.0,
+)
 
-async def greet(swarm, network, **changes) -> tuple[Conversation, Hello]:
-    """Say hello to `a` by hand. Raises Refused."""
-    a = swarm["a"]
-    await network.connect(a.peer_id, a.network.addresses)
-    talk = Conversation(await network.open_stream(a.peer_id, HELLO))
+
+async def greet(swarm, network, name="a", **changes) -> tuple[Conversation, Hello]:
+    """Say hello to a peer by hand. Raises Refused."""
+    peer = swarm[name]
+    await network.connect(peer.peer_id, peer.network.addresses)
+    talk = Conversation(await network.open_stream(peer.peer_id, HELLO))
     await talk.send(dataclasses.replace(GREETING, **changes))
     answer, _ = await talk.receive(Hello)
     return talk, answer
@@ -75,6 +91,54 @@ async def test_a_living_identity_runs_once_and_a_silent_one_is_replaced(tmp_path
             _, answer = await greet(swarm, network, incarnation=2)
             assert answer.run_id == swarm["a"].facts.run_id
             assert trio.current_time() - began_s <= DUPLICATE_PROBE_S + 0.5
+
+
+async def beat(talk) -> None:
+    """Keep a link alive by hand."""
+    while True:
+        await talk.send(BEAT)
+        await trio.sleep(BEAT_S)
+
+
+@simulated()
+async def test_a_life_that_only_our_peers_see_is_asked_for(tmp_path):
+    async with open_swarm(1, toy_spec(60), tmp_path) as swarm:
+        await start(swarm, "a", "b")
+        x = identity_of(1, "x").peer_id
+        async with swarm.internet.open_network(x) as network, trio.open_nursery() as nursery:
+            at_a, _ = await greet(swarm, network, "a", incarnation=1)
+            at_b, _ = await greet(swarm, network, "b", incarnation=1)
+            nursery.start_soon(beat, at_b)
+            await at_a.aclose()
+            await swarm.until(lambda: not swarm["a"].view.get(x).alive)
+            with pytest.raises(Refused, match="alive elsewhere") as duplicate:
+                await greet(swarm, network, "a", incarnation=2)
+            assert duplicate.value.reason is RefusalReason.DUPLICATE_IDENTITY
+            nursery.cancel_scope.cancel()
+            began_s = trio.current_time()
+            await greet(swarm, network, "a", incarnation=2)  # the old life is silent at b too
+            assert trio.current_time() - began_s <= ANSWER_S + 0.5
+
+
+@simulated()
+async def test_an_answer_that_never_comes_keeps_nobody_out(tmp_path):
+    async with open_swarm(1, toy_spec(60), tmp_path) as swarm:
+        await start(swarm, "a")
+        x, mute = (identity_of(1, name).peer_id for name in ("x", "mute"))
+        async with (
+            swarm.internet.open_network(x) as network,
+            swarm.internet.open_network(mute) as mute_network,
+            trio.open_nursery() as nursery,
+        ):
+            at_a, _ = await greet(swarm, mute_network)
+            nursery.start_soon(beat, at_a)  # and never answers
+            old, _ = await greet(swarm, network, incarnation=1)
+            await old.aclose()
+            await swarm.until(lambda: not swarm["a"].view.get(x).alive)
+            began_s = trio.current_time()
+            await greet(swarm, network, incarnation=2)
+            assert ANSWER_S <= trio.current_time() - began_s <= ANSWER_S + 0.5
+            nursery.cancel_scope.cancel()
 
 
 @simulated()
