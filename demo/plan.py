@@ -12,7 +12,7 @@ STEPS: Final = 700
 INNER_STEPS: Final = 10
 LEARNING_RATE: Final = 2e-3
 LONE_LEARNING_RATE: Final = 2e-3
-"""Best of 1e-3, 1.5e-3, 2e-3 and 3e-3: 2.057, 2.053, 2.040, 2.227 after 250 steps (docs/log.md)."""
+"""Best of 1.5e-3, 2e-3, 3e-3 and 4e-3: 1.547, 1.535, 1.569, 1.714 after 625 steps (docs/log.md)."""
 AVERAGING: Final = {"alpha": 0.0, "beta": 1.0}
 """Plain pair averaging. In so short a run outer momentum costs more than it gives (docs/log.md)."""
 VALIDATE_EVERY: Final = 4
