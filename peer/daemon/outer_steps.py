@@ -160,7 +160,6 @@ class OuterSteps:
         facts, timing = self._facts, self._gossip.last_timing
         if isinstance(outcome, Averaged):
             facts.averaged += 1
-            facts.last_partner = outcome.partner_id
             self._events.emit(
                 EventName.ROUND_AVERAGED,
                 round=closed.round,

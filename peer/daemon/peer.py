@@ -24,14 +24,14 @@ from peer.observe.status import PeerState
 from peer.ports import Directory, Network, PeerId, Work
 from peer.state.service import Fetcher, StateService, fetch_from
 from peer.state.state_file import AssembledState, StateManifest, StateScalars, write_state_file
-from protocol.data_plan import start_position
+from protocol.data_plan import DataPlan, start_position
 from protocol.errors import InvalidRunSpec, LocoError
 from protocol.records import Sign
 from protocol.run_spec import FrozenSection, RunSpec
 from protocol.signed_spec import SignedSpec
 from protocol.view import View
 
-from .engine import Engine, SlowWeights
+from .engine import SlowWeights
 from .facts import Facts
 from .hello import Greeter
 from .joining import Bootstrap
@@ -40,6 +40,7 @@ from .membership import Membership
 from .outer_steps import OuterSteps, RoundTiming
 from .provision import Provision, Supplies
 from .rounds import RoundLoop
+from .shares import DataShares
 
 T = TypeVar("T")
 
@@ -259,14 +260,14 @@ class Peer:
                 await self._download(signed, shape, outer)
             else:
                 await supplies.engine.initialise(slow)
-            await self._run_rounds(spec, signed, shape, supplies.engine, slow, outer, service)
+            await self._run_rounds(spec, signed, shape, supplies, slow, outer, service)
 
     async def _run_rounds(
         self,
         spec: RunSpec,
         signed: SignedSpec,
         shape: FrozenSection,
-        engine: Engine,
+        supplies: Supplies,
         slow: SlowWeights,
         outer: OuterState,
         service: StateService,
@@ -293,10 +294,11 @@ class Peer:
             spec,
             facts=self._facts,
             view=self._view,
+            shares=DataShares(DataPlan(spec.seed, supplies.num_blocks), self._facts),
             outer=outer,
             steps=steps,
             gossip=gossip,
-            start_trainer=engine.starter(slow),
+            start_trainer=supplies.engine.starter(slow),
             events=self._events,
         )
         gossip.close_early = rounds.close_early

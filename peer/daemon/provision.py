@@ -30,10 +30,12 @@ class Supplies:
 
     Attributes:
         blobs: digest to file, for joiners to fetch from us.
+        num_blocks: training blocks of an epoch.
     """
 
     engine: Engine
     blobs: Mapping[str, Path]
+    num_blocks: int
 
 
 class Provision(Protocol):
@@ -102,7 +104,7 @@ class RealProvision:
         tokenizer = tokenizer_path(self._cache_dir, corpus.tokenizer_digest)
         if tokenizer.is_file():
             blobs[corpus.tokenizer_digest] = tokenizer
-        return Supplies(engine, blobs)
+        return Supplies(engine, blobs, corpus.num_blocks)
 
     def _trainer_settings(self, spec: RunSpec, corpus: PreparedCorpus) -> TrainerSettings:
         return TrainerSettings(

@@ -99,6 +99,8 @@ class Report:
             compute_utilisation=facts.compute_utilisation(),
             trainer_restarts=dict(facts.restarts),
             replica_distance=facts.replica_distance,
+            lost_blocks=facts.lost_blocks,
+            repeated_blocks=facts.repeated_blocks,
             round=facts.round if facts.run_id else None,
             step=facts.step if facts.run_id else None,
             p2pd_restarts=self._restarts.p2pd,

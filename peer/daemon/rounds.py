@@ -48,15 +48,12 @@ from protocol.view import Member, View
 
 from .facts import Facts
 from .outer_steps import OuterSteps
+from .shares import DataShares
 
 MAX_FAILURES_IN_A_ROW: Final = 5
 """Trainer lives that close no round before we give up."""
 RESTART_PAUSE_S: Final = 1.0
 SPEED_SMOOTHING: Final = 0.3
-MEMBER_WEIGHT: Final = 4
-"""Data weight of a peer of median speed; others in proportion."""
-MAX_MEMBER_WEIGHT: Final = 16 * MEMBER_WEIGHT
-"""What a peer says of its speed is not checked: this bounds the data it can claim by it."""
 
 
 class TrainingImpossible(LocoError):
@@ -72,6 +69,7 @@ class RoundLoop:
         *,
         facts: Facts,
         view: View,
+        shares: DataShares,
         outer: OuterState,
         steps: OuterSteps,
         gossip: Gossip,
@@ -81,6 +79,7 @@ class RoundLoop:
         self._spec = spec
         self._facts = facts
         self._view = view
+        self._shares = shares
         self._outer = outer
         self._steps = steps
         self._gossip = gossip
@@ -254,12 +253,7 @@ class RoundLoop:
         self._quota = catch_up(quota(steps, facts.steps_per_s, speeds), round_, others)
         if final:
             self._quota = 0
-        by_speed = {m.peer_id: m.progress.steps_per_s for m in training}
-        by_speed[facts.peer_id] = facts.steps_per_s
-        members = {
-            peer_id: min(MAX_MEMBER_WEIGHT, quota(MEMBER_WEIGHT, speed, speeds))
-            for peer_id, speed in by_speed.items()
-        }
+        members = self._shares.now(training)
         self._next_round = facts.round = round_
         facts.fraction, self._jumped = 0.0, False
         facts.now_doing("training", PeerState.TRAINING)
@@ -267,9 +261,7 @@ class RoundLoop:
             EventName.ROUND_OPENED, round=round_, quota=self._quota, members=len(members)
         )
         await self._trainer.send(
-            TrainRound(
-                round_, self._quota, tuple(sorted(members.items())), facts.epoch, facts.position
-            )
+            TrainRound(round_, self._quota, members, facts.epoch, facts.position)
         )
         self._gossip.round_opened(round_)
 

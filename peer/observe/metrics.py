@@ -63,6 +63,7 @@ class MetricsSnapshot:
         compute_utilisation: share of what the trainer alone would have trained, 0 to 1.
         trainer_restarts: by reason.
         replica_distance: root mean square per parameter of our weights less the last partner's.
+        lost_blocks, repeated_blocks: of the corpus, by changes of the swarm's members.
     """
 
     inner_steps: int = 0
@@ -77,6 +78,8 @@ class MetricsSnapshot:
     compute_utilisation: float | None = None
     trainer_restarts: Mapping[str, int] = field(default_factory=dict)
     replica_distance: float | None = None
+    lost_blocks: int = 0
+    repeated_blocks: int = 0
     round: int | None = None
     step: int | None = None
     p2pd_restarts: int = 0
@@ -145,6 +148,7 @@ class _SnapshotCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         now = self._read()
         yield from _training(now)
+        yield _blocks(now)
         yield _rounds(now.outcomes)
         yield _round_seconds(self._durations)
         yield from _swarm(now)
@@ -181,6 +185,17 @@ def _training(now: MetricsSnapshot) -> Iterator[Metric]:
         "Root mean square per parameter of our weights less the last partner's.",
         now.replica_distance,
     )
+
+
+def _blocks(now: MetricsSnapshot) -> Metric:
+    family = CounterMetricFamily(
+        "loco_data_blocks",
+        "Blocks of the corpus that changes of the swarm's members have left out or repeated.",
+        labels=["fate"],
+    )
+    family.add_metric(["lost"], now.lost_blocks)
+    family.add_metric(["repeated"], now.repeated_blocks)
+    return family
 
 
 def _rounds(outcomes: Outcomes) -> Metric:

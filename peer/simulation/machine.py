@@ -199,7 +199,8 @@ class SimulatedProvision:
     def _supplies(self, spec: RunSpec, corpus: bytes) -> Supplies:
         self._corpus.write_bytes(corpus)
         self.engine = SimulatedEngine(spec, self._peer_id, self._speed, self._problem, self._gate)
-        return Supplies(self.engine, {_digest(corpus): self._corpus})
+        blobs = {_digest(corpus): self._corpus}
+        return Supplies(self.engine, blobs, self._problem.num_blocks)
 
 
 def _digest(data: bytes) -> str:

@@ -19,6 +19,8 @@ def full_snapshot() -> MetricsSnapshot:
         compute_utilisation=0.97,
         trainer_restarts={"died": 1},
         replica_distance=1e-3,
+        lost_blocks=3,
+        repeated_blocks=2,
         round=10,
         step=500,
         p2pd_restarts=0,

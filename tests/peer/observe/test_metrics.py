@@ -34,6 +34,7 @@ NAMES = {
     "loco_compute_utilisation",
     "loco_trainer_restarts_total",
     "loco_replica_distance",
+    "loco_data_blocks_total",
     "loco_round",
     "loco_step",
     "loco_p2pd_restarts_total",
@@ -54,6 +55,8 @@ FULL = MetricsSnapshot(
     compute_utilisation=0.97,
     trainer_restarts={"killed": 1},
     replica_distance=0.125,
+    lost_blocks=5,
+    repeated_blocks=6,
     round=4,
     step=123,
     p2pd_restarts=1,
@@ -91,6 +94,8 @@ def test_numbers_are_read_at_each_scrape() -> None:
     assert found["loco_wire_bytes_total", "direction=sent", "protocol=/loco/gossip/1"] == 11
     assert found["loco_wire_bytes_total", "direction=received", "protocol=/loco/gossip/1"] == 12
     assert found["loco_peers", "state=training"] == 3
+    assert found["loco_data_blocks_total", "fate=lost"] == 5
+    assert found["loco_data_blocks_total", "fate=repeated"] == 6
     assert found["loco_peer_rtt_seconds", "peer=12D3a"] == 0.25
     assert found["loco_trainer_restarts_total", "reason=killed"] == 1
     assert found["loco_build_info", "version=1.2.3"] == 1
