@@ -246,7 +246,7 @@ class Links:
                     send.send_nowait(self._peer_list())
                     await self._receive_all(link, nursery)
         except* LocoError as group:
-            why = str(group.exceptions[0])
+            why = str(group.exceptions[0]).removeprefix(f"{peer_id} ")
         finally:
             self._ended(link, why)
 

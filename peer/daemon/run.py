@@ -1,12 +1,12 @@
 """A daemon of real parts: p2pd, hivemind's table, torch, the home, signals.
 
-Everything here is putting together; what happens is in `peer.py` and below.
+Everything here is opening and closing; the parts are put together in assembly.py, and what happens
+is in peer.py and below.
 """
 
 import json
 import socket
 from collections.abc import Sequence
-from functools import partial
 from importlib.metadata import version as version_of
 from typing import Any, Final
 
@@ -28,17 +28,14 @@ from peer.signals import run_until_signalled
 from peer.state.home import Home
 from protocol.errors import LocoError
 from protocol.run_spec import RunSpec
-from protocol.signed_spec import SignedSpec
 from protocol.view import View
 
+from .assembly import Assembly, Ports
 from .facts import Facts
-from .hello import Greeter
-from .joining import Bootstrap
-from .links import SILENCE_S, Links
-from .peer import Peer, PeerParts, PeerSettings
+from .links import SILENCE_S
+from .peer import Peer, PeerSettings
 from .provision import RealProvision
 from .report import Report, Restarts
-from .resolve import resolve_bootstrap
 
 DEFAULT_PORT: Final = 31337
 DIRECTORY_CHECK_S: Final = 5.0
@@ -71,7 +68,6 @@ class _Daemon:
         self._home = home
         self._stop = stop
         self._version = version_of("loco-peer")
-        self._restarts = Restarts()
 
     def __repr__(self) -> str:
         return f"<_Daemon of {self._home!r}>"
@@ -100,22 +96,11 @@ class _Daemon:
         network: Libp2pNetwork,
         directory: HivemindDirectory,
     ) -> None:
-        parts = self._parts(identity, incarnation, network, directory)
-        report = Report(
-            facts=parts.facts,
-            view=parts.view,
-            links=parts.links,
-            network=network,
-            restarts=self._restarts,
-            version=self._version,
-        )
-        peer = Peer(self._settings(network, parts.facts, report), parts)
-        parts.events.emit(
-            EventName.DAEMON_STARTED,
-            version=self._version,
-            incarnation=incarnation,
-            addresses=list(network.addresses),
-            home=str(self._home.root),
+        ports = self._ports(network, directory)
+        assembly = Assembly(ports, identity, incarnation, self._version)
+        report, restarts = assembly.report, assembly.restarts
+        peer = assembly.start(
+            self._settings(network, assembly.parts.facts, report), str(self._home.root)
         )
         async with trio.open_nursery() as nursery:
             report.metrics_url = await nursery.start(
@@ -126,41 +111,20 @@ class _Daemon:
             )
             handlers = _Control(peer, report).handlers()
             await nursery.start(serve_control, self._home.control_socket, handlers)
-            nursery.start_soon(self._watch_network, network, directory, parts.events)
-            nursery.start_soon(self._watch_directory, directory, parts.events)
+            nursery.start_soon(_watch_network, network, directory, ports.events, restarts)
+            nursery.start_soon(_watch_directory, directory, ports.events, restarts)
             nursery.start_soon(self._stop_when_asked, peer)
-            if spec is None:
-                await peer.join(self._bootstrap(parts))
-            else:
-                await peer.found(spec, partial(_sign, identity))
+            await assembly.run(peer, spec, self._config.bootstrap)
             nursery.cancel_scope.cancel()
 
-    def _parts(
-        self,
-        identity: Identity,
-        incarnation: int,
-        network: Libp2pNetwork,
-        directory: HivemindDirectory,
-    ) -> PeerParts:
+    def _ports(self, network: Libp2pNetwork, directory: HivemindDirectory) -> Ports:
         config, home, work = self._config, self._home, RealWork()
-        facts = Facts(network.peer_id, incarnation, doing_since_s=trio.current_time())
-        view = View(SILENCE_S)
         events = EventLog(
             LineFile(home.event_log_path).write_line,
             peer=network.peer_id,
             wall_time_s=directory.swarm_time_s,
             log_format=config.log_format,
             verbose=config.verbose,
-        )
-        software = f"loco-peer {self._version}"
-        greeter = Greeter(network=network, directory=directory, facts=facts, software=software)
-        links = Links(
-            network=network,
-            directory=directory,
-            view=view,
-            facts=facts,
-            events=events,
-            greeter=greeter,
         )
         provision = RealProvision(
             peer_id=network.peer_id,
@@ -170,18 +134,7 @@ class _Daemon:
             device=config.device,
             threads=config.threads,
         )
-        return PeerParts(
-            network=network,
-            directory=directory,
-            work=work,
-            provision=provision,
-            facts=facts,
-            view=view,
-            links=links,
-            greeter=greeter,
-            events=events,
-            sign=identity.sign,
-        )
+        return Ports(network, directory, work, provision, View(SILENCE_S), events)
 
     def _settings(self, network: Libp2pNetwork, facts: Facts, report: Report) -> PeerSettings:
         return PeerSettings(
@@ -193,42 +146,9 @@ class _Daemon:
             observe_round=report.observe_round,
         )
 
-    def _bootstrap(self, parts: PeerParts) -> Bootstrap:
-        return Bootstrap(
-            self._config.bootstrap,
-            resolve=resolve_bootstrap,
-            links=parts.links,
-            facts=parts.facts,
-            events=parts.events,
-        )
-
     async def _stop_when_asked(self, peer: Peer) -> None:
         await self._stop.wait()
         peer.request_stop()
-
-    async def _watch_network(
-        self, network: Libp2pNetwork, directory: HivemindDirectory, events: EventLog
-    ) -> None:
-        """Attach the directory to each new p2pd, and count restarts."""
-        generation = network.generation
-        while True:
-            generation = await network.wait_restarted(generation)
-            self._restarts.p2pd = network.statistics().restarts
-            events.emit(
-                EventName.NETWORK_RESTARTED, reason="p2pd ended", restarts=self._restarts.p2pd
-            )
-            await directory.reattach(network.daemon_control_address)
-
-    async def _watch_directory(self, directory: HivemindDirectory, events: EventLog) -> None:
-        """Count and report its restarts; it heals by itself."""
-        while True:
-            restarts = directory.statistics().restarts
-            if restarts > self._restarts.directory:
-                events.emit(
-                    EventName.DIRECTORY_RESTARTED, reason="its thread hung", restarts=restarts
-                )
-            self._restarts.directory = restarts
-            await trio.sleep(DIRECTORY_CHECK_S)
 
     def _listen(self) -> Sequence[str]:
         where = self._config.listen
@@ -296,8 +216,28 @@ class _Control:
         return {"path": str(path), "round": scalars.round, "tokens": scalars.tokens}
 
 
-def _sign(identity: Identity, spec: RunSpec) -> SignedSpec:
-    return SignedSpec.signed_by(spec, identity.public_key, identity.sign)
+async def _watch_network(
+    network: Libp2pNetwork, directory: HivemindDirectory, events: EventLog, restarts: Restarts
+) -> None:
+    """Attach the directory to each new p2pd, and count restarts."""
+    generation = network.generation
+    while True:
+        generation = await network.wait_restarted(generation)
+        restarts.p2pd = network.statistics().restarts
+        events.emit(EventName.NETWORK_RESTARTED, reason="p2pd ended", restarts=restarts.p2pd)
+        await directory.reattach(network.daemon_control_address)
+
+
+async def _watch_directory(
+    directory: HivemindDirectory, events: EventLog, restarts: Restarts
+) -> None:
+    """Count and report its restarts; it heals by itself."""
+    while True:
+        count = directory.statistics().restarts
+        if count > restarts.directory:
+            events.emit(EventName.DIRECTORY_RESTARTED, reason="its thread hung", restarts=count)
+        restarts.directory = count
+        await trio.sleep(DIRECTORY_CHECK_S)
 
 
 def _is_free(port: int) -> bool:

@@ -1,6 +1,6 @@
 """One peer of a simulated swarm: the daemon's own parts on simulated ports.
 
-The same putting together as peer/daemon/run.py, with nothing of the outside in it.
+As peer/daemon/run.py, with nothing of the outside in it.
 """
 
 import json
@@ -11,14 +11,12 @@ from typing import Any, Final
 
 import trio
 
+from peer.daemon.assembly import Assembly, Ports
 from peer.daemon.facts import Facts
-from peer.daemon.hello import Greeter
-from peer.daemon.joining import Bootstrap
 from peer.daemon.links import Links
 from peer.daemon.outer_steps import RoundTiming
-from peer.daemon.peer import Peer, PeerParts, PeerSettings
-from peer.daemon.report import Report, Restarts
-from peer.daemon.resolve import resolve_bootstrap
+from peer.daemon.peer import Peer, PeerSettings
+from peer.daemon.report import Report
 from peer.daemon.rounds import TrainingImpossible
 from peer.identity import Identity
 from peer.network.simulated import SimulatedNetwork
@@ -31,13 +29,11 @@ from peer.simulated_ports import SimulatedWork
 from peer.training.ports import Float32Vector
 from protocol.errors import LocoError
 from protocol.run_spec import RunSpec
-from protocol.signed_spec import SignedSpec
 from protocol.view import View
 
 from .machine import Gate, Machine, SimulatedProvision
 
 VERSION: Final = "simulated"
-SOFTWARE: Final = f"loco-peer {VERSION}"
 GRACE_S: Final = 8.0
 ENDS: Final = (LocoError, TrainingImpossible)
 """Errors that end one peer, as they would end its daemon; anything else is a bug."""
@@ -121,56 +117,8 @@ class SimulatedPeer:
     ) -> None:
         """Live as a daemon does; `spec` founds a run, `bootstrap` joins one."""
         self.provision = provision
-        events = self._assemble(place, provision, exit_when_done=exit_when_done)
-        events.emit(
-            EventName.DAEMON_STARTED,
-            version=VERSION,
-            incarnation=self.incarnation,
-            addresses=list(place.network.addresses),
-            home=self.name,
-        )
-        if spec is not None:
-            await self._until_ended(lambda: self.peer.found(spec, self._sign))
-            return
-        entry = Bootstrap(
-            tuple(bootstrap),
-            resolve=resolve_bootstrap,
-            links=self.links,
-            facts=self.facts,
-            events=events,
-        )
-        await self._until_ended(lambda: self.peer.join(entry))
-
-    def _assemble(
-        self, place: Place, provision: SimulatedProvision, *, exit_when_done: bool
-    ) -> EventLog:
-        network, directory, view = place.network, place.directory, place.view
-        self.network, self.directory, self.view = network, directory, view
-        facts = Facts(self.peer_id, self.incarnation, doing_since_s=trio.current_time())
-        events = EventLog(
-            place.write_line,
-            peer=self.peer_id,
-            wall_time_s=directory.swarm_time_s,
-            stream=None,
-        )
-        greeter = Greeter(network=network, directory=directory, facts=facts, software=SOFTWARE)
-        links = Links(
-            network=network,
-            directory=directory,
-            view=view,
-            facts=facts,
-            events=events,
-            greeter=greeter,
-        )
-        self.facts, self.links = facts, links
-        self.report = Report(
-            facts=facts,
-            view=view,
-            links=links,
-            network=network,
-            restarts=Restarts(),
-            version=VERSION,
-        )
+        self.network, self.directory, self.view = place.network, place.directory, place.view
+        assembly = self._assemble(place, provision)
         settings = PeerSettings(
             state_dir=place.folder,
             exit_when_done=exit_when_done,
@@ -179,23 +127,28 @@ class SimulatedPeer:
             bind_run=lambda _: None,
             observe_round=self.timings.append,
         )
-        parts = PeerParts(
-            network=network,
-            directory=directory,
-            work=SimulatedWork(self.machine.work_s),
-            provision=provision,
-            facts=facts,
-            view=view,
-            links=links,
-            greeter=greeter,
-            events=events,
-            sign=self.identity.sign,
-        )
-        self.peer = Peer(settings, parts)
-        return events
+        self.peer = assembly.start(settings, self.name)
+        await self._until_ended(lambda: assembly.run(self.peer, spec, bootstrap))
 
-    def _sign(self, spec: RunSpec) -> SignedSpec:
-        return SignedSpec.signed_by(spec, self.identity.public_key, self.identity.sign)
+    def _assemble(self, place: Place, provision: SimulatedProvision) -> Assembly:
+        events = EventLog(
+            place.write_line,
+            peer=self.peer_id,
+            wall_time_s=place.directory.swarm_time_s,
+            stream=None,
+        )
+        ports = Ports(
+            place.network,
+            place.directory,
+            SimulatedWork(self.machine.work_s),
+            provision,
+            place.view,
+            events,
+        )
+        assembly = Assembly(ports, self.identity, self.incarnation, VERSION)
+        self.facts, self.links = assembly.parts.facts, assembly.parts.links
+        self.report = assembly.report
+        return assembly
 
     async def _until_ended(self, life: Callable[[], Awaitable[None]]) -> None:
         """Keep what would end a daemon with a sentence; let a bug through."""

@@ -1,0 +1,125 @@
+"""The parts of one peer, put together: the same in a real daemon and in a simulated swarm.
+
+What differs between the two comes in as ports; what does not is written here once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import trio
+
+from peer.identity import Identity
+from peer.observe.event_names import EventName
+from peer.observe.events import EventLog
+from peer.ports import Directory, Network, Work
+from protocol.run_spec import RunSpec
+from protocol.signed_spec import SignedSpec
+from protocol.view import View
+
+from .facts import Facts
+from .hello import Greeter
+from .joining import Bootstrap
+from .links import Links
+from .peer import Peer, PeerParts, PeerSettings
+from .provision import Provision
+from .report import Report, Restarts
+from .resolve import resolve_bootstrap
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """What a peer stands on."""
+
+    network: Network
+    directory: Directory
+    work: Work
+    provision: Provision
+    view: View
+    events: EventLog
+
+
+class Assembly:
+    """One peer, ready to found or to join.
+
+    Attributes:
+        parts: what it is put together from.
+        restarts: to be counted by whoever supervises p2pd and the directory.
+        report: `status` and metrics.
+    """
+
+    def __init__(self, ports: Ports, identity: Identity, incarnation: int, version: str) -> None:
+        self._identity = identity
+        self._version = version
+        facts = Facts(identity.peer_id, incarnation, doing_since_s=trio.current_time())
+        greeter = Greeter(
+            network=ports.network,
+            directory=ports.directory,
+            facts=facts,
+            software=f"loco-peer {version}",
+        )
+        links = Links(
+            network=ports.network,
+            directory=ports.directory,
+            view=ports.view,
+            facts=facts,
+            events=ports.events,
+            greeter=greeter,
+        )
+        self.parts = PeerParts(
+            network=ports.network,
+            directory=ports.directory,
+            work=ports.work,
+            provision=ports.provision,
+            facts=facts,
+            view=ports.view,
+            links=links,
+            greeter=greeter,
+            events=ports.events,
+            sign=identity.sign,
+        )
+        self.restarts = Restarts()
+        self.report = Report(
+            facts=facts,
+            view=ports.view,
+            links=links,
+            network=ports.network,
+            restarts=self.restarts,
+            version=version,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Assembly of {self._identity.peer_id}>"
+
+    def start(self, settings: PeerSettings, home: str) -> Peer:
+        """The peer; says that it is there. `home` is named to people only."""
+        parts = self.parts
+        parts.events.emit(
+            EventName.DAEMON_STARTED,
+            version=self._version,
+            incarnation=parts.facts.incarnation,
+            addresses=list(parts.network.addresses),
+            home=home,
+        )
+        return Peer(settings, parts)
+
+    async def run(self, peer: Peer, spec: RunSpec | None, bootstrap: Sequence[str]) -> None:
+        """Found the run of `spec`, or join one through the bootstrap addresses, until it ends.
+
+        Raises:
+            LocoError: as `Peer.found` and `Peer.join` do.
+        """
+        if spec is not None:
+            await peer.found(spec, self._sign)
+            return
+        parts = self.parts
+        entry = Bootstrap(
+            bootstrap,
+            resolve=resolve_bootstrap,
+            links=parts.links,
+            facts=parts.facts,
+            events=parts.events,
+        )
+        await peer.join(entry)
+
+    def _sign(self, spec: RunSpec) -> SignedSpec:
+        return SignedSpec.signed_by(spec, self._identity.public_key, self._identity.sign)
