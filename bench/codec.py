@@ -7,8 +7,9 @@ of memory, or 12 where the processor fetches a line before it overwrites it; dec
 or 6; a step in a pair 18 (phi and delta read and written, two codes read). So a step that is bound
 by memory alone reaches 0.44 to 0.67 of memcpy by this count, and coding may pass it.
 
-How: one vector, larger than any cache, with one thread and with two. All operations take turns, memcpy among
-them, and medians are compared. "plain" is the way of torch's own operations, without numba.
+How: one vector, larger than any cache, with one thread and with two. All operations take turns,
+memcpy among them, and medians are compared. "plain" is the way of torch's own operations,
+without numba.
 
 hivemind's 8-bit codecs fail with the numpy of this project (hivemind 1.1.12 turns arrays into
 scalars, which numpy 2.4 refuses), so another interpreter runs them (`bench/hivemind_codecs.py`),
