@@ -25,7 +25,8 @@ Rules:
 - Stability for n = 2: gamma < sqrt(2 + alpha^2).
 
 The step runs in place, tile by tile: one pass over memory, no vector of scratch. Separately rounded
-fp32 operations only (no fused multiply-add), so a step can be reproduced on another machine.
+fp32 operations only (no fused multiply-add), so a step can be reproduced on another machine; long
+int8 vectors go through a compiled loop that does the same (`fused_step`).
 """
 
 import math
@@ -35,6 +36,8 @@ from dataclasses import dataclass
 import torch
 
 from peer.codec import TILE, Codec
+
+from .fused_step import fused_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +90,14 @@ def outer_step(
     if pulls and len(phi_codes) != len(theta_codes):
         raise ValueError("gamma differs from beta: the codes of phi of every member are needed")
     _check(phi_P, delta_P, [*theta_codes, *used_phi_codes], codec)
+    if not pulls:
+        sums = fused_step(phi_P, delta_P, theta_codes, codec, factors.alpha, factors.beta)
+        if sums is not None:
+            return _measures(*sums, phi_P.numel(), len(theta_codes))
     step = _GroupStep(theta_codes, used_phi_codes, codec, factors)
     for start in range(0, phi_P.numel(), TILE):
         step.take(phi_P[start : start + TILE], delta_P[start : start + TILE], start)
-    return step.measures(phi_P.numel())
+    return _measures(step.delta_squares, step.distance_squares, phi_P.numel(), len(theta_codes))
 
 
 def group_mean(
@@ -127,30 +134,32 @@ class _GroupStep:
         self._alpha, self._beta = factors.alpha, factors.beta
         self._pull = factors.gamma - factors.beta
         self._scratch = torch.empty(3, TILE, dtype=torch.float32, device=theta_codes[0].device)
-        self._delta_squares = 0.0
-        self._distance_squares = 0.0
+        self.delta_squares = 0.0
+        self.distance_squares = 0.0
 
     def take(self, phi: torch.Tensor, delta: torch.Tensor, start: int) -> None:
         """Step the tile of phi and delta that begins at `start`."""
         mean, own, spare = self._scratch[:, : phi.numel()]
         group_mean(self._theta_codes, self._codec, start, mean, own, spare)
-        self._distance_squares += _squares(own.sub_(mean))
+        self.distance_squares += _squares(own.sub_(mean))
         delta.mul_(self._alpha)
         delta.add_(mean.sub_(phi).mul_(self._beta))
         if self._phi_codes:
             group_mean(self._phi_codes, self._codec, start, mean, own, spare)
             delta.add_(mean.sub_(phi).mul_(self._pull))
         phi.add_(delta)
-        self._delta_squares += _squares(delta)
+        self.delta_squares += _squares(delta)
 
-    def measures(self, num_values: int) -> OuterStepMeasures:
-        """What the whole step found."""
-        others = len(self._theta_codes) - 1
-        to_mean = math.sqrt(self._distance_squares / max(1, num_values))
-        return OuterStepMeasures(
-            delta_rms=math.sqrt(self._delta_squares / max(1, num_values)),
-            replica_distance=to_mean * (others + 1) / others if others else None,
-        )
+
+def _measures(
+    delta_squares: float, distance_squares: float, num_values: int, members: int
+) -> OuterStepMeasures:
+    """What a step found, from its sums of squares of delta and of own values less the mean."""
+    to_mean = math.sqrt(distance_squares / max(1, num_values))
+    return OuterStepMeasures(
+        delta_rms=math.sqrt(delta_squares / max(1, num_values)),
+        replica_distance=to_mean * members / (members - 1) if members > 1 else None,
+    )
 
 
 def _squares(values: torch.Tensor) -> float:

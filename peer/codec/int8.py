@@ -17,21 +17,35 @@ Rules:
 - Each operation is one correctly rounded IEEE operation, so CPU and CUDA give equal bytes. Division
   by 127 takes a tensor as divisor: CUDA multiplies by the reciprocal of a scalar one.
 
+Three ways lead to the same bytes: torch's operations (`int8_plain`), which say what the code is;
+compiled loops for long vectors in main memory (`int8_compiled`); Triton on CUDA (`int8_cuda`).
+
 A block is coded to itself again if its largest code is 127. Where rounding up left 126, the scale
 shrinks by one bf16 step on the second coding, and the values move by at most half the scale again.
 """
 
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Protocol
 
 import torch
 
-from .base import BLOCK, LARGEST_MAGNITUDE, TILE, check_codes, check_range, check_values
+from .base import BLOCK, check_codes, check_range, check_values
+from .compiled import kernels_of
+from .int8_compiled import compiled_loops
+from .int8_plain import PlainLoops
 
-LARGEST_CODE: Final = 127
-SMALLEST_SCALE: Final = 2.0**-126
 _SCALE_BYTES: Final = 2
-_CUDA_TILE: Final = 64 * TILE
-_LOW_HALF: Final = 0xFFFF
+
+
+class Int8Loops(Protocol):
+    """One of the three ways; lengths and types are checked."""
+
+    def encode(self, x_P: torch.Tensor, codes_P: torch.Tensor, scales: torch.Tensor) -> None: ...
+
+    def decode(
+        self, codes_P: torch.Tensor, scales: torch.Tensor, start: int, out: torch.Tensor
+    ) -> None: ...
+
+    def are_valid(self, codes_P: torch.Tensor, scales: torch.Tensor) -> bool: ...
 
 
 class Int8Codec:
@@ -40,7 +54,7 @@ class Int8Codec:
     name: ClassVar[str] = "int8"
 
     def __init__(self) -> None:
-        self._scratch: _Scratch | None = None
+        self._plain = PlainLoops()
 
     def __repr__(self) -> str:
         return f"Int8Codec(block={BLOCK})"
@@ -53,16 +67,8 @@ class Int8Codec:
         """Write the codes of `x_P` (fp32 [P]). Raises ValueError if a value is not finite."""
         num_values = check_values(x_P, "x_P")
         check_codes(out_codes, self.code_bytes(num_values))
-        codes, scales = _split(out_codes)
-        scratch = self._scratch_on(x_P.device)
-        for start in range(0, num_values, scratch.tile):
-            stop = min(start + scratch.tile, num_values)
-            _encode_tile(
-                x_P[start:stop].view(-1, BLOCK),
-                codes[start:stop].view(-1, BLOCK),
-                scales[start // BLOCK : stop // BLOCK],
-                scratch,
-            )
+        codes_P, scales = split(out_codes)
+        self._loops(codes_P, scales, x_P).encode(x_P, codes_P, scales)
 
     def decode(self, codes: torch.Tensor, out_P: torch.Tensor) -> None:
         """Write the values of `codes` into `out_P` (fp32 [P])."""
@@ -73,12 +79,8 @@ class Int8Codec:
         num_values = _num_values(codes.numel())
         check_codes(codes, self.code_bytes(num_values))
         check_range(start, stop, num_values, out)
-        values, scales = _split(codes)
-        for at in range(start, stop, TILE):
-            end = min(at + TILE, stop)
-            tile = out[at - start : end - start].view(-1, BLOCK)
-            tile.copy_(values[at:end].view(-1, BLOCK))
-            tile.mul_(scales[at // BLOCK : end // BLOCK].to(torch.float32).unsqueeze(1))
+        codes_P, scales = split(codes)
+        self._loops(codes_P, scales, out).decode(codes_P, scales, start, out)
 
     def validate(self, codes: torch.Tensor) -> bool:
         """Whether length, codes and scales are what `encode` can write, so finite."""
@@ -86,66 +88,25 @@ class Int8Codec:
             return False
         if codes.numel() != self.code_bytes(_num_values(codes.numel())):
             return False
-        values, scales = _split(codes)
-        return _scales_valid(scales) and _codes_valid(values)
+        codes_P, scales = split(codes)
+        return self._loops(codes_P, scales).are_valid(codes_P, scales)
 
-    def _scratch_on(self, device: torch.device) -> "_Scratch":
-        if self._scratch is None or self._scratch.tile_P.device != device:
-            self._scratch = _Scratch(device)
-        return self._scratch
-
-
-class _Scratch:
-    """Memory for one tile of encoding, allocated once."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.tile = _CUDA_TILE if device.type == "cuda" else TILE
-        self.tile_P = torch.empty(self.tile, dtype=torch.float32, device=device).view(-1, BLOCK)
-        self.divisors = torch.full((self.tile // BLOCK,), float(LARGEST_CODE), device=device)
+    def _loops(
+        self, codes_P: torch.Tensor, scales: torch.Tensor, *values: torch.Tensor
+    ) -> Int8Loops:
+        """The fastest way for these tensors."""
+        if codes_P.is_cuda:
+            triton = kernels_of("peer.codec.int8_cuda")
+            return triton.TritonLoops() if triton else self._plain
+        compiled = compiled_loops(scales, *values, num_values=codes_P.numel())
+        return compiled or self._plain
 
 
-def _encode_tile(
-    x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, scratch: _Scratch
-) -> None:
-    """Encode x [blocks, 128] into int8 `codes` of the same shape and bf16 `scales` [blocks]."""
-    blocks = x.shape[0]
-    work = scratch.tile_P[:blocks]
-    torch.abs(x, out=work)
-    absmax = torch.amax(work, dim=1)
-    if not bool((absmax <= LARGEST_MAGNITUDE).all()):
-        raise ValueError("not finite: the vector holds a NaN or a value beyond 2**120")
-    scale = _rounded_up(absmax.div_(scratch.divisors[:blocks]))
-    scales.copy_(scale)
-    torch.div(x, scale.masked_fill_(scale == 0, 1.0).unsqueeze(1), out=work)
-    codes.copy_(work.round_())
-
-
-def _rounded_up(scale: torch.Tensor) -> torch.Tensor:
-    """`scale` (fp32, not negative) rounded up in place to bf16; too small ones become 0."""
-    scale.masked_fill_(scale < SMALLEST_SCALE, 0.0)
-    scale.view(torch.int32).add_(_LOW_HALF).bitwise_and_(~_LOW_HALF)
-    return scale
-
-
-def _scales_valid(scales: torch.Tensor) -> bool:
-    """Whether each scale is +0, or normal and small enough."""
-    if not scales.numel():
-        return True
-    bits = scales.view(torch.int16)
-    normal = (scales >= SMALLEST_SCALE) & (scales <= LARGEST_MAGNITUDE / (LARGEST_CODE - 1))
-    return bool((normal | (bits == 0)).all())
-
-
-def _codes_valid(values: torch.Tensor) -> bool:
-    """Whether no code is -128, which `encode` never writes."""
-    return all(int(tile.min()) >= -LARGEST_CODE for tile in values.split(TILE) if tile.numel())
+def split(codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The int8 codes [P] and bf16 scales [P / 128] inside `codes`, as views."""
+    num_values = _num_values(codes.numel())
+    return codes[:num_values].view(torch.int8), codes[num_values:].view(torch.bfloat16)
 
 
 def _num_values(code_bytes: int) -> int:
     return code_bytes // (BLOCK + _SCALE_BYTES) * BLOCK
-
-
-def _split(codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The int8 codes [P] and bf16 scales [P / 128] inside `codes`, as views."""
-    num_values = _num_values(codes.numel())
-    return codes[:num_values].view(torch.int8), codes[num_values:].view(torch.bfloat16)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from peer.codec import BLOCK, TILE, codes_as_tensor, get_codec
 from peer.codec.base import LARGEST_MAGNITUDE
-from peer.codec.int8 import SMALLEST_SCALE
+from peer.codec.int8_plain import SMALLEST_SCALE
 
 NAMES = ("int8", "bf16", "fp32")
 magnitudes = st.floats(-12, 4).map(lambda exponent: 10.0**exponent)

@@ -1,0 +1,119 @@
+"""Loops compiled for this processor by numba, at the speed of memory; without numba, none.
+
+Idea. torch's operations read and write memory once each, and coding takes eight of them. A compiled
+loop makes one pass. It does the same correctly rounded IEEE operations in the same order (LLVM
+joins no multiplication with an addition unless told to), so its bytes are those of the plain path,
+which stays as the reference and as the way out.
+
+Rules:
+
+- numba is imported when a long vector is first coded: `COMPILED_FROM` values, below which the plain
+  path is done before numba is loaded. Small models and commands never wait for it.
+- Machine code is kept beside the source, or in the user's cache where that is read-only, or not at
+  all. It is kept by processor and by the time of the kernel's own file: after a change here or in
+  `base.py` alone, `make clean`. Several processes may write it: files are replaced whole.
+- Whatever fails (no numba, one that does not know this numpy), the plain path is taken.
+- As many threads as torch would use here (`torch.get_num_threads`), of our own: kernels hold no
+  lock, and numba's pool either aborts when two threads call it, or spins against torch's.
+- Work is cut into chunks of one size whatever the number of threads, so sums come out the same.
+"""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Final, TypeVar
+
+import torch
+
+from .base import BLOCK
+
+Result = TypeVar("Result")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+COMPILED_FROM: Final = 4 * 1024 * 1024
+"""Values of a vector from which on loading numba (about a second) is worth it: there the plain path
+takes some 8 ms longer a round, so a hundred rounds."""
+CHUNK_BLOCKS: Final = 8 * 1024
+"""Blocks that a thread takes at once: 4 MB of fp32, far more than it costs to hand them over."""
+
+
+@cache
+def kernels_of(module: str) -> ModuleType | None:
+    """The module of kernels by its full name, compiled; None where numba does not work."""
+    try:
+        return import_module(module)
+    except Exception:  # noqa: BLE001  # numba, llvmlite, LLVM: whatever it was, there is another way
+        return None
+
+
+def kernel(signature: str) -> Callable[[Function], Function]:
+    """Compile the decorated function for `signature` at once, or load what was compiled before."""
+    import numba
+
+    def compile_now(function: Function) -> Function:
+        settings = {"nogil": True, "error_model": "numpy", "fastmath": False}
+        try:
+            compiled = numba.njit(signature, cache=True, **settings)(function)
+        except (RuntimeError, OSError):  # nowhere to keep it
+            compiled = numba.njit(signature, **settings)(function)
+        return compiled  # type: ignore[no-any-return]
+
+    return compile_now
+
+
+def helper(*, any_order: bool = False) -> Callable[[Function], Function]:
+    """Compile the decorated function into the kernels that call it.
+
+    Args:
+        any_order: sums may be added up in the order that is fastest, within this function alone.
+    """
+    import numba
+
+    def mark(function: Function) -> Function:
+        fast = {"reassoc"} if any_order else False
+        return numba.njit(error_model="numpy", fastmath=fast)(function)  # type: ignore[no-any-return]
+
+    return mark
+
+
+def in_chunks(work: Callable[[int, int], Result], num_blocks: int) -> list[Result]:
+    """`work(first, last)` for each chunk of blocks first .. last - 1; the results in their order.
+
+    `work` must let the interpreter go (a kernel does) for its threads to run side by side.
+    """
+    starts = range(0, num_blocks, CHUNK_BLOCKS)
+    results: dict[int, Result] = {}
+    left = iter(starts)  # one `next` is one step of the interpreter: no lock is needed
+
+    def take_chunks() -> None:
+        for first in left:
+            results[first] = work(first, min(first + CHUNK_BLOCKS, num_blocks))
+
+    helpers = [_pool().submit(take_chunks) for _ in range(_threads(len(starts)) - 1)]
+    take_chunks()
+    for helper in helpers:
+        helper.result()
+    return [results[first] for first in starts]
+
+
+def is_aligned(*tensors: torch.Tensor) -> bool:
+    """Whether each tensor begins where its elements may lie; payloads can begin anywhere."""
+    return all(tensor.data_ptr() % tensor.element_size() == 0 for tensor in tensors)
+
+
+def is_long(num_values: int, device: torch.device) -> bool:
+    """Whether a vector is worth compiled loops, and lies where they can reach it."""
+    return device.type == "cpu" and num_values >= COMPILED_FROM and num_values % BLOCK == 0
+
+
+def _threads(chunks: int) -> int:
+    return max(1, min(chunks, torch.get_num_threads()))
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    """Threads that help the callers; none is started before it is needed."""
+    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="codec")

@@ -1,0 +1,94 @@
+"""The fused outer step leaves the bits of the plain one."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peer.averaging import fused_step, noloco
+from peer.averaging.noloco import Factors, OuterStepMeasures
+from peer.codec import BLOCK, compiled, get_codec
+
+pytest.importorskip("numba")
+pytestmark = pytest.mark.slow  # the first run on a machine compiles for a second
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_vectors_are_long() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "COMPILED_FROM", BLOCK)
+        patch.setattr(compiled, "CHUNK_BLOCKS", 5)
+        yield
+
+
+def _world(seed: int, members: int, blocks: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """phi and delta, stacked, and the codes of each member's theta."""
+    generator = torch.Generator().manual_seed(seed)
+    vectors = torch.randn(2 + members, blocks * BLOCK, generator=generator)
+    vectors *= 10.0 ** torch.randint(-30, 10, (1, blocks), generator=generator).repeat_interleave(
+        BLOCK, 1
+    )
+    codec = get_codec("int8")
+    codes = torch.empty(members, codec.code_bytes(blocks * BLOCK), dtype=torch.uint8)
+    for theta, code in zip(vectors[2:], codes, strict=True):
+        codec.encode(theta, code)
+    return vectors[:2], list(codes)
+
+
+def _step(
+    state: torch.Tensor, codes: list[torch.Tensor], factors: Factors
+) -> tuple[torch.Tensor, OuterStepMeasures]:
+    state = state.clone()
+    measures = noloco.outer_step(state[0], state[1], codes, get_codec("int8"), factors)
+    return state, measures
+
+
+@pytest.mark.parametrize("members", [1, 2])
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    blocks=st.integers(1, 24),
+    alpha=st.floats(0, 1),
+    beta=st.floats(0.01, 1.5),
+)
+@settings(deadline=None, max_examples=100)
+def test_phi_and_delta_are_the_same_to_the_last_bit(
+    members: int, seed: int, blocks: int, alpha: float, beta: float
+) -> None:
+    state, codes = _world(seed, members, blocks)
+    factors = Factors(alpha, beta, beta)
+    fused, measures = _step(state, codes, factors)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(noloco, "fused_step", lambda *_: None)
+        plain, expected = _step(state, codes, factors)
+    assert torch.equal(fused.view(torch.int32), plain.view(torch.int32))
+    assert measures.delta_rms == pytest.approx(expected.delta_rms, rel=1e-5)
+    assert (measures.replica_distance is None) == (members == 1)
+    assert (measures.replica_distance or 0) == pytest.approx(
+        expected.replica_distance or 0, rel=1e-5
+    )
+
+
+def test_a_pair_takes_the_fused_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, codes = _world(0, 2, 12)
+    monkeypatch.setattr(noloco, "_GroupStep", None)
+    moved, _ = _step(state, codes, Factors(0.5, 0.7, 0.7))
+    assert not torch.equal(moved, state)
+
+
+def test_the_number_of_threads_changes_no_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, codes = _world(1, 2, 64)
+    found = []
+    for threads in (1, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
+        found.append(_step(state, codes, Factors(0.5, 0.7, 0.7)))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+
+
+@pytest.mark.parametrize("members", [2, 3])
+def test_other_groups_and_other_codes_take_the_plain_step(members: int) -> None:
+    state, codes = _world(2, members, 4)
+    name = "int8" if members == 3 else "fp32"
+    if name == "fp32":
+        codes = [state[0].clone().view(torch.uint8) for _ in range(2)]
+    assert fused_step.fused_step(state[0], state[1], codes, get_codec(name), 0.5, 0.7) is None
