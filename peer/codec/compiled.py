@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import torch
 
@@ -54,12 +54,12 @@ def kernel(signature: str) -> Callable[[Function], Function]:
     import numba
 
     def compile_now(function: Function) -> Function:
-        settings = {"nogil": True, "error_model": "numpy", "fastmath": False}
+        settings: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
         try:
             compiled = numba.njit(signature, cache=True, **settings)(function)
         except (RuntimeError, OSError):  # nowhere to keep it
             compiled = numba.njit(signature, **settings)(function)
-        return compiled  # type: ignore[no-any-return]
+        return cast("Function", compiled)
 
     return compile_now
 
@@ -73,8 +73,8 @@ def helper(*, any_order: bool = False) -> Callable[[Function], Function]:
     import numba
 
     def mark(function: Function) -> Function:
-        fast = {"reassoc"} if any_order else False
-        return numba.njit(error_model="numpy", fastmath=fast)(function)  # type: ignore[no-any-return]
+        fast: Any = {"reassoc"} if any_order else False
+        return cast("Function", numba.njit(error_model="numpy", fastmath=fast)(function))
 
     return mark
 
