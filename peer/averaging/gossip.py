@@ -310,6 +310,10 @@ class Gossip:
         attempt.paired_s = None
         round_ = attempt.own.round
         self._events.emit(
-            EventName.PROPOSAL_REFUSED, round=round_, remote=peer_id, by="them", reason="withdrawn"
+            EventName.PROPOSAL_REFUSED,
+            round=round_,
+            remote=peer_id,
+            reason="withdrawn",
+            sentence="they had gone before they sent anything",
         )
         self._feed(mm.ProposalWithdrawn(peer_id, round_))

@@ -13,7 +13,7 @@ import trio
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.ports import Address, PeerId
-from protocol.errors import LocoError, Refused
+from protocol.errors import LocoError, Refused, StreamLost
 from protocol.messages import Hello
 from protocol.outcomes import RefusalReason
 
@@ -59,6 +59,7 @@ class Bootstrap:
         self._facts = facts
         self._events = events
         self._failing: dict[str, str] = {}
+        self._pinned: dict[str, PeerId] = {}
         self._found: tuple[PeerId, Hello] | None = None
         self._refused: Refused | None = None
 
@@ -87,6 +88,7 @@ class Bootstrap:
                 with trio.fail_after(ATTEMPT_S):
                     peer_id, addresses = await self._resolve(address)
                     self._check_not_ourselves(address, peer_id)
+                    self._pin(address, peer_id, addresses)
                     hello = await self._links.dial(peer_id, addresses)
             except Refused as refused:
                 self._failing[address] = f"refused: {refused.sentence}"
@@ -111,6 +113,22 @@ class Bootstrap:
                 " one identity can run once. Use another --home here."
             )
             raise Refused(RefusalReason.DUPLICATE_IDENTITY, sentence)
+
+    def _pin(self, address: str, peer_id: PeerId, addresses: Sequence[Address]) -> None:
+        """Trust on first use: who answered at HOST:PORT is shown, and has to answer there again.
+
+        Raises:
+            StreamLost: somebody else does.
+        """
+        if "/p2p/" in address:
+            return
+        pinned = self._pinned.get(address)
+        if pinned is None:
+            self._pinned[address] = peer_id
+            multiaddr = f"{addresses[0]}/p2p/{peer_id}"
+            self._events.emit(EventName.IDENTITY_PINNED, address=address, multiaddr=multiaddr)
+        elif pinned != peer_id:
+            raise StreamLost(f"handshake: {peer_id} answers, where {pinned} did before")
 
     async def _report(self) -> None:
         while True:

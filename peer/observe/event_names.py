@@ -32,6 +32,7 @@ class EventName(StrEnum):
     DIRECTORY_RESTARTED = "DirectoryRestarted"
     NETWORK_RESTARTED = "NetworkRestarted"
     BOOTSTRAP_FAILING = "BootstrapFailing"
+    IDENTITY_PINNED = "IdentityPinned"
     RUN_FINISHED = "RunFinished"
     LEAVING = "Leaving"
 
@@ -62,10 +63,10 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "seconds": "of training",
     },
     EventName.PROPOSAL_SENT: _ROUND | _REMOTE,
-    EventName.PROPOSAL_ACCEPTED: _ROUND | _REMOTE | {"by": "`us` or `them`"},
+    EventName.PROPOSAL_ACCEPTED: _ROUND | _REMOTE,
     EventName.PROPOSAL_REFUSED: _ROUND
     | _REMOTE
-    | {"by": "`us` or `them`", "reason": "a RefusalReason", "sentence": "for people"},
+    | {"reason": "a RefusalReason, `unreachable` or `withdrawn`", "sentence": "for people"},
     EventName.ROUND_AVERAGED: _ROUND
     | {
         "partner": "peer id",
@@ -90,6 +91,10 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "address": "that was tried",
         "step": "resolve, dial, handshake, protocol or directory",
         "detail": "what went wrong",
+    },
+    EventName.IDENTITY_PINNED: {
+        "address": "HOST:PORT as it was given",
+        "multiaddr": "the same with the peer id that answered there, trusted from now on",
     },
     EventName.RUN_FINISHED: _ROUND
     | {"step": "nominal", "validation_loss": "of the last slow weights"},

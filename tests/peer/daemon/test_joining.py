@@ -47,3 +47,22 @@ async def test_it_says_each_second_what_fails_and_keeps_trying(autojump_clock):
     # Whether the first attempt fails before or after the first look, at second 0, is trio's choice.
     assert [second for second in seconds if second > 0] == list(range(1, 31))
     assert {event["step"] for event in failing} == {"dial"}
+
+
+async def test_who_answered_first_is_shown_and_nobody_else_is_taken(autojump_clock):
+    answers = iter(["first", "second", *["first"] * 100])
+
+    async def resolve(_: str):
+        return next(answers), ("/ip4/10.0.0.1/tcp/1",)
+
+    lines: list[bytes] = []
+    with trio.move_on_after(10):
+        await _bootstrap(resolve, lines).enter()
+    events = list(map(json.loads, lines))
+    pinned = [event for event in events if event["event"] == "IdentityPinned"]
+    assert [(event["address"], event["multiaddr"]) for event in pinned] == [
+        ("h:1", "/ip4/10.0.0.1/tcp/1/p2p/first")
+    ]
+    failing = [event for event in events if event["event"] == "BootstrapFailing"]
+    assert {event["step"] for event in failing} == {"dial", "handshake"}
+    assert any("second answers, where first did" in event["detail"] for event in failing)
