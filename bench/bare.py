@@ -11,6 +11,8 @@ from typing import Final, Protocol
 
 import trio
 
+from protocol.errors import LocoError
+
 WRITE_BYTES: Final = 256 * 1024
 _RANGE: Final = struct.Struct("<QQ")
 
@@ -66,6 +68,10 @@ async def answer_swap(stream: Bytes, buffers: Buffers) -> None:
     head = bytearray(_RANGE.size)
     await stream.receive_into(memoryview(head))
     await _swap(stream, buffers, *_RANGE.unpack(head))
+    try:
+        await stream.receive_into(memoryview(bytearray(1)))  # whoever opened it closes first
+    except (EOFError, LocoError):
+        pass
 
 
 async def swap_all(streams: list[Bytes], buffers: Buffers) -> float:
