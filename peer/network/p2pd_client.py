@@ -30,9 +30,9 @@ BACKOFF_WAIT_S: Final = 6.0
 """A little more than p2pd's shortest pause after a failed dial."""
 BACKOFF_LOOK_S: Final = 0.25
 STREAM_BUFFER_BYTES: Final = 256 * 1024
-"""Kernel buffer asked for on stream sockets. What waits here has been given to one stream and can
-not go by another that is free: with 4 MiB the last pieces of a striped vector come late, and nothing is
-gained on loopback."""
+"""Kernel buffer asked for on stream sockets. What waits here has been given to one stream and
+cannot go by another. With 4 MiB the last pieces of a striped vector come late; on loopback they gain
+nothing."""
 
 
 class P2pdRefused(LocoError):
