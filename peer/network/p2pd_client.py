@@ -31,8 +31,8 @@ BACKOFF_WAIT_S: Final = 6.0
 BACKOFF_LOOK_S: Final = 0.25
 STREAM_BUFFER_BYTES: Final = 256 * 1024
 """Kernel buffer asked for on stream sockets. What waits here has been given to one stream and
-cannot go by another. With 4 MiB the last pieces of a striped vector come late; on loopback they gain
-nothing."""
+cannot go by another: with 4 MiB the last pieces of a striped vector come late, and on loopback
+nothing is gained."""
 
 
 class P2pdRefused(LocoError):
