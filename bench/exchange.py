@@ -135,6 +135,7 @@ async def _measure_vectors(
     bare = {f"raw p2pd, {n} stream{'s' if n > 1 else ''}": n for n in streams}
     times_s: dict[str, list[float]] = {"TCP": [], **{name: [] for name in bare}, "exchange": []}
     sent_bytes = 0.0
+    await pair.exchange()  # its buffers are touched for the first time, as in a peer's first round
     carried_bytes = await pair.carried_bytes()
     repeats = setting.repeats if shape is None else setting.link_repeats
     for _ in range(repeats):
