@@ -12,6 +12,7 @@ from .limits import (
     MAX_ADDRESSES_PER_PEER,
     MAX_CONTROL_PAYLOAD_BYTES,
     MAX_RECORD_ADDRESSES,
+    MAX_STRIPES,
     STATE_CHUNK_BYTES,
 )
 
@@ -34,6 +35,7 @@ Sentence = Annotated[str, Text(MAX_SENTENCE_CHARS)]
 Count = Annotated[int, Integer(0, MAX_COUNT)]
 MaybeCount = Annotated[int | None, Maybe(Integer(0, MAX_COUNT))]
 Vectors = Annotated[int, Integer(1, 2)]
+Stripes = Annotated[int, Integer(0, MAX_STRIPES)]
 Seconds = Annotated[float, Real(-MAX_SECONDS, MAX_SECONDS)]
 MaybeSeconds = Annotated[float | None, Maybe(Real(-MAX_SECONDS, MAX_SECONDS))]
 NonNegative = Annotated[float, Real(0, MAX_SECONDS)]

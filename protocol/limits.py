@@ -33,6 +33,13 @@ MAX_PROPOSAL_TRIES: Final = 32
 MAX_HELD_PROPOSALS: Final = 16
 """Proposals of others held unanswered at once; a further one is refused as busy."""
 
+STRIPE_FROM_BYTES: Final = 8 * 1024 * 1024
+"""A shorter contribution travels on the stream that it was agreed on."""
+MAX_STRIPES: Final = 8
+"""Further streams over which one exchange moves a long contribution."""
+PIECE_BYTES: Final = 1 << 20
+"""What a stripe carries at a time; the last piece may be shorter."""
+
 # --- state transfer -------------------------------------------------------------------------------
 STATE_CHUNK_BYTES: Final = 1 << 20
 MAX_STATE_READERS: Final = 4

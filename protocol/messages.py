@@ -1,13 +1,14 @@
 """Everything that peers say to each other, and its codec.
 
 A message is a frozen dataclass; on the wire it is a msgpack map, `{"t": type, field: value, ...}`,
-the header of one frame (frames.py). Five of them announce a payload of raw bytes behind the header;
+the header of one frame (frames.py). Six of them announce a payload of raw bytes behind the header;
 for all others the payload must be empty (`max_payload_bytes`). The dialogues, > from the opener of
 the stream, < from the other:
 
     /loco/hello/1     > Hello   < Hello or Refusal   then both, for as long as the link lasts:
                       Beat, PeerList, AskAlive, AliveReply, Leaving
     /loco/gossip/1    > Propose < Accept or Refusal  then both: Vector + payload, Received
+                      > Join    then both: Piece + payload    (a stripe of a long exchange)
                       > Settle  < Settled            (a later stream, when a receipt was lost)
     /loco/state/1     > GetSpec < SpecReply + run spec          > GetBlob   < BlobReply + blob
                       > GetState < StateReply + chunk digests
@@ -20,7 +21,8 @@ Rules:
 - Unknown *additional* fields are ignored, so that a minor release may add a field (with a default)
   and still talk to its elders. They cannot hurt: the header is bounded and nothing reads them. What
   an old peer must not overlook takes a new major version instead.
-- An unknown type is an error: both sides know every type of a major version.
+- An unknown type is an error: both sides know every type of a major version. A minor release may
+  add one that is said only to who asked for it in an additional field (Join and Piece: stripes).
 - Encoding checks by the same rules. What they send badly is a RemoteProtocolError, what we do a
   LocalProtocolError.
 
@@ -29,7 +31,6 @@ fields keep every header below MAX_HEADER_BYTES.
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Annotated, Any, Final
 
 import msgpack
@@ -51,9 +52,19 @@ from .field_types import (
     Protocols,
     Seconds,
     Sentence,
-    Vectors,
 )
 from .fields import Binary, Choice, Flag, Integer, Many, Record, Text, read_record, write_record
+from .gossip_messages import (
+    Accept,
+    Join,
+    Piece,
+    Propose,
+    Received,
+    Settle,
+    Settled,
+    SettledOutcome,
+    Vector,
+)
 from .limits import (
     MAX_BLOB_BYTES,
     MAX_CONTROL_PAYLOAD_BYTES,
@@ -62,17 +73,18 @@ from .limits import (
     MAX_PEERS_PER_EXCHANGE,
     MAX_RECORD_ADDRESSES,
     MAX_SPEC_BYTES,
+    PIECE_BYTES,
     STATE_CHUNK_BYTES,
 )
 from .outcomes import RefusalReason
 
-
-class SettledOutcome(StrEnum):
-    """What became of a round, as one partner tells the other."""
-
-    AVERAGED = "averaged"
-    SKIPPED = "skipped"
-    UNKNOWN = "unknown"
+__all__ = [
+    "TYPES", "Accept", "AliveReply", "AskAlive", "Beat", "BlobReply", "Chunk", "GetBlob",
+    "GetChunks", "GetSpec", "GetState", "Hello", "Join", "Leaving", "Message", "PeerEntry",
+    "PeerList", "Piece", "Propose", "Received", "Refusal", "Settle", "Settled", "SettledOutcome",
+    "SpecReply", "StateReply", "Vector", "decode_message", "encode_message", "max_payload_bytes",
+    "peer_entry", "printable_sentence",
+]  # fmt: skip
 
 
 # --- hello ----------------------------------------------------------------------------------------
@@ -178,71 +190,6 @@ class Leaving:
     """The sender leaves the run on purpose."""
 
 
-# --- gossip ---------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Propose:
-    """Let us average this round.
-
-    Attributes:
-        codec: how vectors are coded, `int8` for instance.
-        vectors: 1 (theta) or 2 (theta and phi).
-        steps, tokens: what the proposer has trained in this round.
-    """
-
-    run_id: Digest
-    round: Count
-    layout_digest: Digest
-    codec: Name
-    vectors: Vectors
-    steps: Count
-    tokens: Count
-
-
-@dataclass(frozen=True, slots=True)
-class Accept:
-    """Agreed; the accepter's own steps and tokens of the round."""
-
-    round: Count
-    steps: Count
-    tokens: Count
-
-
-@dataclass(frozen=True, slots=True)
-class Vector:
-    """The sender's codes of the round follow as payload; `digest` is of the payload."""
-
-    round: Count
-    steps: Count
-    tokens: Count
-    codec: Name
-    vectors: Vectors
-    digest: Digest
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """The receipt: the vector with this digest has arrived whole."""
-
-    round: Count
-    digest: Digest
-
-
-@dataclass(frozen=True, slots=True)
-class Settle:
-    """What did you do with our round? Asked when the exchange broke before its receipts."""
-
-    run_id: Digest
-    round: Count
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """Answer to Settle."""
-
-    round: Count
-    outcome: Annotated[SettledOutcome, Choice(SettledOutcome)]
-
-
 # --- state ----------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class GetSpec:
@@ -317,7 +264,7 @@ class Chunk:
 
 Message = (
     Hello | Refusal | Beat | PeerList | AskAlive | AliveReply | Leaving
-    | Propose | Accept | Vector | Received | Settle | Settled
+    | Propose | Accept | Vector | Received | Join | Piece | Settle | Settled
     | GetSpec | SpecReply | GetBlob | BlobReply | GetState | StateReply | GetChunks | Chunk
 )  # fmt: skip
 
@@ -325,6 +272,7 @@ TYPES: Final[dict[str, type[Message]]] = {
     "hello": Hello, "refusal": Refusal, "beat": Beat, "peers": PeerList, "ask_alive": AskAlive,
     "alive": AliveReply, "leaving": Leaving,
     "propose": Propose, "accept": Accept, "vector": Vector, "received": Received,
+    "join": Join, "piece": Piece,
     "settle": Settle, "settled": Settled,
     "get_spec": GetSpec, "spec": SpecReply, "get_blob": GetBlob, "blob": BlobReply,
     "get_state": GetState, "state": StateReply, "get_chunks": GetChunks, "chunk": Chunk,
@@ -335,6 +283,7 @@ _NAMES: Final = {kind: name for name, kind in TYPES.items()}
 
 _MAX_PAYLOAD_BYTES: Final[dict[type[Message], int]] = {
     Vector: MAX_PAYLOAD_BYTES,
+    Piece: PIECE_BYTES,
     SpecReply: MAX_SPEC_BYTES,
     BlobReply: MAX_BLOB_BYTES,
     StateReply: MAX_CONTROL_PAYLOAD_BYTES,

@@ -8,6 +8,7 @@ exchange_io.py. Here is what outlives a stream: a partner may ask later how an e
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final
 
 import blake3
@@ -18,8 +19,8 @@ from peer.network.conversation import Conversation
 from peer.ports import Network, PeerId, Work
 from protocol.errors import LocoError
 from protocol.exchange import Event, Exchange, State
-from protocol.messages import Settle, Settled, SettledOutcome
-from protocol.outcomes import SkipReason
+from protocol.messages import Join, Settle, Settled, SettledOutcome
+from protocol.outcomes import RefusalReason, SkipReason
 from protocol.versions import GOSSIP
 
 from .exchange_io import STALL_S, Contribution, VectorExchange
@@ -62,26 +63,50 @@ class Exchanges:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
                 await stream.aclose()
 
-    async def run(
-        self, talk: Conversation, own: Contribution, deadline_s: float, *, following: bool
-    ) -> Outcome:
-        """Exchange vectors on an agreed stream, until a defined end.
+    def prepare(
+        self, talk: Conversation, own: Contribution, *, num_stripes: int, following: bool
+    ) -> VectorExchange:
+        """An exchange on an agreed stream; from now on the partner may open stripes, and ask.
 
         Args:
+            num_stripes: further streams agreed on.
             following: we were asked; the other side begins.
         """
-        peer_id, machine = talk.remote_peer_id, Exchange()
+        peer_id, round_ = talk.remote_peer_id, own.round
         exchange = VectorExchange(
-            machine, talk, own, memoryview(self._buffer), self._check, following=following
+            Exchange(),
+            talk,
+            own,
+            memoryview(self._buffer),
+            self._check,
+            following=following,
+            num_stripes=num_stripes,
+            open_stripe=None if following else partial(self._open_stripe, peer_id, round_),
         )
-        self._remember(peer_id, own.round, exchange)
+        self._remember(peer_id, round_, exchange)
+        return exchange
+
+    async def run(self, exchange: VectorExchange, deadline_s: float) -> Outcome:
+        """Exchange vectors, until a defined end."""
+        peer_id, machine = exchange.talk.remote_peer_id, exchange.machine
         await exchange.run(deadline_s)
         if exchange.must_ask:
-            await self._ask(machine, peer_id, own.round)
+            await self._ask(machine, peer_id, exchange.round)
         if machine.state is State.AVERAGED and exchange.theirs is not None:
             theirs = exchange.theirs
             return Averaged(peer_id, theirs.steps, theirs.tokens, memoryview(self._buffer))
         return Skipped(machine.reason or SkipReason.LEAVING, peer_id)
+
+    async def join(self, talk: Conversation, stripe: Join) -> None:
+        """A stream from outside that says it is a stripe: keep it until its exchange is over."""
+        exchange = self._remembered.get((talk.remote_peer_id, stripe.round))
+        if exchange is None or stripe.run_id != self._agreement.run_id:
+            await talk.refuse(RefusalReason.UNAVAILABLE, "there is no such exchange")
+        elif not exchange.takes_stripe():
+            await talk.refuse(RefusalReason.TOO_MANY, "that exchange takes no further stripe")
+        else:
+            exchange.join(talk)
+            await exchange.over.wait()
 
     def answer(self, peer_id: PeerId, question: Settle) -> Settled:
         """How our exchange with that peer ended.
@@ -100,6 +125,17 @@ class Exchanges:
         self._remembered[peer_id, round_] = exchange
         while len(self._remembered) > MAX_REMEMBERED_EXCHANGES:
             self._remembered.popitem(last=False)
+
+    async def _open_stripe(self, peer_id: PeerId, round_: int) -> Conversation:
+        stream = await self._network.open_stream(peer_id, GOSSIP)
+        try:
+            talk = Conversation(stream)
+            await talk.send(Join(self._agreement.run_id, round_))
+        except BaseException:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+                await stream.aclose()
+            raise
+        return talk
 
     async def _check(self, payload: memoryview, digest: str) -> bool:
         return await self._work.run(self._is_good, payload, digest)

@@ -19,11 +19,11 @@ from peer.ports import Network, PeerId, Stream, Work
 from protocol import matchmaking_events as mm
 from protocol.errors import LocoError, Refused, RemoteProtocolError, StreamLost
 from protocol.matchmaking import Matchmaker, MatchmakerStatistics
-from protocol.messages import Accept, Propose, Settle
+from protocol.messages import Accept, Join, Propose, Settle
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.versions import GOSSIP
 
-from .exchange_io import STALL_S, Contribution
+from .exchange_io import STALL_S, Contribution, VectorExchange
 from .exchanges import Exchanges
 from .outcome import Agreement, Outcome, Skipped, Timing
 
@@ -202,9 +202,14 @@ class Gossip:
                     answer, _ = await talk.receive(Accept)
                     if answer.round != round_:
                         raise RemoteProtocolError("accepted another round than proposed")
+                    if answer.stripes > self._agreement.stripes:
+                        raise RemoteProtocolError("accepted more stripes than proposed")
                     self._feed(mm.ProposalAccepted(peer_id, round_))
                     if not scope.cancel_called:
-                        await self._exchange(talk, attempt)
+                        exchange = self._exchanges.prepare(
+                            talk, attempt.own, num_stripes=answer.stripes, following=False
+                        )
+                        await self._exchange(exchange, attempt)
             except Refused as refused:
                 self._refused(peer_id, round_, refused.reason, refused.sentence)
             except LocoError as error:
@@ -226,11 +231,13 @@ class Gossip:
 
     # --- being asked ------------------------------------------------------------------------------
     async def serve(self, stream: Stream) -> None:
-        """One inbound stream: a proposal, or a question about a broken exchange."""
+        """One inbound stream: a proposal, a stripe, or a question about a broken exchange."""
         talk = Conversation(stream)
-        message, _ = await talk.receive(Propose, Settle, timeout_s=FIRST_MESSAGE_S)
+        message, _ = await talk.receive(Propose, Join, Settle, timeout_s=FIRST_MESSAGE_S)
         if isinstance(message, Settle):
             await talk.send(self._exchanges.answer(stream.remote_peer_id, message), stall_s=STALL_S)
+        elif isinstance(message, Join):
+            await self._exchanges.join(talk, message)
         else:
             await self._proposed(talk, stream, message)
 
@@ -252,7 +259,7 @@ class Gossip:
             if not held.decided.is_set():
                 self._feed(mm.ProposalWithdrawn(peer_id, round_))
         if held.accepted:
-            await self._accept(talk, peer_id, round_)
+            await self._accept(talk, peer_id, min(proposal.stripes, self._agreement.stripes))
         elif held.refusal is not None:
             sentence = f"round {round_} is not possible with me: {held.refusal}"
             await talk.refuse(held.refusal, sentence)
@@ -278,29 +285,31 @@ class Gossip:
             await held.decided.wait()
             nursery.cancel_scope.cancel()
 
-    async def _accept(self, talk: Conversation, peer_id: PeerId, round_: int) -> None:
+    async def _accept(self, talk: Conversation, peer_id: PeerId, num_stripes: int) -> None:
         attempt = self._attempt
         assert attempt is not None
         own = attempt.own
+        # Before the answer is out: a stripe may come as soon as they have it.
+        exchange = self._exchanges.prepare(talk, own, num_stripes=num_stripes, following=True)
         try:
-            await talk.send(Accept(round_, own.steps, own.tokens), stall_s=STALL_S)
+            answer = Accept(own.round, own.steps, own.tokens, num_stripes)
+            await talk.send(answer, stall_s=STALL_S)
         except StreamLost:
             self._withdrew(attempt, peer_id)
         else:
-            await self._exchange(talk, attempt, following=True)
+            await self._exchange(exchange, attempt)
+        finally:
+            exchange.over.set()
 
-    async def _exchange(
-        self, talk: Conversation, attempt: _Attempt, *, following: bool = False
-    ) -> None:
+    async def _exchange(self, exchange: VectorExchange, attempt: _Attempt) -> None:
+        talk = exchange.talk
         outcome: Outcome = Skipped(SkipReason.LEAVING, talk.remote_peer_id)
         heard_bytes = talk.bytes_received
         try:
-            outcome = await self._exchanges.run(
-                talk, attempt.own, attempt.exchange_deadline_s, following=following
-            )
+            outcome = await self._exchanges.run(exchange, attempt.exchange_deadline_s)
         finally:
             lost = isinstance(outcome, Skipped) and outcome.reason is SkipReason.PARTNER_LOST
-            if following and lost and talk.bytes_received == heard_bytes:
+            if exchange.following and lost and talk.bytes_received == heard_bytes:
                 self._withdrew(attempt, talk.remote_peer_id)
             else:
                 self._finish(attempt.own.round, outcome)

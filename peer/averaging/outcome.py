@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from peer.codec import get_codec
 from peer.ports import PeerId
+from protocol.limits import MAX_STRIPES, STRIPE_FROM_BYTES
 from protocol.messages import Propose, Refusal
 from protocol.outcomes import RefusalReason, SkipReason
 
@@ -50,6 +51,11 @@ class Agreement:
         """Bytes of one contribution."""
         return self.vectors * get_codec(self.codec).code_bytes(self.padded_parameters)
 
+    @property
+    def stripes(self) -> int:
+        """Further streams that an exchange of ours may have."""
+        return MAX_STRIPES if self.payload_bytes >= STRIPE_FROM_BYTES else 0
+
     def proposal(self, own: Contribution) -> Propose:
         """What we say when we ask."""
         return Propose(
@@ -60,6 +66,7 @@ class Agreement:
             vectors=self.vectors,
             steps=own.steps,
             tokens=own.tokens,
+            stripes=self.stripes,
         )
 
     def unfit(self, proposal: Propose) -> Refusal | None:

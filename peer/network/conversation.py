@@ -51,6 +51,8 @@ A = TypeVar("A", bound=Message)
 B = TypeVar("B", bound=Message)
 C = TypeVar("C", bound=Message)
 Payload = bytes | bytearray | memoryview
+Place = Callable[[Any, int], memoryview]
+"""Where the payload of this message, so many bytes, goes. May raise RemoteProtocolError."""
 OnProgress = Callable[[int], None]
 """Called with the number of payload bytes done so far, after each step."""
 
@@ -64,12 +66,13 @@ class ReceiveOptions(TypedDict, total=False):
 
     Attributes:
         into: where the payload goes; its size must be the payload's. Without it the payload is
-        returned. max_payload_bytes: longest payload accepted without `into`; the conversation's if
-        not given. timeout_s: longest wait for the message itself. stall_s: longest wait for the
-        next READ_BYTES of its payload.
+        returned. place: names that place once the message is known. max_payload_bytes: longest
+        payload accepted without `into`; the conversation's if not given. timeout_s: longest wait
+        for the message itself. stall_s: longest wait for the next READ_BYTES of its payload.
     """
 
     into: memoryview | None
+    place: Place
     max_payload_bytes: int
     timeout_s: float
     stall_s: float
@@ -224,7 +227,10 @@ class Conversation:
             self._cut_off_receiving = True
             message = decode_message(start.header)
             self._check_expected(message, start.payload_bytes, expected, options)
-            payload = await self._read_payload(start.payload_bytes, options)
+            into = options.get("into")
+            if "place" in options and max_payload_bytes(type(message)):
+                into = options["place"](message, start.payload_bytes)
+            payload = await self._read_payload(start.payload_bytes, into, options)
             self._cut_off_receiving = False
             self._messages_received += 1
         return message, payload
@@ -267,8 +273,9 @@ class Conversation:
                     raise StreamLost(f"{self.remote_peer_id} ended the conversation")
                 await self._feed(READ_BYTES)
 
-    async def _read_payload(self, payload_bytes: int, options: ReceiveOptions) -> bytes:
-        into = options.get("into")
+    async def _read_payload(
+        self, payload_bytes: int, into: memoryview | None, options: ReceiveOptions
+    ) -> bytes:
         on_progress = options.get("on_progress", _ignore)
         # Without a buffer the memory grows with what arrives, not with what was announced.
         grown = bytearray()

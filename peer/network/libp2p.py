@@ -35,8 +35,8 @@ from .p2pd_client import (
     P2pdClient,
     attach,
     connect_past_backoff,
-    enlarge_buffers,
     receive_stream_info,
+    size_buffers,
 )
 from .p2pd_process import ListenPorts, P2pdConfig, P2pdFailed, P2pdProcess, run_p2pd
 from .sockets import runtime_directory, socket_paths, wait_until_unused
@@ -249,7 +249,7 @@ class Libp2pNetwork:
         ):
             await trio.aclose_forcefully(connection)
             return
-        enlarge_buffers(connection)
+        size_buffers(connection)
         await self._handlers.run(
             info.protocol, self._stream(client, connection, peer_id, info.protocol)
         )

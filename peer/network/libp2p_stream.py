@@ -21,7 +21,7 @@ from protocol.errors import StreamLost
 
 from .traffic import Traffic
 
-WRITE_BYTES: Final = 1 << 20
+WRITE_BYTES: Final = 256 * 1024
 """Most bytes handed to the kernel at once: large enough for full speed, small enough to count as
 they go."""
 

@@ -25,10 +25,12 @@ from protocol.messages import (
     GetSpec,
     GetState,
     Hello,
+    Join,
     Leaving,
     Message,
     PeerEntry,
     PeerList,
+    Piece,
     Propose,
     Received,
     Refusal,
@@ -68,6 +70,8 @@ EXAMPLES: tuple[Message, ...] = (
     Received(3, DIGEST),
     Settle(RUN, 3),
     Settled(3, SettledOutcome.AVERAGED),
+    Join(RUN, 3),
+    Piece(1 << 20),
     GetSpec(),
     SpecReply(b"k" * 32, b"s" * 64),
     GetBlob(DIGEST),
@@ -77,6 +81,7 @@ EXAMPLES: tuple[Message, ...] = (
     GetChunks(DIGEST, 0, 16),
     Chunk(DIGEST, 15),
 )
+DEFAULTS = {(Refusal, "round"), (Propose, "stripes"), (Accept, "stripes")}
 WITH_FIELDS = tuple(m for m in EXAMPLES if fields(m))
 
 
@@ -102,11 +107,20 @@ def test_there_is_an_example_of_every_message() -> None:
 
 @pytest.mark.parametrize("message", WITH_FIELDS, ids=repr)
 def test_a_missing_field_is_named_unless_it_has_a_default(message: Message) -> None:
-    for name in (f.name for f in fields(message) if (type(message), f.name) != (Refusal, "round")):
+    for name in (f.name for f in fields(message) if (type(message), f.name) not in DEFAULTS):
         tree = tree_of(message)
         del tree[name]
         with pytest.raises(RemoteProtocolError, match=f"{type(message).__name__}.*'{name}'"):
             decode_message(msgpack.packb(tree))
+
+
+def test_who_knows_no_stripes_neither_proposes_nor_accepts_any() -> None:
+    for message in (Propose(RUN, 3, DIGEST, "int8", 1, 50, 51200, 8), Accept(3, 50, 51200, 8)):
+        tree = tree_of(message)
+        del tree["stripes"]
+        older = decode_message(msgpack.packb(tree))
+        assert isinstance(older, Propose | Accept)
+        assert older.stripes == 0
 
 
 def test_a_field_with_a_default_may_be_missing() -> None:
@@ -134,6 +148,8 @@ def test_an_unknown_extra_field_is_ignored(message: Message) -> None:
         (Accept(3, 1, 1), "round", 1 << 63),
         (Accept(3, 1, 1), "round", True),
         (Accept(3, 1, 1), "round", 3.0),
+        (Accept(3, 1, 1), "stripes", limits.MAX_STRIPES + 1),
+        (Accept(3, 1, 1), "stripes", -1),
         (EXAMPLES[10], "vectors", 3),
         (EXAMPLES[10], "vectors", 0),
         (EXAMPLES[10], "codec", "INT 8"),
@@ -227,6 +243,7 @@ def test_the_longest_peer_list_fits_one_header() -> None:
 def test_payloads_have_a_bound_by_type() -> None:
     assert max_payload_bytes(Accept) == 0
     assert max_payload_bytes(Vector) == limits.MAX_PAYLOAD_BYTES
+    assert max_payload_bytes(Piece) == limits.PIECE_BYTES
     assert max_payload_bytes(Chunk) == limits.STATE_CHUNK_BYTES
     assert max_payload_bytes(SpecReply) == limits.MAX_SPEC_BYTES
     assert max_payload_bytes(BlobReply) == limits.MAX_BLOB_BYTES

@@ -8,11 +8,13 @@ import trio
 from gossip_tap import Tap, install
 from swarm_worlds import distance, outcomes, skips, start, tally, toy_spec
 
+from peer.averaging import outcome
 from peer.network.simulated_link import LinkModel
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
 from peer.simulation.virtual_time import run_in_virtual_time
 from peer.training.toy import SimulatedSpeed
+from protocol import pieces
 
 ROUNDS, FINAL = 3, 1
 VECTORS = SwarmOptions(padded_parameters=68 * 1024, link=LinkModel(0.02, bandwidth_bytes_per_s=2e6))
@@ -56,11 +58,16 @@ def operations_of_a_round(seed: int, folder: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_partner_killed_at_any_operation_costs_the_others_one_skip(seed, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("seed", "every", "striped"), [(1, 1, False), (2, 1, False), (1, 9, True)])
+def test_a_partner_killed_at_any_operation_costs_the_others_one_skip(
+    seed, every, striped, tmp_path, monkeypatch
+):
+    if striped:
+        monkeypatch.setattr(outcome, "STRIPE_FROM_BYTES", 1)
+        monkeypatch.setattr(pieces, "PIECE_BYTES", 4096)
     last = operations_of_a_round(seed, tmp_path / "whole", monkeypatch)
     reasons = set()
-    for at in range(1, last + 1):
+    for at in range(1, last + 1, every):
         swarm, tap = run_in_virtual_time(
             seed, lambda at=at: harmed_swarm(seed, tmp_path / str(at), monkeypatch, at, "kill")
         )
