@@ -100,7 +100,7 @@ def _is_finished(reading: Reading) -> bool:
 
 def join_line(address: str) -> str:
     """What another peer on this machine types."""
-    return f"{console_script()} join --home fifth-peer --bootstrap {address}"
+    return f"{console_script()} join --home fifth-peer --threads 1 --bootstrap {address}"
 
 
 def _picture(

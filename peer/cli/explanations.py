@@ -48,7 +48,9 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "sync.codec": "How weights travel: 'int8', 'bf16' or 'fp32': 1, 2 or 4 bytes each.",
     "sync.overlap": "Train on while weights travel; false is the paper's blocking form.",
     "sync.final_rounds": "Rounds of plain averaging at the end, which bring the replicas together.",
-    "sync.validate_every": "Rounds between two validations.",
+    "sync.validate_every": (
+        "Rounds between two validations; more where they would take over a tenth of a peer's time."
+    ),
 }
 
 EXAMPLES: Final[Mapping[str, str]] = {

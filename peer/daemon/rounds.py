@@ -14,6 +14,7 @@ promises:
   that outlives the trainer.
 """
 
+import math
 from typing import Final
 
 import trio
@@ -54,6 +55,8 @@ MAX_FAILURES_IN_A_ROW: Final = 5
 """Trainer lives that close no round before we give up."""
 RESTART_PAUSE_S: Final = 1.0
 SPEED_SMOOTHING: Final = 0.3
+MAX_VALIDATION_SHARE: Final = 0.1
+"""Of a peer's time. A slow one validates less often than the run asks for: it has to keep up."""
 
 
 class TrainingImpossible(LocoError):
@@ -94,6 +97,7 @@ class RoundLoop:
         self._settled.set()
         self._evaluated = trio.Event()
         self._evaluated.set()
+        self._validate_from_s = -math.inf
         self._micro_batch_cap: int | None = None
         self._failures_in_a_row = 0
         self.finished = False
@@ -209,6 +213,7 @@ class RoundLoop:
     def _validated(self, event: Evaluated) -> None:
         facts = self._facts
         facts.validation_loss, facts.validation_round = event.loss, event.round
+        self._validate_from_s = trio.current_time() + event.seconds / MAX_VALIDATION_SHARE
         self._events.emit(
             EventName.VALIDATED, round=event.round, loss=event.loss, seconds=event.seconds
         )
@@ -336,7 +341,8 @@ class RoundLoop:
     async def _hand_over(self, trainer: Trainer, round_: int) -> None:
         try:
             await trainer.send(Apply(round_))
-            if round_ % self._spec.sync.validate_every == 0:
+            due = round_ % self._spec.sync.validate_every == 0
+            if due and trio.current_time() >= self._validate_from_s:
                 await self._evaluate(trainer, round_)
         except TrainerDied:
             self._evaluated.set()  # whoever waits for its events learns of it

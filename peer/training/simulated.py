@@ -196,7 +196,9 @@ class SimulatedTrainer:
                 loss = loss_of(self._slow, self._optimum)
                 blocks = self._spec.data.validation_blocks
                 tokens = blocks * self._spec.model.context_length
-                life.events.append(Evaluated(round_, loss, tokens, 0.0))
+                life.events.append(Evaluated(round_, loss, tokens, self._speed.validation_s))
+                if life.round is not None:
+                    life.round.next_step_s += self._speed.validation_s
             case Stop():
                 life.death = "the trainer exited with 0"
 

@@ -28,6 +28,7 @@ class SimulatedSpeed:
     Attributes:
         step_s: virtual duration of an inner step.
         start_s: virtual time from start to `Ready`.
+        validation_s: for how long a validation holds up training.
         die_at_steps: counts of this machine's steps at which its trainer is killed.
         non_finite_at_steps: those at which its loss is NaN.
         out_of_memory_at_steps: those at which its memory runs out.
@@ -35,6 +36,7 @@ class SimulatedSpeed:
 
     step_s: float = 0.1
     start_s: float = 1.0
+    validation_s: float = 0.0
     die_at_steps: frozenset[int] = frozenset()
     non_finite_at_steps: frozenset[int] = frozenset()
     out_of_memory_at_steps: frozenset[int] = frozenset()

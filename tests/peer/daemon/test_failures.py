@@ -6,7 +6,7 @@ import pytest
 import trio
 from swarm_worlds import outcomes, simulated, skips, start, tally, toy_spec
 
-from peer.daemon.rounds import MAX_FAILURES_IN_A_ROW, TrainingImpossible
+from peer.daemon.rounds import MAX_FAILURES_IN_A_ROW, MAX_VALIDATION_SHARE, TrainingImpossible
 from peer.network.simulated_link import LinkModel
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
@@ -109,6 +109,22 @@ async def test_slow_peers_get_small_quotas_and_partners(tmp_path):
         everybody = tally(*(swarm[name] for name in names), after=1)
         assert everybody["averaged"] >= 0.9 * everybody.total(), everybody
         assert everybody["jumped"] == 0
+
+
+@simulated()
+async def test_a_slow_peer_validates_less_often_and_keeps_up(tmp_path):
+    rounds, validation_s = 30, 3.0  # of rounds of 2 s
+    slow = Machine(SimulatedSpeed(step_s=0.8, validation_s=validation_s))
+    async with open_swarm(1, toy_spec(rounds), tmp_path) as swarm:
+        await start(swarm, "a", "b", "c", machine_of={"c": slow})
+        await swarm.finished()
+        ended_s = trio.current_time()
+        validated = swarm["c"].events(EventName.VALIDATED)
+        # Besides, the first one and the last one, which is always made.
+        assert 2 < len(validated) <= 2 + MAX_VALIDATION_SHARE * ended_s / validation_s
+        assert len(swarm["a"].events(EventName.VALIDATED)) > rounds
+        counted = tally(swarm["c"], after=1)
+        assert counted["averaged"] >= 0.5 * counted.total(), counted
 
 
 @simulated()
