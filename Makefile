@@ -7,11 +7,13 @@ STAMP     := $(VENV)/.installed
 PIP       := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 OUT       ?= demo-run
 PYTEST    ?=
+BENCHES   ?= codec latency exchange overlap
+RESULTS   ?= bench-run
 # The first suitable interpreter, unless PYTHON says which.
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
 
 .DEFAULT_GOAL := help
-.PHONY: help env test test-fast coverage lint format demo clean
+.PHONY: help env test test-fast coverage lint format demo bench clean
 
 help:  ## This list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +67,13 @@ format: env  ## Format the code, and fix what ruff can fix
 
 demo: env  ## Four peers and a lone one train a small model on this machine; OUT=DIR says where
 	@$(BIN)/python -m demo --out "$(OUT)"
+
+bench: env  ## All measurements, some minutes each; BENCHES="codec latency" chooses, FULL=1 takes the long settings
+	@mkdir -p "$(RESULTS)"
+	@set -e; for name in $(BENCHES); do \
+	  echo "bench: $$name"; \
+	  $(BIN)/python -m bench.$$name $(if $(FULL),--full) --json "$(RESULTS)/$$name.json"; \
+	done
 
 clean:  ## Remove the environment and everything that tools left behind
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* *.egg-info \

@@ -29,7 +29,7 @@ from peer.simulation.virtual_time import run_in_virtual_time
 from protocol.limits import MAX_LINKS
 
 PARAMETERS: Final = 1_050_624
-SCALE: Final = 16
+SCALE: Final = 4
 SEARCH_S: Final = 30.0
 EXCHANGE_S: Final = 60.0
 RUN_ID: Final = "0" * 32
