@@ -5,14 +5,14 @@ fp32, which is the same computation.
 
 Candidates that were not built, and why: differences against a common reference need one, and random
 pairs have none but the initial weights, from which all move away; slow weights sent in advance with
-differences after them are two vectors, two bytes per value, where bf16 already costs nothing.
+differences after them are two vectors, two bytes per value, as many as bf16 spends at once.
 
 A node of a group of n sends 2 (n - 1) / n vectors: a ring's share for DiLoCo, one vector in a pair.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 
@@ -140,7 +140,7 @@ class ModuloExchange:
       never above that of the plain code of as many bits.
     - One byte per block checks the reading: the sum of the parts that did not travel, modulo 256. A
       block that fails is sent again in raw int8; nothing wrong is applied.
-    - Who meets a partner for the first time, or a newcomer, sends raw int8.
+    - Who has not exchanged yet does not know how far apart replicas are, and sends raw int8.
     """
 
     bits: int
@@ -189,7 +189,7 @@ class ModuloExchange:
         )
 
 
-FLOOR = 3.0
+FLOOR: Final = 3.0
 """In roots of the mean square difference."""
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from bench.report import Goal, Row
 
@@ -12,10 +13,10 @@ from .run import Result
 Runs = Mapping[str, Mapping[int, Result]]
 """Arm to seed to result."""
 
-CODE_LIMIT = 0.001
+CODE_LIMIT: Final = 0.001
 """Of the loss: how much a code may cost, where seeds do not scatter more."""
-TOLERATED_PERPLEXITY = 1.02
-FAR_BETTER = 1.05
+TOLERATED_PERPLEXITY: Final = 1.02
+FAR_BETTER: Final = 1.05
 """Ratio of perplexities that counts as much better."""
 
 
