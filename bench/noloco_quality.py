@@ -13,7 +13,6 @@ standard errors, whichever is more.
 """
 
 import argparse
-import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -126,4 +125,4 @@ def _seeds(text: str) -> list[int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -82,17 +83,19 @@ class StackedReplicas:
         precision: Precision,
     ) -> None:
         self._device, self._precision = device, precision
-        self._module = initial_module(spec, vocabulary).to(device)
+        self._module: nn.Module = initial_module(spec, vocabulary)
+        self._module.to(device)
         model = FlatModel(initial_module(spec, vocabulary), device)
         theta_NP = model.theta_P.repeat(count, 1)
         gradient_NP = torch.zeros_like(theta_NP)
         self.thetas = list(theta_NP)
         self._leaves: dict[str, torch.Tensor] = {}
+        self._gradients: list[torch.Tensor] = []
         for entry in model.layout.entries:
             part = slice(entry.offset, entry.offset + entry.size)
-            leaf = theta_NP[:, part].view(count, *entry.shape).requires_grad_()
-            leaf.grad = gradient_NP[:, part].view(count, *entry.shape)
-            self._leaves[entry.name] = leaf
+            shape = (count, *entry.shape)
+            self._leaves[entry.name] = theta_NP[:, part].view(shape).requires_grad_()
+            self._gradients.append(gradient_NP[:, part].view(shape))
         self._optimizers = []
         for theta_P, gradient_P in zip(theta_NP, gradient_NP, strict=True):
             row = FlatModel(initial_module(spec, vocabulary), device)
@@ -104,7 +107,9 @@ class StackedReplicas:
         # Plain attention: the fused kernels are not made to be stacked.
         with autocast(self._device, self._precision), sdpa_kernel(SDPBackend.MATH):
             losses_N = vmap(self._loss)(self._leaves, tokens_NBT)
-        losses_N.sum().backward()
+        found = torch.autograd.grad(losses_N.sum(), list(self._leaves.values()))
+        for gradient, value in zip(self._gradients, found, strict=True):
+            gradient.copy_(value)
         for optimizer in self._optimizers:
             optimizer.step(learning_rate)
 

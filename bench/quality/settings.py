@@ -4,7 +4,7 @@
 are close, so what codes round away is largest in comparison.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from protocol.run_spec import RunSpec
@@ -70,6 +70,7 @@ _TINY_MODEL: Final = {
 SMOKE: Final = Setting(
     "smoke", 16, 1, 4, 2, 8, curve_blocks=2, final_blocks=4, replicas=4, model=_TINY_MODEL
 )
+SMOKE_LATE: Final = replace(SMOKE, name="smoke-late", learning_rate=2e-4, trained_steps=16)
 SHORT: Final = Setting("short", 256, 4, 8, 24, 32)
 FULL: Final = Setting("full", 2400, 8, 50, 120, 200, curve_blocks=64, final_blocks=512)
 SHORT_LATE: Final = Setting(
@@ -88,4 +89,4 @@ FULL_LATE: Final = Setting(
     schedule="constant",
     trained_steps=2400,
 )
-LATE_OF: Final = {SHORT.name: SHORT_LATE, FULL.name: FULL_LATE}
+LATE_OF: Final = {SMOKE.name: SMOKE_LATE, SHORT.name: SHORT_LATE, FULL.name: FULL_LATE}
