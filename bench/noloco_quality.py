@@ -95,6 +95,7 @@ def main() -> None:
     report.settings = asdict(study.setting)
     report.rows = findings.rows(runs)
     report.goals = findings.goals(runs)
+    report.notes = findings.explanation(runs)
     report.publish(arguments.json)
 
 

@@ -71,6 +71,27 @@ def correlation(result: Result) -> float | None:
     return pearson([rate for _, rate, _, _ in after], [slow for _, _, slow, _ in after])
 
 
+LADDER: Final = (
+    ("plain-all-h1", "AdamW on own gradients, weights averaged in each step"),
+    ("plain-all", "averaged every H steps"),
+    ("plain", "in pairs"),
+    (REFERENCE, "with outer momentum"),
+)
+"""From ddp down to noloco, one change at a time."""
+
+
+def explanation(runs: Runs) -> list[str]:
+    """What each change between ddp and noloco costs, as far as the arms were run."""
+    lines, before = [], "ddp"
+    for name, change in LADDER:
+        costs = paired(name, runs, before)
+        if not costs:
+            return []
+        lines.append(f"{before} to {name}, {change}: {mean(costs):+.4f} nats")
+        before = name
+    return lines
+
+
 def goals(runs: Runs) -> list[Goal]:
     """Those of the paper and of the codes, as far as their arms were run."""
     return [*_order_goals(runs), *_swarm_goals(runs), *code_goals(runs)]
