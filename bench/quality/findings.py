@@ -33,10 +33,10 @@ def _row(name: str, runs: Runs) -> Row:
     return {
         "arm": name,
         "seeds": len(found),
-        "loss": round(mean(losses), 4),
+        "loss": f"{mean(losses):.4f}",
         "ppl": round(math.exp(mean(losses)), 3),
-        "loss of mean": round(mean([result.averaged_loss for result in found]), 4),
-        f"to {REFERENCE}": round(mean(differences), 4) if differences else None,
+        "loss of mean": f"{mean([result.averaged_loss for result in found]):.4f}",
+        f"to {REFERENCE}": f"{mean(differences):+.5f}" if differences else None,
         "s.e.": _rounded(standard_error(differences) if differences else None),
         "deviation": _scientific([deviation[2] for deviation in last]),
         "pearson": _smallest([correlation(result) for result in found]),
@@ -81,12 +81,11 @@ LADDER: Final = (
 
 
 def explanation(runs: Runs) -> list[str]:
-    """What each change between ddp and noloco costs, as far as the arms were run."""
+    """What each change between ddp and noloco costs; rungs that were not run are passed over."""
     lines, before = [], "ddp"
     for name, change in LADDER:
-        costs = paired(name, runs, before)
-        if not costs:
-            return []
+        if not (costs := paired(name, runs, before)):
+            continue
         lines.append(f"{before} to {name}, {change}: {mean(costs):+.4f} nats")
         before = name
     return lines
