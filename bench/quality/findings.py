@@ -65,7 +65,12 @@ def paired(name: str, runs: Runs, reference: str = REFERENCE) -> list[float]:
 
 
 def correlation(result: Result) -> float | None:
-    """Pearson of the slow weights' deviation with the learning rate, after warm-up."""
+    """Pearson of the slow weights' deviation with the learning rate, after warm-up.
+
+    None where a group of all keeps them equal but for rounding.
+    """
+    if result.arm["name"] in ARMS and ARMS[result.arm["name"]].group == "all":
+        return None
     warmup = int(result.setting["warmup_steps"])
     after = [point for point in result.deviations if point[0] > warmup]
     return pearson([rate for _, rate, _, _ in after], [slow for _, _, slow, _ in after])

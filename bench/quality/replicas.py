@@ -83,8 +83,7 @@ class StackedReplicas:
         precision: Precision,
     ) -> None:
         self._device, self._precision = device, precision
-        self._module: nn.Module = initial_module(spec, vocabulary)
-        self._module.to(device)
+        self._module = _on(device, initial_module(spec, vocabulary))
         model = FlatModel(initial_module(spec, vocabulary), device)
         theta_NP = model.theta_P.repeat(count, 1)
         gradient_NP = torch.zeros_like(theta_NP)
@@ -119,3 +118,7 @@ class StackedReplicas:
         return functional.cross_entropy(
             logits_BTV.reshape(-1, logits_BTV.shape[-1]).float(), tokens_BT[:, 1:].reshape(-1)
         )
+
+
+def _on(device: torch.device, module: nn.Module) -> nn.Module:
+    return module.to(device)
