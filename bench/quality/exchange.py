@@ -138,8 +138,9 @@ class ModuloExchange:
     - The step of a block gives room for `margin` times the largest difference that the sender met
       there in its last exchange, at least for `FLOOR` times the root mean square of all. It is
       never above that of the plain code of as many bits.
-    - One byte per block checks the reading: the sum of the parts that did not travel, modulo 256. A
-      block that fails is sent again in raw int8; nothing wrong is applied.
+    - One byte per block checks the reading: the sum of the parts that did not travel, weighted by
+      their places, modulo 256. One value or two that are wrong by one range each cannot
+      pass. A block that fails is sent again in raw int8.
     - Who has not exchanged yet does not know how far apart replicas are, and sends raw int8.
     """
 
@@ -195,7 +196,8 @@ FLOOR: Final = 3.0
 
 def checksum(steps: torch.Tensor, range_: int) -> torch.Tensor:
     """The byte per block that checks a reading: of what did not travel."""
-    return (steps // range_).sum(1) % 256
+    weights = torch.arange(1, BLOCK + 1, device=steps.device)
+    return (steps // range_ * weights).sum(1) % 256
 
 
 def exchange_of(code: str) -> Exchange:

@@ -9,7 +9,7 @@ import torch
 
 from bench.quality import findings
 from bench.quality.arms import ARMS, CODE_ARMS, STUDY_ARMS
-from bench.quality.exchange import ModuloExchange, coarse, exchange_of, vectors_sent
+from bench.quality.exchange import ModuloExchange, checksum, coarse, exchange_of, vectors_sent
 from bench.quality.measures import pearson, replica_deviation, standard_error
 from bench.quality.pairing import groups_of_round
 from bench.quality.replicas import LoopedReplicas, StackedReplicas
@@ -86,6 +86,13 @@ def test_a_wrapped_block_is_seen_and_sent_again():
     assert shared.resent_blocks == 2
     assert float((shared.decoded[1] - thetas[1]).abs().max()) < 0.03
     torch.testing.assert_close(shared.decoded[0][128:], thetas[0][128:], atol=1e-3, rtol=0)
+
+
+def test_two_wraps_in_opposite_directions_do_not_hide_each_other():
+    steps = torch.zeros(1, 128, dtype=torch.int64)
+    wrapped = steps.clone()
+    wrapped[0, 3], wrapped[0, 90] = 16, -16
+    assert int(checksum(steps, 16)) != int(checksum(wrapped, 16))
 
 
 def test_bytes_of_a_modulo_round_count_what_was_sent_again():
