@@ -1,0 +1,1 @@
+"""What the averaging methods do to the loss: arms, settings, replicas, exchanges, results."""

@@ -1,0 +1,37 @@
+"""What is measured of a run.
+
+replica deviation    sqrt( sum_i |p_i - mean|^2 / (P N) ), as NoLoCo's code has it
+perplexity           exp of the mean loss of the replicas, each with its own slow weights
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+
+def replica_deviation(vectors: Sequence[torch.Tensor], parameters: int) -> float:
+    """How far replicas lie from their mean, per parameter; padding (zeros) counts for nothing."""
+    stack_NP = torch.stack(list(vectors))
+    squares = float((stack_NP - stack_NP.mean(0)).square().sum())
+    return math.sqrt(squares / (parameters * len(vectors)))
+
+
+def pearson(x: Sequence[float], y: Sequence[float]) -> float | None:
+    """Correlation; None where there are fewer than three points, or nothing varies."""
+    if len(x) < 3 or np.std(x) == 0 or np.std(y) == 0:
+        return None
+    return float(np.corrcoef(x, y)[0, 1])
+
+
+def mean(values: Sequence[float]) -> float:
+    """Arithmetic mean."""
+    return math.fsum(values) / len(values)
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    """Of the mean; None of a single value."""
+    if len(values) < 2:
+        return None
+    return float(np.std(values, ddof=1)) / math.sqrt(len(values))
