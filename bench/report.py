@@ -22,6 +22,8 @@ from rich.table import Table
 
 Row = Mapping[str, Any]
 SIGNIFICANT_DIGITS: Final = 4
+PIPED_WIDTH: Final = 150
+"""Columns where there is no terminal: wide enough for every table here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class Report:
 
     def publish(self, json_path: Path | None) -> None:
         """Print the table and the goals; write the JSON if a file is named."""
-        console = Console()
+        console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
         console.print(_table(self.title, self.rows))
         for line in (*(goal.describe() for goal in self.goals), *self.notes):
             console.print(line, highlight=False)
