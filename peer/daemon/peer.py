@@ -24,6 +24,8 @@ from peer.observe.status import PeerState
 from peer.ports import Directory, Network, PeerId, Work
 from peer.state.service import Fetcher, StateService, fetch_from
 from peer.state.state_file import AssembledState, StateManifest, StateScalars, write_state_file
+from peer.training.ports import StartTrainer
+from peer.training.warm import warmed_up
 from protocol.data_plan import DataPlan, start_position
 from protocol.errors import InvalidRunSpec, LocoError
 from protocol.records import Sign
@@ -255,12 +257,16 @@ class Peer:
         )
         await service.start()
         with supplies.engine.memory(shape.padded_parameters) as slow:
-            outer = _outer_state(spec, slow)
-            if joining:
-                await self._download(signed, shape, outer)
-            else:
+            outer, start = _outer_state(spec, slow), supplies.engine.starter(slow)
+            if not joining:
                 await supplies.engine.initialise(slow)
-            await self._run_rounds(spec, signed, shape, supplies, slow, outer, service)
+                await self._run_rounds(spec, signed, shape, supplies, start, outer, service)
+                return
+            facts.now_doing("starting the trainer")
+            async with warmed_up(start, slow.array) as start_warm:
+                facts.now_doing("fetching the state")
+                await self._download(signed, shape, outer)
+                await self._run_rounds(spec, signed, shape, supplies, start_warm, outer, service)
 
     async def _run_rounds(
         self,
@@ -268,7 +274,7 @@ class Peer:
         signed: SignedSpec,
         shape: FrozenSection,
         supplies: Supplies,
-        slow: SlowWeights,
+        start_trainer: StartTrainer,
         outer: OuterState,
         service: StateService,
     ) -> None:
@@ -298,7 +304,7 @@ class Peer:
             outer=outer,
             steps=steps,
             gossip=gossip,
-            start_trainer=supplies.engine.starter(slow),
+            start_trainer=start_trainer,
             events=self._events,
         )
         gossip.close_early = rounds.close_early

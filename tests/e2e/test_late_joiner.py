@@ -29,6 +29,7 @@ def test_a_late_joiner_gets_everything_and_nobody_pauses(swarm: Swarm) -> None:
     opened = joiner.wait_event(EventName.ROUND_OPENED, START_S)
     newest = max(peer.status()["round"] for peer in others)
     assert newest - opened["round"] <= 2, "it begins with the round that the others are in"
+    assert opened["round"] - state["round"] <= 2, "its state is of the round before"
     closed = joiner.wait_event(EventName.ROUND_CLOSED, START_S)
     assert (closed["round"], closed["tokens"] > 0) == (opened["round"], True)
     joiner.wait_averaging()
