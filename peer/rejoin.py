@@ -1,9 +1,10 @@
 """When only a new process can heal us: enter the swarm again by the peers we know.
 
-Two things call for it: a directory that hangs again and again (a hung thread cannot be killed, so
-it takes the process with it), and weights that are too old to be averaged (protocol/rounds.py, rule
-4). The new process keeps home, identity and options, and joins by peers that were alive a moment
-ago; its state comes from them.
+Three things call for it: a directory that hangs again and again (a hung thread cannot be killed, so
+it takes the process with it), weights that are too old to be averaged (protocol/rounds.py, rule 4),
+and those that came too late for the final averaging, when others have better ones. The new process
+keeps home, identity and options, and joins by peers that were alive a moment ago; its state comes
+from them.
 """
 
 import sys

@@ -100,6 +100,7 @@ class RoundLoop:
         self._validate_from_s = -math.inf
         self._micro_batch_cap: int | None = None
         self._failures_in_a_row = 0
+        self._final_rounds_averaged: list[bool] = []
         self.finished = False
 
     def __repr__(self) -> str:
@@ -305,6 +306,7 @@ class RoundLoop:
 
     async def _finish(self) -> None:
         assert self._trainer is not None
+        self._check_left_out()
         facts = self._facts
         facts.fraction = 1.0
         await self._evaluated.wait()
@@ -322,15 +324,25 @@ class RoundLoop:
         )
         facts.now_doing("the run is over; serving its state", PeerState.FINISHED)
 
+    def _check_left_out(self) -> None:
+        """Raises JoinAgain when the others' final averaging was over before ours began."""
+        if self._final_rounds_averaged and not any(self._final_rounds_averaged):
+            alive = self._view.alive(trio.current_time())
+            addresses = addresses_of(m for m in alive if m.progress.state == PeerState.FINISHED)
+            if addresses:
+                raise JoinAgain(addresses, "it came too late for the final averaging")
+
     # --- settling a closed round ------------------------------------------------------------------
     async def _settle(self, closed: RoundClosed, jumped: bool, then: int | None) -> None:
         """Average and apply a closed round, and open round `then` if it had to wait for that."""
-        trainer = self._trainer
+        trainer, averaged_before = self._trainer, self._facts.averaged
         assert trainer is not None
         try:
             averaging = await self._steps.average(trainer, closed, jumped=jumped)
             await self._evaluated.wait()  # the slow weights lie still while they are validated
             await self._steps.take(averaging)
+            if closed.round >= self._spec.total_rounds:
+                self._final_rounds_averaged.append(self._facts.averaged > averaged_before)
             await self._hand_over(trainer, closed.round)
         finally:
             self._gossip.round_settled(closed.round)

@@ -10,6 +10,7 @@ from peer.daemon.rounds import MAX_FAILURES_IN_A_ROW, MAX_VALIDATION_SHARE, Trai
 from peer.network.simulated_link import LinkModel
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
+from peer.rejoin import JoinAgain
 from peer.simulation.machine import Machine
 from peer.simulation.peer import GRACE_S
 from peer.simulation.swarm import SwarmOptions, open_swarm
@@ -146,6 +147,31 @@ async def test_a_machine_that_slept_jumps_to_the_newest_round(tmp_path):
         for name in "ac":
             assert swarm[name].facts.skipped["jumped"] <= 1  # who was exchanging with b just then
             assert skips(swarm[name]).count("no_partner") < 10
+
+
+@simulated()
+async def test_who_comes_too_late_for_the_final_averaging_joins_again(tmp_path):
+    async with open_swarm(1, toy_spec(8), tmp_path) as swarm:
+        await start(swarm, "a", "b", "c")
+        await swarm.until(lambda: swarm["c"].facts.round >= 6)
+        swarm.freeze("c")
+        await swarm.finished("a", "b")
+        swarm.thaw("c")
+        await swarm.finished()
+        c = swarm["c"]
+        assert isinstance(c.failure, JoinAgain), c.failure
+        theirs = [swarm[name].network.addresses[0] for name in "ab"]
+        assert sorted(c.failure.addresses) == sorted(theirs)
+        assert all(swarm[name].failure is None for name in "ab")
+
+
+@simulated()
+async def test_alone_nobody_is_too_late(tmp_path):
+    async with open_swarm(1, toy_spec(2), tmp_path) as swarm:
+        await start(swarm, "a")
+        await swarm.finished()
+        assert swarm["a"].failure is None
+        assert swarm["a"].facts.state is PeerState.FINISHED
 
 
 # --- coming and going -----------------------------------------------------------------------------
