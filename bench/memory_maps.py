@@ -1,4 +1,4 @@
-"""What the memory of a process is made of: /proc/PID/smaps, sorted into kinds.
+"""What the memory of a process is made of: /proc/PID/smaps, sorted into kinds. Linux only.
 
 A page that several processes map belongs to each of them in part: PSS (proportional set size) adds
 up to what is really there. For one peer that is the wrong sum in two ways, so two figures are kept:

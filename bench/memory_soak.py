@@ -41,6 +41,7 @@ async def soak(report: Report, rounds: int) -> None:
             pair = _Pair(healthy, spoiler)
             await pair.connect()
             await pair.run_rounds(WARM_UP_ROUNDS)
+            await healthy.ask("memory")  # to look takes memory too
             first = last = await healthy.ask("memory")
             pair.outcomes.clear()
             report.rows.append(_row(0, first, first))
