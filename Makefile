@@ -7,7 +7,7 @@ STAMP     := $(VENV)/.installed
 PIP       := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 OUT       ?= demo-run
 PYTEST    ?=
-BENCHES   ?= codec latency exchange overlap noloco_quality
+BENCHES   ?= codec latency exchange overlap memory noloco_quality
 RESULTS   ?= bench-run
 # The first suitable interpreter, unless PYTHON says which.
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)

@@ -12,7 +12,7 @@ this file moves bytes, checks what arrived, and reports.
 
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import trio
@@ -129,6 +129,7 @@ class VectorExchange:
                 self._step(self._fault())
             finally:
                 await self._close_stripes()
+                self.end()
         if timer.cancelled_caught:
             self._step(Event.DEADLINE_PASSED)
 
@@ -137,6 +138,17 @@ class VectorExchange:
         if not self.machine.is_final:
             self.machine.step(Event.ASKED)
             self._scope.cancel()
+
+    def end(self) -> None:
+        """It is over, or never began: let go of what only its streams needed.
+
+        It is remembered for a while (exchanges.py); the payload is as large as a vector, and would
+        live as long.
+        """
+        self.over.set()
+        self._own = replace(self._own, payload=memoryview(b""))
+        self._stripes = None
+        self._joined.clear()
 
     def takes_stripe(self) -> bool:
         """Whether the partner may open one more stripe."""

@@ -299,7 +299,7 @@ class Gossip:
         else:
             await self._exchange(exchange, attempt)
         finally:
-            exchange.over.set()
+            exchange.end()
 
     async def _exchange(self, exchange: VectorExchange, attempt: _Attempt) -> None:
         talk = exchange.talk

@@ -67,11 +67,9 @@ class OuterState:
         """Whether the codes of phi travel too (gamma != beta)."""
         return self._factors.gamma != self._factors.beta
 
-    def phi_codes(self) -> npt.NDArray[np.uint8]:
-        """Fresh codes of phi. Raises ValueError if phi is not finite."""
-        codes = np.empty(self._codec.code_bytes(self.phi_P.size), dtype=np.uint8)
-        self._codec.encode(self._phi, torch.from_numpy(codes))
-        return codes
+    def encode_phi(self, codes: memoryview) -> None:
+        """Write the codes of phi into `codes`. Raises ValueError if phi is not finite."""
+        self._codec.encode(self._phi, torch.frombuffer(codes, dtype=torch.uint8))
 
     def step(
         self,
@@ -112,17 +110,8 @@ class OuterState:
         self._note(round, measures)
         return measures
 
-    def replace(self, round: int, phi_P: Float32Vector, delta_P: Float32Vector) -> None:
-        """Take over a whole state, as a joiner does: copies both vectors.
-
-        Raises:
-            ValueError: lengths differ, or a value is not finite; nothing was written.
-        """
-        if phi_P.shape != self.phi_P.shape or delta_P.shape != self.delta_P.shape:
-            raise ValueError(f"a state of {phi_P.size} values does not fit {self.phi_P.size}")
-        if not (np.isfinite(phi_P).all() and np.isfinite(delta_P).all()):
-            raise ValueError("the state holds values that are not finite")
-        self.phi_P[:], self.delta_P[:] = phi_P, delta_P
+    def arrived(self, round: int) -> None:
+        """A joiner's state is whole in phi and delta, as it stood after the step of `round`."""
         self.version, self.round = self.version + 1, round
 
     def statistics(self) -> OuterStatistics:

@@ -144,7 +144,10 @@ class OuterSteps:
     def _contribution(self, trainer: Trainer, closed: RoundClosed) -> Contribution:
         payload, digest, vectors = trainer.codes(closed.slot), closed.digest, 1
         if self._outer.needs_phi_codes:
-            payload = memoryview(bytearray(payload) + self._outer.phi_codes().tobytes())
+            both = memoryview(bytearray(2 * len(payload)))
+            both[: len(payload)] = payload
+            self._outer.encode_phi(both[len(payload) :])
+            payload = both
             digest, vectors = blake3.blake3(payload).hexdigest(length=16), 2
         return Contribution(
             round=closed.round,

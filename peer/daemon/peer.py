@@ -23,7 +23,7 @@ from peer.observe.events import EventLog
 from peer.observe.status import PeerState
 from peer.ports import Directory, Network, PeerId, Work
 from peer.state.service import Fetcher, StateService, fetch_from
-from peer.state.state_file import AssembledState, StateManifest, StateScalars, write_state_file
+from peer.state.state_file import StateManifest, StateScalars, write_state_file
 from peer.training.ports import StartTrainer
 from peer.training.warm import warmed_up
 from protocol.data_plan import DataPlan, start_position
@@ -207,30 +207,31 @@ class Peer:
         started_s = trio.current_time()
         source: list[PeerId] = []
 
-        async def ask(fetcher: Fetcher) -> AssembledState:
+        async def ask(fetcher: Fetcher) -> StateScalars:
             source.append(fetcher.remote_peer_id)
             return await fetcher.state(
                 signed.run_id,
-                shape.padded_parameters,
+                outer.phi_P,
+                outer.delta_P,
                 lambda share: self._facts.now_doing(f"fetching the state: {share:.0%}"),
             )
 
         state = await self._fetch(ask)
-        if state.scalars.layout_digest != shape.layout_digest:
+        if state.layout_digest != shape.layout_digest:
             raise InvalidRunSpec("the swarm's model has another layout than ours")
-        outer.replace(state.scalars.round, state.phi_P, state.delta_P)
-        self._facts.round = state.scalars.round + 1
+        outer.arrived(state.round)
+        self._facts.round = state.round + 1
         positions = [
             (m.progress.epoch, m.progress.position)
             for m in self._view.members_training(trio.current_time())
         ]
         # Who has said no more than hello has told no position; the state knows one in any case.
         known = [position for position in positions if position != (0, 0)]
-        positions = [*known, (state.scalars.epoch, state.scalars.position)]
+        positions = [*known, (state.epoch, state.position)]
         self._facts.epoch, self._facts.position = start_position(positions)
         self._events.emit(
             EventName.STATE_RECEIVED,
-            round=state.scalars.round,
+            round=state.round,
             remotes=source[-1:],
             bytes=8 * shape.padded_parameters,
             seconds=trio.current_time() - started_s,

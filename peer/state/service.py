@@ -39,7 +39,7 @@ from protocol.signed_spec import SignedSpec
 from protocol.versions import STATE
 
 from .state_file import (
-    AssembledState,
+    Float32Vector,
     StateAssembler,
     StateManifest,
     StateScalars,
@@ -236,13 +236,15 @@ class Fetcher:
     async def state(
         self,
         run_id: str,
-        num_values: int,
+        phi_P: Float32Vector,
+        delta_P: Float32Vector,
         on_progress: Callable[[float], None] = lambda _: None,
-    ) -> AssembledState:
-        """The peer's present state, verified chunk by chunk.
+    ) -> StateScalars:
+        """The peer's present state, verified chunk by chunk; says where it stands.
 
         Args:
-            num_values: padded parameters, from the run spec.
+            phi_P, delta_P: where the state goes, of the run's padded parameters. They hold no
+                state, but parts of one, until this has returned.
             on_progress: told the share received so far.
 
         Raises:
@@ -250,7 +252,7 @@ class Fetcher:
         """
         await self._talk.send(GetState(run_id, 0))
         reply, digests = await self._talk.receive(StateReply, timeout_s=WRITE_S, stall_s=STALL_S)
-        assembler = StateAssembler(_manifest(run_id, reply, digests), num_values)
+        assembler = StateAssembler(_manifest(run_id, reply, digests), phi_P, delta_P)
         total = len(assembler.missing())
         while not assembler.complete:
             first = assembler.missing()[0]

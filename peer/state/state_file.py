@@ -40,6 +40,7 @@ _PARTIAL_SUFFIX: Final = ".state-partial"
 _MAGIC: Final = b"LOCOST01"
 _LENGTH_BYTES: Final = 4
 _LITTLE: Final = np.dtype("<f4")
+_TILE: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +69,6 @@ class StateManifest:
     digests: tuple[bytes, ...]
     total_bytes: int
     scalars: StateScalars
-
-
-@dataclass(frozen=True, slots=True)
-class AssembledState:
-    """A whole, verified state. phi_P, delta_P: fp32 [P]."""
-
-    scalars: StateScalars
-    phi_P: Float32Vector
-    delta_P: Float32Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,16 +163,25 @@ def remove_state_files(directory: Path, keep: Collection[Path]) -> int:
 
 
 class StateAssembler:
-    """Puts a state together from verified chunks, in any order, in 8 P bytes of memory."""
+    """Puts a state together from verified chunks, in any order, straight into the caller's memory.
 
-    def __init__(self, manifest: StateManifest, num_values: int) -> None:
-        """Get ready for a state of P = `num_values`.
+    The state is 8 P bytes: a joiner that held it twice would need more memory than it ever needs
+    again. What the vectors hold counts only once there is a `result`.
+    """
+
+    def __init__(
+        self, manifest: StateManifest, phi_P: Float32Vector, delta_P: Float32Vector
+    ) -> None:
+        """Get ready for a state of P values, which is put into `phi_P` and `delta_P`.
 
         Raises:
             RemoteProtocolError: the manifest is of another size, or its list does not match its
                 root.
+            ValueError: the vectors differ in length or are not contiguous fp32.
         """
-        expected = state_bytes(num_values)
+        if phi_P.shape != delta_P.shape:
+            raise ValueError(f"phi {phi_P.shape} and delta {delta_P.shape} differ in length")
+        expected = state_bytes(phi_P.size)
         if manifest.total_bytes != expected or len(manifest.digests) != chunk_count(expected):
             raise RemoteProtocolError(
                 f"a state of {manifest.total_bytes} bytes, expected {expected}"
@@ -189,8 +190,8 @@ class StateAssembler:
             raise RemoteProtocolError("the list of chunk digests does not match the state's root")
         self._manifest = manifest
         self._header = bytearray(HEADER_BYTES)
-        self._phi_P = np.zeros(num_values, dtype=_LITTLE)
-        self._delta_P = np.zeros(num_values, dtype=_LITTLE)
+        self._vectors = (phi_P, delta_P)
+        self._parts = [memoryview(self._header), _as_bytes(phi_P), _as_bytes(delta_P)]
         self._missing = dict.fromkeys(range(len(manifest.digests)))
         self._refused = 0
 
@@ -210,7 +211,7 @@ class StateAssembler:
         if index not in self._missing:
             return False
         start, taken, source = index * STATE_CHUNK_BYTES, 0, memoryview(chunk)
-        for part, a, b in _overlaps(self._parts(), start, start + source.nbytes):
+        for part, a, b in _overlaps(self._parts, start, start + source.nbytes):
             part[a:b] = source[taken : taken + b - a]
             taken += b - a
         del self._missing[index]
@@ -225,8 +226,8 @@ class StateAssembler:
         """Whether every chunk is there."""
         return not self._missing
 
-    def result(self) -> AssembledState:
-        """The state.
+    def result(self) -> StateScalars:
+        """Where the state stands that the vectors hold now.
 
         Raises:
             ValueError: chunks are missing.
@@ -237,9 +238,9 @@ class StateAssembler:
             raise ValueError(f"{len(self._missing)} chunks are missing")
         if _read_header(bytes(self._header)) != self._manifest.scalars:
             raise RemoteProtocolError("the state's header differs from what was announced")
-        if not (np.isfinite(self._phi_P).all() and np.isfinite(self._delta_P).all()):
+        if not all(_is_finite(vector) for vector in self._vectors):
             raise RemoteProtocolError("the state holds values that are not finite")
-        return AssembledState(self._manifest.scalars, self._phi_P, self._delta_P)
+        return self._manifest.scalars
 
     def statistics(self) -> AssemblerStatistics:
         """How far the download is."""
@@ -253,9 +254,6 @@ class StateAssembler:
             refused_chunks=self._refused,
         )
 
-    def _parts(self) -> list[memoryview]:
-        return [memoryview(self._header), _as_bytes(self._phi_P), _as_bytes(self._delta_P)]
-
 
 def _overlaps(
     parts: Sequence[memoryview], start: int, stop: int
@@ -267,6 +265,12 @@ def _overlaps(
         if a < b:
             yield part, a, b
         offset += part.nbytes
+
+
+def _is_finite(vector: Float32Vector) -> bool:
+    """Tile by tile: numpy answers with as many bytes as there are values."""
+    tiles = range(0, vector.size, _TILE)
+    return all(bool(np.isfinite(vector[start : start + _TILE]).all()) for start in tiles)
 
 
 def _as_bytes(vector: Float32Vector) -> memoryview:

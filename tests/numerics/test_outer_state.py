@@ -28,6 +28,12 @@ def _state(gamma: float = 0.7) -> OuterState:
     )
 
 
+def _phi_codes(state: OuterState) -> bytearray:
+    codes = bytearray(get_codec("int8").code_bytes(P))
+    state.encode_phi(memoryview(codes))
+    return codes
+
+
 def test_a_step_changes_the_callers_memory_and_counts() -> None:
     phi, delta = _vector(0), np.zeros(P, np.float32)
     state = OuterState(phi, delta, get_codec("int8"), Factors(0.5, 0.7, 0.7))
@@ -78,27 +84,23 @@ def test_gamma_apart_from_beta_needs_the_codes_of_phi() -> None:
     with pytest.raises(LocalProtocolError):
         state.step(0, _codes(1), _codes(2))
     with pytest.raises(RemoteProtocolError):
-        state.step(0, _codes(1), _codes(2), own_phi_codes=state.phi_codes())
-    state.step(0, _codes(1), _codes(2), state.phi_codes(), _codes(5))
+        state.step(0, _codes(1), _codes(2), own_phi_codes=_phi_codes(state))
+    state.step(0, _codes(1), _codes(2), _phi_codes(state), _codes(5))
     expected = 0.7 * ((_vector(1) + _vector(2)) / 2 - _vector(0))
     expected += 0.3 * ((_vector(0) + _vector(5)) / 2 - _vector(0))
     np.testing.assert_allclose(state.delta_P, expected, atol=0.03)
 
 
-def test_replace_takes_a_whole_state_or_nothing() -> None:
+def test_who_joined_goes_on_from_the_round_that_arrived() -> None:
     state = _state()
-    broken = _vector(2)
-    broken[3] = np.nan
-    with pytest.raises(ValueError, match="not finite"):
-        state.replace(9, _vector(1), broken)
-    with pytest.raises(ValueError, match="does not fit"):
-        state.replace(9, _vector(1)[:128], _vector(2)[:128])
-    np.testing.assert_array_equal(state.phi_P, _vector(0))
-    state.replace(9, _vector(1), _vector(2))
-    np.testing.assert_array_equal(state.phi_P, _vector(1))
-    np.testing.assert_array_equal(state.delta_P, _vector(2))
+    state.phi_P[:], state.delta_P[:] = _vector(1), _vector(2)
+    state.arrived(9)
     assert (state.version, state.round) == (1, 9)
     assert "round=9" in repr(state)
+    with pytest.raises(LocalProtocolError, match="round 9 after"):
+        state.step(9, _codes(1))
+    state.step(10, _codes(1))
+    np.testing.assert_allclose(state.delta_P, 0.5 * _vector(2), atol=0.03)
 
 
 def test_memory_that_cannot_be_written_is_refused() -> None:

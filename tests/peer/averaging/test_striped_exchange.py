@@ -1,6 +1,9 @@
 """Exchanges over several streams: pieces in any order, and all that can go wrong with one."""
 
+import gc
 import itertools
+import weakref
+from dataclasses import replace
 
 import pytest
 import trio
@@ -83,6 +86,24 @@ async def test_a_long_vector_takes_stripes_and_no_more_bytes(autojump_clock, par
         carried = peer.network.statistics()
         assert 1.0 <= carried.sent_bytes[GOSSIP] / parameters <= 1.03
         assert 1.0 <= carried.received_bytes[GOSSIP] / parameters <= 1.03
+
+
+@pytest.mark.parametrize("stripe_from_bytes", [2 * PIECE, STRIPE_FROM_BYTES])
+async def test_an_exchange_that_is_over_keeps_no_vector(
+    autojump_clock, small, monkeypatch, stripe_from_bytes
+):
+    monkeypatch.setattr(outcome, "STRIPE_FROM_BYTES", stripe_from_bytes)
+    async with two_networks() as (a, b), real_peer(a, 1) as one, real_peer(b, 2) as two:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(two.average, IDS[0])
+            nursery.start_soon(one.average, IDS[1])
+        assert averaged_with(one, 2)
+        payloads = [weakref.ref(peer.own.payload) for peer in (one, two)]
+        for peer in (one, two):
+            peer.own = replace(contribution(3), round=ROUND + 1)
+            await peer.gossip.average(peer.own, (), search_s=1.0, exchange_s=1.0)
+        gc.collect()
+        assert [payload() for payload in payloads] == [None, None]
 
 
 async def test_pieces_come_in_any_order_on_any_stream(autojump_clock, small):

@@ -29,6 +29,10 @@ BLOB = b"a corpus" * 1000
 DIGEST = blake3.blake3(BLOB).hexdigest(length=16)
 
 
+def _empty_vectors() -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros(P, np.float32), np.zeros(P, np.float32)
+
+
 class Source:
     """Implements StateSource."""
 
@@ -87,13 +91,14 @@ async def test_spec_blob_and_state_come_over_one_stream(
         assert signed == SIGNED
         assert await fetcher.blob(DIGEST) == BLOB
         shares: list[float] = []
-        state = await fetcher.state(SIGNED.run_id, P, shares.append)
-        assert (state.phi_P == made.source.phi_P).all()
-        assert (state.delta_P == made.source.delta_P).all()
-        assert (state.scalars.round, state.scalars.position) == (4, 77)
+        phi_P, delta_P = _empty_vectors()
+        scalars = await fetcher.state(SIGNED.run_id, phi_P, delta_P, shares.append)
+        assert (phi_P == made.source.phi_P).all()
+        assert (delta_P == made.source.delta_P).all()
+        assert (scalars.round, scalars.position) == (4, 77)
         assert shares[-1] == 1.0
         assert made.source.writes == 1
-        await fetcher.state(SIGNED.run_id, P)
+        await fetcher.state(SIGNED.run_id, *_empty_vectors())
         assert made.source.writes == 1  # the file of this round is there already
 
 
@@ -101,7 +106,7 @@ async def test_spec_blob_and_state_come_over_one_stream(
     ("ask", "reason"),
     [
         (lambda fetcher: fetcher.blob("0" * 32), RefusalReason.UNAVAILABLE),
-        (lambda fetcher: fetcher.state("0" * 32, P), RefusalReason.OTHER_RUN),
+        (lambda fetcher: fetcher.state("0" * 32, *_empty_vectors()), RefusalReason.OTHER_RUN),
     ],
 )
 async def test_what_is_not_there_is_refused_with_its_reason(
@@ -118,7 +123,7 @@ async def test_before_the_first_state_there_is_none_to_give(
 ) -> None:
     async with world(tmp_path, with_state=False) as made, made.fetcher() as fetcher:
         with pytest.raises(Refused, match="no state yet"):
-            await fetcher.state(SIGNED.run_id, P)
+            await fetcher.state(SIGNED.run_id, *_empty_vectors())
 
 
 async def test_a_blob_with_other_bytes_is_not_believed(
@@ -140,7 +145,7 @@ async def test_a_chunk_with_other_bytes_is_not_believed(
         data[2 * STATE_CHUNK_BYTES + 5] ^= 1
         written[0].write_bytes(data)
         with pytest.raises(RemoteProtocolError):
-            await fetcher.state(SIGNED.run_id, P)
+            await fetcher.state(SIGNED.run_id, *_empty_vectors())
 
 
 async def test_a_run_spec_of_another_run_is_not_believed(
@@ -187,4 +192,4 @@ async def test_a_source_that_dies_in_the_middle_is_a_lost_stream(
         nursery.start_soon(die_half_way)
         async with made.fetcher() as fetcher:
             with pytest.raises(StreamLost):
-                await fetcher.state(SIGNED.run_id, P)
+                await fetcher.state(SIGNED.run_id, *_empty_vectors())

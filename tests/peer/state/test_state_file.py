@@ -33,6 +33,10 @@ def _vectors() -> tuple[np.ndarray, np.ndarray]:
     return rng.normal(size=P).astype(np.float32), rng.normal(size=P).astype(np.float32)
 
 
+def _zeros(num_values: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros(num_values, np.float32), np.zeros(num_values, np.float32)
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StateManifest]:
     path = tmp_path_factory.mktemp("home") / "round-7.state"
@@ -55,16 +59,16 @@ def test_chunks_in_any_order_make_the_state(
     written: tuple[Path, StateManifest], order: list[int]
 ) -> None:
     path, manifest = written
-    assembler = StateAssembler(manifest, P)
+    vectors = _zeros(P)
+    assembler = StateAssembler(manifest, *vectors)
     for count, index in enumerate(order):
         assert set(assembler.missing()) == set(order[count:])
         assert assembler.add(index, read_chunk(path, index))
         assert not assembler.add(index, read_chunk(path, index))
     assert assembler.complete
-    state, (phi, delta) = assembler.result(), _vectors()
-    assert state.scalars == SCALARS
-    np.testing.assert_array_equal(state.phi_P, phi)
-    np.testing.assert_array_equal(state.delta_P, delta)
+    assert assembler.result() == SCALARS
+    for put, written_vector in zip(vectors, _vectors(), strict=True):
+        np.testing.assert_array_equal(put, written_vector)
     assert assembler.statistics().received_bytes == path.stat().st_size == state_bytes(P)
 
 
@@ -72,7 +76,7 @@ def test_a_chunk_changed_on_the_way_is_refused_and_asked_for_again(
     written: tuple[Path, StateManifest],
 ) -> None:
     path, manifest = written
-    assembler, chunk = StateAssembler(manifest, P), bytearray(read_chunk(path, 1))
+    assembler, chunk = StateAssembler(manifest, *_zeros(P)), bytearray(read_chunk(path, 1))
     chunk[1000] ^= 1
     for index, bad in (
         (1, chunk),
@@ -94,7 +98,7 @@ def test_a_list_that_does_not_match_the_root_is_refused(
     _, manifest = written
     swapped = (manifest.digests[1], manifest.digests[0], *manifest.digests[2:])
     with pytest.raises(RemoteProtocolError, match="root"):
-        StateAssembler(replace(manifest, digests=swapped), P)
+        StateAssembler(replace(manifest, digests=swapped), *_zeros(P))
 
 
 @pytest.mark.parametrize("num_values", [P - 128, P + 128, 1 << 40])
@@ -103,7 +107,22 @@ def test_a_manifest_of_another_size_is_refused_before_memory_is_taken(
 ) -> None:
     _, manifest = written
     with pytest.raises(RemoteProtocolError, match="expected"):
-        StateAssembler(replace(manifest, total_bytes=state_bytes(num_values)), P)
+        StateAssembler(replace(manifest, total_bytes=state_bytes(num_values)), *_zeros(P))
+
+
+@pytest.mark.parametrize(
+    "vectors",
+    [
+        (np.zeros(P, np.float32), np.zeros(P - 128, np.float32)),
+        (np.zeros(P, np.float64), np.zeros(P, np.float64)),
+        (np.zeros(2 * P, np.float32)[::2], np.zeros(P, np.float32)),
+    ],
+)
+def test_memory_that_holds_no_state_is_refused(
+    written: tuple[Path, StateManifest], vectors: tuple[np.ndarray, np.ndarray]
+) -> None:
+    with pytest.raises(ValueError, match=r"differ|contiguous"):
+        StateAssembler(written[1], *vectors)
 
 
 @pytest.mark.parametrize(
@@ -122,19 +141,21 @@ def test_every_scalar_is_under_the_root(change: dict[str, object]) -> None:
     manifest, chunks = _forged(SCALARS, vector, vector)
     changed = replace(SCALARS, **change)
     assert _forged(changed, vector, vector)[0].root != manifest.root
-    assembler = StateAssembler(replace(manifest, scalars=changed), 128)
+    assembler = StateAssembler(replace(manifest, scalars=changed), *_zeros(128))
     assembler.add(0, chunks[0])
     with pytest.raises(RemoteProtocolError, match="header differs"):
         assembler.result()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_state_that_is_not_finite_is_refused(bad: float) -> None:
-    vector = np.zeros(128, np.float32)
-    vector[5] = bad
-    manifest, chunks = _forged(SCALARS, np.zeros(128, np.float32), vector)
-    assembler = StateAssembler(manifest, 128)
-    assembler.add(0, chunks[0])
+@pytest.mark.parametrize("at", [5, -1])
+def test_a_state_that_is_not_finite_is_refused(bad: float, at: int) -> None:
+    vector = np.zeros(P, np.float32)
+    vector[at] = bad
+    manifest, chunks = _forged(SCALARS, np.zeros(P, np.float32), vector)
+    assembler = StateAssembler(manifest, *_zeros(P))
+    for index, chunk in enumerate(chunks):
+        assembler.add(index, chunk)
     with pytest.raises(RemoteProtocolError, match="not finite"):
         assembler.result()
 
@@ -146,7 +167,7 @@ def test_garbage_for_a_header_is_a_protocol_error(header: bytes) -> None:
         chunk = (prefix + header).ljust(state_bytes(128), b"\0")
         digests = (chunk_digest(chunk),)
         manifest = StateManifest(merkle_root(digests), digests, state_bytes(128), SCALARS)
-        assembler = StateAssembler(manifest, 128)
+        assembler = StateAssembler(manifest, *_zeros(128))
         assembler.add(0, chunk)
         with pytest.raises(RemoteProtocolError):
             assembler.result()

@@ -1,0 +1,204 @@
+"""One of the two peers of bench/memory_soak.py: real p2pd, real gossip, small vectors.
+
+Both run the daemon's own code. One of them spoils rounds on purpose, in turn:
+
+    breaks     its streams close in the middle of its vector
+    refuses    it is not in that round, and says so to whoever asks
+    lies       the digest that it announces is not that of its vector
+
+so that the other sees a partner lost in an exchange, a round without partner, and a bad vector.
+"""
+
+import gc
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import blake3
+import numpy as np
+import psutil
+import torch
+import trio
+
+from peer.averaging.exchange_io import Contribution
+from peer.averaging.gossip import Gossip
+from peer.averaging.outcome import Agreement, Averaged
+from peer.averaging.outer_state import Factors, OuterState
+from peer.codec import get_codec
+from peer.identity import load_or_create
+from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
+from peer.network.libp2p_stream import Libp2pStream
+from peer.observe.events import EventLog
+from peer.observe.log_file import LineFile
+from peer.ports import Address, NetworkStatistics, PeerId, Stream, StreamHandler
+from peer.real_ports import RealEntropy, RealWork
+from protocol.errors import StreamLost
+
+from .children import Answer, answer_parent
+
+PARAMETERS: Final = 64 * 128
+RUN_ID: Final = "0" * 32
+SEARCH_S: Final = 10.0
+REFUSED_SEARCH_S: Final = 0.05
+"""Who is told that the other is behind waits for it until then."""
+EXCHANGE_S: Final = 30.0
+
+
+class BreakingStream:
+    """A stream that breaks after so many bytes."""
+
+    def __init__(self, stream: Libp2pStream, left_bytes: int) -> None:
+        self._stream = stream
+        self._left_bytes = left_bytes
+
+    @property
+    def remote_peer_id(self) -> PeerId:
+        return self._stream.remote_peer_id
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        if len(data) > self._left_bytes:
+            await self._stream.send_all(memoryview(data)[: self._left_bytes])
+            self._stream.lose("broken on purpose")
+            raise StreamLost("broken on purpose")
+        self._left_bytes -= len(data)
+        await self._stream.send_all(data)
+
+    async def receive_some(self, max_bytes: int = 65536) -> bytes:
+        return await self._stream.receive_some(max_bytes)
+
+    async def receive_into(self, buffer: memoryview) -> None:
+        await self._stream.receive_into(buffer)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+class BreakingNetwork:
+    """A network whose streams break while `breaks` is set."""
+
+    def __init__(self, network: Libp2pNetwork, after_bytes: int) -> None:
+        self._network = network
+        self._after_bytes = after_bytes
+        self.breaks = False
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self._network.peer_id
+
+    @property
+    def addresses(self) -> Sequence[Address]:
+        return self._network.addresses
+
+    async def connect(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
+        await self._network.connect(peer_id, addresses)
+
+    async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
+        return self._spoilt(await self._network.open_stream(peer_id, protocol))
+
+    async def serve(self, protocol: str, handler: StreamHandler) -> None:
+        async def handle(stream: Stream) -> None:
+            await handler(self._spoilt(stream))
+
+        await self._network.serve(protocol, handle)
+
+    def statistics(self) -> NetworkStatistics:
+        return self._network.statistics()
+
+    def _spoilt(self, stream: Stream) -> Stream:
+        if not self.breaks:
+            return stream
+        assert isinstance(stream, Libp2pStream)
+        return BreakingStream(stream, self._after_bytes)
+
+
+class SoakPeer:
+    """Answers the measurement's questions."""
+
+    def __init__(self, network: Libp2pNetwork, events: EventLog, seed: int) -> None:
+        codec = get_codec("int8")
+        self._p2pd_pid = network.statistics().p2pd_pid
+        self._codes = bytearray(codec.code_bytes(PARAMETERS))
+        theta_P = torch.randn(PARAMETERS, generator=torch.manual_seed(seed))
+        codec.encode(theta_P, torch.frombuffer(self._codes, dtype=torch.uint8))
+        self._digest = blake3.blake3(self._codes).hexdigest(length=16)
+        self._network = BreakingNetwork(network, len(self._codes) // 2)
+        self._gossip = Gossip(
+            Agreement(RUN_ID, RUN_ID, "int8", 1, PARAMETERS),
+            network=self._network,
+            work=RealWork(),
+            events=events,
+        )
+        phi_P, delta_P = np.zeros((2, PARAMETERS), np.float32)
+        self._outer = OuterState(phi_P, delta_P, codec, Factors(0.5, 0.7, 0.7))
+
+    async def run(self) -> None:
+        """Serve until the parent asks no more."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._gossip.run)
+            await answer_parent(
+                {
+                    "hello": self.hello,
+                    "connect": self.connect,
+                    "round": self.round,
+                    "memory": self.memory,
+                }
+            )
+            nursery.cancel_scope.cancel()
+
+    async def hello(self, _: Answer) -> Answer:
+        return {"peer_id": self._network.peer_id, "addresses": list(self._network.addresses)}
+
+    async def connect(self, question: Answer) -> Answer:
+        await self._network.connect(question["peer_id"], question["addresses"])
+        return {}
+
+    async def round(self, question: Answer) -> Answer:
+        """One round; `spoils` says how we spoil it, if we do; `refused` that the other will."""
+        round_, spoils = question["round"], question.get("spoils")
+        if spoils == "refuses":
+            return {"outcome": spoils}
+        self._network.breaks = spoils == "breaks"
+        digest = "f" * 32 if spoils == "lies" else self._digest
+        own = Contribution(round_, 1, 1, "int8", 1, digest, memoryview(self._codes))
+        self._gossip.round_opened(round_)
+        outcome = await self._gossip.average(
+            own,
+            [question["peer_id"]],
+            search_s=REFUSED_SEARCH_S if question.get("refused") else SEARCH_S,
+            exchange_s=EXCHANGE_S,
+        )
+        averaged = isinstance(outcome, Averaged)
+        self._outer.step(
+            round_, own.payload, outcome.payload if isinstance(outcome, Averaged) else None
+        )
+        self._gossip.round_settled(round_)
+        self._network.breaks = False
+        return {"outcome": "averaged" if averaged else str(getattr(outcome, "reason", ""))}
+
+    async def memory(self, _: Answer) -> Answer:
+        """Bytes of this process and of its p2pd; and how many objects the collector knows."""
+        gc.collect()
+        ours, p2pd = (psutil.Process(pid).memory_full_info() for pid in (None, self._p2pd_pid))
+        return {
+            "uss_bytes": ours.uss,
+            "rss_bytes": ours.rss,
+            "p2pd_rss_bytes": p2pd.rss,
+            "objects": len(gc.get_objects()),
+        }
+
+
+async def main(folder: Path, name: str) -> None:
+    """Run the peer called `name`, with its key, log and sockets in `folder`."""
+    key = folder / f"{name}.key"
+    load_or_create(key, RealEntropy())
+    log = LineFile(folder / f"{name}.jsonl")
+    async with open_libp2p_network(key, runtime_dir=folder, route_by_dht=False) as network:
+        events = EventLog(
+            log.write_line, peer=network.peer_id, wall_time_s=lambda: 0.0, stream=None
+        )
+        await SoakPeer(network, events, seed=ord(name[0])).run()
+
+
+if __name__ == "__main__":
+    trio.run(main, Path(sys.argv[1]), sys.argv[2])

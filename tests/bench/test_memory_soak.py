@@ -1,0 +1,11 @@
+"""Which rounds of the soak fail, and how."""
+
+from collections import Counter
+
+from bench.memory_soak import SPOILS, spoils
+
+
+def test_every_second_round_is_spoilt_and_each_way_as_often():
+    ways = [spoils(round_) for round_ in range(60)]
+    assert Counter(ways) == {None: 30, **dict.fromkeys(SPOILS, 10)}
+    assert not any(ways[::2])
