@@ -6,9 +6,9 @@ is in peer.py and below.
 
 import json
 import socket
-from collections.abc import Sequence
 from importlib.metadata import version as version_of
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import trio
 
@@ -79,7 +79,7 @@ class _Daemon:
         async with (
             open_libp2p_network(
                 self._home.identity_path,
-                listen=self._listen(),
+                listen=[self._listen().multiaddr()],
                 announce=self._config.announce,
                 runtime_dir=self._home.make_runtime_dir(),
             ) as network,
@@ -103,12 +103,7 @@ class _Daemon:
             self._settings(network, assembly.parts.facts, report), str(self._home.root)
         )
         async with trio.open_nursery() as nursery:
-            report.metrics_url = await nursery.start(
-                serve_metrics,
-                self._config.metrics,
-                report.metrics.render,
-                report.metrics.content_type,
-            )
+            report.metrics_url = await self._serve_metrics(nursery, report)
             handlers = _Control(peer, report).handlers()
             await nursery.start(serve_control, self._home.control_socket, handlers)
             nursery.start_soon(_watch_network, network, directory, ports.events, restarts)
@@ -116,6 +111,16 @@ class _Daemon:
             nursery.start_soon(self._stop_when_asked, peer)
             await assembly.run(peer, spec, self._config.bootstrap)
             nursery.cancel_scope.cancel()
+
+    async def _serve_metrics(self, nursery: trio.Nursery, report: Report) -> str:
+        """Where Prometheus finds us: the same place after every restart, if it can be had."""
+        metrics = report.metrics
+        where = self._with_port(self._config.metrics, "metrics")
+        url: str = await nursery.start(serve_metrics, where, metrics.render, metrics.content_type)
+        port = urlsplit(url).port
+        assert port is not None
+        self._home.keep_port("metrics", port)
+        return url
 
     def _ports(self, network: Libp2pNetwork, directory: HivemindDirectory) -> Ports:
         config, home, work = self._config, self._home, RealWork()
@@ -150,20 +155,25 @@ class _Daemon:
         await self._stop.wait()
         peer.request_stop()
 
-    def _listen(self) -> Sequence[str]:
+    def _listen(self) -> HostPort:
         where = self._config.listen
-        if where is not None:
-            return (where.multiaddr(),)
-        for port in (self._home.kept_port(), DEFAULT_PORT):
-            if port is not None and _is_free(port):
-                return (HostPort("0.0.0.0", port).multiaddr(),)  # noqa: S104 - peers come from anywhere
-        return (HostPort("0.0.0.0", 0).multiaddr(),)  # noqa: S104
+        if where is None:
+            return self._with_port(HostPort("0.0.0.0", 0), "listen", DEFAULT_PORT)  # noqa: S104 - peers come from anywhere
+        return self._with_port(where, "listen")
+
+    def _with_port(self, where: HostPort, purpose: str, *defaults: int) -> HostPort:
+        """Where to listen; port 0 becomes the one of last time, else the first free default."""
+        if where.port != 0:
+            return where
+        wanted = (self._home.kept_port(purpose), *defaults)
+        free = (port for port in wanted if port is not None and _is_free(port))
+        return HostPort(where.host, next(free, 0))
 
     def _keep_port(self, network: Libp2pNetwork) -> None:
         for address in network.addresses:
             parts = address.split("/")
             if "tcp" in parts:
-                self._home.keep_port(int(parts[parts.index("tcp") + 1]))
+                self._home.keep_port("listen", int(parts[parts.index("tcp") + 1]))
                 return
 
     def _announce(self, network: Libp2pNetwork, facts: Facts, report: Report) -> None:

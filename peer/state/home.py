@@ -2,7 +2,7 @@
 
     identity.key      the peer's Ed25519 key (mode 0600)
     run.json          the one run that this home belongs to: run id, founder, run spec, signature
-    listen.json       the port that was listened on, kept so that addresses told to others stay true
+    ports.json        the ports of last time, kept so that addresses told to others stay true
     incarnation       how often this home was started
     peer.toml         optional configuration, written by the user
     state/  cache/    weights; blobs by digest
@@ -104,7 +104,7 @@ class Home:
         self.root = root.absolute()
         self.identity_path = self.root / "identity.key"
         self.run_path = self.root / "run.json"
-        self.listen_path = self.root / "listen.json"
+        self.ports_path = self.root / "ports.json"
         self.incarnation_path = self.root / "incarnation"
         self.config_path = self.root / "peer.toml"
         self.lock_path = self.root / "lock"
@@ -244,17 +244,21 @@ class Home:
         self._replace(self.incarnation_path, b"%d\n" % incarnation)
         return incarnation
 
-    def kept_port(self) -> int | None:
-        """The port kept by `keep_port`; None when there is none to be had."""
-        try:
-            port = json.loads(self._read(self.listen_path) or b"{}").get("port")
-        except (ValueError, AttributeError):
-            return None  # only a preference: another port does as well
+    def kept_port(self, purpose: str) -> int | None:
+        """The port that `keep_port` kept for this; None when there is none to be had."""
+        port = self._kept_ports().get(purpose)
         return port if isinstance(port, int) and 0 < port < 1 << 16 else None
 
-    def keep_port(self, port: int) -> None:
-        """Listen on `port` again next time."""
-        self._replace(self.listen_path, json.dumps({"port": port}).encode())
+    def keep_port(self, purpose: str, port: int) -> None:
+        """Listen on `port` for this again next time."""
+        self._replace(self.ports_path, json.dumps({**self._kept_ports(), purpose: port}).encode())
+
+    def _kept_ports(self) -> dict[str, Any]:
+        try:
+            ports = json.loads(self._read(self.ports_path) or b"{}")
+        except ValueError:
+            return {}  # only a preference: other ports do as well
+        return ports if isinstance(ports, dict) else {}
 
     def run(self) -> SignedSpec | None:
         """The run that this home belongs to, verified; None when it has none yet.

@@ -59,3 +59,5 @@ def test_a_founder_started_again_finds_the_swarm_and_takes_its_state(swarm: Swar
     again.wait_event(EventName.STATE_RECEIVED, COMEBACK_S)
     again.wait_averaging(2, COMEBACK_S)
     assert again.running
+    # It may have entered by a new process of its own: who watches it finds it where it was.
+    assert again.metric("loco_tokens_total") > 0

@@ -136,16 +136,22 @@ def test_a_damaged_incarnation_is_not_started_over(home: Home) -> None:
         home.next_incarnation()
 
 
-def test_the_port_is_kept(home: Home) -> None:
-    assert home.kept_port() is None
-    home.keep_port(31337)
-    assert Home(home.root).kept_port() == 31337
+def test_ports_are_kept(home: Home) -> None:
+    assert home.kept_port("listen") is None
+    home.keep_port("listen", 31337)
+    home.keep_port("metrics", 9100)
+    again = Home(home.root)
+    assert (again.kept_port("listen"), again.kept_port("metrics")) == (31337, 9100)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"port": "x"}', '{"port": 70000}', '{"port": 0}'])
-def test_a_damaged_port_is_no_port(home: Home, text: str) -> None:
-    home.listen_path.write_text(text)
-    assert home.kept_port() is None
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"listen": "x"}', '{"listen": 70000}', '{"listen": 0}']
+)
+def test_a_damaged_port_is_no_port_and_is_kept_anew(home: Home, text: str) -> None:
+    home.ports_path.write_text(text)
+    assert home.kept_port("listen") is None
+    home.keep_port("listen", 4000)
+    assert home.kept_port("listen") == 4000
 
 
 def test_one_run_per_home(home: Home) -> None:
