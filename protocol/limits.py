@@ -40,6 +40,12 @@ MAX_STRIPES: Final = 8
 PIECE_BYTES: Final = 1 << 20
 """What a stripe carries at a time; the last piece may be shorter."""
 
+# --- fragments ------------------------------------------------------------------------------------
+MAX_CHUNKS_PER_FRAGMENT: Final = 64
+"""Pieces of a fragment that are averaged each by itself."""
+MIN_CHUNK_VALUES: Final = 8192
+"""Below this size a chunk's messages would weigh more than 1% of its codes."""
+
 # --- state transfer -------------------------------------------------------------------------------
 STATE_CHUNK_BYTES: Final = 1 << 20
 MAX_STATE_READERS: Final = 4

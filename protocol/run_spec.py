@@ -112,10 +112,32 @@ class TrainingSection(_Section):
     """Use torch.compile."""
 
 
+class DilocoSection(_Section):
+    """Streaming DiLoCo: fragments of the model are averaged by all, each at its own moment."""
+
+    fragments: Literal["strided", "sequential", "whole"] = "strided"
+    """How blocks are put together (protocol/fragments.py); `whole` is plain DiLoCo."""
+    blocks_per_fragment: Annotated[int, Field(ge=1, le=1024)] = 3
+    """At most so many transformer blocks in one fragment."""
+    learning_rate: Annotated[float, Field(gt=0, le=2)] = 0.4
+    """Of the outer optimizer (SGD with Nesterov momentum)."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    overlap_steps: Annotated[int, Field(ge=0, le=1000)] = 1
+    """tau: inner steps between the send of a fragment and its return; 0 waits for it at once."""
+    merge: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Share of the own weights when a fragment comes back (the paper's alpha); 0 takes the average
+    alone, 1 none of it."""
+    late: Literal["wait", "skip"] = "wait"
+    """When a fragment is not back after `overlap_steps`: wait for it, or train on and merge it when
+    it comes."""
+    error_feedback: bool = False
+    """Add to each send what coding took from the one before."""
+
+
 class SyncSection(_Section):
     """How peers average. NoLoCo's defaults are the paper's."""
 
-    method: Literal["noloco"] = "noloco"
+    method: Literal["noloco", "diloco"] = "noloco"
     inner_steps: Annotated[int, Field(ge=1)] = 50
     """H: nominal inner steps of a round."""
     alpha: Annotated[float, Field(ge=0, lt=1)] = 0.5
@@ -131,6 +153,21 @@ class SyncSection(_Section):
     """Rounds of plain averaging after the last training step: they bring the replicas together."""
     validate_every: Annotated[int, Field(ge=1)] = 1
     """Rounds between two validations of the slow weights."""
+    diloco: DilocoSection | None = None
+    """With `method = "diloco"` only, and then never None."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_diloco(cls, tree: Any) -> Any:
+        if isinstance(tree, dict) and tree.get("method") == "diloco":
+            return {**tree, "diloco": tree.get("diloco") or {}}
+        return tree
+
+    @model_validator(mode="after")
+    def _diloco_alone(self) -> Self:
+        if self.diloco is not None and self.method != "diloco":
+            raise ValueError('[sync.diloco] needs method = "diloco"')
+        return self
 
     @property
     def effective_gamma(self) -> float:
