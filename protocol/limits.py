@@ -43,6 +43,9 @@ PIECE_BYTES: Final = 1 << 20
 # --- fragments ------------------------------------------------------------------------------------
 MAX_CHUNKS_PER_FRAGMENT: Final = 64
 """Pieces of a fragment that are averaged each by itself."""
+MAX_FRAGMENTS: Final = 1024
+MAX_CONTRIBUTORS: Final = 63
+"""Peers in one average of a fragment."""
 MIN_CHUNK_VALUES: Final = 8192
 """Below this size a chunk's messages would weigh more than 1% of its codes."""
 

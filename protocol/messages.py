@@ -1,7 +1,7 @@
 """Everything that peers say to each other, and its codec.
 
 A message is a frozen dataclass; on the wire it is a msgpack map, `{"t": type, field: value, ...}`,
-the header of one frame (frames.py). Six of them announce a payload of raw bytes behind the header;
+the header of one frame (frames.py). Some of them announce a payload of raw bytes behind the header;
 for all others the payload must be empty (`max_payload_bytes`). The dialogues, > from the opener of
 the stream, < from the other:
 
@@ -14,6 +14,10 @@ the stream, < from the other:
                       > GetState < StateReply + chunk digests
                       > GetChunks < Chunk + bytes, `count` times
                       each answer may be a Refusal instead
+    /loco/fragment/1  > Contribution + codes, Result + codes, FragmentSettled ...    nothing comes
+                        back on a lasting stream
+                      > GetStamps < Stamps           > GetResult < Result + codes
+                      > GetChunkState < ChunkState + values          or a Refusal
 
 Rules:
 - Decoding is strict about what a field holds (kind, bounds: fields.py) and a missing field is an
@@ -54,6 +58,16 @@ from .field_types import (
     Sentence,
 )
 from .fields import Binary, Choice, Flag, Integer, Many, Record, Text, read_record, write_record
+from .fragment_messages import (
+    ChunkState,
+    Contribution,
+    FragmentSettled,
+    GetChunkState,
+    GetResult,
+    GetStamps,
+    Result,
+    Stamps,
+)
 from .gossip_messages import (
     Accept,
     Join,
@@ -79,11 +93,12 @@ from .limits import (
 from .outcomes import RefusalReason
 
 __all__ = [
-    "TYPES", "Accept", "AliveReply", "AskAlive", "Beat", "BlobReply", "Chunk", "GetBlob",
-    "GetChunks", "GetSpec", "GetState", "Hello", "Join", "Leaving", "Message", "PeerEntry",
-    "PeerList", "Piece", "Propose", "Received", "Refusal", "Settle", "Settled", "SettledOutcome",
-    "SpecReply", "StateReply", "Vector", "decode_message", "encode_message", "max_payload_bytes",
-    "peer_entry", "printable_sentence",
+    "TYPES", "Accept", "AliveReply", "AskAlive", "Beat", "BlobReply", "Chunk", "ChunkState",
+    "Contribution", "FragmentSettled", "GetBlob", "GetChunkState", "GetChunks", "GetResult",
+    "GetSpec", "GetStamps", "GetState", "Hello", "Join", "Leaving", "Message", "PeerEntry",
+    "PeerList", "Piece", "Propose", "Received", "Refusal", "Result", "Settle", "Settled",
+    "SettledOutcome", "SpecReply", "Stamps", "StateReply", "Vector", "decode_message",
+    "encode_message", "max_payload_bytes", "peer_entry", "printable_sentence",
 ]  # fmt: skip
 
 
@@ -266,6 +281,8 @@ Message = (
     Hello | Refusal | Beat | PeerList | AskAlive | AliveReply | Leaving
     | Propose | Accept | Vector | Received | Join | Piece | Settle | Settled
     | GetSpec | SpecReply | GetBlob | BlobReply | GetState | StateReply | GetChunks | Chunk
+    | Contribution | Result | FragmentSettled | GetStamps | Stamps | GetResult | GetChunkState
+    | ChunkState
 )  # fmt: skip
 
 TYPES: Final[dict[str, type[Message]]] = {
@@ -276,6 +293,9 @@ TYPES: Final[dict[str, type[Message]]] = {
     "settle": Settle, "settled": Settled,
     "get_spec": GetSpec, "spec": SpecReply, "get_blob": GetBlob, "blob": BlobReply,
     "get_state": GetState, "state": StateReply, "get_chunks": GetChunks, "chunk": Chunk,
+    "contribution": Contribution, "result": Result, "fragment_settled": FragmentSettled,
+    "get_stamps": GetStamps, "stamps": Stamps, "get_result": GetResult,
+    "get_chunk_state": GetChunkState, "chunk_state": ChunkState,
 }  # fmt: skip
 """Every message, by its name on the wire."""
 
@@ -288,6 +308,9 @@ _MAX_PAYLOAD_BYTES: Final[dict[type[Message], int]] = {
     BlobReply: MAX_BLOB_BYTES,
     StateReply: MAX_CONTROL_PAYLOAD_BYTES,
     Chunk: STATE_CHUNK_BYTES,
+    Contribution: MAX_PAYLOAD_BYTES,
+    Result: MAX_PAYLOAD_BYTES,
+    ChunkState: MAX_PAYLOAD_BYTES,
 }
 
 

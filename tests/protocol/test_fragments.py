@@ -1,5 +1,7 @@
 """The fragments partition the model; their schedule is that of the paper."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,7 +41,7 @@ def test_fragments_partition_the_vector(num_layers, pattern, blocks_per_fragment
     covered = sorted(span for fragment in fragments for span in fragment.spans)
     assert covered[0][0] == 0
     assert covered[-1][1] == layout.padded_parameters
-    assert all(a[1] == b[0] for a, b in zip(covered, covered[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(covered))
     assert [fragment.index for fragment in fragments] == list(range(len(fragments)))
     for fragment in fragments:
         assert fragment.chunks[0][0] == 0
@@ -109,7 +111,7 @@ def test_each_fragment_is_sent_once_in_h_steps_at_any_speed(num_fragments, inner
     points = [*range(0, end, stride), end]
     sends = [
         send
-        for before, now in zip(points, points[1:], strict=False)
+        for before, now in itertools.pairwise(points)
         for send in sends_between(before, now, num_fragments, inner_steps)
     ]
     for fragment in range(num_fragments):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from protocol import limits
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.field_types import MAX_SENTENCE_CHARS
+from protocol.fragment_messages import ChunkResult, ChunkStamp
 from protocol.messages import (
     TYPES,
     Accept,
@@ -20,9 +21,15 @@ from protocol.messages import (
     Beat,
     BlobReply,
     Chunk,
+    ChunkState,
+    Contribution,
+    FragmentSettled,
     GetBlob,
     GetChunks,
+    GetChunkState,
+    GetResult,
     GetSpec,
+    GetStamps,
     GetState,
     Hello,
     Join,
@@ -34,10 +41,12 @@ from protocol.messages import (
     Propose,
     Received,
     Refusal,
+    Result,
     Settle,
     Settled,
     SettledOutcome,
     SpecReply,
+    Stamps,
     StateReply,
     Vector,
     decode_message,
@@ -52,6 +61,8 @@ RUN = "0123456789abcdef" * 2
 DIGEST = "ab" * 16
 PEER = "12D3KooWPeer"
 ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWPeer"
+SHORT = bytes(range(16))
+STAMP = ChunkStamp(2, 6, 24, SHORT)
 
 EXAMPLES: tuple[Message, ...] = (
     Hello("loco-peer 0.1.0", ("hello/1",), RUN, 7, (ADDRESS,), 1.5e9, "training", 3, DIGEST),
@@ -80,6 +91,16 @@ EXAMPLES: tuple[Message, ...] = (
     StateReply(3, DIGEST * 2, 1 << 30, 1 << 20, 0, 40, 4096, DIGEST),
     GetChunks(DIGEST, 0, 16),
     Chunk(DIGEST, 15),
+    Contribution(RUN, 1, 7, 1, 50, 51200, (STAMP,), SHORT),
+    Result(
+        RUN, 1, 7, PEER, (PEER,), (1,), (ChunkResult(2, 6, 24, SHORT, 1, SHORT),), (2,), b"s" * 64
+    ),
+    FragmentSettled(RUN, 1, 7, SHORT),
+    GetStamps(RUN, 1),
+    Stamps(1, (STAMP,), (-1,)),
+    GetResult(RUN, 1, 7, 2),
+    GetChunkState(RUN, 1, 2),
+    ChunkState(1, 7, STAMP),
 )
 DEFAULTS = {(Refusal, "round"), (Propose, "stripes"), (Accept, "stripes")}
 WITH_FIELDS = tuple(m for m in EXAMPLES if fields(m))

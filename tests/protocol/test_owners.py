@@ -1,4 +1,4 @@
-"""Owners: the same for all who see the same, evenly loaded, and stable when views differ a little."""
+"""Owners: the same for all who see the same, evenly loaded, stable when views differ a little."""
 
 from collections import Counter
 

@@ -1,0 +1,115 @@
+"""What an owner collects for its chunks of one fragment and cycle, and when it is enough.
+
+Rules
+  1. Expected is everyone who trains in the owner's view when the collection begins. It is complete
+     when each of them has contributed, excused itself (weight 0: it is healing, or has nothing), or
+     was lost; or when its deadline has passed. The average is of what is there.
+  2. The chunks are those that contributors send us: where views differ, two owners may both have
+     one, and the results are ordered (chunk_ledger.py, rule 2).
+  3. A peer contributes once; what comes later or twice is not added.
+  4. Contributions to a chunk may stand on different stamps: the way since *another* outer copy
+     cannot be averaged with ours. The best stamp wins (chunk_ledger.py, rule 1), whatever the
+     owner's own is; the others are left out, and see that from the result.
+  5. Contributors are listed in the order of their peer ids: the sum has one order.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from .chunk_ledger import Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """Who goes into the average of one chunk.
+
+    Attributes:
+        base: the stamp that all of them stand on.
+        weights: peer id to weight, in the order of the sum.
+    """
+
+    base: Stamp
+    weights: Mapping[str, int]
+
+    @property
+    def weight(self) -> int:
+        """Of all together."""
+        return sum(self.weights.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Contribution:
+    weight: int
+    stamps: Mapping[int, Stamp]
+
+
+class Collection:
+    """See the top of the file.
+
+    Args:
+        expected: peer ids, our own among them.
+    """
+
+    def __init__(self, expected: Iterable[str]) -> None:
+        self._awaited = set(expected)
+        self._contributions: dict[str, _Contribution] = {}
+        self.closed = False
+
+    def __repr__(self) -> str:
+        return f"<Collection of {list(self._contributions)}, awaiting {sorted(self._awaited)}>"
+
+    def add(self, peer_id: str, weight: int, stamps: Mapping[int, Stamp]) -> bool:
+        """A contribution came. Returns whether it counts.
+
+        Args:
+            weight: 0 excuses.
+            stamps: of each chunk that it is for: those that we own, as the contributor sees it.
+        """
+        if self.closed or peer_id in self._contributions:
+            return False
+        self._awaited.discard(peer_id)
+        if weight == 0:
+            return False
+        self._contributions[peer_id] = _Contribution(weight, dict(stamps))
+        return True
+
+    def excuse(self, peer_id: str) -> None:
+        """It will not come: lost, or left."""
+        self._awaited.discard(peer_id)
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Those that somebody has contributed to."""
+        chunks = {chunk for each in self._contributions.values() for chunk in each.stamps}
+        return tuple(sorted(chunks))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nobody is awaited any more."""
+        return not self._awaited
+
+    @property
+    def awaited(self) -> frozenset[str]:
+        """Who has not come yet."""
+        return frozenset(self._awaited)
+
+    def admitted(self, chunk: int) -> Admitted | None:
+        """Who goes into the average of a chunk; None if nobody (rules 4 and 5)."""
+        stamps = {
+            peer_id: contribution.stamps[chunk]
+            for peer_id, contribution in self._contributions.items()
+            if chunk in contribution.stamps
+        }
+        if not stamps:
+            return None
+        best = next(iter(stamps.values()))
+        for stamp in stamps.values():
+            best = stamp if stamp.beats(best) else best
+        return Admitted(
+            best,
+            {
+                peer_id: self._contributions[peer_id].weight
+                for peer_id in sorted(stamps)
+                if stamps[peer_id] == best
+            },
+        )

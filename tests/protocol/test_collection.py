@@ -1,0 +1,59 @@
+"""An owner averages what is there, on one base, in one order."""
+
+from protocol.chunk_ledger import Stamp
+from protocol.collection import Collection
+
+BASE = Stamp(3, 9, b"base")
+BETTER = Stamp(4, 9, b"base")
+
+
+def test_complete_when_all_have_come_were_excused_or_lost():
+    collection = Collection(["a", "b", "c", "d"])
+    assert collection.add("a", 1, {0: BASE, 2: BASE})
+    assert not collection.add("b", 0, {})
+    collection.excuse("c")
+    assert (collection.is_complete, collection.awaited) == (False, {"d"})
+    assert collection.add("d", 1, {0: BASE, 2: BASE})
+    assert collection.is_complete
+
+
+def test_contributors_are_listed_by_peer_id_with_their_weights():
+    collection = Collection(["b", "a"])
+    collection.add("b", 2, {0: BASE})
+    collection.add("a", 1, {0: BASE})
+    admitted = collection.admitted(0)
+    assert (list(admitted.weights.items()), admitted.weight) == ([("a", 1), ("b", 2)], 3)
+
+
+def test_nobody_counts_twice():
+    collection = Collection(["a", "b"])
+    assert collection.add("a", 1, {0: BASE})
+    assert not collection.add("a", 5, {0: BETTER})
+    assert collection.admitted(0).weight == 1
+
+
+def test_what_comes_after_the_close_is_not_added():
+    collection = Collection(["a"])
+    collection.closed = True
+    assert not collection.add("a", 1, {0: BASE})
+    assert collection.admitted(0) is None
+
+
+def test_the_best_base_wins_whatever_the_owners_is():
+    collection = Collection(["owner", "a", "b"])
+    collection.add("owner", 1, {0: BASE, 1: BASE})
+    collection.add("b", 1, {0: BETTER, 1: BASE})
+    collection.add("a", 1, {0: BETTER, 1: BASE})
+    assert (collection.admitted(0).base, list(collection.admitted(0).weights)) == (
+        BETTER,
+        ["a", "b"],
+    )
+    assert list(collection.admitted(1).weights) == ["a", "b", "owner"]
+
+
+def test_chunks_are_those_that_somebody_contributed_to():
+    collection = Collection(["a", "b"])
+    collection.add("a", 1, {1: BASE})
+    collection.add("b", 1, {3: BASE, 1: BASE})
+    assert collection.chunks == (1, 3)
+    assert list(collection.admitted(3).weights) == ["b"]
