@@ -23,6 +23,7 @@ the fragment's own values: the spans one after another.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, Literal
 
 from .layout import ALIGNMENT, Layout
@@ -118,7 +119,7 @@ def cut_chunks(num_values: int) -> tuple[Span, ...]:
     blocks = num_values // ALIGNMENT
     count = min(MAX_CHUNKS_PER_FRAGMENT, max(1, num_values // MIN_CHUNK_VALUES))
     cuts = [chunk * blocks // count * ALIGNMENT for chunk in range(count + 1)]
-    return tuple(zip(cuts, cuts[1:], strict=False))
+    return tuple(pairwise(cuts))
 
 
 def offset(fragment: int, num_fragments: int, inner_steps: int) -> int:

@@ -62,6 +62,7 @@ DIGEST = "ab" * 16
 PEER = "12D3KooWPeer"
 ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWPeer"
 SHORT = bytes(range(16))
+STATE_REPLY = StateReply(3, DIGEST * 2, 1 << 30, 1 << 20, 0, 40, 4096, DIGEST)
 STAMP = ChunkStamp(2, 6, 24, SHORT)
 
 EXAMPLES: tuple[Message, ...] = (
@@ -88,7 +89,7 @@ EXAMPLES: tuple[Message, ...] = (
     GetBlob(DIGEST),
     BlobReply(DIGEST),
     GetState(RUN, 2),
-    StateReply(3, DIGEST * 2, 1 << 30, 1 << 20, 0, 40, 4096, DIGEST),
+    STATE_REPLY,
     GetChunks(DIGEST, 0, 16),
     Chunk(DIGEST, 15),
     Contribution(RUN, 1, 7, 1, 50, 51200, (STAMP,), SHORT),
@@ -197,7 +198,7 @@ def test_an_unknown_extra_field_is_ignored(message: Message) -> None:
         (PeerList(()), "peers", [[]]),
         (PeerList(()), "peers", [tree_of(AskAlive(PEER, 1)) | {"addresses": [ADDRESS] * 4}]),
         (GetChunks(DIGEST, 0, 1), "count", 0),
-        (EXAMPLES[-3], "chunk_bytes", limits.STATE_CHUNK_BYTES + 1),
+        (STATE_REPLY, "chunk_bytes", limits.STATE_CHUNK_BYTES + 1),
     ],
 )
 def test_a_value_out_of_bounds_is_named(message: Message, field: str, value: Any) -> None:
