@@ -105,6 +105,13 @@ class ChunkLedger:
         """Cycle of its last step; NEVER before the first."""
         return self._entries[chunk].cycle
 
+    def before(self, chunk: int) -> Stamp:
+        """The state before its last step. Raises LocalProtocolError when that was let go."""
+        before = self._entries[chunk].before
+        if before is None:
+            raise LocalProtocolError(f"chunk {chunk} has no step that could be redone")
+        return before
+
     @property
     def stamps(self) -> list[Stamp]:
         """All present states."""
@@ -133,9 +140,8 @@ class ChunkLedger:
 
     def redone(self, chunk: int, outcome: Outcome, stamp: Stamp) -> None:
         """A winning result took the place of the one applied."""
+        self.before(chunk)
         entry = self._entries[chunk]
-        if entry.before is None:
-            raise LocalProtocolError(f"chunk {chunk} has no step that could be redone")
         entry.applied, entry.stamp = outcome, stamp
 
     def healed(self, chunk: int, cycle: int, stamp: Stamp) -> None:

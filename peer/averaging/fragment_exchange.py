@@ -1,0 +1,352 @@
+"""Averaging of fragments among all: streams in, streams out, and who keeps what.
+
+The shell around the keepers (one per fragment), the owner's part, and the posts. It checks what
+comes from other peers before anybody acts on it, answers their questions, and asks ours.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import trio
+
+from peer.network.conversation import Conversation
+from peer.ports import Network, PeerId, Stream, Work
+from protocol.chunk_ledger import Verdict
+from protocol.errors import LocoError, RemoteProtocolError, StreamLost
+from protocol.fragment_messages import ChunkStamp
+from protocol.messages import (
+    ChunkState,
+    Contribution,
+    FragmentSettled,
+    GetChunkState,
+    GetResult,
+    GetStamps,
+    Result,
+    Stamps,
+)
+from protocol.outcomes import RefusalReason
+from protocol.owners import owners_of_chunks
+from protocol.records import Sign
+from protocol.versions import FRAGMENT
+
+from .fragment_inbound import FragmentInbound, Inbound, Parts
+from .fragment_keeper import Arrived, Fetched, FragmentKeeper, Returned, Sent, TrainerSide
+from .fragment_owner import Averages, FragmentOwner, short_digest
+from .fragment_posts import STALL_S, Posts
+from .outer_fragments import OuterFragments
+
+QUESTION_S: Final = 60.0
+"""A question and its answer, values of a chunk among them."""
+EQUAL_WEIGHT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeStatistics:
+    """Counts since the start.
+
+    Attributes:
+        diverged: chunks found to differ from a better state of another peer.
+        healed_s: seconds that each healing took.
+    """
+
+    diverged: int
+    healed_s: tuple[float, ...]
+
+
+@dataclass(slots=True)
+class _Healing:
+    """Chunks that are being fetched, and since when."""
+
+    since_s: dict[tuple[int, int], float] = field(default_factory=dict)
+    count: int = 0
+    seconds: list[float] = field(default_factory=list)
+
+
+class FragmentExchange:
+    """See the top of the file. `run` must be running.
+
+    Args:
+        members: peers that should take part in a cycle, ourselves among them.
+        lock: held while the outer state moves or is read as a whole.
+        returned: called with the end of each send.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        *,
+        network: Network,
+        work: Work,
+        sign: Sign,
+        outer: OuterFragments,
+        trainer: TrainerSide,
+        members: Callable[[int], set[PeerId]],
+        lock: trio.Lock,
+        returned: Callable[[Returned], None],
+    ) -> None:
+        self._run_id = run_id
+        self._network = network
+        self._work = work
+        self._outer = outer
+        self._members = members
+        self._lock = lock
+        self._healing = _Healing()
+        self._settled_by: dict[tuple[int, PeerId], tuple[int, bytes]] = {}
+        self._asking: set[tuple[int, PeerId]] = set()
+        self._nursery: trio.Nursery | None = None
+        self._posts = Posts(network, lambda _: None)
+        self._owner = FragmentOwner(
+            run_id,
+            network.peer_id,
+            outer=outer,
+            work=work,
+            sign=sign,
+            expected=members,
+            publish=self._publish,
+        )
+        self._keepers = [
+            FragmentKeeper(
+                fragment.index,
+                network.peer_id,
+                outer=outer,
+                trainer=trainer,
+                others=self,
+                write=self._write,
+                returned=returned,
+            )
+            for fragment in outer.fragments
+        ]
+
+    def __repr__(self) -> str:
+        return f"<FragmentExchange of {len(self._keepers)} fragments, {self._posts!r}>"
+
+    async def run(self) -> None:
+        """Serve, collect, average and keep, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._posts.run)
+            nursery.start_soon(self._owner.run)
+            for keeper in self._keepers:
+                nursery.start_soon(keeper.run)
+            await self._network.serve(FRAGMENT, self._serve)
+            await trio.sleep_forever()
+
+    def sent(self, fragment: int, sent: Sent) -> None:
+        """The trainer has sent a fragment."""
+        self._keepers[fragment].put(sent)
+
+    def forget(self, peer_id: PeerId) -> None:
+        """The peer is gone."""
+        self._posts.forget(peer_id)
+
+    def statistics(self) -> ExchangeStatistics:
+        """Counts since the start."""
+        return ExchangeStatistics(self._healing.count, tuple(self._healing.seconds))
+
+    # --- what keepers ask of the others -----------------------------------------------------------
+    def contribute(self, fragment: int, sent: Sent, *, healing: bool) -> None:
+        """Send the codes to their owners; nothing but a word while we are healing."""
+        num_chunks = len(self._outer.fragments[fragment].chunks)
+        parts = self._outer.split_codes(fragment, range(num_chunks), sent.codes)
+        members = sorted(self._members(sent.cycle) | {self._network.peer_id})
+        key = f"{self._run_id}/{fragment}/{sent.cycle}"
+        owners = owners_of_chunks(key, num_chunks, members)
+        for owner in members:
+            chunks = [chunk for chunk in range(num_chunks) if owners[chunk] == owner]
+            if chunks:
+                self._contribute_to(owner, fragment, sent, [] if healing else chunks, parts)
+
+    def _contribute_to(
+        self,
+        owner: PeerId,
+        fragment: int,
+        sent: Sent,
+        chunks: Sequence[int],
+        parts: dict[int, memoryview],
+    ) -> None:
+        ledger = self._outer.ledgers[fragment]
+        codes = b"".join(parts[chunk] for chunk in chunks)
+        contribution = Contribution(
+            run_id=self._run_id,
+            fragment=fragment,
+            cycle=sent.cycle,
+            weight=EQUAL_WEIGHT if chunks else 0,
+            steps=sent.steps,
+            tokens=sent.tokens,
+            stamps=tuple(ChunkStamp.of(chunk, ledger.stamp(chunk)) for chunk in chunks),
+            digest=short_digest(codes),
+        )
+        if owner == self._network.peer_id:
+            own = self._outer.split_codes(fragment, chunks, memoryview(codes))
+            self._owner.contributed(owner, contribution, own)
+        else:
+            self._posts.post(owner, contribution, codes)
+
+    def settled(self, fragment: int, cycle: int, digest: bytes) -> None:
+        """Tell all where we are, and look who is elsewhere."""
+        message = FragmentSettled(self._run_id, fragment, cycle, digest)
+        for peer_id in self._members(cycle) - {self._network.peer_id}:
+            self._posts.post(peer_id, message)
+        for (of, peer_id), theirs in self._settled_by.items():
+            if of == fragment:
+                self._compare(fragment, peer_id, theirs)
+
+    def heal(self, fragment: int, chunk: int, sender: PeerId) -> None:
+        """Fetch a chunk from a peer that has a better state of it."""
+        if sender == self._network.peer_id or (fragment, chunk) in self._healing.since_s:
+            return
+        self._healing.since_s[fragment, chunk] = trio.current_time()
+        self._healing.count += 1
+        self._start(self._fetch_state, fragment, chunk, sender)
+
+    def is_healing(self, fragment: int) -> bool:
+        """Whether a chunk is being fetched."""
+        return any(of == fragment for of, _ in self._healing.since_s)
+
+    def _publish(self, averages: Averages) -> None:
+        """Send a result of ours to all, and to our own keeper."""
+        result = averages.result
+        for peer_id in self._members(result.cycle) - {self._network.peer_id}:
+            self._posts.post(peer_id, result, averages.codes)
+        parts = self._outer.split_codes(result.fragment, result.carried, memoryview(averages.codes))
+        self._deliver(result, parts, self._network.peer_id)
+
+    def _deliver(self, result: Result, parts: Parts, sender: PeerId) -> None:
+        for index, codes in parts.items():
+            chunk = result.chunk(index)
+            assert chunk is not None
+            self._keepers[result.fragment].put(Arrived(result, chunk, codes, sender))
+
+    async def _write(self, function: Callable[..., None], *args: object) -> None:
+        async with self._lock:
+            await self._work.run(function, *args)
+
+    # --- what others ask --------------------------------------------------------------------------
+    async def _serve(self, stream: Stream) -> None:
+        inbound = FragmentInbound(self._run_id, self._outer, self._work)
+        async with Conversation(stream) as talk:
+            while True:
+                await self._take(talk, *await inbound.next(talk))
+
+    async def _take(self, talk: Conversation, message: Inbound, codes: Parts) -> None:
+        sender = talk.remote_peer_id
+        match message:
+            case Contribution():
+                self._notice(sender, message)
+                self._owner.contributed(sender, message, codes)
+            case Result():
+                self._deliver(message, codes, sender)
+            case FragmentSettled():
+                heard = (message.cycle, message.digest)
+                self._settled_by[message.fragment, sender] = heard
+                self._compare(message.fragment, sender, heard)
+            case GetStamps(fragment=fragment):
+                await talk.send(self._stamps(fragment))
+            case GetResult():
+                await self._send_result(talk, message)
+            case GetChunkState(fragment=fragment, chunk=chunk):
+                state, values = await self._read(fragment, chunk)
+                await talk.send(state, values, stall_s=STALL_S)
+
+    def _notice(self, sender: PeerId, contribution: Contribution) -> None:
+        """What a contribution stands on shows whether we are where the others are."""
+        ledger = self._outer.ledgers[contribution.fragment]
+        for theirs in contribution.stamps:
+            behind = ledger.cycle(theirs.chunk) < contribution.cycle
+            if behind and theirs.stamp.beats(ledger.stamp(theirs.chunk)):
+                self.heal(contribution.fragment, theirs.chunk, sender)
+
+    def _stamps(self, fragment: int) -> Stamps:
+        ledger = self._outer.ledgers[fragment]
+        chunks = range(len(ledger.stamps))
+        return Stamps(
+            fragment,
+            tuple(ChunkStamp.of(chunk, ledger.stamp(chunk)) for chunk in chunks),
+            tuple(ledger.cycle(chunk) for chunk in chunks),
+        )
+
+    async def _send_result(self, talk: Conversation, asked: GetResult) -> None:
+        kept = self._keepers[asked.fragment].results.get(asked.chunk)
+        if kept is None or kept.result.cycle != asked.cycle:
+            await talk.refuse(RefusalReason.UNAVAILABLE, "I hold no such result")
+        else:
+            carried = replace(kept.result, carried=(asked.chunk,))
+            await talk.send(carried, kept.codes, stall_s=STALL_S)
+
+    async def _read(self, fragment: int, chunk: int) -> tuple[ChunkState, bytes]:
+        async with self._lock:
+            ledger = self._outer.ledgers[fragment]
+            stamp = ChunkStamp.of(chunk, ledger.stamp(chunk))
+            state = ChunkState(fragment, ledger.cycle(chunk), stamp)
+            return state, await self._work.run(self._outer.read, fragment, chunk)
+
+    # --- what we ask ------------------------------------------------------------------------------
+    def _compare(self, fragment: int, peer_id: PeerId, theirs: tuple[int, bytes]) -> None:
+        """Ask a peer that ended the same cycle elsewhere."""
+        ours = self._keepers[fragment].settled
+        differs = ours is not None and ours[0] == theirs[0] and ours[1] != theirs[1]
+        if differs and (fragment, peer_id) not in self._asking:
+            self._asking.add((fragment, peer_id))
+            self._start(self._ask_stamps, fragment, peer_id)
+
+    async def _ask_stamps(self, fragment: int, peer_id: PeerId) -> None:
+        """Take from a peer whatever it has better than we."""
+        try:
+            async with self._asked(peer_id) as talk:
+                await talk.send(GetStamps(self._run_id, fragment))
+                answer, _ = await talk.receive(Stamps)
+                ledger = self._outer.ledgers[fragment]
+                if answer.fragment != fragment or len(answer.stamps) != len(ledger.stamps):
+                    raise RemoteProtocolError("stamps of another fragment")
+                for theirs, cycle in zip(answer.stamps, answer.cycles, strict=True):
+                    if theirs.stamp.beats(ledger.stamp(theirs.chunk)):
+                        await self._ask_result(talk, fragment, max(cycle, 0), theirs.chunk)
+        except LocoError:
+            pass  # the stamps of the next cycle show it again
+        finally:
+            self._asking.discard((fragment, peer_id))
+
+    async def _ask_result(self, talk: Conversation, fragment: int, cycle: int, chunk: int) -> None:
+        """The result that we lack, if it can be applied here; else the chunk as it is there."""
+        inbound = FragmentInbound(self._run_id, self._outer, self._work)
+        await talk.send(GetResult(self._run_id, fragment, cycle, chunk))
+        result, parts = await inbound.answer(talk)
+        if result is not None and (of_chunk := result.chunk(chunk)) is not None:
+            ledger, outcome = self._outer.ledgers[fragment], result.outcome(of_chunk)
+            verdict = ledger.judge(chunk, cycle, of_chunk.base_stamp, outcome)
+            if verdict in (Verdict.STEP, Verdict.REDO):
+                self._deliver(result, parts, talk.remote_peer_id)
+                return
+        self.heal(fragment, chunk, talk.remote_peer_id)
+
+    async def _fetch_state(self, fragment: int, chunk: int, peer_id: PeerId) -> None:
+        began_s = self._healing.since_s[fragment, chunk]
+        try:
+            async with self._asked(peer_id) as talk:
+                await talk.send(GetChunkState(self._run_id, fragment, chunk))
+                room = memoryview(bytearray(8 * self._outer.chunk_values(fragment, chunk)))
+                state, _ = await talk.receive(ChunkState, into=room, stall_s=STALL_S)
+            if (state.fragment, state.stamp.chunk) != (fragment, chunk):
+                raise RemoteProtocolError("the state of another chunk")
+            fetched = Fetched(chunk, state.cycle, state.stamp.stamp, room)
+            self._keepers[fragment].put(fetched)
+            self._healing.seconds.append(trio.current_time() - began_s)
+        except LocoError:
+            pass  # the stamps of the next cycle show it again
+        finally:
+            self._healing.since_s.pop((fragment, chunk), None)
+
+    @asynccontextmanager
+    async def _asked(self, peer_id: PeerId) -> AsyncIterator[Conversation]:
+        """A stream for questions. Raises LocoError, also when the time is up."""
+        with trio.move_on_after(QUESTION_S) as scope:
+            async with Conversation(await self._network.open_stream(peer_id, FRAGMENT)) as talk:
+                yield talk
+        if scope.cancelled_caught:
+            raise StreamLost(f"{peer_id} took longer than {QUESTION_S:.0f} s to answer")
+
+    def _start(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
+        assert self._nursery is not None
+        self._nursery.start_soon(function, *args)

@@ -1,0 +1,315 @@
+"""One fragment's life: sent, averaged, returned, and made right afterwards.
+
+    trainer   FragmentSent(k) ............ merged tau steps later ........ FragmentSent(k+1)
+    keeper    | contribute, apply results as they come, Merge | settled: redo, late, heal |
+
+One task per fragment takes everything that concerns it from one inbox, one after another, so that
+nothing here needs a lock: the keeper alone writes the fragment's outer copy and talks to the
+trainer about it. While the fragment is in flight the trainer does not read the outer copy; at any
+other time the keeper asks it to hold still first.
+
+What the trainer is told about each chunk that has changed (its fast weights are theta, the outer
+copy was phi when it sent and is phi' now):
+
+    stepped    our codes are in the result            theta <- a theta + (1 - a) phi'
+    moved      they are not, or the chunk was healed  theta <- theta + (phi' - phi)
+    redone     another result took the place of one   theta <- theta + (1 - a) (phi' - phi)
+
+A chunk that was moved keeps all that was trained on it since the last send, and sends it again with
+the next: who was left out loses nothing. A chunk without a result is left alone, which is the same.
+"""
+
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import blake3
+import trio
+
+from peer.ports import PeerId
+from protocol.chunk_ledger import Stamp, Verdict
+from protocol.deadline import ObservedDeadline
+from protocol.fragment_messages import DIGEST_BYTES, ChunkResult
+from protocol.messages import Result
+
+from .outer_fragments import OuterFragments
+
+MIN_RETURN_S: Final = 2.0
+MAX_RETURN_S: Final = 60.0
+MAX_INBOX: Final = 4096
+MAX_EARLY_CYCLES: Final = 2
+"""Results for sends that we have not come to yet are kept this far ahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The trainer has sent the fragment: its codes, chunk after chunk."""
+
+    cycle: int
+    codes: memoryview
+    steps: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A result for one chunk, checked."""
+
+    result: Result
+    chunk: ChunkResult
+    codes: memoryview
+    sender: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A chunk as another peer has it."""
+
+    chunk: int
+    cycle: int
+    stamp: Stamp
+    values: memoryview
+
+
+Item = Sent | Arrived | Fetched
+
+
+@dataclass(slots=True)
+class Changes:
+    """Chunks that changed, by what the trainer has to do about them."""
+
+    stepped: set[int] = field(default_factory=set)
+    moved: set[int] = field(default_factory=set)
+    redone: set[int] = field(default_factory=set)
+
+    def __bool__(self) -> bool:
+        return bool(self.stepped or self.moved or self.redone)
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """How a send ended.
+
+    Attributes:
+        contributors: peers in the results, at most; 0 when none came.
+        missing: chunks without a result.
+        left_out: chunks whose result is without us.
+    """
+
+    fragment: int
+    cycle: int
+    contributors: int
+    missing: int
+    left_out: int
+    seconds: float
+
+
+class TrainerSide(Protocol):
+    """What a keeper asks of the trainer."""
+
+    async def may_write(self) -> None:
+        """Wait until nobody reads the whole outer copy."""
+
+    async def merge(self, fragment: int, cycle: int, changes: Changes) -> None:
+        """The send is over; this has changed."""
+
+    async def hold(self, fragment: int) -> None:
+        """Make it read nothing of the fragment until `amend`."""
+
+    async def amend(self, fragment: int, changes: Changes) -> None:
+        """This has changed; go on."""
+
+
+class Others(Protocol):
+    """What a keeper asks of the other peers."""
+
+    def contribute(self, fragment: int, sent: Sent, *, healing: bool) -> None:
+        """Send the codes to their owners."""
+
+    def settled(self, fragment: int, cycle: int, digest: bytes) -> None:
+        """Tell all where we are."""
+
+    def heal(self, fragment: int, chunk: int, sender: PeerId) -> None:
+        """Fetch a chunk; it comes into the inbox."""
+
+    def is_healing(self, fragment: int) -> bool:
+        """Whether a chunk is being fetched."""
+
+
+class FragmentKeeper:
+    """See the top of the file. `run` must be running.
+
+    Attributes:
+        results: of the last cycle, by chunk: what others may ask for.
+        settled: cycle and digest of the last flight that is over; None before.
+    """
+
+    def __init__(
+        self,
+        fragment: int,
+        peer_id: PeerId,
+        *,
+        outer: OuterFragments,
+        trainer: TrainerSide,
+        others: Others,
+        write: Callable[..., Awaitable[None]],
+        returned: Callable[[Returned], None],
+    ) -> None:
+        self.fragment = fragment
+        self._peer_id = peer_id
+        self._outer = outer
+        self._trainer = trainer
+        self._others = others
+        self._write = write
+        self._returned = returned
+        self._put, self._inbox = trio.open_memory_channel[Item](MAX_INBOX)
+        self._early: dict[int, list[Arrived]] = defaultdict(list)
+        self._next: Sent | None = None
+        self._cycle = -1
+        self._patience = ObservedDeadline(floor_s=MIN_RETURN_S, ceiling_s=MAX_RETURN_S)
+        self.results: dict[int, Arrived] = {}
+        self.settled: tuple[int, bytes] | None = None
+        self.lost_items = 0
+
+    def __repr__(self) -> str:
+        return f"<FragmentKeeper {self.fragment} in cycle {self._cycle}, {self._patience!r}>"
+
+    def put(self, item: Item) -> None:
+        """Hand it something; what does not fit is lost, and counted."""
+        try:
+            self._put.send_nowait(item)
+        except trio.WouldBlock:
+            self.lost_items += 1
+
+    async def run(self) -> None:
+        """Keep the fragment until cancelled."""
+        while True:
+            item = self._next or await self._inbox.receive()
+            self._next = None
+            if isinstance(item, Sent):
+                await self._fly(item)
+            else:
+                await self._make_right(item)
+
+    # --- in flight --------------------------------------------------------------------------------
+    async def _fly(self, sent: Sent) -> None:
+        began_s, ledger = trio.current_time(), self._outer.ledgers[self.fragment]
+        self._cycle = sent.cycle
+        self._others.contribute(self.fragment, sent, healing=self._others.is_healing(self.fragment))
+        self._outer.sent(self.fragment)
+        self.results = {}
+        changes, heard = Changes(), 0
+        missing = {c for c in range(len(ledger.stamps)) if ledger.cycle(c) < sent.cycle}
+        waiting = self._come_early(sent.cycle)
+        with trio.move_on_after(self._patience.current_s):
+            while missing and self._next is None:
+                item = waiting.pop(0) if waiting else await self._inbox.receive()
+                if isinstance(item, Sent):
+                    self._next = item  # of a new trainer: the old one's flight is over
+                    break
+                if await self._apply(item, changes) and isinstance(item, Arrived):
+                    heard = max(heard, item.chunk.mask.bit_count())
+                missing = {c for c in missing if ledger.cycle(c) < sent.cycle}
+        if not missing:
+            self._patience.observe(trio.current_time() - began_s)
+        await self._trainer.merge(self.fragment, sent.cycle, changes)
+        self._settle(sent.cycle)
+        self._returned(
+            Returned(
+                self.fragment,
+                sent.cycle,
+                heard,
+                len(missing),
+                len(changes.moved),
+                trio.current_time() - began_s,
+            )
+        )
+
+    def _come_early(self, cycle: int) -> list[Item]:
+        """What came for this send, or an earlier one, before we were there."""
+        due = sorted(early for early in self._early if early <= cycle)
+        return [item for early in due for item in self._early.pop(early)]
+
+    # --- at any other time ------------------------------------------------------------------------
+    async def _make_right(self, item: Arrived | Fetched) -> None:
+        if isinstance(item, Arrived):
+            cycle = item.result.cycle
+            if cycle > self._cycle:
+                if cycle <= self._cycle + MAX_EARLY_CYCLES:
+                    self._early[cycle].append(item)
+                return
+            if self._judge(item) in (Verdict.IGNORE, Verdict.HEAL):
+                return
+        changes = Changes()
+        await self._trainer.hold(self.fragment)
+        try:
+            await self._apply(item, changes)
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._trainer.amend(self.fragment, changes)
+        if changes:
+            self._settle(self._cycle)
+
+    def _judge(self, item: Arrived) -> Verdict:
+        """What a result means; a chunk that has to be healed is asked for."""
+        ledger, chunk = self._outer.ledgers[self.fragment], item.chunk
+        outcome = item.result.outcome(chunk)
+        verdict = ledger.judge(chunk.chunk, item.result.cycle, chunk.base_stamp, outcome)
+        if verdict is Verdict.HEAL:
+            self._others.heal(self.fragment, chunk.chunk, item.sender)
+        return verdict
+
+    async def _apply(self, item: Item, changes: Changes) -> bool:
+        """Write what came into the outer copy. Returns whether anything was written."""
+        if isinstance(item, Fetched):
+            return await self._heal(item, changes)
+        assert isinstance(item, Arrived)
+        verdict, chunk = self._judge(item), item.chunk.chunk
+        if verdict not in (Verdict.STEP, Verdict.REDO):
+            return False
+        outcome, cycle = item.result.outcome(item.chunk), item.result.cycle
+        await self._trainer.may_write()
+        if verdict is Verdict.STEP:
+            await self._write(self._outer.step, self.fragment, chunk, cycle, item.codes, outcome)
+        else:
+            await self._write(self._outer.redo, self.fragment, chunk, item.codes, outcome)
+        self._note(item, verdict, changes)
+        self.results[chunk] = item
+        return True
+
+    def _note(self, item: Arrived, verdict: Verdict, changes: Changes) -> None:
+        """What the trainer has to do about a result that was written."""
+        chunk = item.chunk.chunk
+        new_here = chunk in changes.stepped or chunk not in changes.moved
+        if verdict is Verdict.REDO and chunk not in changes.stepped | changes.moved:
+            changes.redone.add(chunk)
+        elif self._peer_id in item.result.contributors_of(item.chunk) and new_here:
+            changes.stepped.add(chunk)
+        else:
+            changes.stepped.discard(chunk)
+            changes.moved.add(chunk)
+
+    async def _heal(self, item: Fetched, changes: Changes) -> bool:
+        ledger = self._outer.ledgers[self.fragment]
+        if not item.stamp.beats(ledger.stamp(item.chunk)):
+            return False
+        await self._trainer.may_write()
+        await self._write(
+            self._outer.heal, self.fragment, item.chunk, item.cycle, item.stamp, item.values
+        )
+        changes.stepped.discard(item.chunk)
+        changes.redone.discard(item.chunk)
+        changes.moved.add(item.chunk)
+        return True
+
+    def _settle(self, cycle: int) -> None:
+        digest = digest_of(self._outer.ledgers[self.fragment].stamps)
+        self.settled = (cycle, digest)
+        self._others.settled(self.fragment, cycle, digest)
+
+
+def digest_of(stamps: Iterable[Stamp]) -> bytes:
+    """One digest of all chunks' states."""
+    joined = b"".join(stamp.digest for stamp in stamps)
+    return blake3.blake3(joined).digest(length=DIGEST_BYTES)

@@ -1,0 +1,224 @@
+"""The owner's part: collect contributions, average them, sign the result.
+
+One `Collection` per fragment and cycle that somebody has sent us something for. It is averaged when
+it is complete, or when its deadline has passed; the deadline follows what such collections took
+before. The decisions stand in protocol/collection.py; here are buffers, clock and arithmetic.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import blake3
+import trio
+
+from peer.codec import codes_as_tensor
+from peer.ports import PeerId, Work
+from protocol.chunk_ledger import Stamp
+from protocol.collection import Admitted, Collection
+from protocol.deadline import ObservedDeadline
+from protocol.fragment_messages import DIGEST_BYTES, ChunkResult, signed_result
+from protocol.messages import Contribution, Result
+from protocol.records import Sign
+
+from . import nesterov
+from .outer_fragments import OuterFragments
+
+MIN_COLLECT_S: Final = 1.0
+MAX_COLLECT_S: Final = 30.0
+TICK_S: Final = 0.25
+MAX_COLLECTIONS: Final = 16
+"""Collected at once; of further ones the oldest is closed as it is."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """One collection under way."""
+
+    collection: Collection
+    deadline_s: float
+    began_s: float
+    last_came_s: float
+    codes: dict[int, dict[PeerId, memoryview]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Averages:
+    """A result with the codes of all its chunks, in order."""
+
+    result: Result
+    codes: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerStatistics:
+    """Counts since the start."""
+
+    complete: int
+    cut_short: int
+
+
+class FragmentOwner:
+    """All collections of one peer. `run` must be running.
+
+    Args:
+        expected: who should contribute to a cycle, ourselves among them.
+        publish: called with every result that we made.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        peer_id: PeerId,
+        *,
+        outer: OuterFragments,
+        work: Work,
+        sign: Sign,
+        expected: Callable[[int], set[PeerId]],
+        publish: Callable[[Averages], None],
+    ) -> None:
+        self._run_id = run_id
+        self._peer_id = peer_id
+        self._outer = outer
+        self._work = work
+        self._sign = sign
+        self._expected = expected
+        self._publish = publish
+        self._open: dict[tuple[int, int], _Open] = {}
+        self._newest = [-1] * len(outer.fragments)
+        self._patience = ObservedDeadline(floor_s=MIN_COLLECT_S, ceiling_s=MAX_COLLECT_S)
+        self._put, self._take = trio.open_memory_channel[tuple[tuple[int, int], _Open]](
+            MAX_COLLECTIONS
+        )
+        self._complete = self._cut_short = 0
+
+    def __repr__(self) -> str:
+        return f"<FragmentOwner collecting {sorted(self._open)}, {self._patience!r}>"
+
+    def statistics(self) -> OwnerStatistics:
+        """Counts since the start."""
+        return OwnerStatistics(self._complete, self._cut_short)
+
+    async def run(self) -> None:
+        """Close collections whose time is up, and average those that are closed."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch)
+            async for key, collected in self._take:
+                averages = await self._work.run(self._average, *key, collected)
+                if averages is not None:
+                    self._publish(averages)
+
+    async def _watch(self) -> None:
+        while True:
+            await trio.sleep(TICK_S)
+            now_s = trio.current_time()
+            for key, collecting in list(self._open.items()):
+                expected = self._expected(key[1])
+                for peer_id in collecting.collection.awaited - expected:
+                    collecting.collection.excuse(peer_id)
+                if collecting.collection.is_complete or now_s >= collecting.deadline_s:
+                    self._close(key)
+
+    def contributed(
+        self, peer_id: PeerId, contribution: Contribution, parts: dict[int, memoryview]
+    ) -> None:
+        """Somebody, perhaps we, sent us codes of chunks."""
+        key = (contribution.fragment, contribution.cycle)
+        if contribution.cycle <= self._newest[contribution.fragment] and key not in self._open:
+            return  # it is over
+        collecting = self._open.get(key) or self._begin(key)
+        stamps = {stamp.chunk: stamp.stamp for stamp in contribution.stamps}
+        if collecting.collection.add(peer_id, contribution.weight, stamps):
+            for chunk, codes in parts.items():
+                collecting.codes.setdefault(chunk, {})[peer_id] = codes
+        collecting.last_came_s = trio.current_time()
+        if collecting.collection.is_complete:
+            self._close(key)
+
+    def _begin(self, key: tuple[int, int]) -> _Open:
+        if len(self._open) >= MAX_COLLECTIONS:
+            self._close(min(self._open, key=lambda each: self._open[each].began_s))
+        now_s = trio.current_time()
+        collecting = self._open[key] = _Open(
+            Collection(self._expected(key[1])), now_s + self._patience.current_s, now_s, now_s
+        )
+        return collecting
+
+    def _close(self, key: tuple[int, int]) -> None:
+        collecting = self._open.pop(key)
+        fragment, cycle = key
+        self._newest[fragment] = max(self._newest[fragment], cycle)
+        if collecting.collection.is_complete:
+            self._patience.observe(collecting.last_came_s - collecting.began_s)
+            self._complete += 1
+        else:
+            self._cut_short += 1
+        collecting.collection.closed = True
+        if collecting.collection.chunks:
+            try:
+                self._put.send_nowait((key, collecting))
+            except trio.WouldBlock:
+                self._cut_short += 1  # averaging cannot keep up: this one is lost
+
+    # --- in a worker thread -----------------------------------------------------------------------
+    def _average(self, fragment: int, cycle: int, collected: _Open) -> Averages | None:
+        admitted: dict[int, Admitted] = {}
+        codes: list[bytes] = []
+        for chunk in collected.collection.chunks:
+            who = collected.collection.admitted(chunk)
+            if who is not None:
+                admitted[chunk] = who
+                codes.append(self._average_chunk(fragment, chunk, who, collected.codes[chunk]))
+        if not admitted:
+            return None
+        return Averages(self._signed(fragment, cycle, admitted, codes), b"".join(codes))
+
+    def _average_chunk(
+        self, fragment: int, chunk: int, who: Admitted, codes: dict[PeerId, memoryview]
+    ) -> bytes:
+        out = bytearray(self._outer.chunk_code_bytes(fragment, chunk))
+        nesterov.average_codes(
+            [
+                nesterov.Contribution(codes_as_tensor(codes[peer_id]), weight)
+                for peer_id, weight in who.weights.items()
+            ],
+            self._outer.codec,
+            self._outer.chunk_values(fragment, chunk),
+            codes_as_tensor(memoryview(out)),
+        )
+        return bytes(out)
+
+    def _signed(
+        self, fragment: int, cycle: int, admitted: dict[int, Admitted], codes: list[bytes]
+    ) -> Result:
+        weights: dict[PeerId, int] = {}
+        for who in admitted.values():
+            weights.update(who.weights)
+        contributors = tuple(sorted(weights))
+        place = {peer_id: i for i, peer_id in enumerate(contributors)}
+        chunks = tuple(
+            _chunk_result(chunk, who.base, sum(1 << place[p] for p in who.weights), of_chunk)
+            for (chunk, who), of_chunk in zip(admitted.items(), codes, strict=True)
+        )
+        unsigned = Result(
+            run_id=self._run_id,
+            fragment=fragment,
+            cycle=cycle,
+            owner=self._peer_id,
+            contributors=contributors,
+            weights=tuple(weights[peer_id] for peer_id in contributors),
+            chunks=chunks,
+            carried=tuple(admitted),
+            signature=bytes(64),
+        )
+        return signed_result(unsigned, self._sign)
+
+
+def _chunk_result(chunk: int, base: Stamp, mask: int, codes: bytes) -> ChunkResult:
+    digest = short_digest(codes)
+    return ChunkResult(chunk, base.steps, base.weight, base.digest, mask, digest)
+
+
+def short_digest(data: bytes | memoryview) -> bytes:
+    """Of codes, as messages carry it."""
+    return blake3.blake3(data).digest(length=DIGEST_BYTES)

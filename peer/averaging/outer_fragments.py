@@ -1,0 +1,218 @@
+"""The outer copy of a model, fragment by fragment: values, momentum, and what may be undone.
+
+phi and v lie in the caller's memory, in the order of the flat vector; a chunk is gathered from the
+fragment's spans, stepped, and put back. What a chunk was before its last step is kept until the
+fragment is sent again, so that the step can be taken anew with a result that wins (protocol/
+chunk_ledger.py).
+
+Everything here is blocking work of some milliseconds per chunk, for one thread at a time.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from peer.codec import Codec, codes_as_tensor
+from protocol.chunk_ledger import NEVER, ChunkLedger, Outcome, Stamp
+from protocol.errors import RemoteProtocolError
+from protocol.fragments import Fragment, Span
+
+from .nesterov import ChunkState, Factors, outer_step, state_digest
+
+Float32Vector = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentStatistics:
+    """Counts since the start."""
+
+    steps: int
+    redone: int
+    healed: int
+
+
+class OuterFragments:
+    """phi, v and the ledgers of all fragments.
+
+    Attributes:
+        fragments: of the model.
+        ledgers: one per fragment.
+    """
+
+    def __init__(
+        self,
+        fragments: Sequence[Fragment],
+        phi_P: Float32Vector,
+        v_P: Float32Vector,
+        codec: Codec,
+        factors: Factors,
+    ) -> None:
+        self.fragments = tuple(fragments)
+        self.codec = codec
+        self._factors = factors
+        self._phi, self._v = torch.from_numpy(phi_P), torch.from_numpy(v_P)
+        self._before: list[dict[int, ChunkState]] = [{} for _ in self.fragments]
+        self._steps = self._redone = self._healed = 0
+        self.ledgers: list[ChunkLedger] = []
+
+    def __repr__(self) -> str:
+        return f"<OuterFragments, {len(self.fragments)} fragments, {self.ledgers}>"
+
+    def begin(self, steps: Sequence[Sequence[tuple[int, int, int]]] | None = None) -> None:
+        """The values are there; name the state of every chunk.
+
+        Args:
+            steps: of each chunk of each fragment: cycle of its last step, steps, admitted weight;
+                None at the start of a run.
+        """
+        self.ledgers = []
+        for fragment in self.fragments:
+            lived = steps[fragment.index] if steps else [(NEVER, 0, 0)] * len(fragment.chunks)
+            stamps = [
+                self._stamp(fragment.index, chunk, *numbers) for chunk, numbers in enumerate(lived)
+            ]
+            self.ledgers.append(ChunkLedger(stamps, [cycle for cycle, _, _ in lived]))
+
+    def history(self) -> list[list[tuple[int, int, int]]]:
+        """What `begin` takes in another peer: cycle, steps and weight of each chunk."""
+        return [
+            [
+                (ledger.cycle(chunk), ledger.stamp(chunk).steps, ledger.stamp(chunk).weight)
+                for chunk in range(len(fragment.chunks))
+            ]
+            for fragment, ledger in zip(self.fragments, self.ledgers, strict=True)
+        ]
+
+    # --- sizes ------------------------------------------------------------------------------------
+    def chunk_values(self, fragment: int, chunk: int) -> int:
+        """Values of a chunk, padding included."""
+        start, stop = self.fragments[fragment].chunks[chunk]
+        return stop - start
+
+    def chunk_code_bytes(self, fragment: int, chunk: int) -> int:
+        """Bytes of its codes."""
+        return self.codec.code_bytes(self.chunk_values(fragment, chunk))
+
+    def split_codes(
+        self, fragment: int, chunks: Sequence[int], codes: memoryview
+    ) -> dict[int, memoryview]:
+        """The codes of each of these chunks, which lie one after another.
+
+        Raises:
+            RemoteProtocolError: they have another length.
+        """
+        parts, start = {}, 0
+        for chunk in chunks:
+            stop = start + self.chunk_code_bytes(fragment, chunk)
+            parts[chunk] = codes[start:stop]
+            start = stop
+        if start != len(codes):
+            raise RemoteProtocolError(f"{len(codes)} bytes of codes, expected {start}")
+        return parts
+
+    # --- steps ------------------------------------------------------------------------------------
+    def step(
+        self, fragment: int, chunk: int, cycle: int, codes: memoryview, outcome: Outcome
+    ) -> None:
+        """Apply a result to the present state."""
+        ledger = self.ledgers[fragment]
+        state = self._gather(fragment, chunk)
+        self._before[fragment][chunk] = ChunkState(state.phi_C.clone(), state.v_C.clone())
+        stamp = self._take(fragment, chunk, cycle, state, codes, ledger.stamp(chunk), outcome)
+        ledger.stepped(chunk, cycle, outcome, stamp)
+        self._steps += 1
+
+    def redo(self, fragment: int, chunk: int, codes: memoryview, outcome: Outcome) -> None:
+        """Apply a winning result to the state before the last step."""
+        ledger, before = self.ledgers[fragment], self._before[fragment][chunk]
+        base = ledger.before(chunk)
+        stamp = self._take(fragment, chunk, ledger.cycle(chunk), before, codes, base, outcome)
+        ledger.redone(chunk, outcome, stamp)
+        self._redone += 1
+
+    def _take(
+        self,
+        fragment: int,
+        chunk: int,
+        cycle: int,
+        before: ChunkState,
+        codes: memoryview,
+        base: Stamp,
+        outcome: Outcome,
+    ) -> Stamp:
+        after = ChunkState(torch.empty_like(before.phi_C), torch.empty_like(before.v_C))
+        outer_step(before, codes_as_tensor(codes), self.codec, self._factors, after)
+        self._scatter(fragment, chunk, after)
+        return _stamp(after, cycle, base.steps + 1, base.weight + outcome.weight)
+
+    def sent(self, fragment: int) -> None:
+        """The fragment was sent again: its last steps stand."""
+        self._before[fragment].clear()
+        self.ledgers[fragment].sent()
+
+    # --- whole chunks -----------------------------------------------------------------------------
+    def read(self, fragment: int, chunk: int) -> bytes:
+        """phi and v of a chunk, fp32, one after the other."""
+        state = self._gather(fragment, chunk)
+        return state.phi_C.numpy().tobytes() + state.v_C.numpy().tobytes()
+
+    def heal(self, fragment: int, chunk: int, cycle: int, stamp: Stamp, values: memoryview) -> None:
+        """Take over a chunk from another peer.
+
+        Raises:
+            RemoteProtocolError: the values are not those of the stamp; nothing was written.
+        """
+        size = self.chunk_values(fragment, chunk)
+        if len(values) != 8 * size:
+            raise RemoteProtocolError(f"{len(values)} bytes of a chunk, expected {8 * size}")
+        both = torch.from_numpy(np.frombuffer(values, "<f4").copy())
+        state = ChunkState(both[:size], both[size:])
+        if _stamp(state, cycle, stamp.steps, stamp.weight) != stamp:
+            raise RemoteProtocolError("a chunk's values do not fit its stamp")
+        if not bool(torch.isfinite(both).all()):
+            raise RemoteProtocolError("a chunk's values are not finite")
+        self._scatter(fragment, chunk, state)
+        self._before[fragment].pop(chunk, None)
+        self.ledgers[fragment].healed(chunk, cycle, stamp)
+        self._healed += 1
+
+    def statistics(self) -> FragmentStatistics:
+        """Counts since the start."""
+        return FragmentStatistics(self._steps, self._redone, self._healed)
+
+    # --- memory -----------------------------------------------------------------------------------
+    def _stamp(self, fragment: int, chunk: int, cycle: int, steps: int, weight: int) -> Stamp:
+        return _stamp(self._gather(fragment, chunk), cycle, steps, weight)
+
+    def _pieces(self, fragment: int, chunk: int) -> Iterator[Span]:
+        """Where a chunk's values lie in the flat vector."""
+        start, stop = self.fragments[fragment].chunks[chunk]
+        passed = 0
+        for first, last in self.fragments[fragment].spans:
+            size = last - first
+            low, high = max(start, passed), min(stop, passed + size)
+            if low < high:
+                yield first + low - passed, first + high - passed
+            passed += size
+
+    def _gather(self, fragment: int, chunk: int) -> ChunkState:
+        pieces = list(self._pieces(fragment, chunk))
+        return ChunkState(
+            torch.cat([self._phi[start:stop] for start, stop in pieces]),
+            torch.cat([self._v[start:stop] for start, stop in pieces]),
+        )
+
+    def _scatter(self, fragment: int, chunk: int, state: ChunkState) -> None:
+        done = 0
+        for start, stop in self._pieces(fragment, chunk):
+            self._phi[start:stop] = state.phi_C[done : done + stop - start]
+            self._v[start:stop] = state.v_C[done : done + stop - start]
+            done += stop - start
+
+
+def _stamp(state: ChunkState, cycle: int, steps: int, weight: int) -> Stamp:
+    digest = bytes.fromhex(state_digest(state, cycle, steps, weight))
+    return Stamp(steps, weight, digest)
