@@ -68,7 +68,8 @@ class FragmentExchange:
     """See the top of the file. `run` must be running.
 
     Args:
-        members: peers that should take part in a cycle, ourselves among them.
+        members: peers that take part now, ourselves among them.
+        expected: those of them that should contribute to a cycle about now.
         lock: held while the outer state moves or is read as a whole.
         returned: called with the end of each send.
     """
@@ -82,7 +83,8 @@ class FragmentExchange:
         sign: Sign,
         outer: OuterFragments,
         trainer: TrainerSide,
-        members: Callable[[int], set[PeerId]],
+        members: Callable[[], set[PeerId]],
+        expected: Callable[[int], set[PeerId]],
         lock: trio.Lock,
         returned: Callable[[Returned], None],
     ) -> None:
@@ -90,6 +92,7 @@ class FragmentExchange:
         self._network = network
         self._work = work
         self._outer = outer
+        self._trainer = trainer
         self._members = members
         self._lock = lock
         self._healing = _Healing()
@@ -103,7 +106,7 @@ class FragmentExchange:
             outer=outer,
             work=work,
             sign=sign,
-            expected=members,
+            expected=expected,
             publish=self._publish,
         )
         self._keepers = [
@@ -150,7 +153,7 @@ class FragmentExchange:
         """Send the codes to their owners; nothing but a word while we are healing."""
         num_chunks = len(self._outer.fragments[fragment].chunks)
         parts = self._outer.split_codes(fragment, range(num_chunks), sent.codes)
-        members = sorted(self._members(sent.cycle) | {self._network.peer_id})
+        members = sorted(self._members())
         key = f"{self._run_id}/{fragment}/{sent.cycle}"
         owners = owners_of_chunks(key, num_chunks, members)
         for owner in members:
@@ -187,7 +190,7 @@ class FragmentExchange:
     def settled(self, fragment: int, cycle: int, digest: bytes) -> None:
         """Tell all where we are, and look who is elsewhere."""
         message = FragmentSettled(self._run_id, fragment, cycle, digest)
-        for peer_id in self._members(cycle) - {self._network.peer_id}:
+        for peer_id in self._members() - {self._network.peer_id}:
             self._posts.post(peer_id, message)
         for (of, peer_id), theirs in self._settled_by.items():
             if of == fragment:
@@ -208,7 +211,7 @@ class FragmentExchange:
     def _publish(self, averages: Averages) -> None:
         """Send a result of ours to all, and to our own keeper."""
         result = averages.result
-        for peer_id in self._members(result.cycle) - {self._network.peer_id}:
+        for peer_id in self._members() - {self._network.peer_id}:
             self._posts.post(peer_id, result, averages.codes)
         parts = self._outer.split_codes(result.fragment, result.carried, memoryview(averages.codes))
         self._deliver(result, parts, self._network.peer_id)
@@ -220,8 +223,13 @@ class FragmentExchange:
             self._keepers[result.fragment].put(Arrived(result, chunk, codes, sender))
 
     async def _write(self, function: Callable[..., None], *args: object) -> None:
-        async with self._lock:
-            await self._work.run(function, *args)
+        """Run something that writes the outer copy, when nobody reads all of it."""
+        while True:
+            await self._trainer.may_write()
+            async with self._lock:
+                if self._trainer.can_write:
+                    await self._work.run(function, *args)
+                    return
 
     # --- what others ask --------------------------------------------------------------------------
     async def _serve(self, stream: Stream) -> None:

@@ -22,6 +22,7 @@ the next: who was left out loses nothing. A chunk without a result is left alone
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Final, Protocol
 
 import blake3
@@ -94,27 +95,42 @@ class Returned:
     Attributes:
         contributors: peers in the results, at most; 0 when none came.
         missing: chunks without a result.
-        left_out: chunks whose result is without us.
+        moved: chunks whose result is without us, or that were healed.
     """
 
     fragment: int
     cycle: int
     contributors: int
     missing: int
-    left_out: int
+    moved: int
     seconds: float
+
+
+class Held(Enum):
+    """What became of the wish to write a fragment that is not in flight."""
+
+    YIELDED = "yielded"
+    """The trainer does not read it until `amend`."""
+    VOID = "void"
+    """It has just sent it: the send is in the inbox, or comes there."""
+    FREE = "free"
+    """There is no trainer that could read it."""
 
 
 class TrainerSide(Protocol):
     """What a keeper asks of the trainer."""
 
+    @property
+    def can_write(self) -> bool:
+        """Whether nobody reads the whole outer copy."""
+
     async def may_write(self) -> None:
-        """Wait until nobody reads the whole outer copy."""
+        """Wait until `can_write`."""
 
     async def merge(self, fragment: int, cycle: int, changes: Changes) -> None:
         """The send is over; this has changed."""
 
-    async def hold(self, fragment: int) -> None:
+    async def hold(self, fragment: int) -> Held:
         """Make it read nothing of the fragment until `amend`."""
 
     async def amend(self, fragment: int, changes: Changes) -> None:
@@ -165,6 +181,7 @@ class FragmentKeeper:
         self._returned = returned
         self._put, self._inbox = trio.open_memory_channel[Item](MAX_INBOX)
         self._early: dict[int, list[Arrived]] = defaultdict(list)
+        self._waiting: list[Item] = []
         self._next: Sent | None = None
         self._cycle = -1
         self._patience = ObservedDeadline(floor_s=MIN_RETURN_S, ceiling_s=MAX_RETURN_S)
@@ -229,7 +246,8 @@ class FragmentKeeper:
     def _come_early(self, cycle: int) -> list[Item]:
         """What came for this send, or an earlier one, before we were there."""
         due = sorted(early for early in self._early if early <= cycle)
-        return [item for early in due for item in self._early.pop(early)]
+        come, self._waiting = self._waiting, []
+        return [*come, *(item for early in due for item in self._early.pop(early))]
 
     # --- at any other time ------------------------------------------------------------------------
     async def _make_right(self, item: Arrived | Fetched) -> None:
@@ -241,13 +259,16 @@ class FragmentKeeper:
                 return
             if self._judge(item) in (Verdict.IGNORE, Verdict.HEAL):
                 return
-        changes = Changes()
-        await self._trainer.hold(self.fragment)
+        changes, held = Changes(), await self._trainer.hold(self.fragment)
+        if held is Held.VOID:
+            self._waiting.append(item)
+            return
         try:
             await self._apply(item, changes)
         finally:
-            with trio.CancelScope(shield=True):
-                await self._trainer.amend(self.fragment, changes)
+            if held is Held.YIELDED:
+                with trio.CancelScope(shield=True):
+                    await self._trainer.amend(self.fragment, changes)
         if changes:
             self._settle(self._cycle)
 
@@ -269,7 +290,6 @@ class FragmentKeeper:
         if verdict not in (Verdict.STEP, Verdict.REDO):
             return False
         outcome, cycle = item.result.outcome(item.chunk), item.result.cycle
-        await self._trainer.may_write()
         if verdict is Verdict.STEP:
             await self._write(self._outer.step, self.fragment, chunk, cycle, item.codes, outcome)
         else:
@@ -294,7 +314,6 @@ class FragmentKeeper:
         ledger = self._outer.ledgers[self.fragment]
         if not item.stamp.beats(ledger.stamp(item.chunk)):
             return False
-        await self._trainer.may_write()
         await self._write(
             self._outer.heal, self.fragment, item.chunk, item.cycle, item.stamp, item.values
         )

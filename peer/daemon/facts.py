@@ -23,6 +23,7 @@ class Facts:
         steps_per_s: inner steps per second, smoothed.
         alone_steps_per_s: those of the trainer alone, by its calibration.
         training_since_s: trio's time of the first training; None before.
+        stalled_s: time for which training stood still for averages that were late.
         lost_blocks, repeated_blocks: of the whole swarm, by changes of its members.
         restarts: trainer restarts by reason.
     """
@@ -49,6 +50,7 @@ class Facts:
     layout_digest: str | None = None
     parameters: int | None = None
     averaged: int = 0
+    stalled_s: float = 0.0
     lost_blocks: int = 0
     repeated_blocks: int = 0
     skipped: Counter[SkipReason] = field(default_factory=Counter)

@@ -11,13 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-import numpy as np
 import trio
 
-from peer.averaging.gossip import Gossip
-from peer.averaging.outcome import Agreement
-from peer.averaging.outer_state import Factors, OuterState
-from peer.codec import get_codec
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.status import PeerState
@@ -33,13 +28,13 @@ from protocol.run_spec import FrozenSection, RunSpec
 from protocol.signed_spec import SignedSpec
 from protocol.view import View
 
-from .engine import SlowWeights
+from .averaging import Averaging, AveragingParts, averaging_of
 from .facts import Facts
 from .hello import Greeter
 from .joining import Bootstrap
 from .links import Links
 from .membership import Membership
-from .outer_steps import OuterSteps, RoundTiming
+from .outer_steps import RoundTiming
 from .provision import Provision, Supplies
 from .rounds import RoundLoop
 from .shares import DataShares
@@ -203,7 +198,9 @@ class Peer:
         ready.sort(key=lambda m: (m.peer_id != preferred, -m.progress.round, m.peer_id))
         return [m.peer_id for m in ready] or [m.peer_id for m in alive]
 
-    async def _download(self, signed: SignedSpec, shape: FrozenSection, outer: OuterState) -> None:
+    async def _download(
+        self, signed: SignedSpec, shape: FrozenSection, averaging: Averaging
+    ) -> None:
         started_s = trio.current_time()
         source: list[PeerId] = []
 
@@ -211,15 +208,15 @@ class Peer:
             source.append(fetcher.remote_peer_id)
             return await fetcher.state(
                 signed.run_id,
-                outer.phi_P,
-                outer.delta_P,
+                averaging.slow_P,
+                averaging.momentum_P,
                 lambda share: self._facts.now_doing(f"fetching the state: {share:.0%}"),
             )
 
         state = await self._fetch(ask)
         if state.layout_digest != shape.layout_digest:
             raise InvalidRunSpec("the swarm's model has another layout than ours")
-        outer.arrived(state.round)
+        averaging.arrived(state.round)
         self._facts.round = state.round + 1
         positions = [
             (m.progress.epoch, m.progress.position)
@@ -258,60 +255,42 @@ class Peer:
         )
         await service.start()
         with supplies.engine.memory(shape.padded_parameters) as slow:
-            outer, start = _outer_state(spec, slow), supplies.engine.starter(slow)
+            start = supplies.engine.starter(slow)
+            averaging = averaging_of(
+                AveragingParts(
+                    spec=spec,
+                    run_id=signed.run_id,
+                    shape=shape,
+                    slow_P=slow.array,
+                    facts=facts,
+                    view=self._view,
+                    shares=DataShares(DataPlan(spec.seed, supplies.num_blocks), facts),
+                    network=self._network,
+                    work=self._work,
+                    sign=self._sign,
+                    events=self._events,
+                    observe_round=self._settings.observe_round,
+                )
+            )
             if not joining:
                 await supplies.engine.initialise(slow)
-                await self._run_rounds(spec, signed, shape, supplies, start, outer, service)
+                await self._run_rounds(signed, averaging, start, service)
                 return
             facts.now_doing("starting the trainer")
             async with warmed_up(start, slow.array) as start_warm:
                 facts.now_doing("fetching the state")
-                await self._download(signed, shape, outer)
-                await self._run_rounds(spec, signed, shape, supplies, start_warm, outer, service)
+                await self._download(signed, shape, averaging)
+                await self._run_rounds(signed, averaging, start_warm, service)
 
     async def _run_rounds(
         self,
-        spec: RunSpec,
         signed: SignedSpec,
-        shape: FrozenSection,
-        supplies: Supplies,
+        averaging: Averaging,
         start_trainer: StartTrainer,
-        outer: OuterState,
         service: StateService,
     ) -> None:
-        agreement = Agreement(
-            run_id=signed.run_id,
-            layout_digest=shape.layout_digest,
-            codec=spec.sync.codec,
-            vectors=2 if outer.needs_phi_codes else 1,
-            padded_parameters=shape.padded_parameters,
-        )
-        gossip = Gossip(agreement, network=self._network, work=self._work, events=self._events)
-        steps = OuterSteps(
-            spec,
-            facts=self._facts,
-            view=self._view,
-            outer=outer,
-            gossip=gossip,
-            work=self._work,
-            events=self._events,
-            observe_round=self._settings.observe_round,
-        )
-        rounds = self.rounds = RoundLoop(
-            spec,
-            facts=self._facts,
-            view=self._view,
-            shares=DataShares(DataPlan(spec.seed, supplies.num_blocks), self._facts),
-            outer=outer,
-            steps=steps,
-            gossip=gossip,
-            start_trainer=start_trainer,
-            events=self._events,
-        )
-        gossip.close_early = rounds.close_early
-        service.serve_state_of(
-            _OuterSource(signed.run_id, steps.lock, outer, self._facts, self._work)
-        )
+        rounds = self.rounds = averaging.begin(start_trainer)
+        service.serve_state_of(_OuterSource(signed.run_id, averaging, self._facts, self._work))
         membership = Membership(
             signed.run_id,
             self._facts.incarnation,
@@ -321,7 +300,7 @@ class Peer:
             sign=self._sign,
         )
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(gossip.run)
+            nursery.start_soon(averaging.serve)
             nursery.start_soon(membership.run)
             self._settings.on_ready()
             await rounds.run()
@@ -332,40 +311,33 @@ class Peer:
 class _OuterSource:
     """The outer state as the state service sees it."""
 
-    def __init__(
-        self, run_id: str, lock: trio.Lock, outer: OuterState, facts: Facts, work: Work
-    ) -> None:
+    def __init__(self, run_id: str, averaging: Averaging, facts: Facts, work: Work) -> None:
         self._run_id = run_id
-        self._lock = lock
-        self._outer = outer
+        self._averaging = averaging
         self._facts = facts
         self._work = work
+        self._written = 0
 
     @property
     def round(self) -> int:
         """Round of the last outer step."""
-        return self._outer.round
+        return self._averaging.round
 
     async def write(self, directory: Path) -> tuple[Path, StateManifest]:
         """Write the state under the lock of the outer step, so that it is one state."""
-        facts, outer = self._facts, self._outer
-        async with self._lock:
-            path = directory / f"{outer.version}.state"
+        facts, averaging = self._facts, self._averaging
+        async with averaging.lock:
+            self._written += 1
+            path = directory / f"{self._written}.state"
             scalars = StateScalars(
                 run_id=self._run_id,
-                round=outer.round,
+                round=averaging.round,
                 layout_digest=facts.layout_digest or "",
                 epoch=facts.epoch,
                 position=facts.position,
                 tokens=facts.tokens,
             )
             manifest = await self._work.run(
-                write_state_file, path, scalars, outer.phi_P, outer.delta_P
+                write_state_file, path, scalars, averaging.slow_P, averaging.momentum_P
             )
         return path, manifest
-
-
-def _outer_state(spec: RunSpec, slow: SlowWeights) -> OuterState:
-    sync = spec.sync
-    factors = Factors(sync.alpha, sync.beta, sync.effective_gamma)
-    return OuterState(slow.array, np.zeros_like(slow.array), get_codec(sync.codec), factors)

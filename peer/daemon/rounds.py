@@ -1,34 +1,30 @@
 """The outer loop: one round after another, through one trainer's life after another.
 
-    trainer   |---- round r ----|---- round r+1 ----------|----
-    here                        | match, exchange, outer step, Apply |
+`RoundLoop` starts trainers, opens and closes rounds, follows the swarm's pace, validates, and ends
+the run. What is exchanged with the other peers, and when, differs by the way of averaging:
 
-`RoundLoop` drives the trainer, hands closed rounds to the gossip, and takes the outer step. What it
-promises:
+    pair_rounds.py       NoLoCo: one vector per round, with one partner
+    fragment_rounds.py   Streaming DiLoCo: fragments, each at its own moment, with all
 
-- A round is opened when the one before is closed (overlap), or when that one is settled (no
-  overlap, final rounds).
-- At most one round is being settled; the next is not settled before that.
+What it promises:
+
 - A dead trainer costs at most the round it was in: the next life loads the slow weights and goes on
-  with the newest round. An exchange under way when it dies is finished: its codes lie in memory
-  that outlives the trainer.
+  with the newest round.
+- Nobody writes the slow weights while they are validated.
 """
 
 import math
+from abc import ABC, abstractmethod
 from typing import Final
 
 import trio
 
-from peer.averaging.gossip import Gossip
-from peer.averaging.outer_state import OuterState
 from peer.groups import leaves
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.status import PeerState
 from peer.rejoin import JoinAgain, addresses_of
 from peer.training.messages import (
-    Applied,
-    Apply,
     CloseRound,
     Evaluate,
     Evaluated,
@@ -38,17 +34,18 @@ from peer.training.messages import (
     Ready,
     RoundClosed,
     Stop,
+    SyncEvent,
+    TrainerCommand,
     TrainerEvent,
     TrainRound,
 )
-from peer.training.ports import StartTrainer, Trainer, TrainerDied
+from peer.training.ports import Float32Vector, StartTrainer, Trainer, TrainerDied
 from protocol.errors import LocoError
 from protocol.rounds import catch_up, is_left_behind, is_lost, next_round, quota
 from protocol.run_spec import RunSpec
 from protocol.view import Member, View
 
 from .facts import Facts
-from .outer_steps import OuterSteps
 from .shares import DataShares
 
 MAX_FAILURES_IN_A_ROW: Final = 5
@@ -63,8 +60,12 @@ class TrainingImpossible(LocoError):
     """The trainer fails again and again; the message says how."""
 
 
-class RoundLoop:
-    """Runs the rounds of one peer; see the top of the file."""
+class RoundLoop(ABC):
+    """Runs the rounds of one peer; see the top of the file.
+
+    Args:
+        slow_P: the slow weights, which trainers start from.
+    """
 
     def __init__(
         self,
@@ -73,9 +74,7 @@ class RoundLoop:
         facts: Facts,
         view: View,
         shares: DataShares,
-        outer: OuterState,
-        steps: OuterSteps,
-        gossip: Gossip,
+        slow_P: Float32Vector,
         start_trainer: StartTrainer,
         events: EventLog,
     ) -> None:
@@ -83,9 +82,7 @@ class RoundLoop:
         self._facts = facts
         self._view = view
         self._shares = shares
-        self._outer = outer
-        self._steps = steps
-        self._gossip = gossip
+        self._slow_P = slow_P
         self._start_trainer = start_trainer
         self._events = events
         self._trainer: Trainer | None = None
@@ -93,18 +90,62 @@ class RoundLoop:
         self._quota = spec.sync.inner_steps
         self._next_round = facts.round
         self._jumped = False
-        self._settled = trio.Event()
-        self._settled.set()
         self._evaluated = trio.Event()
         self._evaluated.set()
         self._validate_from_s = -math.inf
         self._micro_batch_cap: int | None = None
         self._failures_in_a_row = 0
-        self._final_rounds_averaged: list[bool] = []
         self.finished = False
 
     def __repr__(self) -> str:
-        return f"<RoundLoop round={self._facts.round} quota={self._quota} {self._outer!r}>"
+        return f"<{type(self).__name__} round={self._facts.round} quota={self._quota}>"
+
+    # --- what the ways of averaging differ in -----------------------------------------------------
+    @property
+    @abstractmethod
+    def _version(self) -> int:
+        """Of the slow weights; 0 is a founder's first."""
+
+    @property
+    @abstractmethod
+    def _num_rounds(self) -> int:
+        """All rounds, those without training at the end among them."""
+
+    @abstractmethod
+    def _on_ready(self, ready: Ready) -> None:
+        """A trainer has started; it has nothing loaded."""
+
+    @abstractmethod
+    def _on_opened(self, round_: int) -> None:
+        """A round has begun."""
+
+    @abstractmethod
+    def _on_progress(self) -> None:
+        """The facts tell how far the round is."""
+
+    @abstractmethod
+    async def _on_closed(self, closed: RoundClosed, following: int, *, jumped: bool) -> None:
+        """A round is closed: see to it that its work is averaged, and that `following` is opened.
+
+        Args:
+            jumped: it was given up for a newer one.
+        """
+
+    @abstractmethod
+    async def _on_event(self, event: SyncEvent) -> None:
+        """An event of averaging."""
+
+    @abstractmethod
+    async def _on_death(self) -> None:
+        """The trainer is gone: end what needs one."""
+
+    @abstractmethod
+    def _check_end(self) -> None:
+        """Raises JoinAgain when we have missed how the run ended."""
+
+    @abstractmethod
+    async def wait_settled(self) -> None:
+        """Wait until no exchange is under way that is worth waiting for."""
 
     # --- lives of the trainer ---------------------------------------------------------------------
     async def run(self) -> None:
@@ -116,7 +157,7 @@ class RoundLoop:
         while not self.finished:
             self._facts.now_doing("starting the trainer")
             try:
-                async with self._start_trainer(self._outer.phi_P, self._micro_batch_cap) as trainer:
+                async with self._start_trainer(self._slow_P, self._micro_batch_cap) as trainer:
                     await self._live(trainer)
             except* TrainerDied as died:
                 await self._buried(str(leaves(died)[0]))
@@ -130,20 +171,21 @@ class RoundLoop:
                 raise self._death(ready)
             assert isinstance(ready, Ready)
             self._started(ready)
-            await trainer.send(Load(self._outer.version))
+            self._on_ready(ready)
+            await trainer.send(Load(self._version))
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 try:
-                    if self._outer.version == 0:  # a founder's first weights
+                    if self._version == 0:  # a founder's first weights
                         self._check_lost(self._next_round)
                     first = max([self._next_round, *self._heard_rounds()])
                     nursery.start_soon(self._open_or_finish, first)  # it may wait for an event
                     while not self.finished:
-                        await self._take(await trainer.receive(), nursery)
+                        await self._take(await trainer.receive())
                 except TrainerDied:
                     if not self.finished:
                         self._evaluated.set()  # nobody is left to answer
-                        await self._settled.wait()  # an exchange under way needs no trainer
+                        await self._on_death()
                         raise
         finally:
             self._trainer = self._nursery = None
@@ -183,18 +225,20 @@ class RoundLoop:
         return TrainerDied(f"{failed.reason}: {failed.detail}")
 
     # --- events of the trainer --------------------------------------------------------------------
-    async def _take(self, event: TrainerEvent, nursery: trio.Nursery) -> None:
+    async def _take(self, event: TrainerEvent) -> None:
         match event:
             case Progress():
                 self._progressed(event)
             case RoundClosed():
-                await self._closed(event, nursery)
+                await self._closed(event)
             case Evaluated():
                 self._validated(event)
             case Failed():
                 raise self._death(event)
-            case Applied() | Ready():
+            case Ready():
                 pass
+            case _:
+                await self._on_event(event)
 
     def _progressed(self, progress: Progress) -> None:
         facts = self._facts
@@ -205,7 +249,7 @@ class RoundLoop:
         if progress.step_s > 0:
             speed = 1 / progress.step_s
             facts.steps_per_s += SPEED_SMOOTHING * (speed - facts.steps_per_s)
-        self._gossip.round_progressed(facts.fraction)
+        self._on_progress()
         self._check_lost(facts.round)
         if not self._jumped and is_left_behind(facts.round, self._heard_rounds()):
             self._jumped = True
@@ -220,24 +264,20 @@ class RoundLoop:
         )
         self._evaluated.set()
 
-    async def wait_settled(self) -> None:
-        """Wait until no exchange is under way."""
-        await self._settled.wait()
-
     # --- opening and closing rounds ---------------------------------------------------------------
     def close_early(self, round_: int) -> None:
         """Ask the trainer to close this round: a partner is waiting, or the swarm is far ahead."""
+        self._send_soon(CloseRound(round_))
+
+    def _send_soon(self, command: TrainerCommand) -> None:
+        """Send it, if there is a trainer."""
         if self._trainer is not None and self._nursery is not None:
-            self._nursery.start_soon(_send_quietly, self._trainer, CloseRound(round_))
+            self._nursery.start_soon(send_quietly, self._trainer, command)
 
     def _others(self) -> list[Member]:
         """Who else trains; but for those who say they are past the end, where nobody can be."""
         training = self._view.members_training(trio.current_time())
         return [m for m in training if m.progress.round < self._num_rounds]
-
-    @property
-    def _num_rounds(self) -> int:
-        return self._spec.total_rounds + self._spec.sync.final_rounds
 
     def _check_lost(self, own_round: int) -> None:
         """Raises JoinAgain when our weights are of another time than the swarm's."""
@@ -269,18 +309,13 @@ class RoundLoop:
         await self._trainer.send(
             TrainRound(round_, self._quota, members, facts.epoch, facts.position)
         )
-        self._gossip.round_opened(round_)
+        self._on_opened(round_)
 
-    async def _closed(self, closed: RoundClosed, nursery: trio.Nursery) -> None:
+    async def _closed(self, closed: RoundClosed) -> None:
         self._failures_in_a_row = 0
         self._note_closed(closed)
         following = self._next_round = next_round(closed.round, self._heard_rounds())
-        await self._settled.wait()  # it is: no round is closed before the last is applied
-        self._settled = trio.Event()
-        waits = not self._spec.sync.overlap or following >= self._spec.total_rounds
-        nursery.start_soon(self._settle, closed, self._jumped, following if waits else None)
-        if not waits:
-            await self._open(following)
+        await self._on_closed(closed, following, jumped=self._jumped)
 
     def _note_closed(self, closed: RoundClosed) -> None:
         facts = self._facts
@@ -306,7 +341,7 @@ class RoundLoop:
 
     async def _finish(self) -> None:
         assert self._trainer is not None
-        self._check_left_out()
+        self._check_end()
         facts = self._facts
         facts.fraction = 1.0
         await self._evaluated.wait()
@@ -324,47 +359,24 @@ class RoundLoop:
         )
         facts.now_doing("the run is over; serving its state", PeerState.FINISHED)
 
-    def _check_left_out(self) -> None:
-        """Raises JoinAgain when the others' final averaging was over before ours began."""
-        if self._final_rounds_averaged and not any(self._final_rounds_averaged):
-            alive = self._view.alive(trio.current_time())
-            addresses = addresses_of(m for m in alive if m.progress.state == PeerState.FINISHED)
-            if addresses:
-                raise JoinAgain(addresses, "it came too late for the final averaging")
+    def _join_the_finished(self) -> None:
+        """Raises JoinAgain if there are peers that have ended the run without us."""
+        alive = self._view.alive(trio.current_time())
+        addresses = addresses_of(m for m in alive if m.progress.state == PeerState.FINISHED)
+        if addresses:
+            raise JoinAgain(addresses, "it came too late for the final averaging")
 
-    # --- settling a closed round ------------------------------------------------------------------
-    async def _settle(self, closed: RoundClosed, jumped: bool, then: int | None) -> None:
-        """Average and apply a closed round, and open round `then` if it had to wait for that."""
-        trainer, averaged_before = self._trainer, self._facts.averaged
-        assert trainer is not None
-        try:
-            averaging = await self._steps.average(trainer, closed, jumped=jumped)
-            await self._evaluated.wait()  # the slow weights lie still while they are validated
-            await self._steps.take(averaging)
-            if closed.round >= self._spec.total_rounds:
-                self._final_rounds_averaged.append(self._facts.averaged > averaged_before)
-            await self._hand_over(trainer, closed.round)
-        finally:
-            self._gossip.round_settled(closed.round)
-            self._settled.set()
-        if then is not None and self._trainer is trainer:
-            await self._open_or_finish(then)
-
-    async def _hand_over(self, trainer: Trainer, round_: int) -> None:
-        try:
-            await trainer.send(Apply(round_))
-            due = round_ % self._spec.sync.validate_every == 0
-            if due and trio.current_time() >= self._validate_from_s:
-                await self._evaluate(trainer, round_)
-        except TrainerDied:
-            self._evaluated.set()  # whoever waits for its events learns of it
+    def _validation_due(self, round_: int) -> bool:
+        due = round_ % self._spec.sync.validate_every == 0
+        return due and trio.current_time() >= self._validate_from_s
 
     async def _evaluate(self, trainer: Trainer, round_: int) -> None:
         self._evaluated = trio.Event()
         await trainer.send(Evaluate(round_))
 
 
-async def _send_quietly(trainer: Trainer, command: CloseRound) -> None:
+async def send_quietly(trainer: Trainer, command: TrainerCommand) -> None:
+    """Send, and do not mind if the trainer is gone."""
     try:
         await trainer.send(command)
     except TrainerDied:

@@ -26,6 +26,7 @@ class EventName(StrEnum):
     PROPOSAL_REFUSED = "ProposalRefused"
     ROUND_AVERAGED = "RoundAveraged"
     ROUND_SKIPPED = "RoundSkipped"
+    FRAGMENT_RETURNED = "FragmentReturned"
     TRAINER_STARTED = "TrainerStarted"
     TRAINER_DIED = "TrainerDied"
     VALIDATED = "Validated"
@@ -72,6 +73,14 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "partner": "peer id",
         "seconds": "of the exchange",
         "distance": "root mean square per parameter of our weights less the partner's",
+    },
+    EventName.FRAGMENT_RETURNED: _ROUND
+    | {
+        "fragment": "its number",
+        "contributors": "peers in the average, at most",
+        "missing": "chunks without a result",
+        "moved": "chunks whose result is without us, or that were healed",
+        "seconds": "since it was sent",
     },
     EventName.ROUND_SKIPPED: _ROUND
     | {"reason": "a SkipReason", "partner": "peer id, if there was one", "detail": "for people"},

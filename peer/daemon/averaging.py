@@ -1,0 +1,225 @@
+"""The two ways of averaging, each put together from its parts; the peer need not know which it has.
+
+Each has two vectors, the slow weights and an outer momentum, which are what a joiner takes over; a
+lock under which they move; rounds, which drive the trainer; and something that serves other peers.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import trio
+
+from peer.averaging.gossip import Gossip
+from peer.averaging.outcome import Agreement
+from peer.averaging.outer_state import Factors, OuterState
+from peer.codec import get_codec
+from peer.observe.events import EventLog
+from peer.ports import Network, Work
+from peer.training.ports import Float32Vector, StartTrainer
+from protocol.records import Sign
+from protocol.run_spec import FrozenSection, RunSpec
+from protocol.view import View
+
+from .facts import Facts
+from .fragment_rounds import FragmentRounds
+from .outer_steps import OuterSteps, RoundTiming
+from .pair_rounds import PairRounds
+from .rounds import RoundLoop
+from .shares import DataShares
+
+
+@dataclass(frozen=True, slots=True)
+class AveragingParts:
+    """What both ways are put together from.
+
+    Attributes:
+        run_id: of the run.
+        shape: what the model looks like.
+        slow_P: memory for the slow weights.
+    """
+
+    spec: RunSpec
+    run_id: str
+    shape: FrozenSection
+    slow_P: Float32Vector
+    facts: Facts
+    view: View
+    shares: DataShares
+    network: Network
+    work: Work
+    sign: Sign
+    events: EventLog
+    observe_round: Callable[[RoundTiming], None]
+
+
+class Averaging(Protocol):
+    """A way of averaging, before and while rounds run.
+
+    Attributes:
+        lock: held while slow weights and momentum move.
+    """
+
+    lock: trio.Lock
+
+    @property
+    def slow_P(self) -> Float32Vector: ...
+
+    @property
+    def momentum_P(self) -> Float32Vector: ...
+
+    @property
+    def round(self) -> int:
+        """Of the last outer step; -1 before the first."""
+
+    def arrived(self, round_: int) -> None:
+        """A joiner's vectors are whole, as they stood after this round."""
+
+    def begin(self, start_trainer: StartTrainer) -> RoundLoop:
+        """The rounds."""
+
+    async def serve(self) -> None:
+        """Serve other peers until cancelled."""
+
+
+def averaging_of(parts: AveragingParts) -> Averaging:
+    """The way that the run spec names."""
+    if parts.spec.sync.method == "diloco":
+        return FragmentAveraging(parts)
+    return PairAveraging(parts)
+
+
+class PairAveraging:
+    """NoLoCo."""
+
+    def __init__(self, parts: AveragingParts) -> None:
+        sync = parts.spec.sync
+        self._parts = parts
+        self._outer = OuterState(
+            parts.slow_P,
+            np.zeros_like(parts.slow_P),
+            get_codec(sync.codec),
+            Factors(sync.alpha, sync.beta, sync.effective_gamma),
+        )
+        agreement = Agreement(
+            run_id=parts.run_id,
+            layout_digest=parts.shape.layout_digest,
+            codec=sync.codec,
+            vectors=2 if self._outer.needs_phi_codes else 1,
+            padded_parameters=parts.shape.padded_parameters,
+        )
+        self._gossip = Gossip(
+            agreement, network=parts.network, work=parts.work, events=parts.events
+        )
+        self._steps = OuterSteps(
+            parts.spec,
+            facts=parts.facts,
+            view=parts.view,
+            outer=self._outer,
+            gossip=self._gossip,
+            work=parts.work,
+            events=parts.events,
+            observe_round=parts.observe_round,
+        )
+        self.lock = self._steps.lock
+
+    def __repr__(self) -> str:
+        return f"<PairAveraging {self._outer!r}>"
+
+    @property
+    def slow_P(self) -> Float32Vector:
+        """phi."""
+        return self._outer.phi_P
+
+    @property
+    def momentum_P(self) -> Float32Vector:
+        """delta."""
+        return self._outer.delta_P
+
+    @property
+    def round(self) -> int:
+        """Of the last outer step; -1 before the first."""
+        return self._outer.round
+
+    def arrived(self, round_: int) -> None:
+        """A joiner's vectors are whole, as they stood after this round."""
+        self._outer.arrived(round_)
+
+    def begin(self, start_trainer: StartTrainer) -> RoundLoop:
+        """The rounds."""
+        parts = self._parts
+        return PairRounds(
+            parts.spec,
+            facts=parts.facts,
+            view=parts.view,
+            shares=parts.shares,
+            start_trainer=start_trainer,
+            events=parts.events,
+            outer=self._outer,
+            steps=self._steps,
+            gossip=self._gossip,
+        )
+
+    async def serve(self) -> None:
+        """Answer proposals until cancelled."""
+        await self._gossip.run()
+
+
+class FragmentAveraging:
+    """Streaming DiLoCo."""
+
+    def __init__(self, parts: AveragingParts) -> None:
+        self._parts = parts
+        self._momentum_P = np.zeros_like(parts.slow_P)
+        self._rounds: FragmentRounds | None = None
+        self._begun = trio.Event()
+        self.lock = trio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<FragmentAveraging {self._rounds!r}>"
+
+    @property
+    def slow_P(self) -> Float32Vector:
+        """phi."""
+        return self._parts.slow_P
+
+    @property
+    def momentum_P(self) -> Float32Vector:
+        """v."""
+        return self._momentum_P
+
+    @property
+    def round(self) -> int:
+        """The last that was closed; fragments are stepped within rounds."""
+        return self._parts.facts.round - 1
+
+    def arrived(self, round_: int) -> None:
+        """A joiner's vectors are whole. What each chunk lacks since, it heals."""
+
+    def begin(self, start_trainer: StartTrainer) -> RoundLoop:
+        """The rounds."""
+        parts = self._parts
+        self._rounds = FragmentRounds(
+            parts.spec,
+            facts=parts.facts,
+            view=parts.view,
+            shares=parts.shares,
+            slow_P=parts.slow_P,
+            start_trainer=start_trainer,
+            events=parts.events,
+            network=parts.network,
+            work=parts.work,
+            sign=parts.sign,
+            momentum_P=self._momentum_P,
+            lock=self.lock,
+            observe_round=parts.observe_round,
+        )
+        self._begun.set()
+        return self._rounds
+
+    async def serve(self) -> None:
+        """Average with the others until cancelled."""
+        await self._begun.wait()
+        assert self._rounds is not None
+        await self._rounds.serve()

@@ -1,0 +1,272 @@
+"""Rounds of Streaming DiLoCo: they pace data and schedule; averaging goes on beside them.
+
+A round is opened as soon as the one before is closed. The trainer sends each fragment at its moment
+of the round; what comes of it is the business of its keeper (peer/averaging/fragment_keeper.py),
+for which this file is the trainer's side:
+
+- Which sends of *this* trainer are in flight: nobody tells a new trainer of an old one's.
+- Who may write the outer copy: nobody while the trainer reads all of it (load, validation), and of
+  a fragment that is not in flight only after the trainer has yielded it. A Yield that crosses a
+  send on its way is void; the keeper finds the send in its inbox, and goes on from there.
+
+The last round trains nothing: every fragment that has not been sent since the end is sent once
+more, and the run is over when all are back.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import trio
+
+from peer.averaging.fragment_exchange import FragmentExchange
+from peer.averaging.fragment_keeper import Changes, Held, Returned, Sent
+from peer.averaging.nesterov import Factors
+from peer.averaging.outer_fragments import OuterFragments
+from peer.codec import get_codec
+from peer.observe.event_names import EventName
+from peer.ports import Network, PeerId, Work
+from peer.training.messages import (
+    Amend,
+    FragmentMerged,
+    FragmentSent,
+    Merge,
+    Ready,
+    RoundClosed,
+    SyncEvent,
+    Yield,
+    Yielded,
+)
+from peer.training.ports import Float32Vector
+from protocol.fragments import cut_fragments
+from protocol.layout import Layout
+from protocol.outcomes import SkipReason
+from protocol.records import Sign
+
+from .outer_steps import RoundTiming
+from .rounds import RoundLoop, send_quietly
+
+LATE_ROUNDS: Final = 3
+"""A peer that is further from a cycle than this, by what was last heard, is not waited for."""
+
+
+class FragmentRounds(RoundLoop):
+    """See the top of the file. `serve` must be running.
+
+    Args:
+        momentum_P: v, in the order of the flat vector.
+        lock: held while slow weights and momentum move.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        network: Network,
+        work: Work,
+        sign: Sign,
+        momentum_P: Float32Vector,
+        lock: trio.Lock,
+        observe_round: Callable[[RoundTiming], None],
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._network = network
+        self._work = work
+        self._sign = sign
+        self._observe_round = observe_round
+        self._momentum_P = momentum_P
+        self._lock = lock
+        self._exchange: FragmentExchange | None = None
+        self._begun = trio.Event()
+        self._loaded = trio.Event()
+        self._in_flight: dict[int, int] = {}
+        self._holding: dict[int, trio.Event] = {}
+        self._yielded: set[int] = set()
+        self._all_back = trio.Event()
+        self._all_back.set()
+        self._last_averaged: list[bool] = []
+
+    async def serve(self) -> None:
+        """Average with the others, until cancelled; from the first trainer on."""
+        await self._begun.wait()
+        assert self._exchange is not None
+        await self._exchange.run()
+
+    # --- rounds -----------------------------------------------------------------------------------
+    @property
+    def _version(self) -> int:
+        return self._facts.round
+
+    @property
+    def _num_rounds(self) -> int:
+        return self._spec.total_rounds + 1
+
+    def _on_ready(self, ready: Ready) -> None:
+        self._loaded = trio.Event()
+        if self._exchange is None:
+            self._exchange = self._new_exchange(Layout.from_shapes(dict(ready.shapes)))
+            self._begun.set()
+
+    def _new_exchange(self, layout: Layout) -> FragmentExchange:
+        sync = self._spec.sync
+        assert sync.diloco is not None
+        outer = OuterFragments(
+            cut_fragments(layout, sync.diloco.fragments, sync.diloco.blocks_per_fragment),
+            self._slow_P,
+            self._momentum_P,
+            get_codec(sync.codec),
+            Factors(sync.diloco.learning_rate, sync.diloco.momentum),
+        )
+        outer.begin()
+        assert self._facts.run_id is not None
+        return FragmentExchange(
+            self._facts.run_id,
+            network=self._network,
+            work=self._work,
+            sign=self._sign,
+            outer=outer,
+            trainer=self,
+            members=self._members,
+            expected=self._expected,
+            lock=self._lock,
+            returned=self._returned,
+        )
+
+    def _on_opened(self, round_: int) -> None:
+        pass
+
+    def _on_progress(self) -> None:
+        self._loaded.set()
+
+    async def _on_closed(self, closed: RoundClosed, following: int, *, jumped: bool) -> None:
+        self._loaded.set()
+        assert self._trainer is not None and self._nursery is not None
+        self._observe_round(RoundTiming(closed.seconds, 0.0, 0.0, 0.0))
+        if self._validation_due(closed.round) and self._evaluated.is_set():
+            async with self._lock:  # nothing is half written
+                await self._evaluate(self._trainer, closed.round)
+        if following < self._num_rounds:
+            await self._open(following)
+        else:
+            self._nursery.start_soon(self._end)
+
+    async def _end(self) -> None:
+        """Finish when every send is back."""
+        await self._all_back.wait()
+        await self._finish()
+
+    async def _on_event(self, event: SyncEvent) -> None:
+        self._loaded.set()
+        match event:
+            case FragmentSent():
+                self._sent(event)
+            case FragmentMerged():
+                self._facts.stalled_s += event.waited_s
+            case Yielded(fragment):
+                self._yielded.add(fragment)
+                self._stop_holding(fragment)
+
+    def _sent(self, event: FragmentSent) -> None:
+        assert self._trainer is not None and self._exchange is not None
+        self._in_flight[event.fragment] = event.cycle
+        self._all_back = trio.Event()
+        self._stop_holding(event.fragment)
+        codes = self._trainer.fragment_codes(event.fragment)
+        self._exchange.sent(event.fragment, Sent(event.cycle, codes, event.steps, event.tokens))
+
+    async def _on_death(self) -> None:
+        self._loaded.set()
+        self._in_flight.clear()
+        self._yielded.clear()
+        self._all_back.set()
+        for fragment in list(self._holding):
+            self._stop_holding(fragment)
+
+    async def wait_settled(self) -> None:
+        """Wait until no send is under way."""
+        await self._all_back.wait()
+
+    def _check_end(self) -> None:
+        if self._last_averaged and not any(self._last_averaged):
+            self._join_the_finished()
+
+    # --- the trainer's side of the keepers ------------------------------------------------------------
+    async def may_write(self) -> None:
+        """Wait until the trainer does not read the whole outer copy."""
+        while not self.can_write:
+            await self._evaluated.wait()
+            await self._loaded.wait()
+
+    @property
+    def can_write(self) -> bool:
+        """Whether it does not."""
+        return self._evaluated.is_set() and self._loaded.is_set()
+
+    async def merge(self, fragment: int, cycle: int, changes: Changes) -> None:
+        """The send is over; tell the trainer that made it."""
+        if self._in_flight.get(fragment) == cycle and self._trainer is not None:
+            del self._in_flight[fragment]
+            stepped, moved = tuple(sorted(changes.stepped)), tuple(sorted(changes.moved))
+            await send_quietly(self._trainer, Merge(fragment, cycle, stepped, moved))
+        if not self._in_flight:
+            self._all_back.set()
+
+    async def hold(self, fragment: int) -> Held:
+        """Make the trainer read nothing of the fragment until `amend`."""
+        if self._trainer is None:
+            return Held.FREE
+        if fragment in self._in_flight:
+            return Held.VOID
+        answered = self._holding[fragment] = trio.Event()
+        await send_quietly(self._trainer, Yield(fragment))
+        await answered.wait()
+        if fragment in self._yielded:
+            return Held.YIELDED
+        return Held.VOID if fragment in self._in_flight else Held.FREE
+
+    def _stop_holding(self, fragment: int) -> None:
+        if (answered := self._holding.pop(fragment, None)) is not None:
+            answered.set()
+
+    async def amend(self, fragment: int, changes: Changes) -> None:
+        """Tell the trainer that yielded what has changed."""
+        if fragment in self._yielded and self._trainer is not None:
+            self._yielded.discard(fragment)
+            await send_quietly(
+                self._trainer,
+                Amend(
+                    fragment,
+                    merged=tuple(sorted(changes.stepped)),
+                    redone=tuple(sorted(changes.redone)),
+                    moved=tuple(sorted(changes.moved)),
+                ),
+            )
+
+    # --- the others -----------------------------------------------------------------------------------
+    def _members(self) -> set[PeerId]:
+        """Who takes part now, ourselves among them."""
+        return {self._network.peer_id, *(member.peer_id for member in self._others())}
+
+    def _expected(self, cycle: int) -> set[PeerId]:
+        """Who should contribute to a cycle about now."""
+        near = range(cycle - LATE_ROUNDS, cycle + LATE_ROUNDS)
+        others = (m.peer_id for m in self._others() if m.progress.round in near)
+        return {self._network.peer_id, *others}
+
+    def _returned(self, returned: Returned) -> None:
+        facts, averaged = self._facts, returned.contributors > 1
+        if returned.cycle >= self._spec.total_rounds:
+            self._last_averaged.append(averaged)
+        if averaged:
+            facts.averaged += 1
+        else:
+            alone = len(self._members()) == 1
+            facts.skipped[SkipReason.NO_PARTNER if alone else SkipReason.DEADLINE] += 1
+        self._events.emit(
+            EventName.FRAGMENT_RETURNED,
+            round=returned.cycle,
+            fragment=returned.fragment,
+            contributors=returned.contributors,
+            missing=returned.missing,
+            moved=returned.moved,
+            seconds=returned.seconds,
+        )

@@ -1,0 +1,130 @@
+"""The outer copy by fragments: steps, steps taken anew, chunks taken over; equal bytes for all."""
+
+import numpy as np
+import pytest
+import torch
+
+from peer.averaging.nesterov import Factors
+from peer.averaging.outer_fragments import OuterFragments
+from peer.codec import codes_as_tensor, get_codec
+from protocol.chunk_ledger import NEVER, Outcome
+from protocol.errors import RemoteProtocolError
+from protocol.fragments import Fragment, cut_chunks, cut_fragments
+from protocol.layout import Layout
+
+LAYOUT = Layout.from_shapes(
+    {"embed.weight": (70, 128)}
+    | {f"layers.{layer}.weight": (80, 128) for layer in range(4)}
+    | {f"layers.{layer}.norm": (128,) for layer in range(4)}
+)
+CODEC = get_codec("fp32")
+FACTORS = Factors(learning_rate=0.5, momentum=0.5)
+FRAGMENT = 1
+"""Strided: its values lie in several places of the flat vector."""
+
+
+def outer_copy(seed: int = 0) -> OuterFragments:
+    values = np.random.default_rng(seed).standard_normal(LAYOUT.padded_parameters, np.float32)
+    outer = OuterFragments(
+        cut_fragments(LAYOUT, "strided", 2), values, np.zeros_like(values), CODEC, FACTORS
+    )
+    outer.begin()
+    return outer
+
+
+def codes(outer: OuterFragments, chunk: int, value: float) -> memoryview:
+    size = outer.chunk_values(FRAGMENT, chunk)
+    room = memoryview(bytearray(CODEC.code_bytes(size)))
+    CODEC.encode(torch.full((size,), value), codes_as_tensor(room))
+    return room
+
+
+def flat(outer: OuterFragments) -> np.ndarray:
+    return outer._phi.numpy().copy()
+
+
+def of_chunk(outer: OuterFragments, chunk: int) -> np.ndarray:
+    return np.frombuffer(outer.read(FRAGMENT, chunk), np.float32)
+
+
+def test_a_chunk_may_lie_in_several_places():
+    fragment = outer_copy().fragments[FRAGMENT]
+    assert len(fragment.spans) > 1
+    assert len(fragment.chunks) > 1
+
+
+def test_a_step_moves_its_chunk_alone_by_nesterovs_rule():
+    outer = outer_copy()
+    before, phi = flat(outer), of_chunk(outer, 0)
+    outer.step(FRAGMENT, 0, 3, codes(outer, 0, 2.0), Outcome(4, b"a"))
+    after, size = of_chunk(outer, 0), outer.chunk_values(FRAGMENT, 0)
+    np.testing.assert_allclose(after[:size], phi[:size] - 0.5 * (2.0 + 0.5 * 2.0), rtol=1e-6)
+    np.testing.assert_array_equal(after[size:], 2.0)
+    assert np.count_nonzero(flat(outer) != before) == size
+    stamp = outer.ledgers[FRAGMENT].stamp(0)
+    assert (stamp.steps, stamp.weight, outer.ledgers[FRAGMENT].cycle(0)) == (1, 4, 3)
+
+
+def test_redoing_gives_what_the_winner_alone_would_have_given():
+    redone, at_once = outer_copy(), outer_copy()
+    redone.step(FRAGMENT, 1, 3, codes(redone, 1, 2.0), Outcome(3, b"a"))
+    redone.redo(FRAGMENT, 1, codes(redone, 1, -1.0), Outcome(4, b"b"))
+    at_once.step(FRAGMENT, 1, 3, codes(at_once, 1, -1.0), Outcome(4, b"b"))
+    assert redone.read(FRAGMENT, 1) == at_once.read(FRAGMENT, 1)
+    assert redone.ledgers[FRAGMENT].stamps == at_once.ledgers[FRAGMENT].stamps
+
+
+def test_equal_steps_give_equal_stamps_and_unequal_ones_do_not():
+    one, two, three = outer_copy(), outer_copy(), outer_copy()
+    one.step(FRAGMENT, 0, 3, codes(one, 0, 2.0), Outcome(4, b"a"))
+    two.step(FRAGMENT, 0, 3, codes(two, 0, 2.0), Outcome(4, b"a"))
+    three.step(FRAGMENT, 0, 3, codes(three, 0, 2.5), Outcome(4, b"a"))
+    assert one.ledgers[FRAGMENT].stamp(0) == two.ledgers[FRAGMENT].stamp(0)
+    assert one.ledgers[FRAGMENT].stamp(0) != three.ledgers[FRAGMENT].stamp(0)
+
+
+def test_a_chunk_taken_over_is_the_others_to_the_bit():
+    ours, theirs = outer_copy(1), outer_copy(2)
+    theirs.step(FRAGMENT, 1, 7, codes(theirs, 1, 2.0), Outcome(4, b"a"))
+    stamp = theirs.ledgers[FRAGMENT].stamp(1)
+    ours.heal(FRAGMENT, 1, 7, stamp, memoryview(theirs.read(FRAGMENT, 1)))
+    assert ours.read(FRAGMENT, 1) == theirs.read(FRAGMENT, 1)
+    assert (ours.ledgers[FRAGMENT].stamp(1), ours.ledgers[FRAGMENT].cycle(1)) == (stamp, 7)
+    assert ours.statistics().healed == 1
+
+
+@pytest.mark.parametrize("spoil", ["one bit", "length"])
+def test_values_that_do_not_fit_their_stamp_are_refused(spoil):
+    ours, theirs = outer_copy(1), outer_copy(2)
+    values = bytearray(theirs.read(FRAGMENT, 1))
+    before = ours.read(FRAGMENT, 1)
+    if spoil == "one bit":
+        values[5] ^= 1
+    else:
+        del values[-8:]
+    with pytest.raises(RemoteProtocolError):
+        stamp = theirs.ledgers[FRAGMENT].stamp(1)
+        ours.heal(FRAGMENT, 1, NEVER, stamp, memoryview(values))
+    assert ours.read(FRAGMENT, 1) == before
+
+
+def test_codes_are_split_by_chunk_and_must_fit():
+    outer = outer_copy()
+    both = bytes(codes(outer, 0, 1.0)) + bytes(codes(outer, 1, 2.0))
+    parts = outer.split_codes(FRAGMENT, [0, 1], memoryview(both))
+    assert parts == {0: codes(outer, 0, 1.0), 1: codes(outer, 1, 2.0)}
+    with pytest.raises(RemoteProtocolError, match="expected"):
+        outer.split_codes(FRAGMENT, [0, 1], memoryview(both[:-1]))
+
+
+def test_one_fragment_of_everything_is_the_flat_vector():
+    size = LAYOUT.padded_parameters
+    values = np.arange(size, dtype=np.float32)
+    whole = (Fragment(0, ((0, size),), cut_chunks(size)),)
+    outer = OuterFragments(whole, values, np.zeros_like(values), CODEC, FACTORS)
+    outer.begin()
+    joined = [
+        np.frombuffer(outer.read(0, chunk), np.float32)[: outer.chunk_values(0, chunk)]
+        for chunk in range(len(whole[0].chunks))
+    ]
+    np.testing.assert_array_equal(np.concatenate(joined), values)
