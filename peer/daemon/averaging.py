@@ -58,16 +58,13 @@ class Averaging(Protocol):
     """A way of averaging, before and while rounds run.
 
     Attributes:
-        lock: held while slow weights and momentum move.
+        slow_P, momentum_P: fp32 [P].
+        lock: held while they move.
     """
 
+    slow_P: Float32Vector
+    momentum_P: Float32Vector
     lock: trio.Lock
-
-    @property
-    def slow_P(self) -> Float32Vector: ...
-
-    @property
-    def momentum_P(self) -> Float32Vector: ...
 
     @property
     def round(self) -> int:
@@ -122,20 +119,11 @@ class PairAveraging:
             events=parts.events,
             observe_round=parts.observe_round,
         )
+        self.slow_P, self.momentum_P = self._outer.phi_P, self._outer.delta_P
         self.lock = self._steps.lock
 
     def __repr__(self) -> str:
         return f"<PairAveraging {self._outer!r}>"
-
-    @property
-    def slow_P(self) -> Float32Vector:
-        """phi."""
-        return self._outer.phi_P
-
-    @property
-    def momentum_P(self) -> Float32Vector:
-        """delta."""
-        return self._outer.delta_P
 
     @property
     def round(self) -> int:
@@ -171,23 +159,13 @@ class FragmentAveraging:
 
     def __init__(self, parts: AveragingParts) -> None:
         self._parts = parts
-        self._momentum_P = np.zeros_like(parts.slow_P)
+        self.slow_P, self.momentum_P = parts.slow_P, np.zeros_like(parts.slow_P)
         self._rounds: FragmentRounds | None = None
         self._begun = trio.Event()
         self.lock = trio.Lock()
 
     def __repr__(self) -> str:
         return f"<FragmentAveraging {self._rounds!r}>"
-
-    @property
-    def slow_P(self) -> Float32Vector:
-        """phi."""
-        return self._parts.slow_P
-
-    @property
-    def momentum_P(self) -> Float32Vector:
-        """v."""
-        return self._momentum_P
 
     @property
     def round(self) -> int:
@@ -211,7 +189,7 @@ class FragmentAveraging:
             network=parts.network,
             work=parts.work,
             sign=parts.sign,
-            momentum_P=self._momentum_P,
+            momentum_P=self.momentum_P,
             lock=self.lock,
             observe_round=parts.observe_round,
         )

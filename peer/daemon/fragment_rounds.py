@@ -139,7 +139,8 @@ class FragmentRounds(RoundLoop):
 
     async def _on_closed(self, closed: RoundClosed, following: int, *, jumped: bool) -> None:
         self._loaded.set()
-        assert self._trainer is not None and self._nursery is not None
+        assert self._trainer is not None
+        assert self._nursery is not None
         self._observe_round(RoundTiming(closed.seconds, 0.0, 0.0, 0.0))
         if self._validation_due(closed.round) and self._evaluated.is_set():
             async with self._lock:  # nothing is half written
@@ -166,9 +167,11 @@ class FragmentRounds(RoundLoop):
                 self._stop_holding(fragment)
 
     def _sent(self, event: FragmentSent) -> None:
-        assert self._trainer is not None and self._exchange is not None
+        assert self._trainer is not None
+        assert self._exchange is not None
         self._in_flight[event.fragment] = event.cycle
-        self._all_back = trio.Event()
+        if self._all_back.is_set():
+            self._all_back = trio.Event()
         self._stop_holding(event.fragment)
         codes = self._trainer.fragment_codes(event.fragment)
         self._exchange.sent(event.fragment, Sent(event.cycle, codes, event.steps, event.tokens))
@@ -189,7 +192,7 @@ class FragmentRounds(RoundLoop):
         if self._last_averaged and not any(self._last_averaged):
             self._join_the_finished()
 
-    # --- the trainer's side of the keepers ------------------------------------------------------------
+    # --- the trainer's side of the keepers --------------------------------------------------------
     async def may_write(self) -> None:
         """Wait until the trainer does not read the whole outer copy."""
         while not self.can_write:
@@ -241,7 +244,7 @@ class FragmentRounds(RoundLoop):
                 ),
             )
 
-    # --- the others -----------------------------------------------------------------------------------
+    # --- the others -------------------------------------------------------------------------------
     def _members(self) -> set[PeerId]:
         """Who takes part now, ourselves among them."""
         return {self._network.peer_id, *(member.peer_id for member in self._others())}
