@@ -14,7 +14,7 @@ change.
 import difflib
 import json
 import tomllib
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -134,6 +134,10 @@ class DilocoSection(_Section):
     """Add to each send what coding took from the one before."""
 
 
+NOLOCO_ONLY: Final = ("alpha", "beta", "gamma", "overlap", "final_rounds")
+"""Keys of [sync] that say nothing to DiLoCo."""
+
+
 class SyncSection(_Section):
     """How peers average. NoLoCo's defaults are the paper's."""
 
@@ -164,9 +168,12 @@ class SyncSection(_Section):
         return tree
 
     @model_validator(mode="after")
-    def _diloco_alone(self) -> Self:
+    def _keys_of_the_method(self) -> Self:
         if self.diloco is not None and self.method != "diloco":
             raise ValueError('[sync.diloco] needs method = "diloco"')
+        for key in NOLOCO_ONLY if self.method == "diloco" else ():
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"'{key}' belongs to noloco; DiLoCo's keys are in [sync.diloco]")
         return self
 
     @property
@@ -176,6 +183,8 @@ class SyncSection(_Section):
 
     @model_validator(mode="after")
     def _stable(self) -> Self:
+        if self.method != "noloco":
+            return self
         bound = (2 + self.alpha**2) ** 0.5
         if self.effective_gamma >= bound:
             raise ValueError(
@@ -287,7 +296,9 @@ def _field_names(path: list[str]) -> list[str]:
     section: type[BaseModel] = RunSpec
     for part in path:
         annotation = section.model_fields[part].annotation
-        if not isinstance(annotation, type) or not issubclass(annotation, BaseModel):
+        kinds = [annotation, *get_args(annotation)]
+        found = [k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)]
+        if not found:
             return []
-        section = annotation
+        section = found[0]
     return list(section.model_fields)

@@ -27,6 +27,9 @@ def new(
     preset: Annotated[
         str, typer.Option("--preset", metavar="demo|125m|1b", help="Sizes to begin with.")
     ] = "demo",
+    method: Annotated[
+        str, typer.Option("--method", metavar="noloco|diloco", help="How peers average.")
+    ] = "noloco",
     force: Annotated[
         bool, typer.Option("--force", help="Replace the file if it is there.")
     ] = False,
@@ -35,7 +38,7 @@ def new(
     from .new import write_new
 
     with reported():
-        write_new(run_toml, preset, force=force)
+        write_new(run_toml, preset, method, force=force)
         print(f"wrote {run_toml}; look it over, then: loco-peer start {run_toml}")
 
 

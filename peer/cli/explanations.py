@@ -8,7 +8,8 @@ SECTIONS: Final[Mapping[str, str]] = {
     "data": "The corpus. `start` freezes it by digest: every peer trains on the same bytes.",
     "optimizer": "AdamW inside each peer. Steps are nominal: those of the run, not of one machine.",
     "training": "One inner step, and the length of the run.",
-    "sync": "How peers average: NoLoCo, gossip in pairs, no barrier and no all-reduce.",
+    "sync": "How peers average.",
+    "sync.diloco": "Streaming DiLoCo: all peers average fragments, each at its moment.",
 }
 
 EXPLANATIONS: Final[Mapping[str, str]] = {
@@ -40,7 +41,7 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "training.micro_batch": "Sequences per forward pass; 'auto' finds what fits the memory.",
     "training.precision": "'auto' (bf16 where the device computes in it), 'fp32' or 'bf16'.",
     "training.compile": "Use torch.compile: slower to start, faster to train.",
-    "sync.method": "Only 'noloco' so far.",
+    "sync.method": "'noloco' (gossip in pairs) or 'diloco' (fragments, averaged by all).",
     "sync.inner_steps": "H: inner steps of a round. More of them: less traffic, looser replicas.",
     "sync.alpha": "Outer momentum.",
     "sync.beta": "Outer learning rate.",
@@ -51,6 +52,14 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "sync.validate_every": (
         "Rounds between two validations; more where they would take over a tenth of a peer's time."
     ),
+    "sync.diloco.fragments": "'strided' or 'sequential' blocks, or 'whole': plain DiLoCo.",
+    "sync.diloco.blocks_per_fragment": "Transformer blocks in one fragment, at most.",
+    "sync.diloco.learning_rate": "Of the outer optimizer, SGD with Nesterov momentum.",
+    "sync.diloco.momentum": "Of the outer optimizer.",
+    "sync.diloco.overlap_steps": "Inner steps between a fragment's send and its return; 0 waits.",
+    "sync.diloco.merge": "Share of the own weights when a fragment returns; 0 takes the average.",
+    "sync.diloco.late": "A fragment is not back in time: 'wait' for it, or 'skip' and train on.",
+    "sync.diloco.error_feedback": "Add to each send what coding took from the one before.",
 }
 
 EXAMPLES: Final[Mapping[str, str]] = {

@@ -13,7 +13,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from peer.config import ConfigError
-from protocol.run_spec import RunSpec
+from protocol.run_spec import NOLOCO_ONLY, RunSpec, SyncSection
 
 from .explanations import EXAMPLES, EXPLANATIONS, SECTIONS
 
@@ -59,17 +59,22 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
 """What differs from the run spec's defaults."""
 
 
-def write_new(path: Path, preset: str, *, force: bool) -> None:
+METHODS: Final = ("noloco", "diloco")
+
+
+def write_new(path: Path, preset: str, method: str = METHODS[0], *, force: bool) -> None:
     """Write the run spec of `preset` to `path`.
 
     Raises:
-        ConfigError: no such preset, or the file is there already, or cannot be written.
+        ConfigError: no such preset or method, or the file is there already, or cannot be written.
     """
+    if method not in METHODS:
+        raise ConfigError(f"unknown method '{method}': use {' or '.join(METHODS)}")
     if preset not in PRESETS:
         near = difflib.get_close_matches(preset, PRESETS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ConfigError(f"unknown preset '{preset}': use {', '.join(PRESETS)}{hint}")
-    text = preset_toml(preset)
+    text = preset_toml(preset, method)
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
@@ -79,9 +84,15 @@ def write_new(path: Path, preset: str, *, force: bool) -> None:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 
-def preset_toml(preset: str) -> str:
+def preset_spec(preset: str, method: str = METHODS[0]) -> RunSpec:
+    """The run spec of a preset."""
+    tree = dict(PRESETS[preset])
+    return RunSpec.model_validate({**tree, "sync": {**tree["sync"], "method": method}})
+
+
+def preset_toml(preset: str, method: str = METHODS[0]) -> str:
     """The commented TOML of a preset."""
-    spec = RunSpec.model_validate(PRESETS[preset])
+    spec = preset_spec(preset, method)
     return "\n".join([*_head(spec), *_keys(spec, ""), *_sections(spec)]) + "\n"
 
 
@@ -94,20 +105,29 @@ def _head(spec: RunSpec) -> list[str]:
     ]
 
 
-def _sections(spec: RunSpec) -> Iterator[str]:
-    for name, value in spec:
+def _sections(section: BaseModel, prefix: str = "") -> Iterator[str]:
+    for name, value in section:
         if isinstance(value, BaseModel):
-            yield from ["", f"# {SECTIONS[name]}", f"[{name}]"]
-            yield from _keys(value, f"{name}.")
+            path = prefix + name
+            yield from ["", f"# {SECTIONS[path]}", f"[{path}]"]
+            yield from _keys(value, f"{path}.")
+            yield from _sections(value, f"{path}.")
 
 
 def _keys(section: BaseModel, prefix: str) -> Iterator[str]:
     for name, value in section:
         path = prefix + name
-        if isinstance(value, BaseModel) or path in SET_BY_START:
+        if isinstance(value, BaseModel) or path in SET_BY_START or _is_idle(section, name):
             continue
         yield f"# {EXPLANATIONS[path]}"
         yield f"{name} = {_literal(value)}" if value is not None else f"# {name} = {EXAMPLES[path]}"
+
+
+def _is_idle(section: BaseModel, name: str) -> bool:
+    """Whether a key says nothing to the method chosen."""
+    if not isinstance(section, SyncSection):
+        return False
+    return name in (NOLOCO_ONLY if section.method == "diloco" else ("diloco",))
 
 
 def _literal(value: Any) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_SPEC_BYTES
-from protocol.run_spec import RunSpec, parse_bytes, parse_toml, run_id_of
+from protocol.run_spec import DilocoSection, RunSpec, parse_bytes, parse_toml, run_id_of
 
 
 def test_an_empty_file_is_a_valid_spec() -> None:
@@ -75,3 +75,26 @@ def test_rounds_are_whole() -> None:
 def test_gamma_is_beta_unless_given() -> None:
     assert RunSpec().sync.effective_gamma == RunSpec().sync.beta
     assert parse_toml("[sync]\ngamma = 1.0").sync.effective_gamma == 1.0
+
+
+def test_diloco_brings_its_section_and_noloco_none() -> None:
+    assert parse_toml('[sync]\nmethod = "diloco"\n').sync.diloco == DilocoSection()
+    assert parse_toml("").sync.diloco is None
+
+
+@pytest.mark.parametrize(
+    ("toml", "sentence"),
+    [
+        ("[sync.diloco]\nmomentum = 0.5\n", "needs method"),
+        ('[sync]\nmethod = "diloco"\nalpha = 0.3\n', "'alpha' belongs to noloco"),
+        ('[sync]\nmethod = "diloco"\n[sync.diloco]\noverlap = 1\n', "did you mean 'overlap_steps'"),
+    ],
+)
+def test_keys_of_the_other_method_are_refused(toml: str, sentence: str) -> None:
+    with pytest.raises(InvalidRunSpec, match=sentence):
+        parse_toml(toml)
+
+
+def test_a_run_of_diloco_travels_as_canonical_bytes() -> None:
+    spec = parse_toml('[sync]\nmethod = "diloco"\n[sync.diloco]\noverlap_steps = 5\n')
+    assert parse_bytes(spec.to_bytes()) == spec

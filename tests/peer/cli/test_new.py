@@ -7,37 +7,58 @@ import pytest
 from pydantic import BaseModel
 
 from peer.cli.explanations import EXAMPLES, EXPLANATIONS, SECTIONS
-from peer.cli.new import PRESETS, SET_BY_START, preset_toml, write_new
+from peer.cli.new import (
+    METHODS,
+    PRESETS,
+    SET_BY_START,
+    preset_spec,
+    preset_toml,
+    write_new,
+)
 from peer.config import ConfigError
-from protocol.run_spec import RunSpec, parse_toml
+from protocol.run_spec import NOLOCO_ONLY, parse_toml
 
 
-def keys() -> set[str]:
+def keys(model: BaseModel, prefix: str = "") -> set[str]:
+    """Every key, and the name of every section."""
     found = set()
-    for name, field in RunSpec.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            found |= {f"{name}.{inner}" for inner in field.annotation.model_fields}
-        else:
-            found.add(name)
+    for name, value in model:
+        inner = keys(value, f"{prefix}{name}.") if isinstance(value, BaseModel) else set()
+        found |= {prefix + name} | inner
     return found
 
 
+def keys_of(tree: dict, prefix: str = "") -> set[str]:
+    found = set()
+    for name, value in tree.items():
+        inner = keys_of(value, f"{prefix}{name}.") if isinstance(value, dict) else set()
+        found |= {prefix + name} | inner
+    return found
+
+
+ALL_KEYS = keys(preset_spec("demo", "diloco"))
+
+
 def test_every_key_is_explained_and_no_other() -> None:
-    assert set(EXPLANATIONS) | SET_BY_START == keys()
-    assert set(SECTIONS) == {key.split(".")[0] for key in keys() if "." in key}
+    assert set(EXPLANATIONS) | set(SECTIONS) | SET_BY_START == ALL_KEYS
 
 
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("preset", PRESETS)
-def test_presets_are_valid_and_whole(preset: str) -> None:
-    text = preset_toml(preset)
-    assert parse_toml(text) == RunSpec.model_validate(PRESETS[preset])
-    written = {
-        f"{section}.{key}" if isinstance(value, dict) else section
-        for section, value in tomllib.loads(text).items()
-        for key in (value if isinstance(value, dict) else [""])
-    }
-    assert written | set(EXAMPLES) | SET_BY_START == keys()
+def test_presets_are_valid_and_whole(preset: str, method: str) -> None:
+    text = preset_toml(preset, method)
+    assert parse_toml(text) == preset_spec(preset, method)
+    idle = {f"sync.{key}" for key in NOLOCO_ONLY}
+    if method == "noloco":
+        idle = {key for key in ALL_KEYS if key.startswith("sync.diloco")}
+    written = keys_of(tomllib.loads(text))
+    assert written | (set(EXAMPLES) - idle) | SET_BY_START == ALL_KEYS - idle
     assert max(map(len, text.splitlines())) <= 110
+
+
+def test_an_unknown_method_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown method 'fedavg': use noloco or diloco"):
+        write_new(tmp_path / "run.toml", "demo", "fedavg", force=False)
 
 
 @pytest.mark.parametrize("key", EXAMPLES)
