@@ -36,17 +36,9 @@ from peer.codec import Codec, codes_as_tensor
 from protocol.fragments import Fragment
 from protocol.run_spec import DilocoSection
 
-from .model import FlatModel
+from .errors import NonFinite
 from .shared import CodeRegions
-from .step import NonFinite
-
-
-def region_bytes(fragments: Sequence[Fragment], codec: Codec) -> tuple[int, ...]:
-    """Length of the codes of each fragment: the regions that they are written to."""
-    return tuple(
-        sum(codec.code_bytes(stop - start) for start, stop in fragment.chunks)
-        for fragment in fragments
-    )
+from .weights import FastWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +71,7 @@ class FragmentSnapshots:
 
     def __init__(
         self,
-        model: FlatModel,
+        model: FastWeights,
         outer_P: torch.Tensor,
         regions: CodeRegions,
         codec: Codec,

@@ -124,14 +124,14 @@ async def test_kill_in_mid_write_harms_nothing(corpus):
             await trainer.send(Apply(round_))
             await _next(trainer, Applied)
         await trainer.send(TrainRound(2, 1, MEMBERS, 0, 0))
-        while trainer._slots.header(0) is not None:  # round 2 goes where round 0 was
+        while trainer._regions.header(0) is not None:  # round 2 goes where round 0 was
             await trio.lowlevel.checkpoint()
         os.kill(trainer.process_id, signal.SIGKILL)
         with pytest.raises(TrainerDied, match="signal 9"):
             while True:
                 assert not isinstance(await trainer.receive(), RoundClosed)
-        assert trainer._slots.header(0) is None
-        assert trainer._slots.header(1).round == closed.round == 1
+        assert trainer._regions.header(0) is None
+        assert trainer._regions.header(1).round == closed.round == 1
         codes = trainer.codes(1)
     assert blake3.blake3(codes).hexdigest(length=16) == closed.digest
     assert np.array_equal(slow.array, before)
