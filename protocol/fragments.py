@@ -28,6 +28,7 @@ from typing import Final, Literal
 
 from .layout import ALIGNMENT, Layout
 from .limits import MAX_CHUNKS_PER_FRAGMENT, MIN_CHUNK_VALUES
+from .run_spec import DilocoSection
 
 Pattern = Literal["strided", "sequential", "whole"]
 Span = tuple[int, int]
@@ -56,6 +57,17 @@ class Fragment:
         """Values, padding included."""
         return sum(stop - start for start, stop in self.spans)
 
+    def chunk_spans(self, chunk: int) -> tuple[Span, ...]:
+        """Where the values of a chunk lie in the flat vector, in order."""
+        first, last = self.chunks[chunk]
+        found, begin = [], 0
+        for start, stop in self.spans:
+            end = begin + stop - start
+            if first < end and begin < last:
+                found.append((start + max(first - begin, 0), stop - max(end - last, 0)))
+            begin = end
+        return tuple(found)
+
 
 def cut_fragments(
     layout: Layout, pattern: Pattern, blocks_per_fragment: int
@@ -72,6 +84,11 @@ def cut_fragments(
         Fragment(index, spans, cut_chunks(sum(stop - start for start, stop in spans)))
         for index, spans in enumerate(_merged(group) for group in groups if group)
     )
+
+
+def fragments_of_run(diloco: DilocoSection, layout: Layout) -> tuple[Fragment, ...]:
+    """The fragments of a run's model."""
+    return cut_fragments(layout, diloco.fragments, diloco.blocks_per_fragment)
 
 
 def _outside_blocks(layout: Layout) -> list[Span]:
