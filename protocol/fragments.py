@@ -55,6 +55,17 @@ class Fragment:
         """Values, padding included."""
         return sum(stop - start for start, stop in self.spans)
 
+    def chunk_spans(self, chunk: int) -> tuple[Span, ...]:
+        """Where the values of a chunk lie in the flat vector, in order."""
+        first, last = self.chunks[chunk]
+        found, begin = [], 0
+        for start, stop in self.spans:
+            end = begin + stop - start
+            if first < end and begin < last:
+                found.append((start + max(first - begin, 0), stop - max(end - last, 0)))
+            begin = end
+        return tuple(found)
+
 
 def cut_fragments(
     layout: Layout, pattern: Pattern, blocks_per_fragment: int

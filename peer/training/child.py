@@ -23,7 +23,7 @@ from .model import FlatModel, empty_module, initial_module
 from .optimizer import FlatAdamW
 from .pipe import ModelCreated
 from .settings import TrainerSettings
-from .shared import ResultSlots, map_vector
+from .shared import CodeRegions, map_vector, slot_bytes
 from .snapshot import Snapshots
 from .step import NonFinite, Stepper
 
@@ -85,7 +85,7 @@ def build(settings: TrainerSettings, slow_fd: int, slots_fd: int) -> tuple[Train
             f"slow weights of {slow_P.numel()} values for {model.layout.padded_parameters}"
         )
     codec = get_codec(spec.sync.codec)
-    slots = ResultSlots(slots_fd, codec.code_bytes(slow_P.numel()), writable=True)
+    slots = CodeRegions(slots_fd, slot_bytes(codec.code_bytes(slow_P.numel())), writable=True)
     snapshots = Snapshots(model, slow_P, slots, codec)
     parts = TrainerParts(
         spec, settings.peer_id, corpus, model, optimizer, stepper, snapshots, slow_P

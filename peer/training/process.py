@@ -34,7 +34,7 @@ from . import pipe
 from .messages import RoundClosed, Stop, TrainerCommand, TrainerEvent
 from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
 from .settings import TrainerSettings
-from .shared import ResultSlots, SharedVector
+from .shared import CodeRegions, SharedVector, slot_bytes
 from .watchdog import START_TIMEOUT_S, Watchdog
 
 STOP_GRACE_S: Final = 1.0
@@ -165,7 +165,7 @@ def _environment(threads: int) -> dict[str, str]:
 class ProcessTrainer:
     """One life of a trainer process. See `peer.training.ports.Trainer`."""
 
-    def __init__(self, child: _Child, slots: ResultSlots, watchdog: Watchdog) -> None:
+    def __init__(self, child: _Child, slots: CodeRegions, watchdog: Watchdog) -> None:
         self._child = child
         self._slots = slots
         self._watchdog = watchdog
@@ -246,7 +246,8 @@ def trainer_starter(
         if vector.ctypes.data != slow.array.ctypes.data or vector.size != slow.array.size:
             raise ValueError("the trainer can only start on the shared slow weights")
         told = replace(settings, micro_batch_cap=micro_batch_cap or 0)
-        slots = ResultSlots.create(get_codec(spec.sync.codec).code_bytes(vector.size), directory)
+        code_bytes = get_codec(spec.sync.codec).code_bytes(vector.size)
+        slots = CodeRegions.create(slot_bytes(code_bytes), directory)
         try:
             descriptors = {"slow": slow.read_only_fd, "slots": slots.fd}
             async with _child("train", told, descriptors) as child:

@@ -1,25 +1,28 @@
 """Memory that the daemon and its trainer share.
 
 Two pieces. `SharedVector` holds the slow weights: the daemon writes, the trainer maps it read-only
-through a descriptor that was opened read-only. `ResultSlots` holds the codes of the snapshots: the
-trainer writes, the daemon reads.
+through a descriptor that was opened read-only. `CodeRegions` hold codes: the trainer writes, the
+daemon reads. Averaging in pairs has two equal slots for whole vectors, streaming one
+region for each fragment.
 
-Rules of the slots, so that a kill at any moment harms nothing:
-    1. There are two; rounds alternate, so the codes of the round in exchange lie still while the
-       next ones are written.
-    2. The writer clears a slot's header, writes the codes, then the header (sequence number, round,
-       digest). A slot with sequence 0 holds nothing.
-    3. Each life of a trainer gets new slots. Views of the old ones stay valid as long as somebody
+Rules of the regions, so that a kill at any moment harms nothing:
+    1. Codes that are on their way lie still. Slots alternate with the rounds; a fragment's region
+       is written again only when its codes have come back as an average.
+    2. The writer clears a region's header, writes the codes, then the header (sequence number,
+       round or cycle, digest). A region with sequence 0 holds nothing.
+    3. Each life of a trainer gets new regions. Views of the old ones stay valid as long as somebody
        holds them.
 
 On Linux the memory is a memfd: no name, no file system, gone with its last descriptor; elsewhere a
 file that is unlinked at once. The descriptors are inherited by the child.
 """
 
+import itertools
 import mmap
 import os
 import struct
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -29,13 +32,16 @@ import numpy.typing as npt
 
 NUM_SLOTS: Final = 2
 HEADER_BYTES: Final = 4096
-"""Space before each slot's codes: a page, so that codes are page-aligned."""
+"""Space before each region's codes: a page, so that codes are page-aligned."""
 _HEADER: Final = struct.Struct("<QQ32s")
 
 
 @dataclass(frozen=True, slots=True)
-class SlotHeader:
-    """What a slot holds. Sequence numbers start at 1; 0 in memory means nothing, or half of it."""
+class RegionHeader:
+    """What a region holds; `round` is the cycle where fragments are sent.
+
+    Sequence numbers start at 1; 0 in memory means nothing, or half of it.
+    """
 
     sequence: int
     round: int
@@ -88,25 +94,31 @@ def map_vector(fd: int, *, writable: bool = False) -> npt.NDArray[np.float32]:
     return np.frombuffer(mmap.mmap(fd, 0, access=access), dtype=np.float32)
 
 
-class ResultSlots:
-    """Two slots for codes of `code_bytes` bytes each."""
+class CodeRegions:
+    """Memory for codes: one region of each of these lengths.
 
-    def __init__(self, fd: int, code_bytes: int, *, writable: bool) -> None:
+    Attributes:
+        code_bytes: length of the codes of each region.
+    """
+
+    def __init__(self, fd: int, code_bytes: Sequence[int], *, writable: bool) -> None:
         self._fd = fd
-        self.code_bytes = code_bytes
+        self.code_bytes = tuple(code_bytes)
+        *self._starts, size_bytes = _starts(self.code_bytes)
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        self._memory = memoryview(mmap.mmap(fd, _slots_bytes(code_bytes), access=access))
+        self._memory = memoryview(mmap.mmap(fd, size_bytes, access=access))
         self._sequence = 0
 
     @classmethod
-    def create(cls, code_bytes: int, directory: Path | None = None) -> Self:
-        """New, empty slots: the daemon's side, which only reads."""
-        fd, read_only_fd = _anonymous_file("loco-codes", _slots_bytes(code_bytes), directory)
+    def create(cls, code_bytes: Sequence[int], directory: Path | None = None) -> Self:
+        """New, empty regions: the daemon's side, which only reads."""
+        fd, read_only_fd = _anonymous_file("loco-codes", _starts(code_bytes)[-1], directory)
         os.close(read_only_fd)
         return cls(fd, code_bytes, writable=False)
 
     def __repr__(self) -> str:
-        return f"<ResultSlots {[self.header(slot) for slot in range(NUM_SLOTS)]}>"
+        headers = [self.header(region) for region in range(len(self._starts))]
+        return f"<CodeRegions {headers}>"
 
     @property
     def fd(self) -> int:
@@ -119,41 +131,44 @@ class ResultSlots:
             os.close(self._fd)
         self._fd = -1
 
-    def codes(self, slot: int) -> memoryview:
-        """The codes of a slot. Raises IndexError."""
-        start = self._start(slot) + HEADER_BYTES
-        return self._memory[start : start + self.code_bytes]
+    def codes(self, region: int) -> memoryview:
+        """The codes of a region. Raises IndexError."""
+        start = self._start(region) + HEADER_BYTES
+        return self._memory[start : start + self.code_bytes[region]]
 
-    def header(self, slot: int) -> SlotHeader | None:
-        """What the slot holds; None when nothing, or a write that did not end."""
-        sequence, round_, digest = _HEADER.unpack_from(self._memory, self._start(slot))
-        return SlotHeader(sequence, round_, digest.decode("ascii")) if sequence else None
+    def header(self, region: int) -> RegionHeader | None:
+        """What the region holds; None when nothing, or a write that did not end."""
+        sequence, round_, digest = _HEADER.unpack_from(self._memory, self._start(region))
+        return RegionHeader(sequence, round_, digest.decode("ascii")) if sequence else None
 
-    def begin(self, slot: int) -> memoryview:
-        """The writer's first act: empty the slot, and get the memory to write the codes to."""
-        _HEADER.pack_into(self._memory, self._start(slot), 0, 0, bytes(32))
-        return self.codes(slot)
+    def begin(self, region: int) -> memoryview:
+        """The writer's first act: empty the region, and get the memory to write the codes to."""
+        _HEADER.pack_into(self._memory, self._start(region), 0, 0, bytes(32))
+        return self.codes(region)
 
-    def commit(self, slot: int, round_: int, digest: str) -> None:
+    def commit(self, region: int, round_: int, digest: str) -> None:
         """The writer's last act."""
         self._sequence += 1
-        start = self._start(slot)
+        start = self._start(region)
         _HEADER.pack_into(self._memory, start, 0, round_, digest.encode("ascii"))
         # The sequence number makes the header count, so it is written by itself and last.
         struct.pack_into("<Q", self._memory, start, self._sequence)
 
-    def _start(self, slot: int) -> int:
-        if not 0 <= slot < NUM_SLOTS:
-            raise IndexError(f"no slot {slot}; there are {NUM_SLOTS}")
-        return slot * _slot_bytes(self.code_bytes)
+    def _start(self, region: int) -> int:
+        if not 0 <= region < len(self._starts):
+            raise IndexError(f"no region {region}; there are {len(self._starts)}")
+        return self._starts[region]
 
 
-def _slot_bytes(code_bytes: int) -> int:
-    return HEADER_BYTES + -(-code_bytes // HEADER_BYTES) * HEADER_BYTES
+def slot_bytes(code_bytes: int) -> tuple[int, ...]:
+    """The regions of averaging in pairs: equal slots for the codes of whole vectors."""
+    return (code_bytes,) * NUM_SLOTS
 
 
-def _slots_bytes(code_bytes: int) -> int:
-    return NUM_SLOTS * _slot_bytes(code_bytes)
+def _starts(code_bytes: Sequence[int]) -> list[int]:
+    """Where each region starts, and where the last one ends."""
+    sizes = (HEADER_BYTES + -(-size // HEADER_BYTES) * HEADER_BYTES for size in code_bytes)
+    return list(itertools.accumulate(sizes, initial=0))
 
 
 def _anonymous_file(name: str, size_bytes: int, directory: Path | None) -> tuple[int, int]:

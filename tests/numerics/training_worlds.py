@@ -13,7 +13,7 @@ from peer.training.loop import InnerLoop, TrainerParts
 from peer.training.messages import Load, RoundClosed, Stop, TrainerCommand, TrainerEvent, TrainRound
 from peer.training.model import FlatModel, initial_module
 from peer.training.optimizer import FlatAdamW
-from peer.training.shared import ResultSlots
+from peer.training.shared import CodeRegions, slot_bytes
 from peer.training.snapshot import Snapshots
 from peer.training.step import Stepper
 from protocol.run_spec import (
@@ -53,7 +53,7 @@ class World:
     spec: RunSpec
     parts: TrainerParts
     slow: np.ndarray
-    slots: ResultSlots
+    slots: CodeRegions
 
     @property
     def theta(self) -> np.ndarray:
@@ -72,9 +72,8 @@ def build_world(spec: RunSpec, micro_batch: int = 4) -> World:
     slow = model.theta_P.numpy().copy()
     slow_P = torch.from_numpy(slow)
     codec = get_codec(spec.sync.codec)
-    code_bytes = codec.code_bytes(slow.size)
-    daemon = ResultSlots.create(code_bytes)
-    slots = ResultSlots(daemon.fd, code_bytes, writable=True)
+    daemon = CodeRegions.create(slot_bytes(codec.code_bytes(slow.size)))
+    slots = CodeRegions(daemon.fd, daemon.code_bytes, writable=True)
     daemon.close()
     optimizer = FlatAdamW(model, spec.optimizer)
     stepper = Stepper(model, optimizer, "fp32", micro_batch)

@@ -46,6 +46,17 @@ def test_fragments_partition_the_vector(num_layers, pattern, blocks_per_fragment
         assert fragment.chunks[-1][1] == fragment.size
 
 
+@pytest.mark.parametrize("pattern", ["strided", "sequential", "whole"])
+def test_chunks_lie_where_their_fragment_lies(pattern):
+    layout = Layout.from_shapes({f"layers.{i}.weight": (9000 + 128 * i,) for i in range(6)})
+    for fragment in cut_fragments(layout, pattern, 2):
+        values = [value for span in fragment.spans for value in range(*span)]
+        assert len(fragment.chunks) > 1
+        for chunk, (start, stop) in enumerate(fragment.chunks):
+            found = [value for span in fragment.chunk_spans(chunk) for value in range(*span)]
+            assert found == values[start:stop]
+
+
 def test_sequential_takes_neighbours_and_strided_every_nth():
     layout = layout_of(12)
     sequential = cut_fragments(layout, "sequential", 3)[1:]

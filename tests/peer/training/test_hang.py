@@ -6,7 +6,7 @@ import trio
 from peer.training.messages import Load, Ready, TrainRound
 from peer.training.ports import TrainerDied
 from peer.training.process import ProcessTrainer
-from peer.training.shared import ResultSlots
+from peer.training.shared import CodeRegions
 from peer.training.watchdog import SILENCE_FLOOR_S, START_TIMEOUT_S, Watchdog
 from protocol.run_spec import RunSpec
 
@@ -34,7 +34,7 @@ class SilentChild:
 
 
 def _trainer(child):
-    return ProcessTrainer(child, ResultSlots.create(128), Watchdog(RunSpec()))
+    return ProcessTrainer(child, CodeRegions.create((128, 128)), Watchdog(RunSpec()))
 
 
 async def test_a_start_that_never_ends_is_a_hang(autojump_clock):

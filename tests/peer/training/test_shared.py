@@ -6,14 +6,14 @@ import os
 import numpy as np
 import pytest
 
-from peer.training.shared import NUM_SLOTS, ResultSlots, SharedVector, map_vector
+from peer.training.shared import NUM_SLOTS, CodeRegions, SharedVector, map_vector, slot_bytes
 
 CODE_BYTES = 5000
 
 
 @pytest.fixture
 def slots():
-    daemon = ResultSlots.create(CODE_BYTES)
+    daemon = CodeRegions.create(slot_bytes(CODE_BYTES))
     yield daemon
     daemon.close()
 
@@ -35,7 +35,7 @@ def test_views_outlive_the_descriptors():
 
 
 def test_a_committed_slot_holds_its_codes_and_header(slots):
-    trainer = ResultSlots(slots.fd, CODE_BYTES, writable=True)
+    trainer = CodeRegions(slots.fd, slots.code_bytes, writable=True)
     for slot in range(NUM_SLOTS):
         trainer.begin(slot)[:] = bytes([slot + 1]) * CODE_BYTES
         trainer.commit(slot, 40 + slot, f"{slot}" * 32)
@@ -50,7 +50,7 @@ def test_a_committed_slot_holds_its_codes_and_header(slots):
 
 
 def test_a_slot_that_is_being_written_holds_nothing(slots):
-    trainer = ResultSlots(slots.fd, CODE_BYTES, writable=True)
+    trainer = CodeRegions(slots.fd, slots.code_bytes, writable=True)
     assert slots.header(0) is None
     trainer.begin(0)
     trainer.commit(0, 1, "a" * 32)

@@ -1,0 +1,292 @@
+"""Fragments of the fast weights: what is sent of them, and how averages come back.
+
+The method is Streaming DiLoCo (arXiv 2501.18512, algorithm 2). phi is the outer copy of the model,
+equal on all peers and moved by the outer steps alone; theta are the fast weights. For the values of
+a fragment p:
+
+    send      u := phi - theta + e       its codes go to the chunks' owners
+    (training goes on)
+    merge     theta := a theta + (1 - a) phi'       where the outer step is in phi'
+
+u is the pseudo-gradient: the way from phi, which the owners average. a is `merge` of the run spec:
+1/2 keeps half of what was trained since the send, 0 none of it.
+
+Rules
+  1. u is coded chunk by chunk, the codes of the chunks one after another.
+  2. A chunk whose outer step did not come is left alone: theta is as far from phi as before, so the
+     next send covers its whole way since the old phi.
+  3. Error feedback, when the run asks for it: e is what coding took from the last send, u less what
+     its codes stand for (Seide et al. 2014, "1-bit stochastic gradient descent"). A chunk that was
+     stepped without our codes adds them to e, so that they go out again. A chunk that was not
+     stepped keeps the e of before the send, for its way stays in phi - theta.
+  4. An outer step can be taken back and redone, in the outer copy that the daemon holds. theta
+     follows: from result A to B by (1 - a) (phi_B - phi_A), which gives what merging B at once
+     would have given. `held` is the phi_A of a fragment whose phi is being written. A step that we
+     lacked altogether moves theta by the whole phi_B - phi_A ("healed"): our way from phi stays.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import blake3
+import torch
+
+from peer.codec import Codec, codes_as_tensor
+from protocol.fragments import Fragment
+from protocol.run_spec import DilocoSection
+
+from .model import FlatModel
+from .shared import CodeRegions
+from .step import NonFinite
+
+
+def region_bytes(fragments: Sequence[Fragment], codec: Codec) -> tuple[int, ...]:
+    """Length of the codes of each fragment: the regions that they are written to."""
+    return tuple(
+        sum(codec.code_bytes(stop - start) for start, stop in fragment.chunks)
+        for fragment in fragments
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentSnapshot:
+    """What was sent of a fragment; its codes are in the fragment's region."""
+
+    fragment: int
+    cycle: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Where a chunk's values lie in the flat vector and in the fragment, and its codes."""
+
+    spans: tuple[slice, ...]
+    own: slice
+    codes: slice
+
+    @property
+    def size(self) -> int:
+        return int(self.own.stop - self.own.start)
+
+
+class FragmentSnapshots:
+    """Sends fragments of the fast weights, and merges the outer steps into them.
+
+    It keeps the values; when what is due is the business of whoever calls.
+    """
+
+    def __init__(
+        self,
+        model: FlatModel,
+        outer_P: torch.Tensor,
+        regions: CodeRegions,
+        codec: Codec,
+        fragments: Sequence[Fragment],
+        diloco: DilocoSection,
+    ) -> None:
+        self.fragments = tuple(fragments)
+        self._model = model
+        self._outer_P = outer_P
+        self._regions = regions
+        self._codec = codec
+        self._share = 1.0 - diloco.merge
+        self._chunks = [_chunks(fragment, codec) for fragment in fragments]
+        self._held: dict[int, torch.Tensor] = {}
+        self._feedback = _Feedback(fragments, model.device) if diloco.error_feedback else None
+
+    def __repr__(self) -> str:
+        return f"<FragmentSnapshots of {len(self.fragments)}, {self._regions!r}>"
+
+    def load(self) -> None:
+        """theta := phi; nothing is held or fed back."""
+        self._model.theta_P.copy_(self._outer_P)
+        self._held.clear()
+        if self._feedback:
+            self._feedback.reset()
+
+    def codes(self, fragment: int) -> memoryview:
+        """Codes of the fragment's last send, valid until its next one."""
+        return self._regions.codes(fragment)
+
+    def send(self, fragment: int, cycle: int) -> FragmentSnapshot:
+        """Write the codes of the pseudo-gradient of a fragment to its region.
+
+        Raises:
+            NonFinite: theta holds a NaN or an infinity; nothing is committed.
+        """
+        memory = self._regions.begin(fragment)
+        try:
+            self._encode(fragment, memory)
+        except ValueError as error:
+            raise NonFinite(f"weights at send {cycle} of fragment {fragment}: {error}") from error
+        digest = blake3.blake3(memory).hexdigest(length=16)
+        self._regions.commit(fragment, cycle, digest)
+        return FragmentSnapshot(fragment, cycle, digest)
+
+    def merge(self, fragment: int, stepped: Iterable[int], left_out: Iterable[int] = ()) -> None:
+        """Take over the outer step of a fragment that was sent.
+
+        Args:
+            stepped: chunks whose outer step is in phi; the others are left alone.
+            left_out: those of them that were stepped without our codes.
+        """
+        stepped = tuple(stepped)
+        self._mix(fragment, stepped)
+        self._feed_back(fragment, stepped, left_out)
+
+    def hold(self, fragment: int) -> None:
+        """From now on phi of this fragment may be written: keep it as it is."""
+        spans = self.fragments[fragment].spans
+        self._held[fragment] = torch.cat([self._outer_P[start:stop] for start, stop in spans])
+
+    def amend(
+        self,
+        fragment: int,
+        merged: Iterable[int] = (),
+        redone: Iterable[int] = (),
+        healed: Iterable[int] = (),
+        left_out: Iterable[int] = (),
+    ) -> None:
+        """Take over what was written to phi of a fragment since `hold`.
+
+        Args:
+            merged: chunks that were stepped now, and not before.
+            redone: chunks whose step was taken back, and taken again with another result.
+            healed: chunks whose phi is now what the others have.
+            left_out: chunks whose codes, of the last send, are in no result after all.
+        """
+        held = self._held.pop(fragment)
+        merged = tuple(merged)
+        self._mix(fragment, merged)
+        self._shift(fragment, redone, held, self._share)
+        self._shift(fragment, healed, held, 1.0)
+        self._feed_back(fragment, merged, left_out)
+
+    # --- the values -----------------------------------------------------------------------------
+
+    def _encode(self, fragment: int, memory: memoryview) -> None:
+        shared = torch.frombuffer(memory, dtype=torch.uint8)
+        on_cpu = self._model.device.type == "cpu"
+        codes = shared if on_cpu else torch.empty_like(shared, device=self._model.device)
+        try:
+            for chunk in self._chunks[fragment]:
+                u = self._pseudo_gradient(chunk)
+                if self._feedback:
+                    u.add_(self._feedback.waiting(fragment)[chunk.own])
+                self._codec.encode(u, codes[chunk.codes])
+                if self._feedback:
+                    taken = self._feedback.taken(fragment)[chunk.own]
+                    self._codec.decode(codes[chunk.codes], taken)
+                    torch.sub(u, taken, out=taken)
+        finally:
+            self._scratch(self._largest(fragment)).zero_()
+        if not on_cpu:
+            shared.copy_(codes)
+
+    def _pseudo_gradient(self, chunk: _Chunk) -> torch.Tensor:
+        """phi - theta of a chunk, in scratch memory."""
+        u, theta_P, begin = self._scratch(chunk.size), self._model.theta_P, 0
+        for span in chunk.spans:
+            end = begin + span.stop - span.start
+            torch.sub(self._outer(span), theta_P[span], out=u[begin:end])
+            begin = end
+        return u
+
+    def _mix(self, fragment: int, chunks: Iterable[int]) -> None:
+        for span in self._spans(fragment, chunks):
+            self._model.theta_P[span].lerp_(self._outer(span), self._share)
+
+    def _shift(
+        self, fragment: int, chunks: Iterable[int], held: torch.Tensor, share: float
+    ) -> None:
+        """theta += share (phi - held)."""
+        for chunk in (self._chunks[fragment][index] for index in chunks):
+            begin = chunk.own.start
+            for span in chunk.spans:
+                end = begin + span.stop - span.start
+                move = self._outer_P[span] - held[begin:end]
+                self._model.theta_P[span].add_(move.to(self._model.device), alpha=share)
+                begin = end
+
+    def _feed_back(self, fragment: int, settled: Sequence[int], left_out: Iterable[int]) -> None:
+        if self._feedback is None:
+            return
+        chunks = self._chunks[fragment]
+        self._feedback.settle(fragment, {index: chunks[index].own for index in settled})
+        memory = codes_as_tensor(self._regions.codes(fragment))
+        for chunk in (chunks[index] for index in left_out):
+            ours = self._scratch(chunk.size)
+            self._codec.decode(memory[chunk.codes].to(self._model.device), ours)
+            self._feedback.waiting(fragment)[chunk.own].add_(ours)
+            ours.zero_()
+
+    def _outer(self, span: slice) -> torch.Tensor:
+        return self._outer_P[span].to(self._model.device)
+
+    def _spans(self, fragment: int, chunks: Iterable[int]) -> Iterator[slice]:
+        return itertools.chain.from_iterable(
+            self._chunks[fragment][index].spans for index in chunks
+        )
+
+    def _scratch(self, size: int) -> torch.Tensor:
+        # The gradient is zero and idle between two steps: its memory serves as scratch.
+        return self._model.gradient_P[:size]
+
+    def _largest(self, fragment: int) -> int:
+        return max(chunk.size for chunk in self._chunks[fragment])
+
+
+class _Feedback:
+    """e of each fragment, and for chunks whose last send is not settled what coding took from it.
+
+    The second is there only between a send and its settlement, so it costs the memory of the
+    fragments on their way.
+    """
+
+    def __init__(self, fragments: Sequence[Fragment], device: torch.device) -> None:
+        self._waiting = [torch.zeros(fragment.size, device=device) for fragment in fragments]
+        self._taken: dict[int, torch.Tensor] = {}
+        self._settled: dict[int, set[int]] = {}
+        self._num_chunks = [len(fragment.chunks) for fragment in fragments]
+
+    def reset(self) -> None:
+        """e := 0."""
+        self._taken.clear()
+        self._settled.clear()
+        for values in self._waiting:
+            values.zero_()
+
+    def waiting(self, fragment: int) -> torch.Tensor:
+        """e: what the next send adds; in the fragment's own values."""
+        return self._waiting[fragment]
+
+    def taken(self, fragment: int) -> torch.Tensor:
+        """Where to write what coding takes from this send."""
+        self._settled[fragment] = set()
+        return self._taken.setdefault(fragment, torch.empty_like(self._waiting[fragment]))
+
+    def settle(self, fragment: int, chunks: dict[int, slice]) -> None:
+        """These chunks were stepped: e is now what coding took."""
+        taken = self._taken.get(fragment)
+        settled = self._settled.get(fragment, set())
+        for index, own in chunks.items():
+            if taken is not None and index not in settled:
+                self._waiting[fragment][own] = taken[own]
+                settled.add(index)
+        if len(settled) == self._num_chunks[fragment]:
+            self._taken.pop(fragment, None)
+
+
+def _chunks(fragment: Fragment, codec: Codec) -> list[_Chunk]:
+    sizes = [codec.code_bytes(stop - start) for start, stop in fragment.chunks]
+    ends = list(itertools.accumulate(sizes, initial=0))
+    return [
+        _Chunk(
+            tuple(slice(*span) for span in fragment.chunk_spans(index)),
+            slice(*fragment.chunks[index]),
+            slice(ends[index], ends[index + 1]),
+        )
+        for index in range(len(fragment.chunks))
+    ]

@@ -1,0 +1,90 @@
+"""Replicas of a small model of three fragments, in one process, without data or loop."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from peer.codec import codes_as_tensor, get_codec
+from peer.training.fragments import FragmentSnapshots, region_bytes
+from peer.training.model import FlatModel
+from peer.training.shared import CodeRegions
+from protocol.fragments import Fragment, cut_fragments
+from protocol.run_spec import DilocoSection
+
+SHAPES = {
+    "embed": (2, 9000),
+    **{f"layers.{layer}.weight": (9000,) for layer in range(4)},
+    "norm": (100,),
+}
+
+
+@dataclass
+class Replica:
+    """theta and phi may be written by the test; spans are those of a fragment's chunk."""
+
+    snapshots: FragmentSnapshots
+    regions: CodeRegions
+    theta: np.ndarray
+    phi: np.ndarray
+    gradient: np.ndarray
+    codec: str
+
+    def values(self, vector: np.ndarray, fragment: int, chunk: int | None = None) -> np.ndarray:
+        found = self.snapshots.fragments[fragment]
+        spans = found.spans if chunk is None else found.chunk_spans(chunk)
+        return np.concatenate([vector[start:stop] for start, stop in spans])
+
+    def write(self, vector: np.ndarray, fragment: int, chunk: int, values: np.ndarray) -> None:
+        begin = 0
+        for start, stop in self.snapshots.fragments[fragment].chunk_spans(chunk):
+            vector[start:stop] = values[begin : begin + stop - start]
+            begin += stop - start
+
+    def decoded(self, fragment: int) -> np.ndarray:
+        return decoded(
+            self.snapshots.fragments[fragment], self.snapshots.codes(fragment), self.codec
+        )
+
+
+def decoded(fragment: Fragment, codes: memoryview, codec_name: str) -> np.ndarray:
+    """What the codes of a fragment stand for: chunk by chunk."""
+    codec, begin, parts = get_codec(codec_name), 0, []
+    for start, stop in fragment.chunks:
+        end = begin + codec.code_bytes(stop - start)
+        part = torch.empty(stop - start)
+        codec.decode(codes_as_tensor(codes[begin:end]), part)
+        parts.append(part.numpy())
+        begin = end
+    assert begin == len(codes)
+    return np.concatenate(parts)
+
+
+class _Named(torch.nn.Module):
+    """A module whose parameters have the names of `SHAPES`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Module() for _ in range(4))
+        for name, shape in SHAPES.items():
+            owner, _, leaf = name.rpartition(".")
+            self.get_submodule(owner).register_parameter(
+                leaf, torch.nn.Parameter(torch.zeros(shape))
+            )
+
+
+def random_replica(seed: int = 0, codec_name: str = "int8", **diloco) -> Replica:
+    """theta and phi at random, a tenth apart."""
+    model = FlatModel(_Named(), torch.device("cpu"))
+    section = DilocoSection(blocks_per_fragment=2, **diloco)
+    fragments = cut_fragments(model.layout, section.fragments, section.blocks_per_fragment)
+    random = np.random.default_rng(seed)
+    phi = random.normal(0, 1, model.theta_P.numel()).astype("f4")
+    codec = get_codec(codec_name)
+    daemon = CodeRegions.create(region_bytes(fragments, codec))
+    regions = CodeRegions(daemon.fd, daemon.code_bytes, writable=True)
+    daemon.close()
+    snapshots = FragmentSnapshots(model, torch.from_numpy(phi), regions, codec, fragments, section)
+    theta = model.theta_P.numpy()
+    theta[:] = phi + random.normal(0, 0.1, phi.size).astype("f4")
+    return Replica(snapshots, regions, theta, phi, model.gradient_P.numpy(), codec_name)
