@@ -92,7 +92,7 @@ class World:
         return learning_rate(self.spec.optimizer, step, self.setting.steps)
 
 
-class _Feed:
+class Feed:
     """The blocks that each replica trains next, by the run's data plan."""
 
     def __init__(self, world: World) -> None:
@@ -119,7 +119,7 @@ class _Run:
         self._world, self._arm = world, arm
         setting = world.setting
         self._count = 1 if arm.group == "gradients" else setting.replicas
-        self._replicas = _replicas(world, self._count)
+        self._replicas = replicas_of(world, self._count)
         if start_P is not None:
             for theta_P in self._replicas.thetas:
                 theta_P.copy_(start_P)
@@ -140,7 +140,7 @@ class _Run:
         if setting.steps % inner_steps:
             raise ValueError(f"{setting.steps} steps are no whole rounds of {inner_steps}")
         delay = arm.delay_steps(setting.inner_steps)
-        feed = _Feed(self._world)
+        feed = Feed(self._world)
         for done in range(1, setting.steps + 1):
             self._inner_step(feed.next_blocks(), self._world.rate(done - 1))
             if self._pending and done % inner_steps == delay:
@@ -243,7 +243,8 @@ def _cuda(world: World) -> bool:
     return world.device.type == "cuda"
 
 
-def _replicas(world: World, count: int) -> Replicas:
+def replicas_of(world: World, count: int) -> Replicas:
+    """`count` replicas with the weights of the seed, made for the device."""
     if _cuda(world) and count > 1:
         return StackedReplicas(world.spec, count, world.vocabulary, world.device, world.precision)
     micro_batch = world.setting.batch_size
