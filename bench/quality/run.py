@@ -127,7 +127,7 @@ class _Run:
         self._deltas = [torch.zeros_like(phi_P) for phi_P in self._phis]
         self._exchange = exchange_of(arm.code)
         self._pending: tuple[Shared, list[tuple[int, ...]]] | None = None
-        self._judge = _Judge(world)
+        self._judge = Judge(world)
         parameters = self._judge.model.layout.parameters
         self.result = Result(asdict(arm), asdict(setting), world.spec.seed, parameters)
         self._sent_bytes, self._resent_blocks = 0.0, 0
@@ -220,7 +220,7 @@ class _Run:
         return torch.stack(self._slow()).mean(0)
 
 
-class _Judge:
+class Judge:
     """Measures losses on the held-out blocks, with a model of its own."""
 
     def __init__(self, world: World) -> None:
@@ -231,12 +231,14 @@ class _Judge:
 
     def losses(self, vectors: list[torch.Tensor], num_blocks: int) -> tuple[list[float], float]:
         """Loss of each vector of weights, and of their mean."""
-        blocks_BT = self._world.corpus.validation_blocks(num_blocks)
-        found = []
-        for vector_P in (*vectors, torch.stack(vectors).mean(0)):
-            self.model.theta_P.copy_(vector_P)
-            found.append(self._stepper.loss_of(blocks_BT))
+        mean_P = torch.stack(vectors).mean(0)
+        found = [self.loss(vector_P, num_blocks) for vector_P in (*vectors, mean_P)]
         return found[:-1], found[-1]
+
+    def loss(self, vector_P: torch.Tensor, num_blocks: int) -> float:
+        """Loss of these weights."""
+        self.model.theta_P.copy_(vector_P)
+        return self._stepper.loss_of(self._world.corpus.validation_blocks(num_blocks))
 
 
 def _cuda(world: World) -> bool:
