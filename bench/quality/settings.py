@@ -92,7 +92,12 @@ FULL_LATE: Final = Setting(
 LATE_OF: Final = {SMOKE.name: SMOKE_LATE, SHORT.name: SHORT_LATE, FULL.name: FULL_LATE}
 
 STREAMING_SMOKE: Final = replace(
-    SMOKE, steps=24, inner_steps=12, curve_every=12, model={**_TINY_MODEL, "num_layers": 4}
+    SMOKE,
+    steps=24,
+    batch_size=2,
+    inner_steps=12,
+    curve_every=12,
+    model={**_TINY_MODEL, "num_layers": 4},
 )
 STREAMING_SHORT: Final = Setting("short", 300, 4, 30, 30, 30, replicas=4)
 """Ten rounds of 30 steps, three of 100."""
