@@ -138,7 +138,7 @@ def _operations(values: int, device: torch.device) -> Operations:
     x_P = torch.randn(values, generator=generator).mul_(0.02).to(device)
     out_P = torch.empty_like(x_P)
     operations: Operations = {MEMCPY: lambda: out_P.copy_(x_P)}
-    for name in ("int8", "bf16", "fp32"):
+    for name in ("int8", "e3m0", "int4", "bf16", "fp32"):
         codec = get_codec(name)
         codes = torch.empty(codec.code_bytes(values), dtype=torch.uint8, device=device)
         codec.encode(x_P, codes)

@@ -39,7 +39,7 @@ class Study:
         self._base = base
         self.setting = LATE_OF[base.name] if late else base
         self._cache_dir = cache_dir
-        self._store = Store(results, self.setting)
+        self._store = Store(results, self.setting, Result)
 
     def gather(
         self, arms: Iterable[Arm], seeds: Iterable[int], *, made_only: bool

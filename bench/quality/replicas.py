@@ -31,7 +31,13 @@ Blocks = npt.NDArray[np.int64]
 
 
 class Replicas(Protocol):
-    """Weights of N replicas, and how they train."""
+    """Weights of N replicas, and how they train.
+
+    Attributes:
+        models: each replica's vectors.
+    """
+
+    models: list[FlatModel]
 
     @property
     def thetas(self) -> Sequence[torch.Tensor]:
@@ -58,12 +64,13 @@ class LoopedReplicas:
         micro_batch: int,
     ) -> None:
         module = initial_module(spec, vocabulary)
-        models = [FlatModel(module, device)]
-        models += [FlatModel(initial_module(spec, vocabulary), device) for _ in range(count - 1)]
-        self.thetas = [model.theta_P for model in models]
+        self.models = [FlatModel(module, device)]
+        for _ in range(count - 1):
+            self.models.append(FlatModel(initial_module(spec, vocabulary), device))
+        self.thetas = [model.theta_P for model in self.models]
         self._steppers = [
             Stepper(model, FlatAdamW(model, spec.optimizer), precision, micro_batch)
-            for model in models
+            for model in self.models
         ]
 
     def step(self, blocks_NBT: Blocks, learning_rate: float) -> None:
@@ -96,9 +103,11 @@ class StackedReplicas:
             self._leaves[entry.name] = theta_NP[:, part].view(shape).requires_grad_()
             self._gradients.append(gradient_NP[:, part].view(shape))
         self._optimizers = []
+        self.models = []
         for theta_P, gradient_P in zip(theta_NP, gradient_NP, strict=True):
             row = FlatModel(initial_module(spec, vocabulary), device)
             row.theta_P, row.gradient_P = theta_P, gradient_P
+            self.models.append(row)
             self._optimizers.append(FlatAdamW(row, spec.optimizer))
 
     def step(self, blocks_NBT: Blocks, learning_rate: float) -> None:

@@ -92,7 +92,7 @@ class World:
         return learning_rate(self.spec.optimizer, step, self.setting.steps)
 
 
-class _Feed:
+class Feed:
     """The blocks that each replica trains next, by the run's data plan."""
 
     def __init__(self, world: World) -> None:
@@ -119,7 +119,7 @@ class _Run:
         self._world, self._arm = world, arm
         setting = world.setting
         self._count = 1 if arm.group == "gradients" else setting.replicas
-        self._replicas = _replicas(world, self._count)
+        self._replicas = replicas_of(world, self._count)
         if start_P is not None:
             for theta_P in self._replicas.thetas:
                 theta_P.copy_(start_P)
@@ -127,7 +127,7 @@ class _Run:
         self._deltas = [torch.zeros_like(phi_P) for phi_P in self._phis]
         self._exchange = exchange_of(arm.code)
         self._pending: tuple[Shared, list[tuple[int, ...]]] | None = None
-        self._judge = _Judge(world)
+        self._judge = Judge(world)
         parameters = self._judge.model.layout.parameters
         self.result = Result(asdict(arm), asdict(setting), world.spec.seed, parameters)
         self._sent_bytes, self._resent_blocks = 0.0, 0
@@ -140,7 +140,7 @@ class _Run:
         if setting.steps % inner_steps:
             raise ValueError(f"{setting.steps} steps are no whole rounds of {inner_steps}")
         delay = arm.delay_steps(setting.inner_steps)
-        feed = _Feed(self._world)
+        feed = Feed(self._world)
         for done in range(1, setting.steps + 1):
             self._inner_step(feed.next_blocks(), self._world.rate(done - 1))
             if self._pending and done % inner_steps == delay:
@@ -220,7 +220,7 @@ class _Run:
         return torch.stack(self._slow()).mean(0)
 
 
-class _Judge:
+class Judge:
     """Measures losses on the held-out blocks, with a model of its own."""
 
     def __init__(self, world: World) -> None:
@@ -231,19 +231,22 @@ class _Judge:
 
     def losses(self, vectors: list[torch.Tensor], num_blocks: int) -> tuple[list[float], float]:
         """Loss of each vector of weights, and of their mean."""
-        blocks_BT = self._world.corpus.validation_blocks(num_blocks)
-        found = []
-        for vector_P in (*vectors, torch.stack(vectors).mean(0)):
-            self.model.theta_P.copy_(vector_P)
-            found.append(self._stepper.loss_of(blocks_BT))
+        mean_P = torch.stack(vectors).mean(0)
+        found = [self.loss(vector_P, num_blocks) for vector_P in (*vectors, mean_P)]
         return found[:-1], found[-1]
+
+    def loss(self, vector_P: torch.Tensor, num_blocks: int) -> float:
+        """Loss of these weights."""
+        self.model.theta_P.copy_(vector_P)
+        return self._stepper.loss_of(self._world.corpus.validation_blocks(num_blocks))
 
 
 def _cuda(world: World) -> bool:
     return world.device.type == "cuda"
 
 
-def _replicas(world: World, count: int) -> Replicas:
+def replicas_of(world: World, count: int) -> Replicas:
+    """`count` replicas with the weights of the seed, made for the device."""
     if _cuda(world) and count > 1:
         return StackedReplicas(world.spec, count, world.vocabulary, world.device, world.precision)
     micro_batch = world.setting.batch_size

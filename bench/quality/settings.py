@@ -90,3 +90,17 @@ FULL_LATE: Final = Setting(
     trained_steps=2400,
 )
 LATE_OF: Final = {SMOKE.name: SMOKE_LATE, SHORT.name: SHORT_LATE, FULL.name: FULL_LATE}
+
+STREAMING_SMOKE: Final = replace(
+    SMOKE,
+    steps=24,
+    batch_size=2,
+    inner_steps=12,
+    curve_every=12,
+    model={**_TINY_MODEL, "num_layers": 4},
+)
+STREAMING_SHORT: Final = Setting("short", 300, 4, 30, 30, 30, replicas=4)
+"""Ten rounds of 30 steps, three of 100."""
+STREAMING_FULL: Final = Setting(
+    "full", 3000, 16, 30, 150, 150, curve_blocks=64, final_blocks=512, replicas=4
+)

@@ -6,31 +6,36 @@ A file is written when its run is complete; a run of other sizes than asked for 
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from .arms import Arm
 from .run import Result
 from .settings import Setting
+from .streaming import StreamingResult
+from .streaming_arms import StreamingArm
+
+AnyResult = TypeVar("AnyResult", Result, StreamingResult)
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
-    """The results of one setting in one folder."""
+class Store(Generic[AnyResult]):
+    """The results of one setting in one folder, all of one kind."""
 
     folder: Path
     setting: Setting
+    kind: type[AnyResult]
 
-    def load(self, arm: Arm, seed: int) -> Result | None:
+    def load(self, arm: Arm | StreamingArm, seed: int) -> AnyResult | None:
         """The result of this run, if it was made with these sizes."""
         path = self._path(arm, seed)
         if not path.exists():
             return None
         tree: dict[str, Any] = json.loads(path.read_text())
-        result = Result(**tree)
+        result = self.kind(**tree)
         same = result.arm == asdict(arm) and result.setting == asdict(self.setting)
         return result if same else None
 
-    def save(self, arm: Arm, result: Result) -> None:
+    def save(self, arm: Arm | StreamingArm, result: AnyResult) -> None:
         """Keep it, whole or not at all."""
         path = self._path(arm, result.seed)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +43,7 @@ class Store:
         draft.write_text(json.dumps(_rounded(asdict(result)), indent=None) + "\n")
         draft.replace(path)
 
-    def _path(self, arm: Arm, seed: int) -> Path:
+    def _path(self, arm: Arm | StreamingArm, seed: int) -> Path:
         return self.folder / self.setting.name / f"{arm.name}-{seed}.json"
 
 

@@ -8,9 +8,9 @@ import numpy.typing as npt
 import torch
 
 from peer.codec import BLOCK, Codec
+from peer.codec.blocks_compiled import scale_bits
 from peer.codec.compiled import in_chunks, is_aligned, is_long, kernels_of
 from peer.codec.int8 import Int8Codec, split
-from peer.codec.int8_compiled import scale_bits
 
 
 def fused_step(

@@ -9,20 +9,27 @@ input gives equal codes on every machine, because both ends of an exchange compu
 values of the same bytes.
 """
 
+from collections.abc import Callable
+
 from .base import BLOCK, TILE, Codec
 from .buffers import CodeBuffer, codes_as_tensor
+from .four_bit import E3m0Codec, Int4Codec
 from .int8 import Int8Codec
 from .plain import Bf16Codec, Fp32Codec
 
 __all__ = ["BLOCK", "TILE", "CodeBuffer", "Codec", "codes_as_tensor", "get_codec"]
 
-_CODECS: dict[str, type[Int8Codec] | type[Bf16Codec] | type[Fp32Codec]] = {
-    codec.name: codec for codec in (Int8Codec, Bf16Codec, Fp32Codec)
+_CODECS: dict[str, Callable[[], Codec]] = {
+    "bf16": Bf16Codec,
+    "e3m0": E3m0Codec,
+    "fp32": Fp32Codec,
+    "int4": Int4Codec,
+    "int8": Int8Codec,
 }
 
 
 def get_codec(name: str) -> Codec:
-    """A codec by its name in the run spec: `int8`, `bf16` or `fp32`.
+    """A codec by its name: `int8`, `bf16` or `fp32`, and for outer gradients `e3m0` or `int4`.
 
     A codec owns scratch memory: use one per thread.
 

@@ -8,11 +8,10 @@ BLOCK: Final = 128
 """Values that share one scale; every flat vector's length is a multiple of it."""
 TILE: Final = 256 * 1024
 """Values worked on at once: a tile and its scratch stay in the cache."""
-
-
 LARGEST_MAGNITUDE: Final = 2.0**120
 """No value beyond this is coded or accepted: sums of a few such values stay finite, so a hostile
 vector of huge finite values cannot put an infinity into the slow weights."""
+NOT_FINITE: Final = "not finite: the vector holds a NaN or a value beyond 2**120"
 
 
 class Codec(Protocol):

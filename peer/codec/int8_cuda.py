@@ -13,8 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .base import BLOCK, LARGEST_MAGNITUDE
-from .int8_plain import NOT_FINITE, PlainLoops
+from .base import BLOCK, LARGEST_MAGNITUDE, NOT_FINITE
+from .int8_plain import PlainLoops
 
 BLOCKS_PER_PROGRAM: Final = 16
 _LARGEST_MAGNITUDE_BITS: Final = int(torch.tensor(LARGEST_MAGNITUDE).view(torch.int32))

@@ -4,7 +4,15 @@ from typing import ClassVar
 
 import torch
 
-from .base import BLOCK, LARGEST_MAGNITUDE, TILE, check_codes, check_range, check_values
+from .base import (
+    BLOCK,
+    LARGEST_MAGNITUDE,
+    NOT_FINITE,
+    TILE,
+    check_codes,
+    check_range,
+    check_values,
+)
 
 
 class _PlainCodec:
@@ -29,7 +37,7 @@ class _PlainCodec:
             tile = out[start : start + TILE]
             tile.copy_(x_P[start : start + TILE])
             if not _in_range(tile):
-                raise ValueError("not finite: the vector holds a NaN or a value beyond 2**120")
+                raise ValueError(NOT_FINITE)
 
     def decode(self, codes: torch.Tensor, out_P: torch.Tensor) -> None:
         """Write the values of `codes` into `out_P`."""

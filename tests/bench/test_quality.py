@@ -146,13 +146,13 @@ def test_the_gap_to_ddp_is_told_step_by_step():
 
 
 def test_a_result_of_another_size_does_not_count(tmp_path):
-    store = Store(tmp_path, SMOKE)
+    store = Store(tmp_path, SMOKE, Result)
     arm = ARMS["noloco"]
     result = Result(arm=_as_tree(arm), setting=_as_tree(SMOKE), seed=0, parameters=1, losses=[1.0])
     store.save(arm, result)
     assert store.load(arm, 0) is not None
     assert store.load(arm, 1) is None
-    assert Store(tmp_path, replace(SMOKE, steps=32)).load(arm, 0) is None
+    assert Store(tmp_path, replace(SMOKE, steps=32), Result).load(arm, 0) is None
 
 
 def _as_tree(value):

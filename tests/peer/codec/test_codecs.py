@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from peer.codec import BLOCK, TILE, codes_as_tensor, get_codec
 from peer.codec.base import LARGEST_MAGNITUDE
-from peer.codec.int8_plain import SMALLEST_SCALE
+from peer.codec.int8_plain import INT8_FORMAT
 
-NAMES = ("int8", "bf16", "fp32")
+NAMES = ("int8", "e3m0", "int4", "bf16", "fp32")
 magnitudes = st.floats(-12, 4).map(lambda exponent: 10.0**exponent)
 seeds = st.integers(0, 2**32 - 1)
 
@@ -42,7 +42,7 @@ def _reference_int8(x: np.ndarray) -> bytes:
     for block in x.reshape(-1, BLOCK):
         exact = np.float32(np.abs(block).max()) / np.float32(127)
         bits = int(np.float32(exact).view(np.uint32))
-        bits = 0 if exact < SMALLEST_SCALE else -(-bits // 65536)
+        bits = 0 if exact < INT8_FORMAT.smallest_scale else -(-bits // 65536)
         scale = np.uint32(bits << 16).view(np.float32)
         codes.append(np.rint(block / (scale or np.float32(1))).astype(np.int8))
         scales.append(bits)
@@ -50,12 +50,19 @@ def _reference_int8(x: np.ndarray) -> bytes:
 
 
 def test_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="bf16, fp32, int8"):
-        get_codec("int4")
+    with pytest.raises(ValueError, match="bf16, e3m0, fp32, int4, int8"):
+        get_codec("int5")
 
 
 @pytest.mark.parametrize(
-    ("name", "low", "high"), [("int8", 1.0, 1.03), ("bf16", 2, 2), ("fp32", 4, 4)]
+    ("name", "low", "high"),
+    [
+        ("int8", 1.0, 1.03),
+        ("e3m0", 0.5, 0.516),
+        ("int4", 0.5, 0.516),
+        ("bf16", 2, 2),
+        ("fp32", 4, 4),
+    ],
 )
 def test_bytes_per_value(name: str, low: float, high: float) -> None:
     assert low <= get_codec(name).code_bytes(1280) / 1280 <= high

@@ -1,0 +1,194 @@
+"""The outer step of DiLoCo on one chunk, and the average that it takes.
+
+Idea. All peers hold the same slow weights phi and the same outer momentum v. After a round of inner
+training peer i sends what it would take away from phi, its pseudo-gradient
+
+    D_i = phi - theta_i                         theta_i: its fast weights
+
+The owner of a chunk averages what arrived and codes the mean; every peer, the owner too, decodes
+those codes to D and takes one step of SGD with Nesterov momentum:
+
+    D   = sum_i share_i D_i,  share_i = w_i / sum_j w_j
+    v   <- mu v + D
+    phi <- phi - lr (D + mu v)
+
+(DiLoCo, arXiv 2311.08105, algorithm 1; Streaming DiLoCo, arXiv 2501.18512, algorithm 2, with lr 0.4
+and mu 0.9. The step is that of `torch.optim.SGD(nesterov=True)`.)
+
+Rules:
+
+- Equal bytes everywhere. Each line below is one correctly rounded fp32 operation in one order; no
+  multiplication is joined with an addition, so machines with and without FMA agree:
+
+      v'   = (mu v) + D
+      phi' = phi - lr (D + (mu v'))             mu, lr: rounded to fp32 first
+
+- D is what the *codes* of the result say, for the owner as for all others. An average in fp32 of
+  its own would be another one.
+- The average adds in the order of the contributions given (sorted peer ids): two owners that admit
+  the same peers write the same codes.
+- Weights are whole numbers (inner steps, say). Their sum is exact in any order, so results can be
+  compared by it; only their ratios count, w and 2 w give the same bytes; and a share is one
+  division, rounded to fp32. Shares sum to 1 but for rounding, so the mean of values within a code's
+  bounds cannot overflow. Weight 0 is as good as absent.
+- One contribution alone is its own average: its codes are the result, not coded a second time.
+- A step goes from one state to another and leaves the first as it was: who keeps that can take the
+  step again with another result. Both may be the same memory; then it runs in place.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import blake3
+import numpy as np
+import torch
+
+from peer.codec import TILE, Codec
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """Those of the outer optimizer: its learning rate (lr) and momentum (mu)."""
+
+    learning_rate: float
+    momentum: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkState:
+    """Slow weights phi and outer momentum v of a chunk: fp32 [C], of somebody's memory."""
+
+    phi_C: torch.Tensor
+    v_C: torch.Tensor
+
+    def copy_from(self, other: "ChunkState") -> None:
+        """Take over the values of another state of the same chunk."""
+        self.phi_C.copy_(other.phi_C)
+        self.v_C.copy_(other.v_C)
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What one peer sent: codes of D_i, valid ones (`codec.validate`), and w_i >= 0."""
+
+    codes: torch.Tensor
+    weight: int
+
+
+def average_codes(
+    contributions: Sequence[Contribution], codec: Codec, num_values: int, out_codes: torch.Tensor
+) -> int:
+    """Write the codes of the weighted mean of a chunk.
+
+    Takes scratch of the chunk's values in fp32, and of one tile.
+
+    Args:
+        contributions: in the order of their peer ids.
+        codec: the code of all, and of the result.
+        num_values: of the chunk.
+        out_codes: uint8 [code_bytes(num_values)], overwritten; none of the contributions' memory.
+
+    Returns:
+        The sum of the weights.
+
+    Raises:
+        ValueError: no weight, a negative one, or lengths that do not fit (nothing was written); or
+            the mean is beyond what the codec takes (`out_codes` is then undefined).
+    """
+    admitted = [each for each in contributions if each.weight]
+    total = sum(each.weight for each in admitted)
+    if not admitted or any(each.weight < 0 for each in admitted):
+        raise ValueError(
+            f"weights {[each.weight for each in contributions]}: none below 0, one above"
+        )
+    _check_codes([out_codes, *(each.codes for each in admitted)], codec, num_values)
+    if len(admitted) == 1:
+        out_codes.copy_(admitted[0].codes)
+        return total
+    mean_C = torch.empty(num_values, dtype=torch.float32, device=out_codes.device)
+    spare = torch.empty(min(TILE, num_values), dtype=torch.float32, device=out_codes.device)
+    for start in range(0, num_values, TILE):
+        _average_tile(admitted, total, codec, start, mean_C[start : start + TILE], spare)
+    codec.encode(mean_C, out_codes)
+    return total
+
+
+def _average_tile(
+    admitted: Sequence[Contribution],
+    total: int,
+    codec: Codec,
+    start: int,
+    mean: torch.Tensor,
+    spare: torch.Tensor,
+) -> None:
+    """Write the mean of the values from `start` on."""
+    stop, value = start + mean.numel(), spare[: mean.numel()]
+    mean.zero_()
+    for each in admitted:
+        codec.decode_range(each.codes, start, stop, value)
+        mean.add_(value.mul_(each.weight / total))
+
+
+def outer_step(
+    before: ChunkState,
+    result_codes: torch.Tensor,
+    codec: Codec,
+    factors: Factors,
+    after: ChunkState,
+) -> None:
+    """Take the outer step of a chunk.
+
+    Args:
+        before: read only, unless it is `after`.
+        result_codes: codes of D, valid ones.
+        codec: their code.
+        factors: learning rate and momentum.
+        after: overwritten; other memory than `before`, or the very same.
+
+    Raises:
+        ValueError: lengths or types do not fit; nothing was written.
+    """
+    num_values = before.phi_C.numel()
+    for vector in (before.phi_C, before.v_C, after.phi_C, after.v_C):
+        if vector.dtype != torch.float32 or vector.dim() != 1 or not vector.is_contiguous():
+            raise ValueError("phi and v must be contiguous fp32 vectors")
+        if vector.numel() != num_values:
+            raise ValueError(f"vectors of {num_values} and {vector.numel()} values in one step")
+    _check_codes([result_codes], codec, num_values)
+    scratch = torch.empty(2, min(TILE, num_values), device=before.phi_C.device)
+    for start, stop in pairwise([*range(0, num_values, TILE), num_values]):
+        D, look_ahead = scratch[:, : stop - start]
+        codec.decode_range(result_codes, start, stop, D)
+        v = after.v_C[start:stop]
+        torch.mul(before.v_C[start:stop], factors.momentum, out=v)
+        v.add_(D)
+        torch.mul(v, factors.momentum, out=look_ahead)
+        look_ahead.add_(D).mul_(factors.learning_rate)
+        torch.sub(before.phi_C[start:stop], look_ahead, out=after.phi_C[start:stop])
+
+
+def state_digest(state: ChunkState, cycle: int, num_steps: int, weight: int) -> str:
+    """Digest of a chunk's state: 32 hex digits. All that goes in is little endian.
+
+    blake3 over the bytes of phi and of v (fp32), then three int64: cycle, steps, weight.
+
+    Args:
+        cycle: round of the step that made this state; -1 before the first.
+        num_steps: outer steps taken since the start of the run.
+        weight: sum of the weights that the last step's result admitted.
+    """
+    digest = blake3.blake3()
+    for vector in (state.phi_C, state.v_C):
+        values = vector.detach().cpu().numpy().astype("<f4", copy=False)
+        digest.update(values.view(np.uint8).data)
+    digest.update(struct.pack("<qqq", cycle, num_steps, weight))
+    return digest.hexdigest(length=16)
+
+
+def _check_codes(all_codes: Sequence[torch.Tensor], codec: Codec, num_values: int) -> None:
+    expected = codec.code_bytes(num_values)
+    for codes in all_codes:
+        if codes.numel() != expected:
+            raise ValueError(f"codes have {codes.numel()} bytes, expected {expected}")

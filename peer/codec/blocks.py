@@ -1,0 +1,136 @@
+"""What all codes with one scale per block share: where bytes lie, checks, and which loops do it.
+
+Codes of P values: the codes of every block, then P / 128 scales in bf16. A block's scale is
+
+    scale = largest magnitude / largest level, rounded up to bf16    (0 when that is too small)
+
+and a value is a level times the scale. What the levels are is said by each code (`int8`,
+`four_bit`). Rules for all:
+
+- The scale is rounded *before* values are coded with it, and upwards, so no value passes the
+  largest level and nothing is clipped.
+- bf16 has fp32's range, so small blocks keep their precision. A block whose scale would lead to
+  subnormal numbers becomes zeros, because devices disagree about those.
+- A value that is not finite, or beyond `LARGEST_MAGNITUDE`, is refused.
+- Each operation is one correctly rounded IEEE operation, so CPU and CUDA give equal bytes. Division
+  by the largest level takes a tensor as divisor: CUDA multiplies by the reciprocal of a scalar one.
+
+Ways to the same bytes: torch's operations (`blocks_plain`), which say what a code is, compiled
+loops for long vectors in main memory (`blocks_compiled`), and on CUDA what a code brings along.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Final, Protocol
+
+import torch
+
+from .base import BLOCK, check_codes, check_range, check_values
+from .blocks_compiled import CompiledLoops, Kernels
+from .compiled import is_aligned, is_long
+
+_SCALE_BYTES: Final = 2
+
+
+class BlockLoops(Protocol):
+    """One of the ways; lengths and types are checked."""
+
+    def encode(self, x_P: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> None: ...
+
+    def decode(
+        self, codes: torch.Tensor, scales: torch.Tensor, start: int, out: torch.Tensor
+    ) -> None: ...
+
+    def are_valid(self, codes: torch.Tensor, scales: torch.Tensor) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """The numbers of a code.
+
+    Attributes:
+        code_bytes: of a block, without its scale.
+        code_type: of the elements that codes are made of.
+        largest_level: what the largest magnitude of a block is coded as, in scales.
+        smallest_scale: below it a scale becomes 0.
+        largest_scale: above it a scale is refused.
+    """
+
+    code_bytes: int
+    code_type: torch.dtype
+    largest_level: float
+    smallest_scale: float
+    largest_scale: float
+
+    def num_values(self, code_bytes: int) -> int:
+        """Values of so many bytes, if those are whole blocks."""
+        return code_bytes // (self.code_bytes + _SCALE_BYTES) * BLOCK
+
+    def split(self, codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The codes of all blocks and their bf16 scales [P / 128] inside `codes`, as views."""
+        scales_from = self.num_values(codes.numel()) // BLOCK * self.code_bytes
+        return codes[:scales_from].view(self.code_type), codes[scales_from:].view(torch.bfloat16)
+
+
+class BlockCodec(ABC):
+    """A codec of blocks with scales. Holds scratch memory for one tile: use one per thread."""
+
+    name: ClassVar[str]
+    format: ClassVar[BlockFormat]
+
+    def __init__(self, plain: BlockLoops) -> None:
+        self._plain = plain
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(block={BLOCK})"
+
+    def code_bytes(self, num_values: int) -> int:
+        """Bytes of the codes of `num_values` values."""
+        return num_values // BLOCK * (self.format.code_bytes + _SCALE_BYTES)
+
+    def encode(self, x_P: torch.Tensor, out_codes: torch.Tensor) -> None:
+        """Write the codes of `x_P` (fp32 [P]). Raises ValueError if a value is not finite."""
+        num_values = check_values(x_P, "x_P")
+        check_codes(out_codes, self.code_bytes(num_values))
+        codes, scales = self.format.split(out_codes)
+        self._loops(codes, scales, x_P).encode(x_P, codes, scales)
+
+    def decode(self, codes: torch.Tensor, out_P: torch.Tensor) -> None:
+        """Write the values of `codes` into `out_P` (fp32 [P])."""
+        self.decode_range(codes, 0, check_values(out_P, "out_P"), out_P)
+
+    def decode_range(self, codes: torch.Tensor, start: int, stop: int, out: torch.Tensor) -> None:
+        """Write the values start .. stop - 1 into `out` (fp32 [stop - start])."""
+        num_values = self.format.num_values(codes.numel())
+        check_codes(codes, self.code_bytes(num_values))
+        check_range(start, stop, num_values, out)
+        block_codes, scales = self.format.split(codes)
+        self._loops(block_codes, scales, out).decode(block_codes, scales, start, out)
+
+    def validate(self, codes: torch.Tensor) -> bool:
+        """Whether length, codes and scales are what `encode` can write, so finite."""
+        if codes.dtype != torch.uint8 or codes.dim() != 1 or not codes.is_contiguous():
+            return False
+        if codes.numel() != self.code_bytes(self.format.num_values(codes.numel())):
+            return False
+        block_codes, scales = self.format.split(codes)
+        return self._loops(block_codes, scales).are_valid(block_codes, scales)
+
+    @abstractmethod
+    def _kernels(self) -> Kernels | None:
+        """Compiled loops; None where numba does not work."""
+
+    def _cuda_loops(self) -> BlockLoops | None:
+        """Loops made for CUDA; None for torch's operations."""
+        return None
+
+    def _loops(
+        self, codes: torch.Tensor, scales: torch.Tensor, *values: torch.Tensor
+    ) -> BlockLoops:
+        """The fastest way for these tensors."""
+        if codes.is_cuda:
+            return self._cuda_loops() or self._plain
+        if is_long(scales.numel() * BLOCK, codes.device) and is_aligned(scales, *values):
+            kernels = self._kernels()
+            return CompiledLoops(kernels) if kernels else self._plain
+        return self._plain
