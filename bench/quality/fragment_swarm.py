@@ -13,9 +13,9 @@ import torch
 
 from peer.averaging.nesterov import ChunkState, Contribution, Factors, average_codes, outer_step
 from peer.codec import Codec, codes_as_tensor, get_codec
-from peer.training.fragments import FragmentSnapshots, region_bytes
+from peer.training.fragments import FragmentSnapshots
 from peer.training.model import FlatModel
-from peer.training.shared import CodeRegions
+from peer.training.shared import CodeRegions, region_bytes
 from protocol.fragments import Fragment, Span, cut_fragments, sends_between
 from protocol.run_spec import DilocoSection
 

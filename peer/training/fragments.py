@@ -14,15 +14,16 @@ u is the pseudo-gradient: the way from phi, which the owners average. a is `merg
 Rules
   1. u is coded chunk by chunk, the codes of the chunks one after another.
   2. A chunk whose outer step did not come is left alone: theta is as far from phi as before, so the
-     next send covers its whole way since the old phi.
+     next send covers its whole way since the old phi. A chunk that was stepped without our codes,
+     or was taken over from another peer, moves theta by as much as phi ("moved"): again our whole
+     way stays, and goes out with the next send. Nothing that was trained is lost.
   3. Error feedback, when the run asks for it: e is what coding took from the last send, u less what
      its codes stand for (Seide et al. 2014, "1-bit stochastic gradient descent"). A chunk that was
-     stepped without our codes adds them to e, so that they go out again. A chunk that was not
-     stepped keeps the e of before the send, for its way stays in phi - theta.
+     not stepped with our codes keeps the e of before the send, for its way stays in phi - theta.
   4. An outer step can be taken back and redone, in the outer copy that the daemon holds. theta
      follows: from result A to B by (1 - a) (phi_B - phi_A), which gives what merging B at once
-     would have given. `held` is the phi_A of a fragment whose phi is being written. A step that we
-     lacked altogether moves theta by the whole phi_B - phi_A ("healed"): our way from phi stays.
+     would have given. `held` is the phi_A of a fragment whose phi is, or may be, written: from its
+     send to its merge, and while it is yielded.
 """
 
 import itertools
@@ -32,7 +33,7 @@ from dataclasses import dataclass
 import blake3
 import torch
 
-from peer.codec import Codec, codes_as_tensor
+from peer.codec import Codec
 from protocol.fragments import Fragment
 from protocol.run_spec import DilocoSection
 
@@ -109,6 +110,7 @@ class FragmentSnapshots:
             NonFinite: theta holds a NaN or an infinity; nothing is committed.
         """
         memory = self._regions.begin(fragment)
+        self.hold(fragment)
         try:
             self._encode(fragment, memory)
         except ValueError as error:
@@ -117,16 +119,14 @@ class FragmentSnapshots:
         self._regions.commit(fragment, cycle, digest)
         return FragmentSnapshot(fragment, cycle, digest)
 
-    def merge(self, fragment: int, stepped: Iterable[int], left_out: Iterable[int] = ()) -> None:
-        """Take over the outer step of a fragment that was sent.
+    def merge(self, fragment: int, stepped: Iterable[int], moved: Iterable[int] = ()) -> None:
+        """Take over what was written to phi of a fragment since it was sent.
 
         Args:
-            stepped: chunks whose outer step is in phi; the others are left alone.
-            left_out: those of them that were stepped without our codes.
+            stepped: chunks whose outer step, with our codes, is in phi.
+            moved: chunks that were written without our codes.
         """
-        stepped = tuple(stepped)
-        self._mix(fragment, stepped)
-        self._feed_back(fragment, stepped, left_out)
+        self.amend(fragment, merged=stepped, moved=moved)
 
     def hold(self, fragment: int) -> None:
         """From now on phi of this fragment may be written: keep it as it is."""
@@ -138,23 +138,23 @@ class FragmentSnapshots:
         fragment: int,
         merged: Iterable[int] = (),
         redone: Iterable[int] = (),
-        healed: Iterable[int] = (),
-        left_out: Iterable[int] = (),
+        moved: Iterable[int] = (),
     ) -> None:
         """Take over what was written to phi of a fragment since `hold`.
 
         Args:
-            merged: chunks that were stepped now, and not before.
+            merged: chunks that were stepped now, with our codes.
             redone: chunks whose step was taken back, and taken again with another result.
-            healed: chunks whose phi is now what the others have.
-            left_out: chunks whose codes, of the last send, are in no result after all.
+            moved: chunks that were written without our codes.
         """
         held = self._held.pop(fragment)
         merged = tuple(merged)
         self._mix(fragment, merged)
         self._shift(fragment, redone, held, self._share)
-        self._shift(fragment, healed, held, 1.0)
-        self._feed_back(fragment, merged, left_out)
+        self._shift(fragment, moved, held, 1.0)
+        if self._feedback is not None:
+            chunks = self._chunks[fragment]
+            self._feedback.settle(fragment, {index: chunks[index].own for index in merged})
 
     # --- the values -----------------------------------------------------------------------------
 
@@ -201,18 +201,6 @@ class FragmentSnapshots:
                 move = self._outer_P[span] - held[begin:end]
                 self._model.theta_P[span].add_(move.to(self._model.device), alpha=share)
                 begin = end
-
-    def _feed_back(self, fragment: int, settled: Sequence[int], left_out: Iterable[int]) -> None:
-        if self._feedback is None:
-            return
-        chunks = self._chunks[fragment]
-        self._feedback.settle(fragment, {index: chunks[index].own for index in settled})
-        memory = codes_as_tensor(self._regions.codes(fragment))
-        for chunk in (chunks[index] for index in left_out):
-            ours = self._scratch(chunk.size)
-            self._codec.decode(memory[chunk.codes].to(self._model.device), ours)
-            self._feedback.waiting(fragment)[chunk.own].add_(ours)
-            ours.zero_()
 
     def _outer(self, span: slice) -> torch.Tensor:
         return self._outer_P[span].to(self._model.device)

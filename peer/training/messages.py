@@ -27,7 +27,7 @@ fragment p, in cycle k:
     daemon                              trainer
                                         FragmentSent(p, k)            codes are in p's region
     (p of phi is written)               Progress ...
-    Merge(p, k, stepped, left_out)      tau steps after the send: theta := a theta + (1 - a) phi
+    Merge(p, k, stepped, moved)         tau steps after the send: theta := a theta + (1 - a) phi
                                         FragmentMerged(p, k)
     Yield(p)                            held := phi
                                         Yielded(p)
@@ -104,14 +104,14 @@ class Merge:
     """The outer step of a fragment in flight is in phi: this ends the flight.
 
     Attributes:
-        stepped: chunks that were stepped; the others are left alone.
-        left_out: those of them whose result does not hold our codes.
+        stepped: chunks whose result holds our codes.
+        moved: chunks that were written without them; what is in neither list is left alone.
     """
 
     fragment: int
     cycle: int
     stepped: tuple[int, ...]
-    left_out: tuple[int, ...]
+    moved: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +128,13 @@ class Amend:
     Attributes:
         merged: chunks that were stepped now, and not in `Merge`.
         redone: chunks whose step was taken back, and taken with another result.
-        healed: chunks that were put right without a step of ours.
-        left_out: chunks whose codes of the last send are, as it turns out now, in no result.
+        moved: chunks that were written without our codes.
     """
 
     fragment: int
     merged: tuple[int, ...]
     redone: tuple[int, ...]
-    healed: tuple[int, ...]
-    left_out: tuple[int, ...]
+    moved: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,6 @@ class _Lane:
     flight: _Flight | None = None
     yielded: bool = False
     yield_asked: bool = False
-    was_sent: bool = False
     standstill: _Standstill = field(default_factory=_Standstill)
 
 
@@ -210,14 +209,13 @@ class FragmentSync:
             )
         )
         lane.steps = lane.tokens = 0
-        lane.was_sent = True
         lane.flight = _Flight(cycle, self._steps + self._overlap_steps)
 
     def _land(self, lane: _Lane, flight: _Flight, merge: Merge, moments: int) -> None:
         """Merge, if it is time (rule 2)."""
         if self._steps < flight.due_at_step and not moments and not self._flushes:
             return
-        self._snapshots.merge(merge.fragment, merge.stepped, merge.left_out)
+        self._snapshots.merge(merge.fragment, merge.stepped, merge.moved)
         lane.flight = None
         waited_s = lane.standstill.taken_s(self._clock_s())
         self._emit(FragmentMerged(merge.fragment, merge.cycle, waited_s))
@@ -269,8 +267,7 @@ class FragmentSync:
         flight = lane.flight
         if flight is None or flight.cycle != merge.cycle or flight.merge is not None:
             raise WrongCommand(f"{merge}, but its fragment's flight is {flight}")
-        _check_chunks(merge, lane.chunks, merge.stepped)
-        _check_chunks(merge, frozenset(merge.stepped), merge.left_out)
+        _check_chunks(merge, lane.chunks, (*merge.stepped, *merge.moved))
         flight.merge = merge
 
     def _obey_yield(self, command: Yield) -> None:
@@ -287,11 +284,8 @@ class FragmentSync:
         lane = self._lane(amend)
         if not lane.yielded:
             raise WrongCommand(f"{amend}, but nothing was yielded")
-        _check_chunks(amend, lane.chunks, (*amend.merged, *amend.redone, *amend.healed))
-        _check_chunks(amend, lane.chunks if lane.was_sent else frozenset(), amend.left_out)
-        self._snapshots.amend(
-            amend.fragment, amend.merged, amend.redone, amend.healed, amend.left_out
-        )
+        _check_chunks(amend, lane.chunks, (*amend.merged, *amend.redone, *amend.moved))
+        self._snapshots.amend(amend.fragment, amend.merged, amend.redone, amend.moved)
         lane.yielded = False
 
 

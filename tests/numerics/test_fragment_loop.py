@@ -221,7 +221,7 @@ def test_chunks_that_were_not_stepped_are_plain_training():
 
 def test_while_a_fragment_is_yielded_its_next_send_waits():
     swarm = Swarm(streaming_world(late="skip"), rounds=1)
-    amend = Amend(2, (), (), (), ())
+    amend = Amend(2, (), (), ())
     script = swarm.run(order(0, H), Yield(2), *[PAUSE] * 20, amend)
     assert script.of(Yielded) == [Yielded(2)]
     assert swarm.sent == [(1, 4), (2, 8), (0, 12)]
@@ -242,7 +242,7 @@ def test_a_yield_that_crosses_a_send_is_void_and_one_behind_a_merge_follows_it()
             if isinstance(event, Yielded):
                 self.yielded_at = self.steps
                 assert isinstance(self.log[-1], FragmentMerged)
-                return [Amend(2, (), (), (0,), ())]
+                return [Amend(2, (), (), (0,))]
             return super().answer(event)
 
     swarm = Yields(streaming_world())
@@ -259,7 +259,7 @@ def test_amending_moves_the_fast_weights_with_the_outer_copy():
     def answer(event):
         if isinstance(event, Yielded):
             world.slow += 0.5
-            return [Amend(1, (), (0,), (), ()), Evaluate(0)]
+            return [Amend(1, (), (0,), ()), Evaluate(0)]
         return []
 
     def before(command):
@@ -270,32 +270,6 @@ def test_amending_moves_the_fast_weights_with_the_outer_copy():
     np.testing.assert_allclose(values(world, moved, 1), 0.125, atol=1e-6)
     assert not values(world, moved, 0).any()
     assert not values(world, moved, 2).any()
-
-
-def test_left_out_codes_are_sent_again_through_the_loop():
-    def second_send(left_out):
-        class LeftOut(Swarm):
-            def result(self, sent):
-                return Merge(sent.fragment, sent.cycle, (0,), left_out)
-
-        world = streaming_world(merge=1.0, error_feedback=True, overlap_steps=0)
-        swarm, sent = LeftOut(world), []
-        answer = swarm.answer
-
-        def noting(event):
-            if isinstance(event, FragmentSent) and event.fragment == 1:
-                codes = world.parts.snapshots.codes(1)
-                sent.append(np.frombuffer(codes, "f4").copy())
-            return answer(event)
-
-        swarm.answer = noting
-        swarm.run()
-        return sent
-
-    first, again = second_send((0,))
-    _, plain = second_send(())
-    np.testing.assert_allclose(again, plain + first, rtol=0, atol=1e-6)
-    assert np.abs(first).max() > 1e-3
 
 
 def test_load_forgets_what_is_in_flight():
@@ -325,15 +299,15 @@ IN_FLIGHT = [order(0, H), *[PAUSE] * 5]
         [Merge(1, 0, (0,), ())],
         [*IN_FLIGHT, Merge(1, 1, (0,), ())],
         [*IN_FLIGHT, Merge(1, 0, (1,), ())],
-        [*IN_FLIGHT, Merge(1, 0, (), (0,))],
+        [*IN_FLIGHT, Merge(1, 0, (0,), (0,))],
         [*IN_FLIGHT, Merge(1, 0, (0, 0), ())],
         [*IN_FLIGHT, Merge(1, 0, (0,), ()), Merge(1, 0, (0,), ())],
         [Yield(3)],
         [Yield(-1)],
         [Yield(1), Yield(1)],
-        [Amend(1, (), (), (), ())],
-        [Yield(1), Amend(1, (0,), (0,), (), ())],
-        [Yield(1), Amend(1, (0,), (), (), (0,))],
+        [Amend(1, (), (), ())],
+        [Yield(1), Amend(1, (0,), (0,), ())],
+        [Yield(1), Amend(1, (0,), (), (0,))],
     ],
 )
 def test_commands_that_make_no_sense_are_refused(commands):
@@ -341,7 +315,7 @@ def test_commands_that_make_no_sense_are_refused(commands):
         run(streaming_world(), *commands)
 
 
-@pytest.mark.parametrize("command", [Merge(0, 0, (), ()), Yield(0), Amend(0, (), (), (), ())])
+@pytest.mark.parametrize("command", [Merge(0, 0, (), ()), Yield(0), Amend(0, (), (), ())])
 def test_averaging_in_pairs_knows_no_fragments(command):
     with pytest.raises(WrongCommand, match="pairs"):
         run(build_world(tiny_spec()), command)

@@ -31,8 +31,8 @@ MESSAGES = [
     RoundClosed(3, None, 5, 40, 2.5, None, 0, 40, 1.5),
     RoundClosed(3, 1, 5, 40, 2.5, "ab", 0, 40, 1.5),
     FragmentSent(2, 7, 5, 40, "ab", 0.25, 0.0),
-    Merge(2, 7, (0, 1, 3), (3,)),
-    Amend(2, (), (0,), (1,), ()),
+    Merge(2, 7, (0, 1), (3,)),
+    Amend(2, (), (0,), (1,)),
     Stop(),
 ]
 
@@ -61,7 +61,7 @@ def test_messages_survive_in_pieces(size):
         {"kind": "Load", "version": True},
         {"kind": "Load", "version": "1"},
         {"kind": "Apply", "round": None},
-        {"kind": "Merge", "fragment": 0, "cycle": 0, "stepped": [None], "left_out": []},
+        {"kind": "Merge", "fragment": 0, "cycle": 0, "stepped": [None], "moved": []},
         {"kind": "ModelCreated", "shapes": [["a"]], "config": "{}"},
         {"kind": ["Load"]},
         [1, 2],

@@ -167,7 +167,7 @@ async def test_fragments_come_and_go(corpus):
         await trainer.send(Yield(1))
         await _next(trainer, Yielded)
         slow.array[:] *= 1.01
-        await trainer.send(Amend(1, (), (), (0,), ()))
+        await trainer.send(Amend(1, (), (), (0,)))
         closed = await _next(trainer, RoundClosed)
         assert (closed.round, closed.slot, closed.steps) == (1, None, 10)
         sizes = [len(trainer.fragment_codes(fragment)) for fragment in range(2)]

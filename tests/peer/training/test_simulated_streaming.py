@@ -140,7 +140,7 @@ async def test_the_amendment_ends_the_wait(autojump_clock: MockClock) -> None:
 
         async def amend_later() -> None:
             await trio.sleep(11.0)
-            await trainer.send(Amend(2, (), (0,), (), ()))
+            await trainer.send(Amend(2, (), (0,), ()))
 
         nursery.start_soon(amend_later)
         seen = await until_closed(trainer, merge_after(0.5))

@@ -64,7 +64,7 @@ def test_waiting_for_an_average_is_no_hang():
     assert watchdog.silence_bound_s < math.inf
     for begins, ends in (
         (FragmentSent(1, 0, 4, 4, "", 0.0, 0.0), Merge(1, 0, (0,), ())),
-        (Yielded(1), Amend(1, (), (), (), ())),
+        (Yielded(1), Amend(1, (), (), ())),
     ):
         watchdog.received(begins)
         assert watchdog.silence_bound_s == math.inf
