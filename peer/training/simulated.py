@@ -225,7 +225,8 @@ class SimulatedTrainer:
     def _begin_round(self) -> None:
         life = self._life
         if life.round is None and life.next_order is not None:
-            life.round = _Round(life.next_order, self._now_s, self._now_s + self._speed.step_s)
+            now_s = trio.current_time()
+            life.round = _Round(life.next_order, now_s, now_s + self._speed.step_s)
             life.next_order = None
             self._sync.begin(life.round.order)
 
@@ -321,7 +322,7 @@ class SimulatedTrainer:
                 digest=snapshot.digest if snapshot else None,
                 epoch=epoch,
                 position=position,
-                seconds=self._now_s - current.started_s,
+                seconds=trio.current_time() - current.started_s,
             )
         )
         self._begin_round()
