@@ -32,7 +32,15 @@ from protocol.records import Sign
 from protocol.versions import FRAGMENT
 
 from .fragment_inbound import FragmentInbound, Inbound, Parts
-from .fragment_keeper import Arrived, Fetched, FragmentKeeper, Returned, Sent, TrainerSide
+from .fragment_keeper import (
+    Arrived,
+    Fetched,
+    FragmentKeeper,
+    Passed,
+    Returned,
+    Sent,
+    TrainerSide,
+)
 from .fragment_owner import Averages, FragmentOwner, short_digest
 from .fragment_posts import STALL_S, Posts
 from .outer_fragments import OuterFragments
@@ -94,6 +102,7 @@ class FragmentExchange:
         self._outer = outer
         self._trainer = trainer
         self._members = members
+        self._expected = expected
         self._lock = lock
         self._healing = _Healing()
         self._settled_by: dict[tuple[int, PeerId], tuple[int, bytes]] = {}
@@ -106,7 +115,7 @@ class FragmentExchange:
             outer=outer,
             work=work,
             sign=sign,
-            expected=expected,
+            expected=self._still_expected,
             publish=self._publish,
         )
         self._keepers = [
@@ -148,9 +157,20 @@ class FragmentExchange:
         """Counts since the start."""
         return ExchangeStatistics(self._healing.count, tuple(self._healing.seconds))
 
+    def _still_expected(self, fragment: int, cycle: int) -> set[PeerId]:
+        """Who should contribute, but for those who say that they are through with it."""
+        own = self._keepers[fragment].settled
+        heard = {peer: at for (of, peer), (at, _) in self._settled_by.items() if of == fragment}
+        if own is not None:
+            heard[self._network.peer_id] = own[0]
+        return {peer for peer in self._expected(cycle) if heard.get(peer, -1) < cycle}
+
     # --- what keepers ask of the others -----------------------------------------------------------
-    def contribute(self, fragment: int, sent: Sent, *, healing: bool) -> None:
-        """Send the codes to their owners; nothing but a word while we are healing."""
+    def contribute(self, fragment: int, sent: Sent, *, healing: bool) -> Sequence[PeerId]:
+        """Send the codes to their owners, who are returned by chunk.
+
+        While we are healing they get nothing but a word.
+        """
         num_chunks = len(self._outer.fragments[fragment].chunks)
         parts = self._outer.split_codes(fragment, range(num_chunks), sent.codes)
         members = sorted(self._members())
@@ -160,6 +180,7 @@ class FragmentExchange:
             chunks = [chunk for chunk in range(num_chunks) if owners[chunk] == owner]
             if chunks:
                 self._contribute_to(owner, fragment, sent, [] if healing else chunks, parts)
+        return owners
 
     def _contribute_to(
         self,
@@ -243,12 +264,15 @@ class FragmentExchange:
         match message:
             case Contribution():
                 self._notice(sender, message)
-                self._owner.contributed(sender, message, codes)
+                if not self._owner.contributed(sender, message, codes):
+                    self._tell_that_it_is_over(sender, message)
             case Result():
                 self._deliver(message, codes, sender)
             case FragmentSettled():
                 heard = (message.cycle, message.digest)
                 self._settled_by[message.fragment, sender] = heard
+                self._keepers[message.fragment].put(Passed(sender, message.cycle))
+                self._owner.look()
                 self._compare(message.fragment, sender, heard)
             case GetStamps(fragment=fragment):
                 await talk.send(self._stamps(fragment))
@@ -257,6 +281,18 @@ class FragmentExchange:
             case GetChunkState(fragment=fragment, chunk=chunk):
                 state, values = await self._read(fragment, chunk)
                 await talk.send(state, values, stall_s=STALL_S)
+
+    def _tell_that_it_is_over(self, sender: PeerId, late: Contribution) -> None:
+        """A contribution came too late: what was made without it, as far as we still have it."""
+        keeper = self._keepers[late.fragment]
+        for stamp in late.stamps:
+            kept = keeper.results.get(stamp.chunk)
+            if kept is not None and kept.result.cycle == late.cycle:
+                carried = replace(kept.result, carried=(stamp.chunk,))
+                self._posts.post(sender, carried, kept.codes)
+        if keeper.settled is not None:
+            cycle, digest = keeper.settled
+            self._posts.post(sender, FragmentSettled(self._run_id, late.fragment, cycle, digest))
 
     def _notice(self, sender: PeerId, contribution: Contribution) -> None:
         """What a contribution stands on shows whether we are where the others are."""

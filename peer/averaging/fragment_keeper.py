@@ -20,7 +20,7 @@ the next: who was left out loses nothing. A chunk without a result is left alone
 """
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol
@@ -73,7 +73,15 @@ class Fetched:
     values: memoryview
 
 
-Item = Sent | Arrived | Fetched
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A peer is through with this cycle: what it owned has come, or never will."""
+
+    peer_id: PeerId
+    cycle: int
+
+
+Item = Sent | Arrived | Fetched | Passed
 
 
 @dataclass(slots=True)
@@ -140,8 +148,8 @@ class TrainerSide(Protocol):
 class Others(Protocol):
     """What a keeper asks of the other peers."""
 
-    def contribute(self, fragment: int, sent: Sent, *, healing: bool) -> None:
-        """Send the codes to their owners."""
+    def contribute(self, fragment: int, sent: Sent, *, healing: bool) -> Sequence[PeerId]:
+        """Send the codes to their owners, who are returned by chunk."""
 
     def settled(self, fragment: int, cycle: int, digest: bytes) -> None:
         """Tell all where we are."""
@@ -204,30 +212,36 @@ class FragmentKeeper:
         while True:
             item = self._next or await self._inbox.receive()
             self._next = None
-            if isinstance(item, Sent):
-                await self._fly(item)
-            else:
-                await self._make_right(item)
+            match item:
+                case Sent():
+                    await self._fly(item)
+                case Arrived() | Fetched():
+                    await self._make_right(item)
 
     # --- in flight --------------------------------------------------------------------------------
     async def _fly(self, sent: Sent) -> None:
-        began_s, ledger = trio.current_time(), self._outer.ledgers[self.fragment]
+        began_s = trio.current_time()
         self._cycle = sent.cycle
-        self._others.contribute(self.fragment, sent, healing=self._others.is_healing(self.fragment))
+        healing = self._others.is_healing(self.fragment)
+        owners = self._others.contribute(self.fragment, sent, healing=healing)
         self._outer.sent(self.fragment)
         self.results = {}
-        changes, heard = Changes(), 0
-        missing = {c for c in range(len(ledger.stamps)) if ledger.cycle(c) < sent.cycle}
+        changes, heard, passed = Changes(), 0, set[PeerId]()
         waiting = self._come_early(sent.cycle)
+        missing = self._missing(sent.cycle)
         with trio.move_on_after(self._patience.current_s):
-            while missing and self._next is None:
+            while self._next is None and {owners[chunk] for chunk in missing} - passed:
                 item = waiting.pop(0) if waiting else await self._inbox.receive()
-                if isinstance(item, Sent):
-                    self._next = item  # of a new trainer: the old one's flight is over
-                    break
-                if await self._apply(item, changes) and isinstance(item, Arrived):
-                    heard = max(heard, item.chunk.mask.bit_count())
-                missing = {c for c in missing if ledger.cycle(c) < sent.cycle}
+                match item:
+                    case Sent():
+                        self._next = item  # of a new trainer: the old one's flight is over
+                    case Passed(peer_id, cycle) if cycle >= sent.cycle:
+                        passed.add(peer_id)
+                    case Arrived() if await self._apply(item, changes):
+                        heard = max(heard, item.chunk.mask.bit_count())
+                    case Fetched():
+                        await self._apply(item, changes)
+                missing = self._missing(sent.cycle)
         if not missing:
             self._patience.observe(trio.current_time() - began_s)
         await self._trainer.merge(self.fragment, sent.cycle, changes)
@@ -242,6 +256,11 @@ class FragmentKeeper:
                 trio.current_time() - began_s,
             )
         )
+
+    def _missing(self, cycle: int) -> set[int]:
+        """Chunks that have not come to this cycle."""
+        ledger = self._outer.ledgers[self.fragment]
+        return {chunk for chunk in range(len(ledger.stamps)) if ledger.cycle(chunk) < cycle}
 
     def _come_early(self, cycle: int) -> list[Item]:
         """What came for this send, or an earlier one, before we were there."""

@@ -62,7 +62,7 @@ class FragmentOwner:
     """All collections of one peer. `run` must be running.
 
     Args:
-        expected: who should contribute to a cycle, ourselves among them.
+        expected: who should still contribute to a cycle of a fragment, ourselves among them.
         publish: called with every result that we made.
     """
 
@@ -74,7 +74,7 @@ class FragmentOwner:
         outer: OuterFragments,
         work: Work,
         sign: Sign,
-        expected: Callable[[int], set[PeerId]],
+        expected: Callable[[int, int], set[PeerId]],
         publish: Callable[[Averages], None],
     ) -> None:
         self._run_id = run_id
@@ -111,21 +111,24 @@ class FragmentOwner:
     async def _watch(self) -> None:
         while True:
             await trio.sleep(TICK_S)
-            now_s = trio.current_time()
-            for key, collecting in list(self._open.items()):
-                expected = self._expected(key[1])
-                for peer_id in collecting.collection.awaited - expected:
-                    collecting.collection.excuse(peer_id)
-                if collecting.collection.is_complete or now_s >= collecting.deadline_s:
-                    self._close(key)
+            self.look()
+
+    def look(self) -> None:
+        """See who is not expected any more, and whose time is up."""
+        now_s = trio.current_time()
+        for key, collecting in list(self._open.items()):
+            for peer_id in collecting.collection.awaited - self._expected(*key):
+                collecting.collection.excuse(peer_id)
+            if collecting.collection.is_complete or now_s >= collecting.deadline_s:
+                self._close(key)
 
     def contributed(
         self, peer_id: PeerId, contribution: Contribution, parts: dict[int, memoryview]
-    ) -> None:
-        """Somebody, perhaps we, sent us codes of chunks."""
+    ) -> bool:
+        """Somebody, perhaps we, sent us codes of chunks. Returns whether it came in time."""
         key = (contribution.fragment, contribution.cycle)
         if contribution.cycle <= self._newest[contribution.fragment] and key not in self._open:
-            return  # it is over
+            return False
         collecting = self._open.get(key) or self._begin(key)
         stamps = {stamp.chunk: stamp.stamp for stamp in contribution.stamps}
         if collecting.collection.add(peer_id, contribution.weight, stamps):
@@ -134,13 +137,14 @@ class FragmentOwner:
         collecting.last_came_s = trio.current_time()
         if collecting.collection.is_complete:
             self._close(key)
+        return True
 
     def _begin(self, key: tuple[int, int]) -> _Open:
         if len(self._open) >= MAX_COLLECTIONS:
             self._close(min(self._open, key=lambda each: self._open[each].began_s))
         now_s = trio.current_time()
         collecting = self._open[key] = _Open(
-            Collection(self._expected(key[1])), now_s + self._patience.current_s, now_s, now_s
+            Collection(self._expected(*key)), now_s + self._patience.current_s, now_s, now_s
         )
         return collecting
 
