@@ -72,56 +72,66 @@ class _Healing:
     seconds: list[float] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class FragmentGroup:
+    """With whom a peer averages, and by what means.
+
+    Attributes:
+        members: peers that take part now, ourselves among them.
+        expected: those of them that should contribute to a cycle about now.
+        joined: our values came from another peer.
+    """
+
+    run_id: str
+    network: Network
+    work: Work
+    sign: Sign
+    members: Callable[[], set[PeerId]]
+    expected: Callable[[int], set[PeerId]]
+    joined: bool
+
+
 class FragmentExchange:
     """See the top of the file. `run` must be running.
 
     Args:
-        members: peers that take part now, ourselves among them.
-        expected: those of them that should contribute to a cycle about now.
         lock: held while the outer state moves or is read as a whole.
         returned: called with the end of each send.
     """
 
     def __init__(
         self,
-        run_id: str,
+        group: FragmentGroup,
         *,
-        network: Network,
-        work: Work,
-        sign: Sign,
         outer: OuterFragments,
         trainer: TrainerSide,
-        members: Callable[[], set[PeerId]],
-        expected: Callable[[int], set[PeerId]],
         lock: trio.Lock,
         returned: Callable[[Returned], None],
     ) -> None:
-        self._run_id = run_id
-        self._network = network
-        self._work = work
+        self._run_id, self._joined = group.run_id, group.joined
+        self._members, self._expected = group.members, group.expected
+        self._network, self._work = group.network, group.work
         self._outer = outer
         self._trainer = trainer
-        self._members = members
-        self._expected = expected
         self._lock = lock
         self._healing = _Healing()
         self._settled_by: dict[tuple[int, PeerId], tuple[int, bytes]] = {}
         self._asking: set[tuple[int, PeerId]] = set()
         self._nursery: trio.Nursery | None = None
-        self._posts = Posts(network, lambda _: None)
+        self._posts = Posts(group.network)
         self._owner = FragmentOwner(
-            run_id,
-            network.peer_id,
+            group.run_id,
+            group.network.peer_id,
             outer=outer,
-            work=work,
-            sign=sign,
+            work=group.work,
+            sign=group.sign,
             expected=self._still_expected,
             publish=self._publish,
         )
         self._keepers = [
             FragmentKeeper(
                 fragment.index,
-                network.peer_id,
+                group.network.peer_id,
                 outer=outer,
                 trainer=trainer,
                 others=self,
@@ -140,9 +150,11 @@ class FragmentExchange:
             self._nursery = nursery
             nursery.start_soon(self._posts.run)
             nursery.start_soon(self._owner.run)
+            await self._network.serve(FRAGMENT, self._serve)
+            if self._joined:
+                await self._adopt_stamps()
             for keeper in self._keepers:
                 nursery.start_soon(keeper.run)
-            await self._network.serve(FRAGMENT, self._serve)
             await trio.sleep_forever()
 
     def sent(self, fragment: int, sent: Sent) -> None:
@@ -334,6 +346,25 @@ class FragmentExchange:
         if differs and (fragment, peer_id) not in self._asking:
             self._asking.add((fragment, peer_id))
             self._start(self._ask_stamps, fragment, peer_id)
+
+    async def _adopt_stamps(self) -> None:
+        """A joiner has values, but does not know their stamps: the others do.
+
+        Chunks that were stepped since the values were taken are healed when that shows.
+        """
+        for peer_id in sorted(self._members() - {self._network.peer_id}):
+            try:
+                async with self._asked(peer_id) as talk:
+                    for fragment in range(len(self._keepers)):
+                        await talk.send(GetStamps(self._run_id, fragment))
+                        answer, _ = await talk.receive(Stamps)
+                        for theirs, cycle in zip(answer.stamps, answer.cycles, strict=True):
+                            await self._write(
+                                self._outer.adopt, fragment, theirs.chunk, cycle, theirs.stamp
+                            )
+                    return
+            except (LocoError, ValueError, IndexError):
+                continue  # the next one may know
 
     async def _ask_stamps(self, fragment: int, peer_id: PeerId) -> None:
         """Take from a peer whatever it has better than we."""

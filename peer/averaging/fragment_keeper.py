@@ -190,6 +190,7 @@ class FragmentKeeper:
         self._put, self._inbox = trio.open_memory_channel[Item](MAX_INBOX)
         self._early: dict[int, list[Arrived]] = defaultdict(list)
         self._waiting: list[Item] = []
+        self._after_healing: dict[int, Arrived] = {}
         self._next: Sent | None = None
         self._cycle = -1
         self._patience = ObservedDeadline(floor_s=MIN_RETURN_S, ceiling_s=MAX_RETURN_S)
@@ -292,11 +293,12 @@ class FragmentKeeper:
             self._settle(self._cycle)
 
     def _judge(self, item: Arrived) -> Verdict:
-        """What a result means; a chunk that has to be healed is asked for."""
+        """What a result means; a chunk that has to be healed is asked for, the result kept."""
         ledger, chunk = self._outer.ledgers[self.fragment], item.chunk
         outcome = item.result.outcome(chunk)
         verdict = ledger.judge(chunk.chunk, item.result.cycle, chunk.base_stamp, outcome)
         if verdict is Verdict.HEAL:
+            self._after_healing[chunk.chunk] = item
             self._others.heal(self.fragment, chunk.chunk, item.sender)
         return verdict
 
@@ -339,6 +341,8 @@ class FragmentKeeper:
         changes.stepped.discard(item.chunk)
         changes.redone.discard(item.chunk)
         changes.moved.add(item.chunk)
+        if (kept := self._after_healing.pop(item.chunk, None)) is not None:
+            await self._apply(kept, changes)
         return True
 
     def _settle(self, cycle: int) -> None:

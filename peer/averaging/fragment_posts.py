@@ -6,7 +6,6 @@ box is full, or whose stream breaks while it is sent, is lost, and counted; the 
 the stamps of the next one deal with that, as with every other loss.
 """
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -40,15 +39,10 @@ class _Box:
 
 
 class Posts:
-    """All that is sent. `run` must be running.
+    """All that is sent. `run` must be running."""
 
-    Args:
-        on_lost: called with a peer that could not be reached.
-    """
-
-    def __init__(self, network: Network, on_lost: Callable[[PeerId], None]) -> None:
+    def __init__(self, network: Network) -> None:
         self._network = network
-        self._on_lost = on_lost
         self._boxes: dict[PeerId, _Box] = {}
         self._nursery: trio.Nursery | None = None
         self._posted = self._lost = 0
@@ -99,7 +93,6 @@ class Posts:
                         self._lost += 1
                         await _closed(talk)
                         talk = None
-                        self._on_lost(peer_id)
             finally:
                 await _closed(talk)
 

@@ -61,29 +61,16 @@ class OuterFragments:
     def __repr__(self) -> str:
         return f"<OuterFragments, {len(self.fragments)} fragments, {self.ledgers}>"
 
-    def begin(self, steps: Sequence[Sequence[tuple[int, int, int]]] | None = None) -> None:
-        """The values are there; name the state of every chunk.
-
-        Args:
-            steps: of each chunk of each fragment: cycle of its last step, steps, admitted weight;
-                None at the start of a run.
-        """
-        self.ledgers = []
-        for fragment in self.fragments:
-            lived = steps[fragment.index] if steps else [(NEVER, 0, 0)] * len(fragment.chunks)
-            stamps = [
-                self._stamp(fragment.index, chunk, *numbers) for chunk, numbers in enumerate(lived)
-            ]
-            self.ledgers.append(ChunkLedger(stamps, [cycle for cycle, _, _ in lived]))
-
-    def history(self) -> list[list[tuple[int, int, int]]]:
-        """What `begin` takes in another peer: cycle, steps and weight of each chunk."""
-        return [
-            [
-                (ledger.cycle(chunk), ledger.stamp(chunk).steps, ledger.stamp(chunk).weight)
-                for chunk in range(len(fragment.chunks))
-            ]
-            for fragment, ledger in zip(self.fragments, self.ledgers, strict=True)
+    def begin(self) -> None:
+        """The values are there: name the state of every chunk, as of the start of a run."""
+        self.ledgers = [
+            ChunkLedger(
+                [
+                    self._stamp(fragment.index, chunk, NEVER, 0, 0)
+                    for chunk in range(len(fragment.chunks))
+                ]
+            )
+            for fragment in self.fragments
         ]
 
     # --- sizes ------------------------------------------------------------------------------------
@@ -178,6 +165,12 @@ class OuterFragments:
         self._before[fragment].pop(chunk, None)
         self.ledgers[fragment].healed(chunk, cycle, stamp)
         self._healed += 1
+
+    def adopt(self, fragment: int, chunk: int, cycle: int, stamp: Stamp) -> None:
+        """Take over a stamp of another peer, if it is that of the values that we have."""
+        ours = self._stamp(fragment, chunk, cycle, stamp.steps, stamp.weight)
+        if ours == stamp and stamp.beats(self.ledgers[fragment].stamp(chunk)):
+            self.ledgers[fragment].healed(chunk, cycle, stamp)
 
     def statistics(self) -> FragmentStatistics:
         """Counts since the start."""

@@ -161,6 +161,7 @@ class FragmentAveraging:
         self._parts = parts
         self.slow_P, self.momentum_P = parts.slow_P, np.zeros_like(parts.slow_P)
         self._rounds: FragmentRounds | None = None
+        self._joined = False
         self._begun = trio.Event()
         self.lock = trio.Lock()
 
@@ -174,6 +175,7 @@ class FragmentAveraging:
 
     def arrived(self, round_: int) -> None:
         """A joiner's vectors are whole. What each chunk lacks since, it heals."""
+        self._joined = True
 
     def begin(self, start_trainer: StartTrainer) -> RoundLoop:
         """The rounds."""
@@ -191,6 +193,7 @@ class FragmentAveraging:
             sign=parts.sign,
             momentum_P=self.momentum_P,
             lock=self.lock,
+            joined=self._joined,
             observe_round=parts.observe_round,
         )
         self._begun.set()

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import trio
 
-from peer.averaging.fragment_exchange import FragmentExchange
+from peer.averaging.fragment_exchange import FragmentExchange, FragmentGroup
 from peer.averaging.fragment_keeper import Changes, Held, Returned, Sent
 from peer.averaging.nesterov import Factors
 from peer.averaging.outer_fragments import OuterFragments
@@ -55,6 +55,7 @@ class FragmentRounds(RoundLoop):
     Args:
         momentum_P: v, in the order of the flat vector.
         lock: held while slow weights and momentum move.
+        joined: both came from another peer.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class FragmentRounds(RoundLoop):
         sign: Sign,
         momentum_P: Float32Vector,
         lock: trio.Lock,
+        joined: bool,
         observe_round: Callable[[RoundTiming], None],
         **kwargs: Any,
     ) -> None:
@@ -75,6 +77,7 @@ class FragmentRounds(RoundLoop):
         self._observe_round = observe_round
         self._momentum_P = momentum_P
         self._lock = lock
+        self._joined = joined
         self._exchange: FragmentExchange | None = None
         self._begun = trio.Event()
         self._loaded = trio.Event()
@@ -118,17 +121,17 @@ class FragmentRounds(RoundLoop):
         )
         outer.begin()
         assert self._facts.run_id is not None
-        return FragmentExchange(
-            self._facts.run_id,
+        group = FragmentGroup(
+            run_id=self._facts.run_id,
             network=self._network,
             work=self._work,
             sign=self._sign,
-            outer=outer,
-            trainer=self,
             members=self._members,
             expected=self._expected,
-            lock=self._lock,
-            returned=self._returned,
+            joined=self._joined,
+        )
+        return FragmentExchange(
+            group, outer=outer, trainer=self, lock=self._lock, returned=self._returned
         )
 
     def _on_opened(self, round_: int) -> None:
