@@ -4,17 +4,14 @@ The shell around the keepers (one per fragment), the owner's part, and the posts
 comes from other peers before anybody acts on it, answers their questions, and asks ours.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import trio
 
 from peer.network.conversation import Conversation
 from peer.ports import Network, PeerId, Stream, Work
-from protocol.chunk_ledger import Verdict
-from protocol.errors import LocoError, RemoteProtocolError, StreamLost
 from protocol.fragment_messages import ChunkStamp
 from protocol.messages import (
     ChunkState,
@@ -31,10 +28,10 @@ from protocol.owners import owners_of_chunks
 from protocol.records import Sign
 from protocol.versions import FRAGMENT
 
+from .fragment_healing import FragmentHealing, HealingStatistics
 from .fragment_inbound import FragmentInbound, Inbound, Parts
 from .fragment_keeper import (
     Arrived,
-    Fetched,
     FragmentKeeper,
     Passed,
     Returned,
@@ -45,31 +42,7 @@ from .fragment_owner import Averages, FragmentOwner, short_digest
 from .fragment_posts import STALL_S, Posts
 from .outer_fragments import OuterFragments
 
-QUESTION_S: Final = 60.0
-"""A question and its answer, values of a chunk among them."""
 EQUAL_WEIGHT: Final = 1
-
-
-@dataclass(frozen=True, slots=True)
-class ExchangeStatistics:
-    """Counts since the start.
-
-    Attributes:
-        diverged: chunks found to differ from a better state of another peer.
-        healed_s: seconds that each healing took.
-    """
-
-    diverged: int
-    healed_s: tuple[float, ...]
-
-
-@dataclass(slots=True)
-class _Healing:
-    """Chunks that are being fetched, and since when."""
-
-    since_s: dict[tuple[int, int], float] = field(default_factory=dict)
-    count: int = 0
-    seconds: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +87,7 @@ class FragmentExchange:
         self._outer = outer
         self._trainer = trainer
         self._lock = lock
-        self._healing = _Healing()
         self._settled_by: dict[tuple[int, PeerId], tuple[int, bytes]] = {}
-        self._asking: set[tuple[int, PeerId]] = set()
-        self._nursery: trio.Nursery | None = None
         self._posts = Posts(group.network)
         self._owner = FragmentOwner(
             group.run_id,
@@ -140,6 +110,14 @@ class FragmentExchange:
             )
             for fragment in outer.fragments
         ]
+        self._healing = FragmentHealing(
+            group.run_id,
+            network=group.network,
+            work=group.work,
+            outer=outer,
+            write=self._write,
+            put=lambda fragment, item: self._keepers[fragment].put(item),
+        )
 
     def __repr__(self) -> str:
         return f"<FragmentExchange of {len(self._keepers)} fragments, {self._posts!r}>"
@@ -147,12 +125,12 @@ class FragmentExchange:
     async def run(self) -> None:
         """Serve, collect, average and keep, until cancelled."""
         async with trio.open_nursery() as nursery:
-            self._nursery = nursery
             nursery.start_soon(self._posts.run)
             nursery.start_soon(self._owner.run)
+            await nursery.start(self._healing.run)
             await self._network.serve(FRAGMENT, self._serve)
             if self._joined:
-                await self._adopt_stamps()
+                await self._healing.adopt_stamps(sorted(self._others()))
             for keeper in self._keepers:
                 nursery.start_soon(keeper.run)
             await trio.sleep_forever()
@@ -161,13 +139,12 @@ class FragmentExchange:
         """The trainer has sent a fragment."""
         self._keepers[fragment].put(sent)
 
-    def forget(self, peer_id: PeerId) -> None:
-        """The peer is gone."""
-        self._posts.forget(peer_id)
-
-    def statistics(self) -> ExchangeStatistics:
+    def statistics(self) -> HealingStatistics:
         """Counts since the start."""
-        return ExchangeStatistics(self._healing.count, tuple(self._healing.seconds))
+        return self._healing.statistics()
+
+    def _others(self) -> set[PeerId]:
+        return self._members() - {self._network.peer_id}
 
     def _still_expected(self, fragment: int, cycle: int) -> set[PeerId]:
         """Who should contribute, but for those who say that they are through with it."""
@@ -222,29 +199,34 @@ class FragmentExchange:
 
     def settled(self, fragment: int, cycle: int, digest: bytes) -> None:
         """Tell all where we are, and look who is elsewhere."""
-        message = FragmentSettled(self._run_id, fragment, cycle, digest)
-        for peer_id in self._members() - {self._network.peer_id}:
+        others = self._others()
+        self._posts.keep_only(others)
+        self._settled_by = {key: at for key, at in self._settled_by.items() if key[1] in others}
+        for peer_id in others:
+            message = FragmentSettled(self._run_id, fragment, cycle, digest)
             self._posts.post(peer_id, message)
-        for (of, peer_id), theirs in self._settled_by.items():
-            if of == fragment:
-                self._compare(fragment, peer_id, theirs)
+            if (fragment, peer_id) in self._settled_by:
+                self._compare(fragment, peer_id)
 
     def heal(self, fragment: int, chunk: int, sender: PeerId) -> None:
         """Fetch a chunk from a peer that has a better state of it."""
-        if sender == self._network.peer_id or (fragment, chunk) in self._healing.since_s:
-            return
-        self._healing.since_s[fragment, chunk] = trio.current_time()
-        self._healing.count += 1
-        self._start(self._fetch_state, fragment, chunk, sender)
+        if sender != self._network.peer_id:
+            self._healing.heal(fragment, chunk, sender)
 
     def is_healing(self, fragment: int) -> bool:
         """Whether a chunk is being fetched."""
-        return any(of == fragment for of, _ in self._healing.since_s)
+        return self._healing.is_healing(fragment)
+
+    def _compare(self, fragment: int, peer_id: PeerId) -> None:
+        """Ask a peer that ended the same cycle elsewhere."""
+        ours, theirs = self._keepers[fragment].settled, self._settled_by[fragment, peer_id]
+        if ours is not None and ours[0] == theirs[0] and ours[1] != theirs[1]:
+            self._healing.ask(fragment, peer_id)
 
     def _publish(self, averages: Averages) -> None:
         """Send a result of ours to all, and to our own keeper."""
         result = averages.result
-        for peer_id in self._members() - {self._network.peer_id}:
+        for peer_id in self._others():
             self._posts.post(peer_id, result, averages.codes)
         parts = self._outer.split_codes(result.fragment, result.carried, memoryview(averages.codes))
         self._deliver(result, parts, self._network.peer_id)
@@ -281,11 +263,10 @@ class FragmentExchange:
             case Result():
                 self._deliver(message, codes, sender)
             case FragmentSettled():
-                heard = (message.cycle, message.digest)
-                self._settled_by[message.fragment, sender] = heard
+                self._settled_by[message.fragment, sender] = (message.cycle, message.digest)
                 self._keepers[message.fragment].put(Passed(sender, message.cycle))
                 self._owner.look()
-                self._compare(message.fragment, sender, heard)
+                self._compare(message.fragment, sender)
             case GetStamps(fragment=fragment):
                 await talk.send(self._stamps(fragment))
             case GetResult():
@@ -337,91 +318,3 @@ class FragmentExchange:
             stamp = ChunkStamp.of(chunk, ledger.stamp(chunk))
             state = ChunkState(fragment, ledger.cycle(chunk), stamp)
             return state, await self._work.run(self._outer.read, fragment, chunk)
-
-    # --- what we ask ------------------------------------------------------------------------------
-    def _compare(self, fragment: int, peer_id: PeerId, theirs: tuple[int, bytes]) -> None:
-        """Ask a peer that ended the same cycle elsewhere."""
-        ours = self._keepers[fragment].settled
-        differs = ours is not None and ours[0] == theirs[0] and ours[1] != theirs[1]
-        if differs and (fragment, peer_id) not in self._asking:
-            self._asking.add((fragment, peer_id))
-            self._start(self._ask_stamps, fragment, peer_id)
-
-    async def _adopt_stamps(self) -> None:
-        """A joiner has values, but does not know their stamps: the others do.
-
-        Chunks that were stepped since the values were taken are healed when that shows.
-        """
-        for peer_id in sorted(self._members() - {self._network.peer_id}):
-            try:
-                async with self._asked(peer_id) as talk:
-                    for fragment in range(len(self._keepers)):
-                        await talk.send(GetStamps(self._run_id, fragment))
-                        answer, _ = await talk.receive(Stamps)
-                        for theirs, cycle in zip(answer.stamps, answer.cycles, strict=True):
-                            await self._write(
-                                self._outer.adopt, fragment, theirs.chunk, cycle, theirs.stamp
-                            )
-                    return
-            except (LocoError, ValueError, IndexError):
-                continue  # the next one may know
-
-    async def _ask_stamps(self, fragment: int, peer_id: PeerId) -> None:
-        """Take from a peer whatever it has better than we."""
-        try:
-            async with self._asked(peer_id) as talk:
-                await talk.send(GetStamps(self._run_id, fragment))
-                answer, _ = await talk.receive(Stamps)
-                ledger = self._outer.ledgers[fragment]
-                if answer.fragment != fragment or len(answer.stamps) != len(ledger.stamps):
-                    raise RemoteProtocolError("stamps of another fragment")
-                for theirs, cycle in zip(answer.stamps, answer.cycles, strict=True):
-                    if theirs.stamp.beats(ledger.stamp(theirs.chunk)):
-                        await self._ask_result(talk, fragment, max(cycle, 0), theirs.chunk)
-        except LocoError:
-            pass  # the stamps of the next cycle show it again
-        finally:
-            self._asking.discard((fragment, peer_id))
-
-    async def _ask_result(self, talk: Conversation, fragment: int, cycle: int, chunk: int) -> None:
-        """The result that we lack, if it can be applied here; else the chunk as it is there."""
-        inbound = FragmentInbound(self._run_id, self._outer, self._work)
-        await talk.send(GetResult(self._run_id, fragment, cycle, chunk))
-        result, parts = await inbound.answer(talk)
-        if result is not None and (of_chunk := result.chunk(chunk)) is not None:
-            ledger, outcome = self._outer.ledgers[fragment], result.outcome(of_chunk)
-            verdict = ledger.judge(chunk, cycle, of_chunk.base_stamp, outcome)
-            if verdict in (Verdict.STEP, Verdict.REDO):
-                self._deliver(result, parts, talk.remote_peer_id)
-                return
-        self.heal(fragment, chunk, talk.remote_peer_id)
-
-    async def _fetch_state(self, fragment: int, chunk: int, peer_id: PeerId) -> None:
-        began_s = self._healing.since_s[fragment, chunk]
-        try:
-            async with self._asked(peer_id) as talk:
-                await talk.send(GetChunkState(self._run_id, fragment, chunk))
-                room = memoryview(bytearray(8 * self._outer.chunk_values(fragment, chunk)))
-                state, _ = await talk.receive(ChunkState, into=room, stall_s=STALL_S)
-            if (state.fragment, state.stamp.chunk) != (fragment, chunk):
-                raise RemoteProtocolError("the state of another chunk")
-            fetched = Fetched(chunk, state.cycle, state.stamp.stamp, room)
-            self._keepers[fragment].put(fetched)
-            self._healing.seconds.append(trio.current_time() - began_s)
-        except LocoError:
-            pass  # the stamps of the next cycle show it again
-        finally:
-            self._healing.since_s.pop((fragment, chunk), None)
-
-    @asynccontextmanager
-    async def _asked(self, peer_id: PeerId) -> AsyncIterator[Conversation]:
-        """A stream for questions. Raises LocoError, also when the time is up."""
-        with trio.move_on_after(QUESTION_S) as scope:
-            async with Conversation(await self._network.open_stream(peer_id, FRAGMENT)) as talk:
-                yield talk
-        if scope.cancelled_caught:
-            raise StreamLost(f"{peer_id} took longer than {QUESTION_S:.0f} s to answer")
-
-    def _start(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
-        assert self._nursery is not None
-        self._nursery.start_soon(function, *args)

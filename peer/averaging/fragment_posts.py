@@ -6,6 +6,7 @@ box is full, or whose stream breaks while it is sent, is lost, and counted; the 
 the stamps of the next one deal with that, as with every other loss.
 """
 
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -70,10 +71,10 @@ class Posts:
         except trio.WouldBlock:
             self._lost += 1
 
-    def forget(self, peer_id: PeerId) -> None:
-        """The peer is gone; so is what was for it."""
-        if (box := self._boxes.pop(peer_id, None)) is not None:
-            box.scope.cancel()
+    def keep_only(self, peer_ids: Collection[PeerId]) -> None:
+        """The others are gone; so is what was for them."""
+        for peer_id in [peer_id for peer_id in self._boxes if peer_id not in peer_ids]:
+            self._boxes.pop(peer_id).scope.cancel()
 
     def statistics(self) -> PostStatistics:
         """Counts since the start."""
