@@ -12,11 +12,15 @@ choice for all cells:
   and the last.)
 - The parameters are 1, 10 and 100 thousand million, all of them in the layers, the same number in
   each. One more fragment, which stands for embeddings and head, only takes its place in the
-  schedule: fragment p of F is sent at step floor(p H / F).
+  schedule: fragment p of F is sent at step floor(p H / F). (The paper's 11, 5 and 2 steps between
+  two sends are the whole part of H / F for 9, 17 and 37 fragments.)
 - Fragments of 3 layers are strided: fragment p holds layers p, p + n, p + 2 n of n fragments.
 - Overlap is tau = 1.
 
-Ours, with the codes' own sizes, scales included:
+These were chosen by the table as a whole, none by a cell; `--full` shows what others would give.
+
+Ours, with the same H (half of it doubles what NoLoCo needs) and the codes' own sizes, scales
+included:
 
 - NoLoCo: one int8 vector to one partner at the end of each round, whatever the number of peers.
   *Waiting*, a round lasts H t + S / B. *Overlapped*, the peer trains on and applies the vector when

@@ -27,6 +27,7 @@ from bench.bandwidth.table import (
     GRID_GBIT_S,
     PAPER_GBIT_S,
     Cell,
+    cells,
     nearest_point,
     needed,
     reversed_pairs,
@@ -176,3 +177,17 @@ def test_intellect1_s_seconds_give_its_utilisation():
         assert site.counted == pytest.approx(site.reported, abs=0.002)
         assert site.noloco_waiting > site.counted
         assert site.noloco == 1.0
+
+
+def test_a_cell_says_how_far_it_is_from_the_paper():
+    assert cell("a", 3, 3, 1.0).ratio == 1.0
+    assert cell("a", 3, 4, 1.0).ratio == pytest.approx(GRID_GBIT_S[4] / GRID_GBIT_S[3])
+    assert cell("a", 3, 1, 1.0).steps == -2
+
+
+@pytest.mark.slow
+def test_the_paper_s_table_comes_out_in_its_order():
+    found = cells(Reading())
+    assert len(found) == 75
+    assert max(abs(one.steps) for one in found) == 1
+    assert reversed_pairs(found) == swapped_methods(found) == []
