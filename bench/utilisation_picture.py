@@ -94,8 +94,7 @@ def _draw_model(axes: Axes, model: Model) -> None:
         axes.plot(of_models[model.name], LEVELS, ".", color=COLOURS[name], ms=7)
     if model.parameters == PARAMETERS:
         label = "INTELLECT-1: 469 s of all-reduce, 22.8 s per step"
-        star = {"ls": "", "marker": "*", "ms": 13, "color": "black"}
-        axes.plot([WIDEST.link_gbit_s], [WIDEST.reported], label=label, **star)
+        axes.plot([WIDEST.link_gbit_s], [WIDEST.reported], "k*", ms=13, label=label)
     axes.set(
         title=f"{model.name}, {model.layers} layers, {model.step_s:g} s per step",
         xlabel="Gbit/s between sites, each way",
