@@ -27,6 +27,7 @@ from typing import Final, Literal
 
 from .layout import ALIGNMENT, Layout
 from .limits import MAX_CHUNKS_PER_FRAGMENT, MIN_CHUNK_VALUES
+from .run_spec import DilocoSection
 
 Pattern = Literal["strided", "sequential", "whole"]
 Span = tuple[int, int]
@@ -82,6 +83,11 @@ def cut_fragments(
         Fragment(index, spans, cut_chunks(sum(stop - start for start, stop in spans)))
         for index, spans in enumerate(_merged(group) for group in groups if group)
     )
+
+
+def fragments_of_run(diloco: DilocoSection, layout: Layout) -> tuple[Fragment, ...]:
+    """The fragments of a run's model."""
+    return cut_fragments(layout, diloco.fragments, diloco.blocks_per_fragment)
 
 
 def _outside_blocks(layout: Layout) -> list[Span]:

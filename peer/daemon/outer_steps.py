@@ -142,6 +142,8 @@ class OuterSteps:
         return min(self._search.current_s, half_round_s)
 
     def _contribution(self, trainer: Trainer, closed: RoundClosed) -> Contribution:
+        assert closed.slot is not None
+        assert closed.digest is not None
         payload, digest, vectors = trainer.codes(closed.slot), closed.digest, 1
         if self._outer.needs_phi_codes:
             both = memoryview(bytearray(2 * len(payload)))

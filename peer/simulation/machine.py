@@ -147,6 +147,10 @@ class _GatedTrainer:
         """Codes of the snapshot in `slot`."""
         return self._trainer.codes(slot)
 
+    def fragment_codes(self, fragment: int) -> memoryview:
+        """Codes of the fragment's last send."""
+        return self._trainer.fragment_codes(fragment)
+
 
 class SimulatedProvision:
     """Implements `peer.daemon.provision.Provision`.

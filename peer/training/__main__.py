@@ -1,6 +1,6 @@
 """The child processes of peer/training/process.py; not for people.
 
-python -m peer.training train --socket FD --slow FD --slots FD
+python -m peer.training train --socket FD --slow FD --codes FD
 python -m peer.training create --socket FD --weights FD
 """
 
@@ -18,7 +18,7 @@ def main() -> int:
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--weights", type=int, default=-1)
     parser.add_argument("--slow", type=int, default=-1)
-    parser.add_argument("--slots", type=int, default=-1)
+    parser.add_argument("--codes", type=int, default=-1)
     arguments = parser.parse_args()
     # Ctrl+C goes to the whole terminal; it is the daemon's to handle, which then stops us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -29,7 +29,7 @@ def main() -> int:
 
     if arguments.task == "create":
         return child.create(channel, arguments.weights)
-    return child.train(channel, arguments.slow, arguments.slots)
+    return child.train(channel, arguments.slow, arguments.codes)
 
 
 if __name__ == "__main__":

@@ -11,27 +11,30 @@ import numpy.typing as npt
 import torch
 
 from peer.codec import get_codec
+from protocol.fragments import fragments_of_run
 from protocol.run_spec import RunSpec
 
 from . import calibrate
 from .channel import SocketChannel
 from .corpus import Corpus, open_corpus
 from .device import choose_device, choose_precision, is_out_of_memory
+from .errors import NonFinite
+from .fragments import FragmentSnapshots
 from .loop import InnerLoop, TrainerParts
 from .messages import Failed, Ready
 from .model import FlatModel, empty_module, initial_module
 from .optimizer import FlatAdamW
 from .pipe import ModelCreated
 from .settings import TrainerSettings
-from .shared import CodeRegions, map_vector, slot_bytes
+from .shared import CodeRegions, map_vector, regions_of_run
 from .snapshot import Snapshots
-from .step import NonFinite, Stepper
+from .step import Stepper
 
 
-def train(channel: SocketChannel, slow_fd: int, slots_fd: int) -> int:
+def train(channel: SocketChannel, slow_fd: int, codes_fd: int) -> int:
     """Be a trainer until `Stop`. Returns the exit status."""
     try:
-        parts, ready = build(channel.settings(), slow_fd, slots_fd)
+        parts, ready = build(channel.settings(), slow_fd, codes_fd)
         channel.emit(ready)
         InnerLoop(parts, channel).run()
     except NonFinite as error:
@@ -59,7 +62,7 @@ def create(channel: SocketChannel, weights_fd: int) -> int:
     return 0
 
 
-def build(settings: TrainerSettings, slow_fd: int, slots_fd: int) -> tuple[TrainerParts, Ready]:
+def build(settings: TrainerSettings, slow_fd: int, codes_fd: int) -> tuple[TrainerParts, Ready]:
     """Model, optimizer and corpus; with the micro-batch found and the speed measured."""
     spec = settings.run_spec()
     if settings.threads:
@@ -84,9 +87,8 @@ def build(settings: TrainerSettings, slow_fd: int, slots_fd: int) -> tuple[Train
         raise ValueError(
             f"slow weights of {slow_P.numel()} values for {model.layout.padded_parameters}"
         )
-    codec = get_codec(spec.sync.codec)
-    slots = CodeRegions(slots_fd, slot_bytes(codec.code_bytes(slow_P.numel())), writable=True)
-    snapshots = Snapshots(model, slow_P, slots, codec)
+    regions = CodeRegions.create_in(codes_fd, regions_of_run(spec, model.layout))
+    snapshots = _snapshots(spec, model, slow_P, regions)
     parts = TrainerParts(
         spec, settings.peer_id, corpus, model, optimizer, stepper, snapshots, slow_P
     )
@@ -98,8 +100,19 @@ def build(settings: TrainerSettings, slow_fd: int, slots_fd: int) -> tuple[Train
         precision=precision,
         micro_batch=stepper.micro_batch,
         steps_per_s=steps_per_s,
+        shapes=tuple((entry.name, entry.shape) for entry in model.layout.entries),
     )
     return parts, ready
+
+
+def _snapshots(
+    spec: RunSpec, model: FlatModel, slow_P: torch.Tensor, regions: CodeRegions
+) -> Snapshots | FragmentSnapshots:
+    codec, diloco = get_codec(spec.sync.codec), spec.sync.diloco
+    if diloco is None:
+        return Snapshots(model, slow_P, regions, codec)
+    fragments = fragments_of_run(diloco, model.layout)
+    return FragmentSnapshots(model, slow_P, regions, codec, fragments, diloco)
 
 
 def _first_micro_batch(settings: TrainerSettings, spec: RunSpec, device: torch.device) -> int:

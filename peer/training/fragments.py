@@ -36,17 +36,9 @@ from peer.codec import Codec, codes_as_tensor
 from protocol.fragments import Fragment
 from protocol.run_spec import DilocoSection
 
-from .model import FlatModel
+from .errors import NonFinite
 from .shared import CodeRegions
-from .step import NonFinite
-
-
-def region_bytes(fragments: Sequence[Fragment], codec: Codec) -> tuple[int, ...]:
-    """Length of the codes of each fragment: the regions that they are written to."""
-    return tuple(
-        sum(codec.code_bytes(stop - start) for start, stop in fragment.chunks)
-        for fragment in fragments
-    )
+from .weights import FastWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +71,7 @@ class FragmentSnapshots:
 
     def __init__(
         self,
-        model: FlatModel,
+        model: FastWeights,
         outer_P: torch.Tensor,
         regions: CodeRegions,
         codec: Codec,
@@ -170,14 +162,15 @@ class FragmentSnapshots:
         shared = torch.frombuffer(memory, dtype=torch.uint8)
         on_cpu = self._model.device.type == "cpu"
         codes = shared if on_cpu else torch.empty_like(shared, device=self._model.device)
+        feedback = self._feedback.begin(fragment) if self._feedback else None
         try:
             for chunk in self._chunks[fragment]:
                 u = self._pseudo_gradient(chunk)
-                if self._feedback:
-                    u.add_(self._feedback.waiting(fragment)[chunk.own])
+                if feedback:
+                    u.add_(feedback.waiting[chunk.own])
                 self._codec.encode(u, codes[chunk.codes])
-                if self._feedback:
-                    taken = self._feedback.taken(fragment)[chunk.own]
+                if feedback:
+                    taken = feedback.taken[chunk.own]
                     self._codec.decode(codes[chunk.codes], taken)
                     torch.sub(u, taken, out=taken)
         finally:
@@ -219,7 +212,7 @@ class FragmentSnapshots:
         for chunk in (chunks[index] for index in left_out):
             ours = self._scratch(chunk.size)
             self._codec.decode(memory[chunk.codes].to(self._model.device), ours)
-            self._feedback.waiting(fragment)[chunk.own].add_(ours)
+            self._feedback.add(fragment, chunk.own, ours)
             ours.zero_()
 
     def _outer(self, span: slice) -> torch.Tensor:
@@ -238,45 +231,53 @@ class FragmentSnapshots:
         return max(chunk.size for chunk in self._chunks[fragment])
 
 
-class _Feedback:
-    """e of each fragment, and for chunks whose last send is not settled what coding took from it.
+@dataclass(frozen=True, slots=True)
+class _Sending:
+    """What one send adds, and where to write what coding took; in the fragment's own values."""
 
-    The second is there only between a send and its settlement, so it costs the memory of the
-    fragments on their way.
+    waiting: torch.Tensor
+    taken: torch.Tensor
+
+
+class _Feedback:
+    """e of each fragment, and what coding took from its last send.
+
+    The second is there only between a send and the step of its last chunk, so it costs the memory
+    of the fragments on their way.
     """
 
     def __init__(self, fragments: Sequence[Fragment], device: torch.device) -> None:
         self._waiting = [torch.zeros(fragment.size, device=device) for fragment in fragments]
+        self._num_chunks = [len(fragment.chunks) for fragment in fragments]
         self._taken: dict[int, torch.Tensor] = {}
         self._settled: dict[int, set[int]] = {}
-        self._num_chunks = [len(fragment.chunks) for fragment in fragments]
 
     def reset(self) -> None:
         """e := 0."""
         self._taken.clear()
-        self._settled.clear()
         for values in self._waiting:
             values.zero_()
 
-    def waiting(self, fragment: int) -> torch.Tensor:
-        """e: what the next send adds; in the fragment's own values."""
-        return self._waiting[fragment]
-
-    def taken(self, fragment: int) -> torch.Tensor:
-        """Where to write what coding takes from this send."""
+    def begin(self, fragment: int) -> _Sending:
+        """A send begins; what was not settled of the one before never will be."""
+        waiting = self._waiting[fragment]
         self._settled[fragment] = set()
-        return self._taken.setdefault(fragment, torch.empty_like(self._waiting[fragment]))
+        self._taken[fragment] = torch.empty_like(waiting)
+        return _Sending(waiting, self._taken[fragment])
+
+    def add(self, fragment: int, own: slice, values: torch.Tensor) -> None:
+        """e += values."""
+        self._waiting[fragment][own].add_(values)
 
     def settle(self, fragment: int, chunks: dict[int, slice]) -> None:
         """These chunks were stepped: e is now what coding took."""
-        taken = self._taken.get(fragment)
-        settled = self._settled.get(fragment, set())
-        for index, own in chunks.items():
-            if taken is not None and index not in settled:
-                self._waiting[fragment][own] = taken[own]
-                settled.add(index)
-        if len(settled) == self._num_chunks[fragment]:
-            self._taken.pop(fragment, None)
+        if (taken := self._taken.get(fragment)) is None:
+            return
+        for own in chunks.values():
+            self._waiting[fragment][own] = taken[own]
+        self._settled[fragment].update(chunks)
+        if len(self._settled[fragment]) == self._num_chunks[fragment]:
+            del self._taken[fragment]
 
 
 def _chunks(fragment: Fragment, codec: Codec) -> list[_Chunk]:

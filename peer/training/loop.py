@@ -4,19 +4,23 @@ Theory. The loop alternates between the daemon's commands and inner steps. Comma
 between two steps, without waiting while there is something to train. A round goes through:
 
     TrainRound(r)     steps, until `quota` are done or `CloseRound` came
-    close             snapshot, codes into a slot, RoundClosed(r); the snapshot is now pending
-    Apply(r)          the move of the slow weights comes into theta; nothing is pending
+    close             RoundClosed(r)
+
+What leaves the trainer meanwhile, and what comes back, is the business of its way of averaging
+(sync.py): it is told of each step, does what is due, and may hold up training or the close.
 
 Rules:
     1. A round is closed when it is due (quota done, or asked to close and at least one step done)
-       and nothing is pending. While a snapshot is pending a due round trains on; the learning rate
-       then stays that of the round's end.
-    2. With `overlap` off, nothing is trained while a snapshot is pending.
-    3. A number that is not finite ends the trainer (`NonFinite`) before it can get into a snapshot.
+       and the way of averaging does not hold it up. A due round that is held up trains on; the
+       learning rate then stays that of the round's end.
+    2. Nothing is trained while the way of averaging holds it up. Commands are obeyed.
+    3. A number that is not finite ends the trainer (`NonFinite`) before it can get into what is
+       sent.
     4. A command that makes no sense here is a bug of the daemon: `WrongCommand`, and the trainer
        ends.
-    5. A round with quota 0 trains nothing: it is closed as soon as nothing is pending.
-    6. The daemon writes the slow weights only when no Load, Apply or Evaluate is on its way.
+    5. A round with quota 0 trains nothing: it is closed as soon as nothing holds it up.
+    6. The daemon writes the slow weights only when no Load or Evaluate is on its way, nor anything
+       by which the way of averaging reads them.
 """
 
 import math
@@ -33,9 +37,9 @@ from protocol.data_plan import DataPlan
 from protocol.run_spec import RunSpec
 
 from .corpus import Corpus
+from .errors import NonFinite, WrongCommand
+from .fragments import FragmentSnapshots
 from .messages import (
-    Applied,
-    Apply,
     CloseRound,
     Evaluate,
     Evaluated,
@@ -43,22 +47,22 @@ from .messages import (
     Progress,
     RoundClosed,
     Stop,
+    SyncCommand,
     TrainerCommand,
     TrainerEvent,
     TrainRound,
 )
 from .model import FlatModel
 from .optimizer import FlatAdamW
+from .pairs import PairSync
 from .schedule import learning_rate, nominal_step
 from .snapshot import Snapshots
-from .step import NonFinite, Stepper, StepResult
+from .step import Stepper, StepResult
+from .streaming import FragmentSync
+from .sync import Sync
 
 PROGRESS_INTERVAL_S: Final = 0.2
 """Shortest time between two `Progress` of a round, but for that at half the quota."""
-
-
-class WrongCommand(Exception):
-    """A command that does not fit the trainer's state; the message says why."""
 
 
 class Channel(Protocol):
@@ -109,7 +113,7 @@ class TrainerParts:
     model: FlatModel
     optimizer: FlatAdamW
     stepper: Stepper
-    snapshots: Snapshots
+    snapshots: Snapshots | FragmentSnapshots
     slow_P: torch.Tensor
 
 
@@ -146,10 +150,17 @@ class InnerLoop:
         self._clock_s = clock_s
         self._plan = DataPlan(parts.spec.seed, parts.corpus.num_blocks)
         self._validation_BT = parts.corpus.validation_blocks(parts.spec.data.validation_blocks)
+        self._sync = self._chosen_sync()
         self._state = _State()
 
     def __repr__(self) -> str:
-        return f"<InnerLoop in {self._state.round}, {self._parts.snapshots!r}>"
+        return f"<InnerLoop in {self._state.round}, {self._sync!r}>"
+
+    def _chosen_sync(self) -> Sync:
+        spec, snapshots = self._parts.spec, self._parts.snapshots
+        if isinstance(snapshots, FragmentSnapshots):
+            return FragmentSync(spec, snapshots, self._channel.emit, self._clock_s)
+        return PairSync(snapshots, self._channel.emit, overlap=spec.sync.overlap)
 
     def run(self) -> None:
         """Obey and train until `Stop`.
@@ -163,15 +174,24 @@ class InnerLoop:
                 return
             if command is not None:
                 self._obey(command)
-                self._close_if_due()
             elif (current := self._state.round) is not None:
                 self._train_step(current)
-                self._close_if_due()
+            self._do_what_is_due()
 
     def _can_train(self) -> bool:
-        held = not self._parts.spec.sync.overlap and self._parts.snapshots.pending is not None
         current = self._state.round
-        return current is not None and current.order.quota > 0 and not held
+        return current is not None and current.order.quota > 0 and not self._sync.holds_training
+
+    def _do_what_is_due(self) -> None:
+        """Send and merge; close the round, and the next one if it has no steps."""
+        while True:
+            if self._sync.is_send_due:
+                self._settle()
+            self._sync.advance()
+            current = self._state.round
+            if current is None or not current.is_due or self._sync.holds_close:
+                return
+            self._close(current)
 
     # --- commands -------------------------------------------------------------------------------
 
@@ -183,13 +203,15 @@ class InnerLoop:
                 self._order(command)
             case CloseRound(round_):
                 self._ask_to_close(round_)
-            case Apply(round_):
-                self._apply(round_)
             case Evaluate(round_):
                 self._evaluate(round_)
+            case Stop():
+                pass  # `run` has seen to it
+            case _:
+                self._obey_sync(command)
 
     def _load(self) -> None:
-        self._parts.snapshots.load()
+        self._sync.load()
         self._parts.optimizer.reset()
         self._state = _State(loaded=True)
 
@@ -215,6 +237,7 @@ class InnerLoop:
         state.round = RoundInProgress(order, now_s, order.epoch, order.position)
         state.next_order = None
         state.progress = SinceProgress(now_s)
+        self._sync.begin(order)
 
     def _ask_to_close(self, round_: int) -> None:
         current = self._state.round
@@ -223,11 +246,10 @@ class InnerLoop:
         elif round_ > self._state.last_closed:
             raise WrongCommand(f"CloseRound({round_}), a round that has not begun")
 
-    def _apply(self, round_: int) -> None:
-        pending = self._parts.snapshots.pending
-        if pending is None or pending.round != round_:
-            raise WrongCommand(f"Apply({round_}), but {pending or 'nothing'} is pending")
-        self._channel.emit(Applied(round_, self._parts.snapshots.apply()))
+    def _obey_sync(self, command: SyncCommand) -> None:
+        if not self._state.loaded:
+            raise WrongCommand(f"{command} before Load")
+        self._sync.obey(command)
 
     def _evaluate(self, round_: int) -> None:
         """Measure with the slow weights in place; the fast ones wait in the idle gradient."""
@@ -254,10 +276,11 @@ class InnerLoop:
         launched = _Launched(self._parts.stepper.step(blocks_BT, rate), rate)
         # Its numbers are read one step later: until then a GPU computes while we prepare the next
         # one.
-        self._settle(current)
+        self._settle()
         self._state.launched = launched
         current.steps += 1
         current.tokens += spec.tokens_per_step
+        self._sync.stepped(current.order, current.steps, spec.tokens_per_step)
         self._state.progress.busy_s += self._clock_s() - started_s
         self._report_progress(current)
 
@@ -272,9 +295,10 @@ class InnerLoop:
         current.epoch, current.position = taken.epoch, taken.position
         return self._parts.corpus.blocks(taken.blocks)
 
-    def _settle(self, current: RoundInProgress) -> None:
+    def _settle(self) -> None:
         """Look at the numbers of the launched step, if there is one."""
-        if (launched := self._state.launched) is None:
+        current, launched = self._state.round, self._state.launched
+        if current is None or launched is None:
             return
         self._state.launched = None
         try:
@@ -295,7 +319,7 @@ class InnerLoop:
         if not at_half and now_s - progress.since_s < PROGRESS_INTERVAL_S:
             return
         launched = self._state.launched
-        self._settle(current)
+        self._settle()
         settled_s = self._clock_s()
         progress.busy_s += settled_s - now_s
         self._channel.emit(
@@ -313,22 +337,19 @@ class InnerLoop:
 
     # --- the close of a round -------------------------------------------------------------------
 
-    def _close_if_due(self) -> None:
-        current = self._state.round
-        if current is None or not current.is_due or self._parts.snapshots.pending is not None:
-            return
-        self._settle(current)
-        snapshot = self._parts.snapshots.take(current.order.round)
+    def _close(self, current: RoundInProgress) -> None:
+        self._settle()
+        snapshot = self._sync.close(current.order)
         self._state.round = None
         self._state.last_closed = current.order.round
         self._channel.emit(
             RoundClosed(
                 round=current.order.round,
-                slot=snapshot.slot,
+                slot=snapshot.slot if snapshot else None,
                 steps=current.steps,
                 tokens=current.tokens,
                 loss=current.loss_sum / max(1, current.steps),
-                digest=snapshot.digest,
+                digest=snapshot.digest if snapshot else None,
                 epoch=current.epoch,
                 position=current.position,
                 seconds=self._clock_s() - current.started_s,

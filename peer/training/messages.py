@@ -5,7 +5,7 @@ down, events come up; both are msgpack maps with a length prefix (see `pipe.py`)
 never pass through the socket: slow weights and codes lie in shared memory (see `shared.py`), and a
 message names the slot and carries the digest.
 
-The order of things:
+The order of things, when peers average in pairs:
 
     daemon                              trainer
                                         Ready
@@ -20,6 +20,31 @@ The order of things:
 A round is closed by the trainer itself when its quota is done and no earlier snapshot waits for its
 `Apply`; while one does, the trainer trains on past its quota. It waits only when it has no round to
 train.
+
+And when fragments of the model are averaged by all (protocol/fragments.py), in each round, for each
+fragment p, in cycle k:
+
+    daemon                              trainer
+                                        FragmentSent(p, k)            codes are in p's region
+    (p of phi is written)               Progress ...
+    Merge(p, k, stepped, left_out)      tau steps after the send: theta := a theta + (1 - a) phi
+                                        FragmentMerged(p, k)
+    Yield(p)                            held := phi
+                                        Yielded(p)
+    (p of phi is written)               Progress ...
+    Amend(p, ...)                       theta follows what happened to phi
+
+Rules of fragments:
+    1. The daemon writes a fragment of phi only from `FragmentSent` to `Merge`, and from `Yielded`
+       to `Amend`. (Load and Evaluate read all of phi: nothing may be written while they run.)
+    2. A fragment is in flight from its send to its merge, and is not sent again meanwhile: when its
+       next send is due, the trainer waits. So it does for a fragment that it has yielded.
+    3. `Merge` may come early: it is held until the fragment's tau steps are done, or its next send
+       is due. In and after a round of no steps there is nothing to wait for: it is taken at once.
+    4. A `Yield` that meets a fragment in flight has crossed a `FragmentSent`, and is void: there is
+       no `Yielded`. While a `Merge` is held, `Yielded` follows `FragmentMerged`.
+    5. A round closes when it is due, whatever is in flight; what falls due at its end is sent
+       before. A round of no steps sends every fragment whose next send lies in it: the last word.
 """
 
 from dataclasses import dataclass
@@ -27,7 +52,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Start from the slow weights: theta := phi, fresh optimizer state, no snapshot pending."""
+    """Start from the slow weights: theta := phi, fresh optimizer state.
+
+    No snapshot is pending, no fragment in flight, yielded or fed back.
+    """
 
     version: int
 
@@ -75,11 +103,52 @@ class Evaluate:
 
 
 @dataclass(frozen=True, slots=True)
+class Merge:
+    """The outer step of a fragment in flight is in phi: this ends the flight.
+
+    Attributes:
+        stepped: chunks that were stepped; the others are left alone.
+        left_out: those of them whose result does not hold our codes.
+    """
+
+    fragment: int
+    cycle: int
+    stepped: tuple[int, ...]
+    left_out: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Yield:
+    """Do not read phi of a fragment until `Amend`."""
+
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Amend:
+    """A yielded fragment of phi has been written: follow.
+
+    Attributes:
+        merged: chunks that were stepped now, and not in `Merge`.
+        redone: chunks whose step was taken back, and taken with another result.
+        healed: chunks that were put right without a step of ours.
+        left_out: chunks whose codes of the last send are, as it turns out now, in no result.
+    """
+
+    fragment: int
+    merged: tuple[int, ...]
+    redone: tuple[int, ...]
+    healed: tuple[int, ...]
+    left_out: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Exit."""
 
 
-TrainerCommand = Load | TrainRound | CloseRound | Apply | Evaluate | Stop
+SyncCommand = Apply | Merge | Yield | Amend
+TrainerCommand = Load | TrainRound | CloseRound | SyncCommand | Evaluate | Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +158,7 @@ class Ready:
     Attributes:
         parameters: trainable parameters, tied ones once.
         steps_per_s: inner steps per second of the trainer alone.
+        shapes: (name, shape) of each parameter: what the layout follows from.
     """
 
     parameters: int
@@ -98,6 +168,7 @@ class Ready:
     precision: str
     micro_batch: int
     steps_per_s: float
+    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,21 +192,22 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class RoundClosed:
-    """The snapshot of this round is encoded in `slot`.
+    """The round is over; in averaging in pairs its snapshot is encoded in `slot`.
 
     Attributes:
-        digest: blake3 (32 hex digits) of the codes in the slot.
+        slot: None where fragments are sent.
+        digest: blake3 (32 hex digits) of the codes in the slot; None without one.
         loss: mean training loss of the round.
         epoch, position: where our data stands now.
         seconds: duration of the round's training.
     """
 
     round: int
-    slot: int
+    slot: int | None
     steps: int
     tokens: int
     loss: float
-    digest: str
+    digest: str | None
     epoch: int
     position: int
     seconds: float
@@ -151,6 +223,46 @@ class Applied:
 
     round: int
     distance: float
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentSent:
+    """The codes of a fragment lie in its region.
+
+    Attributes:
+        steps, tokens: trained since the fragment's last send.
+        digest: blake3 (32 hex digits) of the codes.
+        seconds: what the coding took.
+        waited_s: how long training stood still before, for a fragment that was yielded.
+    """
+
+    fragment: int
+    cycle: int
+    steps: int
+    tokens: int
+    digest: str
+    seconds: float
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentMerged:
+    """The fast weights have taken over a fragment's outer step.
+
+    Attributes:
+        waited_s: how long training stood still for it; 0 when it came in time.
+    """
+
+    fragment: int
+    cycle: int
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Yielded:
+    """phi of this fragment is not read until `Amend`."""
+
+    fragment: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,4 +287,5 @@ class Failed:
     detail: str
 
 
-TrainerEvent = Ready | Progress | RoundClosed | Applied | Evaluated | Failed
+SyncEvent = Applied | FragmentSent | FragmentMerged | Yielded
+TrainerEvent = Ready | Progress | RoundClosed | SyncEvent | Evaluated | Failed

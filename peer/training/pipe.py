@@ -15,22 +15,7 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 
 import msgpack
 
-from .messages import (
-    Applied,
-    Apply,
-    CloseRound,
-    Evaluate,
-    Evaluated,
-    Failed,
-    Load,
-    Progress,
-    Ready,
-    RoundClosed,
-    Stop,
-    TrainerCommand,
-    TrainerEvent,
-    TrainRound,
-)
+from .messages import TrainerCommand, TrainerEvent
 from .settings import TrainerSettings
 
 MAX_FRAME_BYTES: Final = 4 * 1024 * 1024
@@ -55,11 +40,7 @@ Message = TrainerSettings | TrainerCommand | TrainerEvent | ModelCreated
 
 _KINDS: Final[dict[str, type[Any]]] = {
     kind.__name__: kind
-    for kind in (
-        *(Load, TrainRound, CloseRound, Apply, Evaluate, Stop),
-        *(Ready, Progress, RoundClosed, Applied, Evaluated, Failed),
-        *(TrainerSettings, ModelCreated),
-    )
+    for kind in (*get_args(TrainerCommand), *get_args(TrainerEvent), TrainerSettings, ModelCreated)
 }
 _FIELDS: Final[dict[str, dict[str, Any]]] = {
     name: {field.name: get_type_hints(kind)[field.name] for field in dataclasses.fields(kind)}
@@ -123,11 +104,12 @@ def _decode(body: bytes) -> Message:
 
 
 def _typed(value: Any, hint: Any, where: str) -> Any:
-    """`value` as `hint` (a scalar, or a tuple of such), lists turned into tuples."""
+    """`value` as `hint` (a scalar, one or None, or a tuple of such), lists turned into tuples."""
     if get_origin(hint) is tuple:
         return _tuple(value, get_args(hint), where)
     if isinstance(hint, types.UnionType):
-        raise TypeError(f"{where}: unions do not travel")
+        (some,) = (kind for kind in get_args(hint) if kind is not types.NoneType)
+        return None if value is None else _typed(value, some, where)
     if hint is float and type(value) is int:
         return float(value)
     if type(value) is not hint:

@@ -21,7 +21,7 @@ class TrainerDied(Exception):
 
 
 class Trainer(Protocol):
-    """One life of one trainer. Codes are views of memory, valid until the slot is written again."""
+    """One life of one trainer. Codes are views of memory, valid until they are written again."""
 
     async def send(self, command: TrainerCommand) -> None:
         """Raises TrainerDied."""
@@ -31,6 +31,9 @@ class Trainer(Protocol):
 
     def codes(self, slot: int) -> memoryview:
         """Codes of the snapshot in `slot` (as `peer.codec` lays them out)."""
+
+    def fragment_codes(self, fragment: int) -> memoryview:
+        """Codes of the fragment's last send, chunk after chunk."""
 
 
 StartTrainer = Callable[[Float32Vector, int | None], AbstractAsyncContextManager[Trainer]]

@@ -20,21 +20,22 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Final, get_args
 
 import trio
 
-from peer.codec import get_codec
 from protocol.layout import Layout
+from protocol.run_spec import RunSpec
 
 from . import pipe
-from .messages import RoundClosed, Stop, TrainerCommand, TrainerEvent
+from .messages import FragmentSent, Ready, RoundClosed, Stop, TrainerCommand, TrainerEvent
 from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
 from .settings import TrainerSettings
-from .shared import CodeRegions, SharedVector, slot_bytes
+from .shared import CodeRegions, SharedVector, code_memory, regions_of_run
 from .watchdog import START_TIMEOUT_S, Watchdog
 
 STOP_GRACE_S: Final = 1.0
@@ -165,16 +166,19 @@ def _environment(threads: int) -> dict[str, str]:
 class ProcessTrainer:
     """One life of a trainer process. See `peer.training.ports.Trainer`."""
 
-    def __init__(self, child: _Child, slots: CodeRegions, watchdog: Watchdog) -> None:
+    def __init__(
+        self, child: _Child, map_regions: Callable[[Ready], CodeRegions], watchdog: Watchdog
+    ) -> None:
         self._child = child
-        self._slots = slots
+        self._map_regions = map_regions
+        self._regions: CodeRegions | None = None
         self._watchdog = watchdog
         self._patience = trio.CancelScope()
         self._commands = 0
         self._events = 0
 
     def __repr__(self) -> str:
-        return f"<ProcessTrainer {self._child.process.pid}, {self._slots!r}>"
+        return f"<ProcessTrainer {self._child.process.pid}, {self._regions!r}>"
 
     @property
     def process_id(self) -> int:
@@ -209,18 +213,29 @@ class ProcessTrainer:
         event: TrainerEvent = message
         self._events += 1
         self._watchdog.received(event)
-        if isinstance(event, RoundClosed):
-            self._check(event)
+        match event:
+            case Ready():
+                self._regions = self._map_regions(event)
+            case RoundClosed(round=round_, slot=int(slot), digest=str(digest)):
+                self._check(slot, round_, digest)
+            case FragmentSent():
+                self._check(event.fragment, event.cycle, event.digest)
         return event
 
-    def _check(self, event: RoundClosed) -> None:
-        header = self._slots.header(event.slot)
-        if header is None or (header.round, header.digest) != (event.round, event.digest):
-            raise TrainerDied(f"slot {event.slot} holds {header}, not round {event.round}")
+    def _check(self, region: int, round_: int, digest: str) -> None:
+        header = self._regions.header(region) if self._regions else None
+        if header is None or (header.round, header.digest) != (round_, digest):
+            raise TrainerDied(f"region {region} holds {header}, not what {round_} sent")
 
     def codes(self, slot: int) -> memoryview:
         """Codes of the snapshot in `slot`, valid until the slot is written again."""
-        return self._slots.codes(slot)
+        assert self._regions is not None
+        return self._regions.codes(slot)
+
+    def fragment_codes(self, fragment: int) -> memoryview:
+        """Codes of the fragment's last send, valid until its next one."""
+        assert self._regions is not None
+        return self._regions.codes(fragment)
 
     def statistics(self) -> TrainerStatistics:
         """What this life has done so far."""
@@ -246,17 +261,21 @@ def trainer_starter(
         if vector.ctypes.data != slow.array.ctypes.data or vector.size != slow.array.size:
             raise ValueError("the trainer can only start on the shared slow weights")
         told = replace(settings, micro_batch_cap=micro_batch_cap or 0)
-        code_bytes = get_codec(spec.sync.codec).code_bytes(vector.size)
-        slots = CodeRegions.create(slot_bytes(code_bytes), directory)
+        codes_fd = code_memory(0, directory)
         try:
-            descriptors = {"slow": slow.read_only_fd, "slots": slots.fd}
+            descriptors = {"slow": slow.read_only_fd, "codes": codes_fd}
             async with _child("train", told, descriptors) as child:
-                yield ProcessTrainer(child, slots, Watchdog(spec))
+                yield ProcessTrainer(child, partial(_regions, spec, codes_fd), Watchdog(spec))
                 await _stop(child)
         finally:
-            slots.close()
+            os.close(codes_fd)
 
     return start
+
+
+def _regions(spec: RunSpec, fd: int, ready: Ready) -> CodeRegions:
+    layout = Layout.from_shapes(dict(ready.shapes))
+    return CodeRegions(fd, regions_of_run(spec, layout), writable=False)
 
 
 async def _stop(child: _Child) -> None:

@@ -39,3 +39,8 @@ def _decay(section: OptimizerSection, step: float, total_steps: int) -> float:
 def nominal_step(round_: int, inner_steps: int, steps_done: int, quota: int) -> float:
     """Nominal step after `steps_done` own steps of a round; past the quota it stands still."""
     return round_ * inner_steps + inner_steps * min(steps_done, quota) / quota
+
+
+def nominal_count(round_: int, inner_steps: int, steps_done: int, quota: int) -> int:
+    """Whole nominal steps behind a peer after `steps_done` own steps of a round."""
+    return round_ * inner_steps + inner_steps * min(steps_done, quota) // quota

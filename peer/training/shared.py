@@ -30,6 +30,11 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from peer.codec import Codec, get_codec
+from protocol.fragments import Fragment, fragments_of_run
+from protocol.layout import Layout
+from protocol.run_spec import RunSpec
+
 NUM_SLOTS: Final = 2
 HEADER_BYTES: Final = 4096
 """Space before each region's codes: a page, so that codes are page-aligned."""
@@ -94,8 +99,20 @@ def map_vector(fd: int, *, writable: bool = False) -> npt.NDArray[np.float32]:
     return np.frombuffer(mmap.mmap(fd, 0, access=access), dtype=np.float32)
 
 
+def code_memory(size_bytes: int, directory: Path | None = None) -> int:
+    """Descriptor of zeroed memory for codes.
+
+    The daemon makes it before it knows the model, so of no size; the trainer gives it its size.
+    """
+    fd, read_only_fd = _anonymous_file("loco-codes", size_bytes, directory)
+    os.close(read_only_fd)
+    return fd
+
+
 class CodeRegions:
     """Memory for codes: one region of each of these lengths.
+
+    A descriptor of -1 is memory of this process alone.
 
     Attributes:
         code_bytes: length of the codes of each region.
@@ -112,9 +129,13 @@ class CodeRegions:
     @classmethod
     def create(cls, code_bytes: Sequence[int], directory: Path | None = None) -> Self:
         """New, empty regions: the daemon's side, which only reads."""
-        fd, read_only_fd = _anonymous_file("loco-codes", _starts(code_bytes)[-1], directory)
-        os.close(read_only_fd)
-        return cls(fd, code_bytes, writable=False)
+        return cls(code_memory(_starts(code_bytes)[-1], directory), code_bytes, writable=False)
+
+    @classmethod
+    def create_in(cls, fd: int, code_bytes: Sequence[int]) -> Self:
+        """New, empty regions in memory of whatever size: the writer's side."""
+        os.ftruncate(fd, _starts(code_bytes)[-1])
+        return cls(fd, code_bytes, writable=True)
 
     def __repr__(self) -> str:
         headers = [self.header(region) for region in range(len(self._starts))]
@@ -163,6 +184,22 @@ class CodeRegions:
 def slot_bytes(code_bytes: int) -> tuple[int, ...]:
     """The regions of averaging in pairs: equal slots for the codes of whole vectors."""
     return (code_bytes,) * NUM_SLOTS
+
+
+def region_bytes(fragments: Sequence[Fragment], codec: Codec) -> tuple[int, ...]:
+    """The regions of streaming: the codes of each fragment, chunk after chunk."""
+    return tuple(
+        sum(codec.code_bytes(stop - start) for start, stop in fragment.chunks)
+        for fragment in fragments
+    )
+
+
+def regions_of_run(spec: RunSpec, layout: Layout) -> tuple[int, ...]:
+    """The regions of a run's trainers."""
+    codec = get_codec(spec.sync.codec)
+    if spec.sync.diloco is None:
+        return slot_bytes(codec.code_bytes(layout.padded_parameters))
+    return region_bytes(fragments_of_run(spec.sync.diloco, layout), codec)
 
 
 def _starts(code_bytes: Sequence[int]) -> list[int]:

@@ -1,7 +1,7 @@
 """A trainer in virtual time: the same conversation, a toy model, no process.
 
-The model is that of toy.py. Codes, digests, slots, the close of rounds and the line of `Apply` are
-the real ones.
+The model is that of toy.py. What is sent and what comes back are the real ones, for averaging in
+pairs and for fragments alike (sync.py).
 
 Time is trio's clock, and it is read, not waited for: a step is done when its time has come, whether
 or not somebody looks; so the simulation needs no task of its own, and costs one wake-up per event
@@ -24,11 +24,12 @@ import trio
 
 from peer.codec import get_codec
 from protocol.data_plan import DataPlan
+from protocol.fragments import fragments_of_run
 from protocol.run_spec import RunSpec
 
+from .errors import WrongCommand
+from .fragments import FragmentSnapshots
 from .messages import (
-    Applied,
-    Apply,
     CloseRound,
     Evaluate,
     Evaluated,
@@ -42,10 +43,14 @@ from .messages import (
     TrainerEvent,
     TrainRound,
 )
+from .pairs import PairSync
 from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
 from .schedule import learning_rate, nominal_step
-from .shared import NUM_SLOTS
-from .toy import SimulatedSpeed, ToyProblem, loss_of, optimum, simulated_layout
+from .shared import CodeRegions, regions_of_run
+from .snapshot import Snapshots
+from .streaming import FragmentSync
+from .sync import Sync
+from .toy import SimulatedSpeed, ToyProblem, ToyWeights, loss_of, optimum, simulated_layout
 
 __all__ = [
     "SimulatedSpeed",
@@ -80,20 +85,11 @@ class _Round:
 
 
 @dataclass(slots=True)
-class _Pending:
-    round: int
-    theta_s: Float32Vector
-    slot: int
-
-
-@dataclass(slots=True)
 class _Life:
     """State of one life."""
 
     round: _Round | None = None
     next_order: TrainRound | None = None
-    pending: _Pending | None = None
-    next_slot: int = 0
     death: str | None = None
     events: deque[TrainerEvent] = field(default_factory=deque)
 
@@ -120,24 +116,39 @@ class SimulatedTrainer:
         batch_size = spec.training.batch_size
         self._micro_batch = min(batch_size, micro_batch_cap or batch_size)
         self._plan = DataPlan(spec.seed, problem.num_blocks)
-        self._codec = get_codec(spec.sync.codec)
-        code_bytes = self._codec.code_bytes(slow.size)
-        self._slots = [np.zeros(code_bytes, dtype=np.uint8) for _ in range(NUM_SLOTS)]
         self._optimum = optimum(spec.seed, slow.size)
-        self._theta = slow.copy()
+        self._weights = ToyWeights(slow)
+        self._regions = CodeRegions(-1, regions_of_run(spec, self._weights.layout), writable=True)
         self._life = _Life()
+        self._now_s = trio.current_time()
+        self._sync = self._chosen_sync()
         self._changed = trio.Event()
         self._ready_s = trio.current_time() + speed.start_s
 
     def __repr__(self) -> str:
         return f"<SimulatedTrainer {self._peer_id} at step {self._machine.steps}>"
 
+    def _chosen_sync(self) -> Sync:
+        codec, diloco = get_codec(self._spec.sync.codec), self._spec.sync.diloco
+        emit, slow_P = self._life.events.append, torch.from_numpy(self._slow)
+        if diloco is None:
+            pairs = Snapshots(self._weights, slow_P, self._regions, codec)
+            return PairSync(pairs, emit, overlap=self._spec.sync.overlap)
+        fragments = fragments_of_run(diloco, self._weights.layout)
+        streamed = FragmentSnapshots(self._weights, slow_P, self._regions, codec, fragments, diloco)
+        return FragmentSync(self._spec, streamed, emit, lambda: self._now_s)
+
     async def send(self, command: TrainerCommand) -> None:
         """Raises TrainerDied."""
         await trio.lowlevel.checkpoint()
         self._advance(trio.current_time())
         self._raise_if_dead()
+        held = self._sync.holds_training
         self._obey(command)
+        self._do_what_is_due()
+        if held and not self._sync.holds_training and self._life.round is not None:
+            # Nothing was trained while it was held.
+            self._life.round.next_step_s = self._now_s + self._speed.step_s
         self._advance(trio.current_time())
         self._changed.set()
         self._changed = trio.Event()
@@ -159,21 +170,27 @@ class SimulatedTrainer:
 
     def codes(self, slot: int) -> memoryview:
         """Codes of the snapshot in `slot`."""
-        return memoryview(self._slots[slot].data).toreadonly()
+        return self._regions.codes(slot).toreadonly()
+
+    def fragment_codes(self, fragment: int) -> memoryview:
+        """Codes of the fragment's last send."""
+        return self._regions.codes(fragment).toreadonly()
 
     def _raise_if_dead(self) -> None:
         if self._life.death is not None:
             raise TrainerDied(self._life.death)
 
     def _ready(self) -> Ready:
+        layout = self._weights.layout
         return Ready(
             parameters=self._slow.size,
             padded_parameters=self._slow.size,
-            layout_digest=simulated_layout(self._slow.size).digest,
+            layout_digest=layout.digest,
             device="simulated",
             precision="fp32",
             micro_batch=self._micro_batch,
             steps_per_s=1 / self._speed.step_s,
+            shapes=tuple((entry.name, entry.shape) for entry in layout.entries),
         )
 
     # --- commands -------------------------------------------------------------------------------
@@ -182,16 +199,14 @@ class SimulatedTrainer:
         life = self._life
         match command:
             case Load():
-                self._theta = self._slow.copy()
-                life.round = life.next_order = life.pending = None
+                self._sync.load()
+                life.round = life.next_order = None
             case TrainRound():
                 life.next_order = command
                 self._begin_round()
             case CloseRound(round_):
                 if life.round is not None and life.round.order.round == round_:
                     life.round.close_at_steps = life.round.steps + 1  # the step in progress
-            case Apply(round_):
-                self._apply(round_)
             case Evaluate(round_):
                 loss = loss_of(self._slow, self._optimum)
                 blocks = self._spec.data.validation_blocks
@@ -201,6 +216,11 @@ class SimulatedTrainer:
                     life.round.next_step_s += self._speed.validation_s
             case Stop():
                 life.death = "the trainer exited with 0"
+            case _:
+                try:
+                    self._sync.obey(command)
+                except WrongCommand as error:
+                    self._fail("error", str(error))
 
     def _begin_round(self) -> None:
         life = self._life
@@ -208,53 +228,50 @@ class SimulatedTrainer:
             now_s = trio.current_time()
             life.round = _Round(life.next_order, now_s, now_s + self._speed.step_s)
             life.next_order = None
-
-    def _apply(self, round_: int) -> None:
-        pending, self._life.pending = self._life.pending, None
-        if pending is None or pending.round != round_:
-            self._fail("error", f"Apply({round_}), but {pending} is pending")
-            return
-        decoded = np.empty_like(self._slow)
-        self._codec.decode(torch.from_numpy(self._slots[pending.slot]), torch.from_numpy(decoded))
-        move = self._slow - decoded
-        self._theta += move
-        self._life.events.append(Applied(round_, float(np.sqrt(np.mean(np.square(move))))))
-        if not self._spec.sync.overlap and self._life.round is not None:
-            # Nothing was trained while the snapshot was pending.
-            self._life.round.next_step_s = trio.current_time() + self._speed.step_s
+            self._sync.begin(life.round.order)
 
     # --- training -------------------------------------------------------------------------------
 
-    @property
-    def _held(self) -> bool:
-        return not self._spec.sync.overlap and self._life.pending is not None
-
     def _advance(self, now_s: float) -> None:
         """Do the steps whose time has come, and what follows from them."""
-        self._close_if_due()
         while (
             (current := self._life.round) is not None
             and self._life.death is None
-            and not self._held
-            and current.order.quota > 0
+            and self._trains(current)
             and current.next_step_s <= now_s
         ):
+            self._now_s = current.next_step_s
             self._step(current)
             current.next_step_s += self._speed.step_s
             if current.steps == math.ceil(current.order.quota / 2):
                 self._report_progress(current)
-            self._close_if_due()
+            self._do_what_is_due()
+        self._now_s = now_s
+
+    def _trains(self, current: _Round) -> bool:
+        return current.order.quota > 0 and not self._sync.holds_training
+
+    def _do_what_is_due(self) -> None:
+        """Send and merge; close the round, and the next one if it has no steps."""
+        while self._life.death is None:
+            self._sync.advance()
+            current = self._life.round
+            if current is None or current.steps < current.due_steps or self._sync.holds_close:
+                return
+            self._close(current)
 
     def _step(self, current: _Round) -> None:
         self._machine.steps += 1
         if self._planned_failure():
             return
         rate = self._problem.rate * self._rate(current) / self._spec.optimizer.learning_rate
-        noise = self._machine.noise.standard_normal(self._theta.size, dtype=np.float32)
-        current.loss_sum += loss_of(self._theta, self._optimum)
-        gradient = self._theta - self._optimum + np.float32(self._problem.sigma) * noise
-        self._theta -= np.float32(rate) * gradient
+        theta = self._weights.theta
+        noise = self._machine.noise.standard_normal(theta.size, dtype=np.float32)
+        current.loss_sum += loss_of(theta, self._optimum)
+        gradient = theta - self._optimum + np.float32(self._problem.sigma) * noise
+        theta -= np.float32(rate) * gradient
         current.steps += 1
+        self._sync.stepped(current.order, current.steps, self._spec.tokens_per_step)
 
     def _planned_failure(self) -> bool:
         steps, speed = self._machine.steps, self._speed
@@ -290,26 +307,19 @@ class SimulatedTrainer:
             )
         )
 
-    def _close_if_due(self) -> None:
+    def _close(self, current: _Round) -> None:
         life = self._life
-        current = life.round
-        if current is None or current.steps < current.due_steps or life.pending or life.death:
-            return
-        slot, life.next_slot = life.next_slot, (life.next_slot + 1) % NUM_SLOTS
-        life.pending = _Pending(current.order.round, self._theta.copy(), slot)
-        self._codec.encode(
-            torch.from_numpy(life.pending.theta_s), torch.from_numpy(self._slots[slot])
-        )
+        snapshot = self._sync.close(current.order)
         epoch, position = self._data_after(current)
         life.round = None
         life.events.append(
             RoundClosed(
                 round=current.order.round,
-                slot=slot,
+                slot=snapshot.slot if snapshot else None,
                 steps=current.steps,
                 tokens=current.steps * self._spec.tokens_per_step,
                 loss=current.loss_sum / max(1, current.steps),
-                digest=blake3.blake3(self._slots[slot].data).hexdigest(length=16),
+                digest=snapshot.digest if snapshot else None,
                 epoch=epoch,
                 position=position,
                 seconds=trio.current_time() - current.started_s,
@@ -329,12 +339,15 @@ class SimulatedTrainer:
     def _next_event_s(self) -> float:
         """When something will happen by itself."""
         current = self._life.round
-        if current is None or current.order.quota == 0 or self._held:
+        if current is None or not self._trains(current):
             return math.inf
-        wanted = [self._steps_to_failure()]
+        wanted = [
+            self._steps_to_failure(),
+            self._sync.steps_to_event(current.order, current.steps),
+        ]
         if current.steps < (half := math.ceil(current.order.quota / 2)):
             wanted.append(half - current.steps)
-        if self._life.pending is None:
+        if not self._sync.holds_close:
             wanted.append(current.due_steps - current.steps)
         return current.next_step_s + (min(wanted) - 1) * self._speed.step_s
 

@@ -23,9 +23,9 @@ import torch
 
 from peer.codec import Codec, codes_as_tensor
 
-from .model import FlatModel
+from .errors import NonFinite
 from .shared import NUM_SLOTS, CodeRegions
-from .step import NonFinite
+from .weights import FastWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Snapshots:
     """Takes snapshots, and applies the moves of the slow weights; at most one is pending."""
 
     def __init__(
-        self, model: FlatModel, slow_P: torch.Tensor, slots: CodeRegions, codec: Codec
+        self, model: FastWeights, slow_P: torch.Tensor, slots: CodeRegions, codec: Codec
     ) -> None:
         self._model = model
         self._slow_P = slow_P

@@ -10,12 +10,9 @@ import numpy.typing as npt
 import torch
 
 from .device import Precision, autocast
+from .errors import NonFinite
 from .model import FlatModel
 from .optimizer import FlatAdamW
-
-
-class NonFinite(Exception):
-    """A loss, a gradient or a weight is NaN or infinite; the message says which and where."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,19 @@ differ, and averaging them helps, as with a real model.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
+import torch
 
-from protocol.layout import Layout
+from protocol.layout import ALIGNMENT, Layout
 
 from .ports import Float32Vector
 
 LOSS_FLOOR: Final = 1.0
+MAX_LAYERS: Final = 6
+"""With fragments of three layers, as they are by default, three fragments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +62,31 @@ class ToyProblem:
 
 
 def simulated_layout(padded_parameters: int) -> Layout:
-    """The layout of a toy model."""
-    return Layout.from_shapes({"theta": (padded_parameters,)})
+    """The layout of a toy model: like a transformer's, an embedding and some blocks.
+
+    As many equal parts as there are code blocks for, no more than `MAX_LAYERS` and one.
+    """
+    blocks = padded_parameters // ALIGNMENT
+    parts = min(blocks, MAX_LAYERS + 1)
+    cuts = [part * blocks // parts * ALIGNMENT for part in range(parts + 1)]
+    names = ["embed", *(f"layers.{layer}.weight" for layer in range(parts - 1))]
+    sizes = (stop - start for start, stop in pairwise(cuts))
+    return Layout.from_shapes({name: (size,) for name, size in zip(names, sizes, strict=True)})
+
+
+class ToyWeights:
+    """theta as a model's flat vector. Implements `peer.training.weights.FastWeights`.
+
+    Attributes:
+        theta: its values.
+    """
+
+    def __init__(self, start: Float32Vector) -> None:
+        self.theta = start.copy()
+        self.theta_P = torch.from_numpy(self.theta)
+        self.gradient_P = torch.zeros_like(self.theta_P)
+        self.device = torch.device("cpu")
+        self.layout = simulated_layout(start.size)
 
 
 def optimum(seed: int, size: int) -> Float32Vector:

@@ -5,7 +5,8 @@ Rules:
     2. While it has something to do (a round to train, a validation, a move to apply), it speaks
        within some steps of its own speed: a fixed floor, for machines that are suspended or swap,
        and many times its measured step time.
-    3. With nothing to do it may be silent forever.
+    3. With nothing to do it may be silent forever. So it may while it may be waiting for us: a
+       fragment is in flight or yielded, and we have not sent `Merge` or `Amend`.
 """
 
 import math
@@ -14,17 +15,21 @@ from typing import Final
 from protocol.run_spec import RunSpec
 
 from .messages import (
+    Amend,
     Applied,
     Apply,
     Evaluate,
     Evaluated,
+    FragmentSent,
     Load,
+    Merge,
     Progress,
     Ready,
     RoundClosed,
     TrainerCommand,
     TrainerEvent,
     TrainRound,
+    Yielded,
 )
 
 START_TIMEOUT_S: Final = 900.0
@@ -45,6 +50,7 @@ class Watchdog:
         self._open_rounds = 0
         self._unapplied = 0
         self._owed = 0
+        self._awaited: set[int] = set()
 
     def __repr__(self) -> str:
         return f"<Watchdog bound {self.silence_bound_s:.0f} s>"
@@ -54,7 +60,8 @@ class Watchdog:
         """Longest normal silence from now on; infinite when there is nothing to do."""
         if not self._ready:
             return START_TIMEOUT_S
-        training = self._open_rounds > 0 and (self._overlap or not self._unapplied)
+        may_wait = self._awaited or (self._unapplied and not self._overlap)
+        training = self._open_rounds > 0 and not may_wait
         if not training and not self._owed:
             return math.inf
         return SILENCE_FLOOR_S + self._slowest_step_s * (SILENCE_STEPS + self._evaluation_steps)
@@ -64,10 +71,13 @@ class Watchdog:
         match command:
             case Load():
                 self._open_rounds = self._unapplied = 0
+                self._awaited.clear()
             case TrainRound():
                 self._open_rounds += 1
             case Apply() | Evaluate():
                 self._owed += 1
+            case Merge(fragment=fragment) | Amend(fragment=fragment):
+                self._awaited.discard(fragment)
 
     def received(self, event: TrainerEvent) -> None:
         """An event came up."""
@@ -79,7 +89,9 @@ class Watchdog:
                 self._slowest_step_s = max(self._slowest_step_s, event.step_s)
             case RoundClosed():
                 self._open_rounds = max(0, self._open_rounds - 1)
-                self._unapplied = 1
+                self._unapplied = int(event.slot is not None)
+            case FragmentSent(fragment=fragment) | Yielded(fragment=fragment):
+                self._awaited.add(fragment)
             case Applied():
                 self._unapplied = 0
                 self._owed = max(0, self._owed - 1)

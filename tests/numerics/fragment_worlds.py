@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from peer.codec import codes_as_tensor, get_codec
-from peer.training.fragments import FragmentSnapshots, region_bytes
+from peer.training.fragments import FragmentSnapshots
 from peer.training.model import FlatModel
-from peer.training.shared import CodeRegions
-from protocol.fragments import Fragment, cut_fragments
+from peer.training.shared import CodeRegions, region_bytes
+from protocol.fragments import Fragment, fragments_of_run
 from protocol.run_spec import DilocoSection
 
 SHAPES = {
@@ -77,13 +77,11 @@ def random_replica(seed: int = 0, codec_name: str = "int8", **diloco) -> Replica
     """theta and phi at random, a tenth apart."""
     model = FlatModel(_Named(), torch.device("cpu"))
     section = DilocoSection(blocks_per_fragment=2, **diloco)
-    fragments = cut_fragments(model.layout, section.fragments, section.blocks_per_fragment)
+    fragments = fragments_of_run(section, model.layout)
     random = np.random.default_rng(seed)
     phi = random.normal(0, 1, model.theta_P.numel()).astype("f4")
     codec = get_codec(codec_name)
-    daemon = CodeRegions.create(region_bytes(fragments, codec))
-    regions = CodeRegions(daemon.fd, daemon.code_bytes, writable=True)
-    daemon.close()
+    regions = CodeRegions(-1, region_bytes(fragments, codec), writable=True)
     snapshots = FragmentSnapshots(model, torch.from_numpy(phi), regions, codec, fragments, section)
     theta = model.theta_P.numpy()
     theta[:] = phi + random.normal(0, 0.1, phi.size).astype("f4")

@@ -16,7 +16,7 @@ from training_worlds import (
     tiny_spec,
 )
 
-from peer.training.loop import WrongCommand
+from peer.training.errors import WrongCommand
 from peer.training.messages import (
     Applied,
     Apply,

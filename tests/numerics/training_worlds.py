@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from peer.codec import get_codec
+from peer.training import child
 from peer.training.corpus import Corpus
 from peer.training.loop import InnerLoop, TrainerParts
 from peer.training.messages import Load, RoundClosed, Stop, TrainerCommand, TrainerEvent, TrainRound
 from peer.training.model import FlatModel, initial_module
 from peer.training.optimizer import FlatAdamW
-from peer.training.shared import CodeRegions, slot_bytes
-from peer.training.snapshot import Snapshots
+from peer.training.shared import CodeRegions, regions_of_run
 from peer.training.step import Stepper
 from protocol.run_spec import (
     DataSection,
@@ -38,7 +38,7 @@ def tiny_spec(**sync) -> RunSpec:
         data=DataSection(validation_blocks=4),
         optimizer=OptimizerSection(warmup_steps=2),
         training=TrainingSection(batch_size=4, total_steps=40),
-        sync=SyncSection(inner_steps=4, **sync),
+        sync=SyncSection(**{"inner_steps": 4, **sync}),
     )
 
 
@@ -71,13 +71,12 @@ def build_world(spec: RunSpec, micro_batch: int = 4) -> World:
     model = FlatModel(initial_module(spec, VOCABULARY), torch.device("cpu"))
     slow = model.theta_P.numpy().copy()
     slow_P = torch.from_numpy(slow)
-    codec = get_codec(spec.sync.codec)
-    daemon = CodeRegions.create(slot_bytes(codec.code_bytes(slow.size)))
+    daemon = CodeRegions.create(regions_of_run(spec, model.layout))
     slots = CodeRegions(daemon.fd, daemon.code_bytes, writable=True)
     daemon.close()
     optimizer = FlatAdamW(model, spec.optimizer)
     stepper = Stepper(model, optimizer, "fp32", micro_batch)
-    snapshots = Snapshots(model, slow_P, slots, codec)
+    snapshots = child._snapshots(spec, model, slow_P, slots)
     corpus = tiny_corpus(spec)
     parts = TrainerParts(spec, "me", corpus, model, optimizer, stepper, snapshots, slow_P)
     return World(spec, parts, slow, slots)
@@ -97,15 +96,28 @@ class Script:
     answer: Answer = lambda event: []
     before: Callable[[TrainerCommand], None] = lambda command: None
     events: list[TrainerEvent] = field(default_factory=list)
+    now_s: float = 0.0
+
+    def clock_s(self) -> float:
+        """A clock that goes on by a second when the trainer waits and nothing is there."""
+        return self.now_s
 
     def next_command(self, *, wait: bool) -> TrainerCommand | None:
+        self.now_s += wait and (not self.commands or self.commands[0] is PAUSE)
         if not self.commands:
             return Stop() if wait else None
         command = self.commands.popleft()
         if command is None:
-            return self.next_command(wait=wait) if wait else None
+            return self._after_pauses() if wait else None
         self.before(command)
         return command
+
+    def _after_pauses(self) -> TrainerCommand:
+        while self.commands:
+            if (command := self.commands.popleft()) is not None:
+                self.before(command)
+                return command
+        return Stop()
 
     def emit(self, event: TrainerEvent) -> None:
         self.events.append(event)
@@ -118,7 +130,7 @@ class Script:
 def run(world: World, *commands, answer: Answer = lambda event: [], before=lambda command: None):
     """Run the loop through these commands after a Load, until it has nothing to do."""
     script = Script(deque([Load(0), *commands]), answer, before)
-    InnerLoop(world.parts, script).run()
+    InnerLoop(world.parts, script, script.clock_s).run()
     return script
 
 

@@ -34,7 +34,7 @@ class SilentChild:
 
 
 def _trainer(child):
-    return ProcessTrainer(child, CodeRegions.create((128, 128)), Watchdog(RunSpec()))
+    return ProcessTrainer(child, lambda _: CodeRegions.create((128, 128)), Watchdog(RunSpec()))
 
 
 async def test_a_start_that_never_ends_is_a_hang(autojump_clock):

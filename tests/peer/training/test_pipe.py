@@ -6,7 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.training import pipe
-from peer.training.messages import Apply, Evaluated, Load, Ready, Stop, TrainRound
+from peer.training.messages import (
+    Amend,
+    Apply,
+    Evaluated,
+    FragmentSent,
+    Load,
+    Merge,
+    Ready,
+    RoundClosed,
+    Stop,
+    TrainRound,
+)
 from peer.training.settings import TrainerSettings
 
 MESSAGES = [
@@ -14,9 +25,14 @@ MESSAGES = [
     TrainRound(7, 50, (("a", 4), ("b", 2)), 1, 99),
     Apply(7),
     Evaluated(7, 2.5, 8192, 0.25),
-    Ready(10, 128, "ab", "cpu", "fp32", 8, 11.5),
+    Ready(10, 128, "ab", "cpu", "fp32", 8, 11.5, (("a", (2, 3)),)),
     TrainerSettings(b"{}", "a", "/c", 256),
     pipe.ModelCreated((("a", (2, 3)), ("b", ())), "{}"),
+    RoundClosed(3, None, 5, 40, 2.5, None, 0, 40, 1.5),
+    RoundClosed(3, 1, 5, 40, 2.5, "ab", 0, 40, 1.5),
+    FragmentSent(2, 7, 5, 40, "ab", 0.25, 0.0),
+    Merge(2, 7, (0, 1, 3), (3,)),
+    Amend(2, (), (0,), (1,), ()),
     Stop(),
 ]
 
@@ -45,6 +61,7 @@ def test_messages_survive_in_pieces(size):
         {"kind": "Load", "version": True},
         {"kind": "Load", "version": "1"},
         {"kind": "Apply", "round": None},
+        {"kind": "Merge", "fragment": 0, "cycle": 0, "stepped": [None], "left_out": []},
         {"kind": "ModelCreated", "shapes": [["a"]], "config": "{}"},
         {"kind": ["Load"]},
         [1, 2],

@@ -16,15 +16,21 @@ import trio
 from peer.training import pipe
 from peer.training.corpus import prepare_corpus
 from peer.training.messages import (
+    Amend,
     Applied,
     Apply,
     Evaluate,
     Evaluated,
     Failed,
+    FragmentMerged,
+    FragmentSent,
     Load,
+    Merge,
     Ready,
     RoundClosed,
     TrainRound,
+    Yield,
+    Yielded,
 )
 from peer.training.model import FlatModel, initial_module, model_shapes
 from peer.training.ports import TrainerDied
@@ -57,7 +63,7 @@ def corpus(tmp_path_factory):
     return prepare_corpus(spec, folder / "cache").path
 
 
-def _settings(corpus, hidden_size=16, learning_rate=1e-2, **model):
+def _settings(corpus, hidden_size=16, learning_rate=1e-2, method="noloco", **model):
     spec = RunSpec(
         model=ModelSection(
             hidden_size=hidden_size, intermediate_size=32, num_layers=1, num_heads=2, **model
@@ -65,7 +71,7 @@ def _settings(corpus, hidden_size=16, learning_rate=1e-2, **model):
         data=DataSection(validation_blocks=4),
         optimizer=OptimizerSection(warmup_steps=0, learning_rate=learning_rate),
         training=TrainingSection(batch_size=2),
-        sync=SyncSection(inner_steps=10),
+        sync=SyncSection(inner_steps=10, method=method),
     )
     return TrainerSettings(spec.to_bytes(), "me", str(corpus), 256, device="cpu", threads=1)
 
@@ -124,17 +130,66 @@ async def test_kill_in_mid_write_harms_nothing(corpus):
             await trainer.send(Apply(round_))
             await _next(trainer, Applied)
         await trainer.send(TrainRound(2, 1, MEMBERS, 0, 0))
-        while trainer._slots.header(0) is not None:  # round 2 goes where round 0 was
+        while trainer._regions.header(0) is not None:  # round 2 goes where round 0 was
             await trio.lowlevel.checkpoint()
         os.kill(trainer.process_id, signal.SIGKILL)
         with pytest.raises(TrainerDied, match="signal 9"):
             while True:
                 assert not isinstance(await trainer.receive(), RoundClosed)
-        assert trainer._slots.header(0) is None
-        assert trainer._slots.header(1).round == closed.round == 1
+        assert trainer._regions.header(0) is None
+        assert trainer._regions.header(1).round == closed.round == 1
         codes = trainer.codes(1)
     assert blake3.blake3(codes).hexdigest(length=16) == closed.digest
     assert np.array_equal(slow.array, before)
+
+
+async def _merged(trainer, fragment):
+    """Wait for a send of this fragment, and merge every one that comes before as well."""
+    while True:
+        sent = await _next(trainer, FragmentSent)
+        codes = trainer.fragment_codes(sent.fragment)
+        assert blake3.blake3(codes).hexdigest(length=16) == sent.digest
+        await trainer.send(Merge(sent.fragment, sent.cycle, (0,), ()))
+        merged = await _next(trainer, FragmentMerged)
+        assert (merged.fragment, merged.cycle) == (sent.fragment, sent.cycle)
+        if sent.fragment == fragment:
+            return sent
+
+
+async def test_fragments_come_and_go(corpus):
+    async with _trainer(_settings(corpus, method="diloco")) as (trainer, slow):
+        await trainer.send(Load(0))
+        await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0))
+        sent = await _merged(trainer, 1)
+        assert (sent.cycle, sent.steps) == (0, 5)
+        await trainer.send(TrainRound(1, 10, MEMBERS, 0, 20))
+        assert (await _merged(trainer, 0)).cycle == 1
+        await trainer.send(Yield(1))
+        await _next(trainer, Yielded)
+        slow.array[:] *= 1.01
+        await trainer.send(Amend(1, (), (), (0,), ()))
+        closed = await _next(trainer, RoundClosed)
+        assert (closed.round, closed.slot, closed.steps) == (1, None, 10)
+        sizes = [len(trainer.fragment_codes(fragment)) for fragment in range(2)]
+        assert sum(sizes) == slow.array.size * 130 // 128
+
+
+async def test_kill_while_a_fragment_is_written_leaves_its_region_empty(corpus):
+    settings = _settings(corpus, hidden_size=1024, method="diloco")
+    async with _trainer(settings) as (trainer, _):
+        await trainer.send(Load(0))
+        for round_ in range(2):
+            await trainer.send(TrainRound(round_, 2, MEMBERS, 0, 0))
+        await _merged(trainer, 1)
+        await _merged(trainer, 0)
+        while trainer._regions.header(1) is not None:
+            await trio.lowlevel.checkpoint()
+        os.kill(trainer.process_id, signal.SIGKILL)
+        with pytest.raises(TrainerDied, match="signal 9"):
+            while True:
+                assert not isinstance(await trainer.receive(), FragmentSent)
+        assert trainer._regions.header(1) is None
+        assert trainer._regions.header(0).round == 1
 
 
 async def test_weights_that_are_not_numbers_are_reported(corpus):

@@ -2,7 +2,19 @@
 
 import math
 
-from peer.training.messages import Applied, Apply, Load, Progress, Ready, RoundClosed, TrainRound
+from peer.training.messages import (
+    Amend,
+    Applied,
+    Apply,
+    FragmentSent,
+    Load,
+    Merge,
+    Progress,
+    Ready,
+    RoundClosed,
+    TrainRound,
+    Yielded,
+)
 from peer.training.watchdog import SILENCE_FLOOR_S, START_TIMEOUT_S, Watchdog
 from protocol.run_spec import RunSpec, SyncSection
 
@@ -42,4 +54,22 @@ def test_without_overlap_the_wait_for_apply_is_no_hang():
     watchdog.sent(Apply(0))
     assert watchdog.silence_bound_s < math.inf
     watchdog.received(Applied(0, 0.0))
+    assert watchdog.silence_bound_s < math.inf
+
+
+def test_waiting_for_an_average_is_no_hang():
+    watchdog = Watchdog(RunSpec(sync=SyncSection(method="diloco")))
+    watchdog.received(READY)
+    watchdog.sent(ORDER)
+    assert watchdog.silence_bound_s < math.inf
+    for begins, ends in (
+        (FragmentSent(1, 0, 4, 4, "", 0.0, 0.0), Merge(1, 0, (0,), ())),
+        (Yielded(1), Amend(1, (), (), (), ())),
+    ):
+        watchdog.received(begins)
+        assert watchdog.silence_bound_s == math.inf
+        watchdog.sent(ends)
+        assert watchdog.silence_bound_s < math.inf
+    watchdog.received(RoundClosed(0, None, 1, 1, 0.0, None, 0, 0, 0.0))
+    watchdog.sent(ORDER)
     assert watchdog.silence_bound_s < math.inf
