@@ -9,8 +9,8 @@ Relative L2 errors, |read - true| / |true|, on the outer gradients of a real run
 
 `feedback` is beta of error feedback (`peer/averaging/error_feedback.py`); with 0 there is none.
 With feedback what one round reads holds older errors too, so `one` and `mean` rise, and `sum`
-falls: its error is that of the last round alone. A code that errs independently in each replica
-loses half of its error in a mean of four; what is left over that half is common to all.
+falls: its error is that of the last round alone. Errors that are independent between replicas halve
+in a mean of four, and so does what the replicas' Deltas do not have in common.
 
 Tails decide between the two (`peer/codec/four_bit.py`). The notes say how far the largest value of
 a block lies above the root mean square of the block, here and for spreads of known tails, and in

@@ -84,7 +84,7 @@ def median_peak(x_P: torch.Tensor) -> float:
 def known_spreads() -> dict[str, torch.Tensor]:
     """Vectors with tails of known length."""
     torch.manual_seed(0)
-    size = torch.Size([1 << 18])
+    size = torch.Size([1 << 16])
     return {
         "Gauss": torch.randn(size),
         "Laplace": torch.distributions.Laplace(0.0, 1.0).sample(size),

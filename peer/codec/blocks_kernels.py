@@ -16,6 +16,7 @@ from .base import BLOCK
 from .compiled import helper
 
 Array = npt.NDArray[Any]
+Integer = int | np.integer[Any]
 
 MAGNITUDE_BITS: Final = np.int32(0x7FFFFFFF)
 HALF_BITS: Final = np.int32(16)
@@ -32,7 +33,7 @@ def values_of(array: Array, first: int, last: int) -> Array:
     return array[first * BLOCK : last * BLOCK]
 
 
-@helper()
+@helper(as_text=True)
 def largest_bits(x_bits: Array, at: int) -> np.int32:
     """The bits of the largest magnitude in the block that begins at `at`."""
     top = np.int32(0)
@@ -51,13 +52,13 @@ def scale_of(top: np.int32, largest_level: np.float32, smallest_scale: np.float3
 
 
 @helper()
-def scale_from(half: int) -> np.float32:
+def scale_from(half: Integer) -> np.float32:
     """The scale of these bits, as fp32."""
-    return np.int32(np.int32(half) << HALF_BITS).view(np.float32)  # type: ignore[no-any-return]
+    return np.int32(np.int32(half) << HALF_BITS).view(np.float32)
 
 
 @helper()
-def are_scales_valid(scales: Array, smallest_bits: int, largest_bits: int) -> bool:
+def are_scales_valid(scales: Array, smallest_bits: Integer, largest_bits: Integer) -> bool:
     """Whether each scale is +0 or within its bounds."""
     good = True
     for bits in scales:

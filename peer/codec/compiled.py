@@ -64,17 +64,22 @@ def kernel(signature: str) -> Callable[[Function], Function]:
     return compile_now
 
 
-def helper(*, any_order: bool = False) -> Callable[[Function], Function]:
+def helper(*, any_order: bool = False, as_text: bool = False) -> Callable[[Function], Function]:
     """Compile the decorated function into the kernels that call it.
 
     Args:
         any_order: sums may be added up in the order that is fastest, within this function alone.
+        as_text: the kernel is compiled as if the function's text stood there. A loop needs it whose
+            index is an argument plus something: of an argument it is not known that it is not
+            negative, and no vectors are made of the loop.
     """
     import numba
 
     def mark(function: Function) -> Function:
-        fast: Any = {"reassoc"} if any_order else False
-        return cast("Function", numba.njit(error_model="numpy", fastmath=fast)(function))
+        settings: dict[str, Any] = {"error_model": "numpy"}
+        settings["fastmath"] = {"reassoc"} if any_order else False
+        settings["inline"] = "always" if as_text else "never"
+        return cast("Function", numba.njit(**settings)(function))
 
     return mark
 
