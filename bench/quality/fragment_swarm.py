@@ -16,7 +16,7 @@ from peer.codec import Codec, codes_as_tensor, get_codec
 from peer.training.fragments import FragmentSnapshots
 from peer.training.model import FlatModel
 from peer.training.shared import CodeRegions, region_bytes
-from protocol.fragments import Fragment, Span, cut_fragments, sends_between
+from protocol.fragments import Span, fragments_of_run, sends_between
 from protocol.run_spec import DilocoSection
 
 
@@ -45,9 +45,7 @@ class FragmentSwarm:
         heavy_ball: bool = False,
     ) -> None:
         """All models hold the same weights."""
-        self.fragments = cut_fragments(
-            models[0].layout, diloco.fragments, diloco.blocks_per_fragment
-        )
+        self.fragments = fragments_of_run(diloco, models[0].layout)
         self.phi_P = models[0].theta_P.clone()
         self.v_P = torch.zeros_like(self.phi_P)
         self.sent_bytes = self.largest_send_bytes = 0.0
@@ -59,7 +57,7 @@ class FragmentSwarm:
             FragmentSnapshots(
                 model,
                 self.phi_P,
-                _regions(self.fragments, self._codec),
+                CodeRegions(-1, region_bytes(self.fragments, self._codec), writable=True),
                 self._codec,
                 self.fragments,
                 diloco,
@@ -73,15 +71,24 @@ class FragmentSwarm:
         for fragment, cycle in sends_between(
             step - 1, step, len(self.fragments), self._inner_steps
         ):
-            for replica in self._replicas:
-                replica.send(fragment, cycle)
-            self._count_bytes(fragment)
+            self._send(fragment, cycle)
             self._on_their_way.append(_OnItsWay(fragment, step + self._overlap_steps))
         self._take_in(step)
 
     def settle(self) -> None:
         """Take in all that is on its way, without training on."""
         self._take_in(None)
+
+    def average_all(self) -> None:
+        """Send every fragment once more, and take all in: a round of no inner steps."""
+        for fragment in range(len(self.fragments)):
+            self._send(fragment, -1)
+            self._step_fragment(fragment)
+
+    def _send(self, fragment: int, cycle: int) -> None:
+        for replica in self._replicas:
+            replica.send(fragment, cycle)
+        self._count_bytes(fragment)
 
     def _take_in(self, step: int | None) -> None:
         for sent in tuple(self._on_their_way):
@@ -135,13 +142,6 @@ def heavy_ball_step(
     codec.decode(result_codes, D)
     v_C = before.v_C * factors.momentum + D
     return ChunkState(before.phi_C - v_C * factors.learning_rate, v_C)
-
-
-def _regions(fragments: Sequence[Fragment], codec: Codec) -> CodeRegions:
-    created = CodeRegions.create(region_bytes(fragments, codec))
-    writable = CodeRegions(created.fd, created.code_bytes, writable=True)
-    created.close()
-    return writable
 
 
 def _gathered(vector_P: torch.Tensor, spans: Sequence[Span]) -> torch.Tensor:

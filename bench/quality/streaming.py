@@ -7,7 +7,7 @@ Beside them stand the fast weights of one replica, and the mean of all replicas'
 
 import time
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -19,6 +19,9 @@ from .run import Feed, Judge, World, replicas_of, train_arm
 from .settings import Setting
 from .streaming_arms import StreamingArm
 
+CLOSING_ROUNDS: Final = 2
+"""As many as a run has by default (`final_rounds`); they count for nothing but themselves."""
+
 
 @dataclass(slots=True)
 class StreamingResult:
@@ -29,6 +32,7 @@ class StreamingResult:
             replicas.
         fast_loss: of the first replica's fast weights.
         mean_fast_loss: of the mean of all replicas' fast weights.
+        closed_losses: of the slow weights after one, two, ... further rounds of no inner steps.
         curve: step, loss of the slow weights, of the first replica's fast weights.
         fragment_parameters: values of each fragment, padding included.
         sent_megabytes: by one replica in the whole run.
@@ -42,6 +46,7 @@ class StreamingResult:
     loss: float = 0.0
     fast_loss: float = 0.0
     mean_fast_loss: float = 0.0
+    closed_losses: list[float] = field(default_factory=list)
     curve: list[tuple[int, float, float]] = field(default_factory=list)
     fragment_parameters: list[int] = field(default_factory=list)
     sent_megabytes: float = 0.0
@@ -99,6 +104,9 @@ def _train_with_fragments(world: World, arm: StreamingArm, result: StreamingResu
     result.fragment_parameters = [fragment.size for fragment in swarm.fragments]
     result.sent_megabytes = swarm.sent_bytes / 1e6
     result.largest_send_megabytes = swarm.largest_send_bytes / 1e6
+    for _ in range(CLOSING_ROUNDS):
+        swarm.average_all()
+        result.closed_losses.append(judge.loss(swarm.phi_P, setting.final_blocks))
 
 
 def _train_without(world: World, arm: StreamingArm, result: StreamingResult) -> None:

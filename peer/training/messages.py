@@ -52,7 +52,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Start from the slow weights: theta := phi, fresh optimizer state, no snapshot pending."""
+    """Start from the slow weights: theta := phi, fresh optimizer state.
+
+    No snapshot is pending, no fragment in flight, yielded or fed back.
+    """
 
     version: int
 
