@@ -355,8 +355,10 @@ class Swarm:
 
     @property
     def members(self) -> list[Peer]:
-        """The peers of the swarm that run now, oldest first."""
-        return [peer for peer in self.started if peer.running]
+        """The peers of the swarm that run now, oldest home first."""
+        names = [peer.name for peer in self.started]
+        running = [peer for peer in self.started if peer.running]
+        return sorted(running, key=lambda peer: names.index(peer.name))
 
     def at_least(self, num_peers: int) -> list[Peer]:
         """All peers, that many at least, averaging if they are several.
