@@ -104,6 +104,7 @@ class Returned:
         contributors: peers in the results, at most; 0 when none came.
         missing: chunks without a result.
         moved: chunks whose result is without us, or that were healed.
+        digest: of all chunks' states, now; the same for all who are where we are.
     """
 
     fragment: int
@@ -111,6 +112,7 @@ class Returned:
     contributors: int
     missing: int
     moved: int
+    digest: str
     seconds: float
 
 
@@ -246,7 +248,7 @@ class FragmentKeeper:
         if not missing:
             self._patience.observe(trio.current_time() - began_s)
         await self._trainer.merge(self.fragment, sent.cycle, changes)
-        self._settle(sent.cycle)
+        digest = self._settle(sent.cycle)
         self._returned(
             Returned(
                 self.fragment,
@@ -254,6 +256,7 @@ class FragmentKeeper:
                 heard,
                 len(missing),
                 len(changes.moved),
+                digest.hex(),
                 trio.current_time() - began_s,
             )
         )
@@ -345,10 +348,12 @@ class FragmentKeeper:
             await self._apply(kept, changes)
         return True
 
-    def _settle(self, cycle: int) -> None:
+    def _settle(self, cycle: int) -> bytes:
+        """Note where we are, and tell it; returned is the digest of that."""
         digest = digest_of(self._outer.ledgers[self.fragment].stamps)
         self.settled = (cycle, digest)
         self._others.settled(self.fragment, cycle, digest)
+        return digest
 
 
 def digest_of(stamps: Iterable[Stamp]) -> bytes:

@@ -278,5 +278,6 @@ class FragmentRounds(RoundLoop):
             contributors=returned.contributors,
             missing=returned.missing,
             moved=returned.moved,
+            digest=returned.digest,
             seconds=returned.seconds,
         )

@@ -299,8 +299,9 @@ def ending(peer: Peer) -> Iterator[Peer]:
 class Swarm:
     """All peers of a session of tests, in one folder; `close` ends every process of theirs."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, run_spec: str = RUN_SPEC) -> None:
         self._folder = folder
+        self._run_spec = run_spec
         self._sockets = tempfile.mkdtemp(prefix="e2e-")
         self._mark = folder.as_posix()
         self.started: list[Peer] = []
@@ -337,7 +338,7 @@ class Swarm:
 
     def found(self) -> Peer:
         spec = self.folder("run.toml")
-        spec.write_text(RUN_SPEC)
+        spec.write_text(self._run_spec)
         founder = self.launch(f"founder{len(self.started)}", "start", str(spec))
         founder.wait_event(EventName.ROUND_OPENED, START_S, round=NUM_ROUNDS_ALONE + 1)
         return founder
