@@ -34,6 +34,10 @@ class _Heard:
         """Codes of the snapshot in `slot`."""
         return self._trainer.codes(slot)
 
+    def fragment_codes(self, fragment: int) -> memoryview:
+        """Codes of the fragment's last send."""
+        return self._trainer.fragment_codes(fragment)
+
 
 @asynccontextmanager
 async def warmed_up(start: StartTrainer, slow: Float32Vector) -> AsyncIterator[StartTrainer]:
