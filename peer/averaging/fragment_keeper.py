@@ -302,7 +302,10 @@ class FragmentKeeper:
         verdict = ledger.judge(chunk.chunk, item.result.cycle, chunk.base_stamp, outcome)
         if verdict is Verdict.HEAL:
             self._after_healing[chunk.chunk] = item
-            self._others.heal(self.fragment, chunk.chunk, item.sender)
+            known = [item.sender, *item.result.contributors_of(chunk)]
+            source = next((peer_id for peer_id in known if peer_id != self._peer_id), None)
+            if source is not None:
+                self._others.heal(self.fragment, chunk.chunk, source)
         return verdict
 
     async def _apply(self, item: Item, changes: Changes) -> bool:
@@ -336,7 +339,8 @@ class FragmentKeeper:
 
     async def _heal(self, item: Fetched, changes: Changes) -> bool:
         ledger = self._outer.ledgers[self.fragment]
-        if not item.stamp.beats(ledger.stamp(item.chunk)):
+        ours = ledger.stamp(item.chunk)
+        if item.stamp == ours or ours.is_ahead_of(item.stamp):
             return False
         await self._write(
             self._outer.heal, self.fragment, item.chunk, item.cycle, item.stamp, item.values
