@@ -7,7 +7,7 @@ Relative L2 errors, |read - true| / |true|, on the outer gradients of a real run
     mean        of the mean over the replicas, which is what the outer step sees
     sum         of the sum of those means over all rounds, which is where the weights end up
 
-`feedback` is beta of error feedback (`peer/averaging/error_feedback.py`); with 0 there is none.
+`feedback` is beta of error feedback (`bench.quality.error_feedback.py`); with 0 there is none.
 With feedback what one round reads holds older errors too, so `one` and `mean` rise, and `sum`
 falls: its error is that of the last round alone. Errors that are independent between replicas halve
 in a mean of four, and so does what the replicas' Deltas do not have in common.
@@ -30,12 +30,12 @@ import platformdirs
 import torch
 
 from bench import report
+from bench.quality.error_feedback import ErrorFeedback
 from bench.quality.measures import mean, standard_error
 from bench.quality.outer_gradients import outer_gradients
 from bench.quality.run import World
 from bench.quality.settings import Setting
 from bench.quality.tails import Tails
-from peer.averaging.error_feedback import ErrorFeedback
 from peer.codec import BLOCK, Codec, get_codec
 from peer.training.model import model_shapes
 from protocol.layout import Layout

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.averaging.error_feedback import ErrorFeedback
+from bench.quality.error_feedback import ErrorFeedback
 from peer.codec import get_codec
 
 P = 1024
