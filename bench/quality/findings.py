@@ -37,7 +37,7 @@ def _row(name: str, runs: Runs) -> Row:
         "ppl": round(math.exp(mean(losses)), 3),
         "loss of mean": f"{mean([result.averaged_loss for result in found]):.4f}",
         f"to {REFERENCE}": f"{mean(differences):+.5f}" if differences else None,
-        "s.e.": _rounded(standard_error(differences) if differences else None),
+        "s.e.": rounded(standard_error(differences) if differences else None, 5),
         "deviation": _scientific([deviation[2] for deviation in last]),
         "pearson": _smallest([correlation(result) for result in found]),
         "B/param": round(mean([result.bytes_per_parameter for result in found]), 1),
@@ -45,8 +45,9 @@ def _row(name: str, runs: Runs) -> Row:
     }
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 5)
+def rounded(value: float | None, digits: int) -> float | None:
+    """For a table; None stays None."""
+    return None if value is None else round(value, digits)
 
 
 def _scientific(values: Sequence[float]) -> str:

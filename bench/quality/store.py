@@ -27,7 +27,7 @@ class Store:
             return None
         tree: dict[str, Any] = json.loads(path.read_text())
         result = Result(**tree)
-        same = result.arm == asdict(arm) and result.setting == asdict(self.setting)
+        same = result.arm == _read_back(arm) and result.setting == _read_back(self.setting)
         return result if same else None
 
     def save(self, arm: Arm, result: Result) -> None:
@@ -40,6 +40,12 @@ class Store:
 
     def _path(self, arm: Arm, seed: int) -> Path:
         return self.folder / self.setting.name / f"{arm.name}-{seed}.json"
+
+
+def _read_back(sizes: Arm | Setting) -> dict[str, Any]:
+    """As they come out of a file: tuples are lists there."""
+    tree: dict[str, Any] = json.loads(json.dumps(asdict(sizes)))
+    return tree
 
 
 def _rounded(tree: Any) -> Any:
