@@ -4,6 +4,9 @@ Real round loop, matchmaking and exchange, toy models, virtual time (peer/simula
 exactly as long as the speed says; links have latency and jitter. A peer is *busy* while its trainer
 makes steps. The first rounds, in which peers join, and the last ones, in which they come together,
 are left out.
+
+What peers know of each other's progress is as old as a beat, one second; so a round has to be
+longer than a few.
 """
 
 import tempfile
@@ -21,7 +24,7 @@ from peer.simulation.virtual_time import run_in_virtual_time
 from peer.training.toy import SimulatedSpeed
 from protocol.run_spec import RunSpec
 
-STEP_S: Final = 0.5
+STEP_S: Final = 2.0
 """Of a peer of speed 1."""
 JOINING_ROUNDS: Final = 3
 

@@ -48,7 +48,7 @@ from bench.report import Report
 from bench.simulated_pace import keep_pace
 
 RESULTS: Final = Path(__file__).parent / "results" / "unequal_peers"
-SIMULATED_ROUNDS: Final = 24
+SIMULATED_ROUNDS: Final = 16
 
 
 def main() -> None:

@@ -69,8 +69,6 @@ class UnequalArm(Arm):
 
 REFERENCE: Final = "equal"
 """What the daemon does."""
-WITHOUT_MOMENTUM: Final = "-alpha-0"
-"""Ends the names of arms with alpha = 0: does the order depend on outer momentum?"""
 _MAIN: Final = (
     UnequalArm(REFERENCE),
     UnequalArm("tokens", pooling="tokens"),
@@ -79,6 +77,13 @@ _MAIN: Final = (
     UnequalArm("waiting-often", waits=True, rounds_of=0.25),
     UnequalArm("without", slow=(), leaves_out=len(SLOW)),
 )
-_CHECK: Final = tuple(replace(a, name=a.name + WITHOUT_MOMENTUM, alpha=0.0) for a in _MAIN[:4])
+OUTER_STEPS: Final = {"-alpha-0": (0.0, 0.7), "-plain": (0.0, 1.0)}
+"""Other outer steps, alpha and beta, by how the names of their arms end: momentum multiplies the
+length of a step, and the poolings differ in that length, so their order may depend on it."""
+_CHECK: Final = tuple(
+    replace(arm, name=arm.name + ending, alpha=alpha, beta=beta)
+    for ending, (alpha, beta) in OUTER_STEPS.items()
+    for arm in _MAIN[:4]
+)
 MAIN_ARMS: Final = tuple(arm.name for arm in _MAIN)
 ARMS: Final = {arm.name: arm for arm in (*_MAIN, *_CHECK)}

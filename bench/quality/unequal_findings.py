@@ -12,8 +12,8 @@ from bench.simulated_pace import Kept
 from .findings import Runs, paired, rounded
 from .measures import mean, standard_error
 from .settings import Setting
-from .unequal import ARMS, REFERENCE, WITHOUT_MOMENTUM, UnequalArm
-from .waiting import BLOCKING, Pace, Rules, Vector, Waits, waits
+from .unequal import ARMS, OUTER_STEPS, REFERENCE, UnequalArm
+from .waiting import BLOCKING, EXCHANGE, Pace, Rules, Vector, Waits, waits
 
 MODEL_ROUNDS: Final = 400
 LARGEST_WAIT: Final = 0.02
@@ -51,16 +51,19 @@ def _row(arm: UnequalArm, runs: Runs, setting: Setting) -> Row:
 
 
 def reference_of(arm: UnequalArm) -> str:
-    """What an arm is compared with: the daemon's way, at the same alpha."""
-    ends = arm.name.endswith(WITHOUT_MOMENTUM)
-    return REFERENCE + WITHOUT_MOMENTUM if ends else REFERENCE
+    """What an arm is compared with: the daemon's way, with the same outer step."""
+    endings = [ending for ending in OUTER_STEPS if arm.name.endswith(ending)]
+    return REFERENCE + "".join(endings)
 
 
 def model_waits(arm: UnequalArm, setting: Setting, rules: Rules = BLOCKING) -> Waits:
     """The model's answer for an arm. An exchange takes the same time in all of them."""
     inner_steps = arm.inner_steps(setting.inner_steps)
     pace = Pace(
-        arm.speeds(setting.replicas), arm.quotas(inner_steps, setting.replicas), inner_steps
+        arm.speeds(setting.replicas),
+        arm.quotas(inner_steps, setting.replicas),
+        inner_steps,
+        exchange=EXCHANGE * setting.inner_steps / inner_steps,
     )
     return waits(pace, MODEL_ROUNDS, seed=0, rules=rules)
 

@@ -163,6 +163,14 @@ def test_the_daemon_keeps_fast_peers_busy_with_overlap():
     assert overlapping[3].steps == pytest.approx(4, abs=0.5)
 
 
+def test_an_exchange_is_as_long_where_rounds_are_shorter():
+    often, seldom = (
+        findings.model_waits(ARMS[name], SHORT) for name in ("waiting-often", "waiting")
+    )
+    ratio = often.for_exchange[0] / seldom.for_exchange[0]
+    assert ratio == pytest.approx(4, rel=0.1)
+
+
 # --- findings -------------------------------------------------------------------------------------
 def test_goals_are_about_the_choice():
     runs = {
@@ -178,8 +186,9 @@ def test_goals_are_about_the_choice():
     assert not findings.goals(runs, [Kept(0.9, 1.0, 8.0)] * 8)[0].met
 
 
-def test_an_arm_without_momentum_is_compared_with_its_like():
+def test_an_arm_is_compared_with_one_of_the_same_outer_step():
     assert findings.reference_of(ARMS["tokens-alpha-0"]) == "equal-alpha-0"
+    assert findings.reference_of(ARMS["tokens-plain"]) == "equal-plain"
     assert findings.reference_of(ARMS["tokens"]) == "equal"
 
 
