@@ -31,6 +31,15 @@ with m what the pair agrees on:
                   noise: a move over q steps has noise ~ sqrt(q), stretched ~ H / sqrt(q).
     waiting       q = H for all, so m = mean theta has moves of one length; paid in time.
 
+Choice: quotas, equal weights on theta, and overlap, as the daemon has it. Waiting pays for moves of
+one length with the time of all. Stretching multiplies the noise of those who know least. Weights by
+tokens make the outer step of unequal pairs longer (8 and 2 steps: 6.8 r in place of 5 r), as a
+larger beta makes that of all pairs; so whether they gain or lose depends on alpha and beta, and has
+to be looked at with more than one pair of these (the arms that end in -alpha-0 and -plain). Equal
+weights keep the mean of phi, need no count from the partner, and give both the same bits. With
+overlap the trainer waits for nobody by construction; without it, jitter and whole steps make peers
+wait, the more the fewer steps there are in a round.
+
 With a code that rounds, stretching would also stretch the error that is fed back; here fp32
 travels, as in the reference arm of noloco_quality.py. The waits are those of a model
 (quality/waiting.py) and of the daemon's own code in simulation (simulated_pace.py).

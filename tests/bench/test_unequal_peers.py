@@ -176,7 +176,8 @@ def test_goals_are_about_the_choice():
     runs = {
         "equal": {0: _result("equal", 0, 2.0), 1: _result("equal", 1, 2.1)},
         "tokens": {0: _result("tokens", 0, 2.2), 1: _result("tokens", 1, 2.3)},
-        "waiting": {0: _result("waiting", 0, 1.9)},
+        "waiting": {0: _result("waiting", 0, 1.9), 1: _result("waiting", 1, 1.9)},
+        "without": {0: _result("without", 0, 1.9)},
     }
     kept = [Kept(1.0, 1.0, 8.0)] * 6 + [Kept(0.5, 1.0, 2.0)] * 2
     wait, tokens, waiting = findings.goals(runs, kept)
