@@ -15,7 +15,7 @@ from bench.report import machine
 
 from .arms import Arm
 from .fragment_swarm import FragmentSwarm
-from .run import Feed, Judge, World, replicas_of, train_arm
+from .run import Judge, World, replicas_of, train_arm
 from .settings import Setting
 from .streaming_arms import StreamingArm
 
@@ -84,7 +84,7 @@ def train_streaming_arm(world: World, arm: StreamingArm) -> StreamingResult:
 
 def _train_with_fragments(world: World, arm: StreamingArm, result: StreamingResult) -> None:
     setting = world.setting
-    replicas, feed, judge = replicas_of(world, setting.replicas), Feed(world), Judge(world)
+    replicas, feed, judge = replicas_of(world, setting.replicas), world.feed(), Judge(world)
     inner_steps = arm.inner_steps or setting.inner_steps
     swarm = FragmentSwarm(
         replicas.models, arm.diloco, inner_steps, arm.code, heavy_ball=arm.heavy_ball
