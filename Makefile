@@ -6,8 +6,9 @@ STAMP     := $(VENV)/.installed
 # -qq: pip's errors, without its warnings about indexes that this machine's settings name.
 PIP       := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 OUT       ?= demo-run
+METHOD    ?= noloco
 PYTEST    ?=
-BENCHES   ?= codec latency exchange overlap memory noloco_quality
+BENCHES   ?= codec latency exchange overlap memory utilisation noloco_quality
 RESULTS   ?= bench-run
 # The first suitable interpreter, unless PYTHON says which.
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
@@ -65,8 +66,8 @@ format: env  ## Format the code, and fix what ruff can fix
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format .
 
-demo: env  ## Four peers and a lone one train a small model on this machine; OUT=DIR says where
-	@$(BIN)/python -m demo --out "$(OUT)"
+demo: env  ## Four peers and a lone one train a small model on this machine; OUT=DIR says where, METHOD=diloco how
+	@$(BIN)/python -m demo --out "$(OUT)" --method "$(METHOD)"
 
 bench: env  ## All measurements, some minutes each; BENCHES="codec latency" chooses, FULL=1 takes the long settings
 	@mkdir -p "$(RESULTS)"

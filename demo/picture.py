@@ -44,7 +44,7 @@ def draw(peers: Sequence[Curve], alone: Curve, path: Path) -> None:
     axes.set_ylim(best - 0.15, best + SHOWN_NATS)
     axes.set_xlabel("inner steps of each peer")
     axes.set_ylabel("loss, nats per byte")
-    axes.set_title("Four peers that gossip, and one alone with as many steps")
+    axes.set_title("Four peers that average, and one alone with as many steps")
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
     figure.tight_layout()

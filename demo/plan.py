@@ -17,6 +17,9 @@ AVERAGING: Final = {"alpha": 0.0, "beta": 1.0}
 """Plain pair averaging. In so short a run outer momentum costs more than it gives (docs/log.md)."""
 VALIDATE_EVERY: Final = 4
 """Rounds: a validation costs about as much as three inner steps."""
+METHODS: Final = ("noloco", "diloco")
+DILOCO: Final = {"blocks_per_fragment": 2, "learning_rate": 1.0, "momentum": 0.0}
+"""Averaging of three fragments; no outer momentum, for the same reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +29,28 @@ class Plan:
     Attributes:
         seed: of the weights, the data's order and the pairing.
         steps: nominal inner steps of the swarm's run.
+        method: how the swarm averages.
     """
 
     seed: int = 0
     steps: int = STEPS
+    method: str = METHODS[0]
 
     def swarm_spec(self) -> RunSpec:
         """The run of the four peers."""
-        sync = {"inner_steps": INNER_STEPS, "validate_every": VALIDATE_EVERY, **AVERAGING}
+        way: dict[str, Any] = dict(AVERAGING)
+        if self.method == "diloco":
+            way = {"method": "diloco", "diloco": DILOCO}
+        sync = {"inner_steps": INNER_STEPS, "validate_every": VALIDATE_EVERY, **way}
         return self._spec("demo", self.steps, LEARNING_RATE, sync)
+
+    @property
+    def sends_per_round(self) -> int:
+        """Parts in which a peer sends its weights in one round."""
+        spec = self.swarm_spec()
+        if spec.sync.diloco is None:
+            return 1
+        return 1 + -(-spec.model.num_layers // spec.sync.diloco.blocks_per_fragment)
 
     def lone_spec(self, tokens: int) -> RunSpec:
         """The run of one peer alone that trains `tokens`, or a few steps more.

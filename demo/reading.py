@@ -15,7 +15,7 @@ from peer.observe.control import ControlFailed, NoDaemon, ask
 from peer.observe.event_names import EventName
 from peer.observe.status import Status
 from peer.state.home import Home
-from protocol.versions import GOSSIP
+from protocol.versions import FRAGMENT, GOSSIP
 
 SPEED_ROUNDS: Final = 5
 """Rounds over which tokens per second are averaged."""
@@ -86,9 +86,9 @@ class EventFollower:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """Bytes that a peer has written to its streams."""
+    """Bytes that a peer has written to its streams: to average, and for everything."""
 
-    gossip_bytes: int = 0
+    averaging_bytes: int = 0
     total_bytes: int = 0
 
 
@@ -135,7 +135,7 @@ def parse_carried(page: str) -> Carried:
         for sample in family.samples
         if sample.name == "loco_wire_bytes_total" and sample.labels["direction"] == "sent"
     }
-    return Carried(sent.get(GOSSIP, 0), sum(sent.values()))
+    return Carried(sent.get(GOSSIP, 0) + sent.get(FRAGMENT, 0), sum(sent.values()))
 
 
 async def _get(url: str) -> str:

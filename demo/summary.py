@@ -20,7 +20,7 @@ class Finished:
     """A peer at the end of its run; see `finished`.
 
     Attributes:
-        rounds: that it closed: averaged or skipped.
+        rounds, averaged, skipped: that it closed, and how; with fragments, their sends.
     """
 
     peer_id: str
@@ -29,7 +29,7 @@ class Finished:
     skipped: dict[str, int]
     tokens: int
     validation_loss: float
-    gossip_bytes: int
+    averaging_bytes: int
     total_bytes: int
 
 
@@ -46,7 +46,7 @@ def finished(reading: Reading) -> Finished:
         skipped=skipped,
         tokens=status.tokens or 0,
         validation_loss=status.validation_loss,
-        gossip_bytes=reading.carried.gossip_bytes,
+        averaging_bytes=reading.carried.averaging_bytes,
         total_bytes=reading.carried.total_bytes,
     )
 
@@ -62,18 +62,20 @@ class Summary:
 
     Attributes:
         parameters: of the model.
+        sends_per_round: parts in which a peer sends its weights in one round.
     """
 
     peers: Sequence[Finished]
     alone: Finished
     parameters: int
+    sends_per_round: int = 1
 
     @property
     def bytes_per_parameter_per_round(self) -> float | None:
-        """Bytes written to gossip streams over parameters times averaged rounds."""
+        """Bytes written to average, over parameters times averaged rounds."""
         averaged = sum(peer.averaged for peer in self.peers)
-        sent = sum(peer.gossip_bytes for peer in self.peers)
-        return sent / (self.parameters * averaged) if averaged else None
+        sent = sum(peer.averaging_bytes for peer in self.peers)
+        return sent * self.sends_per_round / (self.parameters * averaged) if averaged else None
 
     @property
     def gain_nats(self) -> float:

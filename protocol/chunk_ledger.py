@@ -7,13 +7,17 @@ the others are, and every difference has a winner that all agree on.
 
 Rules
   1. A stamp is (outer steps taken, weight admitted in all of them, digest of values and momentum).
-     Of two stamps the one with more steps wins, then the larger weight, then the lower digest. (A
-     chunk that went on with more peers has learnt more; the digest only breaks ties.)
+     One with more steps is ahead, then one with more weight: a chunk that went on with more peers
+     has learnt more. Of equal ones nobody can tell by themselves which is right; the next result
+     decides, whose owner has seen how many stand on which (collection.py): who is not on its base
+     heals, if more than one peer stands there, or if there its digest is lower than ours. (So the
+     majority's bytes never move for one peer whose memory was spoilt; two peers that differ have
+     no majority, and the digest breaks the tie.)
   2. Of two results for one chunk and cycle, on the same base, the larger weight wins, then the
      lower digest of the codes. A result beats none.
   3. The state before the last step is kept until the fragment is sent again. Until then a winning
      result replaces the one that was applied (redo).
-  4. A result on a base that is not ours: if that base wins against ours, we are the ones that
+  4. A result on a base that is not ours: if that base is right (rule 1), we are the ones that
      differ, and take the chunk from who has it (heal); else it is for others to heal.
   5. A cycle is never stepped twice, and none before the last: what comes for an older cycle is
      over.
@@ -31,6 +35,8 @@ from .errors import LocalProtocolError
 
 NEVER: Final = -1
 """Cycle of a chunk that was not stepped yet."""
+ONE_PEER: Final = 1
+"""Weight of one contributor: what stands on our own stamp for certain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +53,9 @@ class Stamp:
     weight: int
     digest: bytes
 
-    def beats(self, other: "Stamp") -> bool:
-        """Rule 1; a stamp does not beat itself."""
-        ours, theirs = (self.steps, self.weight), (other.steps, other.weight)
-        return ours > theirs or (ours == theirs and self.digest < other.digest)
+    def is_ahead_of(self, other: "Stamp") -> bool:
+        """Whether it has more behind it (rule 1)."""
+        return (self.steps, self.weight) > (other.steps, other.weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +128,12 @@ class ChunkLedger:
         if cycle < entry.cycle:
             return Verdict.IGNORE
         if cycle > entry.cycle:
-            return _on_base(base, entry.stamp, Verdict.STEP)
+            return _on_base(base, entry.stamp, outcome, Verdict.STEP)
         if entry.before is None or entry.applied is None:
             return Verdict.IGNORE
         if base == entry.before and not outcome.beats(entry.applied):
             return Verdict.IGNORE
-        return _on_base(base, entry.before, Verdict.REDO)
+        return _on_base(base, entry.before, outcome, Verdict.REDO)
 
     def stepped(self, chunk: int, cycle: int, outcome: Outcome, stamp: Stamp) -> None:
         """A result was applied to the present state, which became `stamp`."""
@@ -154,7 +159,13 @@ class ChunkLedger:
             entry.before = entry.applied = None
 
 
-def _on_base(base: Stamp, ours: Stamp, same: Verdict) -> Verdict:
+def _on_base(base: Stamp, ours: Stamp, outcome: Outcome, same: Verdict) -> Verdict:
+    """What a result on this base means for one who is on `ours` (rules 1 and 4)."""
     if base == ours:
         return same
-    return Verdict.HEAL if base.beats(ours) else Verdict.IGNORE
+    if base.is_ahead_of(ours):
+        return Verdict.HEAL
+    if ours.is_ahead_of(base):
+        return Verdict.IGNORE
+    tied = outcome.weight <= ONE_PEER
+    return Verdict.IGNORE if tied and ours.digest < base.digest else Verdict.HEAL

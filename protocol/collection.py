@@ -8,11 +8,13 @@ Rules
      one, and the results are ordered (chunk_ledger.py, rule 2).
   3. A peer contributes once; what comes later or twice is not added.
   4. Contributions to a chunk may stand on different stamps: the way since *another* outer copy
-     cannot be averaged with ours. The best stamp wins (chunk_ledger.py, rule 1), whatever the
-     owner's own is; the others are left out, and see that from the result.
+     cannot be averaged with ours. The stamp that is ahead wins (chunk_ledger.py, rule 1), whatever
+     the owner's own is; of equal ones that on which more weight stands, then the lower digest. The
+     others are left out, and see that from the result.
   5. Contributors are listed in the order of their peer ids: the sum has one order.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -102,14 +104,17 @@ class Collection:
         }
         if not stamps:
             return None
-        best = next(iter(stamps.values()))
-        for stamp in stamps.values():
-            best = stamp if stamp.beats(best) else best
+        stand_on: Counter[Stamp] = Counter()
+        for peer_id, stamp in stamps.items():
+            stand_on[stamp] += self._contributions[peer_id].weight
+        most = max((s.steps, s.weight, count) for s, count in stand_on.items())
+        tied = [s for s, count in stand_on.items() if (s.steps, s.weight, count) == most]
+        base = min(tied, key=lambda stamp: stamp.digest)
         return Admitted(
-            best,
+            base,
             {
                 peer_id: self._contributions[peer_id].weight
                 for peer_id in sorted(stamps)
-                if stamps[peer_id] == best
+                if stamps[peer_id] == base
             },
         )

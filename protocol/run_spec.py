@@ -134,6 +134,7 @@ class DilocoSection(_Section):
     """Add to each send what coding took from the one before."""
 
 
+FOUR_BIT: Final = ("int4", "e3m0")
 NOLOCO_ONLY: Final = ("alpha", "beta", "gamma", "overlap", "final_rounds")
 """Keys of [sync] that say nothing to DiLoCo."""
 
@@ -150,7 +151,8 @@ class SyncSection(_Section):
     """Outer learning rate."""
     gamma: Annotated[float, Field(ge=0)] | None = None
     """Consensus strength; beta when not given, and then only one vector travels."""
-    codec: Literal["int8", "bf16", "fp32"] = "int8"
+    codec: Literal["int8", "bf16", "fp32", "int4", "e3m0"] = "int8"
+    """`int4` and `e3m0` are for differences, as DiLoCo sends them."""
     overlap: bool = True
     """Train on while vectors travel; `false` is the paper's blocking form."""
     final_rounds: Annotated[int, Field(ge=0, le=16)] = 2
@@ -171,6 +173,8 @@ class SyncSection(_Section):
     def _keys_of_the_method(self) -> Self:
         if self.diloco is not None and self.method != "diloco":
             raise ValueError('[sync.diloco] needs method = "diloco"')
+        if self.codec in FOUR_BIT and self.method != "diloco":
+            raise ValueError(f"'{self.codec}' is too coarse for whole weights; use int8")
         for key in NOLOCO_ONLY if self.method == "diloco" else ():
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f"'{key}' belongs to noloco; DiLoCo's keys are in [sync.diloco]")

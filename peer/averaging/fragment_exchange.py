@@ -210,8 +210,7 @@ class FragmentExchange:
 
     def heal(self, fragment: int, chunk: int, sender: PeerId) -> None:
         """Fetch a chunk from a peer that has a better state of it."""
-        if sender != self._network.peer_id:
-            self._healing.heal(fragment, chunk, sender)
+        self._healing.heal(fragment, chunk, sender)
 
     def is_healing(self, fragment: int) -> bool:
         """Whether a chunk is being fetched."""
@@ -292,7 +291,7 @@ class FragmentExchange:
         ledger = self._outer.ledgers[contribution.fragment]
         for theirs in contribution.stamps:
             behind = ledger.cycle(theirs.chunk) < contribution.cycle
-            if behind and theirs.stamp.beats(ledger.stamp(theirs.chunk)):
+            if behind and theirs.stamp.is_ahead_of(ledger.stamp(theirs.chunk)):
                 self.heal(contribution.fragment, theirs.chunk, sender)
 
     def _stamps(self, fragment: int) -> Stamps:

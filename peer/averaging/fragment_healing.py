@@ -18,6 +18,7 @@ from peer.network.conversation import Conversation
 from peer.ports import Network, PeerId, Work
 from protocol.chunk_ledger import Verdict
 from protocol.errors import LocoError, RemoteProtocolError, StreamLost
+from protocol.fragment_messages import ChunkStamp
 from protocol.messages import ChunkState, GetChunkState, GetResult, GetStamps, Stamps
 from protocol.versions import FRAGMENT
 
@@ -135,26 +136,30 @@ class FragmentHealing:
                 if answer.fragment != fragment or len(answer.stamps) != len(ledger.stamps):
                     raise RemoteProtocolError("stamps of another fragment")
                 for theirs, cycle in zip(answer.stamps, answer.cycles, strict=True):
-                    if theirs.stamp.beats(ledger.stamp(theirs.chunk)):
-                        await self._ask_result(talk, fragment, max(cycle, 0), theirs.chunk)
+                    ours = ledger.stamp(theirs.chunk)
+                    if theirs.stamp != ours and not ours.is_ahead_of(theirs.stamp):
+                        await self._ask_result(talk, fragment, max(cycle, 0), theirs)
         except LocoError:
             pass  # the stamps of the next cycle show it again
         finally:
             self._asking.discard((fragment, peer_id))
 
-    async def _ask_result(self, talk: Conversation, fragment: int, cycle: int, chunk: int) -> None:
-        """The result that we lack, if it can be applied here; else the chunk as it is there."""
+    async def _ask_result(
+        self, talk: Conversation, fragment: int, cycle: int, theirs: ChunkStamp
+    ) -> None:
+        """The result that we lack, if it can be applied here; else the chunk, if that is ahead."""
+        chunk, ledger = theirs.chunk, self._outer.ledgers[fragment]
         inbound = FragmentInbound(self._run_id, self._outer, self._work)
         await talk.send(GetResult(self._run_id, fragment, cycle, chunk))
         result, parts = await inbound.answer(talk)
         if result is not None and (of_chunk := result.chunk(chunk)) is not None:
-            ledger, outcome = self._outer.ledgers[fragment], result.outcome(of_chunk)
-            verdict = ledger.judge(chunk, cycle, of_chunk.base_stamp, outcome)
+            verdict = ledger.judge(chunk, cycle, of_chunk.base_stamp, result.outcome(of_chunk))
             if verdict in (Verdict.STEP, Verdict.REDO):
                 arrived = Arrived(result, of_chunk, parts[chunk], talk.remote_peer_id)
                 self._put(fragment, arrived)
                 return
-        self.heal(fragment, chunk, talk.remote_peer_id)
+        if theirs.stamp.is_ahead_of(ledger.stamp(chunk)):
+            self.heal(fragment, chunk, talk.remote_peer_id)
 
     async def _fetch_state(self, fragment: int, chunk: int, peer_id: PeerId) -> None:
         began_s = self._since_s[fragment, chunk]

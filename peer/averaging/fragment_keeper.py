@@ -104,6 +104,7 @@ class Returned:
         contributors: peers in the results, at most; 0 when none came.
         missing: chunks without a result.
         moved: chunks whose result is without us, or that were healed.
+        digest: of all chunks' states, now; the same for all who are where we are.
     """
 
     fragment: int
@@ -111,6 +112,7 @@ class Returned:
     contributors: int
     missing: int
     moved: int
+    digest: str
     seconds: float
 
 
@@ -246,7 +248,7 @@ class FragmentKeeper:
         if not missing:
             self._patience.observe(trio.current_time() - began_s)
         await self._trainer.merge(self.fragment, sent.cycle, changes)
-        self._settle(sent.cycle)
+        digest = self._settle(sent.cycle)
         self._returned(
             Returned(
                 self.fragment,
@@ -254,6 +256,7 @@ class FragmentKeeper:
                 heard,
                 len(missing),
                 len(changes.moved),
+                digest.hex(),
                 trio.current_time() - began_s,
             )
         )
@@ -299,7 +302,10 @@ class FragmentKeeper:
         verdict = ledger.judge(chunk.chunk, item.result.cycle, chunk.base_stamp, outcome)
         if verdict is Verdict.HEAL:
             self._after_healing[chunk.chunk] = item
-            self._others.heal(self.fragment, chunk.chunk, item.sender)
+            known = [item.sender, *item.result.contributors_of(chunk)]
+            source = next((peer_id for peer_id in known if peer_id != self._peer_id), None)
+            if source is not None:
+                self._others.heal(self.fragment, chunk.chunk, source)
         return verdict
 
     async def _apply(self, item: Item, changes: Changes) -> bool:
@@ -333,7 +339,8 @@ class FragmentKeeper:
 
     async def _heal(self, item: Fetched, changes: Changes) -> bool:
         ledger = self._outer.ledgers[self.fragment]
-        if not item.stamp.beats(ledger.stamp(item.chunk)):
+        ours = ledger.stamp(item.chunk)
+        if item.stamp == ours or ours.is_ahead_of(item.stamp):
             return False
         await self._write(
             self._outer.heal, self.fragment, item.chunk, item.cycle, item.stamp, item.values
@@ -345,10 +352,12 @@ class FragmentKeeper:
             await self._apply(kept, changes)
         return True
 
-    def _settle(self, cycle: int) -> None:
+    def _settle(self, cycle: int) -> bytes:
+        """Note where we are, and tell it; returned is the digest of that."""
         digest = digest_of(self._outer.ledgers[self.fragment].stamps)
         self.settled = (cycle, digest)
         self._others.settled(self.fragment, cycle, digest)
+        return digest
 
 
 def digest_of(stamps: Iterable[Stamp]) -> bytes:

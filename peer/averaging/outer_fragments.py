@@ -169,7 +169,7 @@ class OuterFragments:
     def adopt(self, fragment: int, chunk: int, cycle: int, stamp: Stamp) -> None:
         """Take over a stamp of another peer, if it is that of the values that we have."""
         ours = self._stamp(fragment, chunk, cycle, stamp.steps, stamp.weight)
-        if ours == stamp and stamp.beats(self.ledgers[fragment].stamp(chunk)):
+        if ours == stamp and stamp.is_ahead_of(self.ledgers[fragment].stamp(chunk)):
             self.ledgers[fragment].healed(chunk, cycle, stamp)
 
     def statistics(self) -> FragmentStatistics:

@@ -46,7 +46,7 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "sync.alpha": "Outer momentum.",
     "sync.beta": "Outer learning rate.",
     "sync.gamma": "Pull between slow weights; beta when left out, which halves the bytes.",
-    "sync.codec": "How weights travel: 'int8', 'bf16' or 'fp32': 1, 2 or 4 bytes each.",
+    "sync.codec": "'int8', 'bf16', 'fp32': 1, 2, 4 bytes a value; DiLoCo's 'int4', 'e3m0': a half.",
     "sync.overlap": "Train on while weights travel; false is the paper's blocking form.",
     "sync.final_rounds": "Rounds of plain averaging at the end, which bring the replicas together.",
     "sync.validate_every": (

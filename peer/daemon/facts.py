@@ -24,6 +24,8 @@ class Facts:
         alone_steps_per_s: those of the trainer alone, by its calibration.
         training_since_s: trio's time of the first training; None before.
         stalled_s: time for which training stood still for averages that were late.
+        diverged, healed, healed_s: chunks of the outer copy found to differ from a better one,
+            those that were fetched, and how long that took.
         lost_blocks, repeated_blocks: of the whole swarm, by changes of its members.
         restarts: trainer restarts by reason.
     """
@@ -51,6 +53,9 @@ class Facts:
     parameters: int | None = None
     averaged: int = 0
     stalled_s: float = 0.0
+    diverged: int = 0
+    healed: int = 0
+    healed_s: float = 0.0
     lost_blocks: int = 0
     repeated_blocks: int = 0
     skipped: Counter[SkipReason] = field(default_factory=Counter)

@@ -259,7 +259,11 @@ class FragmentRounds(RoundLoop):
         return {self._network.peer_id, *others}
 
     def _returned(self, returned: Returned) -> None:
+        assert self._exchange is not None
         facts, averaged = self._facts, returned.contributors > 1
+        healing = self._exchange.statistics()
+        facts.diverged, facts.healed = healing.diverged, healing.healed
+        facts.healed_s = healing.healed_s
         if returned.cycle >= self._spec.total_rounds:
             self._last_averaged.append(averaged)
         if averaged:
@@ -274,5 +278,6 @@ class FragmentRounds(RoundLoop):
             contributors=returned.contributors,
             missing=returned.missing,
             moved=returned.moved,
+            digest=returned.digest,
             seconds=returned.seconds,
         )

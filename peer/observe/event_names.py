@@ -80,6 +80,7 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "contributors": "peers in the average, at most",
         "missing": "chunks without a result",
         "moved": "chunks whose result is without us, or that were healed",
+        "digest": "of the fragment's outer copy: the same for all peers that are where we are",
         "seconds": "since it was sent",
     },
     EventName.ROUND_SKIPPED: _ROUND

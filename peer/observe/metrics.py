@@ -21,6 +21,7 @@ from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
+    SummaryMetricFamily,
 )
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
@@ -64,6 +65,9 @@ class MetricsSnapshot:
         trainer_restarts: by reason.
         replica_distance: root mean square per parameter of our weights less the last partner's.
         lost_blocks, repeated_blocks: of the corpus, by changes of the swarm's members.
+        stalled_s: for which training stood still for averages that were late.
+        diverged, healed, healed_s: chunks of the outer copy that differed from a better one, those
+            that were fetched, and how long that took.
     """
 
     inner_steps: int = 0
@@ -82,6 +86,10 @@ class MetricsSnapshot:
     repeated_blocks: int = 0
     round: int | None = None
     step: int | None = None
+    stalled_s: float = 0.0
+    diverged: int = 0
+    healed: int = 0
+    healed_s: float = 0.0
     p2pd_restarts: int = 0
     directory_restarts: int = 0
 
@@ -151,6 +159,7 @@ class _SnapshotCollector(Collector):
         yield _blocks(now)
         yield _rounds(now.outcomes)
         yield _round_seconds(self._durations)
+        yield from _fragments(now)
         yield from _swarm(now)
         yield from _restarts(now)
         build = GaugeMetricFamily(
@@ -219,6 +228,25 @@ def _round_seconds(durations: Mapping[Phase, _Durations]) -> Metric:
     return family
 
 
+def _fragments(now: MetricsSnapshot) -> Iterator[Metric]:
+    yield _counter(
+        "loco_stalled_seconds",
+        "Time for which training stood still for averages that were late, in seconds.",
+        now.stalled_s,
+    )
+    yield _counter(
+        "loco_state_divergence",
+        "Chunks of the outer copy found to differ from a better one of another peer.",
+        now.diverged,
+    )
+    yield SummaryMetricFamily(
+        "loco_state_heal_seconds",
+        "Time that it took to fetch such a chunk, in seconds.",
+        count_value=now.healed,
+        sum_value=now.healed_s,
+    )
+
+
 def _swarm(now: MetricsSnapshot) -> Iterator[Metric]:
     wire = CounterMetricFamily(
         "loco_wire_bytes",
@@ -253,7 +281,7 @@ def _restarts(now: MetricsSnapshot) -> Iterator[Metric]:
     yield _counter("loco_directory_restarts", "Restarts of the directory.", now.directory_restarts)
 
 
-def _counter(name: str, help_text: str, value: int) -> Metric:
+def _counter(name: str, help_text: str, value: float) -> Metric:
     return CounterMetricFamily(name, help_text, value=value)
 
 

@@ -27,7 +27,7 @@ def guest(peer_id="12D3KooWguestguest"):
     return PeerStatus(peer_id, "training", 2, 0.001)
 
 
-def ended(name="a", *, loss=1.8, tokens=800_000, averaged=80, gossip_bytes=81_000_000):
+def ended(name="a", *, loss=1.8, tokens=800_000, averaged=80, averaging_bytes=81_000_000):
     return Finished(
         peer_id=name,
         rounds=averaged + 2,
@@ -35,6 +35,6 @@ def ended(name="a", *, loss=1.8, tokens=800_000, averaged=80, gossip_bytes=81_00
         skipped={"no_partner": 2},
         tokens=tokens,
         validation_loss=loss,
-        gossip_bytes=gossip_bytes,
-        total_bytes=gossip_bytes + 1000,
+        averaging_bytes=averaging_bytes,
+        total_bytes=averaging_bytes + 1000,
     )

@@ -3,6 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from demo.plan import INNER_STEPS, STEPS, Plan, to_toml, whole_rounds
+from protocol.fragments import fragments_of_run
+from protocol.layout import Layout
 from protocol.run_spec import parse_toml
 
 
@@ -36,7 +38,18 @@ def test_the_outer_step_of_one_peer_alone_changes_nothing():
     assert (sync.alpha, sync.beta, sync.codec) == (0.0, 1.0, "fp32")
 
 
-@pytest.mark.parametrize("plan", [Plan(), Plan(seed=3, steps=30)])
+@pytest.mark.parametrize("plan", [Plan(), Plan(seed=3, steps=30), Plan(method="diloco")])
 def test_specs_survive_the_file(plan):
     for spec in (plan.swarm_spec(), plan.lone_spec(30_000)):
         assert parse_toml(to_toml(spec)) == spec
+
+
+def test_a_round_of_fragments_is_sent_in_as_many_parts():
+    plan = Plan(method="diloco")
+    spec, model = plan.swarm_spec(), plan.swarm_spec().model
+    layout = Layout.from_shapes(
+        {"embed": (256, model.hidden_size)}
+        | {f"layers.{layer}.weight": (model.hidden_size,) for layer in range(model.num_layers)}
+    )
+    assert plan.sends_per_round == len(fragments_of_run(spec.sync.diloco, layout)) == 3
+    assert Plan().sends_per_round == 1

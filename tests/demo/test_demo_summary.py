@@ -54,7 +54,7 @@ def test_the_last_word_of_a_peer():
     last = finished(reading(step=80))
     assert (last.rounds, last.averaged, last.skipped) == (4, 3, {"no_partner": 1})
     assert (last.tokens, last.validation_loss) == (80 * 1024, 2.25)
-    assert (last.gossip_bytes, last.total_bytes) == (2_000_000, 3_000_000)
+    assert (last.averaging_bytes, last.total_bytes) == (2_000_000, 3_000_000)
 
 
 def test_the_median_peer_of_four():

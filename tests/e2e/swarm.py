@@ -299,8 +299,9 @@ def ending(peer: Peer) -> Iterator[Peer]:
 class Swarm:
     """All peers of a session of tests, in one folder; `close` ends every process of theirs."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, run_spec: str = RUN_SPEC) -> None:
         self._folder = folder
+        self._run_spec = run_spec
         self._sockets = tempfile.mkdtemp(prefix="e2e-")
         self._mark = folder.as_posix()
         self.started: list[Peer] = []
@@ -337,7 +338,7 @@ class Swarm:
 
     def found(self) -> Peer:
         spec = self.folder("run.toml")
-        spec.write_text(RUN_SPEC)
+        spec.write_text(self._run_spec)
         founder = self.launch(f"founder{len(self.started)}", "start", str(spec))
         founder.wait_event(EventName.ROUND_OPENED, START_S, round=NUM_ROUNDS_ALONE + 1)
         return founder
@@ -355,8 +356,10 @@ class Swarm:
 
     @property
     def members(self) -> list[Peer]:
-        """The peers of the swarm that run now, oldest first."""
-        return [peer for peer in self.started if peer.running]
+        """The peers of the swarm that run now, oldest home first."""
+        names = [peer.name for peer in self.started]
+        running = [peer for peer in self.started if peer.running]
+        return sorted(running, key=lambda peer: names.index(peer.name))
 
     def at_least(self, num_peers: int) -> list[Peer]:
         """All peers, that many at least, averaging if they are several.

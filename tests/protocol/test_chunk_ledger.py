@@ -10,8 +10,9 @@ from protocol.chunk_ledger import NEVER, ChunkLedger, Outcome, Stamp, Verdict
 from protocol.errors import LocalProtocolError
 
 BASE = Stamp(3, 9, b"base")
-OTHER = Stamp(3, 9, b"athe")
-"""Beats BASE by its lower digest."""
+AHEAD = Stamp(3, 10, b"zzzz")
+TIED = Stamp(3, 9, b"athe")
+"""As far as BASE, with a lower digest."""
 
 stamps = st.builds(Stamp, st.integers(0, 3), st.integers(0, 3), st.sampled_from([b"a", b"b"]))
 outcomes = st.builds(Outcome, st.integers(1, 3), st.sampled_from([b"a", b"b", b"c"]))
@@ -32,16 +33,15 @@ def offer(ledger: ChunkLedger, cycle: int, base: Stamp, outcome: Outcome) -> Ver
 
 
 @given(stamps, stamps, stamps)
-def test_stamps_are_in_a_total_order(a, b, c):
-    assert not a.beats(a)
-    assert a == b or a.beats(b) != b.beats(a)
-    assert not (a.beats(b) and b.beats(c)) or a.beats(c)
+def test_to_be_ahead_is_an_order(a, b, c):
+    assert not (a.is_ahead_of(b) and b.is_ahead_of(a))
+    assert not (a.is_ahead_of(b) and b.is_ahead_of(c)) or a.is_ahead_of(c)
 
 
-def test_longer_history_then_weight_then_lower_digest():
-    assert Stamp(2, 1, b"z").beats(Stamp(1, 9, b"a"))
-    assert Stamp(1, 9, b"z").beats(Stamp(1, 8, b"a"))
-    assert Stamp(1, 9, b"a").beats(Stamp(1, 9, b"b"))
+def test_longer_history_then_weight():
+    assert Stamp(2, 1, b"z").is_ahead_of(Stamp(1, 9, b"a"))
+    assert Stamp(1, 9, b"z").is_ahead_of(Stamp(1, 8, b"a"))
+    assert not Stamp(1, 9, b"a").is_ahead_of(Stamp(1, 9, b"b"))
 
 
 @given(st.lists(outcomes, min_size=1, max_size=4, unique=True))
@@ -74,19 +74,22 @@ def test_a_heavier_result_replaces_a_lighter_one_until_the_next_send():
 
 
 @pytest.mark.parametrize("cycle", [7, 8])
-def test_a_result_on_a_better_base_means_that_we_differ(cycle):
-    ledger = ChunkLedger([BASE])
-    offer(ledger, 7, BASE, Outcome(2, b"x"))
-    base = OTHER if cycle == 7 else after(OTHER, Outcome(2, b"a"))
-    assert offer(ledger, cycle, base, Outcome(2, b"x")) is Verdict.HEAL
-
-
-@pytest.mark.parametrize("cycle", [7, 8])
-def test_a_result_on_a_worse_base_is_for_others_to_heal(cycle):
-    ledger = ChunkLedger([OTHER])
-    offer(ledger, 7, OTHER, Outcome(2, b"x"))
-    base = BASE if cycle == 7 else after(BASE, Outcome(2, b"y"))
-    assert offer(ledger, cycle, base, Outcome(9, b"x")) is Verdict.IGNORE
+@pytest.mark.parametrize(
+    ("ours", "theirs", "weight", "verdict"),
+    [
+        (BASE, AHEAD, 1, Verdict.HEAL),
+        (AHEAD, BASE, 9, Verdict.IGNORE),
+        (BASE, TIED, 1, Verdict.HEAL),
+        (TIED, BASE, 1, Verdict.IGNORE),
+        (TIED, BASE, 2, Verdict.HEAL),
+        (BASE, TIED, 2, Verdict.HEAL),
+    ],
+)
+def test_a_result_on_another_base_shows_who_differs(ours, theirs, weight, verdict, cycle):
+    ledger, step = ChunkLedger([ours]), Outcome(2, b"x")
+    offer(ledger, 7, ours, step)
+    base = theirs if cycle == 7 else after(theirs, step)
+    assert offer(ledger, cycle, base, Outcome(weight, b"y")) is verdict
 
 
 def test_who_missed_a_step_heals():
@@ -102,7 +105,7 @@ def test_steps_out_of_order_are_our_own_fault():
     ledger = ChunkLedger([BASE])
     assert ledger.cycle(0) == NEVER
     with pytest.raises(LocalProtocolError):
-        ledger.redone(0, Outcome(1, b"x"), OTHER)
-    ledger.stepped(0, 3, Outcome(1, b"x"), OTHER)
+        ledger.redone(0, Outcome(1, b"x"), TIED)
+    ledger.stepped(0, 3, Outcome(1, b"x"), TIED)
     with pytest.raises(LocalProtocolError):
-        ledger.stepped(0, 3, Outcome(1, b"x"), OTHER)
+        ledger.stepped(0, 3, Outcome(1, b"x"), TIED)

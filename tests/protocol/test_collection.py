@@ -57,3 +57,14 @@ def test_chunks_are_those_that_somebody_contributed_to():
     collection.add("b", 1, {3: BASE, 1: BASE})
     assert collection.chunks == (1, 3)
     assert list(collection.admitted(3).weights) == ["b"]
+
+
+def test_of_equally_far_bases_the_one_with_more_weight_wins_then_the_lower_digest():
+    spoilt = Stamp(3, 9, b"aaaa")
+    collection = Collection(["a", "b", "c"])
+    collection.add("a", 1, {0: spoilt, 1: spoilt})
+    collection.add("b", 1, {0: BASE, 1: BASE})
+    assert collection.admitted(0).base == spoilt
+    collection.add("c", 1, {0: BASE})
+    assert (collection.admitted(0).base, list(collection.admitted(0).weights)) == (BASE, ["b", "c"])
+    assert collection.admitted(1).base == spoilt

@@ -23,7 +23,7 @@ PEER_OPTIONS = [
 ]
 
 FROZEN = {
-    "new": ["--force", "--preset", "run_toml"],
+    "new": ["--force", "--method", "--preset", "run_toml"],
     "start": [*PEER_OPTIONS, "run_toml"],
     "join": PEER_OPTIONS,
     "status": ["--home", "--json", "--verbose", "-v"],

@@ -35,6 +35,10 @@ NAMES = {
     "loco_trainer_restarts_total",
     "loco_replica_distance",
     "loco_data_blocks_total",
+    "loco_stalled_seconds_total",
+    "loco_state_divergence_total",
+    "loco_state_heal_seconds_sum",
+    "loco_state_heal_seconds_count",
     "loco_round",
     "loco_step",
     "loco_p2pd_restarts_total",
@@ -57,6 +61,10 @@ FULL = MetricsSnapshot(
     replica_distance=0.125,
     lost_blocks=5,
     repeated_blocks=6,
+    stalled_s=1.5,
+    diverged=4,
+    healed=3,
+    healed_s=0.5,
     round=4,
     step=123,
     p2pd_restarts=1,
@@ -100,6 +108,12 @@ def test_numbers_are_read_at_each_scrape() -> None:
     assert found["loco_trainer_restarts_total", "reason=killed"] == 1
     assert found["loco_build_info", "version=1.2.3"] == 1
     assert found["loco_step",] == 123
+    assert found["loco_stalled_seconds_total",] == 1.5
+    assert found["loco_state_divergence_total",] == 4
+    assert (found["loco_state_heal_seconds_count",], found["loco_state_heal_seconds_sum",]) == (
+        3,
+        0.5,
+    )
 
 
 def test_what_is_unknown_is_absent_and_what_may_come_is_zero() -> None:

@@ -32,7 +32,7 @@ class NoValues:
         assert fragment not in self.held
         return FragmentSnapshot(fragment, cycle, "")
 
-    def merge(self, fragment, stepped, left_out):
+    def merge(self, fragment, stepped, moved):
         assert fragment not in self.held
 
     def hold(self, fragment):
@@ -60,11 +60,11 @@ class Loop:
         match event:
             case FragmentSent(fragment, cycle):
                 self.sent.append((event, self.steps))
-                self.waiting.append((self.turn + delay, Merge(fragment, cycle, (0, 1), (1,))))
+                self.waiting.append((self.turn + delay, Merge(fragment, cycle, (0,), (1,))))
             case FragmentMerged():
                 self.merged.append((event, self.steps))
             case YieldedEvent(fragment):
-                self.waiting.append((self.turn + delay, Amend(fragment, (), (0,), (1,), ())))
+                self.waiting.append((self.turn + delay, Amend(fragment, (), (0,), (1,))))
 
     def take_a_turn(self):
         """What commands have come; whether a step may be done."""

@@ -42,6 +42,9 @@ class Trainers:
             def codes(self, slot):
                 return memoryview(bytes([number, slot]))
 
+            def fragment_codes(self, fragment):
+                return memoryview(bytes([number, fragment, 0]))
+
         try:
             yield One()
         finally:
@@ -56,6 +59,7 @@ async def test_the_first_is_there_before_it_is_asked_for_and_goes_before_the_nex
             assert await first.receive() == READY
             await first.send(Load(1))
             assert first.codes(7).tolist() == [1, 7]
+            assert first.fragment_codes(2).tolist() == [1, 2, 0]
             assert trainers.started == 1
         assert trainers.living == 0
         async with start(SLOW, 4) as second:

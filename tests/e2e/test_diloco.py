@@ -1,0 +1,122 @@
+"""Streaming DiLoCo with real processes: all hold the same outer copy, whoever comes or is killed.
+
+Bound, set before anything was measured: whatever happens, within HEALED_S all peers end a cycle of
+every fragment in one state again, and all of them contribute to it.
+"""
+
+import signal
+from collections import defaultdict
+from collections.abc import Iterator
+
+import pytest
+from swarm import RUN_SPEC, START_S, Peer, Swarm
+
+from peer.observe.event_names import EventName
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+
+NUM_FRAGMENTS = 3
+HEALED_S = 60.0
+SPEC = RUN_SPEC.replace("num_layers = 1", "num_layers = 2").replace(
+    "[sync]",
+    """
+[sync]
+method = "diloco"
+diloco = { blocks_per_fragment = 1, overlap_steps = 5 }
+""",
+)
+
+
+@pytest.fixture(scope="module")
+def fragments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    swarm = Swarm(tmp_path_factory.mktemp("diloco"), SPEC)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        swarm.found()
+        yield swarm
+    finally:
+        swarm.close()
+        signal.signal(signal.SIGTERM, before)
+
+
+def ends(peer: Peer, after: int) -> dict[tuple[int, int], tuple[str, int]]:
+    """Fragment and round to the state it ended in, and how many contributed."""
+    return {
+        (event["fragment"], event["round"]): (event["digest"], event["contributors"])
+        for event in peer.events(EventName.FRAGMENT_RETURNED)[after:]
+    }
+
+
+def wait_one_state(peers: list[Peer]) -> None:
+    """Until all end a cycle of each fragment in one state, to which all have contributed."""
+    seen = {peer: len(peer.events(EventName.FRAGMENT_RETURNED)) for peer in peers}
+
+    def fragments_in_one_state() -> set[int]:
+        states = defaultdict(list)
+        for peer in peers:
+            for key, end in ends(peer, seen[peer]).items():
+                states[key].append(end)
+        return {
+            fragment
+            for (fragment, _), found in states.items()
+            if len(found) == len(peers) and {*found} == {(found[0][0], len(peers))}
+        }
+
+    peers[0].wait_for(
+        "one state of all fragments",
+        lambda: len(fragments_in_one_state()) == NUM_FRAGMENTS,
+        HEALED_S,
+    )
+
+
+def joined(swarm: Swarm, num_peers: int) -> list[Peer]:
+    while len(swarm.members) < num_peers:
+        swarm.join(swarm.members[-1])
+    for peer in swarm.members:
+        peer.wait_event(EventName.FRAGMENT_RETURNED, START_S)
+    return swarm.members
+
+
+def test_a_founder_alone_trains(fragments: Swarm) -> None:
+    (founder,) = fragments.members
+    alone = founder.wait_event(EventName.FRAGMENT_RETURNED)
+    assert (alone["contributors"], alone["missing"], alone["moved"]) == (1, 0, 0)
+
+
+def test_joiners_are_in_one_state_with_the_others(fragments: Swarm) -> None:
+    peers = joined(fragments, 3)
+    wait_one_state(peers)
+    for peer in peers:
+        assert peer.metric("loco_outer_rounds_total", outcome="averaged") > 0
+        assert peer.metric("loco_wire_bytes_total", protocol="/loco/fragment/1") > 0
+
+
+def test_a_killed_trainer_comes_back_into_the_same_state(fragments: Swarm) -> None:
+    *others, victim = joined(fragments, 3)
+    count = len(victim.events())
+    victim.trainer().kill()
+    died = victim.wait_event(EventName.TRAINER_DIED, after=count)
+    victim.wait_event(EventName.TRAINER_STARTED, START_S, after=victim.events().index(died))
+    wait_one_state([*others, victim])
+
+
+def test_a_killed_p2pd_costs_no_state(fragments: Swarm) -> None:
+    *others, victim = joined(fragments, 3)
+    count = len(victim.events())
+    victim.p2pd().kill()
+    victim.wait_event(EventName.NETWORK_RESTARTED, after=count)
+    wait_one_state([*others, victim])
+
+
+def test_a_killed_peer_is_missed_by_nobody(fragments: Swarm) -> None:
+    *others, victim = joined(fragments, 3)
+    victim.kill()
+    wait_one_state(others)
+
+
+def test_who_sleeps_wakes_up_into_the_state_of_the_others(fragments: Swarm) -> None:
+    *others, sleeper = joined(fragments, 3)
+    sleeper.signal_all(signal.SIGSTOP)
+    wait_one_state(others)
+    sleeper.signal_all(signal.SIGCONT)
+    wait_one_state([*others, sleeper])

@@ -1,0 +1,265 @@
+"""Streaming DiLoCo in whole swarms: everybody holds the same outer copy, whatever happens.
+
+Each fragment is large enough to be averaged in several chunks, with several owners.
+"""
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+from swarm_worlds import simulated, start, toy_spec
+
+from peer.observe.event_names import EventName
+from peer.observe.status import PeerState
+from peer.simulation.peer import SimulatedPeer
+from peer.simulation.swarm import SwarmOptions, open_swarm
+from protocol.run_spec import RunSpec
+
+pytestmark = pytest.mark.slow
+
+ROUNDS = 6
+LONGEST_ROUND_S = 2.0 + 10.0 + 2.0
+"""A round, the silence after which a peer is gone, and some slack."""
+LOSS_OF_THE_START = 5.0
+OPTIONS = SwarmOptions(padded_parameters=6 * 16384)
+
+
+def fragment_spec(rounds: int = ROUNDS, **diloco: object) -> RunSpec:
+    """Three fragments in rounds of 20 steps."""
+    section = {"blocks_per_fragment": 2} | diloco
+    return toy_spec(rounds, method="diloco", diloco=section)
+
+
+def returned(peer: SimulatedPeer, after: int = -1) -> list[dict]:
+    return [e for e in peer.events(EventName.FRAGMENT_RETURNED) if e["round"] > after]
+
+
+def contributors(peer: SimulatedPeer, after: int = -1) -> Counter:
+    return Counter(event["contributors"] for event in returned(peer, after))
+
+
+def longest_round_s(peer: SimulatedPeer) -> float:
+    return max(event["seconds"] for event in peer.events(EventName.ROUND_CLOSED))
+
+
+def assert_equal(*peers: SimulatedPeer) -> None:
+    first, *others = peers
+    for other in others:
+        np.testing.assert_array_equal(first.slow_weights(), other.slow_weights())
+
+
+@simulated()
+async def test_two_peers_end_with_the_same_bytes(tmp_path):
+    async with open_swarm(1, fragment_spec(), tmp_path, OPTIONS) as swarm:
+        await start(swarm, "a", "b")
+        await swarm.finished()
+        a, b = swarm["a"], swarm["b"]
+        assert_equal(a, b)
+        for peer in (a, b):
+            assert contributors(peer, after=1).keys() == {2}
+            assert {event["missing"] for event in returned(peer, after=0)} == {0}
+            assert peer.status().state is PeerState.FINISHED
+        assert a.status().train_loss < a.events(EventName.ROUND_CLOSED)[0]["loss"]
+
+
+@simulated()
+async def test_a_peer_alone_trains(tmp_path):
+    async with open_swarm(1, fragment_spec(), tmp_path, OPTIONS) as swarm:
+        await start(swarm, "a")
+        await swarm.finished()
+        assert contributors(swarm["a"]).keys() == {1}
+        assert swarm["a"].facts.skipped == {"no_partner": len(returned(swarm["a"]))}
+
+
+@simulated()
+async def test_five_peers_end_with_the_same_bytes(tmp_path):
+    names = "abcde"
+    async with open_swarm(1, fragment_spec(), tmp_path, OPTIONS) as swarm:
+        await start(swarm, *names)
+        await swarm.finished()
+        peers = [swarm[name] for name in names]
+        assert_equal(*peers)
+        for peer in peers:
+            assert contributors(peer, after=2).keys() == {5}
+
+
+@simulated()
+async def test_a_late_joiner_heals_and_contributes(tmp_path):
+    async with open_swarm(1, fragment_spec(12), tmp_path, OPTIONS) as swarm:
+        await start(swarm, "a", "b")
+        await swarm.until(lambda: swarm["a"].facts.round == 4)
+        swarm.join("c", through=["b"])
+        await swarm.finished()
+        a, b, c = (swarm[name] for name in "abc")
+        assert_equal(a, b, c)
+        assert contributors(a, after=9).keys() == {3}
+
+
+@simulated()
+async def test_a_killed_peer_costs_the_others_nothing_but_its_part(tmp_path):
+    async with open_swarm(1, fragment_spec(12), tmp_path, OPTIONS) as swarm:
+        await start(swarm, "a", "b", "c")
+        await swarm.until(lambda: swarm["a"].facts.round == 4)
+        swarm.kill("c")
+        await swarm.finished("a", "b")
+        assert_equal(swarm["a"], swarm["b"])
+        assert contributors(swarm["a"], after=8).keys() == {2}
+
+
+@simulated()
+async def test_after_a_partition_all_are_equal_again(tmp_path):
+    async with open_swarm(1, fragment_spec(20), tmp_path, OPTIONS) as swarm:
+        await start(swarm, "a", "b", "c")
+        await swarm.until(lambda: swarm["a"].facts.round == 4)
+        swarm.isolate("c")
+        await swarm.until(lambda: swarm["a"].facts.round == 10)
+        swarm.internet.heal()
+        await swarm.finished()
+        assert_equal(*(swarm[name] for name in "abc"))
+        assert contributors(swarm["a"], after=17).keys() == {3}
+
+
+@simulated()
+async def test_two_peers_that_were_apart_are_equal_again(tmp_path):
+    async with open_swarm(1, fragment_spec(20), tmp_path, OPTIONS) as swarm:
+        await start(swarm, "a", "b")
+        await swarm.until(lambda: swarm["a"].facts.round == 4)
+        swarm.isolate("b")
+        await swarm.until(lambda: swarm["a"].facts.round == 10)
+        swarm.internet.heal()
+        await swarm.finished()
+        assert_equal(swarm["a"], swarm["b"])
+
+
+@pytest.mark.parametrize(
+    ("sync", "diloco"),
+    [
+        ({"codec": "fp32"}, {"fragments": "whole", "overlap_steps": 0, "merge": 0.0}),
+        ({"codec": "bf16"}, {"fragments": "sequential", "overlap_steps": 5}),
+        ({"codec": "int4"}, {"error_feedback": True}),
+        ({"codec": "e3m0"}, {"late": "skip"}),
+    ],
+    ids=["plain", "sequential", "int4", "e3m0"],
+)
+def test_every_way_of_streaming_ends_with_the_same_bytes(tmp_path, sync, diloco):
+    @simulated()
+    async def run():
+        spec = toy_spec(4, method="diloco", diloco={"blocks_per_fragment": 2} | diloco, **sync)
+        async with open_swarm(1, spec, tmp_path, OPTIONS) as swarm:
+            await start(swarm, "a", "b", "c")
+            await swarm.finished()
+            assert_equal(*(swarm[name] for name in "abc"))
+            assert contributors(swarm["a"], after=2).keys() == {3}
+            assert swarm["a"].status().train_loss < LOSS_OF_THE_START
+
+    run()
+
+
+# --- whoever fails, the others' average is exact for what arrived ---------------------------------
+@simulated()
+async def test_of_five_peers_two_die_and_three_go_on_within_the_deadline(tmp_path):
+    async with open_swarm(1, fragment_spec(12), tmp_path, OPTIONS) as swarm:
+        await start(swarm, *"abcde")
+        await swarm.until(lambda: swarm["a"].facts.round == 4)
+        swarm.kill("d")
+        swarm.kill("e")
+        await swarm.finished(*"abc")
+        assert_equal(*(swarm[name] for name in "abc"))
+        assert contributors(swarm["a"], after=8).keys() == {3}
+        assert longest_round_s(swarm["a"]) <= LONGEST_ROUND_S
+
+
+@simulated()
+async def test_a_peer_that_stalls_costs_the_others_one_deadline(tmp_path):
+    async with open_swarm(1, fragment_spec(16), tmp_path, OPTIONS) as swarm:
+        await start(swarm, *"abc")
+        await swarm.until(lambda: swarm["a"].facts.round == 4)
+        swarm.freeze("c")
+        await swarm.until(lambda: swarm["a"].facts.round == 8)
+        swarm.thaw("c")
+        await swarm.finished()
+        assert_equal(*(swarm[name] for name in "abc"))
+        assert longest_round_s(swarm["a"]) <= LONGEST_ROUND_S
+
+
+@simulated()
+async def test_the_number_of_contributors_is_exact_around_a_join_and_a_leave(tmp_path):
+    async with open_swarm(1, fragment_spec(16), tmp_path, OPTIONS) as swarm:
+        await start(swarm, *"ab")
+        await swarm.until(lambda: swarm["a"].facts.round == 4)
+        swarm.join("c", through=["a"])
+        await swarm.until(lambda: swarm["a"].facts.round == 9)
+        swarm["c"].peer.request_stop()
+        await swarm.finished("a", "b")
+        seen = [event["contributors"] for event in returned(swarm["a"], after=1)]
+        steps = [seen[0], *(now for before, now in itertools.pairwise(seen) if now != before)]
+        assert steps == [2, 3, 2]
+
+
+@simulated()
+async def test_a_replica_that_crashed_comes_back_with_the_same_bytes(tmp_path):
+    async with open_swarm(1, fragment_spec(16), tmp_path, OPTIONS) as swarm:
+        await start(swarm, *"abc")
+        await swarm.until(lambda: swarm["a"].facts.round == 4)
+        swarm.kill("c")
+        await swarm.until(lambda: swarm["a"].facts.round == 6)
+        swarm.join("c", through=["b"])
+        await swarm.finished()
+        assert_equal(*(swarm[name] for name in "abc"))
+        assert contributors(swarm["a"], after=13).keys() == {3}
+
+
+@simulated()
+async def test_a_join_delays_nobody(tmp_path):
+    async with open_swarm(1, fragment_spec(10), tmp_path, OPTIONS) as swarm:
+        await start(swarm, *"ab")
+        await swarm.until(lambda: swarm["a"].facts.round == 3)
+        swarm.join("c", through=["b"])
+        await swarm.until(lambda: len(returned(swarm["c"])) > 0)
+        joined_in = swarm["a"].facts.round
+        await swarm.finished()
+        rounds = {e["round"]: e["seconds"] for e in swarm["a"].events(EventName.ROUND_CLOSED)}
+        assert max(rounds[r] for r in range(3, joined_in)) <= 1.2 * rounds[2]
+
+
+# --- who differs finds out, and heals -------------------------------------------------------------
+def spoil(peer: SimulatedPeer) -> None:
+    """As a bit that flips in memory does: in one chunk of the outer copy."""
+    engine = peer.provision.engine
+    assert engine is not None
+    assert engine.slow_P is not None
+    engine.slow_P[5] += 1.0
+
+
+@pytest.mark.parametrize("victim", "abc")
+def test_of_three_the_one_with_a_spoilt_chunk_heals_and_the_majority_does_not_move(
+    tmp_path, victim
+):
+    @simulated()
+    async def run():
+        async with open_swarm(1, fragment_spec(12), tmp_path, OPTIONS) as swarm:
+            await start(swarm, *"abc")
+            await swarm.until(lambda: swarm["a"].facts.round == 5)
+            before = {name: swarm[name].facts.healed for name in "abc"}
+            spoil(swarm[victim])
+            await swarm.finished()
+            assert_equal(*(swarm[name] for name in "abc"))
+            healed = {name: swarm[name].facts.healed - before[name] for name in "abc"}
+            assert healed == {name: int(name == victim) for name in "abc"}
+
+    run()
+
+
+@pytest.mark.parametrize("victim", "ab")
+def test_two_peers_that_differ_agree_again(tmp_path, victim):
+    @simulated()
+    async def run():
+        async with open_swarm(1, fragment_spec(12), tmp_path, OPTIONS) as swarm:
+            await start(swarm, *"ab")
+            await swarm.until(lambda: swarm["a"].facts.round == 5)
+            spoil(swarm[victim])
+            await swarm.finished()
+            assert_equal(swarm["a"], swarm["b"])
+
+    run()
