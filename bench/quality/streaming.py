@@ -104,8 +104,8 @@ def _train_with_fragments(world: World, arm: StreamingArm, result: StreamingResu
     result.fragment_parameters = [fragment.size for fragment in swarm.fragments]
     result.sent_megabytes = swarm.sent_bytes / 1e6
     result.largest_send_megabytes = swarm.largest_send_bytes / 1e6
-    for _ in range(CLOSING_ROUNDS):
-        swarm.average_all()
+    for closing in range(CLOSING_ROUNDS):
+        swarm.average_all(setting.steps // inner_steps + 1 + closing)
         result.closed_losses.append(judge.loss(swarm.phi_P, setting.final_blocks))
 
 
