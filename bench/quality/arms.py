@@ -10,6 +10,7 @@ fp32). Each arm below it changes one factor, but for two ladders:
 All train the same tokens in the same order, from the same weights, at the same learning rate.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -49,6 +50,28 @@ class Arm:
     def delay_steps(self, setting_inner_steps: int) -> int:
         """Steps trained between the close of a round and its outer step."""
         return round(self.delay * self.inner_steps(setting_inner_steps))
+
+    # --- what peers of unequal speed change (unequal.py) ------------------------------------------
+    @property
+    def step_time(self) -> int:
+        """How long an inner step takes, in the setting's steps."""
+        return 1
+
+    def nodes(self, replicas: int) -> int:
+        """How many of the setting's replicas take part."""
+        return replicas
+
+    def quotas(self, inner_steps: int, replicas: int) -> list[int]:
+        """Inner steps of each replica in a round of `inner_steps`."""
+        return [inner_steps] * self.nodes(replicas)
+
+    def votes(self, steps: Sequence[int]) -> list[int]:
+        """For how many each member of a group counts, by the steps of all in this round."""
+        return [1] * len(steps)
+
+    def stretch(self, _steps: int, _inner_steps: int) -> float:
+        """By what the move of a replica since its phi is multiplied before it is sent."""
+        return 1.0
 
 
 REFERENCE: Final = "noloco"

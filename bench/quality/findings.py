@@ -9,6 +9,7 @@ from bench.report import Goal, Row
 from .arms import ARMS, CODE_ARMS, REFERENCE
 from .measures import mean, pearson, standard_error
 from .run import Result
+from .runs import paired
 
 Runs = Mapping[str, Mapping[int, Result]]
 """Arm to seed to result."""
@@ -28,7 +29,7 @@ def rows(runs: Runs) -> list[Row]:
 def _row(name: str, runs: Runs) -> Row:
     found = list(runs[name].values())
     losses = [result.loss for result in found]
-    differences = paired(name, runs)
+    differences = paired(name, runs, REFERENCE)
     last = [result.deviations[-1] for result in found if result.deviations]
     return {
         "arm": name,
@@ -37,7 +38,7 @@ def _row(name: str, runs: Runs) -> Row:
         "ppl": round(math.exp(mean(losses)), 3),
         "loss of mean": f"{mean([result.averaged_loss for result in found]):.4f}",
         f"to {REFERENCE}": f"{mean(differences):+.5f}" if differences else None,
-        "s.e.": _rounded(standard_error(differences) if differences else None),
+        "s.e.": rounded(standard_error(differences) if differences else None, 5),
         "deviation": _scientific([deviation[2] for deviation in last]),
         "pearson": _smallest([correlation(result) for result in found]),
         "B/param": round(mean([result.bytes_per_parameter for result in found]), 1),
@@ -45,8 +46,9 @@ def _row(name: str, runs: Runs) -> Row:
     }
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 5)
+def rounded(value: float | None, digits: int) -> float | None:
+    """For a table; None stays None."""
+    return None if value is None else round(value, digits)
 
 
 def _scientific(values: Sequence[float]) -> str:
@@ -56,12 +58,6 @@ def _scientific(values: Sequence[float]) -> str:
 def _smallest(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return round(min(known), 3) if known else None
-
-
-def paired(name: str, runs: Runs, reference: str = REFERENCE) -> list[float]:
-    """Loss of an arm less that of the reference, for each seed that both have."""
-    ours, theirs = runs.get(name, {}), runs.get(reference, {})
-    return [ours[seed].loss - theirs[seed].loss for seed in sorted(set(ours) & set(theirs))]
 
 
 def correlation(result: Result) -> float | None:
@@ -103,14 +99,14 @@ def goals(runs: Runs) -> list[Goal]:
 
 def _order_goals(runs: Runs) -> list[Goal]:
     made = []
-    if gains := paired("ddp", runs):
+    if gains := paired("ddp", runs, REFERENCE):
         made.append(Goal("loss of ddp less that of noloco", mean(gains), at_most=0.0))
     for other in ("diloco", "diloco-2h"):
-        if differences := paired(other, runs):
+        if differences := paired(other, runs, REFERENCE):
             ratio = math.exp(-mean(differences))
             what = f"perplexity of noloco over that of {other}"
             made.append(Goal(what, ratio, at_most=TOLERATED_PERPLEXITY))
-    if differences := paired("none", runs):
+    if differences := paired("none", runs, REFERENCE):
         what = "perplexity of no averaging over that of noloco"
         made.append(Goal(what, math.exp(mean(differences)), at_least=FAR_BETTER))
     return made
@@ -138,7 +134,7 @@ def code_goals(runs: Runs) -> list[Goal]:
     """What a code costs against fp32: at most 0.1% of the loss, or two standard errors."""
     made = []
     for name in CODE_ARMS:
-        differences = paired(name, runs)
+        differences = paired(name, runs, REFERENCE)
         if name == REFERENCE or not differences:
             continue
         loss = mean([result.loss for result in runs[REFERENCE].values()])

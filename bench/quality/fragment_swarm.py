@@ -79,10 +79,10 @@ class FragmentSwarm:
         """Take in all that is on its way, without training on."""
         self._take_in(None)
 
-    def average_all(self) -> None:
-        """Send every fragment once more, and take all in: a round of no inner steps."""
+    def average_all(self, cycle: int) -> None:
+        """Send every fragment, and take all in: a round of no inner steps."""
         for fragment in range(len(self.fragments)):
-            self._send(fragment, -1)
+            self._send(fragment, cycle)
             self._step_fragment(fragment)
 
     def _send(self, fragment: int, cycle: int) -> None:

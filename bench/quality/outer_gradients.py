@@ -13,14 +13,14 @@ from peer.averaging.noloco import outer_step
 from peer.codec import get_codec
 
 from .arms import ARMS
-from .run import Feed, World, replicas_of
+from .run import World, replicas_of
 
 
 def outer_gradients(world: World) -> Iterator[torch.Tensor]:
     """Delta of each round, fp32 [M, P] on the CPU."""
     setting = world.setting
     replicas = replicas_of(world, setting.replicas)
-    feed, fp32 = Feed(world), get_codec("fp32")
+    feed, fp32 = world.feed(), get_codec("fp32")
     phi_P = replicas.thetas[0].clone()
     momentum_P = torch.zeros_like(phi_P)
     for step in range(setting.steps):

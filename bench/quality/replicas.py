@@ -7,7 +7,8 @@ Two ways to the same gradients:
     stacked     weights as [N, P]; one forward and backward of all (vmap). For a GPU, which a model
                 this small leaves idle between two kernels.
 
-Shapes: N replicas, P padded parameters, B sequences of a replica's step, T tokens of a sequence.
+Shapes: N replicas, A of them that train in this step, P padded parameters, B sequences of a
+replica's step, T tokens of a sequence.
 """
 
 from collections.abc import Sequence
@@ -43,8 +44,10 @@ class Replicas(Protocol):
     def thetas(self) -> Sequence[torch.Tensor]:
         """Each replica's fp32 [P], its storage."""
 
-    def step(self, blocks_NBT: Blocks, learning_rate: float) -> None:
-        """One inner step of every replica."""
+    def step(
+        self, blocks_ABT: Blocks, learning_rate: float, active: Sequence[int] | None = None
+    ) -> None:
+        """One inner step of the replicas `active`, of all if they are not named."""
 
 
 class LoopedReplicas:
@@ -73,8 +76,11 @@ class LoopedReplicas:
             for model in self.models
         ]
 
-    def step(self, blocks_NBT: Blocks, learning_rate: float) -> None:
-        for stepper, blocks_BT in zip(self._steppers, blocks_NBT, strict=True):
+    def step(
+        self, blocks_ABT: Blocks, learning_rate: float, active: Sequence[int] | None = None
+    ) -> None:
+        steppers = self._steppers if active is None else [self._steppers[i] for i in active]
+        for stepper, blocks_BT in zip(steppers, blocks_ABT, strict=True):
             stepper.step(blocks_BT, learning_rate)
 
 
@@ -110,15 +116,21 @@ class StackedReplicas:
             self.models.append(row)
             self._optimizers.append(FlatAdamW(row, spec.optimizer))
 
-    def step(self, blocks_NBT: Blocks, learning_rate: float) -> None:
-        tokens_NBT = torch.from_numpy(blocks_NBT).to(self._device)
+    def step(
+        self, blocks_ABT: Blocks, learning_rate: float, active: Sequence[int] | None = None
+    ) -> None:
+        tokens_ABT = torch.from_numpy(blocks_ABT).to(self._device)
+        leaves, optimizers = self._leaves, self._optimizers
+        if active is not None:
+            leaves = {name: leaf[list(active)] for name, leaf in leaves.items()}
+            optimizers = [optimizers[i] for i in active]
         # Plain attention: the fused kernels are not made to be stacked.
         with autocast(self._device, self._precision), sdpa_kernel(SDPBackend.MATH):
-            losses_N = vmap(self._loss)(self._leaves, tokens_NBT)
-        found = torch.autograd.grad(losses_N.sum(), list(self._leaves.values()))
+            losses_A = vmap(self._loss)(leaves, tokens_ABT)
+        found = torch.autograd.grad(losses_A.sum(), list(self._leaves.values()))
         for gradient, value in zip(self._gradients, found, strict=True):
             gradient.copy_(value)
-        for optimizer in self._optimizers:
+        for optimizer in optimizers:
             optimizer.step(learning_rate)
 
     def _loss(self, parameters: dict[str, torch.Tensor], tokens_BT: torch.Tensor) -> torch.Tensor:

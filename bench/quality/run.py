@@ -4,32 +4,37 @@ At the close of a round each replica's weights are coded and exchanged (snapshot
 for the arm's delay; then comes the outer step, and theta takes over the move of the slow weights as
 the trainer does (peer/training/snapshot.py): theta += phi' - decoded. After the last step nothing
 is delayed.
+
+Time is counted in the setting's steps, those of a replica of median speed. A slow replica does
+fewer of them in a round (pace.py), at the rates of the nominal steps at which they begin.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from bench.report import machine
 from peer.averaging.noloco import outer_step
+from peer.daemon.shares import MEMBER_WEIGHT
 from peer.training.corpus import Corpus, open_corpus, prepare_corpus
 from peer.training.device import Precision, choose_device, choose_precision
 from peer.training.model import FlatModel, initial_module
 from peer.training.optimizer import FlatAdamW
 from peer.training.schedule import learning_rate
 from peer.training.step import Stepper
-from protocol.data_plan import DataPlan
 from protocol.run_spec import RunSpec
 
 from .arms import Arm
 from .exchange import Shared, exchange_of
+from .feed import Feed
 from .measures import mean, replica_deviation
-from .pairing import groups_of_round, peer_names
-from .replicas import Blocks, LoopedReplicas, Replicas, StackedReplicas
+from .pace import active_at, as_often_as_voted
+from .pairing import groups_of_round
+from .replicas import LoopedReplicas, Replicas, StackedReplicas
 from .settings import Setting
 
 
@@ -40,11 +45,12 @@ class Result:
     Attributes:
         losses: of each replica's slow weights, nats per token of the held-out text.
         averaged_loss: of the mean of all slow weights.
-        curve: step, mean loss of the replicas, loss of their mean.
-        deviations: of each round: step, learning rate, replica deviation of the slow weights and of
+        curve: time, mean loss of the replicas, loss of their mean.
+        deviations: of each round: time, learning rate, replica deviation of the slow weights and of
             the fast ones before averaging.
         bytes_per_parameter: sent by a node on average, in the whole run.
         resent_share: blocks sent again, of all.
+        tokens: trained by all together; 0 in files that do not say.
     """
 
     arm: dict[str, Any]
@@ -57,6 +63,7 @@ class Result:
     deviations: list[tuple[int, float, float, float]] = field(default_factory=list)
     bytes_per_parameter: float = 0.0
     resent_share: float = 0.0
+    tokens: int = 0
     seconds: float = 0.0
     machine: dict[str, Any] = field(default_factory=machine)
 
@@ -87,46 +94,45 @@ class World:
         precision = choose_precision("auto", device)
         return cls(setting, spec, corpus, prepared.vocabulary_size, device, precision)
 
-    def rate(self, step: int) -> float:
-        """Learning rate of a step."""
-        return learning_rate(self.spec.optimizer, step, self.setting.steps)
+    def rate(self, time: int) -> float:
+        """Learning rate of a step that begins at this time."""
+        return learning_rate(self.spec.optimizer, time, self.setting.steps)
+
+    def feed(self, weights: Sequence[int] | None = None) -> Feed:
+        """What replicas of these weights train; all replicas of the setting, if none are named."""
+        if weights is None:
+            weights = [MEMBER_WEIGHT] * self.setting.replicas
+        return Feed(self.corpus, self.spec.seed, self.setting.batch_size, weights)
 
 
-class Feed:
-    """The blocks that each replica trains next, by the run's data plan."""
+@dataclass(slots=True)
+class _Pending:
+    """A round whose outer step is to come.
 
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._names = peer_names(world.setting.replicas)
-        self._members = [(name, 1) for name in self._names]
-        self._plan = DataPlan(world.spec.seed, world.corpus.num_blocks)
-        self._stands = dict.fromkeys(self._names, (0, 0))
+    Attributes:
+        ahead: how far what a replica sent is ahead of its weights; None where it sent just them.
+    """
 
-    def next_blocks(self) -> Blocks:
-        """[N, B, T + 1] tokens."""
-        rows = []
-        for name in self._names:
-            epoch, position = self._stands[name]
-            count = self._world.setting.batch_size
-            taken = self._plan.take(epoch, position, count, name, self._members)
-            self._stands[name] = taken.epoch, taken.position
-            rows.append(self._world.corpus.blocks(taken.blocks))
-        return np.stack(rows)
+    shared: Shared
+    groups: list[tuple[int, ...]]
+    ahead: list[torch.Tensor | None]
 
 
 class _Run:
     def __init__(self, world: World, arm: Arm, start_P: torch.Tensor | None) -> None:
         self._world, self._arm = world, arm
         setting = world.setting
-        self._count = 1 if arm.group == "gradients" else setting.replicas
+        self._count = 1 if arm.group == "gradients" else arm.nodes(setting.replicas)
         self._replicas = replicas_of(world, self._count)
         if start_P is not None:
             for theta_P in self._replicas.thetas:
                 theta_P.copy_(start_P)
         self._phis = [theta_P.clone() for theta_P in self._replicas.thetas]
         self._deltas = [torch.zeros_like(phi_P) for phi_P in self._phis]
+        self._inner_steps = arm.inner_steps(setting.inner_steps)
+        self._quotas = arm.quotas(self._inner_steps, setting.replicas)
         self._exchange = exchange_of(arm.code)
-        self._pending: tuple[Shared, list[tuple[int, ...]]] | None = None
+        self._pending: _Pending | None = None
         self._judge = Judge(world)
         parameters = self._judge.model.layout.parameters
         self.result = Result(asdict(arm), asdict(setting), world.spec.seed, parameters)
@@ -135,22 +141,23 @@ class _Run:
     def train(self) -> None:
         """All steps and rounds, then the last figures."""
         started_s = time.perf_counter()
-        arm, setting = self._arm, self._world.setting
-        inner_steps = arm.inner_steps(setting.inner_steps)
-        if setting.steps % inner_steps:
-            raise ValueError(f"{setting.steps} steps are no whole rounds of {inner_steps}")
+        arm, setting, inner_steps = self._arm, self._world.setting, self._inner_steps
+        steps = setting.steps // arm.step_time
+        if steps % inner_steps:
+            raise ValueError(f"{steps} steps are no whole rounds of {inner_steps}")
         delay = arm.delay_steps(setting.inner_steps)
-        feed = Feed(self._world)
-        for done in range(1, setting.steps + 1):
-            self._inner_step(feed.next_blocks(), self._world.rate(done - 1))
+        feed = self._world.feed(arm.quotas(MEMBER_WEIGHT, setting.replicas))
+        for done in range(1, steps + 1):
+            now = done * arm.step_time
+            self._inner_step(feed, (done - 1) % inner_steps, self._world.rate(now - arm.step_time))
             if self._pending and done % inner_steps == delay:
-                self._apply(done)
+                self._apply(now)
             if self._averages_weights and done % inner_steps == 0:
                 self._close(done // inner_steps - 1)
-                if not delay or done == setting.steps:
-                    self._apply(done)
-            if done % setting.curve_every == 0:
-                self._note_curve(done)
+                if not delay or done == steps:
+                    self._apply(now)
+            if now % setting.curve_every == 0:
+                self._note_curve(now)
         self._finish()
         self.result.seconds = round(time.perf_counter() - started_s, 1)
 
@@ -158,13 +165,18 @@ class _Run:
     def _averages_weights(self) -> bool:
         return self._arm.group in ("pairs", "all")
 
-    def _inner_step(self, blocks_NBT: Blocks, rate: float) -> None:
+    def _inner_step(self, feed: Feed, place: int, rate: float) -> None:
+        active = active_at(place, self._quotas, self._inner_steps)
+        if active == []:
+            return
+        blocks_ABT = feed.next_blocks(active)
+        self.result.tokens += blocks_ABT.shape[0] * self._world.spec.tokens_per_step
         if self._arm.group == "gradients":
             # The mean of the replicas' gradients is the gradient of all their blocks.
-            self._replicas.step(blocks_NBT.reshape(1, -1, blocks_NBT.shape[-1]), rate)
+            self._replicas.step(blocks_ABT.reshape(1, -1, blocks_ABT.shape[-1]), rate)
             self._sent_bytes += self._ring_bytes()
         else:
-            self._replicas.step(blocks_NBT, rate)
+            self._replicas.step(blocks_ABT, rate, active)
 
     def _ring_bytes(self) -> float:
         """Bytes of all nodes for one all-reduce of fp32 gradients."""
@@ -173,44 +185,61 @@ class _Run:
     def _close(self, round_: int) -> None:
         run_id = f"quality-{self._world.spec.seed}"
         groups = groups_of_round(self._arm.group, run_id, round_, self._count)
-        self._pending = self._exchange.share(self._replicas.thetas, groups), groups
+        ahead = [self._ahead(index) for index in range(self._count)]
+        sent = [
+            theta_P if ahead_P is None else theta_P + ahead_P
+            for theta_P, ahead_P in zip(self._replicas.thetas, ahead, strict=True)
+        ]
+        self._pending = _Pending(self._exchange.share(sent, groups), groups, ahead)
 
-    def _apply(self, step: int) -> None:
+    def _ahead(self, index: int) -> torch.Tensor | None:
+        """How far ahead of its weights a replica sends: its move since phi, stretched."""
+        stretch = self._arm.stretch(self._quotas[index], self._inner_steps)
+        if stretch == 1:
+            return None
+        return (self._replicas.thetas[index] - self._phis[index]).mul_(stretch - 1)
+
+    def _apply(self, now: int) -> None:
         assert self._pending is not None
-        (shared, groups), self._pending = self._pending, None
-        for group in groups:
-            for own in group:
-                others = [shared.codes[other] for other in group if other != own]
-                codes = [shared.codes[own], *others]
-                outer_step(
-                    self._phis[own], self._deltas[own], codes, shared.codec, self._arm.factors
-                )
+        pending, self._pending = self._pending, None
+        shared = pending.shared
+        for group in pending.groups:
+            self._outer_steps(group, shared)
         fast = replica_deviation(shared.decoded, self.result.parameters)
         slow = replica_deviation(self._phis, self.result.parameters)
-        self.result.deviations.append((step, self._world.rate(step - 1), slow, fast))
-        for theta_P, phi_P, decoded_P in zip(
-            self._replicas.thetas, self._phis, shared.decoded, strict=True
+        self.result.deviations.append((now, self._world.rate(now - 1), slow, fast))
+        for theta_P, phi_P, decoded_P, ahead_P in zip(
+            self._replicas.thetas, self._phis, shared.decoded, pending.ahead, strict=True
         ):
             theta_P.add_(phi_P - decoded_P)
+            if ahead_P is not None:
+                theta_P.add_(ahead_P)  # it was sent, but not trained
         self._sent_bytes += shared.sent_bytes
         self._resent_blocks += shared.resent_blocks
+
+    def _outer_steps(self, group: tuple[int, ...], shared: Shared) -> None:
+        votes = self._arm.votes([self._quotas[index] for index in group])
+        for own in group:
+            members = as_often_as_voted(own, group, votes)
+            codes = [shared.codes[member] for member in members]
+            outer_step(self._phis[own], self._deltas[own], codes, shared.codec, self._arm.factors)
 
     def _slow(self) -> list[torch.Tensor]:
         """The weights that are judged; the fast ones, where there are no slow ones."""
         return self._phis if self._averages_weights else list(self._replicas.thetas)
 
-    def _note_curve(self, step: int) -> None:
+    def _note_curve(self, now: int) -> None:
         losses, averaged = self._judge.losses(self._slow(), self._world.setting.curve_blocks)
-        self.result.curve.append((step, mean(losses), averaged))
+        self.result.curve.append((now, mean(losses), averaged))
         if self._arm.group == "nobody":
             apart = replica_deviation(self._slow(), self.result.parameters)
-            self.result.deviations.append((step, self._world.rate(step - 1), apart, apart))
+            self.result.deviations.append((now, self._world.rate(now - 1), apart, apart))
 
     def _finish(self) -> None:
         result, setting = self.result, self._world.setting
         losses, averaged = self._judge.losses(self._slow(), setting.final_blocks)
         result.losses, result.averaged_loss = losses, averaged
-        values = self._phis[0].numel() * setting.replicas
+        values = self._phis[0].numel() * self._arm.nodes(setting.replicas)
         result.bytes_per_parameter = self._sent_bytes / values
         blocks = values / 128 * max(1, len(result.deviations))
         result.resent_share = self._resent_blocks / blocks

@@ -4,38 +4,39 @@ A file is written when its run is complete; a run of other sizes than asked for 
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from .arms import Arm
-from .run import Result
+from .runs import AnyArm, AnyResult
 from .settings import Setting
-from .streaming import StreamingResult
-from .streaming_arms import StreamingArm
 
-AnyResult = TypeVar("AnyResult", Result, StreamingResult)
+ResultT = TypeVar("ResultT", bound=AnyResult)
 
 
 @dataclass(frozen=True, slots=True)
-class Store(Generic[AnyResult]):
-    """The results of one setting in one folder, all of one kind."""
+class Store(Generic[ResultT]):
+    """The results of one setting in one folder, all of one kind.
+
+    Attributes:
+        kind: class of the results. A file may lack what has a default there.
+    """
 
     folder: Path
     setting: Setting
-    kind: type[AnyResult]
+    kind: Callable[..., ResultT]
 
-    def load(self, arm: Arm | StreamingArm, seed: int) -> AnyResult | None:
+    def load(self, arm: AnyArm, seed: int) -> ResultT | None:
         """The result of this run, if it was made with these sizes."""
         path = self._path(arm, seed)
         if not path.exists():
             return None
-        tree: dict[str, Any] = json.loads(path.read_text())
-        result = self.kind(**tree)
-        same = result.arm == asdict(arm) and result.setting == asdict(self.setting)
+        result = self.kind(**json.loads(path.read_text()))
+        same = result.arm == _read_back(arm) and result.setting == _read_back(self.setting)
         return result if same else None
 
-    def save(self, arm: Arm | StreamingArm, result: AnyResult) -> None:
+    def save(self, arm: AnyArm, result: ResultT) -> None:
         """Keep it, whole or not at all."""
         path = self._path(arm, result.seed)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,8 +44,14 @@ class Store(Generic[AnyResult]):
         draft.write_text(json.dumps(_rounded(asdict(result)), indent=None) + "\n")
         draft.replace(path)
 
-    def _path(self, arm: Arm | StreamingArm, seed: int) -> Path:
+    def _path(self, arm: AnyArm, seed: int) -> Path:
         return self.folder / self.setting.name / f"{arm.name}-{seed}.json"
+
+
+def _read_back(sizes: AnyArm | Setting) -> dict[str, Any]:
+    """As they come out of a file: tuples are lists there."""
+    tree: dict[str, Any] = json.loads(json.dumps(asdict(sizes)))
+    return tree
 
 
 def _rounded(tree: Any) -> Any:

@@ -15,7 +15,7 @@ from bench.report import machine
 
 from .arms import Arm
 from .fragment_swarm import FragmentSwarm
-from .run import Feed, Judge, World, replicas_of, train_arm
+from .run import Judge, World, replicas_of, train_arm
 from .settings import Setting
 from .streaming_arms import StreamingArm
 
@@ -84,7 +84,7 @@ def train_streaming_arm(world: World, arm: StreamingArm) -> StreamingResult:
 
 def _train_with_fragments(world: World, arm: StreamingArm, result: StreamingResult) -> None:
     setting = world.setting
-    replicas, feed, judge = replicas_of(world, setting.replicas), Feed(world), Judge(world)
+    replicas, feed, judge = replicas_of(world, setting.replicas), world.feed(), Judge(world)
     inner_steps = arm.inner_steps or setting.inner_steps
     swarm = FragmentSwarm(
         replicas.models, arm.diloco, inner_steps, arm.code, heavy_ball=arm.heavy_ball
@@ -104,8 +104,8 @@ def _train_with_fragments(world: World, arm: StreamingArm, result: StreamingResu
     result.fragment_parameters = [fragment.size for fragment in swarm.fragments]
     result.sent_megabytes = swarm.sent_bytes / 1e6
     result.largest_send_megabytes = swarm.largest_send_bytes / 1e6
-    for _ in range(CLOSING_ROUNDS):
-        swarm.average_all()
+    for closing in range(CLOSING_ROUNDS):
+        swarm.average_all(setting.steps // inner_steps + 1 + closing)
         result.closed_losses.append(judge.loss(swarm.phi_P, setting.final_blocks))
 
 

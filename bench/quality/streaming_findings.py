@@ -7,6 +7,7 @@ from typing import Final
 from bench.report import Goal, Row
 
 from .measures import mean, standard_error
+from .runs import paired
 from .streaming import StreamingResult
 from .streaming_arms import DEFAULT, PLAIN, PLAIN_H100, STREAMING_ARMS
 
@@ -51,12 +52,6 @@ def _row(name: str, runs: Runs) -> Row:
 
 def _signed(differences: list[float]) -> str | None:
     return f"{mean(differences):+.4f}" if differences else None
-
-
-def paired(name: str, runs: Runs, reference: str) -> list[float]:
-    """Loss of an arm less that of the reference, for each seed that both have."""
-    ours, theirs = runs.get(name, {}), runs.get(reference, {})
-    return [ours[seed].loss - theirs[seed].loss for seed in sorted(set(ours) & set(theirs))]
 
 
 def goals(runs: Runs) -> list[Goal]:

@@ -5,12 +5,13 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from bench.diloco_quality import gather
 from bench.quality import streaming_findings as findings
 from bench.quality.fragment_swarm import FragmentSwarm, heavy_ball_step
 from bench.quality.settings import STREAMING_FULL, STREAMING_SHORT, STREAMING_SMOKE
-from bench.quality.streaming import StreamingResult, setting_of
+from bench.quality.store import Store
+from bench.quality.streaming import StreamingResult, setting_of, train_streaming_arm
 from bench.quality.streaming_arms import DEFAULT, STREAMING_ARMS
+from bench.quality.study import Study
 from peer.averaging.nesterov import ChunkState, Factors
 from peer.averaging.noloco import Factors as PairFactors
 from peer.averaging.noloco import outer_step as noloco_step
@@ -114,8 +115,9 @@ def test_arms_differ_as_they_should_and_are_made_once(tmp_path):
     setting = replace(STREAMING_SMOKE, source=f"text:{texts}/*.txt")
     names = ("plain", DEFAULT, "m2", "whole", "ddp", "none", "int4-feedback", "int4", "heavy-ball")
     arms = [STREAMING_ARMS[name] for name in names]
-    folders = {"results": tmp_path / "results", "cache_dir": tmp_path / "cache"}
-    made = gather(setting, arms, [0], **folders, made_only=False)
+    store = Store(tmp_path / "results", setting, StreamingResult)
+    study = Study(store, tmp_path / "cache", train_streaming_arm)
+    made = study.gather(arms, [0], made_only=False)
     found = {name: made[name][0] for name in names}
     assert len({result.loss for result in found.values()}) == len(names)
     assert found["plain"].loss == found["plain"].fast_loss == found["plain"].mean_fast_loss
@@ -125,5 +127,5 @@ def test_arms_differ_as_they_should_and_are_made_once(tmp_path):
     assert found["none"].sent_megabytes == 0
     assert found["m2"].sent_megabytes == pytest.approx(found[DEFAULT].sent_megabytes * 2 / 3)
     assert [step for step, _, _ in found[DEFAULT].curve] == [12, 24]
-    again = gather(setting, arms, [0], **folders, made_only=True)
+    again = study.gather(arms, [0], made_only=True)
     assert again["int4"][0].seconds == found["int4"].seconds

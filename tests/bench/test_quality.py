@@ -14,6 +14,7 @@ from bench.quality.measures import pearson, replica_deviation, standard_error
 from bench.quality.pairing import groups_of_round
 from bench.quality.replicas import LoopedReplicas, StackedReplicas
 from bench.quality.run import Result, World, train_arm
+from bench.quality.runs import paired
 from bench.quality.settings import FULL, FULL_LATE, SHORT, SHORT_LATE, SMOKE
 from bench.quality.store import Store
 
@@ -128,7 +129,7 @@ def test_differences_are_of_equal_seeds():
         "noloco": {0: _result("noloco", 0, 2.0), 1: _result("noloco", 1, 3.0)},
         "int8": {1: _result("int8", 1, 3.001), 2: _result("int8", 2, 9.0)},
     }
-    assert findings.paired("int8", runs) == pytest.approx([0.001])
+    assert paired("int8", runs, "noloco") == pytest.approx([0.001])
     (goal,) = findings.code_goals(runs)
     assert goal.met
     runs["int8"][1].losses = [3.01]

@@ -1,0 +1,44 @@
+"""Where late settings begin: weights that ddp has trained in the setting before, one per seed."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from .arms import ARMS, Arm
+from .run import Result, World, train_arm
+from .settings import Setting
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """Those of one setting, in one folder."""
+
+    base: Setting
+    folder: Path
+
+    def train(self, world: World, arm: Arm) -> Result:
+        """One run, from the checkpoint if its setting begins with one.
+
+        A run of ddp from the start leaves the checkpoint of its seed.
+        """
+        if world.setting.trained_steps:
+            return train_arm(world, arm, self.of_seed(world.spec.seed))[0]
+        result, mean_P = train_arm(world, arm)
+        if arm.group == "gradients":
+            self._keep(mean_P, world.spec.seed)
+        return result
+
+    def of_seed(self, seed: int) -> torch.Tensor:
+        """What ddp has trained [P], now or earlier."""
+        if not self._kept(seed).exists():
+            world = World.open(self.base, seed, self.folder)
+            self._keep(train_arm(world, ARMS["ddp"])[1], seed)
+        return load_file(self._kept(seed))["theta"]
+
+    def _keep(self, theta_P: torch.Tensor, seed: int) -> None:
+        save_file({"theta": theta_P.cpu()}, self._kept(seed))
+
+    def _kept(self, seed: int) -> Path:
+        return self.folder / f"quality-{self.base.name}-{seed}.safetensors"
