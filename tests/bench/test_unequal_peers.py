@@ -179,11 +179,11 @@ def test_goals_are_about_the_choice():
         "without": {0: _result("without", 0, 1.9)},
     }
     kept = [Kept(1.0, 1.0, 8.0)] * 6 + [Kept(0.5, 1.0, 2.0)] * 2
-    wait, tokens, waiting = findings.goals(runs, kept)
+    wait, tokens, waiting = findings.goals(runs, [kept])
     assert wait.met
     assert tokens.met
     assert not waiting.met
-    assert not findings.goals(runs, [Kept(0.9, 1.0, 8.0)] * 8)[0].met
+    assert not findings.goals(runs, [kept, [Kept(0.9, 1.0, 8.0)] * 8])[0].met
 
 
 def test_an_arm_is_compared_with_one_of_the_same_outer_step():
