@@ -20,7 +20,9 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglo
 OTHER_PROGRAMS = {"--build-arg", "--gpus", "--build", "--no-build-isolation", "--group"}
 
 
-PROGRAMS_OF_OURS = sorted(path for room in ("demo", "bench") for path in (ROOT / room).glob("*.py"))
+PROGRAMS_OF_OURS = sorted(
+    path for room in ("demo", "bench") for path in (ROOT / room).rglob("*.py")
+)
 
 
 def text_of(path: Path) -> str:
