@@ -1,0 +1,82 @@
+"""A small model in fragments, codes of it, and streams in memory."""
+
+import numpy as np
+import torch
+import trio
+import trio.testing
+
+from peer.averaging.fragment_owner import short_digest
+from peer.averaging.nesterov import Factors
+from peer.averaging.outer_fragments import OuterFragments
+from peer.codec import codes_as_tensor, get_codec
+from peer.identity import Identity
+from protocol.errors import StreamLost
+from protocol.fragment_messages import ChunkStamp
+from protocol.fragments import cut_fragments
+from protocol.layout import Layout
+from protocol.messages import Contribution
+
+RUN = "ab" * 16
+IDENTITIES = [Identity(bytes([n]) * 32) for n in (1, 2, 3)]
+IDS = [identity.peer_id for identity in IDENTITIES]
+FRAGMENT, CYCLE = 0, 7
+
+
+def outer_copy(codec: str = "fp32") -> OuterFragments:
+    """One fragment of two chunks."""
+    layout = Layout.from_shapes({"weight": (2 * 8192,)})
+    phi = np.random.default_rng(1).standard_normal(layout.padded_parameters, np.float32)
+    fragments = cut_fragments(layout, "whole", 1)
+    outer = OuterFragments(fragments, phi, np.zeros_like(phi), get_codec(codec), Factors(1.0, 0.0))
+    outer.begin()
+    return outer
+
+
+def codes_of(outer: OuterFragments, chunk: int, value: float) -> bytes:
+    """A chunk that holds this value everywhere."""
+    room = memoryview(bytearray(outer.chunk_code_bytes(FRAGMENT, chunk)))
+    values = torch.full((outer.chunk_values(FRAGMENT, chunk),), value)
+    outer.codec.encode(values, codes_as_tensor(room))
+    return bytes(room)
+
+
+def contribution(
+    outer: OuterFragments, values: dict[int, float], weight: int = 1, cycle: int = CYCLE
+) -> tuple[Contribution, bytes]:
+    """To these chunks, and its codes."""
+    codes = b"".join(codes_of(outer, chunk, value) for chunk, value in values.items())
+    ledger = outer.ledgers[FRAGMENT]
+    stamps = tuple(ChunkStamp.of(chunk, ledger.stamp(chunk)) for chunk in values)
+    message = Contribution(RUN, FRAGMENT, cycle, weight, 1, 1, stamps, short_digest(codes))
+    return message, codes
+
+
+class PipeStream:
+    """The Stream port over trio's streams in memory."""
+
+    def __init__(self, stream, remote_peer_id: str) -> None:
+        self._stream = stream
+        self.remote_peer_id = remote_peer_id
+
+    async def send_all(self, data) -> None:
+        await self._stream.send_all(bytes(data))
+
+    async def receive_some(self, max_bytes: int = 65536) -> bytes:
+        return bytes(await self._stream.receive_some(max_bytes))
+
+    async def receive_into(self, buffer: memoryview) -> None:
+        done = 0
+        while done < len(buffer):
+            data = await self.receive_some(len(buffer) - done)
+            if not data:
+                raise StreamLost("the stream ended")
+            buffer[done : done + len(data)] = data
+            done += len(data)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def pipe() -> tuple[PipeStream, PipeStream]:
+    one, other = trio.testing.memory_stream_pair()
+    return PipeStream(one, IDS[1]), PipeStream(other, IDS[0])

@@ -1,0 +1,116 @@
+"""What a peer may not send on a fragment stream is told from what it may, before anybody acts."""
+
+from dataclasses import replace
+
+import pytest
+from fragment_worlds import FRAGMENT, IDENTITIES, IDS, RUN, codes_of, contribution, outer_copy, pipe
+
+from peer.averaging.fragment_inbound import FragmentInbound
+from peer.averaging.fragment_owner import short_digest
+from peer.network.conversation import Conversation
+from peer.simulated_ports import SimulatedWork
+from protocol.errors import RemoteProtocolError
+from protocol.fragment_messages import ChunkResult, signed_result
+from protocol.frames import encode_frame
+from protocol.messages import (
+    FragmentSettled,
+    GetChunkState,
+    GetStamps,
+    Result,
+    encode_message,
+)
+
+OUTER = outer_copy("int8")
+
+
+def result(**changes) -> Result:
+    codes = codes_of(OUTER, 1, 2.0)
+    stamp = OUTER.ledgers[FRAGMENT].stamp(1)
+    chunk = ChunkResult(1, stamp.steps, stamp.weight, stamp.digest, 1, short_digest(codes))
+    unsigned = Result(RUN, FRAGMENT, 7, IDS[0], (IDS[1],), (1,), (chunk,), (1,), bytes(64))
+    return signed_result(replace(unsigned, **changes), IDENTITIES[0].sign)
+
+
+async def received(message, payload=b""):
+    ours, theirs = map(Conversation, pipe())
+    await ours.send(message, payload)
+    return await FragmentInbound(RUN, OUTER, SimulatedWork()).next(theirs)
+
+
+async def test_what_is_right_comes_through():
+    message, codes = contribution(OUTER, {0: 1.0, 1: 2.0})
+    assert (await received(message, codes))[1].keys() == {0, 1}
+    assert (await received(result(), codes_of(OUTER, 1, 2.0)))[1].keys() == {1}
+    settled = FragmentSettled(RUN, FRAGMENT, 7, bytes(16))
+    assert await received(settled) == (settled, {})
+
+
+@pytest.mark.parametrize(
+    ("message", "sentence"),
+    [
+        (FragmentSettled("cd" * 16, FRAGMENT, 7, bytes(16)), "message of run"),
+        (GetStamps(RUN, 1), "no fragment 1"),
+        (GetChunkState(RUN, FRAGMENT, 2), "of a fragment of 2"),
+    ],
+)
+async def test_questions_about_what_is_not_there_are_refused(message, sentence):
+    with pytest.raises(RemoteProtocolError, match=sentence):
+        await received(message)
+
+
+async def test_codes_of_a_wrong_length_are_refused_before_they_come():
+    message, codes = contribution(OUTER, {0: 1.0})
+    ours, theirs = pipe()
+    await ours.send_all(encode_frame(encode_message(message), len(codes) + 1))
+    with pytest.raises(RemoteProtocolError, match="expected"):
+        await FragmentInbound(RUN, OUTER, SimulatedWork()).next(Conversation(theirs))
+
+
+async def test_codes_that_were_changed_are_refused():
+    message, codes = contribution(OUTER, {0: 1.0})
+    with pytest.raises(RemoteProtocolError, match="digest"):
+        await received(message, bytes([codes[0] ^ 1]) + codes[1:])
+
+
+async def test_codes_that_are_no_numbers_are_refused():
+    message, codes = contribution(OUTER, {0: 1.0})
+    spoilt = codes[:-2] + b"\xc0\x7f"  # a scale that is NaN
+    with pytest.raises(RemoteProtocolError, match="not finite"):
+        await received(replace(message, digest=short_digest(spoilt)), spoilt)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        replace(result(), cycle=8),
+        replace(result(), contributors=(IDS[2],)),
+        replace(result(), owner=IDS[1]),
+        replace(result(), weights=(2,)),
+        result(weights=(1, 1)),
+        replace(result(), signature=bytes(64)),
+    ],
+    ids=["cycle", "contributors", "owner", "weight", "counts", "signature"],
+)
+async def test_a_result_that_its_owner_has_not_signed_so_is_refused(forged):
+    with pytest.raises(RemoteProtocolError, match="not signed"):
+        await received(forged, codes_of(OUTER, 1, 2.0))
+
+
+async def test_a_result_with_other_codes_than_signed_is_refused():
+    with pytest.raises(RemoteProtocolError, match="digest"):
+        await received(result(), codes_of(OUTER, 1, 3.0))
+
+
+async def test_a_result_that_names_a_chunk_twice_or_carries_more_than_it_says_is_refused():
+    chunk = result().chunks[0]
+    with pytest.raises(RemoteProtocolError, match="chunks"):
+        await received(result(chunks=(chunk, chunk)), codes_of(OUTER, 1, 2.0))
+    with pytest.raises(RemoteProtocolError, match="says nothing"):
+        await received(result(carried=(0,)), codes_of(OUTER, 0, 2.0))
+
+
+async def test_a_stream_of_garbage_ends():
+    ours, theirs = pipe()
+    await ours.send_all(b"\xff" * 64)
+    with pytest.raises(RemoteProtocolError):
+        await FragmentInbound(RUN, OUTER, SimulatedWork()).next(Conversation(theirs))

@@ -1,0 +1,118 @@
+"""An owner's average is exact for what arrived, signed, and never waits for ever."""
+
+import numpy as np
+import pytest
+import trio
+import trio.lowlevel
+from fragment_worlds import CYCLE, FRAGMENT, IDENTITIES, IDS, RUN, contribution, outer_copy, pipe
+
+from peer.averaging.fragment_inbound import FragmentInbound
+from peer.averaging.fragment_owner import MAX_COLLECT_S, Averages, FragmentOwner
+from peer.network.conversation import Conversation
+from peer.simulated_ports import SimulatedWork
+
+
+class World:
+    """An owner of three expected peers, and what it published."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self.outer = outer_copy()
+        self.expected = set(IDS)
+        self.published: list[Averages] = []
+        self.owner = FragmentOwner(
+            RUN,
+            IDS[0],
+            outer=self.outer,
+            work=SimulatedWork(),
+            sign=IDENTITIES[0].sign,
+            expected=lambda fragment, cycle: self.expected,
+            publish=self.published.append,
+        )
+        nursery.start_soon(self.owner.run)
+
+    def comes(self, peer: int, values: dict[int, float], weight: int = 1, cycle: int = CYCLE):
+        message, codes = contribution(self.outer, values, weight, cycle)
+        parts = self.outer.split_codes(FRAGMENT, list(values), memoryview(codes))
+        return self.owner.contributed(IDS[peer], message, parts)
+
+    def averages(self) -> list[float]:
+        """The values of the one result's chunks."""
+        (made,) = self.published
+        values = np.frombuffer(made.codes, np.float32).reshape(len(made.result.chunks), -1)
+        assert (values == values[:, :1]).all()
+        return [float(value) for value in values[:, 0]]
+
+
+@pytest.fixture
+async def world(nursery):
+    return World(nursery)
+
+
+async def test_when_all_have_come_their_mean_is_published_at_once(world, autojump_clock):
+    began_s = trio.current_time()
+    for peer, value in enumerate((1.0, 2.0, 6.0)):
+        assert world.comes(peer, {0: value, 1: -value})
+    await trio.testing.wait_all_tasks_blocked()
+    assert trio.current_time() == began_s
+    assert world.averages() == [3.0, -3.0]
+    result = world.published[0].result
+    assert result.is_genuine()
+    assert [result.outcome(chunk).weight for chunk in result.chunks] == [3, 3]
+    assert result.contributors_of(result.chunks[0]) == tuple(sorted(IDS))
+
+
+async def test_weights_count(world, autojump_clock):
+    world.comes(0, {0: 1.0}, weight=3)
+    world.comes(1, {0: 5.0}, weight=1)
+    world.comes(2, {}, weight=0)
+    await trio.testing.wait_all_tasks_blocked()
+    assert world.averages() == [2.0]
+
+
+async def test_after_the_deadline_the_average_is_exact_for_what_arrived(world, autojump_clock):
+    world.comes(0, {0: 1.0})
+    world.comes(1, {0: 2.0})
+    await trio.sleep(MAX_COLLECT_S + 1)
+    assert world.averages() == [1.5]
+    assert not world.comes(2, {0: 100.0})
+    await trio.sleep(MAX_COLLECT_S + 1)
+    assert world.averages() == [1.5]
+    assert world.owner.statistics().cut_short == 1
+
+
+async def test_who_is_lost_is_not_waited_for(world, autojump_clock):
+    world.comes(0, {0: 1.0})
+    world.comes(1, {0: 2.0})
+    world.expected.discard(IDS[2])
+    await trio.sleep(1)
+    assert world.averages() == [1.5]
+
+
+async def test_who_heals_contributes_nothing(world, autojump_clock):
+    world.comes(0, {0: 1.0})
+    world.comes(1, {}, weight=0)
+    world.comes(2, {0: 3.0})
+    await trio.testing.wait_all_tasks_blocked()
+    assert world.averages() == [2.0]
+
+
+async def test_patience_follows_what_was_seen(world, autojump_clock):
+    for cycle in range(3):
+        for peer in range(3):
+            world.comes(peer, {0: 1.0}, cycle=cycle)
+    world.comes(0, {0: 1.0}, cycle=3)
+    await trio.sleep(3)
+    assert len(world.published) == 4
+
+
+async def test_a_result_passes_the_checks_of_its_receiver(world, autojump_clock):
+    for peer in range(3):
+        world.comes(peer, {0: 1.0, 1: 2.0})
+    await trio.testing.wait_all_tasks_blocked()
+    (made,) = world.published
+    ours, theirs = map(Conversation, pipe())
+    await ours.send(made.result, made.codes)
+    inbound = FragmentInbound(RUN, outer_copy(), SimulatedWork())
+    message, parts = await inbound.next(theirs)
+    assert message == made.result
+    assert b"".join(parts.values()) == made.codes
