@@ -16,6 +16,7 @@ from peer.averaging.outcome import Agreement
 from peer.averaging.outer_state import Factors, OuterState
 from peer.codec import get_codec
 from peer.observe.events import EventLog
+from peer.observe.status import PeerState
 from peer.ports import Network, Work
 from peer.training.ports import Float32Vector, StartTrainer
 from protocol.records import Sign
@@ -170,8 +171,9 @@ class FragmentAveraging:
 
     @property
     def round(self) -> int:
-        """The last that was closed; fragments are stepped within rounds."""
-        return self._parts.facts.round - 1
+        """The last that is over; fragments are stepped within rounds."""
+        facts = self._parts.facts
+        return facts.round if facts.state is PeerState.FINISHED else facts.round - 1
 
     def arrived(self, round_: int) -> None:
         """A joiner's vectors are whole. What each chunk lacks since, it heals."""

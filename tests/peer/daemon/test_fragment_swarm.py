@@ -28,7 +28,7 @@ OPTIONS = SwarmOptions(padded_parameters=6 * 16384)
 
 
 def fragment_spec(rounds: int = ROUNDS, **diloco: object) -> RunSpec:
-    """Three fragments in rounds of 20 steps."""
+    """Four fragments in rounds of 20 steps."""
     section = {"blocks_per_fragment": 2} | diloco
     return toy_spec(rounds, method="diloco", diloco=section)
 
@@ -160,7 +160,7 @@ def test_every_way_of_streaming_ends_with_the_same_bytes(tmp_path, sync, diloco)
 
 @simulated()
 async def test_bytes_follow_the_formula(tmp_path):
-    """2 (M - 1) / M vectors per round and peer, framing and signatures included: at most 3% more."""
+    """2 (M - 1) / M vectors per round and peer; framing and signatures add at most 3%."""
     names, parameters, rounds = "abcd", 6 * 65536, 5
     options = SwarmOptions(padded_parameters=parameters)
     async with open_swarm(1, fragment_spec(12), tmp_path, options) as swarm:
@@ -247,6 +247,20 @@ async def test_a_join_delays_nobody(tmp_path):
         await swarm.finished()
         rounds = {e["round"]: e["seconds"] for e in swarm["a"].events(EventName.ROUND_CLOSED)}
         assert max(rounds[r] for r in range(3, joined_in)) <= 1.2 * rounds[2]
+
+
+@simulated()
+async def test_who_joins_after_the_end_has_the_same_bytes_and_moves_nobody(tmp_path):
+    async with open_swarm(1, fragment_spec(4), tmp_path, OPTIONS) as swarm:
+        await start(swarm, *"ab")
+        await swarm.finished()
+        before = swarm["a"].slow_weights()
+        swarm.join("c", through=["a"])
+        await swarm.finished()
+        assert swarm["c"].failure is None
+        assert swarm["c"].facts.state is PeerState.FINISHED
+        assert_equal(*(swarm[name] for name in "abc"))
+        np.testing.assert_array_equal(swarm["a"].slow_weights(), before)
 
 
 # --- who differs finds out, and heals -------------------------------------------------------------
