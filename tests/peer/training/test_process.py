@@ -167,10 +167,7 @@ async def test_fragments_come_and_go(corpus):
         await trainer.send(Amend(1, (), (), (0,)))
         await trainer.send(TrainRound(1, 10, MEMBERS, 0, 20))
         sent = [await _merge_next(trainer) for _ in range(2)]
-        assert [(sent.fragment, sent.cycle, sent.steps) for sent in ends] == [
-            (0, 1, 10),
-            (1, 1, 10),
-        ]
+        assert [(s.fragment, s.cycle, s.steps) for s in sent] == [(0, 1, 10), (1, 1, 10)]
         closed = await _next(trainer, RoundClosed)
         assert (closed.round, closed.slot, closed.steps) == (1, None, 10)
         sizes = [len(trainer.fragment_codes(fragment)) for fragment in range(2)]
