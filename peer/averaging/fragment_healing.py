@@ -116,26 +116,20 @@ class FragmentHealing:
             try:
                 async with self._asked(peer_id) as talk:
                     for fragment in range(len(self._outer.fragments)):
-                        await talk.send(GetStamps(self._run_id, fragment))
-                        answer, _ = await talk.receive(Stamps)
-                        for theirs, cycle in zip(answer.stamps, answer.cycles, strict=True):
+                        for theirs, cycle in await self._stamps(talk, fragment):
                             await self._write(
                                 self._outer.adopt, fragment, theirs.chunk, cycle, theirs.stamp
                             )
                     return
-            except (LocoError, ValueError, IndexError):
+            except LocoError:
                 continue  # the next one may know
 
     async def _ask_stamps(self, fragment: int, peer_id: PeerId) -> None:
         """Take from a peer whatever it has better than we."""
         try:
             async with self._asked(peer_id) as talk:
-                await talk.send(GetStamps(self._run_id, fragment))
-                answer, _ = await talk.receive(Stamps)
                 ledger = self._outer.ledgers[fragment]
-                if answer.fragment != fragment or len(answer.stamps) != len(ledger.stamps):
-                    raise RemoteProtocolError("stamps of another fragment")
-                for theirs, cycle in zip(answer.stamps, answer.cycles, strict=True):
+                for theirs, cycle in await self._stamps(talk, fragment):
                     ours = ledger.stamp(theirs.chunk)
                     if theirs.stamp != ours and not ours.is_ahead_of(theirs.stamp):
                         await self._ask_result(talk, fragment, max(cycle, 0), theirs)
@@ -143,6 +137,16 @@ class FragmentHealing:
             pass  # the stamps of the next cycle show it again
         finally:
             self._asking.discard((fragment, peer_id))
+
+    async def _stamps(self, talk: Conversation, fragment: int) -> list[tuple[ChunkStamp, int]]:
+        """Of each chunk as they have it: stamp and cycle. Raises LocoError."""
+        await talk.send(GetStamps(self._run_id, fragment))
+        answer, _ = await talk.receive(Stamps)
+        chunks = list(range(len(self._outer.fragments[fragment].chunks)))
+        named = [stamp.chunk for stamp in answer.stamps]
+        if answer.fragment != fragment or named != chunks or len(answer.cycles) != len(chunks):
+            raise RemoteProtocolError(f"no stamps of the {len(chunks)} chunks of {fragment}")
+        return list(zip(answer.stamps, answer.cycles, strict=True))
 
     async def _ask_result(
         self, talk: Conversation, fragment: int, cycle: int, theirs: ChunkStamp

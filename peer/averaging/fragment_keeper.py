@@ -31,6 +31,7 @@ import trio
 from peer.ports import PeerId
 from protocol.chunk_ledger import Stamp, Verdict
 from protocol.deadline import ObservedDeadline
+from protocol.errors import RemoteProtocolError
 from protocol.fragment_messages import DIGEST_BYTES, ChunkResult
 from protocol.messages import Result
 
@@ -342,9 +343,12 @@ class FragmentKeeper:
         ours = ledger.stamp(item.chunk)
         if item.stamp == ours or ours.is_ahead_of(item.stamp):
             return False
-        await self._write(
-            self._outer.heal, self.fragment, item.chunk, item.cycle, item.stamp, item.values
-        )
+        try:
+            await self._write(
+                self._outer.heal, self.fragment, item.chunk, item.cycle, item.stamp, item.values
+            )
+        except RemoteProtocolError:
+            return False  # not what its stamp says: somebody else will have it
         changes.stepped.discard(item.chunk)
         changes.redone.discard(item.chunk)
         changes.moved.add(item.chunk)

@@ -62,7 +62,8 @@ class FragmentOwner:
     """All collections of one peer. `run` must be running.
 
     Args:
-        expected: who should still contribute to a cycle of a fragment, ourselves among them.
+        expected: who should still contribute to a cycle of a fragment, ourselves among them;
+            nobody where the cycle is not near ours.
         publish: called with every result that we made.
     """
 
@@ -104,7 +105,10 @@ class FragmentOwner:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch)
             async for key, collected in self._take:
-                averages = await self._work.run(self._average, *key, collected)
+                try:
+                    averages = await self._work.run(self._average, *key, collected)
+                except ValueError:
+                    continue  # values at the very bound of what codes take: no average
                 if averages is not None:
                     self._publish(averages)
 
@@ -129,6 +133,8 @@ class FragmentOwner:
         key = (contribution.fragment, contribution.cycle)
         if contribution.cycle <= self._newest[contribution.fragment] and key not in self._open:
             return False
+        if key not in self._open and not self._expected(*key):
+            return True  # of a time that is not ours: nobody can be helped with it
         collecting = self._open.get(key) or self._begin(key)
         stamps = {stamp.chunk: stamp.stamp for stamp in contribution.stamps}
         if collecting.collection.add(peer_id, contribution.weight, stamps):

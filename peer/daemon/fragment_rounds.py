@@ -253,8 +253,10 @@ class FragmentRounds(RoundLoop):
         return {self._network.peer_id, *(member.peer_id for member in self._others())}
 
     def _expected(self, cycle: int) -> set[PeerId]:
-        """Who should contribute to a cycle about now."""
+        """Who should contribute to a cycle about now; nobody to one that is far from ours."""
         near = range(cycle - LATE_ROUNDS, cycle + LATE_ROUNDS)
+        if self._facts.round not in near:
+            return set()
         others = (m.peer_id for m in self._others() if m.progress.round in near)
         return {self._network.peer_id, *others}
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from fragment_worlds import FRAGMENT, IDENTITIES, IDS, RUN, codes_of, contribution, outer_copy, pipe
+from owner_worlds import FRAGMENT, IDENTITIES, IDS, RUN, codes_of, contribution, outer_copy, pipe
 
 from peer.averaging.fragment_inbound import FragmentInbound
 from peer.averaging.fragment_owner import short_digest

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import trio
 import trio.lowlevel
-from fragment_worlds import CYCLE, FRAGMENT, IDENTITIES, IDS, RUN, contribution, outer_copy, pipe
+from owner_worlds import CYCLE, FRAGMENT, IDENTITIES, IDS, RUN, contribution, outer_copy, pipe
 
 from peer.averaging.fragment_inbound import FragmentInbound
 from peer.averaging.fragment_owner import MAX_COLLECT_S, Averages, FragmentOwner
+from peer.codec.base import LARGEST_MAGNITUDE
 from peer.network.conversation import Conversation
 from peer.simulated_ports import SimulatedWork
 
@@ -116,3 +117,23 @@ async def test_a_result_passes_the_checks_of_its_receiver(world, autojump_clock)
     message, parts = await inbound.next(theirs)
     assert message == made.result
     assert b"".join(parts.values()) == made.codes
+
+
+async def test_a_cycle_of_another_time_is_ignored_and_closes_none(world, autojump_clock):
+    everybody, world.expected = world.expected, set()
+    assert world.comes(1, {0: 1.0}, cycle=1 << 60)
+    await trio.sleep(MAX_COLLECT_S + 1)
+    assert world.published == []
+    world.expected = everybody
+    for peer in range(3):
+        assert world.comes(peer, {0: 2.0})
+    await trio.testing.wait_all_tasks_blocked()
+    assert world.averages() == [2.0]
+
+
+async def test_values_at_the_bound_of_the_codes_end_no_peer(world, autojump_clock):
+    for peer in range(3):
+        world.comes(peer, {0: LARGEST_MAGNITUDE}, weight=1 + peer)
+        world.comes(peer, {1: 1.0}, cycle=CYCLE + 1)
+    await trio.testing.wait_all_tasks_blocked()
+    assert world.published[-1].result.cycle == CYCLE + 1

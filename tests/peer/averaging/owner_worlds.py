@@ -22,10 +22,10 @@ IDS = [identity.peer_id for identity in IDENTITIES]
 FRAGMENT, CYCLE = 0, 7
 
 
-def outer_copy(codec: str = "fp32") -> OuterFragments:
+def outer_copy(codec: str = "fp32", seed: int = 1) -> OuterFragments:
     """One fragment of two chunks."""
     layout = Layout.from_shapes({"weight": (2 * 8192,)})
-    phi = np.random.default_rng(1).standard_normal(layout.padded_parameters, np.float32)
+    phi = np.random.default_rng(seed).standard_normal(layout.padded_parameters, np.float32)
     fragments = cut_fragments(layout, "whole", 1)
     outer = OuterFragments(fragments, phi, np.zeros_like(phi), get_codec(codec), Factors(1.0, 0.0))
     outer.begin()
