@@ -5,11 +5,10 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import blake3
 import numpy as np
-import psutil
 import pytest
 import torch
 import trio
@@ -37,7 +36,7 @@ from peer.training.model import FlatModel, initial_module, model_shapes
 from peer.training.ports import TrainerDied
 from peer.training.process import create_model, trainer_starter
 from peer.training.settings import TrainerSettings
-from peer.training.shared import SharedVector
+from peer.training.shared import NUM_SLOTS, SharedVector
 from protocol.layout import Layout
 from protocol.run_spec import (
     DataSection,
@@ -121,106 +120,89 @@ async def test_it_learns_and_says_why_it_refuses(corpus):
             await trainer.receive()
 
 
+async def _stopped_in_mid_write(trainer, region, round_):
+    """Whether the child now stands still in the middle of writing this round's codes."""
+    while (header := trainer._regions.header(region)) is not None:
+        if header.round == round_:
+            return False  # it was over before we looked
+        await trio.lowlevel.checkpoint()
+    os.kill(trainer.process_id, signal.SIGSTOP)
+    os.waitid(os.P_PID, trainer.process_id, os.WSTOPPED)  # noqa: ASYNC222 - it stops at once
+    if trainer._regions.header(region) is None:
+        return True
+    os.kill(trainer.process_id, signal.SIGCONT)
+    return False
+
+
+async def _kill(trainer):
+    os.kill(trainer.process_id, signal.SIGKILL)
+    with pytest.raises(TrainerDied, match="signal 9"):
+        while True:
+            assert not isinstance(await trainer.receive(), (RoundClosed, FragmentSent))
+
+
 async def test_kill_in_mid_write_harms_nothing(corpus):
     async with _trainer(_settings(corpus, hidden_size=1024)) as (trainer, slow):
         await trainer.send(Load(0))
         before = slow.array.copy()
-        for round_ in range(2):
+        for round_ in range(100):
+            slot = round_ % NUM_SLOTS
             await trainer.send(TrainRound(round_, 1, MEMBERS, 0, 0))
+            if round_ >= NUM_SLOTS and await _stopped_in_mid_write(trainer, slot, round_):
+                break
             closed = await _next(trainer, RoundClosed)
             await trainer.send(Apply(round_))
             await _next(trainer, Applied)
-        await trainer.send(TrainRound(2, 1, MEMBERS, 0, 0))
-        while trainer._regions.header(0) is not None:  # round 2 goes where round 0 was
-            await trio.lowlevel.checkpoint()
-        os.kill(trainer.process_id, signal.SIGKILL)
-        with pytest.raises(TrainerDied, match="signal 9"):
-            while True:
-                assert not isinstance(await trainer.receive(), RoundClosed)
-        assert trainer._regions.header(0) is None
-        assert trainer._regions.header(1).round == closed.round == 1
-        codes = trainer.codes(1)
+        await _kill(trainer)
+        assert trainer._regions.header(slot) is None
+        assert trainer._regions.header(closed.slot).round == closed.round == round_ - 1
+        codes = trainer.codes(closed.slot)
     assert blake3.blake3(codes).hexdigest(length=16) == closed.digest
     assert np.array_equal(slow.array, before)
-
-
-async def _merge_next(trainer):
-    """Merge what is sent next."""
-    sent = await _next(trainer, FragmentSent)
-    codes = trainer.fragment_codes(sent.fragment)
-    assert blake3.blake3(codes).hexdigest(length=16) == sent.digest
-    await trainer.send(Merge(sent.fragment, sent.cycle, (0,), ()))
-    merged = await _next(trainer, FragmentMerged)
-    assert (merged.fragment, merged.cycle) == (sent.fragment, sent.cycle)
-    return sent
 
 
 async def test_fragments_come_and_go(corpus):
     async with _trainer(_settings(corpus, method="diloco")) as (trainer, slow):
         await trainer.send(Load(0))
-        await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0))
-        sent = await _merge_next(trainer)
-        assert (sent.fragment, sent.cycle, sent.steps) == (1, 0, 5)
-        await trainer.send(Yield(1))  # it is sent again in the next round only
+        await trainer.send(Yield(1))
         await _next(trainer, Yielded)
         slow.array[:] *= 1.01
         await trainer.send(Amend(1, (), (), (0,)))
-        await trainer.send(TrainRound(1, 10, MEMBERS, 0, 20))
-        sent = [await _merge_next(trainer) for _ in range(2)]
-        assert [(s.fragment, s.cycle, s.steps) for s in sent] == [(0, 1, 10), (1, 1, 10)]
-        closed = await _next(trainer, RoundClosed)
-        assert (closed.round, closed.slot, closed.steps) == (1, None, 10)
+        for round_ in range(2):
+            await trainer.send(TrainRound(round_, 10, MEMBERS, 0, 20 * round_))
+        sent, merged, closed = [], [], None
+        while closed is None or closed.round == 0:
+            event = await trainer.receive()
+            if isinstance(event, FragmentSent):
+                codes = trainer.fragment_codes(event.fragment)
+                assert blake3.blake3(codes).hexdigest(length=16) == event.digest
+                sent.append((event.fragment, event.cycle, event.steps))
+                await trainer.send(Merge(event.fragment, event.cycle, (0,), ()))
+            elif isinstance(event, FragmentMerged):
+                merged.append((event.fragment, event.cycle))
+            elif isinstance(event, RoundClosed):
+                closed = event
+        assert sent == [(1, 0, 5), (0, 1, 10), (1, 1, 10), (0, 2, 10)]
+        assert merged == [(1, 0), (0, 1), (1, 1)]
+        assert (closed.slot, closed.steps) == (None, 10)
         sizes = [len(trainer.fragment_codes(fragment)) for fragment in range(2)]
         assert sum(sizes) == slow.array.size * 130 // 128
 
 
-async def _train_on(trainer, nursery):
-    """Merge whatever is sent, and order one round after another."""
-
-    async def answer():
-        with suppress(TrainerDied):
-            while True:
-                match await trainer.receive():
-                    case FragmentSent(fragment, cycle):
-                        await trainer.send(Merge(fragment, cycle, (0,), ()))
-                    case RoundClosed(round_):
-                        await trainer.send(TrainRound(round_ + 1, 2, MEMBERS, 0, 0))
-
-    await trainer.send(Load(0))
-    await trainer.send(TrainRound(0, 2, MEMBERS, 0, 0))
-    nursery.start_soon(answer)
-
-
-async def _stop_in_mid_write(trainer, fragment):
-    """Stop the trainer while it writes this fragment's codes for a second time, or later."""
-    while trainer._regions.header(fragment) is None:
-        await trio.lowlevel.checkpoint()
-    while True:
-        while trainer._regions.header(fragment) is not None:
-            await trio.lowlevel.checkpoint()
-        os.kill(trainer.process_id, signal.SIGSTOP)
-        _wait_stopped(trainer.process_id)
-        if trainer._regions.header(fragment) is None:
-            return
-        os.kill(trainer.process_id, signal.SIGCONT)
-
-
-def _wait_stopped(process_id):
-    while psutil.Process(process_id).status() != psutil.STATUS_STOPPED:
-        pass
-
-
 async def test_kill_while_a_fragment_is_written_leaves_its_region_empty(corpus):
     settings = _settings(corpus, hidden_size=1024, method="diloco")
-    async with _trainer(settings) as (trainer, _), trio.open_nursery() as nursery:
-        await _train_on(trainer, nursery)
-        await _stop_in_mid_write(trainer, 1)
-        os.kill(trainer.process_id, signal.SIGKILL)
-        with pytest.raises(TrainerDied):
-            while True:
-                await trainer.send(Load(1))
+    async with _trainer(settings) as (trainer, _):
+        await trainer.send(Load(0))
+        for round_ in range(100):
+            await trainer.send(TrainRound(round_, 2, MEMBERS, 0, 0))
+            if round_ and await _stopped_in_mid_write(trainer, 1, round_):
+                break
+            while not isinstance(event := await trainer.receive(), RoundClosed):
+                if isinstance(event, FragmentSent):
+                    await trainer.send(Merge(event.fragment, event.cycle, (), ()))
+        await _kill(trainer)
         assert trainer._regions.header(1) is None
-        assert trainer._regions.header(0) is not None
+        assert trainer._regions.header(0).round == round_
 
 
 async def test_weights_that_are_not_numbers_are_reported(corpus):
