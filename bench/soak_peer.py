@@ -56,6 +56,9 @@ class BreakingStream:
     def remote_peer_id(self) -> PeerId:
         return self._stream.remote_peer_id
 
+    async def turn(self, num_bytes: int) -> int:
+        return await self._stream.turn(num_bytes)
+
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         if len(data) > self._left_bytes:
             await self._stream.send_all(memoryview(data)[: self._left_bytes])

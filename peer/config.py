@@ -23,6 +23,8 @@ from .addresses import HostPort, parse_announce, parse_bootstrap, parse_host_por
 DEFAULT_GRACE_S: Final = 8.0
 MAX_GRACE_S: Final = 3600.0
 MAX_THREADS: Final = 4096
+MIN_MBPS: Final = 1.0
+MAX_MBPS: Final = 1e6
 MAX_BOOTSTRAP_ADDRESSES: Final = 64
 MAX_CONFIG_FILE_BYTES: Final = 64 * 1024
 ENVIRONMENT_PREFIX: Final = "LOCO_"
@@ -68,6 +70,8 @@ class PeerConfig:
     log_format: LogFormat
     verbose: bool
     grace_s: float
+    max_upload_mbps: float | None
+    max_download_mbps: float | None
     exit_when_done: bool
     json_ready: bool
     origins: Mapping[str, Origin]
@@ -133,6 +137,19 @@ def _grace(value: Any) -> float:
     return seconds
 
 
+def _mbps(value: Any) -> float:
+    try:
+        mbps = float(value)
+    except (TypeError, ValueError):
+        raise ValueError("use a number of megabits per second, without a unit") from None
+    if isinstance(value, bool) or not MIN_MBPS <= mbps <= MAX_MBPS:
+        raise ValueError(
+            f"must be from {MIN_MBPS:.0f} to {MAX_MBPS:.0f} megabits per second; leave it out for"
+            " no limit"
+        )
+    return mbps
+
+
 def _device(value: Any) -> str:
     kind, colon, index = str(value).partition(":")
     if (
@@ -187,6 +204,8 @@ OPTIONS: Final = (
     Option("log-format", _log_format, LogFormat.CONSOLE, "log_format"),
     Option("verbose", _flag, False, "verbose"),
     Option("grace", _grace, DEFAULT_GRACE_S, "grace_s"),
+    Option("max-upload-mbps", _mbps, None, "max_upload_mbps"),
+    Option("max-download-mbps", _mbps, None, "max_download_mbps"),
     Option("exit-when-done", _flag, False, "exit_when_done"),
     Option("json-ready", _flag, False, "json_ready"),
 )

@@ -29,6 +29,12 @@ class Stream(Protocol):
 
     @property
     def remote_peer_id(self) -> PeerId: ...
+    async def turn(self, num_bytes: int) -> int:
+        """Wait until bulk may go; how much of it may go now, at least one byte.
+
+        Whoever sends bulk asks first, and then sends that much. Small messages need not ask.
+        """
+
     async def send_all(self, data: bytes | bytearray | memoryview) -> None: ...
     async def receive_some(self, max_bytes: int = 65536) -> bytes: ...
     async def receive_into(self, buffer: memoryview) -> None:

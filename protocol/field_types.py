@@ -39,6 +39,7 @@ Stripes = Annotated[int, Integer(0, MAX_STRIPES)]
 Seconds = Annotated[float, Real(-MAX_SECONDS, MAX_SECONDS)]
 MaybeSeconds = Annotated[float | None, Maybe(Real(-MAX_SECONDS, MAX_SECONDS))]
 NonNegative = Annotated[float, Real(0, MAX_SECONDS)]
+MaybeNonNegative = Annotated[float | None, Maybe(Real(0, MAX_SECONDS))]
 Addresses = Annotated[tuple[str, ...], Many(_ADDRESS, MAX_ADDRESSES_PER_PEER)]
 FewAddresses = Annotated[tuple[str, ...], Many(_ADDRESS, MAX_RECORD_ADDRESSES)]
 Protocols = Annotated[

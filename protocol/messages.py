@@ -49,6 +49,7 @@ from .field_types import (
     FewAddresses,
     MaybeCount,
     MaybeDigest,
+    MaybeNonNegative,
     MaybeSeconds,
     Name,
     NonNegative,
@@ -145,6 +146,8 @@ class Beat:
         sent_s: the sender's monotonic clock.
         echo_s: `sent_s` of the newest beat that the sender has received; None before the first.
         echo_hold_s: how long the sender held that beat: round trip = now - echo_s - echo_hold_s.
+        received_bytes: what has come from the receiver of this beat, on all streams, since the
+        sender's start. may_send_bytes_per_s: how fast it may go on; None for as fast as it likes.
     """
 
     sequence: Count
@@ -160,6 +163,8 @@ class Beat:
     echo_s: MaybeSeconds
     echo_hold_s: NonNegative
     swarm_time_s: Seconds
+    received_bytes: Count = 0
+    may_send_bytes_per_s: MaybeNonNegative = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,8 @@ def start(
     log_format: opt.LogFormat = None,
     verbose: opt.Verbose = None,
     grace: opt.Grace = None,
+    max_upload_mbps: opt.MaxUpload = None,
+    max_download_mbps: opt.MaxDownload = None,
     exit_when_done: opt.ExitWhenDone = None,
     json_ready: opt.JsonReady = None,
 ) -> None:
@@ -75,6 +77,8 @@ def join(
     log_format: opt.LogFormat = None,
     verbose: opt.Verbose = None,
     grace: opt.Grace = None,
+    max_upload_mbps: opt.MaxUpload = None,
+    max_download_mbps: opt.MaxDownload = None,
     exit_when_done: opt.ExitWhenDone = None,
     json_ready: opt.JsonReady = None,
 ) -> None:

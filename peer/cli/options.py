@@ -69,6 +69,22 @@ Grace = Annotated[
         help="Time to end gracefully after the first signal. Default: 8.",
     ),
 ]
+MaxUpload = Annotated[
+    float | None,
+    typer.Option(
+        "--max-upload-mbps",
+        metavar="MBPS",
+        help="Send at most so many megabits per second. Default: no limit.",
+    ),
+]
+MaxDownload = Annotated[
+    float | None,
+    typer.Option(
+        "--max-download-mbps",
+        metavar="MBPS",
+        help="Receive at most so many megabits per second. Default: no limit.",
+    ),
+]
 ExitWhenDone = Annotated[
     bool | None,
     typer.Option(

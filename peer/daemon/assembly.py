@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import trio
 
 from peer.identity import Identity
+from peer.network.paced import PacedNetwork
+from peer.network.pacing import NO_LIMITS, BandwidthLimits, Pacing
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.ports import Directory, Network, Work
@@ -36,6 +38,7 @@ class Ports:
     provision: Provision
     view: View
     events: EventLog
+    limits: BandwidthLimits = NO_LIMITS
 
 
 class Assembly:
@@ -50,15 +53,18 @@ class Assembly:
     def __init__(self, ports: Ports, identity: Identity, incarnation: int, version: str) -> None:
         self._identity = identity
         self._version = version
+        pacing = Pacing(ports.limits)
+        network = PacedNetwork(ports.network, pacing)
         facts = Facts(identity.peer_id, incarnation, doing_since_s=trio.current_time())
         greeter = Greeter(
-            network=ports.network,
+            network=network,
             directory=ports.directory,
             facts=facts,
             software=f"loco-peer {version}",
         )
         links = Links(
-            network=ports.network,
+            network=network,
+            pacing=pacing,
             directory=ports.directory,
             view=ports.view,
             facts=facts,
@@ -66,7 +72,8 @@ class Assembly:
             greeter=greeter,
         )
         self.parts = PeerParts(
-            network=ports.network,
+            network=network,
+            pacing=pacing,
             directory=ports.directory,
             work=ports.work,
             provision=ports.provision,
@@ -82,7 +89,7 @@ class Assembly:
             facts=facts,
             view=ports.view,
             links=links,
-            network=ports.network,
+            network=network,
             restarts=self.restarts,
             version=version,
         )

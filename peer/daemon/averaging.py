@@ -71,6 +71,10 @@ class Averaging(Protocol):
     def round(self) -> int:
         """Of the last outer step; -1 before the first."""
 
+    @property
+    def senders(self) -> int:
+        """Peers that send us their weights at the same time."""
+
     def arrived(self, round_: int) -> None:
         """A joiner's vectors are whole, as they stood after this round."""
 
@@ -131,6 +135,11 @@ class PairAveraging:
         """Of the last outer step; -1 before the first."""
         return self._outer.round
 
+    @property
+    def senders(self) -> int:
+        """A partner."""
+        return 1
+
     def arrived(self, round_: int) -> None:
         """A joiner's vectors are whole, as they stood after this round."""
         self._outer.arrived(round_)
@@ -174,6 +183,13 @@ class FragmentAveraging:
         """The last that is over; fragments are stepped within rounds."""
         facts = self._parts.facts
         return facts.round if facts.state is PeerState.FINISHED else facts.round - 1
+
+    @property
+    def senders(self) -> int:
+        """All the others, once there are rounds: who has finished still heals us."""
+        if self._rounds is None:
+            return 1
+        return len(self._parts.view.alive(trio.current_time()))
 
     def arrived(self, round_: int) -> None:
         """A joiner's vectors are whole. What each chunk lacks since, it heals."""

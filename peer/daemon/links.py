@@ -9,7 +9,9 @@ The rules
      Refusal with a sentence.
   2. Refused are: no common version, another run, too many links (hello.py), an identity that is
      alive elsewhere (duplicates.py); a silent old life of it is replaced at once.
-  3. Any message is a sign of life. A link on which nothing came for SILENCE_S is given up.
+  3. Any byte is a sign of life, on whatever stream: on a thin link a beat may be late behind bulk.
+     A link whose peer sent nothing at all for SILENCE_S is given up.
+  4. A beat says what came from the other so far, and how fast it may go on (network/pacing.py).
 """
 
 import contextlib
@@ -20,7 +22,8 @@ from typing import Final
 
 import trio
 
-from peer.network.conversation import Conversation
+from peer.network.conversation import Conversation, StreamStalled
+from peer.network.pacing import Pacing
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.status import PeerState
@@ -96,6 +99,7 @@ class Links:
         self,
         *,
         network: Network,
+        pacing: Pacing,
         directory: Directory,
         view: View,
         facts: Facts,
@@ -103,6 +107,7 @@ class Links:
         greeter: Greeter,
     ) -> None:
         self._network = network
+        self._pacing = pacing
         self._directory = directory
         self._view = view
         self._facts = facts
@@ -138,6 +143,7 @@ class Links:
             self.serving.set()
             while True:
                 self._beat()
+                self._note_bytes()
                 self._expire()
                 self._redial()
                 await trio.sleep(BEAT_S)
@@ -243,6 +249,7 @@ class Links:
             with link.scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._send_all, link, receive)
+                    send.send_nowait(self._beat_for(link))
                     send.send_nowait(self._peer_list())
                     await self._receive_all(link, nursery)
         except* LocoError as group:
@@ -267,9 +274,7 @@ class Links:
 
     async def _receive_all(self, link: Link, nursery: trio.Nursery) -> None:
         while True:
-            message, _ = await link.talk.receive(
-                Beat, PeerList, AskAlive, AliveReply, Leaving, timeout_s=SILENCE_S
-            )
+            message = await self._next_message(link)
             now_s = link.last_heard_s = trio.current_time()
             match message:
                 case Beat():
@@ -287,11 +292,31 @@ class Links:
                     self._events.emit(EventName.PEER_LEFT, remote=link.peer_id)
                     raise StreamLost("left")
 
+    async def _next_message(self, link: Link) -> Beat | PeerList | AskAlive | AliveReply | Leaving:
+        while True:
+            try:
+                message, _ = await link.talk.receive(
+                    Beat, PeerList, AskAlive, AliveReply, Leaving, timeout_s=SILENCE_S
+                )
+            except StreamStalled:
+                if not self._has_sent_bytes(link, trio.current_time() - SILENCE_S):
+                    raise
+            else:
+                return message  # type: ignore[return-value]  # one of those that we asked for
+
+    def _has_sent_bytes(self, link: Link, since_s: float) -> bool:
+        """Whether the peer, in its newest life, has sent anything at all since then."""
+        newest = self._links[link.peer_id][-1]
+        return link is newest and self._pacing.last_byte_s(link.peer_id) > since_s
+
     def _heard_beat(self, link: Link, beat: Beat, now_s: float) -> None:
         link.newest_sent_s, link.newest_heard_s = beat.sent_s, now_s
         if beat.echo_s is not None:
             sample_s = max(0.0, now_s - beat.echo_s - beat.echo_hold_s)
             link.rtt_s = sample_s if link.rtt_s is None else 0.8 * link.rtt_s + 0.2 * sample_s
+        self._pacing.heard(
+            link.peer_id, beat.sent_s, beat.received_bytes, beat.may_send_bytes_per_s
+        )
         progress = Progress(
             beat.state, beat.round, beat.fraction, beat.steps_per_s, beat.epoch, beat.position
         )
@@ -338,7 +363,16 @@ class Links:
             echo_s=link.newest_sent_s,
             echo_hold_s=now_s - link.newest_heard_s if link.newest_sent_s is not None else 0.0,
             swarm_time_s=self._directory.swarm_time_s(),
+            received_bytes=self._pacing.received_bytes(link.peer_id),
+            may_send_bytes_per_s=self._pacing.may_send_bytes_per_s,
         )
+
+    def _note_bytes(self) -> None:
+        """Rule 3, for the view."""
+        for link in self._all():
+            if self._has_sent_bytes(link, link.last_heard_s):
+                link.last_heard_s = self._pacing.last_byte_s(link.peer_id)
+                self._view.heard(link.last_heard_s, link.peer_id, link.incarnation)
 
     def _post(self, link: Link, message: _Outgoing) -> None:
         try:

@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 
 import trio
 
+from peer.network.pacing import Pacing
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.status import PeerState
@@ -69,6 +70,7 @@ class PeerParts:
     """What a peer is put together from."""
 
     network: Network
+    pacing: Pacing
     directory: Directory
     work: Work
     provision: Provision
@@ -86,6 +88,7 @@ class Peer:
     def __init__(self, settings: PeerSettings, parts: PeerParts) -> None:
         self._settings = settings
         self._network = parts.network
+        self._pacing = parts.pacing
         self._directory = parts.directory
         self._work = parts.work
         self._provision = parts.provision
@@ -272,6 +275,7 @@ class Peer:
                     observe_round=self._settings.observe_round,
                 )
             )
+            self._pacing.senders = lambda: averaging.senders
             if not joining:
                 await supplies.engine.initialise(slow)
                 await self._run_rounds(signed, averaging, start, service)

@@ -18,6 +18,7 @@ from peer.exit_codes import ExitCode
 from peer.identity import Identity, load_or_create
 from peer.network.directory import HivemindDirectory, open_hivemind_directory
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
+from peer.network.pacing import BandwidthLimits
 from peer.observe.control import Handler, serve_control
 from peer.observe.endpoint import serve_metrics
 from peer.observe.event_names import EventName
@@ -139,7 +140,8 @@ class _Daemon:
             device=config.device,
             threads=config.threads,
         )
-        return Ports(network, directory, work, provision, View(SILENCE_S), events)
+        limits = BandwidthLimits(config.max_upload_mbps, config.max_download_mbps)
+        return Ports(network, directory, work, provision, View(SILENCE_S), events, limits)
 
     def _settings(self, network: Libp2pNetwork, facts: Facts, report: Report) -> PeerSettings:
         return PeerSettings(

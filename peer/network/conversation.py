@@ -3,8 +3,8 @@
 The thin trio shell of protocol/frames.py and protocol/messages.py. It only adds what the pure core
 cannot do: waiting, patience, counting.
 
-- Large payloads go out in writes of WRITE_BYTES, and come in straight into the caller's buffer, so
-  that progress is visible and a stall is noticed, without a copy.
+- Large payloads go out in writes of at most WRITE_BYTES, each in its turn, and come in straight
+  into the caller's buffer, so that progress is visible and a stall is noticed, without a copy.
 - Patience: `timeout_s` bounds the wait for a message, `stall_s` each step of a payload (WRITE_BYTES
   out, READ_BYTES in). Both end in `StreamStalled`.
 - Cancellation: whoever is cancelled (or runs out of patience) while waiting for a message may
@@ -169,11 +169,7 @@ class Conversation:
                 raise LocalProtocolError("an earlier send on this stream was cut off in mid-frame")
             self._cut_off_sending = True
             await self._write(frame, stall_s)
-            for start in range(0, len(view), WRITE_BYTES):
-                piece = view[start : start + WRITE_BYTES]
-                await self._write(piece, stall_s)
-                if on_progress is not None:
-                    on_progress(start + len(piece))
+            await self._write_payload(view, stall_s, on_progress or _ignore)
             self._cut_off_sending = False
             self._messages_sent += 1
 
@@ -308,6 +304,17 @@ class Conversation:
         data = await self._stream.receive_some(max_bytes)
         self._bytes_received += len(data)
         self._reader.feed(data)
+
+    async def _write_payload(
+        self, view: memoryview, stall_s: float, on_progress: OnProgress
+    ) -> None:
+        done_bytes = 0
+        while done_bytes < len(view):
+            # Waiting for our own turn is no stall of theirs.
+            granted_bytes = await self._stream.turn(min(WRITE_BYTES, len(view) - done_bytes))
+            await self._write(view[done_bytes : done_bytes + granted_bytes], stall_s)
+            done_bytes += granted_bytes
+            on_progress(done_bytes)
 
     async def _write(self, data: bytes | memoryview, stall_s: float) -> None:
         with self._patience(stall_s, "took nothing"):

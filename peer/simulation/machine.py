@@ -17,6 +17,7 @@ import trio
 
 from peer.daemon.engine import SlowWeights
 from peer.daemon.provision import Supplies
+from peer.network.pacing import NO_LIMITS, BandwidthLimits
 from peer.ports import PeerId
 from peer.state.service import Fetcher
 from peer.training.messages import TrainerCommand, TrainerEvent
@@ -40,11 +41,13 @@ class Machine:
         speed: of its trainer, and when that fails.
         work_s: virtual duration of each piece of blocking work.
         clock_skew_s: how far its wall clock is ahead.
+        limits: what its line may carry.
     """
 
     speed: SimulatedSpeed = field(default_factory=SimulatedSpeed)
     work_s: float = 0.0
     clock_skew_s: float = 0.0
+    limits: BandwidthLimits = NO_LIMITS
 
 
 class Gate:

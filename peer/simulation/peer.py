@@ -144,6 +144,7 @@ class SimulatedPeer:
             provision,
             place.view,
             events,
+            self.machine.limits,
         )
         assembly = Assembly(ports, self.identity, self.incarnation, VERSION)
         self.facts, self.links = assembly.parts.facts, assembly.parts.links

@@ -60,6 +60,8 @@ def test_bootstrap_is_a_list_everywhere(tmp_path: Path) -> None:
         ({"LOCO_GRACE": "-1"}, "LOCO_GRACE: must be from 0"),
         ({"LOCO_GRACE": "nan"}, "LOCO_GRACE: must be from 0"),
         ({"LOCO_DEVICE": "cpu:1"}, "LOCO_DEVICE: use 'cpu', 'cuda' or 'cuda:N'"),
+        ({"LOCO_MAX_UPLOAD_MBPS": "20 Mbit"}, "LOCO_MAX_UPLOAD_MBPS: use a number of megabits"),
+        ({"LOCO_MAX_DOWNLOAD_MBPS": "0"}, "LOCO_MAX_DOWNLOAD_MBPS: must be from 1 to 1000000"),
         ({"LOCO_THREADS": "two"}, "LOCO_THREADS: use a whole number"),
         ({"LOCO_VERBOSE": "maybe"}, "LOCO_VERBOSE: use 'true' or 'false'"),
         ({"LOCO_LOG_FORMAT": "xml"}, "LOCO_LOG_FORMAT: use 'console' or 'json'"),

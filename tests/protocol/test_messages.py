@@ -103,7 +103,13 @@ EXAMPLES: tuple[Message, ...] = (
     GetChunkState(RUN, 1, 2),
     ChunkState(1, 7, STAMP),
 )
-DEFAULTS = {(Refusal, "round"), (Propose, "stripes"), (Accept, "stripes")}
+DEFAULTS = {
+    (Refusal, "round"),
+    (Propose, "stripes"),
+    (Accept, "stripes"),
+    (Beat, "received_bytes"),
+    (Beat, "may_send_bytes_per_s"),
+}
 WITH_FIELDS = tuple(m for m in EXAMPLES if fields(m))
 
 

@@ -58,6 +58,9 @@ class PipeStream:
         self._stream = stream
         self.remote_peer_id = remote_peer_id
 
+    async def turn(self, num_bytes: int) -> int:
+        return num_bytes
+
     async def send_all(self, data) -> None:
         await self._stream.send_all(bytes(data))
 

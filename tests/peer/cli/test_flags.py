@@ -16,6 +16,8 @@ PEER_OPTIONS = [
     "--json-ready",
     "--listen",
     "--log-format",
+    "--max-download-mbps",
+    "--max-upload-mbps",
     "--metrics",
     "--threads",
     "--verbose",

@@ -1,0 +1,122 @@
+"""A network whose streams keep to the pace (pacing.py); it is laid around a real or simulated one.
+
+Who has not asked for a turn does not wait for one: small messages. Reading waits too, but for what
+links say to each other.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+from peer.ports import Address, Network, NetworkStatistics, PeerId, Stream, StreamHandler
+from protocol.versions import HELLO
+
+from .pacing import Pacing
+
+
+class PacedNetwork:
+    """Implements `peer.ports.Network`."""
+
+    def __init__(self, network: Network, pacing: Pacing) -> None:
+        self._network = network
+        self._pacing = pacing
+
+    def __repr__(self) -> str:
+        return f"<PacedNetwork {self._network!r}, {self._pacing!r}>"
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our peer id."""
+        return self._network.peer_id
+
+    @property
+    def addresses(self) -> Sequence[Address]:
+        """Those of the network within."""
+        return self._network.addresses
+
+    async def connect(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
+        """As the network within does."""
+        await self._network.connect(peer_id, addresses)
+
+    async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
+        """Open a stream; raises StreamLost."""
+        return self._paced(await self._network.open_stream(peer_id, protocol), protocol)
+
+    async def serve(self, protocol: str, handler: StreamHandler) -> None:
+        """Serve `protocol` from now on; raises LocalProtocolError."""
+
+        async def paced_handler(stream: Stream) -> None:
+            await handler(self._paced(stream, protocol))
+
+        await self._network.serve(protocol, paced_handler)
+
+    def statistics(self) -> NetworkStatistics:
+        """Those of the network within."""
+        return self._network.statistics()
+
+    def _paced(self, stream: Stream, protocol: str) -> "PacedStream":
+        return PacedStream(stream, self._pacing, reads_slowly=protocol != HELLO)
+
+
+class PacedStream:
+    """Implements `peer.ports.Stream`.
+
+    Args:
+        reads_slowly: to keep to the download limit.
+    """
+
+    def __init__(self, stream: Stream, pacing: Pacing, *, reads_slowly: bool) -> None:
+        self._stream = stream
+        self._pacing = pacing
+        self._reads_slowly = reads_slowly
+        self._remote_peer_id = stream.remote_peer_id
+        self._granted_bytes = 0
+        self._held = b""
+
+    def __repr__(self) -> str:
+        return f"<PacedStream {self._stream!r}>"
+
+    @property
+    def remote_peer_id(self) -> PeerId:
+        """The authenticated peer at the other end."""
+        return self._remote_peer_id
+
+    async def turn(self, num_bytes: int) -> int:
+        """Wait until bulk may go to this peer; how much of it may go now."""
+        with self._pacing.sending(self._remote_peer_id):
+            granted_bytes = await self._pacing.turn(self._remote_peer_id, num_bytes)
+        self._granted_bytes += granted_bytes
+        return granted_bytes
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Send all of `data` now; raises StreamLost."""
+        granted_bytes = min(self._granted_bytes, len(data))
+        self._granted_bytes -= granted_bytes
+        self._pacing.sent(self._remote_peer_id, len(data) - granted_bytes)
+        with self._pacing.sending(self._remote_peer_id) if granted_bytes else nullcontext():
+            await self._stream.send_all(data)
+
+    async def receive_some(self, max_bytes: int = 65536) -> bytes:
+        """At least one byte, or `b""` at the end; raises StreamLost."""
+        if not self._held:
+            self._held = await self._stream.receive_some(max_bytes)
+            self._pacing.received(self._remote_peer_id, len(self._held))
+        await self._may_receive()  # who is cancelled here finds it next time
+        data, self._held = self._held[:max_bytes], self._held[max_bytes:]
+        return data
+
+    async def receive_into(self, buffer: memoryview) -> None:
+        """Fill `buffer`; raises StreamLost."""
+        held_bytes = min(len(self._held), len(buffer))
+        buffer[:held_bytes] = self._held[:held_bytes]
+        self._held = self._held[held_bytes:]
+        await self._stream.receive_into(buffer[held_bytes:])
+        self._pacing.received(self._remote_peer_id, len(buffer) - held_bytes)
+        await self._may_receive()
+
+    async def aclose(self) -> None:
+        """Close the stream."""
+        await self._stream.aclose()
+
+    async def _may_receive(self) -> None:
+        if self._reads_slowly:
+            await self._pacing.may_receive()

@@ -1,0 +1,223 @@
+"""How fast bytes may leave and come: the limits of this machine, of the others, and of the path.
+
+Idea. Whoever sends bulk asks for a turn first, piece by piece. Small messages never wait, but they
+count, so bulk makes room for them.
+
+Rules
+  1. `max_upload_mbps` and `max_download_mbps` are what the network interface shall carry. We see
+     the bytes of our streams only; what encryption, multiplexing and TCP/IP add to them, and the
+     acknowledgements that go the other way, is charged by a factor.
+  2. Whatever has left a sender arrives at the speed of the line: by reading slowly we can only fill
+     the buffers on the way. So a peer with a download limit tells each of the others how much it
+     may send, and they keep to it. It reads slowly too, for those that do not.
+  3. Bulk to a peer goes at most at the rate that protocol/link_rate.py finds for the path.
+  4. Turns are taken in the order in which they were asked for.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+
+from peer.ports import PeerId
+from protocol.limits import MAX_MEMBERS
+from protocol.link_rate import LinkRate
+
+WIRE_FACTOR: Final = 1.06
+"""Bytes on the interface for one byte of a stream: TLS, yamux, TCP/IP and Ethernet headers."""
+ACKNOWLEDGEMENTS: Final = 0.025
+"""Bytes on the interface in the other direction for one byte of a stream."""
+BURST_S: Final = 0.05
+"""Idle time of the link that may be made up for."""
+PIECE_BYTES: Final = 16 * 1024
+PIECE_S: Final = 0.01
+"""Where a rate is kept, a turn lets through what goes in this time, or PIECE_BYTES if more."""
+BYTES_PER_S_OF_MBPS: Final = 125_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class BandwidthLimits:
+    """What the network interface shall carry, in megabits per second; None for no limit."""
+
+    max_upload_mbps: float | None = None
+    max_download_mbps: float | None = None
+
+
+NO_LIMITS: Final = BandwidthLimits()
+
+
+class Bucket:
+    """A rate, and who may go next.
+
+    Attributes:
+        bytes_per_s: infinite when there is no rate to keep.
+    """
+
+    def __init__(self, bytes_per_s: float = math.inf) -> None:
+        self.bytes_per_s = bytes_per_s
+        self._clear_s = -math.inf
+        self._lock = trio.Lock()
+        self._rate_changed = trio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Bucket {self.bytes_per_s:.0f} B/s>"
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether there is a rate to keep."""
+        return self.bytes_per_s < math.inf
+
+    def change_rate(self, bytes_per_s: float) -> None:
+        """From now on; what was charged and has not had its time goes at the new rate too."""
+        now_s = trio.current_time()
+        if self.is_bound and self._clear_s > now_s:
+            left_bytes = (self._clear_s - now_s) * self.bytes_per_s
+            self._clear_s = now_s + left_bytes / bytes_per_s
+        if bytes_per_s != self.bytes_per_s:
+            self.bytes_per_s = bytes_per_s
+            self._rate_changed.set()
+            self._rate_changed = trio.Event()
+
+    def charge(self, num_bytes: float) -> None:
+        """So many bytes go, without waiting."""
+        if self.is_bound:
+            begin_s = max(self._clear_s, trio.current_time() - BURST_S)
+            self._clear_s = begin_s + num_bytes / self.bytes_per_s
+
+    async def wait_clear(self) -> None:
+        """Wait until all that was charged has had its time."""
+        while self.is_bound and trio.current_time() < self._clear_s:
+            with trio.move_on_at(self._clear_s):
+                await self._rate_changed.wait()
+
+    async def turn(self, num_bytes: float) -> None:
+        """Wait for our turn, and take it."""
+        if not self.is_bound:
+            return
+        async with self._lock:
+            await self.wait_clear()
+            self.charge(num_bytes)
+
+
+@dataclass(slots=True)
+class _Path:
+    """What is known about one peer.
+
+    Attributes:
+        bucket: at the lower of the path's rate and what the peer allows.
+    """
+
+    bucket: Bucket = field(default_factory=Bucket)
+    rate: LinkRate = field(default_factory=LinkRate)
+    received_bytes: int = 0
+    last_byte_s: float = -math.inf
+    sending: int = 0
+    busy_since_s: float = 0.0
+
+
+class Pacing:
+    """See the top of the file.
+
+    Attributes:
+        senders: how many peers send us bulk at the same time.
+    """
+
+    def __init__(self, limits: BandwidthLimits) -> None:
+        self.senders: Callable[[], int] = lambda: 1
+        self._up = Bucket(_bytes_per_s(limits.max_upload_mbps))
+        self._down = Bucket(_bytes_per_s(limits.max_download_mbps))
+        self._paths: OrderedDict[PeerId, _Path] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<Pacing up {self._up!r}, down {self._down!r}, {len(self._paths)} paths>"
+
+    # --- what streams ask -------------------------------------------------------------------------
+    @contextmanager
+    def sending(self, peer_id: PeerId) -> Iterator[None]:
+        """There is bulk for this peer."""
+        path = self._path(peer_id)
+        if not path.sending:
+            path.busy_since_s = trio.current_time()
+        path.sending += 1
+        try:
+            yield
+        finally:
+            path.sending -= 1
+            if not path.sending:
+                self._note_busy(path)
+
+    async def turn(self, peer_id: PeerId, num_bytes: int) -> int:
+        """Wait until bulk may go to this peer; how much of it, which then counts as sent."""
+        bucket = self._path(peer_id).bucket
+        rate = min(bucket.bytes_per_s, self._up.bytes_per_s)
+        if rate < math.inf:
+            num_bytes = min(num_bytes, max(PIECE_BYTES, int(rate * PIECE_S)))
+        await bucket.turn(num_bytes)
+        await self._up.turn(num_bytes * WIRE_FACTOR)
+        self._down.charge(num_bytes * ACKNOWLEDGEMENTS)
+        return num_bytes
+
+    def sent(self, peer_id: PeerId, num_bytes: int) -> None:
+        """So many bytes go that nobody asked a turn for."""
+        self._path(peer_id).bucket.charge(num_bytes)
+        self._up.charge(num_bytes * WIRE_FACTOR)
+        self._down.charge(num_bytes * ACKNOWLEDGEMENTS)
+
+    async def may_receive(self) -> None:
+        """Wait until more may be read."""
+        await self._down.wait_clear()
+
+    def received(self, peer_id: PeerId, num_bytes: int) -> None:
+        """So many bytes came."""
+        path = self._path(peer_id)
+        path.received_bytes += num_bytes
+        path.last_byte_s = trio.current_time()
+        self._down.charge(num_bytes * WIRE_FACTOR)
+        self._up.charge(num_bytes * ACKNOWLEDGEMENTS)
+
+    # --- what links say to each other -------------------------------------------------------------
+    def received_bytes(self, peer_id: PeerId) -> int:
+        """What came from a peer so far."""
+        return self._path(peer_id).received_bytes
+
+    def last_byte_s(self, peer_id: PeerId) -> float:
+        """When the newest byte came from a peer, on whatever stream."""
+        return self._path(peer_id).last_byte_s
+
+    @property
+    def may_send_bytes_per_s(self) -> float | None:
+        """What each of the others may send us; None for no limit."""
+        if not self._down.is_bound:
+            return None
+        return self._down.bytes_per_s / WIRE_FACTOR / max(1, self.senders())
+
+    def heard(
+        self, peer_id: PeerId, sent_s: float, received_bytes: int, may_send: float | None
+    ) -> None:
+        """A beat of theirs: what came so far, at what time of theirs, and what we may send."""
+        path = self._path(peer_id)
+        if path.sending:
+            self._note_busy(path)
+        path.rate.heard(sent_s, received_bytes)
+        allowed = math.inf if may_send is None else max(1.0, may_send)
+        path.bucket.change_rate(min(path.rate.bytes_per_s, allowed))
+
+    def _note_busy(self, path: _Path) -> None:
+        now_s = trio.current_time()
+        path.rate.busy(now_s - path.busy_since_s)
+        path.busy_since_s = now_s
+
+    def _path(self, peer_id: PeerId) -> _Path:
+        path = self._paths.setdefault(peer_id, _Path())
+        self._paths.move_to_end(peer_id)
+        if len(self._paths) > MAX_MEMBERS:
+            self._paths.popitem(last=False)
+        return path
+
+
+def _bytes_per_s(mbps: float | None) -> float:
+    return math.inf if mbps is None else mbps * BYTES_PER_S_OF_MBPS
