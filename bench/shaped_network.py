@@ -1,0 +1,196 @@
+"""Several hosts on one machine, each behind an access link of its own rate: network namespaces.
+
+    namespace h0  [eth0] === [port0]  \\
+    namespace h1  [eth0] === [port1]   >  bridge, in a namespace of its own
+    namespace h2  [eth0] === [port2]  /
+
+Idea. Each host is a network namespace with one interface, the end of a veth pair whose other end
+lies on a bridge. A token bucket (tbf) on either end limits what leaves it: the one at the host
+shapes upload, the one at the bridge shapes download. So each host has an access link as at home,
+all traffic of its processes shares it, and the core between the links is as fast as the machine.
+
+Rules:
+- A bucket holds BUCKET_S of its rate, and at least MIN_BUCKET_BYTES: so much may pass at once after
+  a pause. It queues QUEUE_S of its rate; what does not fit is dropped, and TCP slows down.
+- Nothing touches the namespace of the machine. All is removed at the end, also after an error; only
+  a process that is killed leaves its namespaces behind (`ip netns list`, `ip netns delete`).
+- Names are of this process and this network. Addresses are the same in every network, which does
+  not matter: nobody can reach from one into another.
+
+What it does not show: delay (the kernel may lack netem), loss other than that of full queues, and
+address translation. The counters of an interface see one packet where the kernel hands on several
+segments of TCP at once, so they count the headers of that packet alone; the buckets count those of
+each segment, as a wire would.
+"""
+
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+BUCKET_S: Final = 0.002
+MIN_BUCKET_BYTES: Final = 64 * 1024
+"""As large as the largest packet that the kernel hands on at once."""
+QUEUE_S: Final = 0.05
+MAX_HOSTS: Final = 250
+"""As many as a /24 has room for."""
+TOOLS: Final = ("ip", "tc")
+
+_numbers = itertools.count()
+
+
+class NetworkFailed(Exception):
+    """The network could not be built; says what the tool said."""
+
+
+@dataclass(frozen=True, slots=True)
+class AccessLink:
+    """How fast a host may send and receive, in bits per second; None is as fast as the machine."""
+
+    up_bits_per_s: float | None = None
+    down_bits_per_s: float | None = None
+
+    def describe(self) -> str:
+        if self.up_bits_per_s is None and self.down_bits_per_s is None:
+            return "unshaped"
+        rates = (self.up_bits_per_s, self.down_bits_per_s)
+        words = ["unshaped" if rate is None else f"{rate / 1e6:g}" for rate in rates]
+        return f"{words[0] if rates[0] == rates[1] else ' up, '.join(words) + ' down'} Mbit/s"
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes that passed the interface of a host since it was made, Ethernet headers included."""
+
+    received_bytes: int
+    sent_bytes: int
+
+    def __sub__(self, before: "Traffic") -> "Traffic":
+        return Traffic(
+            self.received_bytes - before.received_bytes, self.sent_bytes - before.sent_bytes
+        )
+
+
+class ShapedNetwork:
+    """A network that is there. Made by `shaped_network`."""
+
+    def __init__(self, name: str, num_hosts: int) -> None:
+        self._name = name
+        self.num_hosts = num_hosts
+
+    def __repr__(self) -> str:
+        return f"<ShapedNetwork {self._name} of {self.num_hosts} hosts>"
+
+    def namespace(self, host: int) -> str:
+        """As `ip netns` knows it."""
+        return f"{self._name}-h{host}"
+
+    def address(self, host: int) -> str:
+        """IPv4 address of a host."""
+        return f"10.77.0.{host + 1}"
+
+    def command(self, host: int, command: Sequence[str]) -> list[str]:
+        """The command that runs the given one on a host."""
+        return [_tool("ip"), "netns", "exec", self.namespace(host), *command]
+
+    def traffic(self, host: int) -> Traffic:
+        """What has passed the interface of a host so far."""
+        told = _run("ip", "-json", "-stats", "-netns", self.namespace(host), "link", "show", "eth0")
+        counters = json.loads(told)[0]["stats64"]
+        return Traffic(counters["rx"]["bytes"], counters["tx"]["bytes"])
+
+
+@contextmanager
+def shaped_network(links: Sequence[AccessLink]) -> Iterator[ShapedNetwork]:
+    """Hosts with these access links, all on one bridge.
+
+    Raises:
+        NetworkFailed
+    """
+    if len(links) > MAX_HOSTS:
+        raise NetworkFailed(f"{len(links)} hosts, at most {MAX_HOSTS}")
+    name = f"loco{os.getpid()}-{next(_numbers)}"
+    network = ShapedNetwork(name, len(links))
+    bridge = f"{name}-bridge"
+    with ExitStack() as namespaces:
+        _add_namespace(bridge, namespaces)
+        _run("ip", "-netns", bridge, "link", "add", "bridge", "type", "bridge")
+        _run("ip", "-netns", bridge, "link", "set", "bridge", "up")
+        for host, link in enumerate(links):
+            _add_namespace(network.namespace(host), namespaces)
+            _attach(network, host, link, bridge)
+        yield network
+
+
+@cache
+def missing() -> str | None:
+    """Why no such network can be built here, in a sentence; None if one can."""
+    if sys.platform != "linux":
+        return "network namespaces are of Linux alone"
+    if os.geteuid() != 0:
+        return "only root may build network namespaces"
+    for tool in TOOLS:
+        if shutil.which(tool) is None:
+            return f"there is no {tool} (package iproute2)"
+    try:
+        with shaped_network([AccessLink(1e6, 1e6)]):
+            return None
+    except NetworkFailed as error:
+        return f"no network can be built here: {error}"
+
+
+def _add_namespace(name: str, namespaces: ExitStack) -> None:
+    _run("ip", "netns", "add", name)
+    namespaces.callback(_remove_namespace, name)
+    _run("ip", "-netns", name, "link", "set", "lo", "up")
+
+
+def _remove_namespace(name: str) -> None:
+    """Its interfaces, and so the pairs that they belong to, go with it."""
+    subprocess.run([_tool("ip"), "netns", "delete", name], check=False, stderr=subprocess.DEVNULL)
+
+
+def _attach(network: ShapedNetwork, host: int, link: AccessLink, bridge: str) -> None:
+    """Give a host its interface and put the other end on the bridge."""
+    namespace, port = network.namespace(host), f"port{host}"
+    veth = ("type", "veth", "peer", "name", "eth0", "netns", namespace)
+    _run("ip", "-netns", bridge, "link", "add", port, *veth)
+    _run("ip", "-netns", bridge, "link", "set", port, "master", "bridge", "up")
+    _run("ip", "-netns", namespace, "address", "add", f"{network.address(host)}/24", "dev", "eth0")
+    _run("ip", "-netns", namespace, "link", "set", "eth0", "up")
+    _limit(namespace, "eth0", link.up_bits_per_s)
+    _limit(bridge, port, link.down_bits_per_s)
+
+
+def _limit(namespace: str, interface: str, bits_per_s: float | None) -> None:
+    """Limit what leaves an interface."""
+    if bits_per_s is None:
+        return
+    bytes_per_s = bits_per_s / 8
+    bucket_bytes = max(int(bytes_per_s * BUCKET_S), MIN_BUCKET_BYTES)
+    queue_bytes = max(int(bytes_per_s * QUEUE_S), MIN_BUCKET_BYTES)
+    tbf = ("tbf", "rate", f"{bits_per_s:.0f}bit", "burst", f"{bucket_bytes}b")
+    device = ("qdisc", "add", "dev", interface, "root")
+    _run("tc", "-netns", namespace, *device, *tbf, "limit", f"{queue_bytes}b")
+
+
+def _run(tool: str, *arguments: str) -> str:
+    command = [_tool(tool), *arguments]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise NetworkFailed(f"{' '.join((tool, *arguments))}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _tool(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        raise NetworkFailed(f"there is no {name} (package iproute2)")
+    return path
