@@ -17,7 +17,7 @@ The rules
 import contextlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -46,6 +46,7 @@ from protocol.view import Progress, View
 from .duplicates import BEAT_S, Duplicates
 from .facts import Facts
 from .hello import Greeter
+from .link import Link, Outgoing
 
 SILENCE_S: Final = 10.0
 HELLO_S: Final = 10.0
@@ -59,27 +60,6 @@ LEAVING_S: Final = 1.0
 """How long we try to tell everybody that we leave."""
 REDIAL_FIRST_S: Final = 0.5
 REDIAL_MAX_S: Final = 30.0
-
-
-_Outgoing = Beat | PeerList | AskAlive | AliveReply
-
-
-@dataclass(slots=True, eq=False)
-class Link:
-    """One live link."""
-
-    peer_id: PeerId
-    incarnation: int
-    talk: Conversation
-    outbox: trio.MemorySendChannel[_Outgoing]
-    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
-    last_heard_s: float = 0.0
-    newest_sent_s: float | None = None
-    """`sent_s` of their newest beat, to be echoed."""
-    newest_heard_s: float = 0.0
-    rtt_s: float | None = None
-    questions: int = 0
-    """Theirs that we are looking into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +206,7 @@ class Links:
 
     async def _live(self, talk: Conversation, theirs: Hello) -> None:
         peer_id, now_s = talk.remote_peer_id, trio.current_time()
-        send, receive = trio.open_memory_channel[_Outgoing](MAX_OUTBOX)
+        send, receive = trio.open_memory_channel[Outgoing](MAX_OUTBOX)
         link = Link(peer_id, theirs.incarnation, talk, send, last_heard_s=now_s)
         self._links.setdefault(peer_id, []).append(link)
         self._opened += 1
@@ -268,7 +248,7 @@ class Links:
             self._events.emit(EventName.PEER_LOST, remote=link.peer_id, reason=why)
             self._not_before_s[link.peer_id] = trio.current_time() + REDIAL_FIRST_S
 
-    async def _send_all(self, link: Link, outbox: trio.MemoryReceiveChannel[_Outgoing]) -> None:
+    async def _send_all(self, link: Link, outbox: trio.MemoryReceiveChannel[Outgoing]) -> None:
         async for message in outbox:
             await link.talk.send(message, stall_s=SILENCE_S)
 
@@ -310,10 +290,7 @@ class Links:
         return link is newest and self._pacing.last_byte_s(link.peer_id) > since_s
 
     def _heard_beat(self, link: Link, beat: Beat, now_s: float) -> None:
-        link.newest_sent_s, link.newest_heard_s = beat.sent_s, now_s
-        if beat.echo_s is not None:
-            sample_s = max(0.0, now_s - beat.echo_s - beat.echo_hold_s)
-            link.rtt_s = sample_s if link.rtt_s is None else 0.8 * link.rtt_s + 0.2 * sample_s
+        link.heard_beat(beat, now_s)
         self._pacing.heard(
             link.peer_id, beat.sent_s, beat.received_bytes, beat.may_send_bytes_per_s
         )
@@ -374,7 +351,7 @@ class Links:
                 link.last_heard_s = self._pacing.last_byte_s(link.peer_id)
                 self._view.heard(link.last_heard_s, link.peer_id, link.incarnation)
 
-    def _post(self, link: Link, message: _Outgoing) -> None:
+    def _post(self, link: Link, message: Outgoing) -> None:
         try:
             link.outbox.send_nowait(message)
         except trio.WouldBlock:

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -95,7 +95,11 @@ def wait_until(
 
 
 class Peer:
-    """One `loco-peer start` or `join`, from its first breath to its exit code."""
+    """One `loco-peer start` or `join`, from its first breath to its exit code.
+
+    Args:
+        prefix: a command that runs the peer elsewhere, without a process of its own.
+    """
 
     def __init__(
         self,
@@ -103,6 +107,7 @@ class Peer:
         *arguments: str,
         environment: Mapping[str, str],
         listen: str = "127.0.0.1:0",
+        prefix: Sequence[str] = (),
     ) -> None:
         self.home = Home(home)
         self.name = home.name
@@ -111,7 +116,7 @@ class Peer:
         options = ["--home", str(home), "--listen", listen, "--json-ready", "--threads", "1"]
         with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
             self.process = subprocess.Popen(
-                [str(COMMAND), *arguments, *options, "--device", "cpu"],
+                [*prefix, str(COMMAND), *arguments, *options, "--device", "cpu"],
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
@@ -336,10 +341,10 @@ class Swarm:
         self.started.append(peer)
         return peer
 
-    def found(self) -> Peer:
+    def found(self, **options: Any) -> Peer:
         spec = self.folder("run.toml")
         spec.write_text(self._run_spec)
-        founder = self.launch(f"founder{len(self.started)}", "start", str(spec))
+        founder = self.launch(f"founder{len(self.started)}", "start", str(spec), **options)
         founder.wait_event(EventName.ROUND_OPENED, START_S, round=NUM_ROUNDS_ALONE + 1)
         return founder
 
