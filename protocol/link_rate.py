@@ -1,33 +1,36 @@
 """How fast bulk may go to a peer, so that small messages get through behind it.
 
 Idea. All streams to a peer share one connection. Bulk that is written faster than the path carries
-it waits in the buffers of kernel and routers, and every small message waits behind it: seconds, on
-a thin link. Bulk that is written a little more slowly than that waits nowhere. What the path
-carries only the receiver can tell: with each beat it says how much it has received so far.
-(The model is that of BBR: Cardwell et al., ACM Queue 14(5), 2016; here a second takes the place of
-a round trip.)
+it waits in the buffers of kernel and routers, and every small message waits behind it. Bulk that is
+written a little more slowly waits nowhere. What the path carries only the receiver can tell: with
+each beat it says how much it has received so far. (The cycle of paces is that of BBR: Cardwell et
+al., ACM Queue 14(5), 2016; a second takes the place of a round trip.)
 
 Rules
   1. A sample is what the peer received between two of its beats, by its own clock. It counts when
      we had bulk for it during all of that time; otherwise it tells of us, not of the path.
-  2. The path's rate is the largest of the last `KEPT` samples. Until there are `FIRST` of them bulk
-     is not held back.
-  3. Bulk goes at a little less than that rate. Every `len(GAINS)` samples it goes faster for one
-     sample, to see whether there is more, and then slower for one, to drain what that has heaped
-     up. While there is more, it goes on going faster.
+  2. A sample clearly below our pace is what the path carries, and goes into the estimate. One
+     clearly above the estimate takes its place. Any other tells nothing new.
+  3. Until there are `FIRST` samples bulk is not held back; what has heaped up by then is drained.
+     From then on bulk goes at a little less than the estimate; every `len(GAINS)` samples it goes
+     faster for one, to see whether there is more, and slower for the next, to drain again. While
+     there is more, it goes on going faster.
   4. Above `UNPACED_BYTES_PER_S` nothing is held back: buffers empty faster than anybody notices.
 """
 
 import math
-from collections import deque
 from typing import Final
 
-KEPT: Final = 10
 FIRST: Final = 3
-GAINS: Final = (1.25, 0.75, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95)
-"""Rule 3; the mean is 0.96."""
+FASTER, DRAIN, CRUISE = 1.25, 0.6, 0.94
+GAINS: Final = (FASTER, DRAIN, *[CRUISE] * 10)
+"""Rule 3; the mean is 0.94."""
+SHORT: Final = 0.9
+"""A sample below this part of our pace is clearly below it."""
 MORE: Final = 1.1
-"""A sample so much above all before it shows that there is more."""
+"""A sample so far above the estimate shows that there is more."""
+NEWEST: Final = 0.5
+"""Share of a sample in the estimate (rule 2)."""
 BUSY: Final = 0.9
 """Part of the time for which there must have been bulk (rule 1)."""
 SAMPLE_MIN_S: Final = 0.5
@@ -45,13 +48,14 @@ class LinkRate:
 
     def __init__(self) -> None:
         self.bytes_per_s = math.inf
-        self._samples: deque[float] = deque(maxlen=KEPT)
+        self._path = 0.0
+        self._num_samples = 0
         self._phase = 0
         self._last: tuple[float, int] | None = None
         self._busy_s = 0.0
 
     def __repr__(self) -> str:
-        return f"<LinkRate {self.bytes_per_s:.0f} B/s of {len(self._samples)} samples>"
+        return f"<LinkRate {self.bytes_per_s:.0f} of {self._path:.0f} B/s>"
 
     def busy(self, seconds: float) -> None:
         """There was bulk for the peer for so long, since this was last said."""
@@ -75,13 +79,16 @@ class LinkRate:
         self._busy_s = 0.0
 
     def _take(self, rate: float) -> None:
-        grew = bool(self._samples) and rate > MORE * max(self._samples)
-        self._samples.append(rate)
-        if len(self._samples) < FIRST:
+        self._num_samples += 1
+        grew = rate > MORE * self._path
+        if grew:
+            self._path = rate
+        elif rate < SHORT * self.bytes_per_s:
+            self._path += NEWEST * (rate - self._path)
+        if self._num_samples < FIRST:
             return
-        self._phase = 0 if grew else (self._phase + 1) % len(GAINS)
-        best = max(self._samples)
-        if best > UNPACED_BYTES_PER_S:
+        self._phase = 0 if grew and self._num_samples > FIRST else (self._phase + 1) % len(GAINS)
+        if self._path > UNPACED_BYTES_PER_S:
             self.bytes_per_s = math.inf
         else:
-            self.bytes_per_s = max(LEAST_BYTES_PER_S, GAINS[self._phase] * best)
+            self.bytes_per_s = max(LEAST_BYTES_PER_S, GAINS[self._phase] * self._path)

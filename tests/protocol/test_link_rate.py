@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from protocol.link_rate import GAINS, KEPT, LEAST_BYTES_PER_S, LinkRate
+from protocol.link_rate import CRUISE, GAINS, LEAST_BYTES_PER_S, LinkRate
 
 LINE = 1_000_000.0  # bytes per second that the path carries
 
@@ -38,9 +38,9 @@ def test_bulk_is_not_held_back_before_the_path_is_known() -> None:
 
 def test_it_settles_a_little_below_what_the_path_carries() -> None:
     path = Path()
-    rates = [path.second() for _ in range(60)][20:]
-    assert sum(rates) / len(rates) == pytest.approx(0.96 * LINE, rel=0.02)
-    assert sorted(rates)[len(rates) // 2] == pytest.approx(0.95 * LINE, rel=1e-3)
+    rates = [path.second() for _ in range(60)][-4 * len(GAINS) :]
+    assert sum(rates) / len(rates) == pytest.approx(sum(GAINS) / len(GAINS) * LINE, rel=1e-3)
+    assert sorted(rates)[len(rates) // 2] == pytest.approx(CRUISE * LINE, rel=1e-3)
 
 
 def test_it_finds_that_there_is_more() -> None:
@@ -57,7 +57,7 @@ def test_it_finds_that_there_is_less() -> None:
     for _ in range(20):
         path.second()
     path.line = LINE / 4
-    for _ in range(KEPT + len(GAINS)):
+    for _ in range(len(GAINS)):
         path.second()
     assert path.second() < 1.3 * LINE / 4
 
@@ -74,9 +74,18 @@ def test_seconds_without_bulk_tell_nothing() -> None:
 def test_one_bad_second_at_the_start_is_forgotten() -> None:
     path = Path()
     path.second(received=1.0)
-    for _ in range(3):
+    for _ in range(2 * len(GAINS)):
         path.second()
     assert path.rate.bytes_per_s > 0.7 * LINE
+
+
+def test_uneven_seconds_do_not_drive_it_above_the_path() -> None:
+    path = Path()
+    rates = [
+        path.second(received=min(LINE, path.rate.bytes_per_s) * (1.06 if n % 2 else 0.94))
+        for n in range(200)
+    ][40:]
+    assert 0.88 * LINE < sum(rates) / len(rates) < 0.97 * LINE
 
 
 def test_a_fast_path_is_not_held_back() -> None:
