@@ -17,6 +17,7 @@ PEER_OPTIONS = [
     "--listen",
     "--log-format",
     "--metrics",
+    "--overlap-steps",
     "--threads",
     "--verbose",
     "-v",

@@ -5,14 +5,18 @@ Each fragment is large enough to be averaged in several chunks, with several own
 
 import itertools
 from collections import Counter
+from statistics import median
 
 import numpy as np
 import pytest
-from swarm_worlds import simulated, start, toy_spec
+from swarm_worlds import STEP_S, simulated, start, toy_spec
 
 from peer.codec import get_codec
+from peer.config import ConfigError
+from peer.network.simulated_link import LinkModel
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
+from peer.simulation.machine import Machine
 from peer.simulation.peer import SimulatedPeer
 from peer.simulation.swarm import SwarmOptions, open_swarm
 from protocol.run_spec import RunSpec
@@ -84,6 +88,40 @@ async def test_five_peers_end_with_the_same_bytes(tmp_path):
         assert_equal(*peers)
         for peer in peers:
             assert contributors(peer, after=2).keys() == {5}
+
+
+FAR_LINK = LinkModel(latency_s=2 * STEP_S)
+"""A fragment's trip takes four steps at least: codes to the owners, results to all."""
+
+
+@simulated()
+async def test_peers_with_different_overlap_end_with_the_same_bytes(tmp_path):
+    own = {"a": None, "b": 8, "c": 3}
+    machines = {name: Machine(overlap_steps=tau) for name, tau in own.items()}
+    options = SwarmOptions(padded_parameters=6 * 16384, link=FAR_LINK)
+    async with open_swarm(1, fragment_spec(12, overlap_steps=5), tmp_path, options) as swarm:
+        await start(swarm, *own, machine_of=machines)
+        await swarm.finished()
+        assert_equal(*(swarm[name] for name in own))
+        for name in own:
+            assert contributors(swarm[name], after=6).keys() == {3}
+        # All end a round together; who may train on for longer has sent its part sooner.
+        trips_s = {name: [e["seconds"] for e in returned(swarm[name], after=6)] for name in own}
+        assert median(trips_s["b"]) > median(trips_s["a"]) > median(trips_s["c"])
+
+
+@pytest.mark.parametrize("spec", [toy_spec(), fragment_spec()], ids=["pairs", "fragments"])
+def test_a_joiner_whose_overlap_does_not_fit_the_run_is_told_so(tmp_path, spec):
+    @simulated()
+    async def run():
+        async with open_swarm(1, spec, tmp_path, OPTIONS) as swarm:
+            await start(swarm, "a")
+            swarm.join("b", Machine(overlap_steps=spec.sync.inner_steps))
+            await swarm["b"].ended.wait()
+            assert isinstance(swarm["b"].failure, ConfigError)
+            assert swarm["a"].failure is None
+
+    run()
 
 
 @simulated()
