@@ -97,6 +97,7 @@ class FragmentExchange:
             sign=group.sign,
             expected=self._still_expected,
             publish=self._publish,
+            over=self._own_part_is_over,
         )
         self._keepers = [
             FragmentKeeper(
@@ -193,7 +194,8 @@ class FragmentExchange:
         )
         if owner == self._network.peer_id:
             own = self._outer.split_codes(fragment, chunks, memoryview(codes))
-            self._owner.contributed(owner, contribution, own)
+            if not self._owner.contributed(owner, contribution, own):
+                self._own_part_is_over(fragment, sent.cycle)
         else:
             self._posts.post(owner, contribution, codes)
 
@@ -229,6 +231,10 @@ class FragmentExchange:
             self._posts.post(peer_id, result, averages.codes)
         parts = self._outer.split_codes(result.fragment, result.carried, memoryview(averages.codes))
         self._deliver(result, parts, self._network.peer_id)
+
+    def _own_part_is_over(self, fragment: int, cycle: int) -> None:
+        """What we own and have no result for will have none: our keeper must not wait for it."""
+        self._keepers[fragment].put(Passed(self._network.peer_id, cycle))
 
     def _deliver(self, result: Result, parts: Parts, sender: PeerId) -> None:
         for index, codes in parts.items():

@@ -125,6 +125,18 @@ def test_a_joiner_whose_overlap_does_not_fit_the_run_is_told_so(tmp_path, spec):
 
 
 @simulated()
+async def test_an_owner_that_heals_and_gives_up_early_holds_nobody_up(tmp_path):
+    """The founder knows no wait yet, so it soon gives up collecting, for chunks that are its own."""
+    options = SwarmOptions(padded_parameters=6 * 16384, link=LinkModel(latency_s=STEP_S / 2))
+    async with open_swarm(1, fragment_spec(4, overlap_steps=2), tmp_path, options) as swarm:
+        await start(swarm, *"abc")
+        await swarm.finished()
+        assert_equal(*(swarm[name] for name in "abc"))
+        assert sum(event["missing"] for event in returned(swarm["a"])) > 0
+        assert max(longest_round_s(swarm[name]) for name in "abc") <= LONGEST_ROUND_S
+
+
+@simulated()
 async def test_a_late_joiner_heals_and_contributes(tmp_path):
     async with open_swarm(1, fragment_spec(12), tmp_path, OPTIONS) as swarm:
         await start(swarm, "a", "b")
