@@ -14,7 +14,7 @@ from peer.exit_codes import ExitCode
 from peer.groups import leaves
 
 from .folder import FolderRefused, demo_folder
-from .plan import METHODS, STEPS, Plan
+from .plan import METHODS, Plan
 from .play import PICTURE, SUMMARY, play
 from .processes import PeerFailed
 from .table import open_view
@@ -52,7 +52,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="demo", description="Four peers train; then one alone.")
     parser.add_argument("--out", type=Path, default=Path("demo-run"), help="folder for everything")
     parser.add_argument("--seed", type=int, default=0, help="of weights, data order and pairing")
-    parser.add_argument("--steps", type=int, default=STEPS, help="inner steps of the swarm's run")
+    parser.add_argument("--steps", type=int, help="inner steps of the swarm's run")
     parser.add_argument("--method", choices=METHODS, default=METHODS[0], help="of averaging")
     parser.add_argument("--json", action="store_true", help="print summary.json on stdout")
     return parser.parse_args()

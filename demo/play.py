@@ -15,7 +15,7 @@ from .reading import Reading
 from .summary import Finished, Summary, finished, median_tokens
 from .table import Scene, View
 
-POLL_S: Final = 0.5
+POLL_S: Final = 1.0
 LONE_THREADS: Final = 2
 """Alone it has the machine for itself: the same tokens, sooner."""
 SUMMARY: Final = "summary.json"

@@ -25,6 +25,7 @@ MAX_GRACE_S: Final = 3600.0
 MAX_THREADS: Final = 4096
 MIN_MBPS: Final = 1.0
 MAX_MBPS: Final = 1e6
+MAX_OVERLAP_STEPS: Final = 1000
 MAX_BOOTSTRAP_ADDRESSES: Final = 64
 MAX_CONFIG_FILE_BYTES: Final = 64 * 1024
 ENVIRONMENT_PREFIX: Final = "LOCO_"
@@ -67,6 +68,7 @@ class PeerConfig:
     metrics: HostPort
     device: str | None
     threads: int | None
+    overlap_steps: int | None
     log_format: LogFormat
     verbose: bool
     grace_s: float
@@ -119,12 +121,16 @@ def _many(parse: Callable[[str], str]) -> Callable[[Any], tuple[str, ...]]:
     return parse_all
 
 
-def _threads(value: Any) -> int:
-    if isinstance(value, bool) or not str(value).strip().isdecimal():
-        raise ValueError("use a whole number")
-    if not 1 <= int(value) <= MAX_THREADS:
-        raise ValueError(f"must be from 1 to {MAX_THREADS}")
-    return int(value)
+def _whole(lowest: int, highest: int) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        digits = str(value).strip().removeprefix("-")
+        if isinstance(value, bool) or not digits.isdecimal():
+            raise ValueError("use a whole number")
+        if not lowest <= int(value) <= highest:
+            raise ValueError(f"must be from {lowest} to {highest}")
+        return int(value)
+
+    return parse
 
 
 def _grace(value: Any) -> float:
@@ -200,7 +206,8 @@ OPTIONS: Final = (
     Option("announce", _many(parse_announce), (), "announce"),
     Option("metrics", parse_host_port, HostPort("127.0.0.1", 0), "metrics"),
     Option("device", _device, None, "device"),
-    Option("threads", _threads, None, "threads"),
+    Option("threads", _whole(1, MAX_THREADS), None, "threads"),
+    Option("overlap-steps", _whole(0, MAX_OVERLAP_STEPS), None, "overlap_steps"),
     Option("log-format", _log_format, LogFormat.CONSOLE, "log_format"),
     Option("verbose", _flag, False, "verbose"),
     Option("grace", _grace, DEFAULT_GRACE_S, "grace_s"),

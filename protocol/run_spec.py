@@ -123,7 +123,8 @@ class DilocoSection(_Section):
     """Of the outer optimizer (SGD with Nesterov momentum)."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     overlap_steps: Annotated[int, Field(ge=0, le=1000)] = 1
-    """tau: inner steps between the send of a fragment and its return; 0 waits for it at once."""
+    """tau: inner steps between the send of a fragment and its return; 0 waits for it at once. A
+    peer may have its own."""
     merge: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Share of the own weights when a fragment comes back (the paper's alpha); 0 takes the average
     alone, 1 none of it."""
@@ -178,6 +179,16 @@ class SyncSection(_Section):
         for key in NOLOCO_ONLY if self.method == "diloco" else ():
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f"'{key}' belongs to noloco; DiLoCo's keys are in [sync.diloco]")
+        return self
+
+    @model_validator(mode="after")
+    def _back_before_the_next_send(self) -> Self:
+        if self.diloco is not None and self.diloco.overlap_steps >= self.inner_steps:
+            raise ValueError(
+                f"diloco.overlap_steps ({self.diloco.overlap_steps}) must be below inner_steps"
+                f" ({self.inner_steps}): a fragment comes back before it is sent again;"
+                " lower it, or raise inner_steps"
+            )
         return self
 
     @property

@@ -87,6 +87,7 @@ class FragmentExchange:
         self._outer = outer
         self._trainer = trainer
         self._lock = lock
+        self._acquainted: set[PeerId] = set()
         self._settled_by: dict[tuple[int, PeerId], tuple[int, bytes]] = {}
         self._posts = Posts(group.network)
         self._owner = FragmentOwner(
@@ -97,6 +98,7 @@ class FragmentExchange:
             sign=group.sign,
             expected=self._still_expected,
             publish=self._publish,
+            over=self._own_part_is_over,
         )
         self._keepers = [
             FragmentKeeper(
@@ -160,6 +162,7 @@ class FragmentExchange:
 
         While we are healing they get nothing but a word.
         """
+        self._introduce(self._others())
         num_chunks = len(self._outer.fragments[fragment].chunks)
         parts = self._outer.split_codes(fragment, range(num_chunks), sent.codes)
         members = sorted(self._members())
@@ -193,7 +196,8 @@ class FragmentExchange:
         )
         if owner == self._network.peer_id:
             own = self._outer.split_codes(fragment, chunks, memoryview(codes))
-            self._owner.contributed(owner, contribution, own)
+            if not self._owner.contributed(owner, contribution, own):
+                self._own_part_is_over(fragment, sent.cycle)
         else:
             self._posts.post(owner, contribution, codes)
 
@@ -207,6 +211,16 @@ class FragmentExchange:
             self._posts.post(peer_id, message)
             if (fragment, peer_id) in self._settled_by:
                 self._compare(fragment, peer_id)
+
+    def _introduce(self, others: set[PeerId]) -> None:
+        """Tell newcomers what we are through with: they would wait for our part of it."""
+        for peer_id in others - self._acquainted:
+            for keeper in self._keepers:
+                if keeper.settled is not None:
+                    self._posts.post(
+                        peer_id, FragmentSettled(self._run_id, keeper.fragment, *keeper.settled)
+                    )
+        self._acquainted = others
 
     def heal(self, fragment: int, chunk: int, sender: PeerId) -> None:
         """Fetch a chunk from a peer that has a better state of it."""
@@ -229,6 +243,10 @@ class FragmentExchange:
             self._posts.post(peer_id, result, averages.codes)
         parts = self._outer.split_codes(result.fragment, result.carried, memoryview(averages.codes))
         self._deliver(result, parts, self._network.peer_id)
+
+    def _own_part_is_over(self, fragment: int, cycle: int) -> None:
+        """What we own and have no result for will have none: our keeper must not wait for it."""
+        self._keepers[fragment].put(Passed(self._network.peer_id, cycle))
 
     def _deliver(self, result: Result, parts: Parts, sender: PeerId) -> None:
         for index, codes in parts.items():

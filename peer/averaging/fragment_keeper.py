@@ -276,10 +276,8 @@ class FragmentKeeper:
     # --- at any other time ------------------------------------------------------------------------
     async def _make_right(self, item: Arrived | Fetched) -> None:
         if isinstance(item, Arrived):
-            cycle = item.result.cycle
-            if cycle > self._cycle:
-                if cycle <= self._cycle + MAX_EARLY_CYCLES:
-                    self._early[cycle].append(item)
+            if item.result.cycle > self._cycle:
+                self._keep_early(item)
                 return
             if self._judge(item) in (Verdict.IGNORE, Verdict.HEAL):
                 return
@@ -295,6 +293,14 @@ class FragmentKeeper:
                     await self._trainer.amend(self.fragment, changes)
         if changes:
             self._settle(self._cycle)
+
+    def _keep_early(self, item: Arrived) -> None:
+        """For a send that we have not come to. Who joined does not know which its first will be."""
+        cycle = item.result.cycle
+        if self._cycle < 0 or cycle <= self._cycle + MAX_EARLY_CYCLES:
+            self._early[cycle].append(item)
+        while len(self._early) > MAX_EARLY_CYCLES:
+            del self._early[min(self._early)]
 
     def _judge(self, item: Arrived) -> Verdict:
         """What a result means; a chunk that has to be healed is asked for, the result kept."""

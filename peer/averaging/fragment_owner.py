@@ -6,6 +6,7 @@ before. The decisions stand in protocol/collection.py; here are buffers, clock a
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -65,6 +66,7 @@ class FragmentOwner:
         expected: who should still contribute to a cycle of a fragment, ourselves among them;
             nobody where the cycle is not near ours.
         publish: called with every result that we made.
+        over: called with fragment and cycle when nothing more will be made for them.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class FragmentOwner:
         sign: Sign,
         expected: Callable[[int, int], set[PeerId]],
         publish: Callable[[Averages], None],
+        over: Callable[[int, int], None],
     ) -> None:
         self._run_id = run_id
         self._peer_id = peer_id
@@ -85,6 +88,7 @@ class FragmentOwner:
         self._sign = sign
         self._expected = expected
         self._publish = publish
+        self._over = over
         self._open: dict[tuple[int, int], _Open] = {}
         self._newest = [-1] * len(outer.fragments)
         self._patience = ObservedDeadline(floor_s=MIN_COLLECT_S, ceiling_s=MAX_COLLECT_S)
@@ -105,12 +109,11 @@ class FragmentOwner:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch)
             async for key, collected in self._take:
-                try:
+                with suppress(ValueError):  # values at the very bound of what codes take
                     averages = await self._work.run(self._average, *key, collected)
-                except ValueError:
-                    continue  # values at the very bound of what codes take: no average
-                if averages is not None:
-                    self._publish(averages)
+                    if averages is not None:
+                        self._publish(averages)
+                self._over(*key)
 
     async def _watch(self) -> None:
         while True:
@@ -164,11 +167,14 @@ class FragmentOwner:
         else:
             self._cut_short += 1
         collecting.collection.closed = True
-        if collecting.collection.chunks:
-            try:
-                self._put.send_nowait((key, collecting))
-            except trio.WouldBlock:
-                self._cut_short += 1  # averaging cannot keep up: this one is lost
+        if not collecting.collection.chunks:
+            self._over(*key)
+            return
+        try:
+            self._put.send_nowait((key, collecting))
+        except trio.WouldBlock:
+            self._cut_short += 1  # averaging cannot keep up: this one is lost
+            self._over(*key)
 
     # --- in a worker thread -----------------------------------------------------------------------
     def _average(self, fragment: int, cycle: int, collected: _Open) -> Averages | None:

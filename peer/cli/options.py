@@ -55,6 +55,14 @@ Device = Annotated[
 Threads = Annotated[
     int | None, typer.Option("--threads", metavar="N", help="CPU threads of the trainer.")
 ]
+OverlapSteps = Annotated[
+    int | None,
+    typer.Option(
+        "--overlap-steps",
+        metavar="N",
+        help="Train so many steps while a fragment travels. Default: the run's (DiLoCo only).",
+    ),
+]
 LogFormat = Annotated[
     str | None, typer.Option("--log-format", metavar="console|json", help="What goes to stderr.")
 ]

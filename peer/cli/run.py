@@ -12,6 +12,7 @@ from peer.config import ConfigError, PeerConfig, load_config
 from peer.exit_codes import ExitCode
 from peer.groups import leaves
 from peer.rejoin import JoinAgain, rejoin_command
+from peer.run_options import check_options
 from peer.state.home import Home
 from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_SPEC_BYTES
@@ -37,6 +38,8 @@ def run_peer(command_line: Mapping[str, Any], run_toml: Path | None) -> ExitCode
             "start founds a new run and takes no bootstrap address"
             f" ({config.origins['bootstrap']}); to join one: loco-peer join --bootstrap ADDR"
         )
+    if spec is not None:
+        check_options(config, spec)
     _show(config)
     home = Home(config.home)
     home.prepare()

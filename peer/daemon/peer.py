@@ -54,6 +54,7 @@ class PeerSettings:
 
     Attributes:
         on_ready: called once, as soon as others can join through us.
+        check_spec: raises when this peer's options do not fit the run.
         bind_run: makes the home one of this run; raises when it is another's.
     """
 
@@ -61,6 +62,7 @@ class PeerSettings:
     exit_when_done: bool
     grace_s: float
     on_ready: Callable[[], None]
+    check_spec: Callable[[RunSpec], None]
     bind_run: Callable[[SignedSpec], None]
     observe_round: Callable[[RoundTiming], None]
 
@@ -127,7 +129,7 @@ class Peer:
         """Join the run that a bootstrap address leads to, and stay until asked to stop.
 
         Raises:
-            Refused, InvalidRunSpec, HomeError, TrainingImpossible
+            Refused, InvalidRunSpec, ConfigError, HomeError, TrainingImpossible
         """
 
         async def life() -> None:
@@ -140,6 +142,7 @@ class Peer:
             self._events.emit(
                 EventName.RUN_RECEIVED, remote=first, run_id=signed.run_id, name=signed.spec().name
             )
+            self._settings.check_spec(signed.spec())
             self._facts.now_doing("fetching the data")
             supplies = await self._fetch(
                 lambda fetcher: self._provision.obtain(signed.spec(), fetcher), first

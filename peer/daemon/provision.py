@@ -60,6 +60,7 @@ class RealProvision:
         work: Work,
         device: str | None,
         threads: int | None,
+        overlap_steps: int | None,
     ) -> None:
         self._peer_id = peer_id
         self._cache_dir = cache_dir
@@ -67,6 +68,7 @@ class RealProvision:
         self._work = work
         self._device = device or "auto"
         self._threads = threads or 0
+        self._overlap_steps = overlap_steps
 
     def __repr__(self) -> str:
         return f"<RealProvision in {self._cache_dir}>"
@@ -114,4 +116,5 @@ class RealProvision:
             vocabulary_size=corpus.vocabulary_size,
             device=self._device,
             threads=self._threads,
+            overlap_steps=self._overlap_steps,
         )

@@ -6,6 +6,7 @@ is in peer.py and below.
 
 import json
 import socket
+from functools import partial
 from importlib.metadata import version as version_of
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -25,6 +26,7 @@ from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.log_file import LineFile
 from peer.real_ports import RealEntropy, RealWork
+from peer.run_options import check_options
 from peer.signals import run_until_signalled
 from peer.state.home import Home
 from protocol.errors import LocoError
@@ -139,6 +141,7 @@ class _Daemon:
             work=work,
             device=config.device,
             threads=config.threads,
+            overlap_steps=config.overlap_steps,
         )
         limits = BandwidthLimits(config.max_upload_mbps, config.max_download_mbps)
         return Ports(network, directory, work, provision, View(SILENCE_S), events, limits)
@@ -149,6 +152,7 @@ class _Daemon:
             exit_when_done=self._config.exit_when_done,
             grace_s=self._config.grace_s,
             on_ready=lambda: self._announce(network, facts, report),
+            check_spec=partial(check_options, self._config),
             bind_run=self._home.bind_run,
             observe_round=report.observe_round,
         )

@@ -42,12 +42,14 @@ class Machine:
         work_s: virtual duration of each piece of blocking work.
         clock_skew_s: how far its wall clock is ahead.
         limits: what its line may carry.
+        overlap_steps: tau of its peer; None is the run's.
     """
 
     speed: SimulatedSpeed = field(default_factory=SimulatedSpeed)
     work_s: float = 0.0
     clock_skew_s: float = 0.0
     limits: BandwidthLimits = NO_LIMITS
+    overlap_steps: int | None = None
 
 
 class Gate:
@@ -90,12 +92,14 @@ class SimulatedEngine:
     """
 
     def __init__(
-        self, spec: RunSpec, peer_id: PeerId, speed: SimulatedSpeed, problem: ToyProblem, gate: Gate
+        self, spec: RunSpec, peer_id: PeerId, machine: Machine, problem: ToyProblem, gate: Gate
     ) -> None:
         self._spec = spec
         self._gate = gate
         self.slow_P: Float32Vector | None = None
-        self._start = simulated_starter(spec, peer_id, speed, problem)
+        self._start = simulated_starter(
+            spec, peer_id, machine.speed, problem, machine.overlap_steps
+        )
 
     def __repr__(self) -> str:
         return f"<SimulatedEngine of run {self._spec.name!r}, {self._gate!r}>"
@@ -166,14 +170,14 @@ class SimulatedProvision:
         self,
         peer_id: PeerId,
         folder: Path,
-        speed: SimulatedSpeed,
+        machine: Machine,
         problem: ToyProblem,
         padded_parameters: int,
         gate: Gate,
     ) -> None:
         self._peer_id = peer_id
         self._corpus = folder / "corpus"
-        self._speed = speed
+        self._machine = machine
         self._problem = problem
         self._padded_parameters = padded_parameters
         self._gate = gate
@@ -205,7 +209,7 @@ class SimulatedProvision:
 
     def _supplies(self, spec: RunSpec, corpus: bytes) -> Supplies:
         self._corpus.write_bytes(corpus)
-        self.engine = SimulatedEngine(spec, self._peer_id, self._speed, self._problem, self._gate)
+        self.engine = SimulatedEngine(spec, self._peer_id, self._machine, self._problem, self._gate)
         blobs = {_digest(corpus): self._corpus}
         return Supplies(self.engine, blobs, self._problem.num_blocks)
 

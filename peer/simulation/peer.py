@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import trio
 
+from peer.config import Origin
 from peer.daemon.assembly import Assembly, Ports
 from peer.daemon.facts import Facts
 from peer.daemon.links import Links
@@ -25,6 +26,7 @@ from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.status import Status
 from peer.ports import PeerId
+from peer.run_options import check_overlap_steps
 from peer.simulated_ports import SimulatedWork
 from peer.training.ports import Float32Vector
 from protocol.errors import LocoError
@@ -124,11 +126,15 @@ class SimulatedPeer:
             exit_when_done=exit_when_done,
             grace_s=GRACE_S,
             on_ready=self.ready.set,
+            check_spec=self._check_spec,
             bind_run=lambda _: None,
             observe_round=self.timings.append,
         )
         self.peer = assembly.start(settings, self.name)
         await self._until_ended(lambda: assembly.run(self.peer, spec, bootstrap))
+
+    def _check_spec(self, spec: RunSpec) -> None:
+        check_overlap_steps(self.machine.overlap_steps, Origin.COMMAND_LINE, spec)
 
     def _assemble(self, place: Place, provision: SimulatedProvision) -> Assembly:
         events = EventLog(

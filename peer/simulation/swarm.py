@@ -150,7 +150,7 @@ class SimulatedSwarm:
         provision = SimulatedProvision(
             peer.peer_id,
             folder,
-            machine.speed,
+            machine,
             options.problem,
             options.padded_parameters,
             peer.gate,

@@ -90,7 +90,15 @@ def build(settings: TrainerSettings, slow_fd: int, codes_fd: int) -> tuple[Train
     regions = CodeRegions.create_in(codes_fd, regions_of_run(spec, model.layout))
     snapshots = _snapshots(spec, model, slow_P, regions)
     parts = TrainerParts(
-        spec, settings.peer_id, corpus, model, optimizer, stepper, snapshots, slow_P
+        spec,
+        settings.peer_id,
+        corpus,
+        model,
+        optimizer,
+        stepper,
+        snapshots,
+        slow_P,
+        settings.overlap_steps,
     )
     ready = Ready(
         parameters=model.layout.parameters,

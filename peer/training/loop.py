@@ -105,7 +105,11 @@ class SinceProgress:
 
 @dataclass(frozen=True, slots=True)
 class TrainerParts:
-    """What the loop works with."""
+    """What the loop works with.
+
+    Attributes:
+        overlap_steps: tau of this peer, with fragments; None is the run's.
+    """
 
     spec: RunSpec
     peer_id: str
@@ -115,6 +119,7 @@ class TrainerParts:
     stepper: Stepper
     snapshots: Snapshots | FragmentSnapshots
     slow_P: torch.Tensor
+    overlap_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +162,11 @@ class InnerLoop:
         return f"<InnerLoop in {self._state.round}, {self._sync!r}>"
 
     def _chosen_sync(self) -> Sync:
-        spec, snapshots = self._parts.spec, self._parts.snapshots
+        parts, emit = self._parts, self._channel.emit
+        spec, snapshots = parts.spec, parts.snapshots
         if isinstance(snapshots, FragmentSnapshots):
-            return FragmentSync(spec, snapshots, self._channel.emit, self._clock_s)
-        return PairSync(snapshots, self._channel.emit, overlap=spec.sync.overlap)
+            return FragmentSync(spec, snapshots, emit, self._clock_s, parts.overlap_steps)
+        return PairSync(snapshots, emit, overlap=spec.sync.overlap)
 
     def run(self) -> None:
         """Obey and train until `Stop`.

@@ -20,6 +20,7 @@ class TrainerSettings:
         vocabulary_size: rows of the embedding.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         threads: torch threads; 0 leaves it to torch.
+        overlap_steps: tau of this peer; None is the run's.
         micro_batch_cap: most sequences per forward pass; 0 is no cap.
     """
 
@@ -29,6 +30,7 @@ class TrainerSettings:
     vocabulary_size: int
     device: str = "auto"
     threads: int = 0
+    overlap_steps: int | None = None
     micro_batch_cap: int = 0
 
     def run_spec(self) -> RunSpec:

@@ -106,8 +106,10 @@ class SimulatedTrainer:
         problem: ToyProblem,
         machine: _Machine,
         micro_batch_cap: int | None = None,
+        overlap_steps: int | None = None,
     ) -> None:
         self._spec = spec
+        self._overlap_steps = overlap_steps
         self._peer_id = peer_id
         self._slow = slow
         self._speed = speed
@@ -136,7 +138,8 @@ class SimulatedTrainer:
             return PairSync(pairs, emit, overlap=self._spec.sync.overlap)
         fragments = fragments_of_run(diloco, self._weights.layout)
         streamed = FragmentSnapshots(self._weights, slow_P, self._regions, codec, fragments, diloco)
-        return FragmentSync(self._spec, streamed, emit, lambda: self._now_s)
+        clock_s, tau = lambda: self._now_s, self._overlap_steps
+        return FragmentSync(self._spec, streamed, emit, clock_s, tau)
 
     async def send(self, command: TrainerCommand) -> None:
         """Raises TrainerDied."""
@@ -365,6 +368,7 @@ def simulated_starter(
     peer_id: str,
     speed: SimulatedSpeed | None = None,
     problem: ToyProblem | None = None,
+    overlap_steps: int | None = None,
 ) -> StartTrainer:
     """A StartTrainer in virtual time, for the machine of this peer."""
     noise_seed = int.from_bytes(blake3.blake3(peer_id.encode()).digest(length=8), "big")
@@ -380,6 +384,7 @@ def simulated_starter(
             problem or ToyProblem(),
             machine,
             micro_batch_cap,
+            overlap_steps,
         )
 
     return start

@@ -2,7 +2,8 @@
 
 The schedule is that of protocol/fragments.py, the values are those of fragments.py.
 
-Rules (tau: `overlap_steps`; steps are our own, the schedule counts nominal ones)
+Rules (tau: `overlap_steps`, the run's unless this peer has its own: peers send at the same nominal
+steps and may merge at different ones; steps are our own, the schedule counts nominal ones)
   1. After each step every fragment whose moment has passed is sent; at the close of a round those
      of its end. A round of no steps sends every fragment whose moment lies in it, at once.
   2. What was sent is merged tau steps later. A `Merge` that came earlier is held, but no longer
@@ -80,7 +81,11 @@ class _Lane:
 
 
 class FragmentSync:
-    """See the rules above. Implements `peer.training.sync.Sync`."""
+    """See the rules above. Implements `peer.training.sync.Sync`.
+
+    Args:
+        overlap_steps: tau of this peer; None is the run's.
+    """
 
     def __init__(
         self,
@@ -88,10 +93,12 @@ class FragmentSync:
         snapshots: FragmentSnapshots,
         emit: Callable[[SyncEvent], None],
         clock_s: Callable[[], float],
+        overlap_steps: int | None = None,
     ) -> None:
         assert spec.sync.diloco is not None
         self._inner_steps = spec.sync.inner_steps
-        self._overlap_steps = spec.sync.diloco.overlap_steps
+        of_run = spec.sync.diloco.overlap_steps
+        self._overlap_steps = of_run if overlap_steps is None else overlap_steps
         self._waits = spec.sync.diloco.late == "wait"
         self._snapshots = snapshots
         self._emit = emit

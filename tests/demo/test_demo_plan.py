@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from demo.plan import INNER_STEPS, STEPS, Plan, to_toml, whole_rounds
+from demo.plan import INNER_STEPS, METHODS, Plan, to_toml, whole_rounds
 from protocol.fragments import fragments_of_run
 from protocol.layout import Layout
 from protocol.run_spec import parse_toml
@@ -21,9 +21,10 @@ def test_the_swarms_own_round_length_is_preferred():
     assert whole_rounds(763) == (763, 7)
 
 
-@pytest.mark.parametrize("tokens", [1024 * 31 - 5, 1024 * 777, 1024 * 777 + 1, 1024 * STEPS])
-def test_the_lone_run_has_as_many_tokens_and_the_same_schedule(tokens):
-    plan = Plan(seed=7)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("tokens", [1024 * 31 - 5, 1024 * 777, 1024 * 777 + 1, 1024 * 700])
+def test_the_lone_run_has_as_many_tokens_and_the_same_schedule(method, tokens):
+    plan = Plan(seed=7, method=method)
     swarm, lone = plan.swarm_spec(), plan.lone_spec(tokens)
     trained = lone.total_rounds * lone.sync.inner_steps * lone.tokens_per_step
     assert 0 <= trained - tokens <= 6 * lone.tokens_per_step

@@ -28,10 +28,10 @@ pytestmark = pytest.mark.slow
 H = 12
 
 
-def streaming_world(inner_steps=H, codec="fp32", **diloco) -> World:
+def streaming_world(inner_steps=H, codec="fp32", own_overlap=None, **diloco) -> World:
     section = {"overlap_steps": 2, "blocks_per_fragment": 1, **diloco}
     spec = tiny_spec(method="diloco", inner_steps=inner_steps, codec=codec, diloco=section)
-    return build_world(spec)
+    return build_world(spec, overlap_steps=own_overlap)
 
 
 @dataclass
@@ -96,6 +96,18 @@ def test_sends_and_merges_are_those_of_the_paper(merge_after):
     # What falls due at the end of a round is sent before it is closed.
     ends = [event for event in swarm.log if isinstance(event, (FragmentSent, RoundClosed))]
     assert [type(event) for event in ends[2:4]] == [FragmentSent, RoundClosed]
+
+
+@pytest.mark.parametrize("own_overlap", [0, 3, 9])
+def test_a_peer_with_its_own_overlap_sends_with_the_others_and_merges_later(own_overlap):
+    usual = Swarm(streaming_world(overlap_steps=1))
+    usual.run()
+    swarm = Swarm(streaming_world(overlap_steps=1, own_overlap=own_overlap))
+    swarm.run()
+    assert swarm.sent == usual.sent == SENDS
+    ends = [(fragment, step + own_overlap) for fragment, step in SENDS]
+    assert swarm.merged == [(fragment, step) for fragment, step in ends if step <= 2 * H]
+    assert usual.merged == [(fragment, step + 1) for fragment, step in SENDS[:-1]]
 
 
 def test_with_late_wait_training_stands_still_for_a_late_merge():

@@ -66,7 +66,7 @@ class World:
         return out
 
 
-def build_world(spec: RunSpec, micro_batch: int = 4) -> World:
+def build_world(spec: RunSpec, micro_batch: int = 4, overlap_steps: int | None = None) -> World:
     torch.set_num_threads(1)
     model = FlatModel(initial_module(spec, VOCABULARY), torch.device("cpu"))
     slow = model.theta_P.numpy().copy()
@@ -78,7 +78,9 @@ def build_world(spec: RunSpec, micro_batch: int = 4) -> World:
     stepper = Stepper(model, optimizer, "fp32", micro_batch)
     snapshots = child._snapshots(spec, model, slow_P, slots)
     corpus = tiny_corpus(spec)
-    parts = TrainerParts(spec, "me", corpus, model, optimizer, stepper, snapshots, slow_P)
+    parts = TrainerParts(
+        spec, "me", corpus, model, optimizer, stepper, snapshots, slow_P, overlap_steps
+    )
     return World(spec, parts, slow, slots)
 
 

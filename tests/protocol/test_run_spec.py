@@ -96,6 +96,20 @@ def test_keys_of_the_other_method_are_refused(toml: str, sentence: str) -> None:
         parse_toml(toml)
 
 
+@pytest.mark.parametrize(("overlap_steps", "inner_steps"), [(1, 1), (10, 10), (11, 10)])
+def test_a_fragment_comes_back_before_it_is_sent_again(
+    overlap_steps: int, inner_steps: int
+) -> None:
+    def toml(steps: int) -> str:
+        run = f'[sync]\nmethod = "diloco"\ninner_steps = {inner_steps}\n'
+        return run + f"[sync.diloco]\noverlap_steps = {steps}\n"
+
+    sentence = rf"overlap_steps \({overlap_steps}\) must be below inner_steps \({inner_steps}\)"
+    with pytest.raises(InvalidRunSpec, match=sentence):
+        parse_toml(toml(overlap_steps))
+    assert parse_toml(toml(inner_steps - 1)).sync.diloco is not None
+
+
 def test_a_run_of_diloco_travels_as_canonical_bytes() -> None:
     spec = parse_toml('[sync]\nmethod = "diloco"\n[sync.diloco]\noverlap_steps = 5\n')
     assert parse_bytes(spec.to_bytes()) == spec

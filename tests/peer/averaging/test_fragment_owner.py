@@ -20,6 +20,7 @@ class World:
         self.outer = outer_copy()
         self.expected = set(IDS)
         self.published: list[Averages] = []
+        self.over: list[tuple[int, int]] = []
         self.owner = FragmentOwner(
             RUN,
             IDS[0],
@@ -28,6 +29,7 @@ class World:
             sign=IDENTITIES[0].sign,
             expected=lambda fragment, cycle: self.expected,
             publish=self.published.append,
+            over=lambda fragment, cycle: self.over.append((fragment, cycle)),
         )
         nursery.start_soon(self.owner.run)
 
@@ -137,3 +139,12 @@ async def test_values_at_the_bound_of_the_codes_end_no_peer(world, autojump_cloc
         world.comes(peer, {1: 1.0}, cycle=CYCLE + 1)
     await trio.testing.wait_all_tasks_blocked()
     assert world.published[-1].result.cycle == CYCLE + 1
+    assert world.over == [(FRAGMENT, CYCLE), (FRAGMENT, CYCLE + 1)]
+
+
+async def test_a_cycle_for_which_nothing_came_is_over_all_the_same(world, autojump_clock):
+    world.comes(0, {}, weight=0)
+    await trio.sleep(MAX_COLLECT_S + 1)
+    assert world.published == []
+    assert world.over == [(FRAGMENT, CYCLE)]
+    assert not world.comes(1, {0: 1.0})

@@ -19,6 +19,7 @@ PEER_OPTIONS = [
     "--max-download-mbps",
     "--max-upload-mbps",
     "--metrics",
+    "--overlap-steps",
     "--threads",
     "--verbose",
     "-v",

@@ -5,16 +5,22 @@ Each fragment is large enough to be averaged in several chunks, with several own
 
 import itertools
 from collections import Counter
+from statistics import median
 
 import numpy as np
 import pytest
-from swarm_worlds import simulated, start, toy_spec
+from swarm_worlds import STEP_S, simulated, start, toy_spec
 
 from peer.codec import get_codec
+from peer.config import ConfigError
+from peer.network.simulated_link import LinkModel
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
+from peer.simulation.machine import Machine
 from peer.simulation.peer import SimulatedPeer
 from peer.simulation.swarm import SwarmOptions, open_swarm
+from peer.training import simulated as trainers_module
+from peer.training.simulated import SimulatedTrainer
 from protocol.run_spec import RunSpec
 from protocol.versions import FRAGMENT
 
@@ -84,6 +90,40 @@ async def test_five_peers_end_with_the_same_bytes(tmp_path):
         assert_equal(*peers)
         for peer in peers:
             assert contributors(peer, after=2).keys() == {5}
+
+
+FAR_LINK = LinkModel(latency_s=2 * STEP_S)
+"""A fragment's trip takes four steps at least: codes to the owners, results to all."""
+
+
+@simulated()
+async def test_peers_with_different_overlap_end_with_the_same_bytes(tmp_path):
+    own = {"a": None, "b": 8, "c": 3}
+    machines = {name: Machine(overlap_steps=tau) for name, tau in own.items()}
+    options = SwarmOptions(padded_parameters=6 * 16384, link=FAR_LINK)
+    async with open_swarm(1, fragment_spec(12, overlap_steps=5), tmp_path, options) as swarm:
+        await start(swarm, *own, machine_of=machines)
+        await swarm.finished()
+        assert_equal(*(swarm[name] for name in own))
+        for name in own:
+            assert contributors(swarm[name], after=6).keys() == {3}
+        # All end a round together; who may train on for longer has sent its part sooner.
+        trips_s = {name: [e["seconds"] for e in returned(swarm[name], after=6)] for name in own}
+        assert median(trips_s["b"]) > median(trips_s["a"]) > median(trips_s["c"])
+
+
+@pytest.mark.parametrize("spec", [toy_spec(), fragment_spec()], ids=["pairs", "fragments"])
+def test_a_joiner_whose_overlap_does_not_fit_the_run_is_told_so(tmp_path, spec):
+    @simulated()
+    async def run():
+        async with open_swarm(1, spec, tmp_path, OPTIONS) as swarm:
+            await start(swarm, "a")
+            swarm.join("b", Machine(overlap_steps=spec.sync.inner_steps))
+            await swarm["b"].ended.wait()
+            assert isinstance(swarm["b"].failure, ConfigError)
+            assert swarm["a"].failure is None
+
+    run()
 
 
 @simulated()
@@ -180,6 +220,32 @@ async def test_bytes_follow_the_formula(tmp_path):
         vectors = (sent_bytes() - before) / get_codec("int8").code_bytes(parameters)
         each = 2 * (len(names) - 1) / len(names)
         assert each <= vectors / rounds / len(names) <= 1.03 * each
+
+
+def test_a_run_ends_with_the_mean_of_all_weights(tmp_path, monkeypatch):
+    """With merge 1 nothing is taken over meanwhile, so the fast weights stay as they were sent."""
+    trainers = []
+
+    class Watched(SimulatedTrainer):
+        def __init__(self, *given):
+            super().__init__(*given)
+            trainers.append(self)
+
+    monkeypatch.setattr(trainers_module, "SimulatedTrainer", Watched)
+
+    @simulated()
+    async def run():
+        spec = toy_spec(4, method="diloco", codec="fp32", diloco={"merge": 1.0})
+        async with open_swarm(1, spec, tmp_path, OPTIONS) as swarm:
+            await start(swarm, *"abc")
+            await swarm.finished()
+            assert_equal(*(swarm[name] for name in "abc"))
+            mean = np.mean([trainer._weights.theta for trainer in trainers], axis=0)
+            np.testing.assert_allclose(swarm["a"].slow_weights(), mean, rtol=0, atol=1e-5)
+            apart = trainers[0]._weights.theta - trainers[1]._weights.theta
+            assert np.abs(apart).max() > 0.1
+
+    run()
 
 
 # --- whoever fails, the others' average is exact for what arrived ---------------------------------

@@ -104,7 +104,7 @@ class Loop:
 
 @given(
     late=st.sampled_from(["wait", "skip"]),
-    overlap_steps=st.integers(0, 2 * H),
+    overlap_steps=st.integers(0, H - 1),
     quotas=st.lists(st.integers(1, 3 * H), min_size=1, max_size=4),
     delays=st.lists(st.integers(0, 30), max_size=20),
     yields=st.lists(st.booleans(), max_size=10),

@@ -1,0 +1,39 @@
+"""A peer's options against its run: what fits, and what is refused."""
+
+import pytest
+
+from peer.config import ConfigError, load_config
+from peer.run_options import check_options
+from protocol.run_spec import RunSpec, SyncSection
+
+PAIRS = RunSpec()
+FRAGMENTS = RunSpec(sync=SyncSection(method="diloco", inner_steps=10))
+
+
+def config(home, **given):
+    return load_config({"home": home, **given}, {})
+
+
+@pytest.mark.parametrize("steps", [0, 3, 9])
+def test_a_peer_may_have_its_own_overlap(tmp_path, steps):
+    chosen = config(tmp_path, **{"overlap-steps": steps})
+    check_options(chosen, FRAGMENTS)
+    assert chosen.overlap_steps == steps
+    assert f"overlap-steps = {steps} (command line)" in chosen.describe()
+
+
+@pytest.mark.parametrize("spec", [PAIRS, FRAGMENTS])
+def test_without_it_the_runs_holds(tmp_path, spec):
+    assert config(tmp_path).overlap_steps is None
+    check_options(config(tmp_path), spec)
+
+
+def test_a_run_without_fragments_has_no_use_for_it(tmp_path):
+    (tmp_path / "peer.toml").write_text("overlap_steps = 0")
+    with pytest.raises(ConfigError, match=r"overlap-steps = 0 \(file\): this run sends no fragme"):
+        check_options(config(tmp_path), PAIRS)
+
+
+def test_a_fragment_must_be_back_before_it_is_sent_again(tmp_path):
+    with pytest.raises(ConfigError, match=r"must be below the run's inner_steps \(10\)"):
+        check_options(config(tmp_path, **{"overlap-steps": 10}), FRAGMENTS)
