@@ -48,6 +48,8 @@ class RefusalReason(StrEnum):
     NOT_ADMITTED = "not_admitted"
     TOO_MANY = "too_many"
     """A bound of the asked peer is reached; ask another, or later."""
+    TWICE = "twice"
+    """The same was sent before, and that stands."""
     UNAVAILABLE = "unavailable"
     """What was asked for is not there."""
     LEAVING = "leaving"

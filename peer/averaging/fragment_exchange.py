@@ -4,6 +4,7 @@ The shell around the keepers (one per fragment), the owner's part, and the posts
 comes from other peers before anybody acts on it, answers their questions, and asks ours.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -50,6 +51,7 @@ class FragmentGroup:
     """With whom a peer averages, and by what means.
 
     Attributes:
+        round: the one that we are in.
         members: peers that take part now, ourselves among them.
         expected: those of them that should contribute to a cycle about now.
         joined: our values came from another peer.
@@ -59,6 +61,7 @@ class FragmentGroup:
     network: Network
     work: Work
     sign: Sign
+    round: Callable[[], int]
     members: Callable[[], set[PeerId]]
     expected: Callable[[int], set[PeerId]]
     joined: bool
@@ -66,6 +69,9 @@ class FragmentGroup:
 
 class FragmentExchange:
     """See the top of the file. `run` must be running.
+
+    Attributes:
+        refused: contributions of others that were not taken, by reason.
 
     Args:
         lock: held while the outer state moves or is read as a whole.
@@ -82,6 +88,7 @@ class FragmentExchange:
         returned: Callable[[Returned], None],
     ) -> None:
         self._run_id, self._joined = group.run_id, group.joined
+        self._round = group.round
         self._members, self._expected = group.members, group.expected
         self._network, self._work = group.network, group.work
         self._outer = outer
@@ -89,6 +96,8 @@ class FragmentExchange:
         self._lock = lock
         self._acquainted: set[PeerId] = set()
         self._settled_by: dict[tuple[int, PeerId], tuple[int, bytes]] = {}
+        self._silent: set[PeerId] = set()
+        self.refused: Counter[RefusalReason] = Counter()
         self._posts = Posts(group.network)
         self._owner = FragmentOwner(
             group.run_id,
@@ -97,6 +106,7 @@ class FragmentExchange:
             work=group.work,
             sign=group.sign,
             expected=self._still_expected,
+            reached=self._reached,
             publish=self._publish,
             over=self._own_part_is_over,
         )
@@ -156,6 +166,15 @@ class FragmentExchange:
             heard[self._network.peer_id] = own[0]
         return {peer for peer in self._expected(cycle) if heard.get(peer, -1) < cycle}
 
+    def _reached(self, fragment: int, without: PeerId) -> int:
+        """The newest cycle of a fragment that anybody has come to, ourselves among them."""
+        heard = (
+            cycle
+            for (of, peer), (cycle, _) in self._settled_by.items()
+            if of == fragment and peer != without
+        )
+        return max([self._round(), self._keepers[fragment].cycle, *heard])
+
     # --- what keepers ask of the others -----------------------------------------------------------
     def contribute(self, fragment: int, sent: Sent, *, healing: bool) -> Sequence[PeerId]:
         """Send the codes to their owners, who are returned by chunk.
@@ -165,7 +184,8 @@ class FragmentExchange:
         self._introduce(self._others())
         num_chunks = len(self._outer.fragments[fragment].chunks)
         parts = self._outer.split_codes(fragment, range(num_chunks), sent.codes)
-        members = sorted(self._members())
+        own = self._network.peer_id
+        members = sorted((self._expected(sent.cycle) - self._silent) | {own})
         key = f"{self._run_id}/{fragment}/{sent.cycle}"
         owners = owners_of_chunks(key, num_chunks, members)
         for owner in members:
@@ -201,9 +221,14 @@ class FragmentExchange:
         else:
             self._posts.post(owner, contribution, codes)
 
+    def unheard(self, owners: set[PeerId]) -> None:
+        """Choose these not again before something comes from them."""
+        self._silent |= owners - {self._network.peer_id}
+
     def settled(self, fragment: int, cycle: int, digest: bytes) -> None:
         """Tell all where we are, and look who is elsewhere."""
         others = self._others()
+        self._silent &= others
         self._posts.keep_only(others)
         self._settled_by = {key: at for key, at in self._settled_by.items() if key[1] in others}
         for peer_id in others:
@@ -272,10 +297,14 @@ class FragmentExchange:
 
     async def _take(self, talk: Conversation, message: Inbound, codes: Parts) -> None:
         sender = talk.remote_peer_id
+        self._silent.discard(sender)
         match message:
             case Contribution():
                 self._notice(sender, message)
-                if not self._owner.contributed(sender, message, codes):
+                refused = self._owner.contributed(sender, message, codes)
+                if refused is not None:
+                    self.refused[refused] += 1
+                if refused is RefusalReason.AHEAD:
                     self._tell_that_it_is_over(sender, message)
             case Result():
                 self._deliver(message, codes, sender)

@@ -17,6 +17,9 @@ copy was phi when it sent and is phi' now):
 
 A chunk that was moved keeps all that was trained on it since the last send, and sends it again with
 the next: who was left out loses nothing. A chunk without a result is left alone, which is the same.
+
+Before each contribution the fragment is checked against its stamps: what was sent as the way from
+memory that was spoilt must not reach the others.
 """
 
 from collections import defaultdict
@@ -154,6 +157,9 @@ class Others(Protocol):
     def contribute(self, fragment: int, sent: Sent, *, healing: bool) -> Sequence[PeerId]:
         """Send the codes to their owners, who are returned by chunk."""
 
+    def unheard(self, owners: set[PeerId]) -> None:
+        """Nothing came from these owners in time."""
+
     def settled(self, fragment: int, cycle: int, digest: bytes) -> None:
         """Tell all where we are."""
 
@@ -168,6 +174,7 @@ class FragmentKeeper:
     """See the top of the file. `run` must be running.
 
     Attributes:
+        cycle: of the last send.
         results: of the last cycle, by chunk: what others may ask for.
         settled: cycle and digest of the last flight that is over; None before.
     """
@@ -195,14 +202,14 @@ class FragmentKeeper:
         self._waiting: list[Item] = []
         self._after_healing: dict[int, Arrived] = {}
         self._next: Sent | None = None
-        self._cycle = -1
+        self.cycle = -1
         self._patience = ObservedDeadline(floor_s=MIN_RETURN_S, ceiling_s=MAX_RETURN_S)
         self.results: dict[int, Arrived] = {}
         self.settled: tuple[int, bytes] | None = None
         self.lost_items = 0
 
     def __repr__(self) -> str:
-        return f"<FragmentKeeper {self.fragment} in cycle {self._cycle}, {self._patience!r}>"
+        return f"<FragmentKeeper {self.fragment} in cycle {self.cycle}, {self._patience!r}>"
 
     def put(self, item: Item) -> None:
         """Hand it something; what does not fit is lost, and counted."""
@@ -225,7 +232,8 @@ class FragmentKeeper:
     # --- in flight --------------------------------------------------------------------------------
     async def _fly(self, sent: Sent) -> None:
         began_s = trio.current_time()
-        self._cycle = sent.cycle
+        self.cycle = sent.cycle
+        await self._write(self._outer.verify, self.fragment)
         healing = self._others.is_healing(self.fragment)
         owners = self._others.contribute(self.fragment, sent, healing=healing)
         self._outer.sent(self.fragment)
@@ -233,7 +241,7 @@ class FragmentKeeper:
         changes, heard, passed = Changes(), 0, set[PeerId]()
         waiting = self._come_early(sent.cycle)
         missing = self._missing(sent.cycle)
-        with trio.move_on_after(self._patience.current_s):
+        with trio.move_on_after(self._patience.current_s) as patience:
             while self._next is None and {owners[chunk] for chunk in missing} - passed:
                 item = waiting.pop(0) if waiting else await self._inbox.receive()
                 match item:
@@ -248,6 +256,8 @@ class FragmentKeeper:
                 missing = self._missing(sent.cycle)
         if not missing:
             self._patience.observe(trio.current_time() - began_s)
+        if patience.cancelled_caught:
+            self._others.unheard({owners[chunk] for chunk in missing} - passed)
         await self._trainer.merge(self.fragment, sent.cycle, changes)
         digest = self._settle(sent.cycle)
         self._returned(
@@ -276,7 +286,7 @@ class FragmentKeeper:
     # --- at any other time ------------------------------------------------------------------------
     async def _make_right(self, item: Arrived | Fetched) -> None:
         if isinstance(item, Arrived):
-            if item.result.cycle > self._cycle:
+            if item.result.cycle > self.cycle:
                 self._keep_early(item)
                 return
             if self._judge(item) in (Verdict.IGNORE, Verdict.HEAL):
@@ -292,12 +302,12 @@ class FragmentKeeper:
                 with trio.CancelScope(shield=True):
                     await self._trainer.amend(self.fragment, changes)
         if changes:
-            self._settle(self._cycle)
+            self._settle(self.cycle)
 
     def _keep_early(self, item: Arrived) -> None:
         """For a send that we have not come to. Who joined does not know which its first will be."""
         cycle = item.result.cycle
-        if self._cycle < 0 or cycle <= self._cycle + MAX_EARLY_CYCLES:
+        if self.cycle < 0 or cycle <= self.cycle + MAX_EARLY_CYCLES:
             self._early[cycle].append(item)
         while len(self._early) > MAX_EARLY_CYCLES:
             del self._early[min(self._early)]
@@ -349,6 +359,8 @@ class FragmentKeeper:
         ours = ledger.stamp(item.chunk)
         if item.stamp == ours or ours.is_ahead_of(item.stamp):
             return False
+        if self._outer.is_spoilt(self.fragment, item.chunk):
+            changes = Changes()  # the trainer's copy of phi is spoilt too: theta stays where it is
         try:
             await self._write(
                 self._outer.heal, self.fragment, item.chunk, item.cycle, item.stamp, item.values

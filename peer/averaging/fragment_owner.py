@@ -3,6 +3,11 @@
 One `Collection` per fragment and cycle that somebody has sent us something for. It is averaged when
 it is complete, or when its deadline has passed; the deadline follows what such collections took
 before. The decisions stand in protocol/collection.py; here are buffers, clock and arithmetic.
+
+Who let a deadline pass is not waited for again before it has contributed: a peer that stalls costs
+the others one deadline, however long it stalls. A contribution is refused that comes twice, or for
+a cycle that is over, or for one that is more than one ahead of any that others have come to: it
+would close the cycles between for all.
 """
 
 from collections.abc import Callable
@@ -20,6 +25,7 @@ from protocol.collection import Admitted, Collection
 from protocol.deadline import ObservedDeadline
 from protocol.fragment_messages import DIGEST_BYTES, ChunkResult, signed_result
 from protocol.messages import Contribution, Result
+from protocol.outcomes import RefusalReason
 from protocol.records import Sign
 
 from . import nesterov
@@ -65,6 +71,7 @@ class FragmentOwner:
     Args:
         expected: who should still contribute to a cycle of a fragment, ourselves among them;
             nobody where the cycle is not near ours.
+        reached: the newest cycle of a fragment that anybody but this peer has come to.
         publish: called with every result that we made.
         over: called with fragment and cycle when nothing more will be made for them.
     """
@@ -78,6 +85,7 @@ class FragmentOwner:
         work: Work,
         sign: Sign,
         expected: Callable[[int, int], set[PeerId]],
+        reached: Callable[[int, PeerId], int],
         publish: Callable[[Averages], None],
         over: Callable[[int, int], None],
     ) -> None:
@@ -87,10 +95,12 @@ class FragmentOwner:
         self._work = work
         self._sign = sign
         self._expected = expected
+        self._reached = reached
         self._publish = publish
         self._over = over
         self._open: dict[tuple[int, int], _Open] = {}
         self._newest = [-1] * len(outer.fragments)
+        self._late: set[PeerId] = set()
         self._patience = ObservedDeadline(floor_s=MIN_COLLECT_S, ceiling_s=MAX_COLLECT_S)
         self._put, self._take = trio.open_memory_channel[tuple[tuple[int, int], _Open]](
             MAX_COLLECTIONS
@@ -131,29 +141,45 @@ class FragmentOwner:
 
     def contributed(
         self, peer_id: PeerId, contribution: Contribution, parts: dict[int, memoryview]
-    ) -> bool:
-        """Somebody, perhaps we, sent us codes of chunks. Returns whether it came in time."""
+    ) -> RefusalReason | None:
+        """Somebody, perhaps we, sent us codes of chunks. Returns why they were not taken, if so."""
         key = (contribution.fragment, contribution.cycle)
-        if contribution.cycle <= self._newest[contribution.fragment] and key not in self._open:
-            return False
-        if key not in self._open and not self._expected(*key):
-            return True  # of a time that is not ours: nobody can be helped with it
+        if contribution.cycle >= self._newest[contribution.fragment]:
+            self._late.discard(peer_id)
+        if key not in self._open and (reason := self._reason_to_refuse(*key, peer_id)):
+            return reason
         collecting = self._open.get(key) or self._begin(key)
         stamps = {stamp.chunk: stamp.stamp for stamp in contribution.stamps}
         if collecting.collection.add(peer_id, contribution.weight, stamps):
             for chunk, codes in parts.items():
                 collecting.codes.setdefault(chunk, {})[peer_id] = codes
+        elif contribution.weight:
+            return RefusalReason.TWICE
         collecting.last_came_s = trio.current_time()
         if collecting.collection.is_complete:
             self._close(key)
-        return True
+        return None
+
+    def _reason_to_refuse(self, fragment: int, cycle: int, peer_id: PeerId) -> RefusalReason | None:
+        """Why nothing is collected for a cycle, if so."""
+        newest = max(self._newest[fragment], self._reached(fragment, peer_id))
+        if cycle <= self._newest[fragment]:
+            return RefusalReason.AHEAD
+        if cycle > newest + 1:
+            return RefusalReason.BEHIND
+        if not self._expected(fragment, cycle):  # of another time: nobody can be helped with it
+            return RefusalReason.AHEAD if cycle <= newest else RefusalReason.BEHIND
+        return None
 
     def _begin(self, key: tuple[int, int]) -> _Open:
         if len(self._open) >= MAX_COLLECTIONS:
             self._close(min(self._open, key=lambda each: self._open[each].began_s))
         now_s = trio.current_time()
         collecting = self._open[key] = _Open(
-            Collection(self._expected(*key)), now_s + self._patience.current_s, now_s, now_s
+            Collection(self._expected(*key) - self._late),
+            now_s + self._patience.current_s,
+            now_s,
+            now_s,
         )
         return collecting
 
@@ -165,6 +191,7 @@ class FragmentOwner:
             self._patience.observe(collecting.last_came_s - collecting.began_s)
             self._complete += 1
         else:
+            self._late |= collecting.collection.awaited
             self._cut_short += 1
         collecting.collection.closed = True
         if not collecting.collection.chunks:

@@ -55,6 +55,7 @@ class OuterFragments:
         self._factors = factors
         self._phi, self._v = torch.from_numpy(phi_P), torch.from_numpy(v_P)
         self._before: list[dict[int, ChunkState]] = [{} for _ in self.fragments]
+        self._spoilt: list[set[int]] = [set() for _ in self.fragments]
         self._steps = self._redone = self._healed = 0
         self.ledgers: list[ChunkLedger] = []
 
@@ -163,8 +164,27 @@ class OuterFragments:
             raise RemoteProtocolError("a chunk's values are not finite")
         self._scatter(fragment, chunk, state)
         self._before[fragment].pop(chunk, None)
+        self._spoilt[fragment].discard(chunk)
         self.ledgers[fragment].healed(chunk, cycle, stamp)
         self._healed += 1
+
+    def verify(self, fragment: int) -> None:
+        """See which chunks are no longer what their stamps say: their memory was spoilt.
+
+        So is every difference from them. Under a stamp behind all others' it is left out of the
+        averages, and the chunk healed.
+        """
+        ledger = self.ledgers[fragment]
+        for chunk in range(len(self.fragments[fragment].chunks)):
+            known, cycle = ledger.stamp(chunk), ledger.cycle(chunk)
+            if self._stamp(fragment, chunk, cycle, known.steps, known.weight) != known:
+                self._before[fragment].pop(chunk, None)
+                ledger.healed(chunk, cycle, self._stamp(fragment, chunk, cycle, 0, 0))
+                self._spoilt[fragment].add(chunk)
+
+    def is_spoilt(self, fragment: int, chunk: int) -> bool:
+        """Whether the chunk was found spoilt, and is not healed yet."""
+        return chunk in self._spoilt[fragment]
 
     def adopt(self, fragment: int, chunk: int, cycle: int, stamp: Stamp) -> None:
         """Take over a stamp of another peer, if it is that of the values that we have."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import trio
 
 from peer.observe.status import PeerState
-from protocol.outcomes import SkipReason
+from protocol.outcomes import RefusalReason, SkipReason
 from protocol.rounds import nominal_step
 
 
@@ -26,6 +26,7 @@ class Facts:
         stalled_s: time for which training stood still for averages that were late.
         diverged, healed, healed_s: chunks of the outer copy found to differ from a better one,
             those that were fetched, and how long that took.
+        refused: contributions of others to fragments that were not taken, by reason.
         lost_blocks, repeated_blocks: of the whole swarm, by changes of its members.
         restarts: trainer restarts by reason.
     """
@@ -56,6 +57,7 @@ class Facts:
     diverged: int = 0
     healed: int = 0
     healed_s: float = 0.0
+    refused: Counter[RefusalReason] = field(default_factory=Counter)
     lost_blocks: int = 0
     repeated_blocks: int = 0
     skipped: Counter[SkipReason] = field(default_factory=Counter)

@@ -126,6 +126,7 @@ class FragmentRounds(RoundLoop):
             network=self._network,
             work=self._work,
             sign=self._sign,
+            round=lambda: self._facts.round,
             members=self._members,
             expected=self._expected,
             joined=self._joined,
@@ -266,6 +267,7 @@ class FragmentRounds(RoundLoop):
         healing = self._exchange.statistics()
         facts.diverged, facts.healed = healing.diverged, healing.healed
         facts.healed_s = healing.healed_s
+        facts.refused = self._exchange.refused
         if returned.cycle >= self._spec.total_rounds:
             self._last_averaged.append(averaged)
         if averaged:

@@ -11,6 +11,7 @@ from peer.averaging.fragment_owner import MAX_COLLECT_S, Averages, FragmentOwner
 from peer.codec.base import LARGEST_MAGNITUDE
 from peer.network.conversation import Conversation
 from peer.simulated_ports import SimulatedWork
+from protocol.outcomes import RefusalReason
 
 
 class World:
@@ -19,6 +20,7 @@ class World:
     def __init__(self, nursery: trio.Nursery) -> None:
         self.outer = outer_copy()
         self.expected = set(IDS)
+        self.reached = CYCLE
         self.published: list[Averages] = []
         self.over: list[tuple[int, int]] = []
         self.owner = FragmentOwner(
@@ -28,6 +30,7 @@ class World:
             work=SimulatedWork(),
             sign=IDENTITIES[0].sign,
             expected=lambda fragment, cycle: self.expected,
+            reached=lambda fragment, without: self.reached,
             publish=self.published.append,
             over=lambda fragment, cycle: self.over.append((fragment, cycle)),
         )
@@ -54,7 +57,7 @@ async def world(nursery):
 async def test_when_all_have_come_their_mean_is_published_at_once(world, autojump_clock):
     began_s = trio.current_time()
     for peer, value in enumerate((1.0, 2.0, 6.0)):
-        assert world.comes(peer, {0: value, 1: -value})
+        assert world.comes(peer, {0: value, 1: -value}) is None
     await trio.testing.wait_all_tasks_blocked()
     assert trio.current_time() == began_s
     assert world.averages() == [3.0, -3.0]
@@ -77,7 +80,7 @@ async def test_after_the_deadline_the_average_is_exact_for_what_arrived(world, a
     world.comes(1, {0: 2.0})
     await trio.sleep(MAX_COLLECT_S + 1)
     assert world.averages() == [1.5]
-    assert not world.comes(2, {0: 100.0})
+    assert world.comes(2, {0: 100.0}) is RefusalReason.AHEAD
     await trio.sleep(MAX_COLLECT_S + 1)
     assert world.averages() == [1.5]
     assert world.owner.statistics().cut_short == 1
@@ -123,14 +126,67 @@ async def test_a_result_passes_the_checks_of_its_receiver(world, autojump_clock)
 
 async def test_a_cycle_of_another_time_is_ignored_and_closes_none(world, autojump_clock):
     everybody, world.expected = world.expected, set()
-    assert world.comes(1, {0: 1.0}, cycle=1 << 60)
+    assert world.comes(1, {0: 1.0}, cycle=1 << 60) is RefusalReason.BEHIND
     await trio.sleep(MAX_COLLECT_S + 1)
     assert world.published == []
     world.expected = everybody
     for peer in range(3):
-        assert world.comes(peer, {0: 2.0})
+        assert world.comes(peer, {0: 2.0}) is None
     await trio.testing.wait_all_tasks_blocked()
     assert world.averages() == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("cycle", "reason"),
+    [
+        (CYCLE - 1, RefusalReason.AHEAD),
+        (CYCLE + 1, None),
+        (CYCLE + 2, RefusalReason.BEHIND),
+    ],
+)
+async def test_a_contribution_that_jumps_is_refused_with_a_reason(
+    world, autojump_clock, cycle, reason
+):
+    for peer in range(3):
+        world.comes(peer, {0: 2.0})
+    assert world.comes(1, {0: 100.0}, cycle=cycle) is reason
+    for peer in range(3):
+        world.comes(peer, {0: 4.0}, cycle=CYCLE + 1)
+    await trio.testing.wait_all_tasks_blocked()
+    steps = [(made.result.cycle, made.result.weights) for made in world.published]
+    assert steps == [(CYCLE, (1, 1, 1)), (CYCLE + 1, (1, 1, 1))]
+
+
+async def test_a_cycle_that_others_have_come_to_is_no_jump(world, autojump_clock):
+    world.reached = CYCLE + 5
+    assert world.comes(1, {0: 2.0}, cycle=CYCLE + 6) is None
+
+
+async def test_a_second_contribution_is_refused_and_not_merged(world, autojump_clock):
+    assert world.comes(1, {0: 1.0}) is None
+    assert world.comes(1, {0: 100.0}) is RefusalReason.TWICE
+    world.comes(0, {0: 1.0})
+    world.comes(2, {0: 1.0})
+    await trio.testing.wait_all_tasks_blocked()
+    assert world.averages() == [1.0]
+
+
+async def test_who_let_a_deadline_pass_is_waited_for_when_it_contributes_again(
+    world, autojump_clock
+):
+    for cycle in range(CYCLE, CYCLE + 2):
+        world.comes(0, {0: 1.0}, cycle=cycle)
+        world.comes(1, {0: 3.0}, cycle=cycle)
+        await trio.sleep(MAX_COLLECT_S + 1 if cycle == CYCLE else 0)
+        await trio.testing.wait_all_tasks_blocked()
+    assert [made.result.weights for made in world.published] == [(1, 1), (1, 1)]
+    assert world.comes(2, {0: 5.0}, cycle=CYCLE + 1) is RefusalReason.AHEAD
+    for peer in range(3):
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(world.published) == 2
+        world.comes(peer, {0: 1.0}, cycle=CYCLE + 2)
+    await trio.testing.wait_all_tasks_blocked()
+    assert world.published[-1].result.weights == (1, 1, 1)
 
 
 async def test_values_at_the_bound_of_the_codes_end_no_peer(world, autojump_clock):

@@ -4,11 +4,20 @@ Each fragment is large enough to be averaged in several chunks, with several own
 """
 
 import itertools
-from collections import Counter
 from statistics import median
 
 import numpy as np
 import pytest
+from streaming_worlds import (
+    LONGEST_ROUND_S,
+    OPTIONS,
+    assert_equal,
+    contributors,
+    fragment_spec,
+    longest_round_s,
+    returned,
+    spoil,
+)
 from swarm_worlds import STEP_S, simulated, start, toy_spec
 
 from peer.codec import get_codec
@@ -17,44 +26,14 @@ from peer.network.simulated_link import LinkModel
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
 from peer.simulation.machine import Machine
-from peer.simulation.peer import SimulatedPeer
 from peer.simulation.swarm import SwarmOptions, open_swarm
 from peer.training import simulated as trainers_module
 from peer.training.simulated import SimulatedTrainer
-from protocol.run_spec import RunSpec
 from protocol.versions import FRAGMENT
 
 pytestmark = pytest.mark.slow
 
-ROUNDS = 6
-LONGEST_ROUND_S = 2.0 + 10.0 + 2.0
-"""A round, the silence after which a peer is gone, and some slack."""
 LOSS_OF_THE_START = 5.0
-OPTIONS = SwarmOptions(padded_parameters=6 * 16384)
-
-
-def fragment_spec(rounds: int = ROUNDS, **diloco: object) -> RunSpec:
-    """Four fragments in rounds of 20 steps."""
-    section = {"blocks_per_fragment": 2} | diloco
-    return toy_spec(rounds, method="diloco", diloco=section)
-
-
-def returned(peer: SimulatedPeer, after: int = -1) -> list[dict]:
-    return [e for e in peer.events(EventName.FRAGMENT_RETURNED) if e["round"] > after]
-
-
-def contributors(peer: SimulatedPeer, after: int = -1) -> Counter:
-    return Counter(event["contributors"] for event in returned(peer, after))
-
-
-def longest_round_s(peer: SimulatedPeer) -> float:
-    return max(event["seconds"] for event in peer.events(EventName.ROUND_CLOSED))
-
-
-def assert_equal(*peers: SimulatedPeer) -> None:
-    first, *others = peers
-    for other in others:
-        np.testing.assert_array_equal(first.slow_weights(), other.slow_weights())
 
 
 @simulated()
@@ -330,14 +309,6 @@ async def test_who_joins_after_the_end_has_the_same_bytes_and_moves_nobody(tmp_p
 
 
 # --- who differs finds out, and heals -------------------------------------------------------------
-def spoil(peer: SimulatedPeer) -> None:
-    """As a bit that flips in memory does: in one chunk of the outer copy."""
-    engine = peer.provision.engine
-    assert engine is not None
-    assert engine.slow_P is not None
-    engine.slow_P[5] += 1.0
-
-
 @pytest.mark.parametrize("victim", "abc")
 def test_of_three_the_one_with_a_spoilt_chunk_heals_and_the_majority_does_not_move(
     tmp_path, victim

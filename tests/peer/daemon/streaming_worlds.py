@@ -1,0 +1,61 @@
+"""Swarms that average fragments: small ones, and the means to look at them."""
+
+from collections import Counter
+from typing import Any, Final
+
+import numpy as np
+from swarm_worlds import toy_spec
+
+from peer.observe.event_names import EventName
+from peer.simulation.peer import SimulatedPeer
+from peer.simulation.swarm import SwarmOptions
+from protocol.run_spec import RunSpec
+
+ROUNDS: Final = 6
+LONGEST_ROUND_S: Final = 2.0 + 10.0 + 2.0
+"""A round, the silence after which a peer is gone, and some slack."""
+OPTIONS: Final = SwarmOptions(padded_parameters=6 * 16384)
+"""A fragment of one chunk (0), and three of three chunks; with `whole` one of twelve."""
+PLAIN_MEAN: Final = {"learning_rate": 1.0, "momentum": 0.0}
+"""An outer step takes the average itself: phi' = phi - D."""
+
+
+def fragment_spec(rounds: int = ROUNDS, codec: str = "int8", **diloco: object) -> RunSpec:
+    """Four fragments in rounds of 20 steps."""
+    section = {"blocks_per_fragment": 2} | diloco
+    return toy_spec(rounds, method="diloco", codec=codec, diloco=section)
+
+
+def returned(peer: SimulatedPeer, after: int = -1) -> list[dict[str, Any]]:
+    """Ends of its sends in cycles after that one."""
+    return [e for e in peer.events(EventName.FRAGMENT_RETURNED) if e["round"] > after]
+
+
+def returned_in(peer: SimulatedPeer, fragment: int, cycle: int) -> dict[str, Any] | None:
+    """The end of this send."""
+    ends = [e for e in returned(peer) if (e["fragment"], e["round"]) == (fragment, cycle)]
+    return ends[0] if ends else None
+
+
+def contributors(peer: SimulatedPeer, after: int = -1) -> Counter[int]:
+    """How many contributed, and how often."""
+    return Counter(event["contributors"] for event in returned(peer, after))
+
+
+def longest_round_s(peer: SimulatedPeer) -> float:
+    return max(event["seconds"] for event in peer.events(EventName.ROUND_CLOSED))
+
+
+def assert_equal(*peers: SimulatedPeer) -> None:
+    """All have the same outer copy."""
+    first, *others = peers
+    for other in others:
+        np.testing.assert_array_equal(first.slow_weights(), other.slow_weights())
+
+
+def spoil(peer: SimulatedPeer, by: float = 1.0, place: int = 5) -> None:
+    """As a bit that flips in memory does: in one chunk of the outer copy."""
+    engine = peer.provision.engine
+    assert engine is not None
+    assert engine.slow_P is not None
+    engine.slow_P[place] += by

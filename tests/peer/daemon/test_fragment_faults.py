@@ -1,0 +1,263 @@
+"""Whoever fails, stalls or sends what it should not: the others' averages are exact and in time."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import trio
+from fragment_tap import Tap, brings, contributes, watch
+from streaming_worlds import (
+    LONGEST_ROUND_S,
+    OPTIONS,
+    PLAIN_MEAN,
+    assert_equal,
+    contributors,
+    fragment_spec,
+    returned,
+    returned_in,
+)
+from swarm_worlds import simulated, start
+
+from peer.averaging.fragment_owner import short_digest
+from peer.network.conversation import Conversation
+from peer.network.simulated_link import LinkModel
+from peer.observe.event_names import EventName
+from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, identity_of, open_swarm
+from protocol.messages import Contribution, FragmentSettled, Message
+from protocol.outcomes import RefusalReason
+from protocol.versions import FRAGMENT
+
+pytestmark = pytest.mark.slow
+
+SEED, CYCLE, VICTIM = 1, 5, 1
+"""What is harmed: this cycle of this fragment."""
+IDS = {name: identity_of(SEED, name).peer_id for name in "abcde"}
+DEADLINE_S = 1.0
+"""Of an owner that has seen all contributions come at once."""
+RETURN_S = 2.0
+"""The same of who waits for an owner."""
+
+
+def mean_of(tap: Tap, fragment: int, cycle: int, names: str) -> list[np.ndarray]:
+    """By chunk, the mean of what these peers sent."""
+    sent = tap.sent(fragment, cycle)
+    chunks = zip(*(tap.values(sent[name]) for name in names), strict=True)
+    return [np.mean(each, axis=0) for each in chunks]
+
+
+@simulated(SEED)
+async def test_of_five_peers_one_fails_before_and_one_in_mid_send(tmp_path, monkeypatch):
+    """What the other three end with is the mean of whoever had sent, for most values."""
+
+    def link_of(source: str, destination: str) -> LinkModel:
+        slow = source == IDS["e"] and destination != IDS["a"]
+        return LinkModel(bandwidth_bytes_per_s=5e4 if slow else 12.5e6)
+
+    options = SwarmOptions(padded_parameters=OPTIONS.padded_parameters, link_of=link_of)
+    spec = fragment_spec(8, "fp32", fragments="whole", **PLAIN_MEAN)
+    async with open_swarm(SEED, spec, tmp_path, options) as swarm, trio.open_nursery() as nursery:
+        tap = watch(swarm, monkeypatch)
+        sending = set()
+
+        async def kill() -> None:
+            await trio.sleep(0.01)  # `a` has all that `e` sends it by now, the others some of it
+            swarm.kill("d")
+            swarm.kill("e")
+
+        def strike(sender: str, _receiver: str, message: Message) -> bool:
+            if not contributes(message, 0, CYCLE):
+                return False
+            if sender not in sending:
+                sending.add(sender)
+                if len(sending) == len("abcde"):
+                    nursery.start_soon(kill)
+            return sender == "d"
+
+        await start(swarm, *"abcde")
+        tap.loses = strike
+        for name in "abc":
+            await swarm.until(lambda name=name: returned_in(swarm[name], 0, CYCLE))
+        assert_equal(*(swarm[name] for name in "abc"))
+        before = tap.sent(0, CYCLE)["a"].phi
+        right = equal = 0
+        for chunk, (three, four) in enumerate(
+            zip(mean_of(tap, 0, CYCLE, "abc"), mean_of(tap, 0, CYCLE, "abce"), strict=True)
+        ):
+            after = tap.phi("a", 0)[chunk]
+            of_those_that_sent = any(
+                np.allclose(after, before[chunk] - mean, atol=1e-5) for mean in (three, four)
+            )
+            right += of_those_that_sent * after.size
+            equal += np.array_equal(after, before[chunk]) * after.size
+        assert right >= 0.5 * OPTIONS.padded_parameters
+        assert right + equal == OPTIONS.padded_parameters
+        for name in "abc":
+            assert returned_in(swarm[name], 0, CYCLE)["seconds"] <= LONGEST_ROUND_S
+        await swarm.finished(*"abc")
+        assert_equal(*(swarm[name] for name in "abc"))
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("stall_s", [4.0, 9.0])
+@pytest.mark.parametrize("what", ["trainer", "machine"])
+def test_a_peer_that_stalls_costs_one_deadline_and_is_not_waited_for_again(tmp_path, what, stall_s):
+    """One deadline of each wait that it takes part in; not more of them for a longer stall."""
+
+    @simulated(SEED)
+    async def run():
+        async with open_swarm(SEED, fragment_spec(20), tmp_path, OPTIONS) as swarm:
+            await start(swarm, *"abc")
+            await swarm.until(lambda: swarm["a"].facts.round == 6)
+            before_s = {name: swarm[name].facts.stalled_s for name in "ab"}
+            swarm.freeze("c") if what == "machine" else swarm["c"].gate.close()
+            await trio.sleep(stall_s)
+            for name in "ab":
+                cost_s = swarm[name].facts.stalled_s - before_s[name]
+                print(what, stall_s, name, cost_s)
+                assert cost_s < 2 * DEADLINE_S + (RETURN_S if what == "machine" else 0) + 1
+            swarm.thaw("c")
+            await swarm.finished()
+            assert_equal(*(swarm[name] for name in "abc"))
+            assert contributors(swarm["a"], after=17).keys() == {3}
+
+    run()
+
+
+# --- contributions that must not be merged --------------------------------------------------------
+async def send_forged(swarm: SimulatedSwarm, like: Contribution, cycle: int, size: int) -> None:
+    """`c` sends `a` hundreds, under the stamps of a contribution that it has made."""
+    codes = np.full(size // 4, 100.0, np.float32).tobytes()
+    message = replace(like, cycle=cycle, digest=short_digest(codes))
+    stream = await swarm["c"].network.open_stream(swarm["a"].peer_id, FRAGMENT)
+    async with Conversation(stream) as talk:
+        await talk.send(message, codes)
+        await trio.sleep(1.0)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "reason"),
+    [(0, RefusalReason.TWICE), (2, RefusalReason.BEHIND), (900, RefusalReason.BEHIND)],
+)
+def test_a_contribution_that_comes_twice_or_jumps_is_refused_and_not_merged(
+    tmp_path, monkeypatch, ahead, reason
+):
+    """The collection is still open, for `b` is far away from `a`."""
+
+    def link_of(source: str, destination: str) -> LinkModel:
+        return LinkModel(0.5 if (source, destination) == (IDS["b"], IDS["a"]) else 0.02)
+
+    options = SwarmOptions(padded_parameters=OPTIONS.padded_parameters, link_of=link_of)
+
+    @simulated(SEED)
+    async def run():
+        spec = fragment_spec(10, "fp32", **PLAIN_MEAN)
+        async with (
+            open_swarm(SEED, spec, tmp_path, options) as swarm,
+            trio.open_nursery() as nursery,
+        ):
+            tap = watch(swarm, monkeypatch)
+            sent, before = [], Counter()
+
+            def forge(sender: str, receiver: str, message: Message) -> None:
+                ours = (sender, receiver) == ("c", "a") and contributes(message, VICTIM, CYCLE)
+                if ours and message.weight and not sent:
+                    sent.append(message)
+                    before.update(swarm["a"].facts.refused)
+                    size = 4 * sum(
+                        tap.outer("c").chunk_values(VICTIM, each.chunk) for each in message.stamps
+                    )
+                    nursery.start_soon(send_forged, swarm, message, CYCLE + ahead, size)
+
+            await start(swarm, *"abc")
+            tap.loses = forge
+            await swarm.until(lambda: returned_in(swarm["a"], VICTIM, CYCLE) is not None)
+            assert sent
+            assert swarm["a"].facts.refused - before == {reason: 1}
+            for old, new, mean in zip(
+                tap.sent(VICTIM, CYCLE)["a"].phi,
+                tap.phi("a", VICTIM),
+                mean_of(tap, VICTIM, CYCLE, "abc"),
+                strict=True,
+            ):
+                np.testing.assert_allclose(new, old - mean, atol=1e-5)
+            await swarm.finished()
+            assert_equal(*(swarm[name] for name in "abc"))
+            ends = returned(swarm["a"], after=CYCLE)
+            assert {(end["contributors"], end["missing"]) for end in ends} == {(3, 0)}
+
+    run()
+
+
+@simulated(SEED)
+async def test_a_peer_may_jump_rounds_and_is_averaged_with_at_once(tmp_path):
+    async with open_swarm(SEED, fragment_spec(16), tmp_path, OPTIONS) as swarm:
+        await start(swarm, *"abc")
+        await swarm.until(lambda: swarm["a"].facts.round == 4)
+        swarm["c"].gate.close()
+        await swarm.until(lambda: swarm["a"].facts.round == 9)
+        swarm["c"].gate.open()
+        await swarm.finished()
+        rounds = [event["round"] for event in swarm["c"].events(EventName.ROUND_OPENED)]
+        assert max(np.diff(rounds)) > 2
+        assert contributors(swarm["a"], after=11).keys() == {3}
+        assert_equal(*(swarm[name] for name in "abc"))
+
+
+# --- results that do not come ---------------------------------------------------------------------
+@simulated(SEED)
+async def test_a_result_that_one_side_lacks_leaves_its_chunks_as_they_were_until_healed(
+    tmp_path, monkeypatch
+):
+    async with open_swarm(SEED, fragment_spec(8), tmp_path, OPTIONS) as swarm:
+        tap = watch(swarm, monkeypatch)
+        seen = {}
+
+        def lose(sender: str, receiver: str, message: Message) -> bool:
+            settled = isinstance(message, FragmentSettled) and message.fragment == VICTIM
+            if settled and (sender, message.cycle) == ("b", CYCLE):
+                seen["phi"] = tap.phi("b", VICTIM)
+                seen["others"] = [tap.stamps(name, other) for other in (0, 2, 3) for name in "ab"]
+            return (sender, not seen) == ("a", True) and brings(message, VICTIM, CYCLE)
+
+        await start(swarm, *"ab")
+        tap.loses = lose
+        await swarm.until(lambda: "phi" in seen)
+        before, after = tap.sent(VICTIM, CYCLE)["b"].phi, seen["phi"]
+        kept = [np.array_equal(*both) for both in zip(before, after, strict=True)]
+        assert kept.count(True) == returned_in(swarm["b"], VICTIM, CYCLE)["missing"] > 0
+        assert kept.count(False) > 0
+        assert seen["others"][::2] == seen["others"][1::2]
+        await swarm.until(lambda: len(tap.sent(VICTIM, CYCLE + 1)) == 2)
+        healed = tap.sent(VICTIM, CYCLE + 1)
+        assert healed["a"].stamps == healed["b"].stamps
+        assert [stamp.steps for stamp in healed["b"].stamps] == [CYCLE + 1] * 3
+        await swarm.finished()
+        assert_equal(swarm["a"], swarm["b"])
+
+
+@simulated(SEED)
+async def test_an_owner_killed_between_send_and_return_leaves_its_chunks_as_they_were(
+    tmp_path, monkeypatch
+):
+    async with open_swarm(SEED, fragment_spec(8), tmp_path, OPTIONS) as swarm:
+        tap = watch(swarm, monkeypatch)
+
+        def kill(sender: str, _receiver: str, message: Message) -> bool:
+            if sender == "c" and brings(message, VICTIM, CYCLE):
+                swarm.kill("c")
+                return True
+            return False
+
+        await start(swarm, *"abc")
+        tap.loses = kill
+        for name in "ab":
+            await swarm.until(lambda name=name: returned_in(swarm[name], VICTIM, CYCLE))
+        for name in "ab":
+            before = tap.sent(VICTIM, CYCLE)[name].phi
+            both = zip(before, tap.phi(name, VICTIM), strict=True)
+            assert sorted(np.array_equal(*each) for each in both) == [False, False, True]
+            end = returned_in(swarm[name], VICTIM, CYCLE)
+            assert (end["missing"], end["contributors"]) == (1, 3)
+        await swarm.finished(*"ab")
+        assert_equal(swarm["a"], swarm["b"])
