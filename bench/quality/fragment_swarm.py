@@ -11,7 +11,14 @@ from dataclasses import dataclass
 
 import torch
 
-from peer.averaging.nesterov import ChunkState, Contribution, Factors, average_codes, outer_step
+from peer.averaging.nesterov import (
+    PLAIN_AVERAGE,
+    ChunkState,
+    Contribution,
+    Factors,
+    average_codes,
+    outer_step,
+)
 from peer.codec import Codec, codes_as_tensor, get_codec
 from peer.training.fragments import FragmentSnapshots
 from peer.training.model import FlatModel
@@ -23,6 +30,7 @@ from protocol.run_spec import DilocoSection
 @dataclass(frozen=True, slots=True)
 class _OnItsWay:
     fragment: int
+    cycle: int
     due_step: int
 
 
@@ -43,8 +51,14 @@ class FragmentSwarm:
         codec_name: str,
         *,
         heavy_ball: bool = False,
+        last_cycle: int | None = None,
     ) -> None:
-        """All models hold the same weights."""
+        """All models hold the same weights.
+
+        Args:
+            heavy_ball: v moves phi, without Nesterov's look ahead.
+            last_cycle: is averaged plainly, as at the end of a run.
+        """
         self.fragments = fragments_of_run(diloco, models[0].layout)
         self.phi_P = models[0].theta_P.clone()
         self.v_P = torch.zeros_like(self.phi_P)
@@ -52,6 +66,7 @@ class FragmentSwarm:
         self._codec = get_codec(codec_name)
         self._factors = Factors(diloco.learning_rate, diloco.momentum)
         self._heavy_ball = heavy_ball
+        self._last_cycle = last_cycle
         self._inner_steps, self._overlap_steps = inner_steps, diloco.overlap_steps
         self._replicas = [
             FragmentSnapshots(
@@ -72,7 +87,7 @@ class FragmentSwarm:
             step - 1, step, len(self.fragments), self._inner_steps
         ):
             self._send(fragment, cycle)
-            self._on_their_way.append(_OnItsWay(fragment, step + self._overlap_steps))
+            self._on_their_way.append(_OnItsWay(fragment, cycle, step + self._overlap_steps))
         self._take_in(step)
 
     def settle(self) -> None:
@@ -83,7 +98,7 @@ class FragmentSwarm:
         """Send every fragment, and take all in: a round of no inner steps."""
         for fragment in range(len(self.fragments)):
             self._send(fragment, cycle)
-            self._step_fragment(fragment)
+            self._step_fragment(fragment, cycle)
 
     def _send(self, fragment: int, cycle: int) -> None:
         for replica in self._replicas:
@@ -94,18 +109,21 @@ class FragmentSwarm:
         for sent in tuple(self._on_their_way):
             if step is None or sent.due_step <= step:
                 self._on_their_way.remove(sent)
-                self._step_fragment(sent.fragment)
+                self._step_fragment(sent.fragment, sent.cycle)
 
-    def _step_fragment(self, index: int) -> None:
+    def _step_fragment(self, index: int, cycle: int) -> None:
         fragment, begin = self.fragments[index], 0
+        factors = PLAIN_AVERAGE if cycle == self._last_cycle else self._factors
         for chunk, (start, stop) in enumerate(fragment.chunks):
             end = begin + self._codec.code_bytes(stop - start)
-            self._step_chunk(fragment.chunk_spans(chunk), index, slice(begin, end))
+            self._step_chunk(fragment.chunk_spans(chunk), index, slice(begin, end), factors)
             begin = end
         for replica in self._replicas:
             replica.merge(index, range(len(fragment.chunks)))
 
-    def _step_chunk(self, spans: Sequence[Span], fragment: int, part: slice) -> None:
+    def _step_chunk(
+        self, spans: Sequence[Span], fragment: int, part: slice, factors: Factors
+    ) -> None:
         before = ChunkState(_gathered(self.phi_P, spans), _gathered(self.v_P, spans))
         given = [
             Contribution(codes_as_tensor(replica.codes(fragment)[part]).to(self.phi_P.device), 1)
@@ -114,10 +132,10 @@ class FragmentSwarm:
         result = torch.empty_like(given[0].codes)
         average_codes(given, self._codec, before.phi_C.numel(), result)
         if self._heavy_ball:
-            after = heavy_ball_step(before, result, self._codec, self._factors)
+            after = heavy_ball_step(before, result, self._codec, factors)
         else:
             after = before
-            outer_step(before, result, self._codec, self._factors, after)
+            outer_step(before, result, self._codec, factors, after)
         _scatter(after.phi_C, self.phi_P, spans)
         _scatter(after.v_C, self.v_P, spans)
 

@@ -32,6 +32,9 @@ Rules:
   division, rounded to fp32. Shares sum to 1 but for rounding, so the mean of values within a code's
   bounds cannot overflow. Weight 0 is as good as absent.
 - One contribution alone is its own average: its codes are the result, not coded a second time.
+- The last cycle of a run is a plain average (`PLAIN_AVERAGE`: lr 1, mu 0): phi - D, the mean of all
+  theta but for what coding takes. Momentum leads to where training goes on; at the end, where it
+  does not, the mean was better in every arm measured (docs/log.md).
 - A step goes from one state to another and leaves the first as it was: who keeps that can take the
   step again with another result. Both may be the same memory; then it runs in place.
 """
@@ -40,6 +43,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 
 import blake3
 import numpy as np
@@ -54,6 +58,9 @@ class Factors:
 
     learning_rate: float
     momentum: float
+
+
+PLAIN_AVERAGE: Final = Factors(learning_rate=1.0, momentum=0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from protocol.chunk_ledger import NEVER, ChunkLedger, Outcome, Stamp
 from protocol.errors import RemoteProtocolError
 from protocol.fragments import Fragment, Span
 
-from .nesterov import ChunkState, Factors, outer_step, state_digest
+from .nesterov import PLAIN_AVERAGE, ChunkState, Factors, outer_step, state_digest
 
 Float32Vector = npt.NDArray[np.float32]
 
@@ -37,6 +37,11 @@ class FragmentStatistics:
 class OuterFragments:
     """phi, v and the ledgers of all fragments.
 
+    Args:
+        factors: of the outer steps.
+        last_cycle: that of the sends after the run's last inner step, which are averaged plainly;
+            None when there is none.
+
     Attributes:
         fragments: of the model.
         ledgers: one per fragment.
@@ -49,10 +54,12 @@ class OuterFragments:
         v_P: Float32Vector,
         codec: Codec,
         factors: Factors,
+        last_cycle: int | None = None,
     ) -> None:
         self.fragments = tuple(fragments)
         self.codec = codec
         self._factors = factors
+        self._last_cycle = last_cycle
         self._phi, self._v = torch.from_numpy(phi_P), torch.from_numpy(v_P)
         self._before: list[dict[int, ChunkState]] = [{} for _ in self.fragments]
         self._spoilt: list[set[int]] = [set() for _ in self.fragments]
@@ -132,7 +139,8 @@ class OuterFragments:
         outcome: Outcome,
     ) -> Stamp:
         after = ChunkState(torch.empty_like(before.phi_C), torch.empty_like(before.v_C))
-        outer_step(before, codes_as_tensor(codes), self.codec, self._factors, after)
+        factors = PLAIN_AVERAGE if cycle == self._last_cycle else self._factors
+        outer_step(before, codes_as_tensor(codes), self.codec, factors, after)
         self._scatter(fragment, chunk, after)
         return _stamp(after, cycle, base.steps + 1, base.weight + outcome.weight)
 

@@ -9,8 +9,10 @@ for which this file is the trainer's side:
   a fragment that is not in flight only after the trainer has yielded it. A Yield that crosses a
   send on its way is void; the keeper finds the send in its inbox, and goes on from there.
 
-The last round trains nothing: every fragment that has not been sent since the end is sent once
-more, and the run is over when all are back.
+The last round trains nothing: every fragment that has not been sent since the last inner step is
+sent once more, and the run is over when all are back. All sends after that step, and no others, are
+of the cycle `total_rounds` (the fragment that goes at the end of a round has made its own by then).
+That cycle is averaged plainly, so a run ends with the mean of all peers' weights.
 """
 
 from collections.abc import Callable
@@ -118,6 +120,7 @@ class FragmentRounds(RoundLoop):
             self._momentum_P,
             get_codec(sync.codec),
             Factors(sync.diloco.learning_rate, sync.diloco.momentum),
+            last_cycle=self._spec.total_rounds,
         )
         outer.begin()
         assert self._facts.run_id is not None

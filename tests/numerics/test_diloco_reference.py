@@ -38,37 +38,47 @@ def _pretend_to_train(models: list[FlatModel], step: int) -> None:
         model.theta_P += 0.01 * torch.from_numpy(move_P)
 
 
-def _nesterov(phi: np.ndarray, v: np.ndarray, thetas: list[np.ndarray]) -> None:
+def _nesterov(
+    phi: np.ndarray,
+    v: np.ndarray,
+    thetas: list[np.ndarray],
+    rate: np.float32 = RATE,
+    momentum: np.float32 = MOMENTUM,
+) -> None:
     """One outer step in place, of whole vectors or of views of them."""
     mean = np.zeros_like(phi)
     for theta in thetas:
         mean += np.float32(1 / len(thetas)) * (phi - theta)
-    v[:] = MOMENTUM * v + mean
-    phi[:] = phi - RATE * (mean + MOMENTUM * v)
+    v[:] = momentum * v + mean
+    phi[:] = phi - rate * (mean + momentum * v)
 
 
-def _plain_diloco(steps: int, inner_steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """DiLoCo as its paper has it: phi, and the momentum."""
+def _plain_diloco(
+    steps: int, inner_steps: int, last_cycle: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """DiLoCo as its paper has it, but for the last cycle: phi, and the momentum."""
     replicas = _trained()
     thetas = [theta_P.numpy() for theta_P in replicas.thetas]
     phi, v = thetas[0].copy(), np.zeros_like(thetas[0])
     for step, blocks_NBT in enumerate(_tokens(steps), 1):
         replicas.step(blocks_NBT, 1e-2)
         if step % inner_steps == 0:
-            _nesterov(phi, v, thetas)
+            last = step == inner_steps * (last_cycle or 0)
+            _nesterov(phi, v, thetas, *([np.float32(1), np.float32(0)] if last else []))
             for theta in thetas:
                 theta[:] = phi
     return phi, v
 
 
 @pytest.mark.slow
-def test_whole_at_once_and_in_fp32_it_is_plain_diloco_to_the_last_bit():
+@pytest.mark.parametrize("last_cycle", [None, 3])
+def test_whole_at_once_and_in_fp32_it_is_plain_diloco_to_the_last_bit(last_cycle):
     replicas = _trained()
-    swarm = FragmentSwarm(replicas.models, PLAIN, 4, "fp32")
+    swarm = FragmentSwarm(replicas.models, PLAIN, 4, "fp32", last_cycle=last_cycle)
     for step, blocks_NBT in enumerate(_tokens(12), 1):
         replicas.step(blocks_NBT, 1e-2)
         swarm.after_step(step)
-    phi, v = _plain_diloco(12, 4)
+    phi, v = _plain_diloco(12, 4, last_cycle)
     assert swarm.phi_P.numpy().tobytes() == phi.tobytes()
     assert swarm.v_P.numpy().tobytes() == v.tobytes()
     for theta_P in replicas.thetas:
@@ -111,6 +121,19 @@ def test_fragments_follow_the_papers_algorithm(merge, tau, pattern):
     found = [swarm.phi_P, *(model.theta_P for model in models)]
     for ours, theirs in zip(found, _streaming(diloco, 40, 12), strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("code", ["fp32", "int8"])
+def test_a_run_ends_with_the_mean_of_all_weights(code):
+    models, diloco = _models(), DilocoSection(blocks_per_fragment=2, overlap_steps=5, merge=1.0)
+    swarm = FragmentSwarm(models, diloco, 12, code, last_cycle=3)
+    for step in range(1, 37):
+        _pretend_to_train(models, step)
+        swarm.after_step(step)
+    swarm.average_all(3)
+    mean = np.mean([model.theta_P.numpy() for model in models], axis=0)
+    coarse = 0.0 if code == "fp32" else 0.01 * 36**0.5 * 4 / 127
+    np.testing.assert_allclose(swarm.phi_P.numpy(), mean, rtol=0, atol=1e-6 + coarse)
 
 
 def test_what_is_on_its_way_at_the_end_is_taken_in():

@@ -23,11 +23,11 @@ FRAGMENT = 1
 """Strided: its values lie in several places of the flat vector."""
 
 
-def outer_copy(seed: int = 0) -> OuterFragments:
+def outer_copy(seed: int = 0, last_cycle: int | None = None) -> OuterFragments:
     values = np.random.default_rng(seed).standard_normal(LAYOUT.padded_parameters, np.float32)
-    outer = OuterFragments(
-        cut_fragments(LAYOUT, "strided", 2), values, np.zeros_like(values), CODEC, FACTORS
-    )
+    fragments, momentum = cut_fragments(LAYOUT, "strided", 2), np.full_like(values, 0.25)
+    momentum *= last_cycle is not None
+    outer = OuterFragments(fragments, values, momentum, CODEC, FACTORS, last_cycle)
     outer.begin()
     return outer
 
@@ -63,6 +63,21 @@ def test_a_step_moves_its_chunk_alone_by_nesterovs_rule():
     assert np.count_nonzero(flat(outer) != before) == size
     stamp = outer.ledgers[FRAGMENT].stamp(0)
     assert (stamp.steps, stamp.weight, outer.ledgers[FRAGMENT].cycle(0)) == (1, 4, 3)
+
+
+@pytest.mark.parametrize("redone", [False, True])
+def test_the_last_cycle_takes_the_plain_mean_and_none_before_it_does(redone):
+    outer, size = outer_copy(last_cycle=4), outer_copy().chunk_values(FRAGMENT, 0)
+    for cycle, expected in (
+        (3, lambda phi, v: phi - 0.5 * (2.0 + 0.5 * (2.0 + 0.5 * v))),
+        (4, lambda phi, v: phi - np.float32(2.0)),
+    ):
+        phi, v = np.split(of_chunk(outer, 0), [size])
+        first = codes(outer, 0, 3.0 if redone else 2.0)
+        outer.step(FRAGMENT, 0, cycle, first, Outcome(3, b"a"))
+        if redone:
+            outer.redo(FRAGMENT, 0, codes(outer, 0, 2.0), Outcome(4, b"b"))
+        np.testing.assert_allclose(of_chunk(outer, 0)[:size], expected(phi, v), rtol=1e-6)
 
 
 def test_redoing_gives_what_the_winner_alone_would_have_given():
