@@ -157,9 +157,7 @@ class FragmentOwner:
             self._close(key)
         return None
 
-    def _reason_to_refuse(
-        self, fragment: int, cycle: int, peer_id: PeerId
-    ) -> RefusalReason | None:
+    def _reason_to_refuse(self, fragment: int, cycle: int, peer_id: PeerId) -> RefusalReason | None:
         """Why nothing is collected for a cycle, if so."""
         newest = max(self._newest[fragment], self._reached(fragment, peer_id))
         if cycle <= self._newest[fragment]:

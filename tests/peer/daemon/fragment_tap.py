@@ -84,11 +84,15 @@ class Tap:
     def state(self, name: str, fragment: int) -> list[bytes]:
         """phi and v of each chunk, at a peer."""
         outer = self.outer(name)
-        return [outer.read(fragment, chunk) for chunk in range(len(outer.fragments[fragment].chunks))]
+        return [
+            outer.read(fragment, chunk) for chunk in range(len(outer.fragments[fragment].chunks))
+        ]
 
     def phi(self, name: str, fragment: int) -> list[Float32Vector]:
         """phi of each chunk, at a peer."""
-        return [np.frombuffer(both, np.float32)[: len(both) // 8] for both in self.state(name, fragment)]
+        return [
+            np.frombuffer(both, np.float32)[: len(both) // 8] for both in self.state(name, fragment)
+        ]
 
     # --- what was there ---------------------------------------------------------------------------
     def name_of(self, peer_id: str) -> str:

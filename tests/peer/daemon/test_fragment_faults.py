@@ -101,9 +101,7 @@ async def test_of_five_peers_one_fails_before_and_one_in_mid_send(tmp_path, monk
 
 @pytest.mark.parametrize("stall_s", [4.0, 9.0])
 @pytest.mark.parametrize("what", ["trainer", "machine"])
-def test_a_peer_that_stalls_costs_one_deadline_and_is_not_waited_for_again(
-    tmp_path, what, stall_s
-):
+def test_a_peer_that_stalls_costs_one_deadline_and_is_not_waited_for_again(tmp_path, what, stall_s):
     """One deadline of each wait that it takes part in; not more of them for a longer stall."""
 
     @simulated(SEED)
@@ -138,7 +136,8 @@ async def send_forged(swarm: SimulatedSwarm, like: Contribution, cycle: int, siz
 
 
 @pytest.mark.parametrize(
-    ("ahead", "reason"), [(0, RefusalReason.TWICE), (2, RefusalReason.BEHIND), (900, RefusalReason.BEHIND)]
+    ("ahead", "reason"),
+    [(0, RefusalReason.TWICE), (2, RefusalReason.BEHIND), (900, RefusalReason.BEHIND)],
 )
 def test_a_contribution_that_comes_twice_or_jumps_is_refused_and_not_merged(
     tmp_path, monkeypatch, ahead, reason
@@ -176,7 +175,10 @@ def test_a_contribution_that_comes_twice_or_jumps_is_refused_and_not_merged(
             assert sent
             assert swarm["a"].facts.refused - before == {reason: 1}
             for old, new, mean in zip(
-                tap.sent(VICTIM, CYCLE)["a"].phi, tap.phi("a", VICTIM), mean_of(tap, VICTIM, CYCLE, "abc"), strict=True
+                tap.sent(VICTIM, CYCLE)["a"].phi,
+                tap.phi("a", VICTIM),
+                mean_of(tap, VICTIM, CYCLE, "abc"),
+                strict=True,
             ):
                 np.testing.assert_allclose(new, old - mean, atol=1e-5)
             await swarm.finished()
@@ -215,9 +217,7 @@ async def test_a_result_that_one_side_lacks_leaves_its_chunks_as_they_were_until
             settled = isinstance(message, FragmentSettled) and message.fragment == VICTIM
             if settled and (sender, message.cycle) == ("b", CYCLE):
                 seen["phi"] = tap.phi("b", VICTIM)
-                seen["others"] = [
-                    tap.stamps(name, other) for other in (0, 2, 3) for name in "ab"
-                ]
+                seen["others"] = [tap.stamps(name, other) for other in (0, 2, 3) for name in "ab"]
             return (sender, not seen) == ("a", True) and brings(message, VICTIM, CYCLE)
 
         await start(swarm, *"ab")
