@@ -1,4 +1,4 @@
-"""Crashed, spoilt, parted or joining: who is where the others are, and what it costs to be there."""
+"""Crashed, spoilt, parted or joining: all come to one state, and nothing false gets into it."""
 
 import itertools
 from collections import Counter, defaultdict
