@@ -105,6 +105,7 @@ class Report:
             diverged=facts.diverged,
             healed=facts.healed,
             healed_s=facts.healed_s,
+            refused=dict(facts.refused),
             round=facts.round if facts.run_id else None,
             step=facts.step if facts.run_id else None,
             p2pd_restarts=self._restarts.p2pd,

@@ -27,7 +27,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from protocol.outcomes import SkipReason
+from protocol.outcomes import RefusalReason, SkipReason
 
 from .status import Outcomes, PeerState
 
@@ -36,6 +36,9 @@ ROUND_SECONDS_BUCKETS: Final = (
 )  # fmt: skip
 TRAINER_RESTART_REASONS: Final = ("died", "hung", "error", "non_finite", "out_of_memory")
 """Reasons that are there from the start; others may follow."""
+
+REFUSED_CONTRIBUTIONS: Final = (RefusalReason.AHEAD, RefusalReason.BEHIND, RefusalReason.TWICE)
+"""Why one is not taken."""
 
 
 class Phase(StrEnum):
@@ -68,6 +71,7 @@ class MetricsSnapshot:
         stalled_s: for which training stood still for averages that were late.
         diverged, healed, healed_s: chunks of the outer copy that differed from a better one, those
             that were fetched, and how long that took.
+        refused: contributions of others to fragments that were not taken, by reason.
     """
 
     inner_steps: int = 0
@@ -90,6 +94,7 @@ class MetricsSnapshot:
     diverged: int = 0
     healed: int = 0
     healed_s: float = 0.0
+    refused: Mapping[RefusalReason, int] = field(default_factory=dict)
     p2pd_restarts: int = 0
     directory_restarts: int = 0
 
@@ -245,6 +250,14 @@ def _fragments(now: MetricsSnapshot) -> Iterator[Metric]:
         count_value=now.healed,
         sum_value=now.healed_s,
     )
+    refused = CounterMetricFamily(
+        "loco_contributions_refused",
+        "Contributions of other peers to fragments that were not taken, by reason.",
+        labels=["reason"],
+    )
+    for reason in REFUSED_CONTRIBUTIONS:
+        refused.add_metric([str(reason)], now.refused.get(reason, 0))
+    yield refused
 
 
 def _swarm(now: MetricsSnapshot) -> Iterator[Metric]:

@@ -108,6 +108,26 @@ def test_a_chunk_taken_over_is_the_others_to_the_bit():
     assert ours.statistics().healed == 1
 
 
+@pytest.mark.parametrize("which", ["phi", "v"])
+def test_a_chunk_whose_memory_was_spoilt_is_behind_all_others_until_it_is_healed(which):
+    ours, theirs = outer_copy(1), outer_copy(1)
+    for outer in (ours, theirs):
+        outer.step(FRAGMENT, 0, 3, codes(outer, 0, 2.0), Outcome(4, b"a"))
+        outer.step(FRAGMENT, 1, 3, codes(outer, 1, 2.0), Outcome(4, b"a"))
+    start, _ = ours.fragments[FRAGMENT].spans[0]
+    memory = ours._phi if which == "phi" else ours._v
+    memory[start] += 1.0
+    ours.verify(FRAGMENT)
+    ledger, stamp = ours.ledgers[FRAGMENT], theirs.ledgers[FRAGMENT].stamp(0)
+    assert [ours.is_spoilt(FRAGMENT, chunk) for chunk in (0, 1)] == [True, False]
+    assert ledger.stamp(1) == theirs.ledgers[FRAGMENT].stamp(1)
+    assert (ledger.stamp(0).steps, ledger.cycle(0)) == (0, 3)
+    assert stamp.is_ahead_of(ledger.stamp(0))
+    ours.heal(FRAGMENT, 0, 3, stamp, memoryview(theirs.read(FRAGMENT, 0)))
+    assert not ours.is_spoilt(FRAGMENT, 0)
+    assert ledger.stamp(0) == stamp
+
+
 @pytest.mark.parametrize("spoil", ["one bit", "length"])
 def test_values_that_do_not_fit_their_stamp_are_refused(spoil):
     ours, theirs = outer_copy(1), outer_copy(2)

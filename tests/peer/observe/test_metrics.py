@@ -15,9 +15,9 @@ from peer.observe.endpoint import (
     _Server,
     serve_metrics,
 )
-from peer.observe.metrics import Metrics, MetricsSnapshot, Phase
+from peer.observe.metrics import REFUSED_CONTRIBUTIONS, Metrics, MetricsSnapshot, Phase
 from peer.observe.status import Outcomes, PeerState
-from protocol.outcomes import SkipReason
+from protocol.outcomes import RefusalReason, SkipReason
 
 NAMES = {
     "loco_inner_steps_total",
@@ -39,6 +39,7 @@ NAMES = {
     "loco_state_divergence_total",
     "loco_state_heal_seconds_sum",
     "loco_state_heal_seconds_count",
+    "loco_contributions_refused_total",
     "loco_round",
     "loco_step",
     "loco_p2pd_restarts_total",
@@ -65,6 +66,7 @@ FULL = MetricsSnapshot(
     diverged=4,
     healed=3,
     healed_s=0.5,
+    refused={RefusalReason.TWICE: 2},
     round=4,
     step=123,
     p2pd_restarts=1,
@@ -110,6 +112,11 @@ def test_numbers_are_read_at_each_scrape() -> None:
     assert found["loco_step",] == 123
     assert found["loco_stalled_seconds_total",] == 1.5
     assert found["loco_state_divergence_total",] == 4
+    refused = {
+        reason: found["loco_contributions_refused_total", f"reason={reason}"]
+        for reason in REFUSED_CONTRIBUTIONS
+    }
+    assert refused == {RefusalReason.AHEAD: 0, RefusalReason.BEHIND: 0, RefusalReason.TWICE: 2}
     assert (found["loco_state_heal_seconds_count",], found["loco_state_heal_seconds_sum",]) == (
         3,
         0.5,
