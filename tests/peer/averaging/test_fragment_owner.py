@@ -203,4 +203,4 @@ async def test_a_cycle_for_which_nothing_came_is_over_all_the_same(world, autoju
     await trio.sleep(MAX_COLLECT_S + 1)
     assert world.published == []
     assert world.over == [(FRAGMENT, CYCLE)]
-    assert not world.comes(1, {0: 1.0})
+    assert world.comes(1, {0: 1.0}) is RefusalReason.AHEAD
