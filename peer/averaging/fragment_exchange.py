@@ -52,8 +52,10 @@ class FragmentGroup:
 
     Attributes:
         round: the one that we are in.
-        members: peers that take part now, ourselves among them.
+        present: peers that hold an outer copy, ourselves among them: those that train, and those
+            that have finished.
         expected: those of them that should contribute to a cycle about now.
+        is_over: whether we have finished.
         joined: our values came from another peer.
     """
 
@@ -62,8 +64,9 @@ class FragmentGroup:
     work: Work
     sign: Sign
     round: Callable[[], int]
-    members: Callable[[], set[PeerId]]
+    present: Callable[[], set[PeerId]]
     expected: Callable[[int], set[PeerId]]
+    is_over: Callable[[], bool]
     joined: bool
 
 
@@ -89,7 +92,7 @@ class FragmentExchange:
     ) -> None:
         self._run_id, self._joined = group.run_id, group.joined
         self._round = group.round
-        self._members, self._expected = group.members, group.expected
+        self._present, self._expected = group.present, group.expected
         self._network, self._work = group.network, group.work
         self._outer = outer
         self._trainer = trainer
@@ -129,6 +132,7 @@ class FragmentExchange:
             outer=outer,
             write=self._write,
             put=lambda fragment, item: self._keepers[fragment].put(item),
+            is_over=group.is_over,
         )
 
     def __repr__(self) -> str:
@@ -156,7 +160,7 @@ class FragmentExchange:
         return self._healing.statistics()
 
     def _others(self) -> set[PeerId]:
-        return self._members() - {self._network.peer_id}
+        return self._present() - {self._network.peer_id}
 
     def _still_expected(self, fragment: int, cycle: int) -> set[PeerId]:
         """Who should contribute, but for those who say that they are through with it."""

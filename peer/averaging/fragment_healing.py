@@ -5,6 +5,9 @@ digest than ours: what it has better than we is then fetched, as the result that
 be applied here (one byte a value), else as the chunk itself (eight). *Send me this chunk* is also
 asked when a header shows at once that we differ. Answers go to the fragment's keeper; a question
 that fails is not repeated: the next cycle's headers show what is still wrong.
+
+Of two states with equal histories the next result decides (protocol/chunk_ledger.py, rule 1). When
+the run is over there is none, and the lower digest wins.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -16,7 +19,7 @@ import trio
 
 from peer.network.conversation import Conversation
 from peer.ports import Network, PeerId, Work
-from protocol.chunk_ledger import Verdict
+from protocol.chunk_ledger import Stamp, Verdict
 from protocol.errors import LocoError, RemoteProtocolError, StreamLost
 from protocol.fragment_messages import ChunkStamp
 from protocol.messages import ChunkState, GetChunkState, GetResult, GetStamps, Stamps
@@ -52,6 +55,7 @@ class FragmentHealing:
     Args:
         write: runs what writes the outer copy.
         put: hands a keeper, by its fragment, what came.
+        is_over: whether the run has ended here.
     """
 
     def __init__(
@@ -63,12 +67,14 @@ class FragmentHealing:
         outer: OuterFragments,
         write: Callable[..., Awaitable[None]],
         put: Callable[[int, Arrived | Fetched], None],
+        is_over: Callable[[], bool],
     ) -> None:
         self._run_id = run_id
         self._network = network
         self._work = work
         self._outer = outer
         self._write = write
+        self._is_over = is_over
         self._put = put
         self._since_s: dict[tuple[int, int], float] = {}
         self._asking: set[tuple[int, PeerId]] = set()
@@ -162,8 +168,15 @@ class FragmentHealing:
                 arrived = Arrived(result, of_chunk, parts[chunk], talk.remote_peer_id)
                 self._put(fragment, arrived)
                 return
-        if theirs.stamp.is_ahead_of(ledger.stamp(chunk)):
+        if self._is_better(theirs.stamp, ledger.stamp(chunk)):
             self.heal(fragment, chunk, talk.remote_peer_id)
+
+    def _is_better(self, theirs: Stamp, ours: Stamp) -> bool:
+        """Whether a state that another peer has is to take the place of ours."""
+        tied = not ours.is_ahead_of(theirs)
+        return theirs.is_ahead_of(ours) or (
+            tied and self._is_over() and theirs.digest < ours.digest
+        )
 
     async def _fetch_state(self, fragment: int, chunk: int, peer_id: PeerId) -> None:
         began_s = self._since_s[fragment, chunk]

@@ -26,6 +26,7 @@ from peer.averaging.nesterov import Factors
 from peer.averaging.outer_fragments import OuterFragments
 from peer.codec import get_codec
 from peer.observe.event_names import EventName
+from peer.observe.status import PeerState
 from peer.ports import Network, PeerId, Work
 from peer.training.messages import (
     Amend,
@@ -130,7 +131,8 @@ class FragmentRounds(RoundLoop):
             work=self._work,
             sign=self._sign,
             round=lambda: self._facts.round,
-            members=self._members,
+            present=self._present,
+            is_over=lambda: self._facts.state is PeerState.FINISHED,
             expected=self._expected,
             joined=self._joined,
         )
@@ -255,6 +257,12 @@ class FragmentRounds(RoundLoop):
     def _members(self) -> set[PeerId]:
         """Who takes part now, ourselves among them."""
         return {self._network.peer_id, *(member.peer_id for member in self._others())}
+
+    def _present(self) -> set[PeerId]:
+        """Who holds an outer copy, ourselves among them."""
+        alive = self._view.alive(trio.current_time())
+        states = (PeerState.TRAINING, PeerState.FINISHED)
+        return {self._network.peer_id, *(m.peer_id for m in alive if m.progress.state in states)}
 
     def _expected(self, cycle: int) -> set[PeerId]:
         """Who should contribute to a cycle about now; nobody to one that is far from ours."""

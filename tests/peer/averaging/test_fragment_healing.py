@@ -54,6 +54,7 @@ async def test_stamps_that_make_no_sense_are_none(answer, autojump_clock, nurser
             outer=outer,
             write=write,
             put=lambda fragment, item: put.append(item),
+            is_over=lambda: False,
         )
         await nursery.start(healing.run)
         healing.ask(FRAGMENT, IDS[1])

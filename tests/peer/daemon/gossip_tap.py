@@ -62,7 +62,8 @@ def install(tap: Tap, monkeypatch: pytest.MonkeyPatch) -> None:
     async def tapped_send(
         talk: Conversation, message: Message, *arguments: Any, **options: Any
     ) -> None:
-        if tap.hears(talk._stream) and tap.on_message(talk._stream, message):
+        within: Any = talk._stream._stream  # its pace
+        if tap.hears(within) and tap.on_message(within, message):
             return
         await send(talk, message, *arguments, **options)
 
