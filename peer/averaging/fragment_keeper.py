@@ -203,6 +203,7 @@ class FragmentKeeper:
         self._after_healing: dict[int, Arrived] = {}
         self._next: Sent | None = None
         self.cycle = -1
+        self._missed_since_s: float | None = None
         self._patience = ObservedDeadline(floor_s=MIN_RETURN_S, ceiling_s=MAX_RETURN_S)
         self.results: dict[int, Arrived] = {}
         self.settled: tuple[int, bytes] | None = None
@@ -256,6 +257,7 @@ class FragmentKeeper:
                 missing = self._missing(sent.cycle)
         if not missing:
             self._patience.observe(trio.current_time() - began_s)
+        self._missed_since_s = began_s if patience.cancelled_caught else None
         if patience.cancelled_caught:
             self._others.unheard({owners[chunk] for chunk in missing} - passed)
         await self._trainer.merge(self.fragment, sent.cycle, changes)
@@ -291,6 +293,9 @@ class FragmentKeeper:
                 if cycle <= self.cycle + MAX_EARLY_CYCLES:
                     self._early[cycle].append(item)
                 return
+            if cycle == self.cycle and self._missed_since_s is not None:
+                self._patience.observe(trio.current_time() - self._missed_since_s)
+                self._missed_since_s = None
             if self._judge(item) in (Verdict.IGNORE, Verdict.HEAL):
                 return
         changes, held = Changes(), await self._trainer.hold(self.fragment)
