@@ -6,9 +6,10 @@ before. The decisions stand in protocol/collection.py; here are buffers, clock a
 
 Who let a deadline pass is not waited for again before it has contributed: a peer that stalls costs
 the others one deadline, however long it stalls. When what was missed comes later, the deadline
-learns how long it would have had to be: so it follows links that become slower. A contribution is refused that comes twice, or for
-a cycle that is over, or for one that is more than one ahead of any that others have come to: it
-would close the cycles between for all.
+learns how long it would have had to be: so it follows links that become slower.
+
+A contribution is refused that comes twice, or for a cycle that is over, or for one that is more
+than one ahead of any that others have come to: it would close the cycles between for all.
 """
 
 from collections.abc import Callable

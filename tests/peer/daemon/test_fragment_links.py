@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import trio
 from fragment_tap import Tap, watch
-from streaming_worlds import OPTIONS, fragment_spec, returned
+from streaming_worlds import OPTIONS, assert_equal, fragment_spec, returned
 from swarm_worlds import simulated, start
 
 from peer.codec import get_codec
@@ -90,7 +90,7 @@ def shaped(swarm: SimulatedSwarm, link: LinkModel) -> None:
                 swarm.internet.link(source, destination).model = link
 
 
-@pytest.mark.parametrize("names", ["ab", "abcd"])
+@pytest.mark.parametrize("names", ["ab", "abc"])
 def test_streaming_hardly_stands_still_on_links_on_which_plain_diloco_does(tmp_path, names):
     """On them a fragment and its average come and go within tau steps, the whole model does not."""
 
@@ -120,12 +120,16 @@ async def test_links_that_become_slower_are_waited_for_again(tmp_path):
     Whoever waits learns from what comes too late; so after some rounds all are averaged again.
     """
     machine = Machine(SimulatedSpeed(step_s=1.0))
-    spec = fragment_spec(18, overlap_steps=5)
+    last = 26  # whose sends come all at once
+    spec = fragment_spec(last, overlap_steps=5)
     async with open_swarm(SEED, spec, tmp_path, OPTIONS) as swarm:
         await start(swarm, *"ab", machine_of=dict.fromkeys("ab", machine))
         await swarm.until(lambda: swarm["a"].facts.round == 5)
         shaped(swarm, LinkModel(0.03, bandwidth_bytes_per_s=1e4))
         await swarm.finished()
         for name in "ab":
-            ends = {(e["contributors"], e["missing"]) for e in returned(swarm[name], after=14)}
+            learnt = [e for e in returned(swarm[name], after=18) if e["round"] < last]
+            ends = {(e["contributors"], e["missing"]) for e in learnt}
             assert ends == {(2, 0)}
+        await trio.sleep(60)  # what the end of the run has cut short is healed
+        assert_equal(swarm["a"], swarm["b"])
