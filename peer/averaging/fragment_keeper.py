@@ -59,12 +59,17 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A result for one chunk, checked."""
+    """A result for one chunk, checked.
+
+    Attributes:
+        asked: it is an answer to a question of ours; else it came by itself.
+    """
 
     result: Result
     chunk: ChunkResult
     codes: memoryview
     sender: PeerId
+    asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +298,8 @@ class FragmentKeeper:
                 if cycle <= self.cycle + MAX_EARLY_CYCLES:
                     self._early[cycle].append(item)
                 return
-            if cycle == self.cycle and self._missed_since_s is not None:
+            late = cycle == self.cycle and not item.asked
+            if late and self._missed_since_s is not None:
                 self._patience.observe(trio.current_time() - self._missed_since_s)
                 self._missed_since_s = None
             if self._judge(item) in (Verdict.IGNORE, Verdict.HEAL):
