@@ -165,7 +165,7 @@ class FragmentHealing:
         if result is not None and (of_chunk := result.chunk(chunk)) is not None:
             verdict = ledger.judge(chunk, cycle, of_chunk.base_stamp, result.outcome(of_chunk))
             if verdict in (Verdict.STEP, Verdict.REDO):
-                arrived = Arrived(result, of_chunk, parts[chunk], talk.remote_peer_id)
+                arrived = Arrived(result, of_chunk, parts[chunk], talk.remote_peer_id, asked=True)
                 self._put(fragment, arrived)
                 return
         if self._is_better(theirs.stamp, ledger.stamp(chunk)):

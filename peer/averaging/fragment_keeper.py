@@ -59,12 +59,17 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A result for one chunk, checked."""
+    """A result for one chunk, checked.
+
+    Attributes:
+        asked: it is an answer to a question of ours; else it came by itself.
+    """
 
     result: Result
     chunk: ChunkResult
     codes: memoryview
     sender: PeerId
+    asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +208,7 @@ class FragmentKeeper:
         self._after_healing: dict[int, Arrived] = {}
         self._next: Sent | None = None
         self.cycle = -1
+        self._missed_since_s: float | None = None
         self._patience = ObservedDeadline(floor_s=MIN_RETURN_S, ceiling_s=MAX_RETURN_S)
         self.results: dict[int, Arrived] = {}
         self.settled: tuple[int, bytes] | None = None
@@ -256,6 +262,7 @@ class FragmentKeeper:
                 missing = self._missing(sent.cycle)
         if not missing:
             self._patience.observe(trio.current_time() - began_s)
+        self._missed_since_s = began_s if patience.cancelled_caught else None
         if patience.cancelled_caught:
             self._others.unheard({owners[chunk] for chunk in missing} - passed)
         await self._trainer.merge(self.fragment, sent.cycle, changes)
@@ -289,6 +296,10 @@ class FragmentKeeper:
             if item.result.cycle > self.cycle:
                 self._keep_early(item)
                 return
+            late = cycle == self.cycle and not item.asked
+            if late and self._missed_since_s is not None:
+                self._patience.observe(trio.current_time() - self._missed_since_s)
+                self._missed_since_s = None
             if self._judge(item) in (Verdict.IGNORE, Verdict.HEAL):
                 return
         changes, held = Changes(), await self._trainer.hold(self.fragment)

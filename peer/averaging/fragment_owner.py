@@ -5,9 +5,11 @@ it is complete, or when its deadline has passed; the deadline follows what such 
 before. The decisions stand in protocol/collection.py; here are buffers, clock and arithmetic.
 
 Who let a deadline pass is not waited for again before it has contributed: a peer that stalls costs
-the others one deadline, however long it stalls. A contribution is refused that comes twice, or for
-a cycle that is over, or for one that is more than one ahead of any that others have come to: it
-would close the cycles between for all.
+the others one deadline, however long it stalls. When what was missed comes later, the deadline
+learns how long it would have had to be: so it follows links that become slower.
+
+A contribution is refused that comes twice, or for a cycle that is over, or for one that is more
+than one ahead of any that others have come to: it would close the cycles between for all.
 """
 
 from collections.abc import Callable
@@ -101,6 +103,7 @@ class FragmentOwner:
         self._open: dict[tuple[int, int], _Open] = {}
         self._newest = [-1] * len(outer.fragments)
         self._late: set[PeerId] = set()
+        self._cut_short_of: dict[int, tuple[int, float]] = {}
         self._patience = ObservedDeadline(floor_s=MIN_COLLECT_S, ceiling_s=MAX_COLLECT_S)
         self._put, self._take = trio.open_memory_channel[tuple[tuple[int, int], _Open]](
             MAX_COLLECTIONS
@@ -147,6 +150,7 @@ class FragmentOwner:
         if contribution.cycle >= self._newest[contribution.fragment]:
             self._late.discard(peer_id)
         if key not in self._open and (reason := self._reason_to_refuse(*key, peer_id)):
+            self._learn_from_late(*key)
             return reason
         collecting = self._open.get(key) or self._begin(key)
         stamps = {stamp.chunk: stamp.stamp for stamp in contribution.stamps}
@@ -171,6 +175,13 @@ class FragmentOwner:
             return RefusalReason.AHEAD if cycle <= newest else RefusalReason.BEHIND
         return None
 
+    def _learn_from_late(self, fragment: int, cycle: int) -> None:
+        """The last collection was cut short, and this is what it lacked."""
+        missed = self._cut_short_of.get(fragment)
+        if missed is not None and missed[0] == cycle:
+            del self._cut_short_of[fragment]
+            self._patience.observe(trio.current_time() - missed[1])
+
     def _begin(self, key: tuple[int, int]) -> _Open:
         if len(self._open) >= MAX_COLLECTIONS:
             self._close(min(self._open, key=lambda each: self._open[each].began_s))
@@ -192,6 +203,7 @@ class FragmentOwner:
             self._complete += 1
         else:
             self._late |= collecting.collection.awaited
+            self._cut_short_of[fragment] = (cycle, collecting.began_s)
             self._cut_short += 1
         collecting.collection.closed = True
         if not collecting.collection.chunks:

@@ -8,18 +8,20 @@ from collections import Counter
 import pytest
 import trio
 from fragment_tap import Tap, watch
-from streaming_worlds import fragment_spec
+from streaming_worlds import OPTIONS, assert_equal, fragment_spec, returned
 from swarm_worlds import simulated, start
 
 from peer.codec import get_codec
 from peer.network.simulated_link import LinkModel
+from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
+from peer.training.toy import SimulatedSpeed
 from protocol.messages import Contribution, Result
 
 pytestmark = pytest.mark.slow
 
 SEED = 1
-PARAMETERS = 7 * 65536
+PARAMETERS = 7 * 32768
 ALL_THERE = range(3, 7)
 """Cycles without a join."""
 
@@ -88,7 +90,7 @@ def shaped(swarm: SimulatedSwarm, link: LinkModel) -> None:
                 swarm.internet.link(source, destination).model = link
 
 
-@pytest.mark.parametrize("names", ["ab", "abcd"])
+@pytest.mark.parametrize("names", ["ab", "abc"])
 def test_streaming_hardly_stands_still_on_links_on_which_plain_diloco_does(tmp_path, names):
     """On them a fragment and its average come and go within tau steps, the whole model does not."""
 
@@ -109,3 +111,25 @@ def test_streaming_hardly_stands_still_on_links_on_which_plain_diloco_does(tmp_p
         assert await share("streaming", STREAMING) < 0.01
 
     run()
+
+
+@simulated(SEED)
+async def test_links_that_become_slower_are_waited_for_again(tmp_path):
+    """What took milliseconds takes 3 s, longer than any wait so far had been; the round takes 20 s.
+
+    Whoever waits learns from what comes too late; so after some rounds all are averaged again.
+    """
+    machine = Machine(SimulatedSpeed(step_s=1.0))
+    last = 26  # whose sends come all at once
+    spec = fragment_spec(last, overlap_steps=5)
+    async with open_swarm(SEED, spec, tmp_path, OPTIONS) as swarm:
+        await start(swarm, *"ab", machine_of=dict.fromkeys("ab", machine))
+        await swarm.until(lambda: swarm["a"].facts.round == 5)
+        shaped(swarm, LinkModel(0.03, bandwidth_bytes_per_s=1e4))
+        await swarm.finished()
+        for name in "ab":
+            learnt = [e for e in returned(swarm[name], after=18) if e["round"] < last]
+            ends = {(e["contributors"], e["missing"]) for e in learnt}
+            assert ends == {(2, 0)}
+        await trio.sleep(60)  # what the end of the run has cut short is healed
+        assert_equal(swarm["a"], swarm["b"])
