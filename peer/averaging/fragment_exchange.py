@@ -5,7 +5,7 @@ comes from other peers before anybody acts on it, answers their questions, and a
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -25,6 +25,7 @@ from protocol.messages import (
     Stamps,
 )
 from protocol.outcomes import RefusalReason
+from protocol.owner_rests import OwnerRests
 from protocol.owners import owners_of_chunks
 from protocol.records import Sign
 from protocol.versions import FRAGMENT
@@ -99,7 +100,7 @@ class FragmentExchange:
         self._lock = lock
         self._acquainted: set[PeerId] = set()
         self._settled_by: dict[tuple[int, PeerId], tuple[int, bytes]] = {}
-        self._silent: set[PeerId] = set()
+        self._rests = OwnerRests(group.network.peer_id)
         self.refused: Counter[RefusalReason] = Counter()
         self._posts = Posts(group.network)
         self._owner = FragmentOwner(
@@ -189,7 +190,7 @@ class FragmentExchange:
         num_chunks = len(self._outer.fragments[fragment].chunks)
         parts = self._outer.split_codes(fragment, range(num_chunks), sent.codes)
         own = self._network.peer_id
-        members = sorted((self._expected(sent.cycle) - self._silent) | {own})
+        members = self._rests.chosen(self._expected(sent.cycle) | {own})
         key = f"{self._run_id}/{fragment}/{sent.cycle}"
         owners = owners_of_chunks(key, num_chunks, members)
         for owner in members:
@@ -225,14 +226,13 @@ class FragmentExchange:
         else:
             self._posts.post(owner, contribution, codes)
 
-    def unheard(self, owners: set[PeerId]) -> None:
-        """Choose these not again before something comes from them."""
-        self._silent |= owners - {self._network.peer_id}
+    def came_back(self, owners: Collection[PeerId], failed: Collection[PeerId]) -> None:
+        """A send is over: choose those who failed not again for a while."""
+        self._rests.returned(owners, failed)
 
     def settled(self, fragment: int, cycle: int, digest: bytes) -> None:
         """Tell all where we are, and look who is elsewhere."""
         others = self._others()
-        self._silent &= others
         self._posts.keep_only(others)
         self._settled_by = {key: at for key, at in self._settled_by.items() if key[1] in others}
         for peer_id in others:
@@ -301,7 +301,7 @@ class FragmentExchange:
 
     async def _take(self, talk: Conversation, message: Inbound, codes: Parts) -> None:
         sender = talk.remote_peer_id
-        self._silent.discard(sender)
+        self._rests.heard(sender)
         match message:
             case Contribution():
                 self._notice(sender, message)

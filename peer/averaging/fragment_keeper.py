@@ -23,7 +23,7 @@ memory that was spoilt must not reach the others.
 """
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol
@@ -162,8 +162,8 @@ class Others(Protocol):
     def contribute(self, fragment: int, sent: Sent, *, healing: bool) -> Sequence[PeerId]:
         """Send the codes to their owners, who are returned by chunk."""
 
-    def unheard(self, owners: set[PeerId]) -> None:
-        """Nothing came from these owners in time."""
+    def came_back(self, owners: Collection[PeerId], failed: Collection[PeerId]) -> None:
+        """A send is over: who owned chunks of it, and who of them brought no result."""
 
     def settled(self, fragment: int, cycle: int, digest: bytes) -> None:
         """Tell all where we are."""
@@ -263,8 +263,8 @@ class FragmentKeeper:
         if not missing:
             self._patience.observe(trio.current_time() - began_s)
         self._missed_since_s = began_s if patience.cancelled_caught else None
-        if patience.cancelled_caught:
-            self._others.unheard({owners[chunk] for chunk in missing} - passed)
+        if self._next is None:
+            self._others.came_back(owners, self._failed(owners, missing))
         await self._trainer.merge(self.fragment, sent.cycle, changes)
         digest = self._settle(sent.cycle)
         self._returned(
@@ -278,6 +278,15 @@ class FragmentKeeper:
                 trio.current_time() - began_s,
             )
         )
+
+    def _failed(self, owners: Sequence[PeerId], missing: set[int]) -> set[PeerId]:
+        """Owners without a result; we ourselves also where another has averaged our chunks."""
+        failed = {owners[chunk] for chunk in missing}
+        for chunk, arrived in self.results.items():
+            displaced = arrived.result.owner != self._peer_id and arrived.chunk.mask.bit_count() > 1
+            if owners[chunk] == self._peer_id and displaced:
+                failed.add(self._peer_id)
+        return failed
 
     def _missing(self, cycle: int) -> set[int]:
         """Chunks that have not come to this cycle."""
@@ -296,7 +305,7 @@ class FragmentKeeper:
             if item.result.cycle > self.cycle:
                 self._keep_early(item)
                 return
-            late = cycle == self.cycle and not item.asked
+            late = item.result.cycle == self.cycle and not item.asked
             if late and self._missed_since_s is not None:
                 self._patience.observe(trio.current_time() - self._missed_since_s)
                 self._missed_since_s = None

@@ -8,12 +8,13 @@ ALL = "abcde"
 
 
 def sends_until_back(rests: OwnerRests, member: str) -> int:
-    """How many sends pass without the member."""
+    """How many sends pass without the member, which is heard all the time."""
+    rests.heard(member)
     return next(n for n in range(10 * MAX_REST) if member in rests.chosen(ALL))
 
 
 def test_who_brings_nothing_rests_for_a_while() -> None:
-    rests = OwnerRests()
+    rests = OwnerRests("a")
     assert rests.chosen(ALL) == list(ALL)
     rests.returned(ALL, {"b"})
     assert rests.chosen(ALL) == list("acde")
@@ -21,7 +22,7 @@ def test_who_brings_nothing_rests_for_a_while() -> None:
 
 
 def test_failures_in_a_row_double_the_rest_up_to_a_bound() -> None:
-    rests, lengths = OwnerRests(), []
+    rests, lengths = OwnerRests("a"), []
     for _ in range(8):
         rests.returned(ALL, {"b"})
         lengths.append(sends_until_back(rests, "b") + 1)
@@ -30,7 +31,7 @@ def test_failures_in_a_row_double_the_rest_up_to_a_bound() -> None:
 
 
 def test_a_result_ends_the_row() -> None:
-    rests = OwnerRests()
+    rests = OwnerRests("a")
     for _ in range(3):
         rests.returned(ALL, {"b"})
         sends_until_back(rests, "b")
@@ -40,14 +41,14 @@ def test_a_result_ends_the_row() -> None:
 
 
 def test_failing_twice_in_one_rest_counts_once() -> None:
-    rests = OwnerRests()
+    rests = OwnerRests("a")
     rests.returned(ALL, {"b"})
     rests.returned(ALL, {"b"})
     assert sends_until_back(rests, "b") == REST - 1
 
 
 def test_where_most_fail_it_is_rather_we() -> None:
-    rests = OwnerRests()
+    rests = OwnerRests("a")
     rests.returned(ALL, {"a", "b", "c"})
     assert rests.chosen(ALL) == list(ALL)
     rests.returned(ALL, {"a", "b"})
@@ -56,14 +57,24 @@ def test_where_most_fail_it_is_rather_we() -> None:
 
 @pytest.mark.parametrize("members", ["a", "ab"])
 def test_when_all_rest_nobody_does(members: str) -> None:
-    rests = OwnerRests()
+    rests = OwnerRests("a")
     for member in members:
-        rests.rest(member)
+        rests.returned(ALL, {member})
     assert rests.chosen(members) == list(members)
 
 
 def test_who_leaves_is_forgotten() -> None:
-    rests = OwnerRests()
-    rests.rest("b")
+    rests = OwnerRests("a")
+    rests.returned(ALL, {"b"})
     rests.chosen("acde")
+    assert rests.chosen(ALL) == list(ALL)
+
+
+def test_who_stays_silent_goes_on_resting_but_for_ourselves() -> None:
+    rests = OwnerRests("a")
+    rests.returned(ALL, {"a", "b"})
+    for _ in range(MAX_REST):
+        chosen = rests.chosen(ALL)
+    assert chosen == list("acde")
+    rests.heard("b")
     assert rests.chosen(ALL) == list(ALL)
