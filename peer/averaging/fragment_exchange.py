@@ -53,6 +53,7 @@ class FragmentGroup:
         members: peers that take part now, ourselves among them.
         expected: those of them that should contribute to a cycle about now.
         joined: our values came from another peer.
+        last_sent: the last cycle of each fragment that was sent before we were there.
     """
 
     run_id: str
@@ -62,6 +63,7 @@ class FragmentGroup:
     members: Callable[[], set[PeerId]]
     expected: Callable[[int], set[PeerId]]
     joined: bool
+    last_sent: Sequence[int]
 
 
 class FragmentExchange:
@@ -82,6 +84,7 @@ class FragmentExchange:
         returned: Callable[[Returned], None],
     ) -> None:
         self._run_id, self._joined = group.run_id, group.joined
+        self._last_sent = group.last_sent
         self._members, self._expected = group.members, group.expected
         self._network, self._work = group.network, group.work
         self._outer = outer
@@ -133,6 +136,9 @@ class FragmentExchange:
             await self._network.serve(FRAGMENT, self._serve)
             if self._joined:
                 await self._healing.adopt_stamps(sorted(self._others()))
+                for keeper, cycle in zip(self._keepers, self._last_sent, strict=True):
+                    keeper.begin(cycle)
+                self._introduce(self._others())
             for keeper in self._keepers:
                 nursery.start_soon(keeper.run)
             await trio.sleep_forever()

@@ -169,7 +169,8 @@ class FragmentKeeper:
 
     Attributes:
         results: of the last cycle, by chunk: what others may ask for.
-        settled: cycle and digest of the last flight that is over; None before.
+        settled: cycle and digest of the last flight that is over; None before. Of who joined, first
+            the last cycle that it has no part in.
     """
 
     def __init__(
@@ -211,6 +212,10 @@ class FragmentKeeper:
         except trio.WouldBlock:
             self.lost_items += 1
 
+    def begin(self, cycle: int) -> None:
+        """We joined after the send of this cycle, and have no part in it."""
+        self.settled = (cycle, digest_of(self._outer.ledgers[self.fragment].stamps))
+
     async def run(self) -> None:
         """Keep the fragment until cancelled."""
         while True:
@@ -232,10 +237,13 @@ class FragmentKeeper:
         self.results = {}
         changes, heard, passed = Changes(), 0, set[PeerId]()
         waiting = self._come_early(sent.cycle)
-        missing = self._missing(sent.cycle)
+        missing, answered = self._missing(sent.cycle), set[int]()
         with trio.move_on_after(self._patience.current_s):
-            while self._next is None and {owners[chunk] for chunk in missing} - passed:
+            while self._next is None and {owners[chunk] for chunk in missing - answered} - passed:
                 item = waiting.pop(0) if waiting else await self._inbox.receive()
+                if isinstance(item, Arrived) and item.result.cycle == sent.cycle:
+                    # Perhaps we cannot apply it before we have healed; that may take longer.
+                    answered.add(item.chunk.chunk)
                 match item:
                     case Sent():
                         self._next = item  # of a new trainer: the old one's flight is over

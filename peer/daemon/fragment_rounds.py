@@ -39,7 +39,7 @@ from peer.training.messages import (
     Yielded,
 )
 from peer.training.ports import Float32Vector
-from protocol.fragments import cut_fragments
+from protocol.fragments import fragments_of_run, last_sent
 from protocol.layout import Layout
 from protocol.outcomes import SkipReason
 from protocol.records import Sign
@@ -114,8 +114,9 @@ class FragmentRounds(RoundLoop):
     def _new_exchange(self, layout: Layout) -> FragmentExchange:
         sync = self._spec.sync
         assert sync.diloco is not None
+        fragments = fragments_of_run(sync.diloco, layout)
         outer = OuterFragments(
-            cut_fragments(layout, sync.diloco.fragments, sync.diloco.blocks_per_fragment),
+            fragments,
             self._slow_P,
             self._momentum_P,
             get_codec(sync.codec),
@@ -132,6 +133,10 @@ class FragmentRounds(RoundLoop):
             members=self._members,
             expected=self._expected,
             joined=self._joined,
+            last_sent=[
+                last_sent(index, len(fragments), sync.inner_steps, self._next_round)
+                for index in range(len(fragments))
+            ],
         )
         return FragmentExchange(
             group, outer=outer, trainer=self, lock=self._lock, returned=self._returned
