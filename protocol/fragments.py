@@ -144,6 +144,11 @@ def offset(fragment: int, num_fragments: int, inner_steps: int) -> int:
     return fragment * inner_steps // num_fragments
 
 
+def last_sent(fragment: int, num_fragments: int, inner_steps: int, round_: int) -> int:
+    """The last cycle of a fragment that is sent before this round's first step (rule 2)."""
+    return round_ - (offset(fragment, num_fragments, inner_steps) > 0)
+
+
 def sends_between(
     before: int, now: int, num_fragments: int, inner_steps: int
 ) -> Iterator[tuple[int, int]]:

@@ -32,14 +32,8 @@ from protocol.versions import FRAGMENT
 
 from .fragment_healing import FragmentHealing, HealingStatistics
 from .fragment_inbound import FragmentInbound, Inbound, Parts
-from .fragment_keeper import (
-    Arrived,
-    FragmentKeeper,
-    Passed,
-    Returned,
-    Sent,
-    TrainerSide,
-)
+from .fragment_items import Arrived, Passed, Returned, Sent, TrainerSide
+from .fragment_keeper import FragmentKeeper
 from .fragment_owner import Averages, FragmentOwner, short_digest
 from .fragment_posts import STALL_S, Posts
 from .outer_fragments import OuterFragments
@@ -58,6 +52,7 @@ class FragmentGroup:
         expected: those of them that should contribute to a cycle about now.
         is_over: whether we have finished.
         joined: our values came from another peer.
+        last_sent: the last cycle of each fragment that was sent before we were there.
     """
 
     run_id: str
@@ -69,6 +64,7 @@ class FragmentGroup:
     expected: Callable[[int], set[PeerId]]
     is_over: Callable[[], bool]
     joined: bool
+    last_sent: Sequence[int]
 
 
 class FragmentExchange:
@@ -94,6 +90,7 @@ class FragmentExchange:
         self._run_id, self._joined = group.run_id, group.joined
         self._round = group.round
         self._present, self._expected = group.present, group.expected
+        self._last_sent = group.last_sent
         self._network, self._work = group.network, group.work
         self._outer = outer
         self._trainer = trainer
@@ -148,6 +145,9 @@ class FragmentExchange:
             await self._network.serve(FRAGMENT, self._serve)
             if self._joined:
                 await self._healing.adopt_stamps(sorted(self._others()))
+                for keeper, cycle in zip(self._keepers, self._last_sent, strict=True):
+                    keeper.begin(cycle)
+                self._introduce(self._others())
             for keeper in self._keepers:
                 nursery.start_soon(keeper.run)
             await trio.sleep_forever()

@@ -26,7 +26,7 @@ from protocol.messages import ChunkState, GetChunkState, GetResult, GetStamps, S
 from protocol.versions import FRAGMENT
 
 from .fragment_inbound import FragmentInbound
-from .fragment_keeper import Arrived, Fetched
+from .fragment_items import Arrived, Fetched
 from .fragment_posts import STALL_S
 from .outer_fragments import OuterFragments
 

@@ -23,10 +23,8 @@ memory that was spoilt must not reach the others.
 """
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final
 
 import blake3
 import trio
@@ -35,9 +33,20 @@ from peer.ports import PeerId
 from protocol.chunk_ledger import Stamp, Verdict
 from protocol.deadline import ObservedDeadline
 from protocol.errors import RemoteProtocolError
-from protocol.fragment_messages import DIGEST_BYTES, ChunkResult
-from protocol.messages import Result
+from protocol.fragment_messages import DIGEST_BYTES
 
+from .fragment_items import (
+    Arrived,
+    Changes,
+    Fetched,
+    Held,
+    Item,
+    Others,
+    Passed,
+    Returned,
+    Sent,
+    TrainerSide,
+)
 from .outer_fragments import OuterFragments
 
 MIN_RETURN_S: Final = 2.0
@@ -47,141 +56,14 @@ MAX_EARLY_CYCLES: Final = 2
 """Results for sends that we have not come to yet are kept this far ahead."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """The trainer has sent the fragment: its codes, chunk after chunk."""
-
-    cycle: int
-    codes: memoryview
-    steps: int
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """A result for one chunk, checked.
-
-    Attributes:
-        asked: it is an answer to a question of ours; else it came by itself.
-    """
-
-    result: Result
-    chunk: ChunkResult
-    codes: memoryview
-    sender: PeerId
-    asked: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """A chunk as another peer has it."""
-
-    chunk: int
-    cycle: int
-    stamp: Stamp
-    values: memoryview
-
-
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """A peer is through with this cycle: what it owned has come, or never will."""
-
-    peer_id: PeerId
-    cycle: int
-
-
-Item = Sent | Arrived | Fetched | Passed
-
-
-@dataclass(slots=True)
-class Changes:
-    """Chunks that changed, by what the trainer has to do about them."""
-
-    stepped: set[int] = field(default_factory=set)
-    moved: set[int] = field(default_factory=set)
-    redone: set[int] = field(default_factory=set)
-
-    def __bool__(self) -> bool:
-        return bool(self.stepped or self.moved or self.redone)
-
-
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """How a send ended.
-
-    Attributes:
-        contributors: peers in the results, at most; 0 when none came.
-        missing: chunks without a result.
-        moved: chunks whose result is without us, or that were healed.
-        digest: of all chunks' states, now; the same for all who are where we are.
-    """
-
-    fragment: int
-    cycle: int
-    contributors: int
-    missing: int
-    moved: int
-    digest: str
-    seconds: float
-
-
-class Held(Enum):
-    """What became of the wish to write a fragment that is not in flight."""
-
-    YIELDED = "yielded"
-    """The trainer does not read it until `amend`."""
-    VOID = "void"
-    """It has just sent it: the send is in the inbox, or comes there."""
-    FREE = "free"
-    """There is no trainer that could read it."""
-
-
-class TrainerSide(Protocol):
-    """What a keeper asks of the trainer."""
-
-    @property
-    def can_write(self) -> bool:
-        """Whether nobody reads the whole outer copy."""
-
-    async def may_write(self) -> None:
-        """Wait until `can_write`."""
-
-    async def merge(self, fragment: int, cycle: int, changes: Changes) -> None:
-        """The send is over; this has changed."""
-
-    async def hold(self, fragment: int) -> Held:
-        """Make it read nothing of the fragment until `amend`."""
-
-    async def amend(self, fragment: int, changes: Changes) -> None:
-        """This has changed; go on."""
-
-
-class Others(Protocol):
-    """What a keeper asks of the other peers."""
-
-    def contribute(self, fragment: int, sent: Sent, *, healing: bool) -> Sequence[PeerId]:
-        """Send the codes to their owners, who are returned by chunk."""
-
-    def came_back(self, owners: Collection[PeerId], failed: Collection[PeerId]) -> None:
-        """A send is over: who owned chunks of it, and who of them brought no result."""
-
-    def settled(self, fragment: int, cycle: int, digest: bytes) -> None:
-        """Tell all where we are."""
-
-    def heal(self, fragment: int, chunk: int, sender: PeerId) -> None:
-        """Fetch a chunk; it comes into the inbox."""
-
-    def is_healing(self, fragment: int) -> bool:
-        """Whether a chunk is being fetched."""
-
-
 class FragmentKeeper:
     """See the top of the file. `run` must be running.
 
     Attributes:
         cycle: of the last send.
         results: of the last cycle, by chunk: what others may ask for.
-        settled: cycle and digest of the last flight that is over; None before.
+        settled: cycle and digest of the last flight that is over; None before. Of who joined, first
+            the last cycle that it has no part in.
     """
 
     def __init__(
@@ -224,6 +106,10 @@ class FragmentKeeper:
         except trio.WouldBlock:
             self.lost_items += 1
 
+    def begin(self, cycle: int) -> None:
+        """We joined after the send of this cycle, and have no part in it."""
+        self.settled = (cycle, digest_of(self._outer.ledgers[self.fragment].stamps))
+
     async def run(self) -> None:
         """Keep the fragment until cancelled."""
         while True:
@@ -246,10 +132,13 @@ class FragmentKeeper:
         self.results = {}
         changes, heard, passed = Changes(), 0, set[PeerId]()
         waiting = self._come_early(sent.cycle)
-        missing = self._missing(sent.cycle)
+        missing, answered = self._missing(sent.cycle), set[int]()
         with trio.move_on_after(self._patience.current_s) as patience:
-            while self._next is None and {owners[chunk] for chunk in missing} - passed:
+            while self._next is None and {owners[chunk] for chunk in missing - answered} - passed:
                 item = waiting.pop(0) if waiting else await self._inbox.receive()
+                if isinstance(item, Arrived) and item.result.cycle == sent.cycle:
+                    # Perhaps we cannot apply it before we have healed; that may take longer.
+                    answered.add(item.chunk.chunk)
                 match item:
                     case Sent():
                         self._next = item  # of a new trainer: the old one's flight is over
@@ -264,7 +153,7 @@ class FragmentKeeper:
             self._patience.observe(trio.current_time() - began_s)
         self._missed_since_s = began_s if patience.cancelled_caught else None
         if self._next is None:
-            self._others.came_back(owners, self._failed(owners, missing))
+            self._others.came_back(owners, self._failed(owners, missing - answered))
         await self._trainer.merge(self.fragment, sent.cycle, changes)
         digest = self._settle(sent.cycle)
         self._returned(

@@ -21,7 +21,7 @@ from typing import Any, Final
 import trio
 
 from peer.averaging.fragment_exchange import FragmentExchange, FragmentGroup
-from peer.averaging.fragment_keeper import Changes, Held, Returned, Sent
+from peer.averaging.fragment_items import Changes, Held, Returned, Sent
 from peer.averaging.nesterov import Factors
 from peer.averaging.outer_fragments import OuterFragments
 from peer.codec import get_codec
@@ -40,7 +40,7 @@ from peer.training.messages import (
     Yielded,
 )
 from peer.training.ports import Float32Vector
-from protocol.fragments import cut_fragments
+from protocol.fragments import fragments_of_run, last_sent
 from protocol.layout import Layout
 from protocol.outcomes import SkipReason
 from protocol.records import Sign
@@ -115,8 +115,9 @@ class FragmentRounds(RoundLoop):
     def _new_exchange(self, layout: Layout) -> FragmentExchange:
         sync = self._spec.sync
         assert sync.diloco is not None
+        fragments = fragments_of_run(sync.diloco, layout)
         outer = OuterFragments(
-            cut_fragments(layout, sync.diloco.fragments, sync.diloco.blocks_per_fragment),
+            fragments,
             self._slow_P,
             self._momentum_P,
             get_codec(sync.codec),
@@ -135,6 +136,10 @@ class FragmentRounds(RoundLoop):
             is_over=lambda: self._facts.state is PeerState.FINISHED,
             expected=self._expected,
             joined=self._joined,
+            last_sent=[
+                last_sent(index, len(fragments), sync.inner_steps, self._next_round)
+                for index in range(len(fragments))
+            ],
         )
         return FragmentExchange(
             group, outer=outer, trainer=self, lock=self._lock, returned=self._returned

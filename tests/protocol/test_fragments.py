@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.fragments import cut_chunks, cut_fragments, offset, sends_between
+from protocol.fragments import cut_chunks, cut_fragments, last_sent, offset, sends_between
 from protocol.layout import ALIGNMENT, Layout
 from protocol.limits import MAX_CHUNKS_PER_FRAGMENT
 
@@ -135,3 +135,13 @@ def test_each_fragment_is_sent_once_in_h_steps_at_any_speed(num_fragments, inner
 def test_offsets_are_spread_evenly(num_fragments):
     offsets = [offset(p, num_fragments, 42) for p in range(num_fragments)]
     assert offsets == [42 // num_fragments * p for p in range(num_fragments)]
+
+
+@pytest.mark.parametrize("num_fragments", [1, 2, 3, 5])
+@pytest.mark.parametrize("inner_steps", [3, 12])
+def test_who_begins_with_a_round_knows_what_was_sent_before(num_fragments, inner_steps):
+    round_ = 4
+    sent = dict(sends_between(0, round_ * inner_steps, num_fragments, inner_steps))
+    for fragment in range(num_fragments):
+        expected = last_sent(fragment, num_fragments, inner_steps, round_)
+        assert sent[fragment] == expected

@@ -7,7 +7,8 @@ import trio
 import trio.testing
 from owner_worlds import FRAGMENT, IDS, codes_of, outer_copy
 
-from peer.averaging.fragment_keeper import Changes, Fetched, FragmentKeeper, Held
+from peer.averaging.fragment_items import Changes, Fetched, Held
+from peer.averaging.fragment_keeper import FragmentKeeper
 from protocol.chunk_ledger import Outcome, Stamp
 
 

@@ -14,7 +14,7 @@ import torch
 import trio
 
 from peer.averaging.fragment_exchange import FragmentExchange
-from peer.averaging.fragment_keeper import Sent
+from peer.averaging.fragment_items import Sent
 from peer.averaging.outer_fragments import Float32Vector, OuterFragments
 from peer.codec import codes_as_tensor
 from peer.network.conversation import Conversation

@@ -5,14 +5,8 @@ longest patience: half a minute or a whole one, in which nobody trains.
 """
 
 import pytest
-from swarm_worlds import STEP_S, simulated, start
-from test_fragment_swarm import (
-    LONGEST_ROUND_S,
-    assert_equal,
-    fragment_spec,
-    longest_round_s,
-    returned,
-)
+from swarm_worlds import simulated, start
+from test_fragment_swarm import LONGEST_ROUND_S, assert_equal, fragment_spec, longest_round_s
 
 from peer.network.simulated_link import LinkModel
 from peer.simulation.swarm import SwarmOptions, open_swarm
@@ -20,34 +14,30 @@ from peer.simulation.swarm import SwarmOptions, open_swarm
 pytestmark = pytest.mark.slow
 
 
-@simulated()
-async def test_an_owner_that_heals_and_gives_up_early_holds_nobody_up(tmp_path):
-    """The founder, alone until then, knows no waits: it soon gives up what it collects."""
-    options = SwarmOptions(padded_parameters=6 * 16384, link=LinkModel(latency_s=STEP_S / 2))
-    async with open_swarm(1, fragment_spec(4, overlap_steps=2), tmp_path, options) as swarm:
-        await start(swarm, *"abc")
-        await swarm.finished()
-        assert_equal(*(swarm[name] for name in "abc"))
-        assert sum(event["missing"] for event in returned(swarm["a"])) > 0
-        assert max(longest_round_s(swarm[name]) for name in "abc") <= LONGEST_ROUND_S
+@pytest.mark.parametrize(
+    ("seed", "latency_s", "alone_rounds", "overlap_steps"),
+    [(1, 0.05, 0, 2), (1, 0.05, 1, 1), (1, 0.1, 1, 1), (3, 0.1, 0, 3)],
+)
+@pytest.mark.parametrize("joiners", ["bc", "bcd"])
+def test_nobody_waits_long_when_others_join(
+    tmp_path, seed, latency_s, alone_rounds, overlap_steps, joiners
+):
+    """With three joiners there are more members than chunks: not all have to send to all."""
 
-
-@pytest.mark.parametrize("latency_s", [0.05, 0.1])
-def test_nobody_waits_for_what_was_done_before_others_joined(tmp_path, latency_s):
-    """More members than chunks: some have nothing to say to each other, and yet must know."""
-
-    @simulated()
+    @simulated(seed)
     async def run():
         link = LinkModel(latency_s=latency_s, jitter_s=latency_s / 4)
         options = SwarmOptions(padded_parameters=6 * 16384, link=link)
-        async with open_swarm(1, fragment_spec(5), tmp_path, options) as swarm:
+        spec = fragment_spec(5 + alone_rounds, overlap_steps=overlap_steps)
+        async with open_swarm(seed, spec, tmp_path, options) as swarm:
             await start(swarm, "a")
-            await swarm.until(lambda: swarm["a"].facts.round == 1)
-            for name in "bcd":
+            await swarm.until(lambda: swarm["a"].facts.round == alone_rounds)
+            for name in joiners:
                 swarm.join(name)
-            await swarm.until(lambda: all(swarm[name].ready.is_set() for name in "bcd"))
+            await swarm.until(lambda: all(swarm[name].ready.is_set() for name in joiners))
             await swarm.finished()
-            assert_equal(*(swarm[name] for name in "abcd"))
-            assert max(longest_round_s(swarm[name]) for name in "abcd") <= LONGEST_ROUND_S
+            peers = [swarm[name] for name in ("a", *joiners)]
+            assert_equal(*peers)
+            assert max(map(longest_round_s, peers)) <= LONGEST_ROUND_S
 
     run()
