@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -35,6 +35,11 @@ class Child:
     def __repr__(self) -> str:
         return f"<Child {self._name}, pid {self._process.pid}>"
 
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self._process.pid
+
     async def ask(self, what: str, **details: Any) -> Answer:
         """Have something done, and wait for it."""
         assert self._process.stdin is not None
@@ -53,13 +58,19 @@ class Child:
 @asynccontextmanager
 async def start_child(module: str, *arguments: str) -> AsyncIterator[Child]:
     """Run `python -m MODULE ARGUMENTS`; its input ends with the context."""
+    name = " ".join((module, *arguments[-1:]))
+    async with start_command(name, [sys.executable, "-m", module, *arguments]) as child:
+        yield child
+
+
+@asynccontextmanager
+async def start_command(name: str, command: Sequence[str]) -> AsyncIterator[Child]:
+    """Run a command that answers as `answer_parent` does; its input ends with the context."""
     process = await trio.lowlevel.open_process(
-        [sys.executable, "-m", module, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
-        yield Child(" ".join((module, *arguments[-1:])), process)
+        yield Child(name, process)
     finally:
         with trio.CancelScope(shield=True):
             assert process.stdin is not None

@@ -44,7 +44,8 @@ def test_traffic_of_a_while_is_a_difference():
 def test_what_a_host_sends_is_counted_where_it_leaves_and_where_it_arrives():
     if (reason := missing()) is not None:
         pytest.skip(reason)
-    with shaped_network([LINK, LINK]) as network:
+    with shaped_network([LINK, AccessLink()]) as network:
+        network.shape(1, LINK)
         receiver = subprocess.Popen(
             network.command(0, [sys.executable, "-c", RECEIVE]), stdout=subprocess.PIPE, text=True
         )
