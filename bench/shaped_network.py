@@ -12,8 +12,9 @@ all traffic of its processes shares it, and the core between the links is as fas
 Rules:
 - A bucket holds BUCKET_S of its rate, and at least MIN_BUCKET_BYTES: so much may pass at once after
   a pause. It queues QUEUE_S of its rate; what does not fit is dropped, and TCP slows down.
-- Nothing touches the namespace of the machine. All is removed at the end, also after an error; only
-  a process that is killed leaves its namespaces behind (`ip netns list`, `ip netns delete`).
+- Nothing touches the namespace of the machine. All is removed at the end, also after an error. What
+  a process left behind that was killed is removed by the next one that builds a network: a
+  namespace's name says whose it is.
 - Names are of this process and this network. Addresses are the same in every network, which does
   not matter: nobody can reach from one into another.
 
@@ -26,6 +27,7 @@ each segment, as a wire would.
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -35,6 +37,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
+import psutil
+
 BUCKET_S: Final = 0.002
 MIN_BUCKET_BYTES: Final = 64 * 1024
 """As large as the largest packet that the kernel hands on at once."""
@@ -43,6 +47,7 @@ MAX_HOSTS: Final = 250
 """As many as a /24 has room for."""
 TOOLS: Final = ("ip", "tc")
 
+_OWNER: Final = re.compile(r"loco(\d+)-")
 _numbers = itertools.count()
 
 
@@ -126,6 +131,7 @@ def shaped_network(links: Sequence[AccessLink]) -> Iterator[ShapedNetwork]:
     name = f"loco{os.getpid()}-{next(_numbers)}"
     network = ShapedNetwork(name, len(links))
     bridge = network.bridge
+    _remove_left_behind()
     with ExitStack() as namespaces:
         _add_namespace(bridge, namespaces)
         _run("ip", "-netns", bridge, "link", "add", "bridge", "type", "bridge")
@@ -158,6 +164,15 @@ def _add_namespace(name: str, namespaces: ExitStack) -> None:
     _run("ip", "netns", "add", name)
     namespaces.callback(_remove_namespace, name)
     _run("ip", "-netns", name, "link", "set", "lo", "up")
+
+
+def _remove_left_behind() -> None:
+    """Namespaces of processes that are gone."""
+    for line in _run("ip", "netns", "list").splitlines():
+        name = line.partition(" ")[0]
+        owner = _OWNER.match(name)
+        if owner and not psutil.pid_exists(int(owner[1])):
+            _remove_namespace(name)
 
 
 def _remove_namespace(name: str) -> None:

@@ -72,3 +72,15 @@ def test_nothing_is_left_behind_when_something_fails():
         assert all(name in namespaces() for name in names)
         raise ZeroDivisionError
     assert not any(name in namespaces() for name in names)
+
+
+@pytest.mark.slow
+def test_what_a_killed_process_left_behind_is_removed():
+    if (reason := missing()) is not None:
+        pytest.skip(reason)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    subprocess.run(["ip", "netns", "add", f"loco{gone.pid}-0-h0"], check=True)
+    with shaped_network([LINK]) as network:
+        assert f"loco{gone.pid}-" not in namespaces()
+        assert network.namespace(0) in namespaces()
