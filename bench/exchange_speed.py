@@ -116,8 +116,8 @@ async def measure(
                     for case in of_group:
                         _shape(network, case.link)
                         found[case, system] = await peers.measure(repeats)
-                        said = f"{found[case, system].median_s:.3g} s, {system}, {case.describe()}"
-                        print(said, flush=True)  # who is cut off in a long run keeps so much
+                        # Said at once: of a long run that is cut off so much is kept.
+                        print(json.dumps(row(case, system, found)), flush=True)
     return found
 
 
