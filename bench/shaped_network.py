@@ -12,8 +12,9 @@ all traffic of its processes shares it, and the core between the links is as fas
 Rules:
 - A bucket holds BUCKET_S of its rate, and at least MIN_BUCKET_BYTES: so much may pass at once after
   a pause. It queues QUEUE_S of its rate; what does not fit is dropped, and TCP slows down.
-- Nothing touches the namespace of the machine. All is removed at the end, also after an error; only
-  a process that is killed leaves its namespaces behind (`ip netns list`, `ip netns delete`).
+- Nothing touches the namespace of the machine. All is removed at the end, also after an error. What
+  a process left behind that was killed is removed by the next one that builds a network: a
+  namespace's name says whose it is.
 - Names are of this process and this network. Addresses are the same in every network, which does
   not matter: nobody can reach from one into another.
 
@@ -26,6 +27,7 @@ each segment, as a wire would.
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -35,6 +37,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
+import psutil
+
 BUCKET_S: Final = 0.002
 MIN_BUCKET_BYTES: Final = 64 * 1024
 """As large as the largest packet that the kernel hands on at once."""
@@ -43,6 +47,7 @@ MAX_HOSTS: Final = 250
 """As many as a /24 has room for."""
 TOOLS: Final = ("ip", "tc")
 
+_OWNER: Final = re.compile(r"loco(\d+)-")
 _numbers = itertools.count()
 
 
@@ -84,6 +89,8 @@ class ShapedNetwork:
     def __init__(self, name: str, num_hosts: int) -> None:
         self._name = name
         self.num_hosts = num_hosts
+        self.bridge = f"{name}-bridge"
+        """The namespace between the hosts."""
 
     def __repr__(self) -> str:
         return f"<ShapedNetwork {self._name} of {self.num_hosts} hosts>"
@@ -99,6 +106,11 @@ class ShapedNetwork:
     def command(self, host: int, command: Sequence[str]) -> list[str]:
         """The command that runs the given one on a host."""
         return [_tool("ip"), "netns", "exec", self.namespace(host), *command]
+
+    def shape(self, host: int, link: AccessLink) -> None:
+        """Give a host another access link; what is in the old one's queues is dropped."""
+        _limit(self.namespace(host), "eth0", link.up_bits_per_s)
+        _limit(self.bridge, f"port{host}", link.down_bits_per_s)
 
     def traffic(self, host: int) -> Traffic:
         """What has passed the interface of a host so far."""
@@ -118,14 +130,16 @@ def shaped_network(links: Sequence[AccessLink]) -> Iterator[ShapedNetwork]:
         raise NetworkFailed(f"{len(links)} hosts, at most {MAX_HOSTS}")
     name = f"loco{os.getpid()}-{next(_numbers)}"
     network = ShapedNetwork(name, len(links))
-    bridge = f"{name}-bridge"
+    bridge = network.bridge
+    _remove_left_behind()
     with ExitStack() as namespaces:
         _add_namespace(bridge, namespaces)
         _run("ip", "-netns", bridge, "link", "add", "bridge", "type", "bridge")
         _run("ip", "-netns", bridge, "link", "set", "bridge", "up")
         for host, link in enumerate(links):
             _add_namespace(network.namespace(host), namespaces)
-            _attach(network, host, link, bridge)
+            _attach(network, host)
+            network.shape(host, link)
         yield network
 
 
@@ -152,33 +166,41 @@ def _add_namespace(name: str, namespaces: ExitStack) -> None:
     _run("ip", "-netns", name, "link", "set", "lo", "up")
 
 
+def _remove_left_behind() -> None:
+    """Namespaces of processes that are gone."""
+    for line in _run("ip", "netns", "list").splitlines():
+        name = line.partition(" ")[0]
+        owner = _OWNER.match(name)
+        if owner and not psutil.pid_exists(int(owner[1])):
+            _remove_namespace(name)
+
+
 def _remove_namespace(name: str) -> None:
     """Its interfaces, and so the pairs that they belong to, go with it."""
     subprocess.run([_tool("ip"), "netns", "delete", name], check=False, stderr=subprocess.DEVNULL)
 
 
-def _attach(network: ShapedNetwork, host: int, link: AccessLink, bridge: str) -> None:
+def _attach(network: ShapedNetwork, host: int) -> None:
     """Give a host its interface and put the other end on the bridge."""
-    namespace, port = network.namespace(host), f"port{host}"
+    bridge, namespace, port = network.bridge, network.namespace(host), f"port{host}"
     veth = ("type", "veth", "peer", "name", "eth0", "netns", namespace)
     _run("ip", "-netns", bridge, "link", "add", port, *veth)
     _run("ip", "-netns", bridge, "link", "set", port, "master", "bridge", "up")
     _run("ip", "-netns", namespace, "address", "add", f"{network.address(host)}/24", "dev", "eth0")
     _run("ip", "-netns", namespace, "link", "set", "eth0", "up")
-    _limit(namespace, "eth0", link.up_bits_per_s)
-    _limit(bridge, port, link.down_bits_per_s)
 
 
 def _limit(namespace: str, interface: str, bits_per_s: float | None) -> None:
-    """Limit what leaves an interface."""
-    if bits_per_s is None:
+    """Limit what leaves an interface from now on."""
+    device = ("dev", interface, "root")
+    if bits_per_s is None:  # in place of what may be there: one without any limit
+        _run("tc", "-netns", namespace, "qdisc", "replace", *device, "pfifo")
         return
     bytes_per_s = bits_per_s / 8
     bucket_bytes = max(int(bytes_per_s * BUCKET_S), MIN_BUCKET_BYTES)
     queue_bytes = max(int(bytes_per_s * QUEUE_S), MIN_BUCKET_BYTES)
     tbf = ("tbf", "rate", f"{bits_per_s:.0f}bit", "burst", f"{bucket_bytes}b")
-    device = ("qdisc", "add", "dev", interface, "root")
-    _run("tc", "-netns", namespace, *device, *tbf, "limit", f"{queue_bytes}b")
+    _run("tc", "-netns", namespace, "qdisc", "replace", *device, *tbf, "limit", f"{queue_bytes}b")
 
 
 def _run(tool: str, *arguments: str) -> str:

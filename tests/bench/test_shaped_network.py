@@ -44,7 +44,8 @@ def test_traffic_of_a_while_is_a_difference():
 def test_what_a_host_sends_is_counted_where_it_leaves_and_where_it_arrives():
     if (reason := missing()) is not None:
         pytest.skip(reason)
-    with shaped_network([LINK, LINK]) as network:
+    with shaped_network([LINK, AccessLink()]) as network:
+        network.shape(1, LINK)
         receiver = subprocess.Popen(
             network.command(0, [sys.executable, "-c", RECEIVE]), stdout=subprocess.PIPE, text=True
         )
@@ -71,3 +72,15 @@ def test_nothing_is_left_behind_when_something_fails():
         assert all(name in namespaces() for name in names)
         raise ZeroDivisionError
     assert not any(name in namespaces() for name in names)
+
+
+@pytest.mark.slow
+def test_what_a_killed_process_left_behind_is_removed():
+    if (reason := missing()) is not None:
+        pytest.skip(reason)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    subprocess.run(["ip", "netns", "add", f"loco{gone.pid}-0-h0"], check=True)
+    with shaped_network([LINK]) as network:
+        assert f"loco{gone.pid}-" not in namespaces()
+        assert network.namespace(0) in namespaces()

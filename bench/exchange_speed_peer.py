@@ -1,0 +1,198 @@
+"""One of the peers of bench/exchange_speed.py that average fragments: real p2pd, real exchange.
+
+All parts are the daemon's own but for the trainer, which here never reads the outer copy, so that
+every result may be written as soon as it is there. All fragments of the model are sent at once.
+
+The pseudo-gradient of a peer is noise of its seed, repeated; the same in each exchange. With phi
+and v from before the last step, the step itself says what D was,
+
+    D = ((phi - phi') / lr - mu^2 v) / (1 + mu)
+
+and so how far it is from the true mean. An owner that was told of a fast link gives up too early on
+the first exchange over a slow one: `whole` says whether all peers are in all chunks.
+"""
+
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import blake3
+import numpy as np
+import torch
+import trio
+
+from peer.averaging.fragment_exchange import FragmentExchange, FragmentGroup
+from peer.averaging.fragment_keeper import Changes, Held, Returned, Sent
+from peer.averaging.nesterov import Factors
+from peer.averaging.outer_fragments import OuterFragments
+from peer.codec import get_codec
+from peer.identity import Identity, load_or_create
+from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
+from peer.real_ports import RealEntropy, RealWork
+from protocol.fragments import Fragment, cut_fragments
+from protocol.layout import Layout
+
+from .children import Answer, answer_parent
+from .exchange_speed_data import mean_of_all, model_layout, noise, relative_error
+
+RUN_ID: Final = "0" * 32
+BLOCKS_PER_FRAGMENT: Final = 3
+FACTORS: Final = Factors(learning_rate=0.4, momentum=0.9)
+
+
+class IdleTrainer:
+    """A trainer that reads nothing."""
+
+    can_write = True
+
+    async def may_write(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def merge(self, fragment: int, cycle: int, changes: Changes) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def hold(self, fragment: int) -> Held:
+        await trio.lowlevel.checkpoint()
+        return Held.FREE
+
+    async def amend(self, fragment: int, changes: Changes) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+class SpeedPeer:
+    """Answers the measurement's questions."""
+
+    def __init__(
+        self, network: Libp2pNetwork, identity: Identity, layout: Layout, index: int
+    ) -> None:
+        self._network = network
+        self._members = {network.peer_id}
+        codec = get_codec("int8")
+        fragments = cut_fragments(layout, "strided", BLOCKS_PER_FRAGMENT)
+        self._phi_P = np.zeros(layout.padded_parameters, np.float32)
+        self._v_P = np.zeros_like(self._phi_P)
+        self._before = self._phi_P.copy(), self._v_P.copy()
+        outer = OuterFragments(fragments, self._phi_P, self._v_P, codec, FACTORS)
+        outer.begin()
+        self._codes = _encoded(outer, noise(layout.padded_parameters, index))
+        self._cycle = 0
+        self._returned: list[Returned] = []
+        self._all_returned = trio.Event()
+        group = FragmentGroup(
+            run_id=RUN_ID,
+            network=network,
+            work=RealWork(),
+            sign=identity.sign,
+            members=lambda: self._members,
+            expected=lambda _: self._members,
+            joined=False,
+        )
+        self._exchange = FragmentExchange(
+            group,
+            outer=outer,
+            trainer=IdleTrainer(),
+            lock=trio.Lock(),
+            returned=self._note_returned,
+        )
+
+    async def run(self) -> None:
+        """Serve until the parent asks no more."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._exchange.run)
+            await answer_parent(
+                {
+                    "hello": self.hello,
+                    "join": self.join,
+                    "prepare": self.prepare,
+                    "exchange": self.exchange,
+                    "check": self.check,
+                }
+            )
+            nursery.cancel_scope.cancel()
+
+    async def hello(self, _: Answer) -> Answer:
+        return {
+            "peer_id": self._network.peer_id,
+            "addresses": list(self._network.addresses),
+            "p2pd_pid": self._network.statistics().p2pd_pid,
+        }
+
+    async def join(self, question: Answer) -> Answer:
+        """Take part in a group of these peers."""
+        for hello in question["hellos"]:
+            if hello["peer_id"] != self._network.peer_id:
+                await self._network.connect(hello["peer_id"], hello["addresses"])
+        self._members = {hello["peer_id"] for hello in question["hellos"]}
+        return {}
+
+    async def prepare(self, _: Answer) -> Answer:
+        self._returned, self._all_returned = [], trio.Event()
+        for before, now in zip(self._before, (self._phi_P, self._v_P), strict=True):
+            before[:] = now
+        return {}
+
+    async def exchange(self, _: Answer) -> Answer:
+        """Send the whole model, and wait until all of it is stepped."""
+        began_s = time.perf_counter()
+        for fragment, codes in enumerate(self._codes):
+            self._exchange.sent(fragment, Sent(self._cycle, codes, steps=1, tokens=1))
+        await self._all_returned.wait()
+        ended_s = time.perf_counter()
+        self._cycle += 1
+        return {"began_s": began_s, "ended_s": ended_s, "whole": self._is_whole()}
+
+    def _is_whole(self) -> bool:
+        """Whether the last exchange has averaged all of all peers."""
+        masks = [
+            arrived.chunk.mask.bit_count()
+            for keeper in self._exchange._keepers
+            for arrived in keeper.results.values()
+        ]
+        missing = sum(returned.missing for returned in self._returned)
+        return not missing and min(masks) == len(self._members)
+
+    async def check(self, question: Answer) -> Answer:
+        """How far from the true mean, and a digest that all peers should have in common."""
+        phi_P, v_P = (torch.from_numpy(before) for before in self._before)
+        lr, mu = FACTORS.learning_rate, FACTORS.momentum
+        D_P = ((phi_P - torch.from_numpy(self._phi_P)) / lr - mu**2 * v_P) / (1 + mu)
+        digest = blake3.blake3(self._phi_P.view(np.uint8).data).hexdigest(length=16)
+        error = relative_error(D_P, mean_of_all(len(D_P), question["num_peers"]))
+        return {"error": error, "digest": digest}
+
+    def _note_returned(self, returned: Returned) -> None:
+        self._returned.append(returned)
+        if len(self._returned) == len(self._codes):
+            self._all_returned.set()
+
+
+def _encoded(outer: OuterFragments, u_P: torch.Tensor) -> list[memoryview]:
+    """The codes of each fragment, chunk after chunk, as a trainer sends them."""
+    return [_encoded_fragment(outer, fragment, u_P) for fragment in outer.fragments]
+
+
+def _encoded_fragment(outer: OuterFragments, fragment: Fragment, u_P: torch.Tensor) -> memoryview:
+    codes = bytearray()
+    for chunk in range(len(fragment.chunks)):
+        part = torch.empty(outer.chunk_code_bytes(fragment.index, chunk), dtype=torch.uint8)
+        u_C = torch.cat([u_P[start:stop] for start, stop in fragment.chunk_spans(chunk)])
+        outer.codec.encode(u_C, part)
+        codes += part.numpy().data
+    return memoryview(codes)
+
+
+async def main(folder: Path, address: str, index: int, num_values: int) -> None:
+    """Run one peer, with its key and sockets in `folder`."""
+    torch.set_num_threads(1)
+    key = folder / f"{index}.key"
+    identity = load_or_create(key, RealEntropy())
+    listen = [f"/ip4/{address}/tcp/0"]
+    async with open_libp2p_network(
+        key, listen=listen, runtime_dir=folder, route_by_dht=False
+    ) as network:
+        await SpeedPeer(network, identity, model_layout(num_values), index).run()
+
+
+if __name__ == "__main__":
+    trio.run(main, Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
