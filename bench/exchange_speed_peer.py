@@ -23,7 +23,7 @@ import torch
 import trio
 
 from peer.averaging.fragment_exchange import FragmentExchange, FragmentGroup
-from peer.averaging.fragment_keeper import Changes, Held, Returned, Sent
+from peer.averaging.fragment_items import Changes, Held, Returned, Sent
 from peer.averaging.nesterov import Factors
 from peer.averaging.outer_fragments import OuterFragments
 from peer.codec import get_codec
@@ -84,9 +84,12 @@ class SpeedPeer:
             network=network,
             work=RealWork(),
             sign=identity.sign,
-            members=lambda: self._members,
+            round=lambda: self._cycle,
+            present=lambda: self._members,
             expected=lambda _: self._members,
+            is_over=lambda: False,
             joined=False,
+            last_sent=[-1] * len(fragments),
         )
         self._exchange = FragmentExchange(
             group,

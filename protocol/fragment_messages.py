@@ -186,6 +186,15 @@ class FragmentSettled:
 
 
 @dataclass(frozen=True, slots=True)
+class NoResult:
+    """The sender has nothing to give for its chunks of this cycle: do not wait for it."""
+
+    run_id: Digest
+    fragment: FragmentIndex
+    cycle: Count
+
+
+@dataclass(frozen=True, slots=True)
 class GetStamps:
     """Which states are your chunks of this fragment in?"""
 

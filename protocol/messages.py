@@ -14,8 +14,8 @@ the stream, < from the other:
                       > GetState < StateReply + chunk digests
                       > GetChunks < Chunk + bytes, `count` times
                       each answer may be a Refusal instead
-    /loco/fragment/1  > Contribution + codes, Result + codes, FragmentSettled ...    nothing comes
-                        back on a lasting stream
+    /loco/fragment/1  > Contribution + codes, Result + codes, NoResult, FragmentSettled ...
+                        nothing comes back on a lasting stream
                       > GetStamps < Stamps           > GetResult < Result + codes
                       > GetChunkState < ChunkState + values          or a Refusal
 
@@ -66,6 +66,7 @@ from .fragment_messages import (
     GetChunkState,
     GetResult,
     GetStamps,
+    NoResult,
     Result,
     Stamps,
 )
@@ -96,9 +97,9 @@ from .outcomes import RefusalReason
 __all__ = [
     "TYPES", "Accept", "AliveReply", "AskAlive", "Beat", "BlobReply", "Chunk", "ChunkState",
     "Contribution", "FragmentSettled", "GetBlob", "GetChunkState", "GetChunks", "GetResult",
-    "GetSpec", "GetStamps", "GetState", "Hello", "Join", "Leaving", "Message", "PeerEntry",
-    "PeerList", "Piece", "Propose", "Received", "Refusal", "Result", "Settle", "Settled",
-    "SettledOutcome", "SpecReply", "Stamps", "StateReply", "Vector", "decode_message",
+    "GetSpec", "GetStamps", "GetState", "Hello", "Join", "Leaving", "Message", "NoResult",
+    "PeerEntry", "PeerList", "Piece", "Propose", "Received", "Refusal", "Result", "Settle",
+    "Settled", "SettledOutcome", "SpecReply", "Stamps", "StateReply", "Vector", "decode_message",
     "encode_message", "max_payload_bytes", "peer_entry", "printable_sentence",
 ]  # fmt: skip
 
@@ -286,8 +287,8 @@ Message = (
     Hello | Refusal | Beat | PeerList | AskAlive | AliveReply | Leaving
     | Propose | Accept | Vector | Received | Join | Piece | Settle | Settled
     | GetSpec | SpecReply | GetBlob | BlobReply | GetState | StateReply | GetChunks | Chunk
-    | Contribution | Result | FragmentSettled | GetStamps | Stamps | GetResult | GetChunkState
-    | ChunkState
+    | Contribution | Result | NoResult | FragmentSettled | GetStamps | Stamps | GetResult
+    | GetChunkState | ChunkState
 )  # fmt: skip
 
 TYPES: Final[dict[str, type[Message]]] = {
@@ -298,7 +299,8 @@ TYPES: Final[dict[str, type[Message]]] = {
     "settle": Settle, "settled": Settled,
     "get_spec": GetSpec, "spec": SpecReply, "get_blob": GetBlob, "blob": BlobReply,
     "get_state": GetState, "state": StateReply, "get_chunks": GetChunks, "chunk": Chunk,
-    "contribution": Contribution, "result": Result, "fragment_settled": FragmentSettled,
+    "contribution": Contribution, "result": Result, "no_result": NoResult,
+    "fragment_settled": FragmentSettled,
     "get_stamps": GetStamps, "stamps": Stamps, "get_result": GetResult,
     "get_chunk_state": GetChunkState, "chunk_state": ChunkState,
 }  # fmt: skip

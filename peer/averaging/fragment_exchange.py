@@ -5,7 +5,7 @@ comes from other peers before anybody acts on it, answers their questions, and a
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -21,11 +21,11 @@ from protocol.messages import (
     GetChunkState,
     GetResult,
     GetStamps,
+    NoResult,
     Result,
     Stamps,
 )
 from protocol.outcomes import RefusalReason
-from protocol.owner_rests import OwnerRests
 from protocol.owners import owners_of_chunks
 from protocol.records import Sign
 from protocol.versions import FRAGMENT
@@ -97,7 +97,8 @@ class FragmentExchange:
         self._lock = lock
         self._acquainted: set[PeerId] = set()
         self._settled_by: dict[tuple[int, PeerId], tuple[int, bytes]] = {}
-        self._rests = OwnerRests(group.network.peer_id)
+        self._silent: set[PeerId] = set()
+        self._published: dict[int, int] = {}
         self.refused: Counter[RefusalReason] = Counter()
         self._posts = Posts(group.network)
         self._owner = FragmentOwner(
@@ -190,7 +191,7 @@ class FragmentExchange:
         num_chunks = len(self._outer.fragments[fragment].chunks)
         parts = self._outer.split_codes(fragment, range(num_chunks), sent.codes)
         own = self._network.peer_id
-        members = self._rests.chosen(self._expected(sent.cycle) | {own})
+        members = sorted((self._expected(sent.cycle) - self._silent) | {own})
         key = f"{self._run_id}/{fragment}/{sent.cycle}"
         owners = owners_of_chunks(key, num_chunks, members)
         for owner in members:
@@ -221,18 +222,19 @@ class FragmentExchange:
         )
         if owner == self._network.peer_id:
             own = self._outer.split_codes(fragment, chunks, memoryview(codes))
-            if not self._owner.contributed(owner, contribution, own):
+            if self._owner.contributed(owner, contribution, own) is not None:
                 self._own_part_is_over(fragment, sent.cycle)
         else:
             self._posts.post(owner, contribution, codes)
 
-    def came_back(self, owners: Collection[PeerId], failed: Collection[PeerId]) -> None:
-        """A send is over: choose those who failed not again for a while."""
-        self._rests.returned(owners, failed)
+    def unheard(self, owners: set[PeerId]) -> None:
+        """Choose these not again before something comes from them."""
+        self._silent |= owners - {self._network.peer_id}
 
     def settled(self, fragment: int, cycle: int, digest: bytes) -> None:
         """Tell all where we are, and look who is elsewhere."""
         others = self._others()
+        self._silent &= others
         self._posts.keep_only(others)
         self._settled_by = {key: at for key, at in self._settled_by.items() if key[1] in others}
         for peer_id in others:
@@ -268,14 +270,18 @@ class FragmentExchange:
     def _publish(self, averages: Averages) -> None:
         """Send a result of ours to all, and to our own keeper."""
         result = averages.result
+        self._published[result.fragment] = result.cycle
         for peer_id in self._others():
             self._posts.post(peer_id, result, averages.codes)
         parts = self._outer.split_codes(result.fragment, result.carried, memoryview(averages.codes))
         self._deliver(result, parts, self._network.peer_id)
 
     def _own_part_is_over(self, fragment: int, cycle: int) -> None:
-        """What we own and have no result for will have none: our keeper must not wait for it."""
+        """What we own and have no result for will have none: nobody must wait for it."""
         self._keepers[fragment].put(Passed(self._network.peer_id, cycle))
+        if self._published.get(fragment) != cycle:
+            for peer_id in self._others():
+                self._posts.post(peer_id, NoResult(self._run_id, fragment, cycle))
 
     def _deliver(self, result: Result, parts: Parts, sender: PeerId) -> None:
         for index, codes in parts.items():
@@ -301,7 +307,7 @@ class FragmentExchange:
 
     async def _take(self, talk: Conversation, message: Inbound, codes: Parts) -> None:
         sender = talk.remote_peer_id
-        self._rests.heard(sender)
+        self._silent.discard(sender)
         match message:
             case Contribution():
                 self._notice(sender, message)
@@ -312,15 +318,26 @@ class FragmentExchange:
                     self._tell_that_it_is_over(sender, message)
             case Result():
                 self._deliver(message, codes, sender)
+                if sender == message.owner:  # it makes one of a cycle
+                    self._keepers[message.fragment].put(Passed(sender, message.cycle))
+            case NoResult(fragment=fragment, cycle=cycle):
+                self._keepers[fragment].put(Passed(sender, cycle))
             case FragmentSettled():
                 self._settled_by[message.fragment, sender] = (message.cycle, message.digest)
                 self._keepers[message.fragment].put(Passed(sender, message.cycle))
                 self._owner.look()
                 self._compare(message.fragment, sender)
+            case GetStamps() | GetResult() | GetChunkState():
+                await self._answer(talk, message)
+
+    async def _answer(
+        self, talk: Conversation, question: GetStamps | GetResult | GetChunkState
+    ) -> None:
+        match question:
             case GetStamps(fragment=fragment):
                 await talk.send(self._stamps(fragment))
             case GetResult():
-                await self._send_result(talk, message)
+                await self._send_result(talk, question)
             case GetChunkState(fragment=fragment, chunk=chunk):
                 state, values = await self._read(fragment, chunk)
                 await talk.send(state, values, stall_s=STALL_S)

@@ -16,6 +16,7 @@ from protocol.messages import (
     GetResult,
     GetStamps,
     Message,
+    NoResult,
     Refusal,
     Result,
 )
@@ -24,7 +25,7 @@ from .fragment_owner import short_digest
 from .fragment_posts import STALL_S
 from .outer_fragments import OuterFragments
 
-Inbound = Contribution | Result | FragmentSettled | GetStamps | GetResult | GetChunkState
+Inbound = Contribution | Result | NoResult | FragmentSettled | GetStamps | GetResult | GetChunkState
 Parts = dict[int, memoryview]
 """Codes by chunk."""
 
@@ -50,6 +51,7 @@ class FragmentInbound:
         message, _ = await talk.receive(
             Contribution,
             Result,
+            NoResult,
             FragmentSettled,
             GetStamps,
             GetResult,

@@ -3,7 +3,7 @@
 The keeper stands in fragment_keeper.py; who fetches, sends and serves for it in the files beside.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -129,8 +129,8 @@ class Others(Protocol):
     def contribute(self, fragment: int, sent: Sent, *, healing: bool) -> Sequence[PeerId]:
         """Send the codes to their owners, who are returned by chunk."""
 
-    def came_back(self, owners: Collection[PeerId], failed: Collection[PeerId]) -> None:
-        """A send is over: who owned chunks of it, and who of them brought no result."""
+    def unheard(self, owners: set[PeerId]) -> None:
+        """Nothing came from these owners in time."""
 
     def settled(self, fragment: int, cycle: int, digest: bytes) -> None:
         """Tell all where we are."""

@@ -23,7 +23,7 @@ memory that was spoilt must not reach the others.
 """
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 import blake3
@@ -52,6 +52,8 @@ from .outer_fragments import OuterFragments
 MIN_RETURN_S: Final = 2.0
 MAX_RETURN_S: Final = 60.0
 MAX_INBOX: Final = 4096
+MAX_AFTER_HEALING: Final = 8
+"""Results kept for a chunk that is being fetched."""
 MAX_EARLY_CYCLES: Final = 2
 """Results for sends that we have not come to yet are kept this far ahead."""
 
@@ -87,7 +89,8 @@ class FragmentKeeper:
         self._put, self._inbox = trio.open_memory_channel[Item](MAX_INBOX)
         self._early: dict[int, list[Arrived]] = defaultdict(list)
         self._waiting: list[Item] = []
-        self._after_healing: dict[int, Arrived] = {}
+        self._after_healing: dict[int, dict[int, Arrived]] = defaultdict(dict)
+        self._passed: dict[PeerId, int] = {}
         self._next: Sent | None = None
         self.cycle = -1
         self._missed_since_s: float | None = None
@@ -120,6 +123,8 @@ class FragmentKeeper:
                     await self._fly(item)
                 case Arrived() | Fetched():
                     await self._make_right(item)
+                case Passed():
+                    self._note_passed(item)
 
     # --- in flight --------------------------------------------------------------------------------
     async def _fly(self, sent: Sent) -> None:
@@ -130,11 +135,12 @@ class FragmentKeeper:
         owners = self._others.contribute(self.fragment, sent, healing=healing)
         self._outer.sent(self.fragment)
         self.results = {}
-        changes, heard, passed = Changes(), 0, set[PeerId]()
+        changes, heard = Changes(), 0
         waiting = self._come_early(sent.cycle)
         missing, answered = self._missing(sent.cycle), set[int]()
+        awaited = set(owners) - self._through_with(sent.cycle)
         with trio.move_on_after(self._patience.current_s) as patience:
-            while self._next is None and {owners[chunk] for chunk in missing - answered} - passed:
+            while self._next is None and (waiting or awaited):
                 item = waiting.pop(0) if waiting else await self._inbox.receive()
                 if isinstance(item, Arrived) and item.result.cycle == sent.cycle:
                     # Perhaps we cannot apply it before we have healed; that may take longer.
@@ -142,18 +148,20 @@ class FragmentKeeper:
                 match item:
                     case Sent():
                         self._next = item  # of a new trainer: the old one's flight is over
-                    case Passed(peer_id, cycle) if cycle >= sent.cycle:
-                        passed.add(peer_id)
+                    case Passed():
+                        self._note_passed(item)
                     case Arrived() if await self._apply(item, changes):
                         heard = max(heard, item.chunk.mask.bit_count())
                     case Fetched():
                         await self._apply(item, changes)
                 missing = self._missing(sent.cycle)
+                awaited = {owners[chunk] for chunk in missing - answered}
+                awaited -= self._through_with(sent.cycle)
         if not missing:
             self._patience.observe(trio.current_time() - began_s)
         self._missed_since_s = began_s if patience.cancelled_caught else None
-        if self._next is None:
-            self._others.came_back(owners, self._failed(owners, missing - answered))
+        if patience.cancelled_caught:
+            self._others.unheard(awaited)
         await self._trainer.merge(self.fragment, sent.cycle, changes)
         digest = self._settle(sent.cycle)
         self._returned(
@@ -168,14 +176,12 @@ class FragmentKeeper:
             )
         )
 
-    def _failed(self, owners: Sequence[PeerId], missing: set[int]) -> set[PeerId]:
-        """Owners without a result; we ourselves also where another has averaged our chunks."""
-        failed = {owners[chunk] for chunk in missing}
-        for chunk, arrived in self.results.items():
-            displaced = arrived.result.owner != self._peer_id and arrived.chunk.mask.bit_count() > 1
-            if owners[chunk] == self._peer_id and displaced:
-                failed.add(self._peer_id)
-        return failed
+    def _note_passed(self, passed: Passed) -> None:
+        self._passed[passed.peer_id] = max(passed.cycle, self._passed.get(passed.peer_id, -1))
+
+    def _through_with(self, cycle: int) -> set[PeerId]:
+        """Who will bring nothing more for this cycle."""
+        return {peer_id for peer_id, newest in self._passed.items() if newest >= cycle}
 
     def _missing(self, cycle: int) -> set[int]:
         """Chunks that have not come to this cycle."""
@@ -227,7 +233,7 @@ class FragmentKeeper:
         outcome = item.result.outcome(chunk)
         verdict = ledger.judge(chunk.chunk, item.result.cycle, chunk.base_stamp, outcome)
         if verdict is Verdict.HEAL:
-            self._after_healing[chunk.chunk] = item
+            self._keep_for_after_healing(item)
             known = [item.sender, *item.result.contributors_of(chunk)]
             source = next((peer_id for peer_id in known if peer_id != self._peer_id), None)
             if source is not None:
@@ -279,9 +285,17 @@ class FragmentKeeper:
         changes.stepped.discard(item.chunk)
         changes.redone.discard(item.chunk)
         changes.moved.add(item.chunk)
-        if (kept := self._after_healing.pop(item.chunk, None)) is not None:
-            await self._apply(kept, changes)
+        kept = self._after_healing.pop(item.chunk, {})
+        for cycle in sorted(kept):
+            await self._apply(kept[cycle], changes)
         return True
+
+    def _keep_for_after_healing(self, item: Arrived) -> None:
+        """What comes while a chunk is fetched belongs on top of it, however long that takes."""
+        kept = self._after_healing[item.chunk.chunk]
+        kept[item.result.cycle] = item
+        while len(kept) > MAX_AFTER_HEALING:
+            del kept[min(kept)]
 
     def _settle(self, cycle: int) -> bytes:
         """Note where we are, and tell it; returned is the digest of that."""

@@ -35,6 +35,7 @@ from protocol.messages import (
     Join,
     Leaving,
     Message,
+    NoResult,
     PeerEntry,
     PeerList,
     Piece,
@@ -97,6 +98,7 @@ EXAMPLES: tuple[Message, ...] = (
         RUN, 1, 7, PEER, (PEER,), (1,), (ChunkResult(2, 6, 24, SHORT, 1, SHORT),), (2,), b"s" * 64
     ),
     FragmentSettled(RUN, 1, 7, SHORT),
+    NoResult(RUN, 1, 7),
     GetStamps(RUN, 1),
     Stamps(1, (STAMP,), (-1,)),
     GetResult(RUN, 1, 7, 2),

@@ -137,7 +137,7 @@ def watch(swarm: SimulatedSwarm, monkeypatch: pytest.MonkeyPatch) -> Tap:
     async def tapped_send(
         talk: Conversation, message: Message, payload: Any = None, **options: Any
     ) -> None:
-        stream: Any = talk._stream._stream  # within its pace
+        stream: Any = getattr(talk._stream, "_stream", talk._stream)  # within its pace
         if stream._protocol == FRAGMENT:
             traffic = stream._traffic
             sender = next(n for n, p in swarm.peers.items() if p.network._traffic is traffic)

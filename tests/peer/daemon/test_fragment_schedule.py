@@ -28,7 +28,7 @@ H = 20
 
 # --- plain DiLoCo ---------------------------------------------------------------------------------
 def plain_diloco(start_P: np.ndarray, names: str, rounds: int) -> np.ndarray:
-    """DiLoCo as its paper has it, straight down: the outer copy after so many rounds."""
+    """DiLoCo as its paper has it, straight down, and the mean of all at the end."""
     problem, rate, momentum = ToyProblem(), np.float32(0.4), np.float32(0.9)
     best_P = optimum(SEED, start_P.size)
     noises = {}
@@ -36,7 +36,7 @@ def plain_diloco(start_P: np.ndarray, names: str, rounds: int) -> np.ndarray:
         digest = blake3.blake3(identity_of(SEED, name).peer_id.encode()).digest(length=8)
         noises[name] = np.random.default_rng([SEED, int.from_bytes(digest, "big")])
     phi, v = start_P.copy(), np.zeros_like(start_P)
-    for _ in range(rounds):
+    for round_ in range(rounds):
         thetas = []
         for name in sorted(names, key=lambda each: identity_of(SEED, each).peer_id):
             theta = phi.copy()
@@ -47,7 +47,8 @@ def plain_diloco(start_P: np.ndarray, names: str, rounds: int) -> np.ndarray:
             thetas.append(theta)
         mean = np.mean([phi - theta for theta in thetas], axis=0, dtype=np.float32)
         v = momentum * v + mean
-        phi = phi - rate * (mean + momentum * v)
+        last = round_ == rounds - 1
+        phi = phi - (mean if last else rate * (mean + momentum * v))
     return phi
 
 
