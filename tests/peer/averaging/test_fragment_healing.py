@@ -1,4 +1,6 @@
-"""Answers to our questions that make no sense change nothing, and end nothing."""
+"""Questions about what others hold, and what comes of the answers."""
+
+from dataclasses import replace
 
 import pytest
 import trio
@@ -10,7 +12,7 @@ from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedInternet
 from peer.simulated_ports import SimulatedWork
 from protocol.fragment_messages import ChunkStamp
-from protocol.messages import GetStamps, Refusal, Stamps
+from protocol.messages import GetResult, GetStamps, Refusal, Stamps
 from protocol.outcomes import RefusalReason
 from protocol.versions import FRAGMENT as PROTOCOL
 
@@ -63,4 +65,54 @@ async def test_stamps_that_make_no_sense_are_none(answer, autojump_clock, nurser
         assert len(asked) == 2
         assert put == []
         assert healing.statistics().diverged == 0
+        nursery.cancel_scope.cancel()
+
+
+def never(*_: object) -> None:
+    raise AssertionError("nothing came that could be written")
+
+
+@pytest.mark.parametrize(
+    ("is_over", "digest", "asks"),
+    [(False, bytes(16), False), (True, bytes(16), True), (True, b"\xff" * 16, False)],
+    ids=["the next result decides", "lower at the end", "higher at the end"],
+)
+async def test_of_two_equal_histories_the_lower_digest_wins_when_the_run_is_over(
+    is_over, digest, asks, autojump_clock, nursery
+):
+    internet, outer = SimulatedInternet(1), outer_copy()
+    asked = []
+
+    async def serve(stream) -> None:
+        async with Conversation(stream) as talk:
+            await talk.receive(GetStamps)
+            ours = [outer.ledgers[FRAGMENT].stamp(chunk) for chunk in (0, 1)]
+            other = replace(ours[0], digest=digest)
+            stamps = (ChunkStamp.of(0, other), ChunkStamp.of(1, ours[1]))
+            await talk.send(Stamps(FRAGMENT, stamps, (1, 1)))
+            await talk.receive(GetResult)
+            await talk.refuse(RefusalReason.UNAVAILABLE, "no")
+
+    async def serve_any(stream) -> None:
+        asked.append(stream)
+        if len(asked) == 1:
+            await serve(stream)
+
+    async with internet.open_network(IDS[0]) as ours, internet.open_network(IDS[1]) as theirs:
+        await ours.connect(IDS[1], theirs.addresses)
+        await theirs.serve(PROTOCOL, serve_any)
+        healing = FragmentHealing(
+            RUN,
+            network=ours,
+            work=SimulatedWork(),
+            outer=outer,
+            write=never,
+            put=never,
+            is_over=lambda: is_over,
+        )
+        await nursery.start(healing.run)
+        healing.ask(FRAGMENT, IDS[1])
+        await trio.sleep(5)
+        assert len(asked) == 1 + asks
+        assert healing.statistics().diverged == asks
         nursery.cancel_scope.cancel()

@@ -15,10 +15,11 @@ from streaming_worlds import (
     assert_equal,
     contributors,
     fragment_spec,
+    longest_round_s,
     returned,
     spoil,
 )
-from swarm_worlds import simulated, start
+from swarm_worlds import STEP_S, simulated, start
 
 from peer.averaging.fragment_owner import FragmentOwner
 from peer.simulation.swarm import identity_of, open_swarm
@@ -187,7 +188,10 @@ def test_of_two_peers_garbage_of_one_does_not_reach_the_other(tmp_path, victim):
 
 @simulated(SEED)
 async def test_while_a_peer_heals_it_contributes_nothing(tmp_path, monkeypatch):
-    """Nothing but a word; of the other fragments it contributes as ever."""
+    """Nothing but a word; of the other fragments it contributes as ever, and nobody waits for it.
+
+    A chunk is 5 s on its way, longer than two rounds: what comes meanwhile goes on top of it.
+    """
     async with open_swarm(SEED, fragment_spec(14), tmp_path, OPTIONS) as swarm:
         tap = watch(swarm, monkeypatch)
         tap.delay_s = lambda message: 5.0 if isinstance(message, ChunkState) else 0.0
@@ -209,6 +213,7 @@ async def test_while_a_peer_heals_it_contributes_nothing(tmp_path, monkeypatch):
         assert_equal(*(swarm[name] for name in "abc"))
         assert np.abs(swarm["a"].slow_weights()).max() < REASONABLE
         assert contributors(swarm["a"], after=11).keys() == {3}
+        assert max(longest_round_s(swarm[name]) for name in "abc") < 2 * 20 * STEP_S
 
 
 @simulated(SEED)
