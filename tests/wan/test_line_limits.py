@@ -14,6 +14,7 @@ from bench.shaped_network import AccessLink, ShapedNetwork, Traffic, missing, sh
 from peer.observe.event_names import EventName
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.slow,
     pytest.mark.e2e,
     pytest.mark.skipif(missing() is not None, reason=missing() or ""),
