@@ -247,11 +247,14 @@ class FragmentExchange:
         """Tell newcomers what we are through with: they would wait for our part of it."""
         for peer_id in others - self._acquainted:
             for keeper in self._keepers:
-                if keeper.settled is not None:
-                    self._posts.post(
-                        peer_id, FragmentSettled(self._run_id, keeper.fragment, *keeper.settled)
-                    )
+                self._tell_settled(peer_id, keeper)
         self._acquainted = others
+
+    def _tell_settled(self, peer_id: PeerId, keeper: FragmentKeeper) -> None:
+        """Tell one peer where we are with a fragment, if we are anywhere yet."""
+        if keeper.settled is not None:
+            message = FragmentSettled(self._run_id, keeper.fragment, *keeper.settled)
+            self._posts.post(peer_id, message)
 
     def heal(self, fragment: int, chunk: int, sender: PeerId) -> None:
         """Fetch a chunk from a peer that has a better state of it."""
@@ -350,9 +353,7 @@ class FragmentExchange:
             if kept is not None and kept.result.cycle == late.cycle:
                 carried = replace(kept.result, carried=(stamp.chunk,))
                 self._posts.post(sender, carried, kept.codes)
-        if keeper.settled is not None:
-            cycle, digest = keeper.settled
-            self._posts.post(sender, FragmentSettled(self._run_id, late.fragment, cycle, digest))
+        self._tell_settled(sender, keeper)
 
     def _notice(self, sender: PeerId, contribution: Contribution) -> None:
         """What a contribution stands on shows whether we are where the others are."""

@@ -173,10 +173,9 @@ class FragmentHealing:
 
     def _is_better(self, theirs: Stamp, ours: Stamp) -> bool:
         """Whether a state that another peer has is to take the place of ours."""
-        tied = not ours.is_ahead_of(theirs)
-        return theirs.is_ahead_of(ours) or (
-            tied and self._is_over() and theirs.digest < ours.digest
-        )
+        if theirs.is_ahead_of(ours) or ours.is_ahead_of(theirs):
+            return theirs.is_ahead_of(ours)
+        return self._is_over() and theirs.digest < ours.digest
 
     async def _fetch_state(self, fragment: int, chunk: int, peer_id: PeerId) -> None:
         began_s = self._since_s[fragment, chunk]
