@@ -132,6 +132,9 @@ class _Launched:
 
 @dataclass(slots=True)
 class _State:
+    """Since the last `Load`."""
+
+    steps: int = 0
     round: RoundInProgress | None = None
     next_order: TrainRound | None = None
     last_closed: int = -1
@@ -278,12 +281,14 @@ class InnerLoop:
         step = nominal_step(
             current.order.round, spec.sync.inner_steps, current.steps, current.order.quota
         )
-        rate = learning_rate(spec.optimizer, step, spec.total_rounds * spec.sync.inner_steps)
+        total_steps = spec.total_rounds * spec.sync.inner_steps
+        rate = learning_rate(spec.optimizer, step, total_steps, self._state.steps)
         launched = _Launched(self._parts.stepper.step(blocks_BT, rate), rate)
         # Its numbers are read one step later: until then a GPU computes while we prepare the next
         # one.
         self._settle()
         self._state.launched = launched
+        self._state.steps += 1
         current.steps += 1
         current.tokens += spec.tokens_per_step
         self._sync.stepped(current.order, current.steps, spec.tokens_per_step)

@@ -29,8 +29,9 @@ from peer.training.messages import (
 )
 from peer.training.model import initial_module
 from peer.training.schedule import learning_rate
-from peer.training.step import NonFinite
+from peer.training.step import NonFinite, Stepper
 from protocol.data_plan import DataPlan
+from protocol.run_spec import OptimizerSection
 
 pytestmark = pytest.mark.slow
 
@@ -211,6 +212,22 @@ def test_load_begins_anew():
     assert [(event.round, event.steps) for event in script.of(RoundClosed)] == [(0, 4)]
     fresh = build_world(tiny_spec())
     assert script.of(RoundClosed)[0].digest == run(fresh, order(0)).of(RoundClosed)[0].digest
+
+
+def test_who_begins_late_or_again_warms_up():
+    spec = tiny_spec()
+    spec = spec.model_copy(update={"optimizer": OptimizerSection(warmup_steps=4)})
+    world, rates, step = build_world(spec), [], Stepper.step
+
+    def noted(blocks_BT, rate):
+        rates.append(rate)
+        return step(world.parts.stepper, blocks_BT, rate)
+
+    world.parts.stepper.step = noted
+    run(world, order(3, quota=4), order(4, quota=4), *[PAUSE] * 6, Load(5), order(5, quota=4))
+    begun = [(12, done) for done in range(6)] + [(20, done) for done in range(4)]
+    assert rates == [learning_rate(spec.optimizer, first + own, 40, own) for first, own in begun]
+    assert rates[0] == learning_rate(spec.optimizer, 12, 40) / 4
 
 
 @pytest.mark.parametrize("where", [0, 700])

@@ -45,6 +45,34 @@ def test_a_run_shorter_than_its_warm_up_never_passes_the_peak():
     assert min(rates) > 0
 
 
+def test_a_newcomer_warms_up_over_what_its_second_moment_remembers():
+    section = _section(schedule="constant", betas=(0.9, 0.95))
+    rates = [learning_rate(section, 500 + own, TOTAL, own) for own in range(25)]
+    assert rates[:20] == pytest.approx([(own + 1) / 20 for own in range(20)])
+    assert rates[20:] == [1.0] * 5
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 5, 20, 100])
+def test_a_founder_has_the_warm_up_of_the_run_and_no_other(warmup_steps):
+    section = OptimizerSection(warmup_steps=warmup_steps)
+    for step in range(120):
+        assert learning_rate(section, step, 50, step) == learning_rate(section, step, 50)
+
+
+def test_a_newcomer_warms_up_no_longer_than_the_run():
+    section = OptimizerSection(learning_rate=1.0, warmup_steps=4, schedule="constant")
+    rates = [learning_rate(section, 500 + own, TOTAL, own) for own in range(5)]
+    assert rates == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+def test_who_comes_during_the_warm_up_never_trains_at_more_than_the_runs_rate():
+    section = _section()
+    for own in range(100):
+        assert learning_rate(section, 90 + own, TOTAL, own) <= learning_rate(
+            section, 90 + own, TOTAL
+        )
+
+
 def test_peers_of_all_speeds_have_the_same_nominal_step():
     assert nominal_step(3, 50, 10, 20) == nominal_step(3, 50, 40, 80) == 175
     assert nominal_step(3, 50, 90, 80) == 200
