@@ -8,9 +8,9 @@ import tomlkit
 from protocol.run_spec import RunSpec
 
 PEERS: Final = 4
-STEPS: Final = {"noloco": 700, "diloco": 560}
-"""Inner steps of the swarm's run, by method; the demos take five and six minutes on two cores.
-Fragments take more of the CPU than vectors, and all four peers train to the very end."""
+STEPS: Final = {"noloco": 700, "diloco": 480}
+"""Inner steps of the swarm's run, by method; the demos take five minutes on two cores. Fragments
+take more of the CPU than vectors, and all four peers train to the very end."""
 METHODS: Final = tuple(STEPS)
 INNER_STEPS: Final = 10
 LEARNING_RATE: Final = 2e-3

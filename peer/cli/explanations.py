@@ -31,7 +31,7 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "optimizer.learning_rate": "Peak of the schedule.",
     "optimizer.min_learning_rate_ratio": "Where the schedule ends, as a part of the peak.",
     "optimizer.schedule": "'cosine', 'wsd' (warm-up, stable, decay) or 'constant'.",
-    "optimizer.warmup_steps": "Steps over which the rate rises from zero; joiners warm up by themselves.",
+    "optimizer.warmup_steps": "Steps over which the rate rises; joiners warm up by themselves.",
     "optimizer.decay_fraction": "'wsd' only: the last part of the run, over which the rate falls.",
     "optimizer.betas": "AdamW's decay rates.",
     "optimizer.weight_decay": "AdamW's, on matrices.",
