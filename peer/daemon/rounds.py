@@ -41,7 +41,7 @@ from peer.training.messages import (
 )
 from peer.training.ports import Float32Vector, StartTrainer, Trainer, TrainerDied
 from protocol.errors import LocoError
-from protocol.rounds import catch_up, is_left_behind, is_lost, next_round, quota
+from protocol.rounds import Quotas, catch_up, is_left_behind, is_lost, next_round, owed_steps
 from protocol.run_spec import RunSpec
 from protocol.view import Member, View
 
@@ -88,6 +88,7 @@ class RoundLoop(ABC):
         self._trainer: Trainer | None = None
         self._nursery: trio.Nursery | None = None
         self._quota = spec.sync.inner_steps
+        self._quotas = Quotas()
         self._next_round = facts.round
         self._jumped = False
         self._evaluated = trio.Event()
@@ -296,7 +297,8 @@ class RoundLoop(ABC):
         final = round_ >= self._spec.total_rounds
         steps = self._spec.sync.inner_steps
         others = [m.progress.round + min(1.0, m.progress.fraction) for m in training]
-        self._quota = catch_up(quota(steps, facts.steps_per_s, speeds), round_, others)
+        owed = owed_steps(steps, facts.steps_per_s, speeds)
+        self._quota = self._quotas.next(catch_up(owed, round_, others))
         if final:
             self._quota = 0
         members = self._shares.now(training)
