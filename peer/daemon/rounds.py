@@ -15,6 +15,8 @@ What it promises:
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from statistics import median
 from typing import Final
 
 import trio
@@ -41,7 +43,15 @@ from peer.training.messages import (
 )
 from peer.training.ports import Float32Vector, StartTrainer, Trainer, TrainerDied
 from protocol.errors import LocoError
-from protocol.rounds import Quotas, catch_up, is_left_behind, is_lost, next_round, owed_steps
+from protocol.rounds import (
+    Quotas,
+    catch_up,
+    is_left_behind,
+    is_lost,
+    next_round,
+    owed_steps,
+    place,
+)
 from protocol.run_spec import RunSpec
 from protocol.view import Member, View
 
@@ -290,17 +300,22 @@ class RoundLoop(ABC):
     def _heard_rounds(self) -> list[int]:
         return [m.progress.round for m in self._others()]
 
+    def _places(self, training: Sequence[Member], rounds_per_s: float) -> list[float]:
+        now_s = trio.current_time()
+        return [
+            place(m.progress.round, m.progress.fraction, now_s - m.told_s, rounds_per_s)
+            for m in training
+        ]
+
     async def _open(self, round_: int) -> None:
         assert self._trainer is not None
         facts, training = self._facts, self._others()
         speeds = [*(m.progress.steps_per_s for m in training), facts.steps_per_s]
         final = round_ >= self._spec.total_rounds
         steps = self._spec.sync.inner_steps
-        others = [m.progress.round + min(1.0, m.progress.fraction) for m in training]
         owed = owed_steps(steps, facts.steps_per_s, speeds)
-        self._quota = self._quotas.next(catch_up(owed, round_, others))
-        if final:
-            self._quota = 0
+        late = catch_up(owed, round_, self._places(training, median(speeds) / steps))
+        self._quota = 0 if final else self._quotas.next(late)
         members = self._shares.now(training)
         self._next_round = facts.round = round_
         facts.fraction, self._jumped = 0.0, False

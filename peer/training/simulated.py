@@ -351,13 +351,18 @@ class SimulatedTrainer:
             return math.inf
         wanted = [
             self._steps_to_failure(),
+            self._steps_to_progress(current),
             self._sync.steps_to_event(current.order, current.steps),
         ]
-        if current.steps < (half := math.ceil(current.order.quota / 2)):
-            wanted.append(half - current.steps)
         if not self._sync.holds_close:
             wanted.append(current.due_steps - current.steps)
         return current.next_step_s + (min(wanted) - 1) * self._speed.step_s
+
+    def _steps_to_progress(self, current: _Round) -> float:
+        to_half = math.ceil(current.order.quota / 2) - current.steps
+        wait_s = current.reported_s + PROGRESS_INTERVAL_S - current.next_step_s
+        usual = max(1, 1 + math.ceil(wait_s / self._speed.step_s))
+        return min(usual, to_half) if to_half > 0 else usual
 
     def _steps_to_failure(self) -> float:
         speed = self._speed
