@@ -37,9 +37,6 @@ LOST_LAG_ROUNDS: Final = 20
 _EPSILON: Final = 1e-9
 """A third of a step, three times, is one."""
 
-LARGEST_GUESS: Final = 0.5
-"""Of a round: so far at most we take a peer to have gone on since it told us where it was."""
-
 LARGEST_CATCH_UP: Final = 0.5
 """Largest part of a quota that is left out to catch up."""
 
@@ -62,14 +59,14 @@ def owed_steps(inner_steps: int, own_speed: float, member_speeds: Sequence[float
 
 
 def place(round_: int, fraction: float, age_s: float, rounds_per_s: float) -> float:
-    """Where a peer is by now, in rounds.
+    """Where a peer is by now, in rounds: not beyond the round it spoke of, where it may wait.
 
     Args:
         round_, fraction: where it was when it told us.
         age_s: how long ago that was.
         rounds_per_s: of the swarm; quotas see to it that it is that of every peer.
     """
-    return round_ + min(1.0, fraction) + min(LARGEST_GUESS, max(0.0, age_s) * rounds_per_s)
+    return round_ + min(1.0, fraction + max(0.0, age_s) * rounds_per_s)
 
 
 def catch_up(owed: float, own_round: int, others: Sequence[float]) -> float:
