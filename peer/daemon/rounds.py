@@ -15,8 +15,6 @@ What it promises:
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from statistics import median
 from typing import Final
 
 import trio
@@ -43,19 +41,12 @@ from peer.training.messages import (
 )
 from peer.training.ports import Float32Vector, StartTrainer, Trainer, TrainerDied
 from protocol.errors import LocoError
-from protocol.rounds import (
-    Quotas,
-    catch_up,
-    is_left_behind,
-    is_lost,
-    next_round,
-    owed_steps,
-    place,
-)
+from protocol.rounds import is_left_behind, is_lost, next_round
 from protocol.run_spec import RunSpec
 from protocol.view import Member, View
 
 from .facts import Facts
+from .pace import Pace
 from .shares import DataShares
 
 MAX_FAILURES_IN_A_ROW: Final = 5
@@ -98,7 +89,7 @@ class RoundLoop(ABC):
         self._trainer: Trainer | None = None
         self._nursery: trio.Nursery | None = None
         self._quota = spec.sync.inner_steps
-        self._quotas = Quotas()
+        self._pace = Pace(spec.sync.inner_steps, facts)
         self._next_round = facts.round
         self._jumped = False
         self._evaluated = trio.Event()
@@ -300,22 +291,11 @@ class RoundLoop(ABC):
     def _heard_rounds(self) -> list[int]:
         return [m.progress.round for m in self._others()]
 
-    def _places(self, training: Sequence[Member], rounds_per_s: float) -> list[float]:
-        now_s = trio.current_time()
-        return [
-            place(m.progress.round, m.progress.fraction, now_s - m.told_s, rounds_per_s)
-            for m in training
-        ]
-
     async def _open(self, round_: int) -> None:
         assert self._trainer is not None
         facts, training = self._facts, self._others()
-        speeds = [*(m.progress.steps_per_s for m in training), facts.steps_per_s]
         final = round_ >= self._spec.total_rounds
-        steps = self._spec.sync.inner_steps
-        owed = owed_steps(steps, facts.steps_per_s, speeds)
-        late = catch_up(owed, round_, self._places(training, median(speeds) / steps))
-        self._quota = 0 if final else self._quotas.next(late)
+        self._quota = 0 if final else self._pace.quota(round_, training)
         members = self._shares.now(training)
         self._next_round = facts.round = round_
         facts.fraction, self._jumped = 0.0, False
