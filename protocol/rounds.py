@@ -6,7 +6,9 @@ peers tell each other, so that peers of unequal speed reach the end of a round a
 time, each having trained all the while.
 
 Rules
-  1. quota_i = max(1, round(H * speed_i / median speed)): the median peer does H steps.
+  1. A peer owes H * speed_i / median speed steps to a round: the median peer does H. It does them
+     whole: the largest number that keeps the sum of what it did within the sum of what it owed, and
+     at least one. So a slow peer, whose rounds have few steps, is on time on the whole.
   2. Learning rate, schedule, data and the end of the run are functions of the *nominal* step
      round * H + H * fraction, where fraction = steps done / quota. No local counter is ever
      consulted, so a peer that was away resumes with the swarm's learning rate.
@@ -18,6 +20,7 @@ Rules
      founder that is started again, with fresh weights, is such a peer.)
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Final
@@ -31,11 +34,14 @@ MAX_LAG_ROUNDS: Final = 1
 LOST_LAG_ROUNDS: Final = 20
 """A peer further behind than this takes the swarm's state anew."""
 
+_EPSILON: Final = 1e-9
+"""A third of a step, three times, is one."""
+
 LARGEST_CATCH_UP: Final = 0.5
 """Largest part of a quota that is left out to catch up."""
 
 
-def quota(inner_steps: int, own_speed: float, member_speeds: Sequence[float]) -> int:
+def owed_steps(inner_steps: int, own_speed: float, member_speeds: Sequence[float]) -> float:
     """Inner steps that a peer owes to a round (rule 1).
 
     Args:
@@ -49,20 +55,45 @@ def quota(inner_steps: int, own_speed: float, member_speeds: Sequence[float]) ->
     ratio = own_speed / median(speeds)
     if abs(ratio - 1) <= EQUAL_SPEED_BAND:
         return inner_steps
-    return max(1, round(inner_steps * ratio))
+    return inner_steps * ratio
 
 
-def catch_up(full_quota: int, own_round: int, others: Sequence[float]) -> int:
-    """The quota of a peer that opens `own_round` when the others are that far (rule 3).
+def place(round_: int, fraction: float, age_s: float, rounds_per_s: float) -> float:
+    """Where a peer is by now, in rounds: not beyond the round it spoke of, where it may wait.
 
     Args:
-        full_quota: as `quota` says.
-        others: round + fraction of each other peer in training.
+        round_, fraction: where it was when it told us.
+        age_s: how long ago that was.
+        rounds_per_s: of the swarm; quotas see to it that it is that of every peer.
+    """
+    return round_ + min(1.0, fraction + max(0.0, age_s) * rounds_per_s)
+
+
+def catch_up(owed: float, own_round: int, others: Sequence[float]) -> float:
+    """The steps that a peer owes that opens `own_round` when the others are that far (rule 3).
+
+    Args:
+        owed: as `owed_steps` says.
+        others: the `place` of each other peer in training.
     """
     lag = median(others) - own_round if others else 0.0
-    if lag <= 0:
-        return full_quota
-    return max(1, round(full_quota * max(1 - LARGEST_CATCH_UP, 1 - lag)))
+    return owed * min(1.0, max(1 - LARGEST_CATCH_UP, 1 - lag))
+
+
+class Quotas:
+    """Whole steps out of what is owed, round after round (rule 1)."""
+
+    def __init__(self) -> None:
+        self._rest = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Quotas, {self._rest:.2f} steps over>"
+
+    def next(self, owed: float) -> int:
+        """The steps of one more round. What is left over goes to the next; no debt is kept."""
+        steps = max(1, math.floor(self._rest + owed + _EPSILON))
+        self._rest = max(0.0, self._rest + owed - steps)
+        return steps
 
 
 def nominal_step(round_: int, inner_steps: int, fraction: float) -> int:

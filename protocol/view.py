@@ -57,6 +57,7 @@ class Member:
 
     Attributes:
         last_heard_s: our monotonic clock at the last sign of life; minus infinity before the first.
+        told_s: our clock when it last told of its progress; minus infinity before it did.
         alive: heard within the silence bound, and not gone.
         rtt_s: round-trip time; None before it was measured.
     """
@@ -67,6 +68,7 @@ class Member:
     last_heard_s: float = NEVER
     alive: bool = False
     progress: Progress = Progress()
+    told_s: float = NEVER
     rtt_s: float | None = None
 
 
@@ -127,6 +129,7 @@ class View:
             last_heard_s=max(now_s, known.last_heard_s),
             alive=True,
             progress=known.progress if progress is None else progress,
+            told_s=known.told_s if progress is None else now_s,
             rtt_s=known.rtt_s if rtt_s is None else rtt_s,
         )
         return True

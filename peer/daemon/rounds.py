@@ -41,11 +41,12 @@ from peer.training.messages import (
 )
 from peer.training.ports import Float32Vector, StartTrainer, Trainer, TrainerDied
 from protocol.errors import LocoError
-from protocol.rounds import catch_up, is_left_behind, is_lost, next_round, quota
+from protocol.rounds import is_left_behind, is_lost, next_round
 from protocol.run_spec import RunSpec
 from protocol.view import Member, View
 
 from .facts import Facts
+from .pace import Pace
 from .shares import DataShares
 
 MAX_FAILURES_IN_A_ROW: Final = 5
@@ -88,6 +89,7 @@ class RoundLoop(ABC):
         self._trainer: Trainer | None = None
         self._nursery: trio.Nursery | None = None
         self._quota = spec.sync.inner_steps
+        self._pace = Pace(spec.sync.inner_steps, facts)
         self._next_round = facts.round
         self._jumped = False
         self._evaluated = trio.Event()
@@ -292,13 +294,8 @@ class RoundLoop(ABC):
     async def _open(self, round_: int) -> None:
         assert self._trainer is not None
         facts, training = self._facts, self._others()
-        speeds = [*(m.progress.steps_per_s for m in training), facts.steps_per_s]
         final = round_ >= self._spec.total_rounds
-        steps = self._spec.sync.inner_steps
-        others = [m.progress.round + min(1.0, m.progress.fraction) for m in training]
-        self._quota = catch_up(quota(steps, facts.steps_per_s, speeds), round_, others)
-        if final:
-            self._quota = 0
+        self._quota = 0 if final else self._pace.quota(round_, training)
         members = self._shares.now(training)
         self._next_round = facts.round = round_
         facts.fraction, self._jumped = 0.0, False

@@ -27,7 +27,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,7 @@ from .corpus import Corpus
 from .errors import NonFinite, WrongCommand
 from .fragments import FragmentSnapshots
 from .messages import (
+    PROGRESS_INTERVAL_S,
     CloseRound,
     Evaluate,
     Evaluated,
@@ -60,9 +61,6 @@ from .snapshot import Snapshots
 from .step import Stepper, StepResult
 from .streaming import FragmentSync
 from .sync import Sync
-
-PROGRESS_INTERVAL_S: Final = 0.2
-"""Shortest time between two `Progress` of a round, but for that at half the quota."""
 
 
 class Channel(Protocol):

@@ -48,6 +48,7 @@ Rules of fragments:
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +170,13 @@ class Ready:
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
+PROGRESS_INTERVAL_S: Final = 0.2
+"""Shortest time between two `Progress` of a round, but for that at half the quota."""
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where the trainer is; at most every 0.2 s, and once at half the quota.
+    """Where the trainer is; at most every PROGRESS_INTERVAL_S, and once at half the quota.
 
     Attributes:
         loss: mean training loss of the steps since the last event, nats per token.

@@ -30,6 +30,7 @@ from protocol.run_spec import RunSpec
 from .errors import WrongCommand
 from .fragments import FragmentSnapshots
 from .messages import (
+    PROGRESS_INTERVAL_S,
     CloseRound,
     Evaluate,
     Evaluated,
@@ -74,6 +75,7 @@ class _Round:
     order: TrainRound
     started_s: float
     next_step_s: float
+    reported_s: float
     steps: int = 0
     loss_sum: float = 0.0
     close_at_steps: int | None = None
@@ -229,7 +231,7 @@ class SimulatedTrainer:
         life = self._life
         if life.round is None and life.next_order is not None:
             now_s = trio.current_time()
-            life.round = _Round(life.next_order, now_s, now_s + self._speed.step_s)
+            life.round = _Round(life.next_order, now_s, now_s + self._speed.step_s, now_s)
             life.next_order = None
             self._sync.begin(life.round.order)
 
@@ -246,8 +248,7 @@ class SimulatedTrainer:
             self._now_s = current.next_step_s
             self._step(current)
             current.next_step_s += self._speed.step_s
-            if current.steps == math.ceil(current.order.quota / 2):
-                self._report_progress(current)
+            self._report_progress(current)
             self._do_what_is_due()
         self._now_s = now_s
 
@@ -298,6 +299,10 @@ class SimulatedTrainer:
         return learning_rate(self._spec.optimizer, step, total_steps)
 
     def _report_progress(self, current: _Round) -> None:
+        at_half = current.steps == math.ceil(current.order.quota / 2)
+        if not at_half and self._now_s - current.reported_s < PROGRESS_INTERVAL_S:
+            return
+        current.reported_s = self._now_s
         self._life.events.append(
             Progress(
                 round=current.order.round,
@@ -346,13 +351,18 @@ class SimulatedTrainer:
             return math.inf
         wanted = [
             self._steps_to_failure(),
+            self._steps_to_progress(current),
             self._sync.steps_to_event(current.order, current.steps),
         ]
-        if current.steps < (half := math.ceil(current.order.quota / 2)):
-            wanted.append(half - current.steps)
         if not self._sync.holds_close:
             wanted.append(current.due_steps - current.steps)
         return current.next_step_s + (min(wanted) - 1) * self._speed.step_s
+
+    def _steps_to_progress(self, current: _Round) -> float:
+        to_half = math.ceil(current.order.quota / 2) - current.steps
+        wait_s = current.reported_s + PROGRESS_INTERVAL_S - current.next_step_s
+        usual = max(1, 1 + math.ceil(wait_s / self._speed.step_s))
+        return min(usual, to_half) if to_half > 0 else usual
 
     def _steps_to_failure(self) -> float:
         speed = self._speed

@@ -5,12 +5,14 @@ import pytest
 from protocol.deadline import FIRST_OBSERVATIONS, ObservedDeadline
 from protocol.rounds import (
     LOST_LAG_ROUNDS,
+    Quotas,
     catch_up,
     is_left_behind,
     is_lost,
     next_round,
     nominal_step,
-    quota,
+    owed_steps,
+    place,
 )
 
 
@@ -20,14 +22,14 @@ from protocol.rounds import (
         (10.0, [10.0, 10.0, 10.0], 50),
         (10.5, [10.0, 10.5, 9.8], 50),
         (20.0, [10.0, 10.0, 20.0], 100),
-        (2.5, [10.0, 10.0, 2.5], 12),
-        (0.001, [10.0, 10.0, 0.001], 1),
+        (2.5, [10.0, 10.0, 2.5], 12.5),
+        (0.001, [10.0, 10.0, 0.001], 0.005),
         (10.0, [], 50),
         (0.0, [10.0], 50),
     ],
 )
-def test_quota_follows_speed(own: float, others: list[float], expected: int) -> None:
-    assert quota(50, own, others) == expected
+def test_a_peer_owes_steps_by_its_speed(own: float, others: list[float], expected: float) -> None:
+    assert owed_steps(50, own, others) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +39,34 @@ def test_quota_follows_speed(own: float, others: list[float], expected: int) -> 
 def test_a_peer_behind_shortens_its_round_by_half_at_most(
     others: list[float], expected: int
 ) -> None:
-    assert catch_up(50, 4, others) == expected
+    assert catch_up(50, 4, others) == pytest.approx(expected)
+
+
+def test_where_a_peer_is_by_now_is_guessed_from_when_it_told_us() -> None:
+    assert place(3, 0.25, 0.0, 0.1) == 3.25
+    assert place(3, 0.25, 2.0, 0.1) == pytest.approx(3.45)
+    assert place(3, 0.9, 2.0, 0.1) == 4.0, "it may wait there for its partner"
+    assert place(3, 1.4, 0.0, 0.1) == 4.0
+    assert place(3, 0.25, -1.0, 0.1) == 3.25
+
+
+@pytest.mark.parametrize("owed", [1.0, 1.9, 2.4, 3.6, 8 / 3, 50.0, 0.7 * 50])
+def test_what_is_owed_is_done_on_the_whole_and_never_before(owed: float) -> None:
+    quotas, done = Quotas(), 0
+    for rounds in range(1, 200):
+        done += quotas.next(owed)
+        assert rounds * owed - 1 < done <= rounds * owed + 1e-6
+
+
+def test_a_late_peer_of_few_steps_does_fewer() -> None:
+    quotas = Quotas()
+    assert [quotas.next(owed) for owed in (2.0, 1.8, 1.8, 2.0, 2.0)] == [2, 1, 2, 2, 2]
+
+
+def test_who_owes_less_than_a_step_does_one_and_runs_up_no_debt() -> None:
+    quotas = Quotas()
+    assert [quotas.next(0.3) for _ in range(20)] == [1] * 20
+    assert quotas.next(3.0) == 3
 
 
 def test_nominal_step_stays_inside_its_round() -> None:

@@ -29,6 +29,13 @@ SPEC = RunSpec()
 MEMBERS = (("me", 1),)
 
 
+async def _after_progress(trainer: Trainer) -> TrainerEvent:
+    """The next event that is no `Progress`."""
+    while isinstance(event := await trainer.receive(), Progress):
+        pass
+    return event
+
+
 async def _next(trainer: Trainer, kind: type[TrainerEvent]) -> TrainerEvent:
     while not isinstance(event := await trainer.receive(), kind):
         assert not isinstance(event, Failed)
@@ -44,9 +51,10 @@ async def test_a_round_takes_its_steps_and_no_longer(autojump_clock: MockClock) 
         await trainer.send(Load(0))
         began_s = trio.current_time()
         await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0))
-        progress = await trainer.receive()
-        assert isinstance(progress, Progress)
-        assert progress.steps == 5
+        for steps in range(1, 11):
+            progress = await trainer.receive()
+            assert isinstance(progress, Progress)
+            assert progress.steps == steps
         closed = await trainer.receive()
         assert isinstance(closed, RoundClosed)
         assert (closed.steps, closed.round, closed.slot) == (10, 0, 0)
@@ -64,11 +72,11 @@ async def test_a_pending_snapshot_keeps_the_next_round_open(autojump_clock: Mock
         await trainer.send(TrainRound(1, 10, MEMBERS, 0, 80))
         await _next(trainer, Progress)
         with trio.move_on_after(3):
-            await trainer.receive()
+            await _after_progress(trainer)
             pytest.fail("the round was closed while a snapshot was pending")
         await trainer.send(Apply(0))
-        assert isinstance(await trainer.receive(), Applied)
-        closed = await trainer.receive()
+        assert isinstance(await _after_progress(trainer), Applied)
+        closed = await _after_progress(trainer)
         assert isinstance(closed, RoundClosed)
         assert closed.steps > 10
 
@@ -118,7 +126,7 @@ async def test_planned_failures_are_reported_and_end_the_life(
     async with start(slow, None) as trainer:
         await trainer.receive()
         await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0))
-        failed = await trainer.receive()
+        failed = await _after_progress(trainer)
         assert isinstance(failed, Failed)
         assert failed.reason == reason
         with pytest.raises(TrainerDied):
@@ -136,7 +144,7 @@ async def test_a_killed_trainer_says_so(autojump_clock: MockClock) -> None:
         await trainer.receive()
         await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0))
         with pytest.raises(TrainerDied, match="signal 9"):
-            await trainer.receive()
+            await _after_progress(trainer)
         with pytest.raises(TrainerDied):
             await trainer.send(Evaluate(0))
 
