@@ -169,7 +169,8 @@ class Libp2pNetwork:
             # p2pd passes over names that it cannot resolve without a word.
             unresolved = await unresolved_sentence(peer_id, self._book.get(peer_id, ()))
             raise StreamLost(unresolved or dial_sentence(peer_id, error)) from error
-        self._dialled.add(peer_id)
+        if peer_id in self._book:
+            self._dialled.add(peer_id)
 
     def _remember(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
         usable = []

@@ -204,3 +204,16 @@ async def test_a_cycle_for_which_nothing_came_is_over_all_the_same(world, autoju
     assert world.published == []
     assert world.over == [(FRAGMENT, CYCLE)]
     assert world.comes(1, {0: 1.0}) is RefusalReason.AHEAD
+
+
+@pytest.mark.parametrize(("present", "published"), [(IDS, 2), (IDS[:2], 1)])
+async def test_who_let_a_deadline_pass_and_went_is_a_newcomer_when_it_comes_again(
+    world, autojump_clock, present, published
+):
+    for cycle in (CYCLE, CYCLE + 1):
+        world.comes(0, {0: 1.0}, cycle=cycle)
+        world.comes(1, {0: 1.0}, cycle=cycle)
+        await trio.sleep(MAX_COLLECT_S + 1 if cycle == CYCLE else 0)
+        await trio.testing.wait_all_tasks_blocked()
+        world.owner.keep_only(set(present))
+    assert len(world.published) == published
