@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import trio
 import trio.lowlevel
-from owner_worlds import CYCLE, FRAGMENT, IDENTITIES, IDS, RUN, contribution, outer_copy, pipe
+from owner_worlds import CYCLE, FRAGMENT, IDENTITIES, IDS, RUN, contribution, outer_copy
+from pipe_streams import pipe
 
 from peer.averaging.fragment_inbound import FragmentInbound
 from peer.averaging.fragment_owner import MAX_COLLECT_S, Averages, FragmentOwner
@@ -116,7 +117,7 @@ async def test_a_result_passes_the_checks_of_its_receiver(world, autojump_clock)
         world.comes(peer, {0: 1.0, 1: 2.0})
     await trio.testing.wait_all_tasks_blocked()
     (made,) = world.published
-    ours, theirs = map(Conversation, pipe())
+    ours, theirs = map(Conversation, pipe(*IDS[:2]))
     await ours.send(made.result, made.codes)
     inbound = FragmentInbound(RUN, outer_copy(), SimulatedWork())
     message, parts = await inbound.next(theirs)
