@@ -99,7 +99,7 @@ _PROTOCOLS: Final = (
 )
 _BY_NAME: Final = {protocol.name: protocol for protocol in _PROTOCOLS}
 _BY_CODE: Final = {protocol.code: protocol for protocol in _PROTOCOLS}
-_HOST_PROTOCOLS: Final = ("ip4", "ip6", "dns", "dns4", "dns6")
+HOST_PROTOCOLS: Final = ("ip4", "ip6", "dns", "dns4", "dns6")
 
 
 def parse(address: Address) -> list[tuple[str, str]]:
@@ -232,70 +232,6 @@ def join_parts(parts: Iterable[tuple[str, str]]) -> Address:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Bootstrap:
-    """Where to enter a swarm.
-
-    Attributes:
-        address: multiaddr without the peer id.
-        host, port: what to dial over TCP.
-        peer_id: None when the user gave `host:port` alone; it is then read from a TLS handshake and
-        pinned.
-    """
-
-    address: Address
-    host: str
-    port: int
-    peer_id: PeerId | None
-
-
-def parse_bootstrap(text: str) -> Bootstrap:
-    """Read what a user passes to `--bootstrap`: `host:port`, `[ip6]:port` or a multiaddr over TCP.
-
-    Raises:
-        InvalidAddress: with an example of what would be right.
-    """
-    text = text.strip()
-    return _bootstrap_multiaddr(text) if text.startswith("/") else _bootstrap_host_port(text)
-
-
-def _bootstrap_multiaddr(text: str) -> Bootstrap:
-    parts = parse(normalise(text))
-    names = [name for name, _ in parts]
-    if len(parts) < 2 or names[0] not in _HOST_PROTOCOLS or names[1] != "tcp" or parts[1][1] == "0":
-        raise InvalidAddress(
-            f"{text!r} cannot be dialled: a bootstrap address looks like host:port or "
-            "/ip4/203.0.113.5/tcp/4001/p2p/12D3KooW..."
-        )
-    address, peer_id = split_peer_id(join_parts(parts))
-    return Bootstrap(address, parts[0][1], int(parts[1][1]), peer_id)
-
-
-def _bootstrap_host_port(text: str) -> Bootstrap:
-    host, colon, port_text = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]") if host.endswith("]") else host
-    if not colon or not host or not (port_text.isascii() and port_text.isdecimal()):
-        raise InvalidAddress(
-            f"{text!r} is not host:port; use for example 203.0.113.5:4001, [2001:db8::5]:4001 or a "
-            "multiaddr"
-        )
-    if not 1 <= int(port_text) <= MAX_PORT:
-        raise InvalidAddress(f"{text!r}: the port must be from 1 to {MAX_PORT}")
-    address = normalise(f"/{_host_protocol(text, host)}/{host}/tcp/{port_text}")
-    return Bootstrap(address, host, int(port_text), None)
-
-
-def _host_protocol(text: str, host: str) -> str:
-    try:
-        return f"ip{ipaddress.ip_address(host).version}"
-    except ValueError:
-        if ":" in host:
-            raise InvalidAddress(
-                f"{text!r}: write an IPv6 address in brackets, as in [2001:db8::5]:4001"
-            ) from None
-        return "dns"
-
-
 def best_first(addresses: Iterable[Address]) -> list[Address]:
     """Each address once, those that most peers can reach first.
 
@@ -325,7 +261,7 @@ def _distance(address: Address) -> int:
         return _UNUSABLE
     if kind == "unix" or value == "localhost":
         return _LOOPBACK
-    return _PUBLIC if kind in _HOST_PROTOCOLS else _UNUSABLE
+    return _PUBLIC if kind in HOST_PROTOCOLS else _UNUSABLE
 
 
 def _ip_distance(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> int:
