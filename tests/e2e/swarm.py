@@ -40,6 +40,7 @@ POLL_S: Final = 0.02
 NUM_ROUNDS_ALONE: Final = 3
 """What the founder trains before anybody else comes."""
 SHOWN_BYTES: Final = 2500
+LOWEST_PRIORITY: Final = 19
 MARK: Final = "E2E_SWARM"
 """Environment variable that all processes of one swarm carry."""
 COMMAND: Final = Path(sys.executable).parent / "loco-peer"
@@ -280,6 +281,15 @@ class Peer:
                     return child
         raise AssertionError(f"{self.name} has no {word} now\n{self.report()}")
 
+    def make_room(self) -> None:
+        """Its trainer, which never rests, leaves the processors to whoever starts beside it.
+
+        In real life they have machines of their own.
+        """
+        if self.events(EventName.ROUND_OPENED):
+            with suppress(AssertionError, psutil.NoSuchProcess):  # there may be none now
+                self.trainer().nice(LOWEST_PRIORITY)
+
     def signal_all(self, number: signal.Signals) -> None:
         """Daemon, p2pd and trainer at once, as when the machine is gone."""
         for process in self.processes():
@@ -332,6 +342,8 @@ class Swarm:
 
     def launch(self, name: str, *arguments: str, **options: Any) -> Peer:
         """A peer with the home `name`; who has lived in it before is not minded."""
+        for other in self.members:
+            other.make_room()
         peer = Peer(
             self.folder(name),
             *arguments,
