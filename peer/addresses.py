@@ -4,8 +4,8 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from peer.network import multiaddr
-from peer.network.multiaddr import HOST_PROTOCOLS, MAX_PORT, InvalidAddress
+from protocol import multiaddr
+from protocol.multiaddr import HOST_PROTOCOLS, MAX_PORT, InvalidAddress
 
 _NEEDS_PORT: Final = (
     "give a host and the port that the peer listens on, as HOST:PORT or a multiaddr"

@@ -7,9 +7,9 @@ with that host: trust on first use; the link itself is then authenticated agains
 from collections.abc import Sequence
 
 from peer.addresses import parse_host_port
-from peer.network.multiaddr import split_peer_id
 from peer.network.tls_probe import read_peer_id
 from peer.ports import Address, PeerId
+from protocol.multiaddr import split_peer_id
 
 
 async def resolve_bootstrap(text: str) -> tuple[PeerId, Sequence[Address]]:

@@ -9,15 +9,16 @@ refused by name, never skipped.
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from peer.ports import Address, PeerId
-from protocol.errors import LocoError, RemoteProtocolError
-from protocol.peer_id import peer_id_from_bytes, peer_id_to_bytes
-
+from .errors import LocoError, RemoteProtocolError
+from .peer_id import peer_id_from_bytes, peer_id_to_bytes
 from .varint import decode_uvarint, encode_uvarint
+
+Address = str
+PeerId = str
 
 MAX_MULTIADDR_BYTES: Final = 512
 MAX_PARTS: Final = 16
@@ -230,61 +231,3 @@ def join_parts(parts: Iterable[tuple[str, str]]) -> Address:
         f"/{name}" + (value if name == "unix" else f"/{value}" if value else "")
         for name, value in parts
     )
-
-
-def best_first(addresses: Iterable[Address]) -> list[Address]:
-    """Each address once, those that most peers can reach first.
-
-    Public, private, link-local, loopback.
-    A relayed address comes after every direct one but those of this machine alone.
-    """
-    return sorted(dict.fromkeys(addresses), key=_distance)
-
-
-def is_loopback(address: Address) -> bool:
-    """Whether only this machine can dial the address."""
-    return _distance(address) >= _LOOPBACK
-
-
-_PUBLIC, _PRIVATE, _RELAYED, _LINK_LOCAL, _LOOPBACK, _UNUSABLE = range(6)
-
-
-def _distance(address: Address) -> int:
-    try:
-        parts = parse(address)
-        kind, value = parts[0]
-        if ("p2p-circuit", "") in parts:
-            return _RELAYED
-        if kind in ("ip4", "ip6"):
-            return _ip_distance(ipaddress.ip_address(value))
-    except (InvalidAddress, ValueError):
-        return _UNUSABLE
-    if kind == "unix" or value == "localhost":
-        return _LOOPBACK
-    return _PUBLIC if kind in HOST_PROTOCOLS else _UNUSABLE
-
-
-def _ip_distance(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> int:
-    if ip.is_unspecified:
-        return _UNUSABLE
-    if ip.is_loopback:
-        return _LOOPBACK
-    if ip.is_link_local:
-        return _LINK_LOCAL
-    return _PRIVATE if ip.is_private else _PUBLIC
-
-
-def understood(addresses: Sequence[bytes]) -> list[Address]:
-    """The text of those binary addresses that we can read; p2pd may learn of other kinds."""
-    texts = []
-    for address in addresses:
-        try:
-            texts.append(from_bytes(address))
-        except InvalidAddress:
-            continue
-    return texts
-
-
-def local_form(address: Address) -> Address:
-    """The address under which this machine itself reaches a listening address."""
-    return address.replace("/ip4/0.0.0.0/", "/ip4/127.0.0.1/").replace("/ip6/::/", "/ip6/::1/")
