@@ -11,6 +11,7 @@ import trio
 from peer.config import ConfigError, PeerConfig, load_config
 from peer.exit_codes import ExitCode
 from peer.groups import leaves
+from peer.imports import large_imports
 from peer.rejoin import JoinAgain, rejoin_command
 from peer.run_options import check_options
 from peer.state.home import Home
@@ -23,7 +24,8 @@ from protocol.run_spec import RunSpec, parse_toml
 async def _run_daemon(config: PeerConfig, spec: RunSpec | None, home: Home) -> ExitCode:
     """Start the trainer's process, then the daemon: both import for seconds, at the same time."""
     async with spare_child(config.threads or 0) as spare:
-        from peer.daemon.run import run_daemon
+        with large_imports():
+            from peer.daemon.run import run_daemon
 
         return await run_daemon(config, spec, home, spare)
 

@@ -6,6 +6,8 @@ python -m peer.training SOCKET_FD
 import signal
 import sys
 
+from peer.imports import large_imports
+
 from .channel import SocketChannel
 
 
@@ -16,7 +18,8 @@ def main() -> int:
     # The channel first: it ends this process when the daemon goes, also during the slow imports
     # below, which nobody waits for if we were started early enough.
     channel = SocketChannel(int(sys.argv[1]))
-    from . import child
+    with large_imports():
+        from . import child
 
     return child.serve(channel)
 
