@@ -40,7 +40,6 @@ POLL_S: Final = 0.02
 NUM_ROUNDS_ALONE: Final = 3
 """What the founder trains before anybody else comes."""
 SHOWN_BYTES: Final = 2500
-LOWEST_PRIORITY: Final = 19
 MARK: Final = "E2E_SWARM"
 """Environment variable that all processes of one swarm carry."""
 COMMAND: Final = Path(sys.executable).parent / "loco-peer"
@@ -248,12 +247,7 @@ class Peer:
 
     def wait_averaging(self, times: int = 1, timeout_s: float = START_S) -> None:
         """Until it has averaged that many times from now on."""
-        enough = len(self.events(EventName.ROUND_AVERAGED)) + times
-        self.wait_for(
-            f"{times} more averaged rounds",
-            lambda: len(self.events(EventName.ROUND_AVERAGED)) >= enough,
-            timeout_s,
-        )
+        all_averaging([self], times, timeout_s)
 
     def wait_exit(self, timeout_s: float = WAIT_S) -> int:
         """Its exit code."""
@@ -281,15 +275,6 @@ class Peer:
                     return child
         raise AssertionError(f"{self.name} has no {word} now\n{self.report()}")
 
-    def make_room(self) -> None:
-        """Its trainer, which never rests, leaves the processors to whoever starts beside it.
-
-        In real life they have machines of their own.
-        """
-        if self.events(EventName.ROUND_OPENED):
-            with suppress(AssertionError, psutil.NoSuchProcess):  # there may be none now
-                self.trainer().nice(LOWEST_PRIORITY)
-
     def signal_all(self, number: signal.Signals) -> None:
         """Daemon, p2pd and trainer at once, as when the machine is gone."""
         for process in self.processes():
@@ -300,6 +285,17 @@ class Peer:
         """kill -9 of everything."""
         self.signal_all(signal.SIGKILL)
         self.process.wait()
+
+
+def all_averaging(peers: Sequence[Peer], times: int = 1, timeout_s: float = START_S) -> None:
+    """Until each of them has averaged that many times from now on; they do so side by side."""
+    enough = {peer: len(peer.events(EventName.ROUND_AVERAGED)) + times for peer in peers}
+    for peer in peers:
+        peer.wait_for(
+            f"{times} more averaged rounds",
+            lambda peer=peer: len(peer.events(EventName.ROUND_AVERAGED)) >= enough[peer],
+            timeout_s,
+        )
 
 
 @contextmanager
@@ -342,8 +338,6 @@ class Swarm:
 
     def launch(self, name: str, *arguments: str, **options: Any) -> Peer:
         """A peer with the home `name`; who has lived in it before is not minded."""
-        for other in self.members:
-            other.make_room()
         peer = Peer(
             self.folder(name),
             *arguments,
@@ -387,8 +381,7 @@ class Swarm:
         while len(self.members) < num_peers:
             self.join(via)
         peers = self.members
-        for peer in peers if len(peers) > 1 else ():
-            peer.wait_averaging()
+        all_averaging(peers if len(peers) > 1 else [])
         return peers
 
     def loco(self, *arguments: str, timeout_s: float = WAIT_S) -> subprocess.CompletedProcess[str]:
