@@ -2,7 +2,7 @@
 
 The founder finds out once what all others would have to find out too (the corpus's digest, the
 tokenizer's, the model's configuration and layout), and freezes it in the run spec, under its
-signature. A joiner then needs no file and no hub to know the model, and one start of torch less.
+signature. A joiner then needs no file and no hub to know the model.
 """
 
 from collections.abc import Mapping
