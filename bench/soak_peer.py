@@ -11,7 +11,6 @@ so that the other sees a partner lost in an exchange, a round without partner, a
 
 import gc
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -29,9 +28,10 @@ from peer.codec import get_codec
 from peer.identity import load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from peer.network.libp2p_stream import Libp2pStream
+from peer.network.wrapped import WrappedNetwork, WrappedStream
 from peer.observe.events import EventLog
 from peer.observe.log_file import LineFile
-from peer.ports import Address, NetworkStatistics, PeerId, Stream, StreamHandler
+from peer.ports import Stream
 from peer.real_ports import RealEntropy, RealWork
 from protocol.errors import StreamLost
 
@@ -45,19 +45,12 @@ REFUSED_SEARCH_S: Final = 0.05
 EXCHANGE_S: Final = 30.0
 
 
-class BreakingStream:
+class BreakingStream(WrappedStream[Libp2pStream]):
     """A stream that breaks after so many bytes."""
 
     def __init__(self, stream: Libp2pStream, left_bytes: int) -> None:
-        self._stream = stream
+        super().__init__(stream)
         self._left_bytes = left_bytes
-
-    @property
-    def remote_peer_id(self) -> PeerId:
-        return self._stream.remote_peer_id
-
-    async def turn(self, num_bytes: int) -> int:
-        return await self._stream.turn(num_bytes)
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         if len(data) > self._left_bytes:
@@ -67,48 +60,16 @@ class BreakingStream:
         self._left_bytes -= len(data)
         await self._stream.send_all(data)
 
-    async def receive_some(self, max_bytes: int = 65536) -> bytes:
-        return await self._stream.receive_some(max_bytes)
 
-    async def receive_into(self, buffer: memoryview) -> None:
-        await self._stream.receive_into(buffer)
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-
-class BreakingNetwork:
+class BreakingNetwork(WrappedNetwork):
     """A network whose streams break while `breaks` is set."""
 
     def __init__(self, network: Libp2pNetwork, after_bytes: int) -> None:
-        self._network = network
+        super().__init__(network)
         self._after_bytes = after_bytes
         self.breaks = False
 
-    @property
-    def peer_id(self) -> PeerId:
-        return self._network.peer_id
-
-    @property
-    def addresses(self) -> Sequence[Address]:
-        return self._network.addresses
-
-    async def connect(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
-        await self._network.connect(peer_id, addresses)
-
-    async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
-        return self._spoilt(await self._network.open_stream(peer_id, protocol))
-
-    async def serve(self, protocol: str, handler: StreamHandler) -> None:
-        async def handle(stream: Stream) -> None:
-            await handler(self._spoilt(stream))
-
-        await self._network.serve(protocol, handle)
-
-    def statistics(self) -> NetworkStatistics:
-        return self._network.statistics()
-
-    def _spoilt(self, stream: Stream) -> Stream:
+    def _wrapped(self, stream: Stream, protocol: str) -> Stream:
         if not self.breaks:
             return stream
         assert isinstance(stream, Libp2pStream)

@@ -1,17 +1,15 @@
 """Addresses as people type them: `host:port`, `[v6]:port`, a port alone, or a multiaddr."""
 
 import ipaddress
-import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-MAX_PORT: Final = 65535
-_HOST_NAME: Final = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
-_PEER_ID: Final = re.compile(r"[1-9A-HJ-NP-Za-km-z]{20,128}")
+from protocol import multiaddr
+from protocol.multiaddr import HOST_PROTOCOLS, MAX_PORT, InvalidAddress
+
 _NEEDS_PORT: Final = (
     "give a host and the port that the peer listens on, as HOST:PORT or a multiaddr"
 )
-_HOST_PROTOCOLS: Final = ("ip4", "ip6", "dns", "dns4", "dns6")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ def parse_host_port(value: Any) -> HostPort:
     """
     text = str(value).strip()
     if text.startswith("/"):
-        return _from_multiaddr(text)[0]
+        return _from_multiaddr(text)
     host, colon, port = text.rpartition(":")
     if not colon:
         host = "0.0.0.0"
@@ -54,13 +52,14 @@ def parse_host_port(value: Any) -> HostPort:
         host = host[1:-1]
     elif ":" in host:
         raise ValueError(f"write an IPv6 address in brackets, as [{host}]:{port}")
-    return HostPort(_host(host), _port(port))
-
-
-def _host(text: str) -> str:
-    if _host_protocol(text) == "dns" and not _HOST_NAME.fullmatch(text):
-        raise ValueError("use HOST:PORT or a multiaddr such as /ip4/203.0.113.5/tcp/31337")
-    return text
+    where = HostPort(host, _port(port))
+    try:
+        multiaddr.to_bytes(where.multiaddr())
+    except InvalidAddress as error:
+        raise ValueError(
+            "use HOST:PORT or a multiaddr such as /ip4/203.0.113.5/tcp/31337"
+        ) from error
+    return where
 
 
 def _port(text: str) -> int:
@@ -69,30 +68,35 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _from_multiaddr(text: str) -> tuple[HostPort, str | None]:
-    parts = text.split("/")[1:]
-    if len(parts) < 4 or parts[0] not in _HOST_PROTOCOLS or parts[2] != "tcp":
+def _parts(text: str) -> list[tuple[str, str]]:
+    try:
+        return multiaddr.parse(multiaddr.normalise(text))
+    except InvalidAddress as error:
+        raise ValueError(str(error)) from error
+
+
+def _from_multiaddr(text: str) -> HostPort:
+    parts = _parts(text)
+    names = [name for name, _ in parts]
+    if len(names) < 2 or names[0] not in HOST_PROTOCOLS or names[1] != "tcp":
         raise ValueError("use a multiaddr such as /ip4/203.0.113.5/tcp/31337")
-    host, port, rest = _host(parts[1]), _port(parts[3]), parts[4:]
-    if parts[0] in ("ip4", "ip6") and _host_protocol(host) != parts[0]:
-        raise ValueError(f"'{host}' is not an {parts[0]} address")
-    if not rest:
-        return HostPort(host, port), None
-    if len(rest) != 2 or rest[0] != "p2p" or not _PEER_ID.fullmatch(rest[1]):
+    if names[2:] not in ([], ["p2p"]):
         raise ValueError("after /tcp/PORT only /p2p/PEER_ID may follow")
-    return HostPort(host, port), rest[1]
+    return HostPort(parts[0][1], int(parts[1][1]))
 
 
 def parse_bootstrap(text: str) -> str:
     """Check an address to join by: `HOST:PORT`, or a multiaddr with or without `/p2p/PEER_ID`.
 
-    Returns it unchanged. A relayed address (`/p2p-circuit`) passes as it is.
+    Returns it unchanged. A relayed address (`/p2p-circuit`) names the relay and the peer.
 
     Raises:
         ValueError
     """
     text = text.strip()
-    if "/p2p-circuit" in text and text.startswith("/"):
+    if text.startswith("/") and ("p2p-circuit", "") in (parts := _parts(text)):
+        if parts[-1][0] != "p2p":
+            raise ValueError("after /p2p-circuit the peer must follow, as /p2p/PEER_ID")
         return text
     if ":" not in text and not text.startswith("/"):
         raise ValueError(_NEEDS_PORT)

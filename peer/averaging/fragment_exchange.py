@@ -233,15 +233,21 @@ class FragmentExchange:
 
     def settled(self, fragment: int, cycle: int, digest: bytes) -> None:
         """Tell all where we are, and look who is elsewhere."""
-        others = self._others()
-        self._silent &= others
-        self._posts.keep_only(others)
-        self._settled_by = {key: at for key, at in self._settled_by.items() if key[1] in others}
-        for peer_id in others:
+        self._keep_only(fragment, self._present())
+        for peer_id in self._others():
             message = FragmentSettled(self._run_id, fragment, cycle, digest)
             self._posts.post(peer_id, message)
             if (fragment, peer_id) in self._settled_by:
                 self._compare(fragment, peer_id)
+
+    def _keep_only(self, fragment: int, present: set[PeerId]) -> None:
+        """Forget who is gone; a fragment's keeper does when nothing of it is in flight."""
+        others = present - {self._network.peer_id}
+        self._silent &= others
+        self._posts.keep_only(others)
+        self._settled_by = {key: at for key, at in self._settled_by.items() if key[1] in others}
+        self._owner.keep_only(present)
+        self._keepers[fragment].keep_only(present)
 
     def _introduce(self, others: set[PeerId]) -> None:
         """Tell newcomers what we are through with: they would wait for our part of it."""

@@ -24,6 +24,7 @@ memory that was spoilt must not reach the others.
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 import blake3
@@ -56,6 +57,8 @@ MAX_AFTER_HEALING: Final = 8
 """Results kept for a chunk that is being fetched."""
 MAX_EARLY_CYCLES: Final = 2
 """Results for sends that we have not come to yet are kept this far ahead."""
+MAX_EARLY_FOR_A_CHUNK: Final = 4
+"""So many of them in one cycle: views that differ make several owners of a chunk."""
 
 
 class FragmentKeeper:
@@ -108,6 +111,10 @@ class FragmentKeeper:
             self._put.send_nowait(item)
         except trio.WouldBlock:
             self.lost_items += 1
+
+    def keep_only(self, peer_ids: AbstractSet[PeerId]) -> None:
+        """The others are gone: what they were through with concerns no flight to come."""
+        self._passed = {peer: cycle for peer, cycle in self._passed.items() if peer in peer_ids}
 
     def begin(self, cycle: int) -> None:
         """We joined after the send of this cycle, and have no part in it."""
@@ -208,22 +215,34 @@ class FragmentKeeper:
                 return
         changes, held = Changes(), await self._trainer.hold(self.fragment)
         if held is Held.VOID:
-            self._waiting.append(item)
+            self._wait_for_send(item)
             return
+        written = False
         try:
-            await self._apply(item, changes)
+            written = await self._apply(item, changes)
         finally:
             if held is Held.YIELDED:
                 with trio.CancelScope(shield=True):
                     await self._trainer.amend(self.fragment, changes)
-        if changes:
-            self._settle(self.cycle)
+        if written and self.settled is not None:
+            self._settle(self.settled[0])
+
+    def _wait_for_send(self, item: Arrived | Fetched) -> None:
+        if len(self._waiting) < MAX_INBOX:
+            self._waiting.append(item)
+        else:
+            self.lost_items += 1
 
     def _keep_early(self, item: Arrived) -> None:
         """For a send that we have not come to. Who joined does not know which its first will be."""
         cycle = item.result.cycle
-        if self.cycle < 0 or cycle <= self.cycle + MAX_EARLY_CYCLES:
-            self._early[cycle].append(item)
+        if self.cycle >= 0 and cycle > self.cycle + MAX_EARLY_CYCLES:
+            return
+        early = self._early[cycle]
+        if len(early) < MAX_EARLY_FOR_A_CHUNK * len(self._outer.ledgers[self.fragment].stamps):
+            early.append(item)
+        else:
+            self.lost_items += 1
         while len(self._early) > MAX_EARLY_CYCLES:
             del self._early[min(self._early)]
 
@@ -243,7 +262,7 @@ class FragmentKeeper:
     async def _apply(self, item: Item, changes: Changes) -> bool:
         """Write what came into the outer copy. Returns whether anything was written."""
         if isinstance(item, Fetched):
-            return await self._heal(item, changes)
+            return await self._heal(item, self._told_of(item.chunk, changes))
         assert isinstance(item, Arrived)
         verdict, chunk = self._judge(item), item.chunk.chunk
         if verdict not in (Verdict.STEP, Verdict.REDO):
@@ -269,13 +288,18 @@ class FragmentKeeper:
             changes.stepped.discard(chunk)
             changes.moved.add(chunk)
 
+    def _told_of(self, chunk: int, changes: Changes) -> Changes:
+        """Where to note what a chunk becomes; of a spoilt one the trainer is told nothing.
+
+        The way from a spoilt phi leads nowhere: theta stays where it is.
+        """
+        return Changes() if self._outer.is_spoilt(self.fragment, chunk) else changes
+
     async def _heal(self, item: Fetched, changes: Changes) -> bool:
         ledger = self._outer.ledgers[self.fragment]
         ours = ledger.stamp(item.chunk)
         if item.stamp == ours or ours.is_ahead_of(item.stamp):
             return False
-        if self._outer.is_spoilt(self.fragment, item.chunk):
-            changes = Changes()  # the trainer's copy of phi is spoilt too: theta stays where it is
         try:
             await self._write(
                 self._outer.heal, self.fragment, item.chunk, item.cycle, item.stamp, item.values

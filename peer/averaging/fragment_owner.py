@@ -13,6 +13,7 @@ than one ahead of any that others have come to: it would close the cycles betwee
 """
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -127,6 +128,10 @@ class FragmentOwner:
                     if averages is not None:
                         self._publish(averages)
                 self._over(*key)
+
+    def keep_only(self, peer_ids: AbstractSet[PeerId]) -> None:
+        """The others are gone, and with them what we remember of them."""
+        self._late &= peer_ids
 
     async def _watch(self) -> None:
         while True:

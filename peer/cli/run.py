@@ -11,12 +11,23 @@ import trio
 from peer.config import ConfigError, PeerConfig, load_config
 from peer.exit_codes import ExitCode
 from peer.groups import leaves
+from peer.imports import large_imports
 from peer.rejoin import JoinAgain, rejoin_command
 from peer.run_options import check_options
 from peer.state.home import Home
+from peer.training.child_process import spare_child
 from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_SPEC_BYTES
 from protocol.run_spec import RunSpec, parse_toml
+
+
+async def _run_daemon(config: PeerConfig, spec: RunSpec | None, home: Home) -> ExitCode:
+    """Start the trainer's process, then the daemon: both import for seconds, at the same time."""
+    async with spare_child(config.threads or 0) as spare:
+        with large_imports():
+            from peer.daemon.run import run_daemon
+
+        return await run_daemon(config, spec, home, spare)
 
 
 def run_peer(command_line: Mapping[str, Any], run_toml: Path | None) -> ExitCode:
@@ -44,11 +55,9 @@ def run_peer(command_line: Mapping[str, Any], run_toml: Path | None) -> ExitCode
     home = Home(config.home)
     home.prepare()
     with home.locked():
-        from peer.daemon.run import run_daemon  # here: it takes seconds to import
-
         code, again = ExitCode.OK, None
         try:
-            code = trio.run(run_daemon, config, spec, home)
+            code = trio.run(_run_daemon, config, spec, home)
         except* JoinAgain as group:
             again = next(error for error in leaves(group) if isinstance(error, JoinAgain))
     if again is not None:

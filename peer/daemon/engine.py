@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from peer.ports import Work
+from peer.training.child_process import SpareChild
 from peer.training.ports import Float32Vector, StartTrainer
 from peer.training.process import trainer_starter
 from peer.training.settings import TrainerSettings
@@ -42,6 +43,7 @@ class TorchEngine:
     Args:
         first_weights: the founder's file of initial weights; None for a joiner.
         memory_dir: for shared memory on systems where it needs a file.
+        spare: a child for the first trainer.
     """
 
     def __init__(
@@ -51,11 +53,13 @@ class TorchEngine:
         work: Work,
         memory_dir: Path,
         first_weights: Path | None = None,
+        spare: SpareChild | None = None,
     ) -> None:
         self._settings = settings
         self._work = work
         self._memory_dir = memory_dir
         self._first_weights = first_weights
+        self._spare = spare
 
     def __repr__(self) -> str:
         return f"<TorchEngine on {self._settings.device}, {self._settings.threads} threads>"
@@ -76,4 +80,4 @@ class TorchEngine:
     def starter(self, slow: SlowWeights) -> StartTrainer:
         """Starts trainers on these slow weights."""
         assert isinstance(slow, SharedVector)
-        return trainer_starter(self._settings, slow, self._memory_dir)
+        return trainer_starter(self._settings, slow, self._memory_dir, self._spare)

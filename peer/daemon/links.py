@@ -47,6 +47,7 @@ from .duplicates import BEAT_S, Duplicates
 from .facts import Facts
 from .hello import Greeter
 from .link import Link, Outgoing
+from .redials import Redials
 
 SILENCE_S: Final = 10.0
 HELLO_S: Final = 10.0
@@ -58,8 +59,6 @@ MAX_QUESTIONS: Final = 4
 """Questions of one link that are looked into at once; more go without an answer."""
 LEAVING_S: Final = 1.0
 """How long we try to tell everybody that we leave."""
-REDIAL_FIRST_S: Final = 0.5
-REDIAL_MAX_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +92,7 @@ class Links:
         self._facts = facts
         self._events = events
         self._links: dict[PeerId, list[Link]] = {}
-        self._backoff_s: dict[PeerId, float] = {}
-        self._not_before_s: dict[PeerId, float] = {}
+        self._redials = Redials(HELLO_S)
         self._sequence = 0
         self._opened = self._lost = self._refused = 0
         self._nursery: trio.Nursery | None = None
@@ -210,7 +208,7 @@ class Links:
         link = Link(peer_id, theirs.incarnation, talk, send, last_heard_s=now_s)
         self._links.setdefault(peer_id, []).append(link)
         self._opened += 1
-        self._backoff_s.pop(peer_id, None)
+        self._redials.linked(peer_id)
         self._view.heard(
             now_s,
             peer_id,
@@ -246,7 +244,7 @@ class Links:
             self._lost += 1
             self._view.gone(trio.current_time(), link.peer_id, link.incarnation)
             self._events.emit(EventName.PEER_LOST, remote=link.peer_id, reason=why)
-            self._not_before_s[link.peer_id] = trio.current_time() + REDIAL_FIRST_S
+            self._redials.lost(link.peer_id, trio.current_time())
 
     async def _send_all(self, link: Link, outbox: trio.MemoryReceiveChannel[Outgoing]) -> None:
         async for message in outbox:
@@ -268,7 +266,7 @@ class Links:
                     self._duplicates.answered(message)
                 case Leaving():
                     self._view.gone(now_s, link.peer_id, link.incarnation)
-                    self._not_before_s[link.peer_id] = now_s + REDIAL_MAX_S
+                    self._redials.left(link.peer_id, now_s)
                     self._events.emit(EventName.PEER_LEFT, remote=link.peer_id)
                     raise StreamLost("left")
 
@@ -375,18 +373,17 @@ class Links:
             return
         assert self._nursery is not None
         now_s = trio.current_time()
-        room = MAX_LINKS - len(self._links)
-        for member in self._view.members():
+        room, members = MAX_LINKS - len(self._links), self._view.members()
+        self._redials.forget(now_s, {member.peer_id for member in members})
+        for member in members:
             if room <= 0:
                 break
             peer_id = member.peer_id
             if peer_id in self._links or peer_id == self._facts.peer_id or not member.addresses:
                 continue
-            if now_s < self._not_before_s.get(peer_id, 0.0):
+            if not self._redials.is_due(peer_id, now_s):
                 continue
-            backoff_s = self._backoff_s.get(peer_id, REDIAL_FIRST_S)
-            self._backoff_s[peer_id] = min(REDIAL_MAX_S, 2 * backoff_s)
-            self._not_before_s[peer_id] = now_s + HELLO_S + backoff_s
+            self._redials.dialled(peer_id, now_s)
             self._nursery.start_soon(self._dial_quietly, peer_id, member.addresses)
             room -= 1
 

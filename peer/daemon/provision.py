@@ -2,7 +2,7 @@
 
 The founder finds out once what all others would have to find out too (the corpus's digest, the
 tokenizer's, the model's configuration and layout), and freezes it in the run spec, under its
-signature. A joiner then needs no file and no hub to know the model, and one start of torch less.
+signature. A joiner then needs no file and no hub to know the model.
 """
 
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ from typing import Protocol
 
 from peer.ports import PeerId, Work
 from peer.state.service import Fetcher
+from peer.training.child_process import SpareChild
 from peer.training.corpus.prepare import PreparedCorpus
 from peer.training.ports import TrainerDied
 from peer.training.process import create_model
@@ -61,6 +62,7 @@ class RealProvision:
         device: str | None,
         threads: int | None,
         overlap_steps: int | None,
+        spare: SpareChild,
     ) -> None:
         self._peer_id = peer_id
         self._cache_dir = cache_dir
@@ -69,6 +71,7 @@ class RealProvision:
         self._device = device or "auto"
         self._threads = threads or 0
         self._overlap_steps = overlap_steps
+        self._spare = spare
 
     def __repr__(self) -> str:
         return f"<RealProvision in {self._cache_dir}>"
@@ -78,7 +81,9 @@ class RealProvision:
         spec, corpus = await freeze_data(spec, self._cache_dir, self._work)
         weights = self._state_dir / "first-weights.f32"
         try:
-            layout, config = await create_model(self._trainer_settings(spec, corpus), weights)
+            layout, config = await create_model(
+                self._trainer_settings(spec, corpus), weights, self._spare
+            )
         except TrainerDied as died:
             raise InvalidRunSpec(f"the model cannot be made: {died}") from died
         frozen = FrozenSection(
@@ -101,6 +106,7 @@ class RealProvision:
             work=self._work,
             memory_dir=self._state_dir,
             first_weights=weights,
+            spare=self._spare,
         )
         blobs = {corpus.manifest_digest: corpus.path}
         tokenizer = tokenizer_path(self._cache_dir, corpus.tokenizer_digest)

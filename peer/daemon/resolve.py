@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from peer.addresses import parse_host_port
 from peer.network.tls_probe import read_peer_id
 from peer.ports import Address, PeerId
+from protocol.multiaddr import split_peer_id
 
 
 async def resolve_bootstrap(text: str) -> tuple[PeerId, Sequence[Address]]:
@@ -17,10 +18,9 @@ async def resolve_bootstrap(text: str) -> tuple[PeerId, Sequence[Address]]:
     Raises:
         StreamLost: nobody answers there; the message names the step that failed.
     """
-    address, _, peer_id = text.partition("/p2p/")
-    if "/p2p-circuit" in text:
-        return text.rpartition("/p2p/")[2], (text,)
-    if peer_id:
-        return peer_id, (address,)
+    if text.startswith("/"):
+        address, peer_id = split_peer_id(text)
+        if peer_id is not None:
+            return peer_id, (address,)
     where = parse_host_port(text)
     return await read_peer_id(where.host, where.port), (where.multiaddr(),)

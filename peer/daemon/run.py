@@ -29,6 +29,7 @@ from peer.real_ports import RealEntropy, RealWork
 from peer.run_options import check_options
 from peer.signals import run_until_signalled
 from peer.state.home import Home
+from peer.training.child_process import SpareChild
 from protocol.errors import LocoError
 from protocol.run_spec import RunSpec
 from protocol.view import View
@@ -44,12 +45,15 @@ DEFAULT_PORT: Final = 31337
 DIRECTORY_CHECK_S: Final = 5.0
 
 
-async def run_daemon(config: PeerConfig, spec: RunSpec | None, home: Home) -> ExitCode:
+async def run_daemon(
+    config: PeerConfig, spec: RunSpec | None, home: Home, spare: SpareChild
+) -> ExitCode:
     """Run one peer until it ends.
 
     Args:
         spec: the run to found; None joins one by the bootstrap addresses.
         home: prepared and locked.
+        spare: the process of the first trainer.
 
     Raises:
         LocoError: see peer/cli/reporting.py for how each ends.
@@ -57,7 +61,7 @@ async def run_daemon(config: PeerConfig, spec: RunSpec | None, home: Home) -> Ex
     stop = trio.Event()
 
     async def job() -> ExitCode:
-        await _Daemon(config, home, stop).run(spec)
+        await _Daemon(config, home, spare, stop).run(spec)
         return ExitCode.OK
 
     return await run_until_signalled(job, stop.set, grace_s=config.grace_s)
@@ -66,9 +70,10 @@ async def run_daemon(config: PeerConfig, spec: RunSpec | None, home: Home) -> Ex
 class _Daemon:
     """The parts of one daemon, opened in order and closed in reverse."""
 
-    def __init__(self, config: PeerConfig, home: Home, stop: trio.Event) -> None:
+    def __init__(self, config: PeerConfig, home: Home, spare: SpareChild, stop: trio.Event) -> None:
         self._config = config
         self._home = home
+        self._spare = spare
         self._stop = stop
         self._version = version_of("loco-peer")
 
@@ -142,6 +147,7 @@ class _Daemon:
             device=config.device,
             threads=config.threads,
             overlap_steps=config.overlap_steps,
+            spare=self._spare,
         )
         limits = BandwidthLimits(config.max_upload_mbps, config.max_download_mbps)
         return Ports(network, directory, work, provision, View(SILENCE_S), events, limits)

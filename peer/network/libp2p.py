@@ -23,11 +23,11 @@ import trio
 
 from peer.groups import leaves
 from peer.ports import Address, NetworkStatistics, PeerId, StreamHandler
+from protocol import multiaddr
 from protocol.errors import LocoError, StreamLost
 from protocol.limits import MAX_ADDRESSES_PER_PEER, MAX_MEMBERS
 from protocol.peer_id import peer_id_from_bytes, peer_id_to_bytes
 
-from . import multiaddr
 from .dial_errors import dial_sentence, unresolved_sentence
 from .handlers import Handlers
 from .libp2p_stream import Libp2pStream
@@ -39,6 +39,7 @@ from .p2pd_client import (
     size_buffers,
 )
 from .p2pd_process import ListenPorts, P2pdConfig, P2pdFailed, P2pdProcess, run_p2pd
+from .reachability import best_first, local_form, understood
 from .sockets import runtime_directory, socket_paths, wait_until_unused
 from .traffic import Traffic
 
@@ -169,7 +170,8 @@ class Libp2pNetwork:
             # p2pd passes over names that it cannot resolve without a word.
             unresolved = await unresolved_sentence(peer_id, self._book.get(peer_id, ()))
             raise StreamLost(unresolved or dial_sentence(peer_id, error)) from error
-        self._dialled.add(peer_id)
+        if peer_id in self._book:
+            self._dialled.add(peer_id)
 
     def _remember(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
         usable = []
@@ -328,9 +330,9 @@ class Libp2pNetwork:
     async def _read_identity(self, client: P2pdClient) -> None:
         identity = await client.identify()
         self._peer_id = peer_id_from_bytes(identity.peer)
-        local = [multiaddr.local_form(address) for address in self._config.listen]
-        everywhere = [*self._config.announce, *multiaddr.understood(identity.addresses), *local]
-        best = multiaddr.best_first(everywhere)
+        local = [local_form(address) for address in self._config.listen]
+        everywhere = [*self._config.announce, *understood(identity.addresses), *local]
+        best = best_first(everywhere)
         kept = (
             best[: MAX_ADDRESSES_PER_PEER - 1] + best[-1:]
         )  # the last is the one that works on this machine

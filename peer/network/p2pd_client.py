@@ -15,11 +15,11 @@ from typing import Final
 import trio
 
 from protocol.errors import LocoError, RemoteProtocolError
+from protocol.varint import MAX_UVARINT_BYTES, decode_uvarint, encode_uvarint
 
 from . import p2pd_messages as messages
 from .p2pd_messages import PeerAddresses, RequestType, Response, StreamInfo
 from .p2pd_process import P2pdFailed
-from .varint import MAX_UVARINT_BYTES, decode_uvarint, encode_uvarint
 
 CONTROL_TIMEOUT_S: Final = 10.0
 """For requests that p2pd answers by itself."""

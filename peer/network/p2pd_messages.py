@@ -17,8 +17,7 @@ from enum import IntEnum
 from typing import Final
 
 from protocol.errors import RemoteProtocolError
-
-from .varint import decode_uvarint, encode_uvarint
+from protocol.varint import decode_uvarint, encode_uvarint
 
 MAX_CONTROL_MESSAGE_BYTES: Final = 4 << 20
 """Longest message accepted from p2pd; LIST_PEERS with thousands of peers stays below."""

@@ -30,9 +30,8 @@ from typing import Final, Self
 import trio
 
 from peer.ports import Address
+from protocol import multiaddr
 from protocol.errors import LocoError
-
-from . import multiaddr
 
 START_TIMEOUT_S: Final = 20.0
 IDLE_TIMEOUT_S: Final = 15

@@ -4,81 +4,43 @@ Who has not asked for a turn does not wait for one: small messages. Reading wait
 links say to each other.
 """
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 
-from peer.ports import Address, Network, NetworkStatistics, PeerId, Stream, StreamHandler
+from peer.ports import Network, Stream
 from protocol.versions import HELLO
 
 from .pacing import Pacing
+from .wrapped import WrappedNetwork, WrappedStream
 
 
-class PacedNetwork:
-    """Implements `peer.ports.Network`."""
+class PacedNetwork(WrappedNetwork):
+    """See the top of the file."""
 
     def __init__(self, network: Network, pacing: Pacing) -> None:
-        self._network = network
+        super().__init__(network)
         self._pacing = pacing
 
     def __repr__(self) -> str:
         return f"<PacedNetwork {self._network!r}, {self._pacing!r}>"
 
-    @property
-    def peer_id(self) -> PeerId:
-        """Our peer id."""
-        return self._network.peer_id
-
-    @property
-    def addresses(self) -> Sequence[Address]:
-        """Those of the network within."""
-        return self._network.addresses
-
-    async def connect(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
-        """As the network within does."""
-        await self._network.connect(peer_id, addresses)
-
-    async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
-        """Open a stream; raises StreamLost."""
-        return self._paced(await self._network.open_stream(peer_id, protocol), protocol)
-
-    async def serve(self, protocol: str, handler: StreamHandler) -> None:
-        """Serve `protocol` from now on; raises LocalProtocolError."""
-
-        async def paced_handler(stream: Stream) -> None:
-            await handler(self._paced(stream, protocol))
-
-        await self._network.serve(protocol, paced_handler)
-
-    def statistics(self) -> NetworkStatistics:
-        """Those of the network within."""
-        return self._network.statistics()
-
-    def _paced(self, stream: Stream, protocol: str) -> "PacedStream":
+    def _wrapped(self, stream: Stream, protocol: str) -> Stream:
         return PacedStream(stream, self._pacing, reads_slowly=protocol != HELLO)
 
 
-class PacedStream:
-    """Implements `peer.ports.Stream`.
+class PacedStream(WrappedStream[Stream]):
+    """One stream at the pace of its peer and of the line.
 
     Args:
         reads_slowly: to keep to the download limit.
     """
 
     def __init__(self, stream: Stream, pacing: Pacing, *, reads_slowly: bool) -> None:
-        self._stream = stream
+        super().__init__(stream)
         self._pacing = pacing
         self._reads_slowly = reads_slowly
         self._remote_peer_id = stream.remote_peer_id
         self._granted_bytes = 0
         self._held = b""
-
-    def __repr__(self) -> str:
-        return f"<PacedStream {self._stream!r}>"
-
-    @property
-    def remote_peer_id(self) -> PeerId:
-        """The authenticated peer at the other end."""
-        return self._remote_peer_id
 
     async def turn(self, num_bytes: int) -> int:
         """Wait until bulk may go to this peer; how much of it may go now."""
@@ -112,10 +74,6 @@ class PacedStream:
         await self._stream.receive_into(buffer[held_bytes:])
         self._pacing.received(self._remote_peer_id, len(buffer) - held_bytes)
         await self._may_receive()
-
-    async def aclose(self) -> None:
-        """Close the stream."""
-        await self._stream.aclose()
 
     async def _may_receive(self) -> None:
         if self._reads_slowly:

@@ -27,10 +27,10 @@ from typing import Final
 import trio
 
 from peer.ports import Address, NetworkStatistics, PeerId, StreamHandler
+from protocol import multiaddr
 from protocol.errors import StreamLost
 from protocol.peer_id import peer_id_to_bytes
 
-from . import multiaddr
 from .handlers import Handlers
 from .simulated_link import Link, LinkModel
 from .simulated_stream import SimulatedStream, open_pair

@@ -9,16 +9,28 @@ import os
 import queue
 import socket
 import threading
-from typing import Final, get_args
+from dataclasses import dataclass
+from typing import Final, TypeVar, get_args
 
 from . import pipe
 from .messages import TrainerCommand, TrainerEvent
 from .settings import TrainerSettings
 
 _READ_BYTES: Final = 65536
+_MAX_DESCRIPTORS: Final = 4
 _EXIT_PARENT_GONE: Final = 0
 _EXIT_BAD_PIPE: Final = 70
 _COMMANDS: Final = get_args(TrainerCommand)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What the daemon wants of this process, and the memory to do it in."""
+
+    name: str
+    settings: TrainerSettings
+    descriptors: tuple[int, ...]
 
 
 class SocketChannel:
@@ -28,6 +40,7 @@ class SocketChannel:
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(True)
         self._received: queue.SimpleQueue[pipe.Message] = queue.SimpleQueue()
+        self._descriptors: queue.SimpleQueue[int] = queue.SimpleQueue()
         # The daemon sends a handful of commands a round and waits for their effects: the queue
         # stays short.
         threading.Thread(target=self._read, name="commands", daemon=True).start()
@@ -35,11 +48,18 @@ class SocketChannel:
     def __repr__(self) -> str:
         return f"<SocketChannel with {self._received.qsize()} commands waiting>"
 
-    def settings(self) -> TrainerSettings:
-        """The first message. Raises PipeError."""
+    def next_task(self) -> Task:
+        """Wait for a task. Raises PipeError."""
+        begin = self._expect(pipe.Begin)
+        settings = self._expect(TrainerSettings)
+        # They came no later than the first byte of the order.
+        descriptors = [self._descriptors.get_nowait() for _ in range(begin.num_descriptors)]
+        return Task(begin.task, settings, tuple(descriptors))
+
+    def _expect(self, kind: type[T]) -> T:
         message = self._received.get()
-        if not isinstance(message, TrainerSettings):
-            raise pipe.PipeError(f"expected settings first, got {type(message).__name__}")
+        if not isinstance(message, kind):
+            raise pipe.PipeError(f"expected {kind.__name__}, got {type(message).__name__}")
         return message
 
     def next_command(self, *, wait: bool) -> TrainerCommand | None:
@@ -63,7 +83,15 @@ class SocketChannel:
     def _read(self) -> None:
         decoder = pipe.Decoder()
         try:
-            while data := self._socket.recv(_READ_BYTES):
+            while True:
+                data, descriptors, _, _ = socket.recv_fds(
+                    self._socket, _READ_BYTES, _MAX_DESCRIPTORS
+                )
+                if not data:
+                    break
+                for descriptor in descriptors:
+                    os.set_inheritable(descriptor, False)
+                    self._descriptors.put(descriptor)
                 for message in decoder.feed(data):
                     self._received.put(message)
         except pipe.PipeError as error:

@@ -1,6 +1,7 @@
 """What runs in the child process: build the parts, say `Ready`, run the loop, say how it ended."""
 
 import itertools
+import os
 import traceback
 import warnings
 from collections.abc import Callable
@@ -24,17 +25,31 @@ from .loop import InnerLoop, TrainerParts
 from .messages import Failed, Ready
 from .model import FlatModel, empty_module, initial_module
 from .optimizer import FlatAdamW
-from .pipe import ModelCreated
+from .pipe import ModelCreated, PipeError
 from .settings import TrainerSettings
 from .shared import CodeRegions, map_vector, regions_of_run
 from .snapshot import Snapshots
 from .step import Stepper
 
 
-def train(channel: SocketChannel, slow_fd: int, codes_fd: int) -> int:
+def serve(channel: SocketChannel) -> int:
+    """Do what the daemon wants, until it wants a trainer: that is the last. The exit status."""
+    while True:
+        task = channel.next_task()
+        match task.name, task.descriptors:
+            case "create", (weights_fd,):
+                create(channel, task.settings, weights_fd)
+                os.close(weights_fd)
+            case "train", (slow_fd, codes_fd):
+                return train(channel, task.settings, slow_fd, codes_fd)
+            case _:
+                raise PipeError(f"{task.name} with {len(task.descriptors)} descriptors")
+
+
+def train(channel: SocketChannel, settings: TrainerSettings, slow_fd: int, codes_fd: int) -> int:
     """Be a trainer until `Stop`. Returns the exit status."""
     try:
-        parts, ready = build(channel.settings(), slow_fd, codes_fd)
+        parts, ready = build(settings, slow_fd, codes_fd)
         channel.emit(ready)
         InnerLoop(parts, channel).run()
     except NonFinite as error:
@@ -48,18 +63,18 @@ def train(channel: SocketChannel, slow_fd: int, codes_fd: int) -> int:
     return 1
 
 
-def create(channel: SocketChannel, weights_fd: int) -> int:
+def create(channel: SocketChannel, settings: TrainerSettings, weights_fd: int) -> None:
     """Write the founder's initial weights to a file, and say what the model looks like."""
-    settings = channel.settings()
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the bits of an initialisation must not depend on the machine's cores
     module = initial_module(settings.run_spec(), settings.vocabulary_size)
+    torch.set_num_threads(threads)
     config = module.config.to_json_string(use_diff=True)
     model = FlatModel(module, torch.device("cpu"))
     shapes = tuple((entry.name, entry.shape) for entry in model.layout.entries)
     with open(weights_fd, "wb", closefd=False) as file:
         model.theta_P.numpy().tofile(file)
     channel.emit(ModelCreated(shapes, config))
-    return 0
 
 
 def build(settings: TrainerSettings, slow_fd: int, codes_fd: int) -> tuple[TrainerParts, Ready]:

@@ -24,6 +24,18 @@ _LENGTH: Final = struct.Struct(">I")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Begin:
+    """What a child is to do; its settings follow.
+
+    Attributes:
+        num_descriptors: that come with it, beside the bytes.
+    """
+
+    task: str
+    num_descriptors: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class ModelCreated:
     """Answer of a child that made the initial weights.
 
@@ -36,11 +48,17 @@ class ModelCreated:
     config: str
 
 
-Message = TrainerSettings | TrainerCommand | TrainerEvent | ModelCreated
+Message = Begin | TrainerSettings | TrainerCommand | TrainerEvent | ModelCreated
 
 _KINDS: Final[dict[str, type[Any]]] = {
     kind.__name__: kind
-    for kind in (*get_args(TrainerCommand), *get_args(TrainerEvent), TrainerSettings, ModelCreated)
+    for kind in (
+        *get_args(TrainerCommand),
+        *get_args(TrainerEvent),
+        Begin,
+        TrainerSettings,
+        ModelCreated,
+    )
 }
 _FIELDS: Final[dict[str, dict[str, Any]]] = {
     name: {field.name: get_type_hints(kind)[field.name] for field in dataclasses.fields(kind)}

@@ -9,22 +9,16 @@ A life begins with `Ready` or ends with `TrainerDied`. A trainer dies with the b
 daemon (its socket ends), and when it stays silent for longer than its own speed explains.
 
 Nothing here imports torch's models: what a model looks like, and a founder's initial weights, come
-from short children of the same kind (`inspect_model`, `initialise_weights`).
+from a child of the same kind (`create_model`).
 """
 
 import contextlib
-import fcntl
 import os
-import socket
-import subprocess
-import sys
-import tempfile
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Final, get_args
+from typing import Final, get_args
 
 import trio
 
@@ -32,19 +26,13 @@ from protocol.layout import Layout
 from protocol.run_spec import RunSpec
 
 from . import pipe
+from .child_process import STOP_GRACE_S, SpareChild, TrainerChild
 from .messages import FragmentSent, Ready, RoundClosed, Stop, TrainerCommand, TrainerEvent
 from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
 from .settings import TrainerSettings
 from .shared import CodeRegions, SharedVector, code_memory, regions_of_run
 from .watchdog import START_TIMEOUT_S, Watchdog
 
-STOP_GRACE_S: Final = 1.0
-"""Time a trainer has to end by itself after `Stop`; it is killed then."""
-STDERR_TAIL_BYTES: Final = 2000
-"""Last part of standard error that goes into the message of a death."""
-MAX_STDERR_BYTES: Final = 1 << 20
-"""Standard error is cut when it is longer."""
-_READ_BYTES: Final = 65536
 _EVENTS: Final = get_args(TrainerEvent)
 
 
@@ -58,116 +46,11 @@ class TrainerStatistics:
     silence_bound_s: float
 
 
-class _Child:
-    """A child process with a socket pair, and the file that takes its standard error."""
-
-    def __init__(self, process: trio.Process, stream: trio.SocketStream, stderr: IO[bytes]) -> None:
-        self.process = process
-        self._stream = stream
-        self._stderr = stderr
-        self._decoder = pipe.Decoder()
-        self._received: deque[pipe.Message] = deque()
-        self._sending = trio.Lock()
-
-    async def send(self, message: pipe.Message) -> None:
-        """Raises TrainerDied."""
-        try:
-            async with self._sending:
-                await self._stream.send_all(pipe.encode(message))
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise await self.death() from error
-
-    async def receive(self) -> pipe.Message:
-        """Raises TrainerDied."""
-        while not self._received:
-            try:
-                data = await self._stream.receive_some(_READ_BYTES)
-            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                raise await self.death() from error
-            if not data:
-                raise await self.death()
-            try:
-                self._received.extend(self._decoder.feed(data))
-            except pipe.PipeError as error:
-                raise TrainerDied(
-                    f"the trainer said something that is no message: {error}"
-                ) from error
-        self._bound_stderr()
-        return self._received.popleft()
-
-    async def death(self) -> TrainerDied:
-        """How the child ended, in a sentence."""
-        with trio.move_on_after(STOP_GRACE_S):
-            status = await self.process.wait()
-            if status < 0:
-                return TrainerDied(f"the trainer was killed by signal {-status}")
-            return TrainerDied(f"the trainer exited with {status}{self._last_words()}")
-        return TrainerDied("the trainer closed its socket but did not end")
-
-    def kill(self) -> None:
-        """End the process, whatever it does."""
-        if self.process.returncode is None:
-            self.process.kill()
-
-    async def aclose(self) -> None:
-        """Kill the process if it still runs, and collect it."""
-        with trio.CancelScope(shield=True):
-            self.kill()
-            await self.process.wait()
-            await trio.aclose_forcefully(self._stream)
-
-    def _last_words(self) -> str:
-        size_bytes = self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, size_bytes - STDERR_TAIL_BYTES))
-        said = self._stderr.read().decode(errors="replace").strip()
-        return f": {said}" if said else ""
-
-    def _bound_stderr(self) -> None:
-        # The child appends, so after a cut it goes on at the file's start.
-        if os.fstat(self._stderr.fileno()).st_size > MAX_STDERR_BYTES:
-            os.ftruncate(self._stderr.fileno(), 0)
-
-
-@contextlib.asynccontextmanager
-async def _child(
-    task: str, settings: TrainerSettings, descriptors: Mapping[str, int]
-) -> AsyncIterator[_Child]:
-    """Run `python -m peer.training TASK`; it is gone when the block ends."""
-    ours, theirs = socket.socketpair()
-    with tempfile.TemporaryFile() as stderr:
-        fcntl.fcntl(stderr, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)
-        with theirs:
-            passed = {"socket": theirs.fileno(), **descriptors}
-            options = [part for name, fd in passed.items() for part in (f"--{name}", str(fd))]
-            process = await trio.lowlevel.open_process(
-                [sys.executable, "-m", "peer.training", task, *options],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-                pass_fds=tuple(passed.values()),
-                env=_environment(settings.threads),
-            )
-        stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
-        child = _Child(process, stream, stderr)
-        try:
-            await child.send(settings)
-            yield child
-        finally:
-            await child.aclose()
-
-
-def _environment(threads: int) -> dict[str, str]:
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-    if threads:
-        environment["OMP_NUM_THREADS"] = str(threads)
-    return environment
-
-
 class ProcessTrainer:
     """One life of a trainer process. See `peer.training.ports.Trainer`."""
 
     def __init__(
-        self, child: _Child, map_regions: Callable[[Ready], CodeRegions], watchdog: Watchdog
+        self, child: TrainerChild, map_regions: Callable[[Ready], CodeRegions], watchdog: Watchdog
     ) -> None:
         self._child = child
         self._map_regions = map_regions
@@ -245,7 +128,10 @@ class ProcessTrainer:
 
 
 def trainer_starter(
-    settings: TrainerSettings, slow: SharedVector, directory: Path | None = None
+    settings: TrainerSettings,
+    slow: SharedVector,
+    directory: Path | None = None,
+    spare: SpareChild | None = None,
 ) -> StartTrainer:
     """The StartTrainer of real life.
 
@@ -253,8 +139,9 @@ def trainer_starter(
         settings: what the child is told; its cap of the micro-batch is set at each start.
         slow: the slow weights; every start must be given `slow.array`.
         directory: where memory without a name is made on systems without memfd.
+        spare: its child is taken first, if it has one.
     """
-    spec = settings.run_spec()
+    spec, children = settings.run_spec(), spare or SpareChild(settings.threads)
 
     @contextlib.asynccontextmanager
     async def start(vector: Float32Vector, micro_batch_cap: int | None) -> AsyncIterator[Trainer]:
@@ -263,10 +150,13 @@ def trainer_starter(
         told = replace(settings, micro_batch_cap=micro_batch_cap or 0)
         codes_fd = code_memory(0, directory)
         try:
-            descriptors = {"slow": slow.read_only_fd, "codes": codes_fd}
-            async with _child("train", told, descriptors) as child:
+            child = await children.take()
+            try:
+                await child.begin("train", told, (slow.read_only_fd, codes_fd))
                 yield ProcessTrainer(child, partial(_regions, spec, codes_fd), Watchdog(spec))
                 await _stop(child)
+            finally:
+                await child.aclose()
         finally:
             os.close(codes_fd)
 
@@ -278,18 +168,21 @@ def _regions(spec: RunSpec, fd: int, ready: Ready) -> CodeRegions:
     return CodeRegions(fd, regions_of_run(spec, layout), writable=False)
 
 
-async def _stop(child: _Child) -> None:
+async def _stop(child: TrainerChild) -> None:
     """Ask the child to end, and give it a moment."""
     with trio.move_on_after(STOP_GRACE_S), contextlib.suppress(TrainerDied):
         await child.send(Stop())
         await child.process.wait()
 
 
-async def create_model(settings: TrainerSettings, weights_path: Path) -> tuple[Layout, str]:
-    """Make a run's initial weights, as its founder does, in a short child.
+async def create_model(
+    settings: TrainerSettings, weights_path: Path, spare: SpareChild | None = None
+) -> tuple[Layout, str]:
+    """Make a run's initial weights, as its founder does.
 
     Args:
         weights_path: where they go, as one flat vector of fp32 values.
+        spare: its child makes them, and has it back afterwards: it can still become a trainer.
 
     Returns:
         The layout of that vector, and the model's config.json.
@@ -297,21 +190,30 @@ async def create_model(settings: TrainerSettings, weights_path: Path) -> tuple[L
     Raises:
         TrainerDied: the child failed; the message holds its last words.
     """
-    with weights_path.open("wb") as file:
-        message = await _ask("create", settings, {"weights": file.fileno()})
-    if not isinstance(message, pipe.ModelCreated):
-        raise TrainerDied(f"the trainer sent a {type(message).__name__}")
+    child = await (spare or SpareChild(settings.threads)).take()
+    try:
+        with weights_path.open("wb") as file:
+            message = await _ask(child, "create", settings, file.fileno())
+        if not isinstance(message, pipe.ModelCreated):
+            raise TrainerDied(f"the trainer sent a {type(message).__name__}")
+    except BaseException:
+        await child.aclose()
+        raise
+    if spare is None:
+        await child.aclose()
+    else:
+        spare.put_back(child)
     return Layout.from_shapes(dict(message.shapes)), message.config
 
 
 async def _ask(
-    task: str, settings: TrainerSettings, descriptors: Mapping[str, int]
+    child: TrainerChild, task: str, settings: TrainerSettings, descriptor: int
 ) -> pipe.Message:
-    """The one answer of a short child."""
+    """The one answer to a task."""
     answer: pipe.Message | None = None
     with trio.move_on_after(START_TIMEOUT_S):
-        async with _child(task, settings, descriptors) as child:
-            answer = await child.receive()
+        await child.begin(task, settings, (descriptor,))
+        answer = await child.receive()
     if answer is None:
         raise TrainerDied(f"'{task}' took longer than {START_TIMEOUT_S:.0f} s")
     return answer

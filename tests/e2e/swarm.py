@@ -247,12 +247,7 @@ class Peer:
 
     def wait_averaging(self, times: int = 1, timeout_s: float = START_S) -> None:
         """Until it has averaged that many times from now on."""
-        enough = len(self.events(EventName.ROUND_AVERAGED)) + times
-        self.wait_for(
-            f"{times} more averaged rounds",
-            lambda: len(self.events(EventName.ROUND_AVERAGED)) >= enough,
-            timeout_s,
-        )
+        all_averaging([self], times, timeout_s)
 
     def wait_exit(self, timeout_s: float = WAIT_S) -> int:
         """Its exit code."""
@@ -290,6 +285,17 @@ class Peer:
         """kill -9 of everything."""
         self.signal_all(signal.SIGKILL)
         self.process.wait()
+
+
+def all_averaging(peers: Sequence[Peer], times: int = 1, timeout_s: float = START_S) -> None:
+    """Until each of them has averaged that many times from now on; they do so side by side."""
+    enough = {peer: len(peer.events(EventName.ROUND_AVERAGED)) + times for peer in peers}
+    for peer in peers:
+        peer.wait_for(
+            f"{times} more averaged rounds",
+            lambda peer=peer: len(peer.events(EventName.ROUND_AVERAGED)) >= enough[peer],
+            timeout_s,
+        )
 
 
 @contextmanager
@@ -375,8 +381,7 @@ class Swarm:
         while len(self.members) < num_peers:
             self.join(via)
         peers = self.members
-        for peer in peers if len(peers) > 1 else ():
-            peer.wait_averaging()
+        all_averaging(peers if len(peers) > 1 else [])
         return peers
 
     def loco(self, *arguments: str, timeout_s: float = WAIT_S) -> subprocess.CompletedProcess[str]:

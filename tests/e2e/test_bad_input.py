@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from swarm import START_S, Peer, Swarm, ending, free_port
+from swarm import START_S, Peer, Swarm, all_averaging, ending, free_port
 
 from peer.exit_codes import ExitCode
 from peer.identity import Identity
@@ -120,5 +120,4 @@ def test_one_identity_runs_once(swarm: Swarm) -> None:
         second.wait_averaging()
         assert second.peer_id == first.peer_id
         assert not second.events(EventName.BOOTSTRAP_FAILING)
-        for peer in others:
-            peer.wait_averaging()
+        all_averaging(others)

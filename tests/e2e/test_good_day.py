@@ -5,7 +5,7 @@ import math
 import signal
 
 import pytest
-from swarm import NUM_ROUNDS_ALONE, Peer, Swarm, port_of
+from swarm import NUM_ROUNDS_ALONE, Peer, Swarm, all_averaging, port_of
 
 from peer.exit_codes import ExitCode
 from peer.observe.event_names import EventName
@@ -104,8 +104,7 @@ def test_leave_and_sigterm_end_well_and_leave_no_process_behind(swarm, peers):
     one = peers[0]
     by_command = swarm.join(f"localhost:{port_of(one.address)}")
     by_signal = swarm.join(one)
-    for peer in (by_command, by_signal):
-        peer.wait_averaging()
+    all_averaging([by_command, by_signal])
     began = {peer: peer.processes() for peer in (by_command, by_signal)}
     done = swarm.loco("leave", "--home", str(by_command.home.root))
     assert (done.returncode, done.stderr) == (ExitCode.OK, "")

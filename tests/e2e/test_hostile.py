@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 from raw_client import ANSWER_S, raw_client, throw
-from swarm import Peer, Swarm, ending
+from swarm import Peer, Swarm, all_averaging, ending
 
 from peer.network.conversation import Conversation
 from peer.network.handlers import MAX_INBOUND_STREAMS_PER_PEER
@@ -113,8 +113,8 @@ def missiles() -> dict[str, bytes]:
 
 def unharmed(peers: list[Peer], seen: dict[Peer, int], stranger: str) -> None:
     """Nobody lost a link, a trainer or a process, and all average on."""
+    all_averaging(peers)
     for peer in peers:
-        peer.wait_averaging()
         for event in peer.events()[seen[peer] :]:
             assert event["event"] not in (EventName.TRAINER_DIED, EventName.NETWORK_RESTARTED)
             if event["event"] == EventName.PEER_LOST:

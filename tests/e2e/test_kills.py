@@ -11,7 +11,7 @@ import statistics
 from itertools import pairwise
 
 import pytest
-from swarm import START_S, Peer, Swarm, skips, wait_until, within
+from swarm import START_S, Peer, Swarm, all_averaging, skips, wait_until, within
 
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
@@ -144,8 +144,7 @@ def test_a_killed_p2pd_is_replaced_and_averaging_goes_on(swarm: Swarm) -> None:
     assert victim.p2pd().pid != dead.pid
     wait_seen_by([victim], others[0])
     wait_seen_by(others, victim)
-    for peer in [victim, *others]:
-        peer.wait_averaging(2)
+    all_averaging([victim, *others], 2)
     assert victim.trainer().is_running()
     assert not victim.events(EventName.TRAINER_DIED)
     assert "Traceback" not in victim.stderr
@@ -170,8 +169,8 @@ def test_a_killed_trainer_is_restarted_from_the_outer_state(swarm: Swarm) -> Non
     assert victim.metric("loco_trainer_restarts_total", reason="died") == restarts + 1
     victim.wait_averaging(2)
     assert victim.events(EventName.VALIDATED)[-1]["loss"] < loss_before + 0.3
+    all_averaging(others)
     for peer, seen in unharmed.items():
-        peer.wait_averaging()
         harm = {EventName.TRAINER_DIED, EventName.PEER_LOST}
         assert not [event for event in peer.events()[seen:] if event["event"] in harm]
 
@@ -182,8 +181,7 @@ def test_the_founder_dies_and_the_others_go_on_and_take_in_a_new_one(swarm: Swar
     assert founder.running
     others = [peer for peer in swarm.members if peer is not founder]
     founder.kill()
-    for peer in others:
-        peer.wait_averaging(3)
+    all_averaging(others, 3)
     joiner = swarm.join(others[-1])
     joiner.wait_averaging(2)
     assert joiner.status()["run_id"] == others[0].status()["run_id"]

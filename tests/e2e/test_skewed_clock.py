@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import trio
 from raw_client import raw_client
-from swarm import Peer, Swarm, ending
+from swarm import Peer, Swarm, all_averaging, ending
 
 from peer.network.directory import open_hivemind_directory
 from peer.observe.event_names import EventName
@@ -52,8 +52,8 @@ async def test_clocks_a_minute_fast_and_slow(
         ending(swarm.join(member, environment=environments[0])) as fast,
         ending(swarm.join(member, environment=environments[1])) as slow,
     ):
+        all_averaging([fast, slow], 2)
         for peer, skew_s in ((fast, SKEW_S), (slow, -SKEW_S)):
-            peer.wait_averaging(2)
             follows_the_swarms_time(peer, skew_s)
         await in_the_directory(member, [fast, slow], tmp_path_factory.mktemp("raw"))
 

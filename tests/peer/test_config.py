@@ -113,7 +113,7 @@ def test_host_port_as_people_write_it(text: str, expected: HostPort) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "host", "::1:80", "a b:1", "h:65536", "/ip4/::1/tcp/5", "/dns/x"]
+    "text", ["", "host", "::1:80", "a b:1", "h:65536", "/ip4/::1/tcp/5", "/dns/x", "/dns/a b/tcp/1"]
 )
 def test_what_is_no_host_and_port(text: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
@@ -121,7 +121,14 @@ def test_what_is_no_host_and_port(text: str) -> None:
 
 
 def test_bootstrap_needs_a_port_and_may_carry_a_peer_id() -> None:
-    for good in ("h:1", "[::1]:2", "/dns4/h/tcp/1", f"/ip4/1.2.3.4/tcp/5/p2p/{PEER_ID}"):
+    relayed = f"/ip4/1.2.3.4/tcp/5/p2p/{PEER_ID}/p2p-circuit"
+    for good in (
+        "h:1",
+        "[::1]:2",
+        "/dns4/h/tcp/1",
+        f"/ip4/1.2.3.4/tcp/5/p2p/{PEER_ID}",
+        f"{relayed}/p2p/{PEER_ID}",
+    ):
         assert parse_bootstrap(f" {good} ") == good
     for bad in (
         "h",
@@ -130,6 +137,9 @@ def test_bootstrap_needs_a_port_and_may_carry_a_peer_id() -> None:
         "/ip4/1.2.3.4/tcp/0",
         "/ip4/1.2.3.4/tcp/5/p2p/x",
         "/ip4/1.2.3.4",
+        "/ip4/1.2.3.4/udp/5",
+        "/unix/tmp/x",
+        relayed,
     ):
         with pytest.raises(ValueError, match=r"\w"):
             parse_bootstrap(bad)

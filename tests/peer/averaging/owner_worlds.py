@@ -1,16 +1,13 @@
-"""A small model in fragments, codes of it, and streams in memory."""
+"""A small model in fragments, and codes of it."""
 
 import numpy as np
 import torch
-import trio
-import trio.testing
 
 from peer.averaging.fragment_owner import short_digest
 from peer.averaging.nesterov import Factors
 from peer.averaging.outer_fragments import OuterFragments
 from peer.codec import codes_as_tensor, get_codec
 from peer.identity import Identity
-from protocol.errors import StreamLost
 from protocol.fragment_messages import ChunkStamp
 from protocol.fragments import cut_fragments
 from protocol.layout import Layout
@@ -49,37 +46,3 @@ def contribution(
     stamps = tuple(ChunkStamp.of(chunk, ledger.stamp(chunk)) for chunk in values)
     message = Contribution(RUN, FRAGMENT, cycle, weight, 1, 1, stamps, short_digest(codes))
     return message, codes
-
-
-class PipeStream:
-    """The Stream port over trio's streams in memory."""
-
-    def __init__(self, stream, remote_peer_id: str) -> None:
-        self._stream = stream
-        self.remote_peer_id = remote_peer_id
-
-    async def turn(self, num_bytes: int) -> int:
-        return num_bytes
-
-    async def send_all(self, data) -> None:
-        await self._stream.send_all(bytes(data))
-
-    async def receive_some(self, max_bytes: int = 65536) -> bytes:
-        return bytes(await self._stream.receive_some(max_bytes))
-
-    async def receive_into(self, buffer: memoryview) -> None:
-        done = 0
-        while done < len(buffer):
-            data = await self.receive_some(len(buffer) - done)
-            if not data:
-                raise StreamLost("the stream ended")
-            buffer[done : done + len(data)] = data
-            done += len(data)
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-
-def pipe() -> tuple[PipeStream, PipeStream]:
-    one, other = trio.testing.memory_stream_pair()
-    return PipeStream(one, IDS[1]), PipeStream(other, IDS[0])

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from owner_worlds import FRAGMENT, IDENTITIES, IDS, RUN, codes_of, contribution, outer_copy, pipe
+from owner_worlds import FRAGMENT, IDENTITIES, IDS, RUN, codes_of, contribution, outer_copy
+from pipe_streams import pipe
 
 from peer.averaging.fragment_inbound import FragmentInbound
 from peer.averaging.fragment_owner import short_digest
@@ -32,7 +33,7 @@ def result(**changes) -> Result:
 
 
 async def received(message, payload=b""):
-    ours, theirs = map(Conversation, pipe())
+    ours, theirs = map(Conversation, pipe(*IDS[:2]))
     await ours.send(message, payload)
     return await FragmentInbound(RUN, OUTER, SimulatedWork()).next(theirs)
 
@@ -60,7 +61,7 @@ async def test_questions_about_what_is_not_there_are_refused(message, sentence):
 
 async def test_codes_of_a_wrong_length_are_refused_before_they_come():
     message, codes = contribution(OUTER, {0: 1.0})
-    ours, theirs = pipe()
+    ours, theirs = pipe(*IDS[:2])
     await ours.send_all(encode_frame(encode_message(message), len(codes) + 1))
     with pytest.raises(RemoteProtocolError, match="expected"):
         await FragmentInbound(RUN, OUTER, SimulatedWork()).next(Conversation(theirs))
@@ -110,7 +111,7 @@ async def test_a_result_that_names_a_chunk_twice_or_carries_more_than_it_says_is
 
 
 async def test_a_stream_of_garbage_ends():
-    ours, theirs = pipe()
+    ours, theirs = pipe(*IDS[:2])
     await ours.send_all(b"\xff" * 64)
     with pytest.raises(RemoteProtocolError):
         await FragmentInbound(RUN, OUTER, SimulatedWork()).next(Conversation(theirs))

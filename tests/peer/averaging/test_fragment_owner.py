@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import trio
 import trio.lowlevel
-from owner_worlds import CYCLE, FRAGMENT, IDENTITIES, IDS, RUN, contribution, outer_copy, pipe
+from owner_worlds import CYCLE, FRAGMENT, IDENTITIES, IDS, RUN, contribution, outer_copy
+from pipe_streams import pipe
 
 from peer.averaging.fragment_inbound import FragmentInbound
 from peer.averaging.fragment_owner import MAX_COLLECT_S, Averages, FragmentOwner
@@ -116,7 +117,7 @@ async def test_a_result_passes_the_checks_of_its_receiver(world, autojump_clock)
         world.comes(peer, {0: 1.0, 1: 2.0})
     await trio.testing.wait_all_tasks_blocked()
     (made,) = world.published
-    ours, theirs = map(Conversation, pipe())
+    ours, theirs = map(Conversation, pipe(*IDS[:2]))
     await ours.send(made.result, made.codes)
     inbound = FragmentInbound(RUN, outer_copy(), SimulatedWork())
     message, parts = await inbound.next(theirs)
@@ -204,3 +205,16 @@ async def test_a_cycle_for_which_nothing_came_is_over_all_the_same(world, autoju
     assert world.published == []
     assert world.over == [(FRAGMENT, CYCLE)]
     assert world.comes(1, {0: 1.0}) is RefusalReason.AHEAD
+
+
+@pytest.mark.parametrize(("present", "published"), [(IDS, 2), (IDS[:2], 1)])
+async def test_who_let_a_deadline_pass_and_went_is_a_newcomer_when_it_comes_again(
+    world, autojump_clock, present, published
+):
+    for cycle in (CYCLE, CYCLE + 1):
+        world.comes(0, {0: 1.0}, cycle=cycle)
+        world.comes(1, {0: 1.0}, cycle=cycle)
+        await trio.sleep(MAX_COLLECT_S + 1 if cycle == CYCLE else 0)
+        await trio.testing.wait_all_tasks_blocked()
+        world.owner.keep_only(set(present))
+    assert len(world.published) == published

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -40,8 +41,9 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     """Stands where the daemon would: remembers what it was given, and does as told."""
     fake = types.SimpleNamespace(calls=[], raises=None, code=ExitCode.OK)
 
-    async def run_daemon(config: PeerConfig, spec: RunSpec | None, home: Home) -> ExitCode:
+    async def run_daemon(config: PeerConfig, spec: RunSpec | None, home: Home, spare) -> ExitCode:
         fake.calls.append((config, spec, home, home.in_use()))
+        fake.spare_threads = spare
         if fake.raises is not None:
             async with trio.open_nursery():
                 raise fake.raises
@@ -50,6 +52,7 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     module = types.ModuleType("peer.daemon.run")
     module.run_daemon = run_daemon  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "peer.daemon.run", module)
+    monkeypatch.setattr("peer.cli.run.spare_child", nullcontext)
     return fake
 
 
@@ -72,6 +75,7 @@ def test_start_gives_the_daemon_a_spec_and_a_locked_home(daemon, tmp_path: Path)
     assert spec == RunSpec(seed=5)
     assert (home.root, locked) == (tmp_path / "home", True)
     assert (config.threads, config.metrics.port, config.json_ready) == (2, 9, True)
+    assert daemon.spare_threads == 2
     assert not home.in_use()
 
 
@@ -224,14 +228,14 @@ def test_no_command_shows_the_help() -> None:
 # --- real processes -------------------------------------------------------------------------------
 
 PROCESS = """
-import sys, types
+import contextlib, sys, types
 import trio
 from peer.exit_codes import ExitCode
 from peer.observe.control import serve_control
 from peer.observe.status import PeerState, Status
 from peer.signals import run_until_signalled
 
-async def run_daemon(config, spec, home):
+async def run_daemon(config, spec, home, spare):
     stop = trio.Event()
 
     async def status(arguments):
@@ -256,6 +260,8 @@ async def run_daemon(config, spec, home):
 module = types.ModuleType("peer.daemon.run")
 module.run_daemon = run_daemon
 sys.modules["peer.daemon.run"] = module
+import peer.cli.run
+peer.cli.run.spare_child = contextlib.nullcontext
 from peer.cli import main
 main()
 """

@@ -19,6 +19,7 @@ from streaming_worlds import (
 )
 from swarm_worlds import simulated, start
 
+from peer.averaging.fragment_exchange import FragmentExchange
 from peer.averaging.fragment_owner import short_digest
 from peer.network.conversation import Conversation
 from peer.network.simulated_link import LinkModel
@@ -261,3 +262,30 @@ async def test_an_owner_killed_between_send_and_return_leaves_its_chunks_as_they
             assert (end["missing"], end["contributors"]) == (1, 3)
         await swarm.finished(*"ab")
         assert_equal(swarm["a"], swarm["b"])
+
+
+def known_to(exchange: FragmentExchange) -> set[str]:
+    """Every peer of which it keeps anything."""
+    return {
+        *exchange._acquainted,
+        *exchange._silent,
+        *(peer_id for _, peer_id in exchange._settled_by),
+        *exchange._posts._boxes,
+        *exchange._owner._late,
+        *(peer_id for keeper in exchange._keepers for peer_id in keeper._passed),
+    }
+
+
+@simulated(SEED)
+async def test_of_a_peer_that_is_gone_nothing_is_kept(tmp_path, monkeypatch):
+    async with open_swarm(SEED, fragment_spec(20), tmp_path, OPTIONS) as swarm:
+        tap = watch(swarm, monkeypatch)
+        await start(swarm, *"abc")
+        await swarm.until(lambda: swarm["a"].facts.round == CYCLE)
+        swarm.freeze("c")
+        await trio.sleep(2 * DEADLINE_S)
+        assert IDS["c"] in tap.exchanges["a"]._owner._late
+        swarm.kill("c")
+        await swarm.until(lambda: returned_in(swarm["a"], VICTIM, 15))
+        for name in "ab":
+            assert known_to(tap.exchanges[name]) == {IDS["a"], IDS["b"]}

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
 
 import pytest
 import trio
 import trio.testing
+from pipe_streams import PipeStream, pipe
 
 from peer.network.conversation import (
     READ_BYTES,
@@ -38,57 +38,12 @@ VECTOR = Vector(3, 50, 51200, "int8", 1, DIGEST)
 ACCEPT = Accept(3, 50, 51200)
 
 
-class PipeStream:
-    """The Stream port over trio's streams in memory; may stop for ever before one of its awaits."""
-
-    def __init__(self, stream: trio.StapledStream[Any, Any], stop_at: float = math.inf) -> None:
-        self.stream = stream
-        self.awaits = 0
-        self.stop_at = stop_at
-        self.stopped = trio.Event()
-
-    @property
-    def remote_peer_id(self) -> str:
-        return "12D3KooWOther"
-
-    async def _count(self) -> None:
-        self.awaits += 1
-        if self.awaits > self.stop_at:
-            self.stopped.set()
-            await trio.sleep_forever()
-
-    async def turn(self, num_bytes: int) -> int:
-        await self._count()
-        return num_bytes
-
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        await self._count()
-        await self.stream.send_all(bytes(data))
-
-    async def receive_some(self, max_bytes: int = 65536) -> bytes:
-        await self._count()
-        return bytes(await self.stream.receive_some(max_bytes))
-
-    async def receive_into(self, buffer: memoryview) -> None:
-        done = 0
-        while done < len(buffer):
-            data = await self.receive_some(len(buffer) - done)
-            if not data:
-                raise StreamLost("the stream ended")
-            buffer[done : done + len(data)] = data
-            done += len(data)
-
-    async def aclose(self) -> None:
-        await self.stream.aclose()
-
-
 Pair = tuple[Conversation, Conversation]
 
 
 @pytest.fixture
 def pipes() -> tuple[PipeStream, PipeStream]:
-    one, other = trio.testing.memory_stream_pair()
-    return PipeStream(one), PipeStream(other)
+    return pipe()
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import pytest
 import trio
 from network_worlds import WAIT_S, peer_id_of, real_network, wait_until
 
-from peer.network import multiaddr
 from peer.network.p2pd_process import P2pdFailed
 from peer.network.tls_probe import read_peer_id
 from peer.ports import Stream
+from protocol import multiaddr
 from protocol.errors import StreamLost
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]

@@ -4,17 +4,16 @@ import pytest
 import torch
 
 from peer.training import calibrate, child
+from peer.training.channel import Task
 from peer.training.device import choose_device, choose_precision, is_out_of_memory
 from peer.training.messages import Failed
+from peer.training.pipe import PipeError
 from peer.training.step import NonFinite
 
 
 class FakeChannel:
     def __init__(self):
         self.events = []
-
-    def settings(self):
-        return None
 
     def emit(self, event):
         self.events.append(event)
@@ -36,7 +35,7 @@ def test_failures_are_told_apart(monkeypatch, capsys, error, reason):
 
     monkeypatch.setattr(child, "build", build)
     channel = FakeChannel()
-    assert child.train(channel, 0, 0) == 1
+    assert child.train(channel, None, 0, 0) == 1
     (failed,) = channel.events
     assert isinstance(failed, Failed)
     assert failed.reason == reason
@@ -85,3 +84,11 @@ def test_devices_that_are_not_here_are_refused():
     assert choose_precision("auto", torch.device("cpu")) == "fp32"
     assert choose_precision("bf16", torch.device("cpu")) == "bf16"
     assert not is_out_of_memory(ValueError("can't allocate memory"))
+
+
+@pytest.mark.parametrize("task", [Task("dance", None, ()), Task("train", None, (3,))])
+def test_what_is_no_task_ends_the_child(task):
+    channel = FakeChannel()
+    channel.next_task = lambda: task
+    with pytest.raises(PipeError, match=task.name):
+        child.serve(channel)

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import blake3
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 import trio
 
 from peer.training import pipe
+from peer.training.child_process import spare_child
 from peer.training.corpus import prepare_corpus
 from peer.training.messages import (
     Amend,
@@ -229,26 +231,42 @@ async def test_a_child_that_cannot_start_says_why(corpus, tmp_path):
 @pytest.mark.parametrize("when", ["importing", "waiting"])
 def test_it_ends_when_the_daemon_is_gone(corpus, when, tmp_path):
     ours, theirs = socket.socketpair()
-    with theirs, (tmp_path / "weights").open("wb") as weights:
-        fds = (theirs.fileno(), weights.fileno())
-        options = [f"--socket={fds[0]}", f"--weights={fds[1]}"]
-        command = [sys.executable, "-m", "peer.training", "create", *options]
-        child = subprocess.Popen(command, pass_fds=fds)
+    with theirs:
+        command = [sys.executable, "-m", "peer.training", str(theirs.fileno())]
+        child = subprocess.Popen(command, pass_fds=[theirs.fileno()])
     with ours:
         if when == "waiting":
-            ours.sendall(pipe.encode(_settings(corpus)))
+            order = pipe.encode(pipe.Begin("create", 1)) + pipe.encode(_settings(corpus))
+            with (tmp_path / "weights").open("wb") as weights:
+                socket.send_fds(ours, [order], [weights.fileno()])
             ours.settimeout(LIMIT_S)
             assert ours.recv(4)
     assert child.wait(LIMIT_S) == 0
 
 
-async def test_initial_weights_follow_from_the_seed(corpus, tmp_path):
+async def test_initial_weights_follow_from_the_seed_and_whoever_made_them_can_train(
+    corpus, tmp_path
+):
     settings = _settings(corpus)
     spec = settings.run_spec()
-    layout, config = await create_model(settings, tmp_path / "first")
-    first = np.fromfile(tmp_path / "first", "<f4")
+    other = replace(settings, spec=spec.model_copy(update={"seed": 1}).to_bytes())
     expected = FlatModel(initial_module(spec, 256), torch.device("cpu"))
+    async with spare_child(threads=1) as spare:
+        layout, config = await create_model(settings, tmp_path / "first", spare)
+        await create_model(other, tmp_path / "second", spare)
+        process_id = (child := await spare.take()).process.pid
+        spare.put_back(child)
+        with SharedVector(layout.padded_parameters) as slow, trio.fail_after(LIMIT_S):
+            slow.array[:] = np.fromfile(tmp_path / "first", "<f4")
+            async with trainer_starter(settings, slow, None, spare)(slow.array, None) as trainer:
+                assert (await _next(trainer, Ready)).layout_digest == layout.digest
+                assert trainer.process_id == process_id
+                await trainer.send(Load(0))
+                await trainer.send(TrainRound(0, 5, MEMBERS, 0, 0))
+                await _next(trainer, RoundClosed)
+    first = np.fromfile(tmp_path / "first", "<f4")
     assert np.array_equal(first, expected.theta_P.numpy())
+    assert not np.array_equal(first, np.fromfile(tmp_path / "second", "<f4"))
     assert layout == expected.layout
     frozen = FrozenSection(
         config=config,
@@ -258,10 +276,18 @@ async def test_initial_weights_follow_from_the_seed(corpus, tmp_path):
     )
     joiner = spec.model_copy(update={"frozen": frozen, "model": ModelSection(hidden_size=8)})
     assert Layout.from_shapes(model_shapes(joiner, 256)) == layout
-    other = spec.model_copy(update={"seed": 1}).to_bytes()
-    again = TrainerSettings(other, "me", settings.corpus_path, 256)
-    await create_model(again, tmp_path / "second")
-    assert not np.array_equal(first, np.fromfile(tmp_path / "second", "<f4"))
+
+
+async def test_a_spare_child_that_died_is_replaced_and_one_that_nobody_took_is_ended():
+    async with spare_child(threads=1) as spare:
+        first = await spare.take()
+        spare.put_back(first)
+        first.kill()
+        await first.process.wait()
+        second = await spare.take()
+        assert second.process.pid != first.process.pid
+        spare.put_back(second)
+    assert second.process.returncode == -signal.SIGKILL
 
 
 async def test_only_the_shared_weights_will_do(corpus):

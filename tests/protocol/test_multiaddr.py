@@ -1,14 +1,14 @@
-"""Multiaddrs: text, bytes, what users type, and which come first."""
+"""Multiaddrs as text and as bytes."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from network_worlds import peer_id_of
 
-from peer.network import multiaddr
-from peer.network.multiaddr import InvalidAddress, best_first, parse_bootstrap
+from protocol import multiaddr
+from protocol.multiaddr import InvalidAddress
+from protocol.peer_id import peer_id_from_public_key
 
-PEER = peer_id_of("someone")
+PEER, OTHER = (peer_id_from_public_key(bytes([n]) * 32) for n in (1, 2))
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_known_bytes(text: str, data: str) -> None:
     "text",
     [
         f"/ip4/1.2.3.4/tcp/5/p2p/{PEER}",
-        f"/dns/relay.example/tcp/5/p2p/{PEER}/p2p-circuit/p2p/{peer_id_of('else')}",
+        f"/dns/relay.example/tcp/5/p2p/{PEER}/p2p-circuit/p2p/{OTHER}",
         f"/dns6/v6.example/tcp/65535/p2p/{PEER}",
     ],
 )
@@ -77,50 +77,6 @@ def test_other_texts_are_refused_and_nothing_worse(text: str) -> None:
 def test_bad_addresses_are_refused_with_a_reason(text: str, words: str) -> None:
     with pytest.raises(InvalidAddress, match=words):
         multiaddr.to_bytes(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "address", "host", "port", "peer_id"),
-    [
-        ("203.0.113.5:4001", "/ip4/203.0.113.5/tcp/4001", "203.0.113.5", 4001, None),
-        (" seed.example:4001 ", "/dns/seed.example/tcp/4001", "seed.example", 4001, None),
-        ("[2001:db8::5]:80", "/ip6/2001:db8::5/tcp/80", "2001:db8::5", 80, None),
-        (f"/ip4/1.2.3.4/tcp/5/p2p/{PEER}", "/ip4/1.2.3.4/tcp/5", "1.2.3.4", 5, PEER),
-        ("/dns4/seed.example/tcp/5", "/dns4/seed.example/tcp/5", "seed.example", 5, None),
-    ],
-)
-def test_bootstrap(text: str, address: str, host: str, port: int, peer_id: str | None) -> None:
-    assert parse_bootstrap(text) == multiaddr.Bootstrap(address, host, port, peer_id)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("seed.example", "not host:port"),
-        ("seed.example:port", "not host:port"),
-        (":4001", "not host:port"),
-        ("seed.example:0", "from 1 to 65535"),
-        ("seed.example:70000", "from 1 to 65535"),
-        ("2001:db8::5:80:x:1", "in brackets"),
-        ("/ip4/1.2.3.4/udp/5", "cannot be dialled"),
-        ("/ip4/1.2.3.4/tcp/0", "cannot be dialled"),
-        ("/unix/tmp/x", "cannot be dialled"),
-        ("", "not host:port"),
-    ],
-)
-def test_bad_bootstrap_says_what_would_be_right(text: str, words: str) -> None:
-    with pytest.raises(InvalidAddress, match=words):
-        parse_bootstrap(text)
-
-
-def test_addresses_that_most_can_reach_come_first() -> None:
-    loopback, private = "/ip4/127.0.0.1/tcp/1", "/ip4/192.168.0.1/tcp/1"
-    public, name = "/ip4/8.8.8.8/tcp/1", "/dns4/seed.example/tcp/1"
-    relayed = f"{public}/p2p/{PEER}/p2p-circuit"
-    given_in = [loopback, private, relayed, public, loopback, name]
-    assert best_first(given_in) == [public, name, private, relayed, loopback]
-    assert multiaddr.is_loopback(loopback)
-    assert not multiaddr.is_loopback(private)
 
 
 def test_the_peer_id_is_split_off_and_put_on_once() -> None:

@@ -9,15 +9,16 @@ refused by name, never skipped.
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from peer.ports import Address, PeerId
-from protocol.errors import LocoError, RemoteProtocolError
-from protocol.peer_id import peer_id_from_bytes, peer_id_to_bytes
-
+from .errors import LocoError, RemoteProtocolError
+from .peer_id import peer_id_from_bytes, peer_id_to_bytes
 from .varint import decode_uvarint, encode_uvarint
+
+Address = str
+PeerId = str
 
 MAX_MULTIADDR_BYTES: Final = 512
 MAX_PARTS: Final = 16
@@ -99,7 +100,7 @@ _PROTOCOLS: Final = (
 )
 _BY_NAME: Final = {protocol.name: protocol for protocol in _PROTOCOLS}
 _BY_CODE: Final = {protocol.code: protocol for protocol in _PROTOCOLS}
-_HOST_PROTOCOLS: Final = ("ip4", "ip6", "dns", "dns4", "dns6")
+HOST_PROTOCOLS: Final = ("ip4", "ip6", "dns", "dns4", "dns6")
 
 
 def parse(address: Address) -> list[tuple[str, str]]:
@@ -230,125 +231,3 @@ def join_parts(parts: Iterable[tuple[str, str]]) -> Address:
         f"/{name}" + (value if name == "unix" else f"/{value}" if value else "")
         for name, value in parts
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Bootstrap:
-    """Where to enter a swarm.
-
-    Attributes:
-        address: multiaddr without the peer id.
-        host, port: what to dial over TCP.
-        peer_id: None when the user gave `host:port` alone; it is then read from a TLS handshake and
-        pinned.
-    """
-
-    address: Address
-    host: str
-    port: int
-    peer_id: PeerId | None
-
-
-def parse_bootstrap(text: str) -> Bootstrap:
-    """Read what a user passes to `--bootstrap`: `host:port`, `[ip6]:port` or a multiaddr over TCP.
-
-    Raises:
-        InvalidAddress: with an example of what would be right.
-    """
-    text = text.strip()
-    return _bootstrap_multiaddr(text) if text.startswith("/") else _bootstrap_host_port(text)
-
-
-def _bootstrap_multiaddr(text: str) -> Bootstrap:
-    parts = parse(normalise(text))
-    names = [name for name, _ in parts]
-    if len(parts) < 2 or names[0] not in _HOST_PROTOCOLS or names[1] != "tcp" or parts[1][1] == "0":
-        raise InvalidAddress(
-            f"{text!r} cannot be dialled: a bootstrap address looks like host:port or "
-            "/ip4/203.0.113.5/tcp/4001/p2p/12D3KooW..."
-        )
-    address, peer_id = split_peer_id(join_parts(parts))
-    return Bootstrap(address, parts[0][1], int(parts[1][1]), peer_id)
-
-
-def _bootstrap_host_port(text: str) -> Bootstrap:
-    host, colon, port_text = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]") if host.endswith("]") else host
-    if not colon or not host or not (port_text.isascii() and port_text.isdecimal()):
-        raise InvalidAddress(
-            f"{text!r} is not host:port; use for example 203.0.113.5:4001, [2001:db8::5]:4001 or a "
-            "multiaddr"
-        )
-    if not 1 <= int(port_text) <= MAX_PORT:
-        raise InvalidAddress(f"{text!r}: the port must be from 1 to {MAX_PORT}")
-    address = normalise(f"/{_host_protocol(text, host)}/{host}/tcp/{port_text}")
-    return Bootstrap(address, host, int(port_text), None)
-
-
-def _host_protocol(text: str, host: str) -> str:
-    try:
-        return f"ip{ipaddress.ip_address(host).version}"
-    except ValueError:
-        if ":" in host:
-            raise InvalidAddress(
-                f"{text!r}: write an IPv6 address in brackets, as in [2001:db8::5]:4001"
-            ) from None
-        return "dns"
-
-
-def best_first(addresses: Iterable[Address]) -> list[Address]:
-    """Each address once, those that most peers can reach first.
-
-    Public, private, link-local, loopback.
-    A relayed address comes after every direct one but those of this machine alone.
-    """
-    return sorted(dict.fromkeys(addresses), key=_distance)
-
-
-def is_loopback(address: Address) -> bool:
-    """Whether only this machine can dial the address."""
-    return _distance(address) >= _LOOPBACK
-
-
-_PUBLIC, _PRIVATE, _RELAYED, _LINK_LOCAL, _LOOPBACK, _UNUSABLE = range(6)
-
-
-def _distance(address: Address) -> int:
-    try:
-        parts = parse(address)
-        kind, value = parts[0]
-        if ("p2p-circuit", "") in parts:
-            return _RELAYED
-        if kind in ("ip4", "ip6"):
-            return _ip_distance(ipaddress.ip_address(value))
-    except (InvalidAddress, ValueError):
-        return _UNUSABLE
-    if kind == "unix" or value == "localhost":
-        return _LOOPBACK
-    return _PUBLIC if kind in _HOST_PROTOCOLS else _UNUSABLE
-
-
-def _ip_distance(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> int:
-    if ip.is_unspecified:
-        return _UNUSABLE
-    if ip.is_loopback:
-        return _LOOPBACK
-    if ip.is_link_local:
-        return _LINK_LOCAL
-    return _PRIVATE if ip.is_private else _PUBLIC
-
-
-def understood(addresses: Sequence[bytes]) -> list[Address]:
-    """The text of those binary addresses that we can read; p2pd may learn of other kinds."""
-    texts = []
-    for address in addresses:
-        try:
-            texts.append(from_bytes(address))
-        except InvalidAddress:
-            continue
-    return texts
-
-
-def local_form(address: Address) -> Address:
-    """The address under which this machine itself reaches a listening address."""
-    return address.replace("/ip4/0.0.0.0/", "/ip4/127.0.0.1/").replace("/ip6/::/", "/ip6/::1/")

@@ -1,0 +1,197 @@
+"""The process beneath a trainer: started ahead of its task, told what to do, gone when we say so.
+
+A child takes seconds to import torch and the models, whatever it is for. So it is told its task
+(settings, and the descriptors of its memory) over its socket and not by its command line: it can be
+started long before there is one. `SpareChild` is one such, started when the daemon begins to start;
+it makes a founder's initial weights, and is the first trainer afterwards.
+"""
+
+import array
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import IO, Final, Self
+
+import trio
+
+from . import pipe
+from .ports import TrainerDied
+from .settings import TrainerSettings
+
+STOP_GRACE_S: Final = 1.0
+"""Time a trainer has to end by itself after `Stop`; it is killed then."""
+STDERR_TAIL_BYTES: Final = 2000
+"""Last part of standard error that goes into the message of a death."""
+MAX_STDERR_BYTES: Final = 1 << 20
+"""Standard error is cut when it is longer."""
+_READ_BYTES: Final = 65536
+
+
+class TrainerChild:
+    """A child process with a socket pair, and the file that takes its standard error."""
+
+    def __init__(self, process: trio.Process, stream: trio.SocketStream, stderr: IO[bytes]) -> None:
+        self.process = process
+        self._stream = stream
+        self._stderr = stderr
+        self._decoder = pipe.Decoder()
+        self._received: deque[pipe.Message] = deque()
+        self._sending = trio.Lock()
+
+    @classmethod
+    async def start(cls, threads: int) -> Self:
+        """Run `python -m peer.training`; whoever starts it closes it.
+
+        Args:
+            threads: of its loops; 0 leaves that to torch.
+        """
+        ours, theirs = socket.socketpair()
+        stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
+        try:
+            fcntl.fcntl(stderr, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)
+            with theirs:
+                process = await trio.lowlevel.open_process(
+                    [sys.executable, "-m", "peer.training", str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=stderr,
+                    pass_fds=(theirs.fileno(),),
+                    env=_environment(threads),
+                )
+        except BaseException:
+            ours.close()
+            stderr.close()
+            raise
+        return cls(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), stderr)
+
+    async def begin(self, task: str, settings: TrainerSettings, descriptors: Sequence[int]) -> None:
+        """Tell it what to do. Raises TrainerDied."""
+        order = pipe.encode(pipe.Begin(task, len(descriptors))) + pipe.encode(settings)
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+        try:
+            async with self._sending:
+                sent_bytes = await self._stream.socket.sendmsg([order], [rights])
+                await self._stream.send_all(memoryview(order)[sent_bytes:])
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise await self.death() from error
+
+    async def send(self, message: pipe.Message) -> None:
+        """Raises TrainerDied."""
+        try:
+            async with self._sending:
+                await self._stream.send_all(pipe.encode(message))
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise await self.death() from error
+
+    async def receive(self) -> pipe.Message:
+        """Raises TrainerDied."""
+        while not self._received:
+            try:
+                data = await self._stream.receive_some(_READ_BYTES)
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                raise await self.death() from error
+            if not data:
+                raise await self.death()
+            try:
+                self._received.extend(self._decoder.feed(data))
+            except pipe.PipeError as error:
+                raise TrainerDied(
+                    f"the trainer said something that is no message: {error}"
+                ) from error
+        self._bound_stderr()
+        return self._received.popleft()
+
+    async def death(self) -> TrainerDied:
+        """How the child ended, in a sentence."""
+        with trio.move_on_after(STOP_GRACE_S):
+            status = await self.process.wait()
+            if status < 0:
+                return TrainerDied(f"the trainer was killed by signal {-status}")
+            return TrainerDied(f"the trainer exited with {status}{self._last_words()}")
+        return TrainerDied("the trainer closed its socket but did not end")
+
+    def kill(self) -> None:
+        """End the process, whatever it does."""
+        if self.process.returncode is None:
+            self.process.kill()
+
+    async def aclose(self) -> None:
+        """Kill the process if it still runs, and collect it."""
+        with trio.CancelScope(shield=True):
+            self.kill()
+            await self.process.wait()
+            await trio.aclose_forcefully(self._stream)
+            self._stderr.close()
+
+    def _last_words(self) -> str:
+        size_bytes = self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, size_bytes - STDERR_TAIL_BYTES))
+        said = self._stderr.read().decode(errors="replace").strip()
+        return f": {said}" if said else ""
+
+    def _bound_stderr(self) -> None:
+        # The child appends, so after a cut it goes on at the file's start.
+        if os.fstat(self._stderr.fileno()).st_size > MAX_STDERR_BYTES:
+            os.ftruncate(self._stderr.fileno(), 0)
+
+
+def _environment(threads: int) -> dict[str, str]:
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+    if threads:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    return environment
+
+
+class SpareChild:
+    """A child that waits for the first task that comes; later ones start their own."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._child: TrainerChild | None = None
+
+    def __repr__(self) -> str:
+        return f"<SpareChild {'at hand' if self._child else 'taken'}>"
+
+    async def start(self) -> None:
+        """Start it; it is ready when it is."""
+        self._child = await TrainerChild.start(self._threads)
+
+    async def take(self) -> TrainerChild:
+        """The spare child, or a new one; whoever takes it closes it, or puts it back."""
+        child, self._child = self._child, None
+        if child is None or child.process.poll() is not None:
+            await _closed(child)
+            child = await TrainerChild.start(self._threads)
+        return child
+
+    def put_back(self, child: TrainerChild) -> None:
+        """It has done its task, and can take another one."""
+        assert self._child is None
+        self._child = child
+
+    async def aclose(self) -> None:
+        """End what nobody took."""
+        child, self._child = self._child, None
+        await _closed(child)
+
+
+async def _closed(child: TrainerChild | None) -> None:
+    if child is not None:
+        await child.aclose()
+
+
+@asynccontextmanager
+async def spare_child(threads: int) -> AsyncIterator[SpareChild]:
+    """Start a child that is imported and ready when the first task comes."""
+    spare = SpareChild(threads)
+    await spare.start()
+    try:
+        yield spare
+    finally:
+        await spare.aclose()
