@@ -51,6 +51,8 @@ import torch
 
 from peer.codec import TILE, Codec
 
+from . import fused_nesterov
+
 
 @dataclass(frozen=True, slots=True)
 class Factors:
@@ -134,6 +136,8 @@ def _average_tile(
     stop, value = start + mean.numel(), spare[: mean.numel()]
     mean.zero_()
     for each in admitted:
+        if fused_nesterov.add(each.codes, each.weight / total, codec, start, mean):
+            continue
         codec.decode_range(each.codes, start, stop, value)
         mean.add_(value.mul_(each.weight / total))
 
@@ -164,6 +168,9 @@ def outer_step(
         if vector.numel() != num_values:
             raise ValueError(f"vectors of {num_values} and {vector.numel()} values in one step")
     _check_codes([result_codes], codec, num_values)
+    vectors = (before.phi_C, before.v_C, after.phi_C, after.v_C)
+    if fused_nesterov.step(result_codes, vectors, codec, factors.learning_rate, factors.momentum):
+        return
     scratch = torch.empty(2, min(TILE, num_values), device=before.phi_C.device)
     for start, stop in pairwise([*range(0, num_values, TILE), num_values]):
         D, look_ahead = scratch[:, : stop - start]

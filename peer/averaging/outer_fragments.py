@@ -115,7 +115,7 @@ class OuterFragments:
         """Apply a result to the present state."""
         ledger = self.ledgers[fragment]
         state = self._gather(fragment, chunk)
-        self._before[fragment][chunk] = ChunkState(state.phi_C.clone(), state.v_C.clone())
+        self._before[fragment][chunk] = state
         stamp = self._take(fragment, chunk, cycle, state, codes, ledger.stamp(chunk), outcome)
         ledger.stepped(chunk, cycle, outcome, stamp)
         self._steps += 1

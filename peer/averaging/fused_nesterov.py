@@ -1,0 +1,63 @@
+"""Step and average of chunks through compiled loops (`int8_nesterov`), where they fit."""
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from peer.codec import BLOCK, Codec
+from peer.codec.blocks_compiled import scale_bits
+from peer.codec.compiled import in_chunks, kernels_of
+from peer.codec.int8 import Int8Codec, split
+
+Vectors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""phi and v before, phi and v after."""
+
+
+def step(
+    result_codes: torch.Tensor,
+    vectors: Vectors,
+    codec: Codec,
+    learning_rate: float,
+    momentum: float,
+) -> bool:
+    """Take the outer step; lengths and types are checked. False, and nothing done, if none fits."""
+    kernels = _kernels(codec, result_codes, vectors)
+    if kernels is None:
+        return False
+    arrays = _arrays(result_codes, *vectors)
+    factors = np.float32(learning_rate), np.float32(momentum)
+    in_chunks(
+        lambda first, last: kernels.step_blocks(*arrays, *factors, first, last),
+        vectors[0].numel() // BLOCK,
+    )
+    return True
+
+
+def add(codes: torch.Tensor, share: float, codec: Codec, start: int, mean: torch.Tensor) -> bool:
+    """Add a share of the values from `start` on. False, and nothing done, if no loop fits."""
+    kernels = _kernels(codec, codes, (mean,))
+    if kernels is None:
+        return False
+    arrays = _arrays(codes, mean)
+    first = start // BLOCK
+    kernels.add_blocks(*arrays, np.float32(share), first, first + mean.numel() // BLOCK)
+    return True
+
+
+def _kernels(
+    codec: Codec, codes: torch.Tensor, vectors: tuple[torch.Tensor, ...]
+) -> ModuleType | None:
+    if not isinstance(codec, Int8Codec):
+        return None
+    _, scales = split(codes)
+    if not codec.is_compiled_for(scales.numel() * BLOCK, scales, *vectors):
+        return None
+    return kernels_of("peer.averaging.int8_nesterov")
+
+
+def _arrays(codes: torch.Tensor, *vectors: torch.Tensor) -> tuple[npt.NDArray[Any], ...]:
+    codes_C, scales = split(codes)
+    return codes_C.numpy(), scale_bits(scales), *(vector.detach().numpy() for vector in vectors)
