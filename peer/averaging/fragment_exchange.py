@@ -209,7 +209,10 @@ class FragmentExchange:
         parts: dict[int, memoryview],
     ) -> None:
         ledger = self._outer.ledgers[fragment]
-        codes = b"".join(parts[chunk] for chunk in chunks)
+        codes = self._outer.spare.take(sum(len(parts[chunk]) for chunk in chunks))
+        own = self._outer.split_codes(fragment, chunks, codes)
+        for chunk, part in own.items():
+            part[:] = parts[chunk]
         contribution = Contribution(
             run_id=self._run_id,
             fragment=fragment,
@@ -221,7 +224,6 @@ class FragmentExchange:
             digest=short_digest(codes),
         )
         if owner == self._network.peer_id:
-            own = self._outer.split_codes(fragment, chunks, memoryview(codes))
             if self._owner.contributed(owner, contribution, own) is not None:
                 self._own_part_is_over(fragment, sent.cycle)
         else:
@@ -276,7 +278,7 @@ class FragmentExchange:
         self._published[result.fragment] = result.cycle
         for peer_id in self._others():
             self._posts.post(peer_id, result, averages.codes)
-        parts = self._outer.split_codes(result.fragment, result.carried, memoryview(averages.codes))
+        parts = self._outer.split_codes(result.fragment, result.carried, averages.codes)
         self._deliver(result, parts, self._network.peer_id)
 
     def _own_part_is_over(self, fragment: int, cycle: int) -> None:

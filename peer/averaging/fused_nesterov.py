@@ -1,7 +1,7 @@
 """Step and average of chunks through compiled loops (`int8_nesterov`), where they fit."""
 
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,21 +16,34 @@ Vectors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """phi and v before, phi and v after."""
 
 
+class FactorsOfStep(Protocol):
+    """Those of the outer optimizer (nesterov.py)."""
+
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def momentum(self) -> float: ...
+
+
 def step(
     result_codes: torch.Tensor,
+    start: int,
     vectors: Vectors,
     codec: Codec,
-    learning_rate: float,
-    momentum: float,
+    factors: FactorsOfStep,
 ) -> bool:
-    """Take the outer step; lengths and types are checked. False, and nothing done, if none fits."""
+    """Take the outer step of the chunk's values from `start` on; lengths and types are checked.
+
+    Returns:
+        False, and nothing done, if no compiled loop fits.
+    """
     kernels = _kernels(codec, result_codes, vectors)
-    if kernels is None:
+    if kernels is None or start % BLOCK or vectors[0].numel() % BLOCK:
         return False
-    arrays = _arrays(result_codes, *vectors)
-    factors = np.float32(learning_rate), np.float32(momentum)
+    arrays, begin = _arrays(result_codes, *vectors), start // BLOCK
+    numbers = np.float32(factors.learning_rate), np.float32(factors.momentum)
     in_chunks(
-        lambda first, last: kernels.step_blocks(*arrays, *factors, first, last),
+        lambda first, last: kernels.step_blocks(*arrays, *numbers, begin, first, last),
         vectors[0].numel() // BLOCK,
     )
     return True

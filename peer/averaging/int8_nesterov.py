@@ -16,7 +16,7 @@ from peer.codec.compiled import kernel
 
 @kernel(
     "void(int8[::1], uint16[::1], float32[::1], float32[::1], float32[::1], float32[::1],"
-    " float32, float32, int64, int64)"
+    " float32, float32, int64, int64, int64)"
 )
 def step_blocks(
     codes: Array,
@@ -27,11 +27,18 @@ def step_blocks(
     new_v_C: Array,
     learning_rate: np.float32,
     momentum: np.float32,
+    begin: int,
     first: int,
     last: int,
 ) -> None:
-    """Step blocks first .. last - 1 from one state to another, or in place."""
-    codes, scales = values_of(codes, first, last), scales[first:last]
+    """Step blocks first .. last - 1 from one state to another, or in place.
+
+    The vectors begin with block `begin` of the codes.
+    """
+    codes, scales = (
+        values_of(codes, begin + first, begin + last),
+        scales[begin + first : begin + last],
+    )
     phi_C, v_C = values_of(phi_C, first, last), values_of(v_C, first, last)
     new_phi_C, new_v_C = values_of(new_phi_C, first, last), values_of(new_v_C, first, last)
     for block in range(scales.size):
