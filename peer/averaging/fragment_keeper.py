@@ -127,6 +127,7 @@ class FragmentKeeper:
     async def _fly(self, sent: Sent) -> None:
         began_s = trio.current_time()
         self.cycle = sent.cycle
+        await self._others.turn_to_contribute(self.fragment)
         await self._write(self._outer.verify, self.fragment)
         healing = self._others.is_healing(self.fragment)
         owners = self._others.contribute(self.fragment, sent, healing=healing)
