@@ -1,6 +1,5 @@
 """Step and average of chunks through compiled loops (`int8_nesterov`), where they fit."""
 
-from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,13 +36,15 @@ def step(
     Returns:
         False, and nothing done, if no compiled loop fits.
     """
-    kernels = _kernels(codec, result_codes, vectors)
-    if kernels is None or start % BLOCK or vectors[0].numel() % BLOCK:
+    if start % BLOCK or vectors[0].numel() % BLOCK:
         return False
-    arrays, begin = _arrays(result_codes, *vectors), start // BLOCK
-    numbers = np.float32(factors.learning_rate), np.float32(factors.momentum)
+    fitting = _fitting(codec, result_codes, vectors)
+    if fitting is None:
+        return False
+    kernels, arrays = fitting
+    numbers = np.float32(factors.learning_rate), np.float32(factors.momentum), start // BLOCK
     in_chunks(
-        lambda first, last: kernels.step_blocks(*arrays, *numbers, begin, first, last),
+        lambda first, last: kernels.step_blocks(*arrays, *numbers, first, last),
         vectors[0].numel() // BLOCK,
     )
     return True
@@ -51,26 +52,25 @@ def step(
 
 def add(codes: torch.Tensor, share: float, codec: Codec, start: int, mean: torch.Tensor) -> bool:
     """Add a share of the values from `start` on. False, and nothing done, if no loop fits."""
-    kernels = _kernels(codec, codes, (mean,))
-    if kernels is None:
+    fitting = _fitting(codec, codes, (mean,))
+    if fitting is None:
         return False
-    arrays = _arrays(codes, mean)
+    kernels, arrays = fitting
     first = start // BLOCK
     kernels.add_blocks(*arrays, np.float32(share), first, first + mean.numel() // BLOCK)
     return True
 
 
-def _kernels(
+def _fitting(
     codec: Codec, codes: torch.Tensor, vectors: tuple[torch.Tensor, ...]
-) -> ModuleType | None:
+) -> tuple[Any, tuple[npt.NDArray[Any], ...]] | None:
+    """The loops, and what lies in memory as they take it."""
     if not isinstance(codec, Int8Codec):
         return None
-    _, scales = split(codes)
+    codes_C, scales = split(codes)
     if not codec.is_compiled_for(scales.numel() * BLOCK, scales, *vectors):
         return None
-    return kernels_of("peer.averaging.int8_nesterov")
-
-
-def _arrays(codes: torch.Tensor, *vectors: torch.Tensor) -> tuple[npt.NDArray[Any], ...]:
-    codes_C, scales = split(codes)
-    return codes_C.numpy(), scale_bits(scales), *(vector.detach().numpy() for vector in vectors)
+    kernels = kernels_of("peer.averaging.int8_nesterov")
+    if kernels is None:
+        return None
+    return kernels, (codes_C.numpy(), scale_bits(scales), *(vector.numpy() for vector in vectors))

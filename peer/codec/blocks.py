@@ -124,9 +124,9 @@ class BlockCodec(ABC):
 
     def is_compiled_for(self, num_values: int, *tensors: torch.Tensor) -> bool:
         """Whether compiled loops are worth it for a vector, and can reach these tensors of it."""
-        devices = {tensor.device for tensor in tensors}
-        long = all(is_long(num_values, device, self._part_of) for device in devices)
-        return long and is_aligned(*tensors)
+        in_main_memory = not any(tensor.is_cuda for tensor in tensors)
+        long = is_long(num_values, tensors[0].device, self._part_of)
+        return long and in_main_memory and is_aligned(*tensors)
 
     @abstractmethod
     def _kernels(self) -> Kernels | None:
