@@ -21,6 +21,7 @@ from protocol.chunk_ledger import NEVER, ChunkLedger, Outcome, Stamp
 from protocol.errors import RemoteProtocolError
 from protocol.fragments import Fragment, Span
 
+from .memory_check import memory_check
 from .nesterov import PLAIN_AVERAGE, ChunkState, Factors, digest_of_pieces, step_pieces
 from .spare_memory import SpareMemory
 
@@ -66,6 +67,7 @@ class OuterFragments:
         self._phi, self._v = torch.from_numpy(phi_P), torch.from_numpy(v_P)
         self._before_phi, self._before_v = torch.empty_like(self._phi), torch.empty_like(self._v)
         self._spoilt: list[set[int]] = [set() for _ in self.fragments]
+        self._checks: list[list[bytes]] = []
         self._steps = self._redone = self._healed = 0
         self.ledgers: list[ChunkLedger] = []
         self.spare = SpareMemory(self.code_bytes)
@@ -82,6 +84,10 @@ class OuterFragments:
                     for chunk in range(len(fragment.chunks))
                 ]
             )
+            for fragment in self.fragments
+        ]
+        self._checks = [
+            [self._check(fragment.index, chunk) for chunk in range(len(fragment.chunks))]
             for fragment in self.fragments
         ]
 
@@ -161,6 +167,7 @@ class OuterFragments:
         ]
         factors = PLAIN_AVERAGE if cycle == self._last_cycle else self._factors
         step_pieces(pieces, codes_as_tensor(codes), self.codec, factors)
+        self._checks[fragment][chunk] = self._check(fragment, chunk)
         return self._stamp(fragment, chunk, cycle, base.steps + 1, base.weight + outcome.weight)
 
     def sent(self, fragment: int) -> None:
@@ -193,21 +200,24 @@ class OuterFragments:
         if not bool(torch.isfinite(both).all()):
             raise RemoteProtocolError("a chunk's values are not finite")
         self._scatter(fragment, chunk, state)
+        self._checks[fragment][chunk] = self._check(fragment, chunk)
         self._spoilt[fragment].discard(chunk)
         self.ledgers[fragment].healed(chunk, cycle, stamp)
         self._healed += 1
 
     def verify(self, fragment: int) -> None:
-        """See which chunks are no longer what their stamps say: their memory was spoilt.
+        """See which chunks are no longer what was written: their memory was spoilt.
 
         So is every difference from them. Under a stamp behind all others' it is left out of the
         averages, and the chunk healed.
         """
-        ledger = self.ledgers[fragment]
-        for chunk in range(len(self.fragments[fragment].chunks)):
-            known, cycle = ledger.stamp(chunk), ledger.cycle(chunk)
-            if self._stamp(fragment, chunk, cycle, known.steps, known.weight) != known:
+        ledger, checks = self.ledgers[fragment], self._checks[fragment]
+        for chunk, known in enumerate(checks):
+            now = self._check(fragment, chunk)
+            if now != known:
+                cycle = ledger.cycle(chunk)
                 ledger.healed(chunk, cycle, self._stamp(fragment, chunk, cycle, 0, 0))
+                checks[chunk] = now
                 self._spoilt[fragment].add(chunk)
 
     def is_spoilt(self, fragment: int, chunk: int) -> bool:
@@ -231,6 +241,12 @@ class OuterFragments:
             for start, stop in self._pieces(fragment, chunk)
         ]
         return _stamp(pieces, cycle, steps, weight)
+
+    def _check(self, fragment: int, chunk: int) -> bytes:
+        pieces = self._pieces(fragment, chunk)
+        return memory_check(
+            vector[start:stop] for vector in (self._phi, self._v) for start, stop in pieces
+        )
 
     def _pieces(self, fragment: int, chunk: int) -> tuple[Span, ...]:
         """Where a chunk's values lie in the flat vector."""
