@@ -30,6 +30,7 @@ from protocol.owners import owners_of_chunks
 from protocol.records import Sign
 from protocol.versions import FRAGMENT
 
+from .departures import Departures
 from .fragment_healing import FragmentHealing, HealingStatistics
 from .fragment_inbound import FragmentInbound, Inbound, Parts
 from .fragment_items import Arrived, Passed, Returned, Sent, TrainerSide
@@ -39,8 +40,6 @@ from .fragment_posts import STALL_S, Posts
 from .outer_fragments import OuterFragments
 
 EQUAL_WEIGHT: Final = 1
-IN_ORDER_S: Final = 0.5
-"""So long a fragment waits for those that the trainer has sent before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +100,7 @@ class FragmentExchange:
         self._settled_by: dict[tuple[int, PeerId], tuple[int, bytes]] = {}
         self._silent: set[PeerId] = set()
         self._published: dict[int, int] = {}
-        self._to_contribute: list[int] = []
-        self._contributed = trio.Event()
+        self._departures = Departures()
         self.refused: Counter[RefusalReason] = Counter()
         self._posts = Posts(group.network)
         self._owner = FragmentOwner(
@@ -159,7 +157,7 @@ class FragmentExchange:
 
     def sent(self, fragment: int, sent: Sent) -> None:
         """The trainer has sent a fragment."""
-        self._to_contribute.append(fragment)
+        self._departures.sent(fragment)
         self._keepers[fragment].put(sent)
 
     def statistics(self) -> HealingStatistics:
@@ -188,23 +186,15 @@ class FragmentExchange:
 
     # --- what keepers ask of the others -----------------------------------------------------------
     async def turn_to_contribute(self, fragment: int) -> None:
-        """Wait for fragments that were sent before this one, if they come soon.
-
-        An owner needs the contributions of all to the same fragment.
-        """
-        with trio.move_on_after(IN_ORDER_S):
-            while fragment in self._to_contribute and self._to_contribute[0] != fragment:
-                await self._contributed.wait()
+        """Wait for fragments that were sent before this one."""
+        await self._departures.turn(fragment)
 
     def contribute(self, fragment: int, sent: Sent, *, healing: bool) -> Sequence[PeerId]:
         """Send the codes to their owners, who are returned by chunk.
 
         While we are healing they get nothing but a word.
         """
-        if fragment in self._to_contribute:
-            self._to_contribute.remove(fragment)
-        self._contributed.set()
-        self._contributed = trio.Event()
+        self._departures.left(fragment)
         self._introduce(self._others())
         num_chunks = len(self._outer.fragments[fragment].chunks)
         parts = self._outer.split_codes(fragment, range(num_chunks), sent.codes)

@@ -42,7 +42,7 @@ def step(
     if fitting is None:
         return False
     kernels, arrays = fitting
-    numbers = np.float32(factors.learning_rate), np.float32(factors.momentum), start // BLOCK
+    numbers = (np.float32(factors.learning_rate), np.float32(factors.momentum)), start // BLOCK
     in_chunks(
         lambda first, last: kernels.step_blocks(*arrays, *numbers, first, last),
         vectors[0].numel() // BLOCK,

@@ -16,7 +16,7 @@ from peer.codec.compiled import kernel
 
 @kernel(
     "void(int8[::1], uint16[::1], float32[::1], float32[::1], float32[::1], float32[::1],"
-    " float32, float32, int64, int64, int64)"
+    " UniTuple(float32, 2), int64, int64, int64)"
 )
 def step_blocks(
     codes: Array,
@@ -25,16 +25,16 @@ def step_blocks(
     v_C: Array,
     new_phi_C: Array,
     new_v_C: Array,
-    learning_rate: np.float32,
-    momentum: np.float32,
+    factors: tuple[np.float32, np.float32],
     begin: int,
     first: int,
     last: int,
 ) -> None:
     """Step blocks first .. last - 1 from one state to another, or in place.
 
-    The vectors begin with block `begin` of the codes.
+    The vectors begin with block `begin` of the codes. The factors are learning rate and momentum.
     """
+    learning_rate, momentum = factors
     codes, scales = (
         values_of(codes, begin + first, begin + last),
         scales[begin + first : begin + last],
