@@ -18,8 +18,8 @@ copy was phi when it sent and is phi' now):
 A chunk that was moved keeps all that was trained on it since the last send, and sends it again with
 the next: who was left out loses nothing. A chunk without a result is left alone, which is the same.
 
-Before each contribution the fragment is checked against its stamps: what was sent as the way from
-memory that was spoilt must not reach the others.
+Before each contribution the fragment's memory is checked: what was sent as the way from memory that
+was spoilt must not reach the others.
 """
 
 from collections import defaultdict
