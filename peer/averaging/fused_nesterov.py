@@ -30,8 +30,13 @@ def step(
     vectors: Vectors,
     codec: Codec,
     factors: FactorsOfStep,
+    *,
+    keep: bool,
 ) -> bool:
     """Take the outer step of the chunk's values from `start` on; lengths and types are checked.
+
+    Args:
+        keep: as `nesterov.step_pieces` has it.
 
     Returns:
         False, and nothing done, if no compiled loop fits.
@@ -41,10 +46,11 @@ def step(
     fitting = _fitting(codec, result_codes, vectors)
     if fitting is None:
         return False
-    kernels, arrays = fitting
-    numbers = (np.float32(factors.learning_rate), np.float32(factors.momentum)), start // BLOCK
+    kernels, (codes, scales, *arrays) = fitting
+    codes, scales = codes[start:], scales[start // BLOCK :]
+    numbers = np.float32(factors.learning_rate), np.float32(factors.momentum)
     in_chunks(
-        lambda first, last: kernels.step_blocks(*arrays, *numbers, first, last),
+        lambda first, last: kernels.step_blocks(codes, scales, *arrays, numbers, keep, first, last),
         vectors[0].numel() // BLOCK,
     )
     return True

@@ -16,7 +16,7 @@ from peer.codec.compiled import kernel
 
 @kernel(
     "void(int8[::1], uint16[::1], float32[::1], float32[::1], float32[::1], float32[::1],"
-    " UniTuple(float32, 2), int64, int64, int64)"
+    " UniTuple(float32, 2), boolean, int64, int64)"
 )
 def step_blocks(
     codes: Array,
@@ -26,24 +26,27 @@ def step_blocks(
     new_phi_C: Array,
     new_v_C: Array,
     factors: tuple[np.float32, np.float32],
-    begin: int,
+    keep: bool,
     first: int,
     last: int,
 ) -> None:
     """Step blocks first .. last - 1 from one state to another, or in place.
 
-    The vectors begin with block `begin` of the codes. The factors are learning rate and momentum.
+    Args:
+        factors: learning rate and momentum.
+        keep: the state is in `new_phi_C` and `new_v_C`, and is first copied to the others.
     """
     learning_rate, momentum = factors
-    codes, scales = (
-        values_of(codes, begin + first, begin + last),
-        scales[begin + first : begin + last],
-    )
+    codes, scales = values_of(codes, first, last), scales[first:last]
     phi_C, v_C = values_of(phi_C, first, last), values_of(v_C, first, last)
     new_phi_C, new_v_C = values_of(new_phi_C, first, last), values_of(new_v_C, first, last)
     for block in range(scales.size):
         scale = scale_from(scales[block])
         at = block * BLOCK
+        if keep:
+            for i in range(BLOCK):
+                phi_C[at + i] = new_phi_C[at + i]
+                v_C[at + i] = new_v_C[at + i]
         for i in range(BLOCK):
             D = np.float32(codes[at + i]) * scale
             v = v_C[at + i] * momentum + D

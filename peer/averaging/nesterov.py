@@ -174,12 +174,15 @@ def step_pieces(
     result_codes: torch.Tensor,
     codec: Codec,
     factors: Factors,
+    *,
+    keep: bool = False,
 ) -> None:
     """Take the outer step of a chunk that lies in several pieces of whole blocks, in order.
 
     Args:
         pieces: of each the state before and after, as `outer_step` has them.
         result_codes, codec, factors: as there; of the whole chunk.
+        keep: the state to step from is in the memory of that after, and is copied to that before.
 
     Raises:
         ValueError: as there.
@@ -190,7 +193,9 @@ def step_pieces(
     _check_codes([result_codes], codec, cuts[-1])
     for start, (before, after) in zip(cuts, pieces, strict=False):
         vectors = (before.phi_C, before.v_C, after.phi_C, after.v_C)
-        if not fused_nesterov.step(result_codes, start, vectors, codec, factors):
+        if not fused_nesterov.step(result_codes, start, vectors, codec, factors, keep=keep):
+            if keep:
+                before.copy_from(after)
             _step_plainly(before, result_codes, start, codec, factors, after)
 
 

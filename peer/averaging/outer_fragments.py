@@ -133,10 +133,8 @@ class OuterFragments:
     ) -> None:
         """Apply a result to the present state."""
         ledger = self.ledgers[fragment]
-        for start, stop in self._pieces(fragment, chunk):
-            self._before_phi[start:stop] = self._phi[start:stop]
-            self._before_v[start:stop] = self._v[start:stop]
-        stamp = self._take(fragment, chunk, cycle, codes, ledger.stamp(chunk), outcome)
+        base = ledger.stamp(chunk)
+        stamp = self._take(fragment, chunk, cycle, codes, base, outcome, keep=True)
         ledger.stepped(chunk, cycle, outcome, stamp)
         self._steps += 1
 
@@ -144,7 +142,8 @@ class OuterFragments:
         """Apply a winning result to the state before the last step."""
         ledger = self.ledgers[fragment]
         base = ledger.before(chunk)
-        stamp = self._take(fragment, chunk, ledger.cycle(chunk), codes, base, outcome)
+        cycle = ledger.cycle(chunk)
+        stamp = self._take(fragment, chunk, cycle, codes, base, outcome, keep=False)
         ledger.redone(chunk, outcome, stamp)
         self._redone += 1
 
@@ -156,8 +155,10 @@ class OuterFragments:
         codes: memoryview,
         base: Stamp,
         outcome: Outcome,
+        *,
+        keep: bool,
     ) -> Stamp:
-        """Step from the state before the last step to the present one."""
+        """Step from the state before the last step, or from the present one, which is kept."""
         pieces = [
             (
                 ChunkState(self._before_phi[start:stop], self._before_v[start:stop]),
@@ -166,7 +167,7 @@ class OuterFragments:
             for start, stop in self._pieces(fragment, chunk)
         ]
         factors = PLAIN_AVERAGE if cycle == self._last_cycle else self._factors
-        step_pieces(pieces, codes_as_tensor(codes), self.codec, factors)
+        step_pieces(pieces, codes_as_tensor(codes), self.codec, factors, keep=keep)
         self._checks[fragment][chunk] = self._check(fragment, chunk)
         return self._stamp(fragment, chunk, cycle, base.steps + 1, base.weight + outcome.weight)
 

@@ -6,7 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.averaging import fused_nesterov, nesterov
-from peer.averaging.nesterov import ChunkState, Contribution, Factors, average_codes, outer_step
+from peer.averaging.nesterov import (
+    ChunkState,
+    Contribution,
+    Factors,
+    average_codes,
+    outer_step,
+    step_pieces,
+)
 from peer.codec import BLOCK, TILE, compiled, get_codec
 
 pytest.importorskip("numba")
@@ -63,6 +70,25 @@ def test_phi_and_v_are_the_same_to_the_last_bit(seed: int, blocks: int) -> None:
     assert torch.equal(fused.view(torch.int32), plain.view(torch.int32))
 
 
+@pytest.mark.parametrize("part_of", [PART_OF, 0])
+def test_a_chunk_in_pieces_is_stepped_where_it_lies_and_what_it_was_is_kept(part_of: int) -> None:
+    phi, v, u = _vectors(3, 3, 9)
+    (codes,) = _codes(u[None])
+    state, factors = torch.stack([phi, v]), Factors(0.4, 0.9)
+    codec = get_codec("int8", part_of=part_of)
+    after, before = state.clone(), torch.zeros_like(state)
+    cuts = [slice(0, 4 * BLOCK), slice(4 * BLOCK, 5 * BLOCK), slice(5 * BLOCK, 9 * BLOCK)]
+    pieces = [(ChunkState(*before[:, cut]), ChunkState(*after[:, cut])) for cut in cuts]
+    step_pieces(pieces, codes, codec, factors, keep=True)
+    assert torch.equal(before, state)
+    whole = _stepped(state, codes, 0)
+    assert torch.equal(after.view(torch.int32), whole.view(torch.int32))
+    after.zero_()
+    step_pieces(pieces, codes, codec, factors)
+    assert torch.equal(before, state)
+    assert torch.equal(after.view(torch.int32), whole.view(torch.int32))
+
+
 @given(
     seed=st.integers(0, 2**32 - 1),
     blocks=st.integers(1, 24),
@@ -94,8 +120,8 @@ def test_parts_of_a_long_vector_take_the_compiled_way(monkeypatch: pytest.Monkey
 
 
 def _noting(taken: list[bool], function):
-    def noting(*args: object) -> bool:
-        taken.append(function(*args))
+    def noting(*args: object, **options: bool) -> bool:
+        taken.append(function(*args, **options))
         return taken[-1]
 
     return noting
