@@ -37,6 +37,7 @@ from .fragment_items import Arrived, Passed, Returned, Sent, TrainerSide
 from .fragment_keeper import FragmentKeeper
 from .fragment_owner import Averages, FragmentOwner, short_digest
 from .fragment_posts import STALL_S, Posts
+from .nesterov import load_loops
 from .outer_fragments import OuterFragments
 
 EQUAL_WEIGHT: Final = 1
@@ -88,8 +89,7 @@ class FragmentExchange:
         lock: trio.Lock,
         returned: Callable[[Returned], None],
     ) -> None:
-        self._run_id, self._joined = group.run_id, group.joined
-        self._round = group.round
+        self._run_id, self._joined, self._round = group.run_id, group.joined, group.round
         self._present, self._expected = group.present, group.expected
         self._last_sent = group.last_sent
         self._network, self._work = group.network, group.work
@@ -142,6 +142,8 @@ class FragmentExchange:
     async def run(self) -> None:
         """Serve, collect, average and keep, until cancelled."""
         async with trio.open_nursery() as nursery:
+            if self._outer.is_long:  # before the first contributions wait for it
+                nursery.start_soon(self._work.run, load_loops, self._outer.codec)
             nursery.start_soon(self._posts.run)
             nursery.start_soon(self._owner.run)
             await nursery.start(self._healing.run)

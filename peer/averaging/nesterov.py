@@ -49,7 +49,7 @@ import blake3
 import numpy as np
 import torch
 
-from peer.codec import TILE, Codec
+from peer.codec import BLOCK, TILE, Codec
 
 from . import fused_nesterov
 
@@ -228,6 +228,15 @@ def _check_state(before: ChunkState, after: ChunkState) -> None:
             raise ValueError("phi and v must be contiguous fp32 vectors")
         if vector.numel() != num_values:
             raise ValueError(f"vectors of {num_values} and {vector.numel()} values in one step")
+
+
+def load_loops(codec: Codec) -> None:
+    """Do everything once on a block of zeros: what has to be compiled or loaded is, from now on."""
+    state = ChunkState(torch.zeros(BLOCK), torch.zeros(BLOCK))
+    codes = torch.zeros(2, codec.code_bytes(BLOCK), dtype=torch.uint8)
+    codec.validate(codes[0])
+    average_codes([Contribution(codes[0], 1)] * 2, codec, BLOCK, codes[1])
+    outer_step(state, codes[1], codec, PLAIN_AVERAGE, state)
 
 
 def state_digest(state: ChunkState, cycle: int, num_steps: int, weight: int) -> str:

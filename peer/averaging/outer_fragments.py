@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from peer.codec import Codec, codes_as_tensor
+from peer.codec.compiled import COMPILED_FROM
 from protocol.chunk_ledger import NEVER, ChunkLedger, Outcome, Stamp
 from protocol.errors import RemoteProtocolError
 from protocol.fragments import Fragment, Span
@@ -100,6 +101,11 @@ class OuterFragments:
     def chunk_code_bytes(self, fragment: int, chunk: int) -> int:
         """Bytes of its codes."""
         return self.codec.code_bytes(self.chunk_values(fragment, chunk))
+
+    @property
+    def is_long(self) -> bool:
+        """Whether compiled loops are worth loading."""
+        return len(self._phi) >= COMPILED_FROM
 
     @property
     def code_bytes(self) -> int:

@@ -119,6 +119,11 @@ def test_parts_of_a_long_vector_take_the_compiled_way(monkeypatch: pytest.Monkey
     assert taken == [True] * 4 + [False] * 4
 
 
+@pytest.mark.parametrize("name", ["int8", "int4", "fp32", "bf16"])
+def test_loops_can_be_loaded_before_they_are_needed(name: str) -> None:
+    nesterov.load_loops(get_codec(name, part_of=PART_OF))
+
+
 def _noting(taken: list[bool], function):
     def noting(*args: object, **options: bool) -> bool:
         taken.append(function(*args, **options))
