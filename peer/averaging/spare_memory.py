@@ -45,7 +45,7 @@ class SpareMemory:
         memory = self._fitting(num_bytes)
         lent = memory[:num_bytes]
         weakref.finalize(lent, self._came_back, memory).atexit = False
-        return memoryview(lent)
+        return lent.data
 
     def _fitting(self, num_bytes: int) -> Memory:
         """One piece that is large enough, but not much too large; new, if there is none."""
