@@ -18,6 +18,9 @@ copy was phi when it sent and is phi' now):
 A chunk that was moved keeps all that was trained on it since the last send, and sends it again with
 the next: who was left out loses nothing. A chunk without a result is left alone, which is the same.
 
+How long results are waited for follows how long they took before. After the run's last step all
+fragments are sent at once and share the line, so each is given as many times longer.
+
 Before each contribution the fragment's memory is checked: what was sent as the way from memory that
 was spoilt must not reach the others.
 """
@@ -137,7 +140,8 @@ class FragmentKeeper:
         waiting = self._come_early(sent.cycle)
         missing, answered = self._missing(sent.cycle), set[int]()
         awaited = set(owners) - self._through_with(sent.cycle)
-        with trio.move_on_after(self._patience.current_s) as patience:
+        patience_s = self._patience.current_s * self._outer.sends_at_once(sent.cycle)
+        with trio.move_on_after(patience_s) as patience:
             while self._next is None and (waiting or awaited):
                 item = waiting.pop(0) if waiting else await self._inbox.receive()
                 match item:

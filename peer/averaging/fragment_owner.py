@@ -190,7 +190,7 @@ class FragmentOwner:
         now_s = trio.current_time()
         collecting = self._open[key] = _Open(
             Collection(self._expected(*key) - self._late),
-            now_s + self._patience.current_s,
+            now_s + self._patience.current_s * self._outer.sends_at_once(key[1]),
             now_s,
             now_s,
         )

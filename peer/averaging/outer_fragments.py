@@ -92,6 +92,10 @@ class OuterFragments:
             for fragment in self.fragments
         ]
 
+    def sends_at_once(self, cycle: int) -> int:
+        """Fragments that are on their way together: all of them after the run's last step."""
+        return len(self.fragments) if cycle == self._last_cycle else 1
+
     # --- sizes ------------------------------------------------------------------------------------
     def chunk_values(self, fragment: int, chunk: int) -> int:
         """Values of a chunk, padding included."""
