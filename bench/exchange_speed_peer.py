@@ -68,7 +68,7 @@ class SpeedPeer:
     ) -> None:
         self._network = network
         self._members = {network.peer_id}
-        codec = get_codec("int8")
+        codec = get_codec("int8", part_of=layout.padded_parameters)
         fragments = cut_fragments(layout, "strided", BLOCKS_PER_FRAGMENT)
         self._phi_P = np.zeros(layout.padded_parameters, np.float32)
         self._v_P = np.zeros_like(self._phi_P)

@@ -30,12 +30,14 @@ from protocol.owners import owners_of_chunks
 from protocol.records import Sign
 from protocol.versions import FRAGMENT
 
+from .departures import Departures
 from .fragment_healing import FragmentHealing, HealingStatistics
 from .fragment_inbound import FragmentInbound, Inbound, Parts
 from .fragment_items import Arrived, Passed, Returned, Sent, TrainerSide
 from .fragment_keeper import FragmentKeeper
 from .fragment_owner import Averages, FragmentOwner, short_digest
 from .fragment_posts import STALL_S, Posts
+from .nesterov import load_loops
 from .outer_fragments import OuterFragments
 
 EQUAL_WEIGHT: Final = 1
@@ -87,8 +89,7 @@ class FragmentExchange:
         lock: trio.Lock,
         returned: Callable[[Returned], None],
     ) -> None:
-        self._run_id, self._joined = group.run_id, group.joined
-        self._round = group.round
+        self._run_id, self._joined, self._round = group.run_id, group.joined, group.round
         self._present, self._expected = group.present, group.expected
         self._last_sent = group.last_sent
         self._network, self._work = group.network, group.work
@@ -99,6 +100,7 @@ class FragmentExchange:
         self._settled_by: dict[tuple[int, PeerId], tuple[int, bytes]] = {}
         self._silent: set[PeerId] = set()
         self._published: dict[int, int] = {}
+        self._departures = Departures()
         self.refused: Counter[RefusalReason] = Counter()
         self._posts = Posts(group.network)
         self._owner = FragmentOwner(
@@ -140,6 +142,8 @@ class FragmentExchange:
     async def run(self) -> None:
         """Serve, collect, average and keep, until cancelled."""
         async with trio.open_nursery() as nursery:
+            if self._outer.is_long:  # before the first contributions wait for it
+                nursery.start_soon(self._work.run, load_loops, self._outer.codec)
             nursery.start_soon(self._posts.run)
             nursery.start_soon(self._owner.run)
             await nursery.start(self._healing.run)
@@ -155,6 +159,7 @@ class FragmentExchange:
 
     def sent(self, fragment: int, sent: Sent) -> None:
         """The trainer has sent a fragment."""
+        self._departures.sent(fragment)
         self._keepers[fragment].put(sent)
 
     def statistics(self) -> HealingStatistics:
@@ -182,11 +187,16 @@ class FragmentExchange:
         return max([self._round(), self._keepers[fragment].cycle, *heard])
 
     # --- what keepers ask of the others -----------------------------------------------------------
+    async def turn_to_contribute(self, fragment: int) -> None:
+        """Wait for fragments that were sent before this one."""
+        await self._departures.turn(fragment)
+
     def contribute(self, fragment: int, sent: Sent, *, healing: bool) -> Sequence[PeerId]:
         """Send the codes to their owners, who are returned by chunk.
 
         While we are healing they get nothing but a word.
         """
+        self._departures.left(fragment)
         self._introduce(self._others())
         num_chunks = len(self._outer.fragments[fragment].chunks)
         parts = self._outer.split_codes(fragment, range(num_chunks), sent.codes)
@@ -209,7 +219,10 @@ class FragmentExchange:
         parts: dict[int, memoryview],
     ) -> None:
         ledger = self._outer.ledgers[fragment]
-        codes = b"".join(parts[chunk] for chunk in chunks)
+        codes = self._outer.spare.take(sum(len(parts[chunk]) for chunk in chunks))
+        own = self._outer.split_codes(fragment, chunks, codes)
+        for chunk, part in own.items():
+            part[:] = parts[chunk]
         contribution = Contribution(
             run_id=self._run_id,
             fragment=fragment,
@@ -221,7 +234,6 @@ class FragmentExchange:
             digest=short_digest(codes),
         )
         if owner == self._network.peer_id:
-            own = self._outer.split_codes(fragment, chunks, memoryview(codes))
             if self._owner.contributed(owner, contribution, own) is not None:
                 self._own_part_is_over(fragment, sent.cycle)
         else:
@@ -282,7 +294,7 @@ class FragmentExchange:
         self._published[result.fragment] = result.cycle
         for peer_id in self._others():
             self._posts.post(peer_id, result, averages.codes)
-        parts = self._outer.split_codes(result.fragment, result.carried, memoryview(averages.codes))
+        parts = self._outer.split_codes(result.fragment, result.carried, averages.codes)
         self._deliver(result, parts, self._network.peer_id)
 
     def _own_part_is_over(self, fragment: int, cycle: int) -> None:

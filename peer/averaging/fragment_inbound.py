@@ -61,7 +61,7 @@ class FragmentInbound:
         )
         assert isinstance(message, Inbound)
         if isinstance(message, Contribution | Result):
-            return message, await self._work.run(self._checked, message, self._room)
+            return message, await self._work.run(self._checked, message, self._taken())
         self._check_place(message)
         return message, {}
 
@@ -71,7 +71,12 @@ class FragmentInbound:
         if isinstance(message, Refusal):
             return None, {}
         assert isinstance(message, Result)
-        return message, await self._work.run(self._checked, message, self._room)
+        return message, await self._work.run(self._checked, message, self._taken())
+
+    def _taken(self) -> memoryview:
+        """The codes of the message; who gets them alone says for how long they are needed."""
+        room, self._room = self._room, memoryview(b"")
+        return room
 
     # --- checks -----------------------------------------------------------------------------------
     def _place(self, message: Message, num_bytes: int) -> memoryview:
@@ -81,7 +86,7 @@ class FragmentInbound:
         expected = sum(self._outer.chunk_code_bytes(fragment, c) for c in _carried(message))
         if num_bytes != expected:
             raise RemoteProtocolError(f"{num_bytes} bytes of codes, expected {expected}")
-        self._room = memoryview(bytearray(num_bytes))
+        self._room = self._outer.spare.take(num_bytes)
         return self._room
 
     def _check_place(self, message: Inbound) -> None:

@@ -126,6 +126,9 @@ class TrainerSide(Protocol):
 class Others(Protocol):
     """What a keeper asks of the other peers."""
 
+    async def turn_to_contribute(self, fragment: int) -> None:
+        """Wait until it is this fragment's turn, of those that were sent together."""
+
     def contribute(self, fragment: int, sent: Sent, *, healing: bool) -> Sequence[PeerId]:
         """Send the codes to their owners, who are returned by chunk."""
 

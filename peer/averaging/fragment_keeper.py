@@ -18,12 +18,15 @@ copy was phi when it sent and is phi' now):
 A chunk that was moved keeps all that was trained on it since the last send, and sends it again with
 the next: who was left out loses nothing. A chunk without a result is left alone, which is the same.
 
-Before each contribution the fragment is checked against its stamps: what was sent as the way from
-memory that was spoilt must not reach the others.
+How long results are waited for follows how long they took before. After the run's last step all
+fragments are sent at once and share the line, so each is given as many times longer.
+
+Before each contribution the fragment's memory is checked: what was sent as the way from memory that
+was spoilt must not reach the others.
 """
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
@@ -48,6 +51,7 @@ from .fragment_items import (
     Sent,
     TrainerSide,
 )
+from .inbox import Inbox
 from .outer_fragments import OuterFragments
 
 MIN_RETURN_S: Final = 2.0
@@ -89,7 +93,7 @@ class FragmentKeeper:
         self._others = others
         self._write = write
         self._returned = returned
-        self._put, self._inbox = trio.open_memory_channel[Item](MAX_INBOX)
+        self._inbox: Inbox[Item] = Inbox(MAX_INBOX)
         self._early: dict[int, list[Arrived]] = defaultdict(list)
         self._waiting: list[Item] = []
         self._after_healing: dict[int, dict[int, Arrived]] = defaultdict(dict)
@@ -100,17 +104,13 @@ class FragmentKeeper:
         self._patience = ObservedDeadline(floor_s=MIN_RETURN_S, ceiling_s=MAX_RETURN_S)
         self.results: dict[int, Arrived] = {}
         self.settled: tuple[int, bytes] | None = None
-        self.lost_items = 0
 
     def __repr__(self) -> str:
         return f"<FragmentKeeper {self.fragment} in cycle {self.cycle}, {self._patience!r}>"
 
     def put(self, item: Item) -> None:
         """Hand it something; what does not fit is lost, and counted."""
-        try:
-            self._put.send_nowait(item)
-        except trio.WouldBlock:
-            self.lost_items += 1
+        self._inbox.put(item)
 
     def keep_only(self, peer_ids: AbstractSet[PeerId]) -> None:
         """The others are gone: what they were through with concerns no flight to come."""
@@ -137,6 +137,7 @@ class FragmentKeeper:
     async def _fly(self, sent: Sent) -> None:
         began_s = trio.current_time()
         self.cycle = sent.cycle
+        await self._others.turn_to_contribute(self.fragment)
         await self._write(self._outer.verify, self.fragment)
         healing = self._others.is_healing(self.fragment)
         owners = self._others.contribute(self.fragment, sent, healing=healing)
@@ -146,19 +147,21 @@ class FragmentKeeper:
         waiting = self._come_early(sent.cycle)
         missing, answered = self._missing(sent.cycle), set[int]()
         awaited = set(owners) - self._through_with(sent.cycle)
-        with trio.move_on_after(self._patience.current_s) as patience:
+        patience_s = self._patience.current_s * self._outer.sends_at_once(sent.cycle)
+        with trio.move_on_after(patience_s) as patience:
             while self._next is None and (waiting or awaited):
                 item = waiting.pop(0) if waiting else await self._inbox.receive()
-                if isinstance(item, Arrived) and item.result.cycle == sent.cycle:
-                    # Perhaps we cannot apply it before we have healed; that may take longer.
-                    answered.add(item.chunk.chunk)
                 match item:
                     case Sent():
                         self._next = item  # of a new trainer: the old one's flight is over
                     case Passed():
                         self._note_passed(item)
-                    case Arrived() if await self._apply(item, changes):
-                        heard = max(heard, item.chunk.mask.bit_count())
+                    case Arrived():
+                        batch = self._batch(item, waiting)
+                        # Perhaps we cannot apply one before we have healed; that may take longer.
+                        answered |= {b.chunk.chunk for b in batch if b.result.cycle == sent.cycle}
+                        for applied in await self._apply_all(batch, changes):
+                            heard = max(heard, applied.chunk.mask.bit_count())
                     case Fetched():
                         await self._apply(item, changes)
                 missing = self._missing(sent.cycle)
@@ -200,6 +203,19 @@ class FragmentKeeper:
         due = sorted(early for early in self._early if early <= cycle)
         come, self._waiting = self._waiting, []
         return [*come, *(item for early in due for item in self._early.pop(early))]
+
+    def _batch(self, first: Arrived, waiting: list[Item]) -> list[Arrived]:
+        """With a result all that are there behind it, of other chunks: written at one go."""
+        batch = {first.chunk.chunk: first}
+        while True:
+            item = waiting[0] if waiting else self._inbox.look()
+            if not isinstance(item, Arrived) or item.chunk.chunk in batch:
+                return list(batch.values())
+            batch[item.chunk.chunk] = item
+            if waiting:
+                del waiting[0]
+            else:
+                self._inbox.drop()
 
     # --- at any other time ------------------------------------------------------------------------
     async def _make_right(self, item: Arrived | Fetched) -> None:
@@ -264,17 +280,28 @@ class FragmentKeeper:
         if isinstance(item, Fetched):
             return await self._heal(item, self._told_of(item.chunk, changes))
         assert isinstance(item, Arrived)
-        verdict, chunk = self._judge(item), item.chunk.chunk
-        if verdict not in (Verdict.STEP, Verdict.REDO):
-            return False
-        outcome, cycle = item.result.outcome(item.chunk), item.result.cycle
-        if verdict is Verdict.STEP:
-            await self._write(self._outer.step, self.fragment, chunk, cycle, item.codes, outcome)
-        else:
-            await self._write(self._outer.redo, self.fragment, chunk, item.codes, outcome)
-        self._note(item, verdict, changes)
-        self.results[chunk] = item
-        return True
+        return bool(await self._apply_all([item], changes))
+
+    async def _apply_all(self, items: Sequence[Arrived], changes: Changes) -> list[Arrived]:
+        """Write results for different chunks. Returns those that were written."""
+        judged = [(item, self._judge(item)) for item in items]
+        wanted = [each for each in judged if each[1] in (Verdict.STEP, Verdict.REDO)]
+        if wanted:  # one thread for all: handing over costs more than a small chunk's step
+            await self._write(self._write_all, wanted)
+        for item, verdict in wanted:
+            self._note(item, verdict, changes)
+            self.results[item.chunk.chunk] = item
+        return [item for item, _ in wanted]
+
+    def _write_all(self, wanted: Sequence[tuple[Arrived, Verdict]]) -> None:
+        """In a worker thread."""
+        for item, verdict in wanted:
+            outcome, cycle = item.result.outcome(item.chunk), item.result.cycle
+            chunk = item.chunk.chunk
+            if verdict is Verdict.STEP:
+                self._outer.step(self.fragment, chunk, cycle, item.codes, outcome)
+            else:
+                self._outer.redo(self.fragment, chunk, item.codes, outcome)
 
     def _note(self, item: Arrived, verdict: Verdict, changes: Changes) -> None:
         """What the trainer has to do about a result that was written."""

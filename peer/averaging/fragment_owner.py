@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import blake3
+import torch
 import trio
 
 from peer.codec import codes_as_tensor
@@ -57,7 +58,7 @@ class Averages:
     """A result with the codes of all its chunks, in order."""
 
     result: Result
-    codes: bytes
+    codes: memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,7 @@ class FragmentOwner:
         self._put, self._take = trio.open_memory_channel[tuple[tuple[int, int], _Open]](
             MAX_COLLECTIONS
         )
+        self._scratch = torch.empty(0)
         self._complete = self._cut_short = 0
 
     def __repr__(self) -> str:
@@ -193,7 +195,7 @@ class FragmentOwner:
         now_s = trio.current_time()
         collecting = self._open[key] = _Open(
             Collection(self._expected(*key) - self._late),
-            now_s + self._patience.current_s,
+            now_s + self._patience.current_s * self._outer.sends_at_once(key[1]),
             now_s,
             now_s,
         )
@@ -223,33 +225,43 @@ class FragmentOwner:
     # --- in a worker thread -----------------------------------------------------------------------
     def _average(self, fragment: int, cycle: int, collected: _Open) -> Averages | None:
         admitted: dict[int, Admitted] = {}
-        codes: list[bytes] = []
         for chunk in collected.collection.chunks:
             who = collected.collection.admitted(chunk)
             if who is not None:
                 admitted[chunk] = who
-                codes.append(self._average_chunk(fragment, chunk, who, collected.codes[chunk]))
         if not admitted:
             return None
-        return Averages(self._signed(fragment, cycle, admitted, codes), b"".join(codes))
+        num_bytes = sum(self._outer.chunk_code_bytes(fragment, chunk) for chunk in admitted)
+        codes = self._outer.spare.take(num_bytes)
+        parts = self._outer.split_codes(fragment, tuple(admitted), codes)
+        for chunk, who in admitted.items():
+            self._average_chunk(fragment, chunk, who, collected.codes[chunk], parts[chunk])
+        return Averages(self._signed(fragment, cycle, admitted, parts), codes)
 
     def _average_chunk(
-        self, fragment: int, chunk: int, who: Admitted, codes: dict[PeerId, memoryview]
-    ) -> bytes:
-        out = bytearray(self._outer.chunk_code_bytes(fragment, chunk))
+        self,
+        fragment: int,
+        chunk: int,
+        who: Admitted,
+        codes: dict[PeerId, memoryview],
+        out: memoryview,
+    ) -> None:
+        num_values = self._outer.chunk_values(fragment, chunk)
+        if len(self._scratch) < num_values:
+            self._scratch = torch.empty(num_values)
         nesterov.average_codes(
             [
                 nesterov.Contribution(codes_as_tensor(codes[peer_id]), weight)
                 for peer_id, weight in who.weights.items()
             ],
             self._outer.codec,
-            self._outer.chunk_values(fragment, chunk),
-            codes_as_tensor(memoryview(out)),
+            num_values,
+            codes_as_tensor(out),
+            self._scratch,
         )
-        return bytes(out)
 
     def _signed(
-        self, fragment: int, cycle: int, admitted: dict[int, Admitted], codes: list[bytes]
+        self, fragment: int, cycle: int, admitted: dict[int, Admitted], parts: dict[int, memoryview]
     ) -> Result:
         weights: dict[PeerId, int] = {}
         for who in admitted.values():
@@ -257,8 +269,8 @@ class FragmentOwner:
         contributors = tuple(sorted(weights))
         place = {peer_id: i for i, peer_id in enumerate(contributors)}
         chunks = tuple(
-            _chunk_result(chunk, who.base, sum(1 << place[p] for p in who.weights), of_chunk)
-            for (chunk, who), of_chunk in zip(admitted.items(), codes, strict=True)
+            _chunk_result(chunk, who.base, sum(1 << place[p] for p in who.weights), parts[chunk])
+            for chunk, who in admitted.items()
         )
         unsigned = Result(
             run_id=self._run_id,
@@ -274,7 +286,7 @@ class FragmentOwner:
         return signed_result(unsigned, self._sign)
 
 
-def _chunk_result(chunk: int, base: Stamp, mask: int, codes: bytes) -> ChunkResult:
+def _chunk_result(chunk: int, base: Stamp, mask: int, codes: memoryview) -> ChunkResult:
     digest = short_digest(codes)
     return ChunkResult(chunk, base.steps, base.weight, base.digest, mask, digest)
 

@@ -42,14 +42,16 @@ Rules:
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final
 
 import blake3
 import numpy as np
 import torch
 
-from peer.codec import TILE, Codec
+from peer.codec import BLOCK, TILE, Codec
+
+from . import fused_nesterov
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +87,20 @@ class Contribution:
 
 
 def average_codes(
-    contributions: Sequence[Contribution], codec: Codec, num_values: int, out_codes: torch.Tensor
+    contributions: Sequence[Contribution],
+    codec: Codec,
+    num_values: int,
+    out_codes: torch.Tensor,
+    scratch: torch.Tensor | None = None,
 ) -> int:
     """Write the codes of the weighted mean of a chunk.
-
-    Takes scratch of the chunk's values in fp32, and of one tile.
 
     Args:
         contributions: in the order of their peer ids.
         codec: the code of all, and of the result.
         num_values: of the chunk.
         out_codes: uint8 [code_bytes(num_values)], overwritten; none of the contributions' memory.
+        scratch: fp32, at least `num_values` long; taken anew if not given.
 
     Returns:
         The sum of the weights.
@@ -114,7 +119,9 @@ def average_codes(
     if len(admitted) == 1:
         out_codes.copy_(admitted[0].codes)
         return total
-    mean_C = torch.empty(num_values, dtype=torch.float32, device=out_codes.device)
+    if scratch is None:
+        scratch = torch.empty(num_values, dtype=torch.float32, device=out_codes.device)
+    mean_C = scratch[:num_values]
     spare = torch.empty(min(TILE, num_values), dtype=torch.float32, device=out_codes.device)
     for start in range(0, num_values, TILE):
         _average_tile(admitted, total, codec, start, mean_C[start : start + TILE], spare)
@@ -134,6 +141,8 @@ def _average_tile(
     stop, value = start + mean.numel(), spare[: mean.numel()]
     mean.zero_()
     for each in admitted:
+        if fused_nesterov.add(each.codes, each.weight / total, codec, start, mean):
+            continue
         codec.decode_range(each.codes, start, stop, value)
         mean.add_(value.mul_(each.weight / total))
 
@@ -145,7 +154,7 @@ def outer_step(
     factors: Factors,
     after: ChunkState,
 ) -> None:
-    """Take the outer step of a chunk.
+    """Take the outer step of a chunk whose values lie one after another.
 
     Args:
         before: read only, unless it is `after`.
@@ -157,23 +166,77 @@ def outer_step(
     Raises:
         ValueError: lengths or types do not fit; nothing was written.
     """
+    step_pieces([(before, after)], result_codes, codec, factors)
+
+
+def step_pieces(
+    pieces: Sequence[tuple[ChunkState, ChunkState]],
+    result_codes: torch.Tensor,
+    codec: Codec,
+    factors: Factors,
+    *,
+    keep: bool = False,
+) -> None:
+    """Take the outer step of a chunk that lies in several pieces of whole blocks, in order.
+
+    Args:
+        pieces: of each the state before and after, as `outer_step` has them.
+        result_codes, codec, factors: as there; of the whole chunk.
+        keep: the state to step from is in the memory of that after, and is copied to that before.
+
+    Raises:
+        ValueError: as there.
+    """
+    for before, after in pieces:
+        _check_state(before, after)
+    cuts = [0, *accumulate(before.phi_C.numel() for before, _ in pieces)]
+    _check_codes([result_codes], codec, cuts[-1])
+    for start, (before, after) in zip(cuts, pieces, strict=False):
+        vectors = (before.phi_C, before.v_C, after.phi_C, after.v_C)
+        if not fused_nesterov.step(result_codes, start, vectors, codec, factors, keep=keep):
+            if keep:
+                before.copy_from(after)
+            _step_plainly(before, result_codes, start, codec, factors, after)
+
+
+def _step_plainly(
+    before: ChunkState,
+    result_codes: torch.Tensor,
+    start: int,
+    codec: Codec,
+    factors: Factors,
+    after: ChunkState,
+) -> None:
+    """Step the piece that begins with the chunk's value `start`."""
+    num_values = before.phi_C.numel()
+    scratch = torch.empty(2, min(TILE, num_values), device=before.phi_C.device)
+    for first, last in pairwise([*range(0, num_values, TILE), num_values]):
+        D, look_ahead = scratch[:, : last - first]
+        codec.decode_range(result_codes, start + first, start + last, D)
+        v = after.v_C[first:last]
+        torch.mul(before.v_C[first:last], factors.momentum, out=v)
+        v.add_(D)
+        torch.mul(v, factors.momentum, out=look_ahead)
+        look_ahead.add_(D).mul_(factors.learning_rate)
+        torch.sub(before.phi_C[first:last], look_ahead, out=after.phi_C[first:last])
+
+
+def _check_state(before: ChunkState, after: ChunkState) -> None:
     num_values = before.phi_C.numel()
     for vector in (before.phi_C, before.v_C, after.phi_C, after.v_C):
         if vector.dtype != torch.float32 or vector.dim() != 1 or not vector.is_contiguous():
             raise ValueError("phi and v must be contiguous fp32 vectors")
         if vector.numel() != num_values:
             raise ValueError(f"vectors of {num_values} and {vector.numel()} values in one step")
-    _check_codes([result_codes], codec, num_values)
-    scratch = torch.empty(2, min(TILE, num_values), device=before.phi_C.device)
-    for start, stop in pairwise([*range(0, num_values, TILE), num_values]):
-        D, look_ahead = scratch[:, : stop - start]
-        codec.decode_range(result_codes, start, stop, D)
-        v = after.v_C[start:stop]
-        torch.mul(before.v_C[start:stop], factors.momentum, out=v)
-        v.add_(D)
-        torch.mul(v, factors.momentum, out=look_ahead)
-        look_ahead.add_(D).mul_(factors.learning_rate)
-        torch.sub(before.phi_C[start:stop], look_ahead, out=after.phi_C[start:stop])
+
+
+def load_loops(codec: Codec) -> None:
+    """Do everything once on a block of zeros: what has to be compiled or loaded is, from now on."""
+    state = ChunkState(torch.zeros(BLOCK), torch.zeros(BLOCK))
+    codes = torch.zeros(2, codec.code_bytes(BLOCK), dtype=torch.uint8)
+    codec.validate(codes[0])
+    average_codes([Contribution(codes[0], 1)] * 2, codec, BLOCK, codes[1])
+    outer_step(state, codes[1], codec, PLAIN_AVERAGE, state)
 
 
 def state_digest(state: ChunkState, cycle: int, num_steps: int, weight: int) -> str:
@@ -186,12 +249,19 @@ def state_digest(state: ChunkState, cycle: int, num_steps: int, weight: int) -> 
         num_steps: outer steps taken since the start of the run.
         weight: sum of the weights that the last step's result admitted.
     """
+    return digest_of_pieces([state], cycle, num_steps, weight).hex()
+
+
+def digest_of_pieces(
+    pieces: Sequence[ChunkState], cycle: int, num_steps: int, weight: int
+) -> bytes:
+    """The same of a chunk that lies in several pieces, in order."""
     digest = blake3.blake3()
-    for vector in (state.phi_C, state.v_C):
+    for vector in (*(piece.phi_C for piece in pieces), *(piece.v_C for piece in pieces)):
         values = vector.detach().cpu().numpy().astype("<f4", copy=False)
         digest.update(values.view(np.uint8).data)
     digest.update(struct.pack("<qqq", cycle, num_steps, weight))
-    return digest.hexdigest(length=16)
+    return digest.digest(length=16)
 
 
 def _check_codes(all_codes: Sequence[torch.Tensor], codec: Codec, num_values: int) -> None:

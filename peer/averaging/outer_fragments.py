@@ -1,14 +1,15 @@
 """The outer copy of a model, fragment by fragment: values, momentum, and what may be undone.
 
-phi and v lie in the caller's memory, in the order of the flat vector; a chunk is gathered from the
-fragment's spans, stepped, and put back. What a chunk was before its last step is kept until the
-fragment is sent again, so that the step can be taken anew with a result that wins (protocol/
-chunk_ledger.py).
+phi and v lie in the caller's memory, in the order of the flat vector, where a chunk lies in one
+piece or several; it is stepped where it lies. What a chunk was before its last step is kept until
+the fragment is sent again, so that the step can be taken anew with a result that wins (protocol/
+chunk_ledger.py). There is a second pair of vectors for that, used again with each step: memory
+that is new for each chunk costs several times what the step does.
 
 Everything here is blocking work of some milliseconds per chunk, for one thread at a time.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,11 +17,14 @@ import numpy.typing as npt
 import torch
 
 from peer.codec import Codec, codes_as_tensor
+from peer.codec.compiled import COMPILED_FROM
 from protocol.chunk_ledger import NEVER, ChunkLedger, Outcome, Stamp
 from protocol.errors import RemoteProtocolError
 from protocol.fragments import Fragment, Span
 
-from .nesterov import PLAIN_AVERAGE, ChunkState, Factors, outer_step, state_digest
+from .memory_check import memory_check
+from .nesterov import PLAIN_AVERAGE, ChunkState, Factors, digest_of_pieces, step_pieces
+from .spare_memory import SpareMemory
 
 Float32Vector = npt.NDArray[np.float32]
 
@@ -45,6 +49,7 @@ class OuterFragments:
     Attributes:
         fragments: of the model.
         ledgers: one per fragment.
+        spare: memory for codes that come and go.
     """
 
     def __init__(
@@ -61,10 +66,12 @@ class OuterFragments:
         self._factors = factors
         self._last_cycle = last_cycle
         self._phi, self._v = torch.from_numpy(phi_P), torch.from_numpy(v_P)
-        self._before: list[dict[int, ChunkState]] = [{} for _ in self.fragments]
+        self._before_phi, self._before_v = torch.empty_like(self._phi), torch.empty_like(self._v)
         self._spoilt: list[set[int]] = [set() for _ in self.fragments]
+        self._checks: list[list[bytes]] = []
         self._steps = self._redone = self._healed = 0
         self.ledgers: list[ChunkLedger] = []
+        self.spare = SpareMemory(self.code_bytes)
 
     def __repr__(self) -> str:
         return f"<OuterFragments, {len(self.fragments)} fragments, {self.ledgers}>"
@@ -80,6 +87,14 @@ class OuterFragments:
             )
             for fragment in self.fragments
         ]
+        self._checks = [
+            [self._check(fragment.index, chunk) for chunk in range(len(fragment.chunks))]
+            for fragment in self.fragments
+        ]
+
+    def sends_at_once(self, cycle: int) -> int:
+        """Fragments that are on their way together: all of them after the run's last step."""
+        return len(self.fragments) if cycle == self._last_cycle else 1
 
     # --- sizes ------------------------------------------------------------------------------------
     def chunk_values(self, fragment: int, chunk: int) -> int:
@@ -90,6 +105,20 @@ class OuterFragments:
     def chunk_code_bytes(self, fragment: int, chunk: int) -> int:
         """Bytes of its codes."""
         return self.codec.code_bytes(self.chunk_values(fragment, chunk))
+
+    @property
+    def is_long(self) -> bool:
+        """Whether compiled loops are worth loading."""
+        return len(self._phi) >= COMPILED_FROM
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of the codes of all chunks of all fragments."""
+        return sum(
+            self.chunk_code_bytes(fragment.index, chunk)
+            for fragment in self.fragments
+            for chunk in range(len(fragment.chunks))
+        )
 
     def split_codes(
         self, fragment: int, chunks: Sequence[int], codes: memoryview
@@ -114,17 +143,17 @@ class OuterFragments:
     ) -> None:
         """Apply a result to the present state."""
         ledger = self.ledgers[fragment]
-        state = self._gather(fragment, chunk)
-        self._before[fragment][chunk] = ChunkState(state.phi_C.clone(), state.v_C.clone())
-        stamp = self._take(fragment, chunk, cycle, state, codes, ledger.stamp(chunk), outcome)
+        base = ledger.stamp(chunk)
+        stamp = self._take(fragment, chunk, cycle, codes, base, outcome, keep=True)
         ledger.stepped(chunk, cycle, outcome, stamp)
         self._steps += 1
 
     def redo(self, fragment: int, chunk: int, codes: memoryview, outcome: Outcome) -> None:
         """Apply a winning result to the state before the last step."""
-        ledger, before = self.ledgers[fragment], self._before[fragment][chunk]
+        ledger = self.ledgers[fragment]
         base = ledger.before(chunk)
-        stamp = self._take(fragment, chunk, ledger.cycle(chunk), before, codes, base, outcome)
+        cycle = ledger.cycle(chunk)
+        stamp = self._take(fragment, chunk, cycle, codes, base, outcome, keep=False)
         ledger.redone(chunk, outcome, stamp)
         self._redone += 1
 
@@ -133,27 +162,38 @@ class OuterFragments:
         fragment: int,
         chunk: int,
         cycle: int,
-        before: ChunkState,
         codes: memoryview,
         base: Stamp,
         outcome: Outcome,
+        *,
+        keep: bool,
     ) -> Stamp:
-        after = ChunkState(torch.empty_like(before.phi_C), torch.empty_like(before.v_C))
+        """Step from the state before the last step, or from the present one, which is kept."""
+        pieces = [
+            (
+                ChunkState(self._before_phi[start:stop], self._before_v[start:stop]),
+                ChunkState(self._phi[start:stop], self._v[start:stop]),
+            )
+            for start, stop in self._pieces(fragment, chunk)
+        ]
         factors = PLAIN_AVERAGE if cycle == self._last_cycle else self._factors
-        outer_step(before, codes_as_tensor(codes), self.codec, factors, after)
-        self._scatter(fragment, chunk, after)
-        return _stamp(after, cycle, base.steps + 1, base.weight + outcome.weight)
+        step_pieces(pieces, codes_as_tensor(codes), self.codec, factors, keep=keep)
+        self._checks[fragment][chunk] = self._check(fragment, chunk)
+        return self._stamp(fragment, chunk, cycle, base.steps + 1, base.weight + outcome.weight)
 
     def sent(self, fragment: int) -> None:
         """The fragment was sent again: its last steps stand."""
-        self._before[fragment].clear()
         self.ledgers[fragment].sent()
 
     # --- whole chunks -----------------------------------------------------------------------------
     def read(self, fragment: int, chunk: int) -> bytes:
         """phi and v of a chunk, fp32, one after the other."""
-        state = self._gather(fragment, chunk)
-        return state.phi_C.numpy().tobytes() + state.v_C.numpy().tobytes()
+        pieces = list(self._pieces(fragment, chunk))
+        return b"".join(
+            vector[start:stop].numpy().tobytes()
+            for vector in (self._phi, self._v)
+            for start, stop in pieces
+        )
 
     def heal(self, fragment: int, chunk: int, cycle: int, stamp: Stamp, values: memoryview) -> None:
         """Take over a chunk from another peer.
@@ -166,28 +206,29 @@ class OuterFragments:
             raise RemoteProtocolError(f"{len(values)} bytes of a chunk, expected {8 * size}")
         both = torch.from_numpy(np.frombuffer(values, "<f4").copy())
         state = ChunkState(both[:size], both[size:])
-        if _stamp(state, cycle, stamp.steps, stamp.weight) != stamp:
+        if _stamp([state], cycle, stamp.steps, stamp.weight) != stamp:
             raise RemoteProtocolError("a chunk's values do not fit its stamp")
         if not bool(torch.isfinite(both).all()):
             raise RemoteProtocolError("a chunk's values are not finite")
         self._scatter(fragment, chunk, state)
-        self._before[fragment].pop(chunk, None)
+        self._checks[fragment][chunk] = self._check(fragment, chunk)
         self._spoilt[fragment].discard(chunk)
         self.ledgers[fragment].healed(chunk, cycle, stamp)
         self._healed += 1
 
     def verify(self, fragment: int) -> None:
-        """See which chunks are no longer what their stamps say: their memory was spoilt.
+        """See which chunks are no longer what was written: their memory was spoilt.
 
         So is every difference from them. Under a stamp behind all others' it is left out of the
         averages, and the chunk healed.
         """
-        ledger = self.ledgers[fragment]
-        for chunk in range(len(self.fragments[fragment].chunks)):
-            known, cycle = ledger.stamp(chunk), ledger.cycle(chunk)
-            if self._stamp(fragment, chunk, cycle, known.steps, known.weight) != known:
-                self._before[fragment].pop(chunk, None)
+        ledger, checks = self.ledgers[fragment], self._checks[fragment]
+        for chunk, known in enumerate(checks):
+            now = self._check(fragment, chunk)
+            if now != known:
+                cycle = ledger.cycle(chunk)
                 ledger.healed(chunk, cycle, self._stamp(fragment, chunk, cycle, 0, 0))
+                checks[chunk] = now
                 self._spoilt[fragment].add(chunk)
 
     def is_spoilt(self, fragment: int, chunk: int) -> bool:
@@ -206,25 +247,21 @@ class OuterFragments:
 
     # --- memory -----------------------------------------------------------------------------------
     def _stamp(self, fragment: int, chunk: int, cycle: int, steps: int, weight: int) -> Stamp:
-        return _stamp(self._gather(fragment, chunk), cycle, steps, weight)
+        pieces = [
+            ChunkState(self._phi[start:stop], self._v[start:stop])
+            for start, stop in self._pieces(fragment, chunk)
+        ]
+        return _stamp(pieces, cycle, steps, weight)
 
-    def _pieces(self, fragment: int, chunk: int) -> Iterator[Span]:
-        """Where a chunk's values lie in the flat vector."""
-        start, stop = self.fragments[fragment].chunks[chunk]
-        passed = 0
-        for first, last in self.fragments[fragment].spans:
-            size = last - first
-            low, high = max(start, passed), min(stop, passed + size)
-            if low < high:
-                yield first + low - passed, first + high - passed
-            passed += size
-
-    def _gather(self, fragment: int, chunk: int) -> ChunkState:
-        pieces = list(self._pieces(fragment, chunk))
-        return ChunkState(
-            torch.cat([self._phi[start:stop] for start, stop in pieces]),
-            torch.cat([self._v[start:stop] for start, stop in pieces]),
+    def _check(self, fragment: int, chunk: int) -> bytes:
+        pieces = self._pieces(fragment, chunk)
+        return memory_check(
+            vector[start:stop] for vector in (self._phi, self._v) for start, stop in pieces
         )
+
+    def _pieces(self, fragment: int, chunk: int) -> tuple[Span, ...]:
+        """Where a chunk's values lie in the flat vector."""
+        return self.fragments[fragment].chunk_spans(chunk)
 
     def _scatter(self, fragment: int, chunk: int, state: ChunkState) -> None:
         done = 0
@@ -234,6 +271,5 @@ class OuterFragments:
             done += stop - start
 
 
-def _stamp(state: ChunkState, cycle: int, steps: int, weight: int) -> Stamp:
-    digest = bytes.fromhex(state_digest(state, cycle, steps, weight))
-    return Stamp(steps, weight, digest)
+def _stamp(pieces: Sequence[ChunkState], cycle: int, steps: int, weight: int) -> Stamp:
+    return Stamp(steps, weight, digest_of_pieces(pieces, cycle, steps, weight))

@@ -19,23 +19,27 @@ from .plain import Bf16Codec, Fp32Codec
 
 __all__ = ["BLOCK", "TILE", "CodeBuffer", "Codec", "codes_as_tensor", "get_codec"]
 
-_CODECS: dict[str, Callable[[], Codec]] = {
-    "bf16": Bf16Codec,
+_CODECS: dict[str, Callable[[int], Codec]] = {
+    "bf16": lambda _: Bf16Codec(),
     "e3m0": E3m0Codec,
-    "fp32": Fp32Codec,
+    "fp32": lambda _: Fp32Codec(),
     "int4": Int4Codec,
     "int8": Int8Codec,
 }
 
 
-def get_codec(name: str) -> Codec:
+def get_codec(name: str, *, part_of: int = 0) -> Codec:
     """A codec by its name: `int8`, `bf16` or `fp32`, and for outer gradients `e3m0` or `int4`.
 
     A codec owns scratch memory: use one per thread.
+
+    Args:
+        name: of the codec.
+        part_of: values of the vector whose parts it will code, if it codes no vector as a whole.
 
     Raises:
         ValueError: no such codec; the message lists those there are.
     """
     if name not in _CODECS:
         raise ValueError(f"unknown codec {name!r}: use one of {', '.join(sorted(_CODECS))}")
-    return _CODECS[name]()
+    return _CODECS[name](part_of)

@@ -73,13 +73,19 @@ class BlockFormat:
 
 
 class BlockCodec(ABC):
-    """A codec of blocks with scales. Holds scratch memory for one tile: use one per thread."""
+    """A codec of blocks with scales. Holds scratch memory for one tile: use one per thread.
+
+    Args:
+        plain: torch's operations.
+        part_of: values of the vector whose parts are coded here, if each vector is such a part.
+    """
 
     name: ClassVar[str]
     format: ClassVar[BlockFormat]
 
-    def __init__(self, plain: BlockLoops) -> None:
+    def __init__(self, plain: BlockLoops, part_of: int = 0) -> None:
         self._plain = plain
+        self._part_of = part_of
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(block={BLOCK})"
@@ -116,6 +122,12 @@ class BlockCodec(ABC):
         block_codes, scales = self.format.split(codes)
         return self._loops(block_codes, scales).are_valid(block_codes, scales)
 
+    def is_compiled_for(self, num_values: int, *tensors: torch.Tensor) -> bool:
+        """Whether compiled loops are worth it for a vector, and can reach these tensors of it."""
+        in_main_memory = not any(tensor.is_cuda for tensor in tensors)
+        long = is_long(num_values, tensors[0].device, self._part_of)
+        return long and in_main_memory and is_aligned(*tensors)
+
     @abstractmethod
     def _kernels(self) -> Kernels | None:
         """Compiled loops; None where numba does not work."""
@@ -130,7 +142,7 @@ class BlockCodec(ABC):
         """The fastest way for these tensors."""
         if codes.is_cuda:
             return self._cuda_loops() or self._plain
-        if is_long(scales.numel() * BLOCK, codes.device) and is_aligned(scales, *values):
+        if self.is_compiled_for(scales.numel() * BLOCK, scales, *values):
             kernels = self._kernels()
             return CompiledLoops(kernels) if kernels else self._plain
         return self._plain

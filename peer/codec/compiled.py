@@ -109,9 +109,14 @@ def is_aligned(*tensors: torch.Tensor) -> bool:
     return all(tensor.data_ptr() % tensor.element_size() == 0 for tensor in tensors)
 
 
-def is_long(num_values: int, device: torch.device) -> bool:
-    """Whether a vector is worth compiled loops, and lies where they can reach it."""
-    return device.type == "cpu" and num_values >= COMPILED_FROM and num_values % BLOCK == 0
+def is_long(num_values: int, device: torch.device, part_of: int = 0) -> bool:
+    """Whether a vector is worth compiled loops, and lies where they can reach it.
+
+    Args:
+        part_of: values of the vector that it is a part of, one of many: what counts is the whole.
+    """
+    is_worth_it = max(num_values, part_of) >= COMPILED_FROM
+    return device.type == "cpu" and is_worth_it and num_values % BLOCK == 0
 
 
 def _threads(chunks: int) -> int:

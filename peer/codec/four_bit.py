@@ -84,8 +84,8 @@ class FourBitCodec(BlockCodec):
 
     grid: ClassVar[Grid]
 
-    def __init__(self) -> None:
-        super().__init__(PlainLoops(self.grid))
+    def __init__(self, part_of: int = 0) -> None:
+        super().__init__(PlainLoops(self.grid), part_of)
 
     def _kernels(self) -> Kernels | None:
         module = kernels_of("peer.codec.four_bit_kernels")

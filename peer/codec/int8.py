@@ -30,8 +30,8 @@ class Int8Codec(BlockCodec):
     name: ClassVar[str] = "int8"
     format: ClassVar[BlockFormat] = INT8_FORMAT
 
-    def __init__(self) -> None:
-        super().__init__(PlainLoops())
+    def __init__(self, part_of: int = 0) -> None:
+        super().__init__(PlainLoops(), part_of)
 
     def _kernels(self) -> Kernels | None:
         return cast("Kernels | None", kernels_of("peer.codec.int8_kernels"))

@@ -120,7 +120,7 @@ class FragmentRounds(RoundLoop):
             fragments,
             self._slow_P,
             self._momentum_P,
-            get_codec(sync.codec),
+            get_codec(sync.codec, part_of=layout.padded_parameters),
             Factors(sync.diloco.learning_rate, sync.diloco.momentum),
             last_cycle=self._spec.total_rounds,
         )

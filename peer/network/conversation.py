@@ -273,20 +273,22 @@ class Conversation:
         self, payload_bytes: int, into: memoryview | None, options: ReceiveOptions
     ) -> bytes:
         on_progress = options.get("on_progress", _ignore)
+        stall_s = options.get("stall_s", math.inf)
         # Without a buffer the memory grows with what arrives, not with what was announced.
         grown = bytearray()
         done_bytes = 0
-        while not isinstance(event := self._reader.next_event(), FrameEnd):
-            if isinstance(event, PayloadChunk):
-                if into is None:
-                    grown += event.data
+        with self._patience(stall_s, "sent nothing") as patience:
+            while not isinstance(event := self._reader.next_event(), FrameEnd):
+                if isinstance(event, PayloadChunk):
+                    if into is None:
+                        grown += event.data
+                    else:
+                        _place(event.data, into, done_bytes)
+                    done_bytes = payload_bytes - self._reader.payload_left_bytes
                 else:
-                    _place(event.data, into, done_bytes)
-                done_bytes = payload_bytes - self._reader.payload_left_bytes
-            else:
-                with self._patience(options.get("stall_s", math.inf), "sent nothing"):
+                    patience.deadline = trio.current_time() + stall_s
                     done_bytes += await self._read_step(into, done_bytes)
-            on_progress(done_bytes)
+                on_progress(done_bytes)
         return bytes(grown)
 
     async def _read_step(self, into: memoryview | None, done_bytes: int) -> int:
@@ -322,10 +324,10 @@ class Conversation:
         self._bytes_sent += len(data)
 
     @contextmanager
-    def _patience(self, seconds: float, what: str) -> Iterator[None]:
+    def _patience(self, seconds: float, what: str) -> Iterator[trio.CancelScope]:
         try:
-            with trio.fail_after(seconds):
-                yield
+            with trio.fail_after(seconds) as scope:
+                yield scope
         except trio.TooSlowError:
             raise StreamStalled(f"{self.remote_peer_id} {what} for {seconds:g} s") from None
 

@@ -25,6 +25,11 @@ WRITE_BYTES: Final = 256 * 1024
 """Most bytes handed to the kernel at once: large enough for full speed, small enough to count as
 they go."""
 
+SMALL_PIECE_BYTES: Final = 32 * 1024
+GATHER_S: Final = 0.002
+"""p2pd hands on what it gets in pieces of some KiB, and to wake up for each costs more than to move
+it. While more than a small piece is missing, a small piece is followed by this pause."""
+
 
 class Libp2pStream:
     """Implements `peer.ports.Stream`."""
@@ -111,7 +116,10 @@ class Libp2pStream:
         with buffer.cast("B") as view:
             filled = 0
             while filled < len(view):
-                filled += await self._receive_piece(view[filled:], filled, len(view))
+                came = await self._receive_piece(view[filled:], filled, len(view))
+                filled += came
+                if came < SMALL_PIECE_BYTES < len(view) - filled:
+                    await trio.sleep(GATHER_S)
 
     async def _receive_piece(self, piece: memoryview, filled: int, wanted: int) -> int:
         with piece:
