@@ -1,7 +1,7 @@
 """Averaging of fragments among all: streams in, streams out, and who keeps what.
 
-The shell around the keepers (one per fragment), the owner's part, and the posts. It checks what
-comes from other peers before anybody acts on it, answers their questions, and asks ours.
+The shell around the keepers (one per fragment), the owner's part, the posts and the answers. It
+checks what comes from other peers before anybody acts on it.
 """
 
 from collections import Counter
@@ -15,7 +15,6 @@ from peer.network.conversation import Conversation
 from peer.ports import Network, PeerId, Stream, Work
 from protocol.fragment_messages import ChunkStamp
 from protocol.messages import (
-    ChunkState,
     Contribution,
     FragmentSettled,
     GetChunkState,
@@ -23,7 +22,6 @@ from protocol.messages import (
     GetStamps,
     NoResult,
     Result,
-    Stamps,
 )
 from protocol.outcomes import RefusalReason
 from protocol.owners import owners_of_chunks
@@ -31,12 +29,13 @@ from protocol.records import Sign
 from protocol.versions import FRAGMENT
 
 from .departures import Departures
+from .fragment_answers import FragmentAnswers
 from .fragment_healing import FragmentHealing, HealingStatistics
 from .fragment_inbound import FragmentInbound, Inbound, Parts
 from .fragment_items import Arrived, Passed, Returned, Sent, TrainerSide
 from .fragment_keeper import FragmentKeeper
 from .fragment_owner import Averages, FragmentOwner, short_digest
-from .fragment_posts import STALL_S, Posts
+from .fragment_posts import Posts
 from .nesterov import load_loops
 from .outer_fragments import OuterFragments
 
@@ -126,6 +125,7 @@ class FragmentExchange:
             )
             for fragment in outer.fragments
         ]
+        self._answers = FragmentAnswers(outer, self._keepers, group.work, lock)
         self._healing = FragmentHealing(
             group.run_id,
             network=group.network,
@@ -349,19 +349,7 @@ class FragmentExchange:
                 self._owner.look()
                 self._compare(message.fragment, sender)
             case GetStamps() | GetResult() | GetChunkState():
-                await self._answer(talk, message)
-
-    async def _answer(
-        self, talk: Conversation, question: GetStamps | GetResult | GetChunkState
-    ) -> None:
-        match question:
-            case GetStamps(fragment=fragment):
-                await talk.send(self._stamps(fragment))
-            case GetResult():
-                await self._send_result(talk, question)
-            case GetChunkState(fragment=fragment, chunk=chunk):
-                state, values = await self._read(fragment, chunk)
-                await talk.send(state, values, stall_s=STALL_S)
+                await self._answers.answer(talk, message)
 
     def _tell_that_it_is_over(self, sender: PeerId, late: Contribution) -> None:
         """A contribution came too late: what was made without it, as far as we still have it."""
@@ -380,27 +368,3 @@ class FragmentExchange:
             behind = ledger.cycle(theirs.chunk) < contribution.cycle
             if behind and theirs.stamp.is_ahead_of(ledger.stamp(theirs.chunk)):
                 self.heal(contribution.fragment, theirs.chunk, sender)
-
-    def _stamps(self, fragment: int) -> Stamps:
-        ledger = self._outer.ledgers[fragment]
-        chunks = range(len(ledger.stamps))
-        return Stamps(
-            fragment,
-            tuple(ChunkStamp.of(chunk, ledger.stamp(chunk)) for chunk in chunks),
-            tuple(ledger.cycle(chunk) for chunk in chunks),
-        )
-
-    async def _send_result(self, talk: Conversation, asked: GetResult) -> None:
-        kept = self._keepers[asked.fragment].results.get(asked.chunk)
-        if kept is None or kept.result.cycle != asked.cycle:
-            await talk.refuse(RefusalReason.UNAVAILABLE, "I hold no such result")
-        else:
-            carried = replace(kept.result, carried=(asked.chunk,))
-            await talk.send(carried, kept.codes, stall_s=STALL_S)
-
-    async def _read(self, fragment: int, chunk: int) -> tuple[ChunkState, bytes]:
-        async with self._lock:
-            ledger = self._outer.ledgers[fragment]
-            stamp = ChunkStamp.of(chunk, ledger.stamp(chunk))
-            state = ChunkState(fragment, ledger.cycle(chunk), stamp)
-            return state, await self._work.run(self._outer.read, fragment, chunk)

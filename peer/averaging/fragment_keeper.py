@@ -104,9 +104,15 @@ class FragmentKeeper:
         self._patience = ObservedDeadline(floor_s=MIN_RETURN_S, ceiling_s=MAX_RETURN_S)
         self.results: dict[int, Arrived] = {}
         self.settled: tuple[int, bytes] | None = None
+        self._lost_items = 0
 
     def __repr__(self) -> str:
         return f"<FragmentKeeper {self.fragment} in cycle {self.cycle}, {self._patience!r}>"
+
+    @property
+    def lost_items(self) -> int:
+        """What did not fit, since the start."""
+        return self._inbox.lost_items + self._lost_items
 
     def put(self, item: Item) -> None:
         """Hand it something; what does not fit is lost, and counted."""
@@ -247,7 +253,7 @@ class FragmentKeeper:
         if len(self._waiting) < MAX_INBOX:
             self._waiting.append(item)
         else:
-            self.lost_items += 1
+            self._lost_items += 1
 
     def _keep_early(self, item: Arrived) -> None:
         """For a send that we have not come to. Who joined does not know which its first will be."""
@@ -258,7 +264,7 @@ class FragmentKeeper:
         if len(early) < MAX_EARLY_FOR_A_CHUNK * len(self._outer.ledgers[self.fragment].stamps):
             early.append(item)
         else:
-            self.lost_items += 1
+            self._lost_items += 1
         while len(self._early) > MAX_EARLY_CYCLES:
             del self._early[min(self._early)]
 
