@@ -54,6 +54,9 @@ class Others:
 
     told: list[tuple[int, bytes]] = field(default_factory=list)
 
+    async def turn_to_contribute(self, fragment: int) -> None:
+        await trio.lowlevel.checkpoint()
+
     def contribute(self, fragment: int, sent: Sent, *, healing: bool) -> list[str]:
         return [IDS[1]] * NUM_CHUNKS
 
