@@ -10,8 +10,9 @@ Rules
      whole: the largest number that keeps the sum of what it did within the sum of what it owed, and
      at least one. So a slow peer, whose rounds have few steps, is on time on the whole.
   2. Learning rate, schedule, data and the end of the run are functions of the *nominal* step
-     round * H + H * fraction, where fraction = steps done / quota. No local counter is ever
-     consulted, so a peer that was away resumes with the swarm's learning rate.
+     round * H + H * fraction, where fraction = steps done / quota. No local counter is consulted,
+     so a peer that was away resumes with the swarm's learning rate (after a warm-up of its own,
+     peer/training/schedule.py).
   3. A peer that is more than one round behind goes on with the newest round it has heard of. One
      that is behind by less shortens its quota, at most by half, so that it ends its round with the
      others; a newcomer enters the newest round.
