@@ -31,6 +31,11 @@ STDERR_TAIL_BYTES: Final = 2000
 MAX_STDERR_BYTES: Final = 1 << 20
 """Standard error is cut when it is longer."""
 _READ_BYTES: Final = 65536
+SPIN_COUNT: Final = "3000"
+"""Turns for which a thread of torch's loops spins until the others come, before it sleeps; some 10
+us. By default (libgomp) it is milliseconds, which costs nothing on a machine of one's own: but
+beside one other busy process all wait for the thread that lost its core, hundreds of times in a
+step, and steps took up to 80 times as long (docs/log.md)."""
 
 
 class TrainerChild:
@@ -143,6 +148,8 @@ class TrainerChild:
 
 def _environment(threads: int) -> dict[str, str]:
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+    if "OMP_WAIT_POLICY" not in environment:  # what users ask for themselves, they get
+        environment.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     if threads:
         environment["OMP_NUM_THREADS"] = str(threads)
     return environment
