@@ -59,6 +59,11 @@ def owed_steps(inner_steps: int, own_speed: float, member_speeds: Sequence[float
     return inner_steps * ratio
 
 
+def whole_steps(inner_steps: int, own_speed: float, member_speeds: Sequence[float]) -> int:
+    """The same in whole steps, by itself: the nearest number of them, and at least one."""
+    return max(1, round(owed_steps(inner_steps, own_speed, member_speeds)))
+
+
 def place(round_: int, fraction: float, age_s: float, rounds_per_s: float) -> float:
     """Where a peer is by now, in rounds: not beyond the round it spoke of, where it may wait.
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from protocol.rounds import owed_steps
+from protocol.rounds import whole_steps
 
 from .arms import Arm
 from .pace import in_lowest_terms
@@ -58,7 +58,7 @@ class UnequalArm(Arm):
         speeds = self.speeds(replicas)
         if self.waits:
             return [inner_steps] * len(speeds)
-        return [max(1, round(owed_steps(inner_steps, speed, speeds))) for speed in speeds]
+        return [whole_steps(inner_steps, speed, speeds) for speed in speeds]
 
     def votes(self, steps: Sequence[int]) -> list[int]:
         return in_lowest_terms(steps) if self.pooling == "tokens" else [1] * len(steps)

@@ -30,7 +30,7 @@ class Departures:
     async def turn(self, fragment: int) -> None:
         """Wait for those before it."""
         with trio.move_on_after(WAIT_S):
-            while fragment in self._waiting[1:] and self._waiting[0] != fragment:
+            while fragment in self._waiting and self._waiting[0] != fragment:
                 await self._left.wait()
 
     def left(self, fragment: int) -> None:

@@ -1,7 +1,6 @@
 """What a peer answers when others ask for its fragments: stamps, results, the state of a chunk."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import trio
 
@@ -62,12 +61,11 @@ class FragmentAnswers:
         )
 
     async def _send_result(self, talk: Conversation, asked: GetResult) -> None:
-        kept = self._keepers[asked.fragment].results.get(asked.chunk)
-        if kept is None or kept.result.cycle != asked.cycle:
+        kept = self._keepers[asked.fragment].result_of(asked.cycle, asked.chunk)
+        if kept is None:
             await talk.refuse(RefusalReason.UNAVAILABLE, "I hold no such result")
         else:
-            carried = replace(kept.result, carried=(asked.chunk,))
-            await talk.send(carried, kept.codes, stall_s=STALL_S)
+            await talk.send(*kept, stall_s=STALL_S)
 
     async def _read(self, fragment: int, chunk: int) -> tuple[ChunkState, bytes]:
         async with self._lock:

@@ -6,7 +6,7 @@ checks what comes from other peers before anybody acts on it.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -355,10 +355,9 @@ class FragmentExchange:
         """A contribution came too late: what was made without it, as far as we still have it."""
         keeper = self._keepers[late.fragment]
         for stamp in late.stamps:
-            kept = keeper.results.get(stamp.chunk)
-            if kept is not None and kept.result.cycle == late.cycle:
-                carried = replace(kept.result, carried=(stamp.chunk,))
-                self._posts.post(sender, carried, kept.codes)
+            kept = keeper.result_of(late.cycle, stamp.chunk)
+            if kept is not None:
+                self._posts.post(sender, *kept)
         self._tell_settled(sender, keeper)
 
     def _notice(self, sender: PeerId, contribution: Contribution) -> None:

@@ -68,9 +68,6 @@ class Changes:
     moved: set[int] = field(default_factory=set)
     redone: set[int] = field(default_factory=set)
 
-    def __bool__(self) -> bool:
-        return bool(self.stepped or self.moved or self.redone)
-
 
 @dataclass(frozen=True, slots=True)
 class Returned:

@@ -28,6 +28,7 @@ was spoilt must not reach the others.
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from typing import Final
 
 import blake3
@@ -38,6 +39,7 @@ from protocol.chunk_ledger import Stamp, Verdict
 from protocol.deadline import ObservedDeadline
 from protocol.errors import RemoteProtocolError
 from protocol.fragment_messages import DIGEST_BYTES
+from protocol.messages import Result
 
 from .fragment_items import (
     Arrived,
@@ -113,6 +115,13 @@ class FragmentKeeper:
     def lost_items(self) -> int:
         """What did not fit, since the start."""
         return self._inbox.lost_items + self._lost_items
+
+    def result_of(self, cycle: int, chunk: int) -> tuple[Result, memoryview] | None:
+        """What we applied to a chunk in this cycle, carrying nothing else, and its codes."""
+        kept = self.results.get(chunk)
+        if kept is None or kept.result.cycle != cycle:
+            return None
+        return replace(kept.result, carried=(chunk,)), kept.codes
 
     def put(self, item: Item) -> None:
         """Hand it something; what does not fit is lost, and counted."""

@@ -1,6 +1,6 @@
 """Step and average of chunks through compiled loops (`int8_nesterov`), where they fit."""
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,27 +15,19 @@ Vectors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """phi and v before, phi and v after."""
 
 
-class FactorsOfStep(Protocol):
-    """Those of the outer optimizer (nesterov.py)."""
-
-    @property
-    def learning_rate(self) -> float: ...
-    @property
-    def momentum(self) -> float: ...
-
-
 def step(
     result_codes: torch.Tensor,
     start: int,
     vectors: Vectors,
     codec: Codec,
-    factors: FactorsOfStep,
+    factors: tuple[float, float],
     *,
     keep: bool,
 ) -> bool:
     """Take the outer step of the chunk's values from `start` on; lengths and types are checked.
 
     Args:
+        factors: learning rate and momentum.
         keep: as `nesterov.step_pieces` has it.
 
     Returns:
@@ -48,7 +40,7 @@ def step(
         return False
     kernels, (codes, scales, *arrays) = fitting
     codes, scales = codes[start:], scales[start // BLOCK :]
-    numbers = np.float32(factors.learning_rate), np.float32(factors.momentum)
+    numbers = tuple(map(np.float32, factors))
     in_chunks(
         lambda first, last: kernels.step_blocks(codes, scales, *arrays, numbers, keep, first, last),
         vectors[0].numel() // BLOCK,

@@ -9,7 +9,7 @@ import torch
 
 from peer.codec import BLOCK, Codec
 from peer.codec.blocks_compiled import scale_bits
-from peer.codec.compiled import in_chunks, is_aligned, is_long, kernels_of
+from peer.codec.compiled import in_chunks, kernels_of
 from peer.codec.int8 import Int8Codec, split
 
 
@@ -46,12 +46,10 @@ def fused_step(
 def _kernels(
     phi_P: torch.Tensor, delta_P: torch.Tensor, theta_codes: Sequence[torch.Tensor], codec: Codec
 ) -> ModuleType | None:
-    everything = (phi_P, delta_P, *theta_codes)
-    if not (isinstance(codec, Int8Codec) and is_long(phi_P.numel(), phi_P.device)):
+    if not isinstance(codec, Int8Codec) or len(theta_codes) > 2:
         return None
-    if len(theta_codes) > 2 or any(tensor.device.type != "cpu" for tensor in everything):
-        return None
-    if not is_aligned(phi_P, delta_P, *(split(codes)[1] for codes in theta_codes)):
+    scales = (split(codes)[1] for codes in theta_codes)
+    if not codec.is_compiled_for(phi_P.numel(), phi_P, delta_P, *scales):
         return None
     return kernels_of("peer.averaging.int8_step")
 

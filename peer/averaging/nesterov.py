@@ -189,11 +189,12 @@ def step_pieces(
     """
     for before, after in pieces:
         _check_state(before, after)
+    numbers = (factors.learning_rate, factors.momentum)
     cuts = [0, *accumulate(before.phi_C.numel() for before, _ in pieces)]
     _check_codes([result_codes], codec, cuts[-1])
     for start, (before, after) in zip(cuts, pieces, strict=False):
         vectors = (before.phi_C, before.v_C, after.phi_C, after.v_C)
-        if not fused_nesterov.step(result_codes, start, vectors, codec, factors, keep=keep):
+        if not fused_nesterov.step(result_codes, start, vectors, codec, numbers, keep=keep):
             if keep:
                 before.copy_from(after)
             _step_plainly(before, result_codes, start, codec, factors, after)

@@ -169,13 +169,8 @@ class OuterFragments:
         keep: bool,
     ) -> Stamp:
         """Step from the state before the last step, or from the present one, which is kept."""
-        pieces = [
-            (
-                ChunkState(self._before_phi[start:stop], self._before_v[start:stop]),
-                ChunkState(self._phi[start:stop], self._v[start:stop]),
-            )
-            for start, stop in self._pieces(fragment, chunk)
-        ]
+        before = self._states(self._before_phi, self._before_v, fragment, chunk)
+        pieces = list(zip(before, self._states(self._phi, self._v, fragment, chunk), strict=True))
         factors = PLAIN_AVERAGE if cycle == self._last_cycle else self._factors
         step_pieces(pieces, codes_as_tensor(codes), self.codec, factors, keep=keep)
         self._checks[fragment][chunk] = self._check(fragment, chunk)
@@ -188,7 +183,7 @@ class OuterFragments:
     # --- whole chunks -----------------------------------------------------------------------------
     def read(self, fragment: int, chunk: int) -> bytes:
         """phi and v of a chunk, fp32, one after the other."""
-        pieces = list(self._pieces(fragment, chunk))
+        pieces = self._pieces(fragment, chunk)
         return b"".join(
             vector[start:stop].numpy().tobytes()
             for vector in (self._phi, self._v)
@@ -247,11 +242,14 @@ class OuterFragments:
 
     # --- memory -----------------------------------------------------------------------------------
     def _stamp(self, fragment: int, chunk: int, cycle: int, steps: int, weight: int) -> Stamp:
-        pieces = [
-            ChunkState(self._phi[start:stop], self._v[start:stop])
-            for start, stop in self._pieces(fragment, chunk)
-        ]
-        return _stamp(pieces, cycle, steps, weight)
+        return _stamp(self._states(self._phi, self._v, fragment, chunk), cycle, steps, weight)
+
+    def _states(
+        self, phi_P: torch.Tensor, v_P: torch.Tensor, fragment: int, chunk: int
+    ) -> list[ChunkState]:
+        """The pieces of a chunk in a pair of vectors, in order."""
+        pieces = self._pieces(fragment, chunk)
+        return [ChunkState(phi_P[start:stop], v_P[start:stop]) for start, stop in pieces]
 
     def _check(self, fragment: int, chunk: int) -> bytes:
         pieces = self._pieces(fragment, chunk)

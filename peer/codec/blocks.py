@@ -124,7 +124,7 @@ class BlockCodec(ABC):
 
     def is_compiled_for(self, num_values: int, *tensors: torch.Tensor) -> bool:
         """Whether compiled loops are worth it for a vector, and can reach these tensors of it."""
-        in_main_memory = not any(tensor.is_cuda for tensor in tensors)
+        in_main_memory = all(tensor.device.type == "cpu" for tensor in tensors)
         long = is_long(num_values, tensors[0].device, self._part_of)
         return long and in_main_memory and is_aligned(*tensors)
 

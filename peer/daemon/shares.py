@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from protocol.data_plan import DataPlan, MemberPosition
-from protocol.rounds import owed_steps
+from protocol.rounds import whole_steps
 from protocol.view import Member
 
 from .facts import Facts
@@ -51,7 +51,7 @@ class DataShares:
         speeds = [*(m.progress.steps_per_s for m in training), facts.steps_per_s]
 
         def weight(speed: float) -> int:
-            return min(MAX_MEMBER_WEIGHT, max(1, round(owed_steps(MEMBER_WEIGHT, speed, speeds))))
+            return min(MAX_MEMBER_WEIGHT, whole_steps(MEMBER_WEIGHT, speed, speeds))
 
         own = MemberPosition(facts.peer_id, weight(facts.steps_per_s), facts.epoch, facts.position)
         members = {m.peer_id: _position(m, weight(m.progress.steps_per_s)) for m in training}

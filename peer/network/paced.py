@@ -38,14 +38,13 @@ class PacedStream(WrappedStream[Stream]):
         super().__init__(stream)
         self._pacing = pacing
         self._reads_slowly = reads_slowly
-        self._remote_peer_id = stream.remote_peer_id
         self._granted_bytes = 0
         self._held = b""
 
     async def turn(self, num_bytes: int) -> int:
         """Wait until bulk may go to this peer; how much of it may go now."""
-        with self._pacing.sending(self._remote_peer_id):
-            granted_bytes = await self._pacing.turn(self._remote_peer_id, num_bytes)
+        with self._pacing.sending(self.remote_peer_id):
+            granted_bytes = await self._pacing.turn(self.remote_peer_id, num_bytes)
         self._granted_bytes += granted_bytes
         return granted_bytes
 
@@ -53,15 +52,15 @@ class PacedStream(WrappedStream[Stream]):
         """Send all of `data` now; raises StreamLost."""
         granted_bytes = min(self._granted_bytes, len(data))
         self._granted_bytes -= granted_bytes
-        self._pacing.sent(self._remote_peer_id, len(data) - granted_bytes)
-        with self._pacing.sending(self._remote_peer_id) if granted_bytes else nullcontext():
+        self._pacing.sent(self.remote_peer_id, len(data) - granted_bytes)
+        with self._pacing.sending(self.remote_peer_id) if granted_bytes else nullcontext():
             await self._stream.send_all(data)
 
     async def receive_some(self, max_bytes: int = 65536) -> bytes:
         """At least one byte, or `b""` at the end; raises StreamLost."""
         if not self._held:
             self._held = await self._stream.receive_some(max_bytes)
-            self._pacing.received(self._remote_peer_id, len(self._held))
+            self._pacing.received(self.remote_peer_id, len(self._held))
         await self._may_receive()  # who is cancelled here finds it next time
         data, self._held = self._held[:max_bytes], self._held[max_bytes:]
         return data
@@ -72,7 +71,7 @@ class PacedStream(WrappedStream[Stream]):
         buffer[:held_bytes] = self._held[:held_bytes]
         self._held = self._held[held_bytes:]
         await self._stream.receive_into(buffer[held_bytes:])
-        self._pacing.received(self._remote_peer_id, len(buffer) - held_bytes)
+        self._pacing.received(self.remote_peer_id, len(buffer) - held_bytes)
         await self._may_receive()
 
     async def _may_receive(self) -> None:

@@ -23,7 +23,6 @@ Rules:
        by which the way of averaging reads them.
 """
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -40,7 +39,6 @@ from .corpus import Corpus
 from .errors import NonFinite, WrongCommand
 from .fragments import FragmentSnapshots
 from .messages import (
-    PROGRESS_INTERVAL_S,
     CloseRound,
     Evaluate,
     Evaluated,
@@ -52,6 +50,7 @@ from .messages import (
     TrainerCommand,
     TrainerEvent,
     TrainRound,
+    is_progress_due,
 )
 from .model import FlatModel
 from .optimizer import FlatAdamW
@@ -324,8 +323,7 @@ class InnerLoop:
     def _report_progress(self, current: RoundInProgress) -> None:
         progress = self._state.progress
         now_s = self._clock_s()
-        at_half = current.steps == math.ceil(current.order.quota / 2)
-        if not at_half and now_s - progress.since_s < PROGRESS_INTERVAL_S:
+        if not is_progress_due(current.steps, current.order.quota, now_s - progress.since_s):
             return
         launched = self._state.launched
         self._settle()

@@ -43,6 +43,7 @@ from .messages import (
     TrainerCommand,
     TrainerEvent,
     TrainRound,
+    is_progress_due,
 )
 from .pairs import PairSync
 from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
@@ -295,12 +296,11 @@ class SimulatedTrainer:
         inner_steps = self._spec.sync.inner_steps
         order = current.order
         step = nominal_step(order.round, inner_steps, current.steps, order.quota)
-        total_steps = self._spec.total_rounds * inner_steps
-        return learning_rate(self._spec.optimizer, step, total_steps)
+        return learning_rate(self._spec.optimizer, step, self._spec.total_rounds * inner_steps)
 
     def _report_progress(self, current: _Round) -> None:
-        at_half = current.steps == math.ceil(current.order.quota / 2)
-        if not at_half and self._now_s - current.reported_s < PROGRESS_INTERVAL_S:
+        since_s = self._now_s - current.reported_s
+        if not is_progress_due(current.steps, current.order.quota, since_s):
             return
         current.reported_s = self._now_s
         self._life.events.append(
