@@ -61,6 +61,12 @@ def wait_seen_by(peers: list[Peer], other: Peer) -> None:
         )
 
 
+def lag(peer: Peer, others: list[Peer]) -> int:
+    """Rounds from where this peer is to the newest of the others; asked one after the other."""
+    newest = max(int(other.status()["round"]) for other in others)
+    return newest - int(peer.status()["round"])
+
+
 def stop_in_exchange(victim: Peer, others: list[Peer]) -> tuple[Peer, int]:
     """Stop every process of the victim in mid-exchange; its partner, and the round.
 
@@ -164,8 +170,7 @@ def test_a_killed_trainer_is_restarted_from_the_outer_state(swarm: Swarm) -> Non
     again = victim.wait_event(EventName.ROUND_OPENED, after=victim.events().index(died))
     assert again["round"] >= opened["round"]
     victim.wait_event(EventName.ROUND_CLOSED, round=again["round"])
-    newest = max(peer.status()["round"] for peer in [victim, *others])
-    assert newest - victim.status()["round"] <= 1
+    victim.wait_for("it is in step with the others", lambda: lag(victim, others) <= 1)
     assert victim.metric("loco_trainer_restarts_total", reason="died") == restarts + 1
     victim.wait_averaging(2)
     assert victim.events(EventName.VALIDATED)[-1]["loss"] < loss_before + 0.3
