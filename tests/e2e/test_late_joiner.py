@@ -16,10 +16,10 @@ PAUSE_FLOOR_S = 3.0
 the larger of the floor and so many usual gaps: a joiner's start takes processor time away here."""
 
 
-def round_at(peer: Peer, monotonic_s: float) -> int:
-    """The round it was in at that time; the clock is the machine's, so all peers share it."""
+def round_at(peer: Peer, swarm_time_s: float) -> int:
+    """The round it was in at that time."""
     opened = peer.events(EventName.ROUND_OPENED)
-    return max(int(event["round"]) for event in opened if event["monotonic_s"] <= monotonic_s)
+    return max(int(event["round"]) for event in opened if event["time"] <= swarm_time_s)
 
 
 def test_a_late_joiner_gets_everything_and_nobody_pauses(swarm: Swarm) -> None:
@@ -33,7 +33,7 @@ def test_a_late_joiner_gets_everything_and_nobody_pauses(swarm: Swarm) -> None:
     assert set(state["remotes"]) <= {peer.peer_id for peer in others}
     assert state["bytes"] > 0
     opened = joiner.wait_event(EventName.ROUND_OPENED, START_S)
-    newest = max(round_at(peer, opened["monotonic_s"]) for peer in others)
+    newest = max(round_at(peer, opened["time"]) for peer in others)
     assert newest - opened["round"] <= 2, "it begins with the round that the others are in"
     assert opened["round"] - state["round"] <= 2, "its state is of the round before"
     closed = joiner.wait_event(EventName.ROUND_CLOSED, START_S)
