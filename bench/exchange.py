@@ -191,7 +191,7 @@ async def _measure_echo(report: Report, pair: Pair) -> None:
 def main() -> None:
     """Measure and publish."""
     parser = options(__doc__)
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8], help="of raw p2pd")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 24], help="of raw p2pd")
     chosen = parser.parse_args()
     full: bool = chosen.full
     setting = Setting(VECTOR_BYTES, 7, 3) if full else Setting(VECTOR_BYTES, 3, 1)

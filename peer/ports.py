@@ -19,6 +19,10 @@ PeerId = str
 Address = str
 
 
+Arrived = Callable[[int], None]
+"""Told of bytes as they come; must not raise."""
+
+
 class Stream(Protocol):
     """A two-way byte stream to one authenticated peer.
 
@@ -37,8 +41,8 @@ class Stream(Protocol):
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None: ...
     async def receive_some(self, max_bytes: int = 65536) -> bytes: ...
-    async def receive_into(self, buffer: memoryview) -> None:
-        """Fill `buffer` completely."""
+    async def receive_into(self, buffer: memoryview, arrived: Arrived | None = None) -> None:
+        """Fill `buffer` completely; `arrived` is told how much of it is there, as it comes."""
 
     async def aclose(self) -> None: ...
 

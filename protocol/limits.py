@@ -35,7 +35,7 @@ MAX_HELD_PROPOSALS: Final = 16
 
 STRIPE_FROM_BYTES: Final = 8 * 1024 * 1024
 """A shorter contribution travels on the stream that it was agreed on."""
-MAX_STRIPES: Final = 8
+MAX_STRIPES: Final = 24
 """Further streams over which one exchange moves a long contribution."""
 PIECE_BYTES: Final = 1 << 20
 """What a stripe carries at a time; the last piece may be shorter."""

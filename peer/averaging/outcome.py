@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from peer.codec import get_codec
 from peer.ports import PeerId
-from protocol.limits import MAX_STRIPES, STRIPE_FROM_BYTES
+from protocol.limits import MAX_STRIPES, PIECE_BYTES, STRIPE_FROM_BYTES
 from protocol.messages import Propose, Refusal
 from protocol.outcomes import RefusalReason, SkipReason
 
@@ -53,8 +53,10 @@ class Agreement:
 
     @property
     def stripes(self) -> int:
-        """Further streams that an exchange of ours may have."""
-        return MAX_STRIPES if self.payload_bytes >= STRIPE_FROM_BYTES else 0
+        """Further streams that an exchange of ours may have: none that would carry no piece."""
+        if self.payload_bytes < STRIPE_FROM_BYTES:
+            return 0
+        return min(MAX_STRIPES, self.payload_bytes // PIECE_BYTES)
 
     def proposal(self, own: Contribution) -> Propose:
         """What we say when we ask."""

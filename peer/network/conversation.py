@@ -54,7 +54,7 @@ Payload = bytes | bytearray | memoryview
 Place = Callable[[Any, int], memoryview]
 """Where the payload of this message, so many bytes, goes. May raise RemoteProtocolError."""
 OnProgress = Callable[[int], None]
-"""Called with the number of payload bytes done so far, after each step."""
+"""Called with the number of payload bytes done so far: after each write, and as bytes arrive."""
 
 
 class StreamStalled(StreamLost):
@@ -287,17 +287,20 @@ class Conversation:
                     done_bytes = payload_bytes - self._reader.payload_left_bytes
                 else:
                     patience.deadline = trio.current_time() + stall_s
-                    done_bytes += await self._read_step(into, done_bytes)
+                    done_bytes += await self._read_step(into, done_bytes, on_progress)
                 on_progress(done_bytes)
         return bytes(grown)
 
-    async def _read_step(self, into: memoryview | None, done_bytes: int) -> int:
+    async def _read_step(
+        self, into: memoryview | None, done_bytes: int, on_progress: OnProgress
+    ) -> int:
         """Read on, straight into the buffer if there is one; returns the bytes placed by it."""
         step_bytes = min(READ_BYTES, self._reader.payload_left_bytes)
         if into is None:
             await self._feed(step_bytes)
             return 0
-        await self._stream.receive_into(into.cast("B")[done_bytes : done_bytes + step_bytes])
+        place = into.cast("B")[done_bytes : done_bytes + step_bytes]
+        await self._stream.receive_into(place, lambda came: on_progress(done_bytes + came))
         self._bytes_received += step_bytes
         self._reader.skip_payload(step_bytes)
         return step_bytes

@@ -16,7 +16,7 @@ from typing import Final
 
 import trio
 
-from peer.ports import PeerId
+from peer.ports import Arrived, PeerId
 from protocol.errors import StreamLost
 
 from .traffic import Traffic
@@ -106,8 +106,8 @@ class Libp2pStream:
         self._traffic.count_received(self._protocol, len(data))
         return data
 
-    async def receive_into(self, buffer: memoryview) -> None:
-        """Fill `buffer`.
+    async def receive_into(self, buffer: memoryview, arrived: Arrived | None = None) -> None:
+        """Fill `buffer`; `arrived` is told how much of it is there.
 
         Raises:
             StreamLost
@@ -118,6 +118,8 @@ class Libp2pStream:
             while filled < len(view):
                 came = await self._receive_piece(view[filled:], filled, len(view))
                 filled += came
+                if arrived is not None:
+                    arrived(filled)
                 if came < SMALL_PIECE_BYTES < len(view) - filled:
                     await trio.sleep(GATHER_S)
 

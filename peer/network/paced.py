@@ -6,7 +6,7 @@ links say to each other.
 
 from contextlib import nullcontext
 
-from peer.ports import Network, Stream
+from peer.ports import Arrived, Network, Stream
 from protocol.versions import HELLO
 
 from .pacing import Pacing
@@ -65,12 +65,13 @@ class PacedStream(WrappedStream[Stream]):
         data, self._held = self._held[:max_bytes], self._held[max_bytes:]
         return data
 
-    async def receive_into(self, buffer: memoryview) -> None:
-        """Fill `buffer`; raises StreamLost."""
+    async def receive_into(self, buffer: memoryview, arrived: Arrived | None = None) -> None:
+        """Fill `buffer`; `arrived` is told how much of it is there. Raises StreamLost."""
         held_bytes = min(len(self._held), len(buffer))
         buffer[:held_bytes] = self._held[:held_bytes]
         self._held = self._held[held_bytes:]
-        await self._stream.receive_into(buffer[held_bytes:])
+        tell = None if arrived is None else lambda num_bytes: arrived(held_bytes + num_bytes)
+        await self._stream.receive_into(buffer[held_bytes:], tell)
         self._pacing.received(self.remote_peer_id, len(buffer) - held_bytes)
         await self._may_receive()
 

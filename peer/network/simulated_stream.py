@@ -15,7 +15,7 @@ from typing import Final
 
 import trio
 
-from peer.ports import PeerId
+from peer.ports import Arrived, PeerId
 from protocol.errors import StreamLost
 
 from .simulated_link import Link
@@ -240,8 +240,8 @@ class SimulatedStream:
         """
         return bytes(await self._receive(max_bytes))
 
-    async def receive_into(self, buffer: memoryview) -> None:
-        """Fill `buffer`.
+    async def receive_into(self, buffer: memoryview, arrived: Arrived | None = None) -> None:
+        """Fill `buffer`; `arrived` is told how much of it is there.
 
         Raises:
             StreamLost
@@ -256,6 +256,8 @@ class SimulatedStream:
                     )
                 view[filled : filled + len(piece)] = piece
                 filled += len(piece)
+                if arrived is not None:
+                    arrived(filled)
 
     async def _receive(self, max_bytes: int) -> memoryview:
         self._check()

@@ -6,6 +6,7 @@ from typing import Any
 import trio
 import trio.testing
 
+from peer.ports import Arrived
 from protocol.errors import StreamLost
 
 OTHER = "12D3KooWOther"
@@ -49,7 +50,7 @@ class PipeStream:
         await self._count()
         return bytes(await self._stream.receive_some(max_bytes))
 
-    async def receive_into(self, buffer: memoryview) -> None:
+    async def receive_into(self, buffer: memoryview, arrived: Arrived | None = None) -> None:
         done = 0
         while done < len(buffer):
             data = await self.receive_some(len(buffer) - done)
@@ -57,6 +58,8 @@ class PipeStream:
                 raise StreamLost("the stream ended")
             buffer[done : done + len(data)] = data
             done += len(data)
+            if arrived is not None:
+                arrived(done)
 
     async def aclose(self) -> None:
         await self._stream.aclose()

@@ -15,6 +15,7 @@ from striped_worlds import (
     PIECE,
     ROUND,
     Peer,
+    agreement,
     contribution,
     real_peer,
     rogue,
@@ -26,6 +27,7 @@ from peer.averaging import outcome
 from peer.averaging.exchange_io import STALL_S
 from peer.averaging.outcome import Averaged, Skipped
 from peer.network.conversation import Conversation
+from peer.network.handlers import MAX_INBOUND_STREAMS_PER_PEER
 from peer.network.simulated import SimulatedInternet
 from protocol import pieces
 from protocol.errors import Refused, StreamLost
@@ -43,6 +45,7 @@ SHORT = LONG * 120 // 128 // 128 * 128
 def small(monkeypatch):
     """Short vectors in small pieces."""
     monkeypatch.setattr(pieces, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(outcome, "PIECE_BYTES", PIECE)
     monkeypatch.setattr(outcome, "STRIPE_FROM_BYTES", 2 * PIECE)
 
 
@@ -75,7 +78,18 @@ async def both_average(parameters: int) -> tuple[Peer, Peer, int]:
         return one, two, most
 
 
-@pytest.mark.parametrize(("parameters", "stripes"), [(LONG, MAX_STRIPES), (SHORT, 0)])
+@pytest.mark.parametrize(
+    ("parameters", "stripes"), [(SHORT, 0), (LONG, 8), (4 * LONG, MAX_STRIPES)]
+)
+def test_no_stripe_is_asked_for_that_would_carry_no_piece(parameters, stripes):
+    assert agreement(parameters).stripes == stripes
+
+
+def test_all_stripes_of_an_exchange_and_what_else_a_peer_opens_are_let_in():
+    assert MAX_STRIPES + 4 <= MAX_INBOUND_STREAMS_PER_PEER
+
+
+@pytest.mark.parametrize(("parameters", "stripes"), [(LONG, 8), (SHORT, 0)])
 @pytest.mark.slow
 async def test_a_long_vector_takes_stripes_and_no_more_bytes(autojump_clock, parameters, stripes):
     one, two, most = await both_average(parameters)
@@ -125,7 +139,7 @@ async def test_pieces_come_in_any_order_on_any_stream(autojump_clock, small):
 
 async def test_one_stripe_of_many_is_enough(autojump_clock, small):
     async with rogue() as (r, peer):
-        assert r.accept.stripes == MAX_STRIPES
+        assert r.accept.stripes == 8  # as proposed
         theirs, stripe = bytearray(len(r.own.payload)), await r.join()
         await r.say_head()
         with trio.CancelScope() as listening:

@@ -82,6 +82,25 @@ async def test_a_payload_goes_into_the_given_buffer_and_progress_shows(pair: Pai
     assert await pair[1].receive(Leaving) == (Leaving(), b"")
 
 
+async def test_progress_shows_before_a_read_is_full(autojump_clock: trio.testing.MockClock) -> None:
+    near, far = pipe()
+    received: list[int] = []
+    buffer = bytearray(READ_BYTES)
+
+    async def receive() -> None:
+        async with Conversation(far) as talk:
+            await talk.receive(Vector, into=memoryview(buffer), on_progress=received.append)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(receive)
+        await near.send_all(encode_frame(encode_message(VECTOR), READ_BYTES))
+        for told in (1000, 3000):
+            await near.send_all(bytes(told - max(received, default=0)))
+            await trio.sleep(1)
+            assert received[-1] == told
+        nursery.cancel_scope.cancel()
+
+
 async def test_payloads_of_any_dtype_are_bytes(pair: Pair) -> None:
     numbers = memoryview(b"\x01\x00\x00\x00" * 5).cast("I")
     buffer = memoryview(bytearray(20)).cast("I")
