@@ -1,6 +1,6 @@
 """Quality of NoLoCo and its rivals at equal tokens: real text, the project's model and outer step.
 
-    python -m bench.noloco_quality [--full] [--late] [--arms A,B] [--seeds 0,1,2]
+    python -m bench.noloco_quality [--long | --full] [--late] [--arms A,B] [--seeds 0,1,2]
 
 N = 8 replicas in one process. Arms are in quality/arms.py, sizes in quality/settings.py. Each run
 (arm and seed) leaves one file in the results folder and is not made again; a study that was stopped
@@ -20,7 +20,7 @@ from bench.quality import findings
 from bench.quality.arms import ARMS, CODE_ARMS, STUDY_ARMS
 from bench.quality.checkpoints import Checkpoints
 from bench.quality.run import Result
-from bench.quality.settings import FULL, LATE_OF, SHORT, SMOKE
+from bench.quality.settings import FULL, LATE_OF, LONG, SHORT, SMOKE
 from bench.quality.store import Store
 from bench.quality.study import Study, study_options
 from bench.report import Report
@@ -31,8 +31,12 @@ RESULTS: Final = Path(__file__).parent / "results" / "noloco_quality"
 def main() -> None:
     parser = study_options(__doc__, ARMS, RESULTS)
     parser.add_argument("--late", action="store_true", help="codes, from a trained checkpoint")
+    parser.add_argument("--long", action="store_true", help="four times the steps of the short one")
     arguments = parser.parse_args()
+    if arguments.long and (arguments.late or arguments.full):
+        parser.error("--long has no late phase, and is not --full: give one of them")
     base = SMOKE if arguments.smoke else FULL if arguments.full else SHORT
+    base = LONG if arguments.long else base
     setting = LATE_OF[base.name] if arguments.late else base
     train = Checkpoints(base, arguments.cache).train
     study = Study(Store(arguments.results, setting, Result), arguments.cache, train)

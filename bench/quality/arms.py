@@ -1,13 +1,16 @@
 """The arms of the study: ways in which N replicas train together.
 
 `noloco` is the paper's method with its defaults (alpha 0.5, beta = gamma = 0.7, pairs, blocking,
-fp32). Each arm below it changes one factor, but for two ladders:
+fp32). Each arm below it changes one factor, but for two ladders and a search:
 
     comparison      ddp, noloco, diloco, diloco-2h, none
     explanation     ddp, plain-all-h1, plain-all, plain, noloco: from averaged gradients to averaged
                     weights in each step, then every H steps, then in pairs, then outer momentum
+    closing         at no more bytes than noloco in fp32: what int8 buys is spent on shorter rounds,
+                    and the learning rate fits the outer gain
 
-All train the same tokens in the same order, from the same weights, at the same learning rate.
+All train the same tokens in the same order, from the same weights, and at the same learning rate
+unless they say otherwise.
 """
 
 from collections.abc import Sequence
@@ -25,9 +28,11 @@ class Arm:
     """One way to train together.
 
     Attributes:
+        gamma: pull to the group's mean; None is beta, as in the paper's code.
         rounds_of: length of a round, in the setting's H; 0 is a round of one step.
         code: what travels, by its name in exchange.py.
         delay: share of a round after which the others' vectors arrive; training goes on meanwhile.
+        rate_of: learning rate, in the setting's.
     """
 
     name: str
@@ -37,11 +42,18 @@ class Arm:
     rounds_of: float = 1.0
     code: str = "fp32"
     delay: float = 0.0
+    gamma: float | None = None
+    rate_of: float = 1.0
 
     @property
     def factors(self) -> Factors:
-        """Those of the outer step; gamma = beta, as in the paper's code."""
-        return Factors(self.alpha, self.beta, self.beta)
+        """Those of the outer step."""
+        return Factors(self.alpha, self.beta, self.beta if self.gamma is None else self.gamma)
+
+    @property
+    def pulls(self) -> bool:
+        """Whether gamma differs from beta: slow weights travel too."""
+        return self.factors.gamma != self.factors.beta
 
     def inner_steps(self, setting_inner_steps: int) -> int:
         """H of this arm."""
@@ -88,26 +100,44 @@ _STUDY: Final = (
     Arm("plain-all-h1", "all", alpha=0.0, beta=1.0, rounds_of=0),
     Arm("int8", code="int8"),
     Arm("bf16", code="bf16"),
-    Arm("modulo8", code="modulo8"),
-    Arm("modulo4", code="modulo4"),
     Arm("overlap", delay=0.2),
     Arm("alpha-0", alpha=0.0),
     Arm("alpha-0.3", alpha=0.3),
     Arm("alpha-0.8", alpha=0.8),
     Arm("beta-0.5", beta=0.5),
     Arm("beta-1", beta=1.0),
+    Arm("gamma-0.35", gamma=0.35),
+    Arm("gamma-1", gamma=1.0),
     Arm("h-half", rounds_of=0.5),
     Arm("h-double", rounds_of=2),
 )
+_CLOSING: Final = (
+    Arm("int8-quarter-h", code="int8", rounds_of=0.25),
+    Arm("plain-int8-quarter-h", alpha=0.0, beta=1.0, code="int8", rounds_of=0.25),
+    Arm("rate-half", rate_of=0.5),
+    Arm("rate-double", rate_of=2.0),
+    Arm("plain-rate-double", alpha=0.0, beta=1.0, rate_of=2.0),
+    Arm(
+        "plain-int8-quarter-h-rate-double",
+        alpha=0.0,
+        beta=1.0,
+        code="int8",
+        rounds_of=0.25,
+        rate_of=2.0,
+    ),
+)
 _EXTRA: Final = (
+    Arm("modulo8", code="modulo8"),
+    Arm("modulo4", code="modulo4"),
     Arm("int4", code="int4"),
     Arm("fp32-4h", rounds_of=4),
     Arm("int8-overlap", code="int8", delay=0.2),
 )
 
-ARMS: Final = {arm.name: arm for arm in (*_STUDY, *_EXTRA)}
+ARMS: Final = {arm.name: arm for arm in (*_STUDY, *_CLOSING, *_EXTRA)}
 STUDY_ARMS: Final = tuple(arm.name for arm in _STUDY)
-"""What runs unless arms are named; the rest: a code too coarse, which shows that the comparison can
-see one; fp32 at int8's bytes; and what the run spec has by default."""
+"""What runs unless arms are named; the rest: the search for what closes the gap; codes of the late
+phase, one of them too coarse, which shows that the comparison can see it; fp32 at int8's bytes; and
+what the run spec has by default."""
 CODE_ARMS: Final = (REFERENCE, "bf16", "int8", "modulo8", "modulo4", "int4")
 """What is run in a late phase."""

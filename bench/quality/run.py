@@ -110,10 +110,13 @@ class _Pending:
     """A round whose outer step is to come.
 
     Attributes:
+        shared: the weights.
+        slow: slow weights of that time, where gamma differs from beta.
         ahead: how far what a replica sent is ahead of its weights; None where it sent just them.
     """
 
     shared: Shared
+    slow: Shared | None
     groups: list[tuple[int, ...]]
     ahead: list[torch.Tensor | None]
 
@@ -149,7 +152,7 @@ class _Run:
         feed = self._world.feed(arm.quotas(MEMBER_WEIGHT, setting.replicas))
         for done in range(1, steps + 1):
             now = done * arm.step_time
-            self._inner_step(feed, (done - 1) % inner_steps, self._world.rate(now - arm.step_time))
+            self._inner_step(feed, (done - 1) % inner_steps, self._rate(now - arm.step_time))
             if self._pending and done % inner_steps == delay:
                 self._apply(now)
             if self._averages_weights and done % inner_steps == 0:
@@ -164,6 +167,9 @@ class _Run:
     @property
     def _averages_weights(self) -> bool:
         return self._arm.group in ("pairs", "all")
+
+    def _rate(self, time: int) -> float:
+        return self._arm.rate_of * self._world.rate(time)
 
     def _inner_step(self, feed: Feed, place: int, rate: float) -> None:
         active = active_at(place, self._quotas, self._inner_steps)
@@ -190,7 +196,9 @@ class _Run:
             theta_P if ahead_P is None else theta_P + ahead_P
             for theta_P, ahead_P in zip(self._replicas.thetas, ahead, strict=True)
         ]
-        self._pending = _Pending(self._exchange.share(sent, groups), groups, ahead)
+        shared = self._exchange.share(sent, groups)
+        slow = self._exchange.share(self._phis, groups) if self._arm.pulls else None
+        self._pending = _Pending(shared, slow, groups, ahead)
 
     def _ahead(self, index: int) -> torch.Tensor | None:
         """How far ahead of its weights a replica sends: its move since phi, stretched."""
@@ -204,25 +212,27 @@ class _Run:
         pending, self._pending = self._pending, None
         shared = pending.shared
         for group in pending.groups:
-            self._outer_steps(group, shared)
+            self._outer_steps(group, shared, pending.slow)
         fast = replica_deviation(shared.decoded, self.result.parameters)
         slow = replica_deviation(self._phis, self.result.parameters)
-        self.result.deviations.append((now, self._world.rate(now - 1), slow, fast))
+        self.result.deviations.append((now, self._rate(now - 1), slow, fast))
         for theta_P, phi_P, decoded_P, ahead_P in zip(
             self._replicas.thetas, self._phis, shared.decoded, pending.ahead, strict=True
         ):
             theta_P.add_(phi_P - decoded_P)
             if ahead_P is not None:
                 theta_P.add_(ahead_P)  # it was sent, but not trained
-        self._sent_bytes += shared.sent_bytes
+        self._sent_bytes += shared.sent_bytes + (pending.slow.sent_bytes if pending.slow else 0.0)
         self._resent_blocks += shared.resent_blocks
 
-    def _outer_steps(self, group: tuple[int, ...], shared: Shared) -> None:
+    def _outer_steps(self, group: tuple[int, ...], shared: Shared, slow: Shared | None) -> None:
         votes = self._arm.votes([self._quotas[index] for index in group])
         for own in group:
             members = as_often_as_voted(own, group, votes)
             codes = [shared.codes[member] for member in members]
-            outer_step(self._phis[own], self._deltas[own], codes, shared.codec, self._arm.factors)
+            phi_codes = [slow.codes[member] for member in members] if slow else []
+            phi_P, delta_P = self._phis[own], self._deltas[own]
+            outer_step(phi_P, delta_P, codes, shared.codec, self._arm.factors, phi_codes)
 
     def _slow(self) -> list[torch.Tensor]:
         """The weights that are judged; the fast ones, where there are no slow ones."""
@@ -233,7 +243,7 @@ class _Run:
         self.result.curve.append((now, mean(losses), averaged))
         if self._arm.group == "nobody":
             apart = replica_deviation(self._slow(), self.result.parameters)
-            self.result.deviations.append((now, self._world.rate(now - 1), apart, apart))
+            self.result.deviations.append((now, self._rate(now - 1), apart, apart))
 
     def _finish(self) -> None:
         result, setting = self.result, self._world.setting

@@ -74,6 +74,8 @@ SMOKE_UNEQUAL: Final = replace(SMOKE, name="smoke", replicas=6)
 """Enough replicas that two slow ones do not move the median."""
 SMOKE_LATE: Final = replace(SMOKE, name="smoke-late", learning_rate=2e-4, trained_steps=16)
 SHORT: Final = Setting("short", 256, 4, 8, 24, 32)
+LONG: Final = replace(SHORT, name="long", steps=1024, curve_every=64)
+"""Four times as long, to see which way the differences go; half an hour for four arms on a CPU."""
 FULL: Final = Setting("full", 2400, 8, 50, 120, 200, curve_blocks=64, final_blocks=512)
 SHORT_LATE: Final = Setting(
     "short-late", 96, 4, 8, 8, 32, learning_rate=2e-4, schedule="constant", trained_steps=256

@@ -5,7 +5,7 @@ A file is written when its run is complete; a run of other sizes than asked for 
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -20,7 +20,8 @@ class Store(Generic[ResultT]):
     """The results of one setting in one folder, all of one kind.
 
     Attributes:
-        kind: class of the results. A file may lack what has a default there.
+        kind: class of the results. A file may lack what has a default there, or in its arm: it was
+            made before there was a choice.
     """
 
     folder: Path
@@ -33,8 +34,8 @@ class Store(Generic[ResultT]):
         if not path.exists():
             return None
         result = self.kind(**json.loads(path.read_text()))
-        same = result.arm == _read_back(arm) and result.setting == _read_back(self.setting)
-        return result if same else None
+        same_arm = {**_defaults(arm), **result.arm} == _read_back(arm)
+        return result if same_arm and result.setting == _read_back(self.setting) else None
 
     def save(self, arm: AnyArm, result: ResultT) -> None:
         """Keep it, whole or not at all."""
@@ -52,6 +53,10 @@ def _read_back(sizes: AnyArm | Setting) -> dict[str, Any]:
     """As they come out of a file: tuples are lists there."""
     tree: dict[str, Any] = json.loads(json.dumps(asdict(sizes)))
     return tree
+
+
+def _defaults(arm: AnyArm) -> dict[str, Any]:
+    return {field.name: field.default for field in fields(arm) if field.default is not MISSING}
 
 
 def _rounded(tree: Any) -> Any:

@@ -15,7 +15,7 @@ from bench.quality.pairing import groups_of_round
 from bench.quality.replicas import LoopedReplicas, StackedReplicas
 from bench.quality.run import Result, World, train_arm
 from bench.quality.runs import paired
-from bench.quality.settings import FULL, FULL_LATE, SHORT, SHORT_LATE, SMOKE
+from bench.quality.settings import FULL, FULL_LATE, LONG, SHORT, SHORT_LATE, SMOKE
 from bench.quality.store import Store
 
 P = 1024
@@ -113,7 +113,7 @@ def test_every_code_is_read_near_what_was_sent(code):
     assert float((shared.decoded[0] - thetas[0]).abs().max()) < 0.6 * step
 
 
-@pytest.mark.parametrize("setting", [SMOKE, SHORT, FULL, SHORT_LATE, FULL_LATE])
+@pytest.mark.parametrize("setting", [SMOKE, SHORT, LONG, FULL, SHORT_LATE, FULL_LATE])
 def test_all_arms_train_whole_rounds(setting):
     names = CODE_ARMS if setting.trained_steps else STUDY_ARMS
     for name in (*names, "fp32-4h"):
@@ -156,6 +156,14 @@ def test_a_result_of_another_size_does_not_count(tmp_path):
     assert Store(tmp_path, replace(SMOKE, steps=32), Result).load(arm, 0) is None
 
 
+def test_a_result_made_before_an_arm_had_a_choice_is_of_the_default(tmp_path):
+    store = Store(tmp_path, SMOKE, Result)
+    arm = {name: value for name, value in _as_tree(ARMS["noloco"]).items() if name != "gamma"}
+    store.save(ARMS["noloco"], Result(arm, _as_tree(SMOKE), 0, 1, losses=[1.0]))
+    assert store.load(ARMS["noloco"], 0) is not None
+    assert store.load(replace(ARMS["noloco"], gamma=1.0), 0) is None
+
+
 def _as_tree(value):
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
@@ -193,6 +201,22 @@ def test_arms_differ_as_they_should(world):
     assert results["ddp"].bytes_per_parameter == pytest.approx(16 * 4 * 2 * 3 / 4)
     assert len(results["noloco"].losses) == 4
     assert [step for step, _, _ in results["noloco"].curve] == [8, 16]
+
+
+@pytest.mark.slow
+def test_a_gamma_of_its_own_pulls_harder_and_doubles_the_bytes(world):
+    found = {gamma: train_arm(world, replace(ARMS["noloco"], gamma=gamma))[0] for gamma in (0.7, 1)}
+    assert found[1].bytes_per_parameter == 2 * found[0.7].bytes_per_parameter
+    assert found[1].deviations[-1][2] != found[0.7].deviations[-1][2]
+    assert found[0.7].losses == train_arm(world, ARMS["noloco"])[0].losses
+
+
+@pytest.mark.slow
+def test_a_rate_of_its_own_changes_the_pace_alone(world):
+    usual, _ = train_arm(world, ARMS["noloco"])
+    slower, _ = train_arm(world, replace(ARMS["noloco"], rate_of=0.5))
+    assert [point[1] / 2 for point in usual.deviations] == [p[1] for p in slower.deviations]
+    assert slower.tokens == usual.tokens
 
 
 @pytest.mark.slow
