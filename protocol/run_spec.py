@@ -141,12 +141,12 @@ NOLOCO_ONLY: Final = ("alpha", "beta", "gamma", "overlap", "final_rounds")
 
 
 class SyncSection(_Section):
-    """How peers average. NoLoCo's defaults are the paper's."""
+    """How peers average. NoLoCo's defaults are the paper's, but for alpha (decision 0014)."""
 
     method: Literal["noloco", "diloco"] = "noloco"
     inner_steps: Annotated[int, Field(ge=1)] = 50
     """H: nominal inner steps of a round."""
-    alpha: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    alpha: Annotated[float, Field(ge=0, lt=1)] = 0.3
     """Outer momentum."""
     beta: Annotated[float, Field(gt=0)] = 0.7
     """Outer learning rate."""

@@ -131,13 +131,15 @@ _EXTRA: Final = (
     Arm("modulo4", code="modulo4"),
     Arm("int4", code="int4"),
     Arm("fp32-4h", rounds_of=4),
+    Arm("noloco-8h", rounds_of=8),
+    Arm("alpha-0.3-8h", alpha=0.3, rounds_of=8),
     Arm("int8-overlap", code="int8", delay=0.2),
 )
 
 ARMS: Final = {arm.name: arm for arm in (*_STUDY, *_CLOSING, *_EXTRA)}
 STUDY_ARMS: Final = tuple(arm.name for arm in _STUDY)
 """What runs unless arms are named; the rest: the search for what closes the gap; codes of the late
-phase, one of them too coarse, which shows that the comparison can see it; fp32 at int8's bytes; and
-what the run spec has by default."""
+phase, one of them too coarse, which shows that the comparison can see it; fp32 at int8's bytes;
+rounds of the run spec's length, for the long setting; and overlap as a daemon has it."""
 CODE_ARMS: Final = (REFERENCE, "bf16", "int8", "modulo8", "modulo4", "int4")
 """What is run in a late phase."""

@@ -87,7 +87,7 @@ def test_diloco_brings_its_section_and_noloco_none() -> None:
     [
         ("[sync.diloco]\nmomentum = 0.5\n", "needs method"),
         ('[sync]\ncodec = "int4"\n', "too coarse for whole weights"),
-        ('[sync]\nmethod = "diloco"\nalpha = 0.3\n', "'alpha' belongs to noloco"),
+        ('[sync]\nmethod = "diloco"\nalpha = 0.5\n', "'alpha' belongs to noloco"),
         ('[sync]\nmethod = "diloco"\n[sync.diloco]\noverlap = 1\n', "did you mean 'overlap_steps'"),
     ],
 )
