@@ -20,7 +20,11 @@ from bench.quality.study import Study, study_options
 
 RESULTS = Path(bench.__file__).parent / "results"
 STUDIES = {
-    "noloco_quality": (ARMS, Result, [SHORT, settings.FULL, *settings.LATE_OF.values()]),
+    "noloco_quality": (
+        ARMS,
+        Result,
+        [SHORT, settings.LONG, settings.FULL, *settings.LATE_OF.values()],
+    ),
     "unequal_peers": (unequal.ARMS, Result, [SHORT, settings.FULL]),
     "diloco_quality": (
         streaming_arms.STREAMING_ARMS,
