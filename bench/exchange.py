@@ -22,6 +22,8 @@ from typing import Any, Final
 
 import trio
 
+from protocol.limits import MAX_STRIPES
+
 from .children import Child, start_child
 from .relay import Shape
 from .report import Goal, Report, options
@@ -29,6 +31,8 @@ from .report import Goal, Report, options
 VECTOR_BYTES: Final = 256 * 10**6
 """In the short setting as well: of a short vector on a long link the windows' growth is most."""
 SMALLEST_OF_RAW: Final = 0.8
+STREAMS: Final = (1, 8, MAX_STRIPES)
+"""Of raw p2pd; the last as many as the exchange has."""
 BYTES_PER_PARAMETER: Final = (1.0, 1.03)
 LINKS: Final = (
     (Shape(bits_per_s=200e6, round_trip_s=0.08), 0.9),
@@ -191,7 +195,7 @@ async def _measure_echo(report: Report, pair: Pair) -> None:
 def main() -> None:
     """Measure and publish."""
     parser = options(__doc__)
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 24], help="of raw p2pd")
+    parser.add_argument("--streams", type=int, nargs="+", default=STREAMS, help="of raw p2pd")
     chosen = parser.parse_args()
     full: bool = chosen.full
     setting = Setting(VECTOR_BYTES, 7, 3) if full else Setting(VECTOR_BYTES, 3, 1)

@@ -35,8 +35,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.long and (arguments.late or arguments.full):
         parser.error("--long has no late phase, and is not --full: give one of them")
-    base = SMOKE if arguments.smoke else FULL if arguments.full else SHORT
-    base = LONG if arguments.long else base
+    longer = LONG if arguments.long else FULL if arguments.full else SHORT
+    base = SMOKE if arguments.smoke else longer
     setting = LATE_OF[base.name] if arguments.late else base
     train = Checkpoints(base, arguments.cache).train
     study = Study(Store(arguments.results, setting, Result), arguments.cache, train)

@@ -50,11 +50,6 @@ class Arm:
         """Those of the outer step."""
         return Factors(self.alpha, self.beta, self.beta if self.gamma is None else self.gamma)
 
-    @property
-    def pulls(self) -> bool:
-        """Whether gamma differs from beta: slow weights travel too."""
-        return self.factors.gamma != self.factors.beta
-
     def inner_steps(self, setting_inner_steps: int) -> int:
         """H of this arm."""
         return max(1, round(self.rounds_of * setting_inner_steps))

@@ -197,7 +197,7 @@ class _Run:
             for theta_P, ahead_P in zip(self._replicas.thetas, ahead, strict=True)
         ]
         shared = self._exchange.share(sent, groups)
-        slow = self._exchange.share(self._phis, groups) if self._arm.pulls else None
+        slow = self._exchange.share(self._phis, groups) if self._arm.factors.pulls else None
         self._pending = _Pending(shared, slow, groups, ahead)
 
     def _ahead(self, index: int) -> torch.Tensor | None:

@@ -48,6 +48,11 @@ class Factors:
     beta: float
     gamma: float
 
+    @property
+    def pulls(self) -> bool:
+        """Whether gamma differs from beta: then phi travels too."""
+        return self.gamma != self.beta
+
 
 @dataclass(frozen=True, slots=True)
 class OuterStepMeasures:
@@ -85,7 +90,7 @@ def outer_step(
     Raises:
         ValueError: lengths do not fit, or the codes of phi are missing; nothing was written.
     """
-    pulls = factors.gamma != factors.beta and len(theta_codes) > 1
+    pulls = factors.pulls and len(theta_codes) > 1
     used_phi_codes = phi_codes if pulls else ()
     if pulls and len(phi_codes) != len(theta_codes):
         raise ValueError("gamma differs from beta: the codes of phi of every member are needed")

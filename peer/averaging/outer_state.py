@@ -65,7 +65,7 @@ class OuterState:
     @property
     def needs_phi_codes(self) -> bool:
         """Whether the codes of phi travel too (gamma != beta)."""
-        return self._factors.gamma != self._factors.beta
+        return self._factors.pulls
 
     def encode_phi(self, codes: memoryview) -> None:
         """Write the codes of phi into `codes`. Raises ValueError if phi is not finite."""
@@ -104,7 +104,7 @@ class OuterState:
         phi_codes: list[torch.Tensor] = []
         if partner_codes is not None:
             theta_codes.append(self._partners(partner_codes))
-            if used.gamma != used.beta:
+            if used.pulls:
                 phi_codes = [self._own(own_phi_codes), self._partners(partner_phi_codes)]
         measures = outer_step(self._phi, self._delta, theta_codes, self._codec, used, phi_codes)
         self._note(round, measures)

@@ -285,10 +285,10 @@ class Conversation:
                     else:
                         _place(event.data, into, done_bytes)
                     done_bytes = payload_bytes - self._reader.payload_left_bytes
+                    on_progress(done_bytes)
                 else:
                     patience.deadline = trio.current_time() + stall_s
                     done_bytes += await self._read_step(into, done_bytes, on_progress)
-                on_progress(done_bytes)
         return bytes(grown)
 
     async def _read_step(

@@ -89,7 +89,9 @@ def test_all_stripes_of_an_exchange_and_what_else_a_peer_opens_are_let_in():
     assert MAX_STRIPES + 4 <= MAX_INBOUND_STREAMS_PER_PEER
 
 
-@pytest.mark.parametrize(("parameters", "stripes"), [(LONG, 8), (SHORT, 0)])
+@pytest.mark.parametrize(
+    ("parameters", "stripes"), [(LONG, 8), (4 * LONG, MAX_STRIPES), (SHORT, 0)]
+)
 @pytest.mark.slow
 async def test_a_long_vector_takes_stripes_and_no_more_bytes(autojump_clock, parameters, stripes):
     one, two, most = await both_average(parameters)
