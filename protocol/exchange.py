@@ -34,8 +34,22 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
+import blake3
+
 from .errors import LocalProtocolError
 from .outcomes import SkipReason
+
+
+def exchange_id(group: str, one: tuple[str, int], other: tuple[str, int]) -> str:
+    """The name of an exchange, the same for both sides: 32 hex digits.
+
+    Args:
+        group: its digest.
+        one, other: peer id and its own number of the round that it brings.
+    """
+    (low, low_round), (high, high_round) = sorted((one, other))
+    text = f"exchange/{group}/{low}/{low_round}/{high}/{high_round}"
+    return blake3.blake3(text.encode()).hexdigest(length=16)
 
 
 class State(Enum):

@@ -1,15 +1,20 @@
-"""What partners say to each other on `/loco/gossip/1`; the codec stands in messages.py."""
+"""What partners say to each other on `/loco/gossip/1`; the codec stands in messages.py.
+
+`exchange` names one exchange of two peers: the digest of the group and of both ends, each with its
+own number of the round that it brings (`exchange_id` in exchange.py). Both know it from the answer
+to a proposal on.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
-from .field_types import Count, Digest, Name, Stripes, Vectors
-from .fields import Choice
+from .field_types import Count, Digest, MaybeDigest, Name, Stripes, Vectors
+from .fields import Choice, Flag
 
 
 class SettledOutcome(StrEnum):
-    """What became of a round, as one partner tells the other."""
+    """What became of an exchange, as one partner tells the other."""
 
     AVERAGED = "averaged"
     SKIPPED = "skipped"
@@ -18,35 +23,47 @@ class SettledOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """Let us average this round.
+    """Let us average.
 
     Attributes:
+        group: its digest.
+        round: the proposer's own number of its round.
+        step: the nominal step of its snapshot.
+        final: the snapshot belongs to the final averaging.
         codec: how vectors are coded, `int8` for instance.
         vectors: 1 (theta) or 2 (theta and phi).
         steps, tokens: what the proposer has trained in this round.
         stripes: further streams that the proposer would open for the vectors; 0 from a release
             that knows none, or for a short contribution.
+        roster, meeting: in the planned part of the final averaging, the peers that the proposer
+            sees take part, and which meeting of the plan this is (final_averaging.py).
     """
 
-    run_id: Digest
+    group: Digest
     round: Count
+    step: Count
+    final: Annotated[bool, Flag()]
     layout_digest: Digest
     codec: Name
     vectors: Vectors
     steps: Count
     tokens: Count
     stripes: Stripes = 0
+    roster: MaybeDigest = None
+    meeting: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """Agreed; the accepter's own steps and tokens of the round.
+    """Agreed: the accepter's own round, and its steps and tokens in it.
 
     Attributes:
+        proposed: the proposer's round, as it was proposed.
         stripes: how many the proposer may open, at most those proposed. 0: the vectors travel on
             this stream.
     """
 
+    proposed: Count
     round: Count
     steps: Count
     tokens: Count
@@ -55,12 +72,12 @@ class Accept:
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """The sender's codes of the round follow as payload; `digest` is of all codes.
+    """The sender's codes follow as payload; `digest` is of all codes.
 
     Where stripes were agreed the payload is empty, and the codes travel in pieces.
     """
 
-    round: Count
+    exchange: Digest
     steps: Count
     tokens: Count
     codec: Name
@@ -72,16 +89,15 @@ class Vector:
 class Received:
     """The receipt: the vector with this digest has arrived whole."""
 
-    round: Count
+    exchange: Digest
     digest: Digest
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """First message of a stripe: this stream belongs to our exchange of that round."""
+    """First message of a stripe: this stream belongs to that exchange of ours."""
 
-    run_id: Digest
-    round: Count
+    exchange: Digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +109,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """What did you do with our round? Asked when the exchange broke before its receipts."""
+    """What did you do with our exchange? Asked when it broke before its receipts."""
 
-    run_id: Digest
-    round: Count
+    exchange: Digest
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
     """Answer to Settle."""
 
-    round: Count
+    exchange: Digest
     outcome: Annotated[SettledOutcome, Choice(SettledOutcome)]

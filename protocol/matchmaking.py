@@ -1,37 +1,42 @@
-"""Finding a partner for a round, with nobody to ask.
+"""Finding a partner without a clock: whoever is free averages with whoever is free.
 
-The idea. Every pair {i, j} has a rank in every round: a hash of (run, round, {i, j}), the same
-whoever computes it and new in each round. Each peer asks the others in the order of that rank, as
-far as it knows them; a peer that is asked says yes if it is free in that round. If all views were
-equal and all peers ready at once, this would be the greedy matching of a random order of all pairs:
-partners are uniformly random, and nearly everybody gets one. With views that differ it is still a
-matching, because a pair exists only when both have agreed.
+The idea. A peer is *free* from the close of a round until its exchange begins. It says so in its
+beats, with the number of its round, so free peers know of each other after one message. Every pair
+of free peers has a rank: a hash of the group and of both ends, each with its own round's number.
+Both ends compute the same rank, no round is shared, and a pair gets a new rank each time. Each free
+peer asks the others in the order of that rank. Among peers that are free together this is the
+greedy matching of a random order of all pairs: partners are random, and nearly everybody gets one.
+With views that differ it is still a matching, because a pair exists only when both have agreed.
 
 The rules
-  1. One round at a time is *matched* (the last closed one), while the next may be in training
-     already.
-  2. A proposal for the round in training is held. When half of our quota is done, we close the
-     round early for its sake.
+  1. Peers average when the nominal steps of their snapshots are at most MAX_APART_ROUNDS rounds
+     apart, and when both snapshots belong to the training, or both to the final averaging.
+  2. A peer that is not free refuses as `busy`, at once: nobody is made to close a round early.
   3. While our own proposal is pending, proposals of others are held; when ours is refused, the best
      one held is taken. A proposal that ranks better than our pending one is taken at once. So of
      peers that wait for each other in a circle, the pair that ranks best is made.
   4. If two peers propose to each other, the proposal of the lower peer id stands, and the other is
      withdrawn.
-  5. At most MAX_PROPOSAL_TRIES proposals; then, until the deadline, we only wait to be asked, and
-     that only if somebody may still come: one who was behind, silent, or not asked. When all are
-     paired or past this round, waiting would only make us late for the next.
-  6. A yes may cross a withdrawal. Who said yes to somebody that does not wait any more looks on.
-  7. A proposal for a round that is past is refused as `ahead`, for one not reached as `behind`,
-     when paired as `busy`.
+  5. Of two peers with steady speeds one would always be free when the other is. So the peers met
+     last (a quarter of the group) are put off: nobody asks or takes them before `fresh_until_s`,
+     which the caller chooses so that waiting costs little (gossip_patience.py). One that asks
+     before is refused as `met`; we ask it ourselves when that time is over.
+  6. A peer that could not be reached, or gave no answer, is not asked again for REST_FIRST_S, and
+     twice as long after each further time, at most REST_MAX_S. What it proposes itself is welcome.
+  7. The search ends at its deadline, and at once when there is nobody who is or may become free.
+  8. A yes may cross a withdrawal. A peer that said yes to somebody that does not wait any more
+     looks on.
 
-Invariants: at most one `Paired` per round that is not taken back by rule 6; every proposal received
-is answered, withdrawn or held (at most MAX_HELD_PROPOSALS); every round ends in exactly one
-`Paired` or `Unmatched`.
+Invariants: at most one `Paired` per round that is not taken back by rule 8; every proposal received
+is answered, withdrawn or held (at most MAX_HELD_PROPOSALS); every search ends in exactly one
+`Paired` or `Unmatched`; a peer is asked at most once with one pair of snapshots.
 
 Pure: time comes in with each event, `next_deadline_s` says when the next `Tick` is due.
-Source: design 5; the paper's permutation (NoLoCo, section 3) is the case of equal views.
+Source: design 5; docs/decisions/0016-gossip-without-a-clock.md compares it with other rules. The
+paper's permutation (NoLoCo, arXiv 2506.10911, section 3) is the case of all peers free at once.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -39,55 +44,61 @@ from typing import Final
 
 import blake3
 
-from .limits import MAX_HELD_PROPOSALS, MAX_PROPOSAL_TRIES
+from .limits import MAX_HELD_PROPOSALS
 from .matchmaking_events import (
     AcceptProposal,
-    CloseEarly,
+    BecameFree,
     Command,
     Event,
     Paired,
+    PeersSeen,
     ProposalAccepted,
     ProposalReceived,
     ProposalRefused,
     ProposalWithdrawn,
     Propose,
     RefuseProposal,
-    RoundClosed,
-    RoundOpened,
-    RoundProgressed,
     RoundSettled,
     SearchStopped,
+    Snapshot,
     Tick,
     Unmatched,
     Withdraw,
 )
 from .outcomes import RefusalReason, SkipReason
+from .resting import Resting
 
-EARLY_CLOSE_FRACTION: Final = 0.5
-"""Share of the quota after which a round may be closed for a waiting partner's sake."""
-
-
-_MAY_COME: Final = frozenset({RefusalReason.BEHIND, RefusalReason.TOO_MANY})
-"""Refusals after which a peer may still ask us in the same round."""
+MAX_APART_ROUNDS: Final = 4
+"""Partners' snapshots are at most so many rounds (of H nominal steps) apart."""
+ANSWER_S: Final = 5.0
+"""How long a peer may take to answer a proposal."""
+PUT_OFF_SHARE: Final = 4
+"""One of so many peers of the group has been met of late."""
 
 
 class Phase(Enum):
-    """Where the matched round stands."""
+    """Where the search stands."""
 
     IDLE = auto()
-    """Nothing closed yet, or the last round is settled."""
+    """Not free: no round is closed, or the last one is settled."""
     ASKING = auto()
     """Our proposal is pending."""
     OPEN = auto()
-    """Nobody left to ask: waiting to be asked."""
+    """Nobody to ask just now."""
     PAIRED = auto()
     """Partner found; the exchange runs."""
 
 
-def pair_rank(run_id: str, round_: int, one: str, other: str) -> bytes:
-    """Rank of a pair in a round: lower comes first; the same for both (16 bytes)."""
-    low, high = sorted((one, other))
-    return blake3.blake3(f"{run_id}/{round_}/{low}/{high}".encode()).digest(length=16)
+def pair_rank(group: str, one: tuple[str, int], other: tuple[str, int]) -> bytes:
+    """Rank of a pair of free peers: lower comes first; the same for both (16 bytes).
+
+    Args:
+        group: its digest.
+        one, other: peer id and its own number of the round that it has closed.
+    """
+    (low, low_round), (high, high_round) = sorted((one, other))
+    text = f"{group}/{low}/{low_round}/{high}/{high_round}"
+    return blake3.blake3(text.encode()).digest(length=16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,58 +113,71 @@ class MatchmakerStatistics:
 
 @dataclass(slots=True)
 class _Search:
-    """The matched round."""
+    """The search of one round.
 
-    round: int = -1
+    Attributes:
+        tried: snapshots of others that were asked in vain.
+        pending: the peer that is asked, and its snapshot as far as we know.
+        taken: the peer to which we said yes, and its round.
+    """
+
+    snapshot: Snapshot = Snapshot(-1, 0)
     phase: Phase = Phase.IDLE
-    queue: list[str] = field(default_factory=list)
-    """Peers still to ask, best last."""
-    pending: str | None = None
-    taken: str | None = None
-    """Whom we said yes to."""
-    tries: int = 0
+    tried: set[tuple[str, int]] = field(default_factory=set)
+    pending: tuple[str, Snapshot] | None = None
+    taken: tuple[str, int] | None = None
     saw_silence: bool = False
-    may_come: bool = False
-    """Somebody who did not take us may ask us before the deadline."""
+    fresh_until_s: float = 0.0
     deadline_s: float = 0.0
-    patience_s: float = 0.0
-    patience_until_s: float = 0.0
+    answer_until_s: float = 0.0
 
 
 class Matchmaker:
-    """One peer's search for partners, round after round. See the top of the file."""
+    """One peer's search for partners, round after round. See the top of the file.
 
-    def __init__(self, run_id: str, own_id: str) -> None:
-        self._run_id = run_id
+    Args:
+        group: digest of the group.
+        inner_steps: H, the nominal steps of a round.
+    """
+
+    def __init__(self, group: str, own_id: str, inner_steps: int) -> None:
+        self._group = group
         self._own_id = own_id
-        self._training_round = -1
-        self._fraction = 0.0
-        self._closing_early = False
+        self._max_apart = MAX_APART_ROUNDS * inner_steps
         self._search = _Search()
-        self._held: dict[tuple[str, int], None] = {}
+        self._free: dict[str, Snapshot] = {}
+        self._present = 0
+        self._held: dict[str, Snapshot] = {}
+        self._met: deque[str] = deque()
+        self._resting = Resting()
+        self._now_s = 0.0
         self._paired = self._unmatched = self._sent = self._received = 0
 
     def __repr__(self) -> str:
         search = self._search
-        return (
-            f"<Matchmaker training={self._training_round} matching={search.round}"
-            f" {search.phase.name} tries={search.tries} held={len(self._held)}>"
-        )
+        return f"<Matchmaker {search.phase.name} {search.snapshot} held={len(self._held)}>"
 
     @property
     def phase(self) -> Phase:
-        """Where the matched round stands."""
+        """Where the search stands."""
         return self._search.phase
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether we are free."""
+        return self._search.phase in (Phase.ASKING, Phase.OPEN)
 
     @property
     def next_deadline_s(self) -> float | None:
         """When a `Tick` is due, in the time of `step`; None while nothing waits."""
         search = self._search
+        if not self.is_looking:
+            return None
         if search.phase is Phase.ASKING:
-            return min(search.deadline_s, search.patience_until_s)
-        if search.phase is Phase.OPEN:
-            return search.deadline_s
-        return None
+            return min(search.deadline_s, search.answer_until_s)
+        if self._now_s < search.fresh_until_s:
+            return min(search.deadline_s, search.fresh_until_s)
+        return search.deadline_s
 
     def statistics(self) -> MatchmakerStatistics:
         """Counts since the start."""
@@ -161,198 +185,216 @@ class Matchmaker:
 
     def step(self, now_s: float, event: Event) -> tuple[Command, ...]:
         """Take one event; say what to do. Events that no longer matter are ignored."""
+        self._now_s = now_s
         handle = _HANDLERS[type(event)]
         return tuple(handle(self, now_s, event))
 
-    # --- rounds -----------------------------------------------------------------------------------
-    def _opened(self, _now_s: float, event: RoundOpened) -> Iterable[Command]:
-        self._training_round = event.round
-        self._fraction = 0.0
-        self._closing_early = False
-        yield from self._refuse_outdated()
-        yield from self._maybe_close_early()
-
-    def _progressed(self, _now_s: float, event: RoundProgressed) -> Iterable[Command]:
-        self._fraction = event.fraction
-        yield from self._maybe_close_early()
-
-    def _closed(self, now_s: float, event: RoundClosed) -> Iterable[Command]:
-        ranked = sorted(
-            (peer for peer in event.candidates if peer != self._own_id),
-            key=lambda peer: self._rank(event.round, peer),
-            reverse=True,
-        )
+    # --- our own rounds ---------------------------------------------------------------------------
+    def _became_free(self, now_s: float, event: BecameFree) -> Iterable[Command]:
         self._search = _Search(
-            round=event.round,
+            snapshot=event.snapshot,
             phase=Phase.OPEN,
-            queue=ranked,
+            fresh_until_s=event.fresh_until_s,
             deadline_s=event.deadline_s,
-            patience_s=event.patience_s,
         )
-        yield from self._refuse_outdated()
         yield from self._seek(now_s)
 
     def _settled(self, _now_s: float, event: RoundSettled) -> Iterable[Command]:
-        if event.round == self._search.round:
+        if event.round == self._search.snapshot.round:
             self._search.phase = Phase.IDLE
-        yield from self._refuse_outdated()
-        yield from self._maybe_close_early()
+        yield from ()
 
     def _stopped(self, _now_s: float, event: SearchStopped) -> Iterable[Command]:
-        if event.round == self._search.round and self._search.phase in (Phase.ASKING, Phase.OPEN):
+        if event.round == self._search.snapshot.round and self.is_looking:
             yield from self._give_up(event.reason)
 
-    def _maybe_close_early(self) -> Iterable[Command]:
-        """Rule 2."""
-        waiting = any(round_ == self._training_round for _, round_ in self._held)
-        matching_over = self._search.phase is Phase.IDLE
-        if (
-            waiting
-            and matching_over
-            and not self._closing_early
-            and self._fraction >= EARLY_CLOSE_FRACTION
-        ):
-            self._closing_early = True
-            yield CloseEarly(self._training_round)
+    def _seen(self, now_s: float, event: PeersSeen) -> Iterable[Command]:
+        self._free, self._present = dict(event.free), event.present
+        self._resting.keep_only(now_s)
+        while len(self._met) > self._put_off():
+            self._met.popleft()
+        if self._search.phase is Phase.OPEN:
+            yield from self._seek(now_s)
+
+    def _put_off(self) -> int:
+        """How many of the peers met last are put off (rule 5): never all of them."""
+        return 0 if self._present < 2 else max(1, self._present // PUT_OFF_SHARE)
 
     # --- being asked ------------------------------------------------------------------------------
     def _asked(self, now_s: float, event: ProposalReceived) -> Iterable[Command]:
         self._received += 1
-        refusal = self._reason_to_refuse(event.round)
+        self._resting.answered(event.peer_id)
+        refusal = self._reason_to_refuse(now_s, event.peer_id, event.snapshot)
+        if refusal is None and len(self._held) >= MAX_HELD_PROPOSALS:
+            refusal = RefusalReason.TOO_MANY
         if refusal is not None:
-            yield RefuseProposal(event.peer_id, event.round, refusal)
+            yield RefuseProposal(event.peer_id, event.snapshot.round, refusal)
             return
-        if len(self._held) >= MAX_HELD_PROPOSALS:
-            yield RefuseProposal(event.peer_id, event.round, RefusalReason.BUSY)
-            return
-        self._held[event.peer_id, event.round] = None
-        if event.round != self._search.round:
-            yield from self._maybe_close_early()
-        elif self._search.phase is Phase.OPEN or self._is_preferred(event.peer_id):
+        self._held[event.peer_id] = event.snapshot
+        if self._search.phase is Phase.OPEN or self._is_preferred(event.peer_id, event.snapshot):
             yield from self._seek(now_s)
 
-    def _is_preferred(self, peer_id: str) -> bool:
-        """Whether their proposal goes before our pending one (rules 3 and 4)."""
-        search = self._search
-        assert search.pending is not None
-        if search.pending == peer_id:
-            return peer_id < self._own_id
-        return self._rank(search.round, peer_id) < self._rank(search.round, search.pending)
-
-    def _reason_to_refuse(self, round_: int) -> RefusalReason | None:
-        """Rule 7; None for a round that is being matched or trained."""
-        search = self._search
-        if round_ == search.round and search.phase in (Phase.ASKING, Phase.OPEN):
-            return None
-        if round_ == self._training_round and round_ != search.round:
-            return None
-        if round_ == search.round and search.phase is Phase.PAIRED:
+    def _reason_to_refuse(
+        self, now_s: float, peer_id: str, theirs: Snapshot
+    ) -> RefusalReason | None:
+        """Rules 1, 2 and 5."""
+        if not self.is_looking:
             return RefusalReason.BUSY
-        return RefusalReason.AHEAD if round_ <= search.round else RefusalReason.BEHIND
+        if self._is_fit(theirs):
+            return RefusalReason.MET if self._is_put_off(peer_id, now_s) else None
+        ours = self._search.snapshot
+        is_ahead = (ours.final, ours.step) > (theirs.final, theirs.step)
+        return RefusalReason.AHEAD if is_ahead else RefusalReason.BEHIND
 
-    def _refuse_outdated(self) -> Iterable[Command]:
-        for peer_id, round_ in list(self._held):
-            reason = self._reason_to_refuse(round_)
-            if reason is not None:
-                del self._held[peer_id, round_]
-                yield RefuseProposal(peer_id, round_, reason)
+    def _is_fit(self, theirs: Snapshot) -> bool:
+        """Rule 1."""
+        ours = self._search.snapshot
+        near = abs(ours.step - theirs.step) <= self._max_apart
+        return near and ours.final == theirs.final
+
+    def _is_preferred(self, peer_id: str, theirs: Snapshot) -> bool:
+        """Whether their proposal goes before our pending one (rules 3 and 4)."""
+        pending = self._search.pending
+        assert pending is not None
+        if pending[0] == peer_id:
+            return peer_id < self._own_id
+        return self._rank(peer_id, theirs) < self._rank(*pending)
 
     def _withdrawn(self, now_s: float, event: ProposalWithdrawn) -> Iterable[Command]:
-        self._held.pop((event.peer_id, event.round), None)
+        held = self._held.get(event.peer_id)
+        if held is not None and held.round == event.round:
+            del self._held[event.peer_id]
         search = self._search
-        if search.phase is Phase.PAIRED and (search.taken, search.round) == (
-            event.peer_id,
-            event.round,
-        ):
+        if search.phase is Phase.PAIRED and search.taken == (event.peer_id, event.round):
             self._paired -= 1
             search.taken, search.phase = None, Phase.OPEN
+            search.tried.add((event.peer_id, event.round))
             yield from self._seek(now_s)
 
     # --- asking -----------------------------------------------------------------------------------
     def _seek(self, now_s: float) -> Iterable[Command]:
-        """Take the best proposal held for this round, else ask the next peer, else wait."""
+        """Take the best proposal held, else ask the best free peer, else wait."""
         search = self._search
-        held = [peer for peer, round_ in self._held if round_ == search.round]
-        if held:
-            yield from self._take(min(held, key=lambda peer: self._rank(search.round, peer)))
-        elif search.queue and search.tries < MAX_PROPOSAL_TRIES:
-            search.pending = search.queue.pop()
-            search.tries += 1
-            search.phase = Phase.ASKING
-            search.patience_until_s = now_s + search.patience_s
+        if now_s >= search.deadline_s:
+            yield from self._end(now_s)
+        elif held := self._best(now_s, self._held):
+            yield from self._take(held)
+        elif free := self._best(now_s, self._askable(now_s)):
+            search.pending, search.phase = (free, self._free[free]), Phase.ASKING
+            search.answer_until_s = now_s + ANSWER_S
+            search.tried.add((free, self._free[free].round))
             self._sent += 1
-            yield Propose(search.pending, search.round)
+            yield Propose(free, search.snapshot.round)
         else:
-            search.phase = Phase.OPEN
-            search.pending = None
-            if not (search.may_come or search.queue):
+            search.pending, search.phase = None, Phase.OPEN
+            if not (self._present or self._held):
                 yield from self._give_up(SkipReason.NO_PARTNER)
+
+    def _askable(self, now_s: float) -> dict[str, Snapshot]:
+        return {
+            peer_id: snapshot
+            for peer_id, snapshot in self._free.items()
+            if self._is_fit(snapshot)
+            and (peer_id, snapshot.round) not in self._search.tried
+            and not self._resting.is_resting(peer_id, now_s)
+        }
+
+    def _best(self, now_s: float, among: dict[str, Snapshot]) -> str | None:
+        """The best-ranked of these that is not put off: those not met of late go first."""
+        fresh = [peer_id for peer_id in among if peer_id not in self._met]
+        fit = fresh or [peer_id for peer_id in among if not self._is_put_off(peer_id, now_s)]
+        return min(fit, key=lambda peer_id: self._rank(peer_id, among[peer_id]), default=None)
+
+    def _is_put_off(self, peer_id: str, now_s: float) -> bool:
+        """Rule 5."""
+        return peer_id in self._met and now_s < self._search.fresh_until_s
 
     def _take(self, peer_id: str) -> Iterable[Command]:
         search = self._search
         if search.pending is not None:
-            yield Withdraw(search.pending, search.round)
-        del self._held[peer_id, search.round]
-        search.taken = peer_id
-        yield AcceptProposal(peer_id, search.round)
+            yield Withdraw(search.pending[0], search.snapshot.round)
+        theirs = self._held.pop(peer_id)
+        search.taken = (peer_id, theirs.round)
+        yield AcceptProposal(peer_id, theirs.round)
         yield from self._pair(peer_id, leading=False)
 
     def _pair(self, peer_id: str, *, leading: bool) -> Iterable[Command]:
-        self._search.phase = Phase.PAIRED
-        self._search.pending = None
+        self._search.phase, self._search.pending = Phase.PAIRED, None
         self._paired += 1
-        yield Paired(peer_id, self._search.round, leading)
-        yield from self._refuse_outdated()
+        if peer_id in self._met:
+            self._met.remove(peer_id)
+        self._met.append(peer_id)
+        yield Paired(peer_id, self._search.snapshot.round, leading)
+        yield from self._refuse_held()
 
     def _accepted(self, _now_s: float, event: ProposalAccepted) -> Iterable[Command]:
         if self._is_pending(event.peer_id, event.round):
-            self._held.pop((event.peer_id, event.round), None)
+            self._resting.answered(event.peer_id)
+            self._held.pop(event.peer_id, None)
             yield from self._pair(event.peer_id, leading=True)
         else:
             yield Withdraw(event.peer_id, event.round)
 
     def _refused(self, now_s: float, event: ProposalRefused) -> Iterable[Command]:
+        if event.reason is None:
+            self._resting.failed(event.peer_id, now_s)
         if self._is_pending(event.peer_id, event.round):
-            self._search.pending = None
-            self._search.may_come |= event.reason in _MAY_COME
+            self._search.saw_silence |= event.reason is None
+            self._search.pending, self._search.phase = None, Phase.OPEN
             yield from self._seek(now_s)
 
     def _is_pending(self, peer_id: str, round_: int) -> bool:
         search = self._search
-        return search.phase is Phase.ASKING and (search.pending, search.round) == (peer_id, round_)
+        return (
+            search.phase is Phase.ASKING
+            and search.pending is not None
+            and (search.pending[0], search.snapshot.round) == (peer_id, round_)
+        )
 
     def _ticked(self, now_s: float, _event: Tick) -> Iterable[Command]:
         search = self._search
-        if search.phase not in (Phase.ASKING, Phase.OPEN):
+        if not self.is_looking:
             return
         if now_s >= search.deadline_s:
-            silent = search.saw_silence or search.phase is Phase.ASKING
-            yield from self._give_up(SkipReason.DEADLINE if silent else SkipReason.NO_PARTNER)
-        elif search.phase is Phase.ASKING and now_s >= search.patience_until_s:
-            assert search.pending is not None
-            search.saw_silence = search.may_come = True
-            yield Withdraw(search.pending, search.round)
-            search.pending = None
+            yield from self._end(now_s)
+        elif search.phase is Phase.OPEN:
             yield from self._seek(now_s)
+        elif now_s >= search.answer_until_s:
+            assert search.pending is not None
+            search.saw_silence = True
+            self._resting.failed(search.pending[0], now_s)
+            yield Withdraw(search.pending[0], search.snapshot.round)
+            search.pending, search.phase = None, Phase.OPEN
+            yield from self._seek(now_s)
+
+    def _end(self, _now_s: float) -> Iterable[Command]:
+        search = self._search
+        silent = search.saw_silence or search.phase is Phase.ASKING
+        yield from self._give_up(SkipReason.DEADLINE if silent else SkipReason.NO_PARTNER)
 
     def _give_up(self, reason: SkipReason) -> Iterable[Command]:
         search = self._search
         if search.pending is not None:
-            yield Withdraw(search.pending, search.round)
+            yield Withdraw(search.pending[0], search.snapshot.round)
             search.pending = None
         search.phase = Phase.IDLE
         self._unmatched += 1
-        yield Unmatched(search.round, reason)
-        yield from self._refuse_outdated()
+        yield Unmatched(search.snapshot.round, reason)
+        yield from self._refuse_held()
 
-    def _rank(self, round_: int, peer_id: str) -> bytes:
-        return pair_rank(self._run_id, round_, self._own_id, peer_id)
+    def _refuse_held(self) -> Iterable[Command]:
+        for peer_id, theirs in self._held.items():
+            yield RefuseProposal(peer_id, theirs.round, RefusalReason.BUSY)
+        self._held.clear()
+
+    def _rank(self, peer_id: str, theirs: Snapshot) -> bytes:
+        own = (self._own_id, self._search.snapshot.round)
+        return pair_rank(self._group, own, (peer_id, theirs.round))
 
 
 _HANDLERS: Final[dict[type[Event], Callable[..., Iterable[Command]]]] = {
-    RoundOpened: Matchmaker._opened,
-    RoundProgressed: Matchmaker._progressed,
-    RoundClosed: Matchmaker._closed,
+    BecameFree: Matchmaker._became_free,
+    PeersSeen: Matchmaker._seen,
     ProposalReceived: Matchmaker._asked,
     ProposalWithdrawn: Matchmaker._withdrawn,
     ProposalAccepted: Matchmaker._accepted,

@@ -1,33 +1,55 @@
-"""What goes into the matchmaker and what comes out of it; the rules are in matchmaking.py."""
+"""What goes into the matchmaker and what comes out of it; the rules are in matchmaking.py.
+
+`round` is the asker's own number of the round whose snapshot it wants averaged: numbers of two
+peers say nothing to each other.
+"""
 
 from dataclasses import dataclass
 
 from .outcomes import RefusalReason, SkipReason
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a free peer wants averaged.
+
+    Attributes:
+        round: the peer's own number of the round that it closed.
+        step: the nominal step at which the snapshot was taken.
+        final: it belongs to the final averaging, after the last training step.
+    """
+
+    round: int
+    step: int
+    final: bool = False
+
+
 # --- events: what happened ------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class RoundOpened:
-    """The trainer has begun this round."""
+class BecameFree:
+    """A round is closed, its snapshot is ready: look for a partner.
 
-    round: int
+    Attributes:
+        fresh_until_s: until then only a partner that was not met of late will do.
+        deadline_s: then the search ends.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class RoundProgressed:
-    """This share of our quota for the round in training is done."""
-
-    fraction: float
-
-
-@dataclass(frozen=True, slots=True)
-class RoundClosed:
-    """The round in training is closed, its snapshot ready: look for a partner."""
-
-    round: int
-    candidates: tuple[str, ...]
+    snapshot: Snapshot
+    fresh_until_s: float
     deadline_s: float
-    patience_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PeersSeen:
+    """How the group looks now.
+
+    Attributes:
+        free: the others that say they are free.
+        present: how many others there are that are free, or may become so.
+    """
+
+    free: tuple[tuple[str, Snapshot], ...]
+    present: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +57,7 @@ class ProposalReceived:
     """A peer asks us to be its partner."""
 
     peer_id: str
-    round: int
+    snapshot: Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +70,7 @@ class ProposalWithdrawn:
 
 @dataclass(frozen=True, slots=True)
 class ProposalAccepted:
-    """The peer we asked has said yes."""
+    """The peer that we asked with the snapshot of our `round` has said yes."""
 
     peer_id: str
     round: int
@@ -56,7 +78,7 @@ class ProposalAccepted:
 
 @dataclass(frozen=True, slots=True)
 class ProposalRefused:
-    """The peer we asked has said no, or cannot be reached (`reason` is None)."""
+    """The peer that we asked has said no, or cannot be reached (`reason` is None)."""
 
     peer_id: str
     round: int
@@ -65,7 +87,7 @@ class ProposalRefused:
 
 @dataclass(frozen=True, slots=True)
 class RoundSettled:
-    """The exchange of the matched round is over, one way or the other."""
+    """The exchange of our `round` is over, one way or the other."""
 
     round: int
 
@@ -84,9 +106,8 @@ class Tick:
 
 
 Event = (
-    RoundOpened
-    | RoundProgressed
-    | RoundClosed
+    BecameFree
+    | PeersSeen
     | ProposalReceived
     | ProposalWithdrawn
     | ProposalAccepted
@@ -100,7 +121,7 @@ Event = (
 # --- commands: what to do -------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """Ask this peer."""
+    """Ask this peer to average with the snapshot of our `round`."""
 
     peer_id: str
     round: int
@@ -116,7 +137,7 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class AcceptProposal:
-    """Say yes to this peer; it leads the exchange."""
+    """Say yes to this peer, which asked with its `round`; it leads the exchange."""
 
     peer_id: str
     round: int
@@ -124,7 +145,7 @@ class AcceptProposal:
 
 @dataclass(frozen=True, slots=True)
 class RefuseProposal:
-    """Say no to this peer."""
+    """Say no to this peer, which asked with its `round`."""
 
     peer_id: str
     round: int
@@ -132,15 +153,8 @@ class RefuseProposal:
 
 
 @dataclass(frozen=True, slots=True)
-class CloseEarly:
-    """Close the round in training now: somebody is waiting, and half of our quota is done."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
 class Paired:
-    """We have a partner. `leading` tells whether the exchange runs on the stream that we opened."""
+    """We have a partner for our `round`. `leading`: we asked, so we begin the exchange."""
 
     peer_id: str
     round: int
@@ -149,10 +163,10 @@ class Paired:
 
 @dataclass(frozen=True, slots=True)
 class Unmatched:
-    """Nobody for this round."""
+    """Nobody for our `round`."""
 
     round: int
     reason: SkipReason
 
 
-Command = Propose | Withdraw | AcceptProposal | RefuseProposal | CloseEarly | Paired | Unmatched
+Command = Propose | Withdraw | AcceptProposal | RefuseProposal | Paired | Unmatched

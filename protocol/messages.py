@@ -116,6 +116,7 @@ class Hello:
         incarnation: grows with each start of the same identity.
         swarm_time_s: the sender's idea of the Unix time.
         state: `starting`, `training`, ... as in `status`.
+        step: the nominal step.
     """
 
     software: Annotated[str, Text(64)]
@@ -127,6 +128,7 @@ class Hello:
     state: Name
     round: Count
     layout_digest: MaybeDigest
+    step: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,9 @@ class Beat:
     swarm_time_s: Seconds
     received_bytes: Count = 0
     may_send_bytes_per_s: MaybeNonNegative = None
+    free_round: MaybeCount = None
+    free_step: Count = 0
+    ended: Annotated[bool, Flag()] = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,10 @@ class Progress:
         state: `starting`, `training`, ... as in `status`.
         fraction: part of the round's quota that is done.
         epoch, position: where its data stands.
+        step: the nominal step.
+        free_round, free_step: of the round that it wants averaged; None while it looks for no
+            partner.
+        ended: its last round of training is averaged.
     """
 
     state: str = "unknown"
@@ -49,6 +53,10 @@ class Progress:
     steps_per_s: float = 0.0
     epoch: int = 0
     position: int = 0
+    step: int = 0
+    free_round: int | None = None
+    free_step: int = 0
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ import trio
 from peer.network.conversation import Conversation, StreamStalled
 from protocol.errors import LocoError, RemoteProtocolError, StreamLost
 from protocol.exchange import FINAL, Action, Event, Exchange, State
+from protocol.matchmaking_events import Snapshot
 from protocol.messages import Received, Vector
 
 from .stripes import Stripes
@@ -35,20 +36,30 @@ CheckVector = Callable[[memoryview, str], Awaitable[bool]]
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one peer brings to a round.
+    """What one peer brings to an exchange.
 
     Attributes:
+        round: the peer's own number of the round that it has closed.
+        step: the nominal step at which the snapshot was taken.
+        final: it belongs to the final averaging.
         payload: codes of theta, and behind them codes of phi where gamma != beta.
         digest: blake3 of the payload.
     """
 
     round: int
+    step: int
+    final: bool
     steps: int
     tokens: int
     codec: str
     vectors: int
     digest: str
     payload: memoryview
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What is said of it while a partner is looked for."""
+        return Snapshot(self.round, self.step, self.final)
 
 
 class VectorExchange:
@@ -57,18 +68,20 @@ class VectorExchange:
     After `run`, the machine is final, or wants to ask how it ended (`must_ask`).
 
     Args:
+        name: of the exchange (`exchange_id`).
         following: we were asked; the other side begins, and opens the stripes.
         num_stripes: further streams agreed on; 0 for none.
         open_stripe: how to open one, for whoever begins.
 
     Attributes:
-        following: as given.
+        name, following: as given.
         theirs: the head of the partner's vector, once it came.
         over: set when no stream of the exchange is needed any more.
     """
 
     def __init__(
         self,
+        name: str,
         machine: Exchange,
         talk: Conversation,
         own: Contribution,
@@ -79,6 +92,7 @@ class VectorExchange:
         num_stripes: int = 0,
         open_stripe: OpenStripe | None = None,
     ) -> None:
+        self.name = name
         self.machine = machine
         self.must_ask = False
         self.theirs: Vector | None = None
@@ -103,17 +117,12 @@ class VectorExchange:
         self._listening = trio.CancelScope()
 
     def __repr__(self) -> str:
-        return f"<VectorExchange round={self._own.round} {self.machine!r}>"
+        return f"<VectorExchange {self.name} {self.machine!r}>"
 
     @property
     def talk(self) -> Conversation:
         """The stream on which it was agreed."""
         return self._talk
-
-    @property
-    def round(self) -> int:
-        """Which round it is for."""
-        return self._own.round
 
     async def run(self, deadline_s: float = math.inf) -> None:
         """Exchange until the machine has nothing to wait for on these streams."""
@@ -197,12 +206,12 @@ class VectorExchange:
 
     async def _send(self) -> None:
         own = self._own
-        head = Vector(own.round, own.steps, own.tokens, own.codec, own.vectors, own.digest)
+        head = Vector(self.name, own.steps, own.tokens, own.codec, own.vectors, own.digest)
         await self._may_send.wait()
         await self._talk.send(head, None if self._num_stripes else own.payload)
         await self._receipt_due.wait()
         assert self.theirs is not None
-        await self._talk.send(Received(own.round, self.theirs.digest))
+        await self._talk.send(Received(self.name, self.theirs.digest))
         self._receipt_sent.set()
 
     async def _receive(self) -> None:
@@ -235,8 +244,9 @@ class VectorExchange:
         own = self._own
         if self.theirs is not None:
             raise RemoteProtocolError("a second vector in one exchange")
-        if (vector.round, vector.codec, vector.vectors) != (own.round, own.codec, own.vectors):
-            raise RemoteProtocolError("a vector of another round or code than agreed")
+        agreed = (self.name, own.codec, own.vectors)
+        if (vector.exchange, vector.codec, vector.vectors) != agreed:
+            raise RemoteProtocolError("a vector of another exchange or code than agreed")
         self.theirs = vector
         self._may_send.set()
         self._head_came.set()
@@ -246,7 +256,7 @@ class VectorExchange:
         self._step(Event.VECTOR_ARRIVED if good else Event.VECTOR_BAD)
 
     def _receipt_arrived(self, receipt: Received) -> None:
-        if (receipt.round, receipt.digest) != (self._own.round, self._own.digest):
+        if (receipt.exchange, receipt.digest) != (self.name, self._own.digest):
             raise RemoteProtocolError("a receipt for another vector than ours")
         if self.machine.state in (State.EXCHANGING, State.HOLDING):
             self._step(Event.RECEIPT_ARRIVED)

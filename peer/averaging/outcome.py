@@ -38,9 +38,15 @@ Outcome = Averaged | Skipped
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What two peers must have in common to average."""
+    """What two peers must have in common to average.
 
-    run_id: str
+    Attributes:
+        group: its digest.
+        inner_steps: H.
+    """
+
+    group: str
+    inner_steps: int
     layout_digest: str
     codec: str
     vectors: int
@@ -58,24 +64,30 @@ class Agreement:
             return 0
         return min(MAX_STRIPES, self.payload_bytes // PIECE_BYTES)
 
-    def proposal(self, own: Contribution) -> Propose:
-        """What we say when we ask."""
+    def proposal(
+        self, own: Contribution, *, roster: str | None = None, meeting: int = 0
+    ) -> Propose:
+        """What we say when we ask; `roster` and `meeting` of the final averaging's plan."""
         return Propose(
-            run_id=self.run_id,
+            group=self.group,
             round=own.round,
+            step=own.step,
+            final=own.final,
             layout_digest=self.layout_digest,
             codec=self.codec,
             vectors=self.vectors,
             steps=own.steps,
             tokens=own.tokens,
             stripes=self.stripes,
+            roster=roster,
+            meeting=meeting,
         )
 
     def unfit(self, proposal: Propose) -> Refusal | None:
         """Why a proposal cannot be ours to accept; None when it can."""
-        if proposal.run_id != self.run_id:
-            sentence = f"I am in run {self.run_id}, you in {proposal.run_id}"
-            return Refusal(RefusalReason.OTHER_RUN, sentence)
+        if proposal.group != self.group:
+            sentence = f"I am in group {self.group}, you in {proposal.group}"
+            return Refusal(RefusalReason.OTHER_GROUP, sentence)
         theirs = (proposal.layout_digest, proposal.codec, proposal.vectors)
         ours = (self.layout_digest, self.codec, self.vectors)
         if theirs != ours:

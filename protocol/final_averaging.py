@@ -1,0 +1,94 @@
+"""The final averaging: who meets whom so that all peers end with the mean of all.
+
+The idea. After the last training step nothing is left to be late for, so here, and only here, peers
+wait for each other. N peers that see the same roster (all peers that take part, sorted) meet by the
+bits of their places: in meeting b, place i meets place i XOR 2^(b-1). After log2 N meetings each
+has the mean of all, up to what the code rounds off.
+
+    N = 6: places 0 .. 3 make the cube, 4 and 5 are over
+    meeting 0    4 to 0, 5 to 1          both take the mean; 0 and 1 now stand for two peers
+    meeting 1    0 with 1, 2 with 3      weighted by how many peers each stands for
+    meeting 2    0 with 2, 1 with 3
+    meeting 3    0 to 4, 1 to 5          4 and 5 take over the result
+
+The rules
+  1. A peer has *ended* when its last round of training is averaged. It then waits until all others
+     that train have ended, and no longer than WAIT_ROUNDS rounds (but MIN_WAIT_S at least); who is
+     still training then takes no part, and takes over the result afterwards, as a joiner does.
+  2. A meeting is held only between peers with the same roster (its digest is in the proposal). The
+     peer with the lower place asks.
+  3. A meeting that fails is left out, and counted; the plan goes on, for the others rely on it.
+  4. A peer whose roster others refuse meets random peers instead, as in training, as often as the
+     plan has meetings for it: then the mean is reached nearly, not exactly.
+
+Source: recursive doubling (Thakur, Rabenseifner and Gropp 2005); `field_2026.md` 3.7 has what such
+a finale gains.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import blake3
+
+WAIT_ROUNDS: Final = 2.0
+MIN_WAIT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """One exchange of the plan, as one of the two sees it.
+
+    Attributes:
+        number: which meeting of the plan; the same for both.
+        partner: peer id.
+        asks: whether we ask.
+        own_share: weight of our weights in the mean that we take: 0 to 1.
+    """
+
+    number: int
+    partner: str
+    asks: bool
+    own_share: float
+
+
+def roster_digest(roster: Iterable[str]) -> str:
+    """Digest of the peers that take part: 32 hex digits, the same for equal sets."""
+    return blake3.blake3("/".join(sorted(roster)).encode()).hexdigest(length=16)
+
+
+def meetings(roster: Sequence[str], own_id: str) -> tuple[Meeting, ...]:
+    """The meetings of one peer, in order; none for a peer alone.
+
+    Args:
+        roster: all that take part, ourselves among them, in any order.
+    """
+    places = sorted(roster)
+    own = places.index(own_id)
+    num_bits = len(places).bit_length() - 1
+    cube = 1 << num_bits
+    if own >= cube:
+        partner = places[own - cube]
+        return (
+            Meeting(0, partner, asks=False, own_share=0.5),
+            Meeting(num_bits + 1, partner, asks=False, own_share=0.0),
+        )
+    planned = []
+    over = own + cube < len(places)
+    if over:
+        planned.append(Meeting(0, places[own + cube], asks=True, own_share=0.5))
+    for bit in range(num_bits):
+        other = own ^ (1 << bit)
+        ours, theirs = _stand_for(places, own, bit), _stand_for(places, other, bit)
+        share = ours / (ours + theirs)
+        planned.append(Meeting(bit + 1, places[other], asks=own < other, own_share=share))
+    if over:
+        planned.append(Meeting(num_bits + 1, places[own + cube], asks=True, own_share=1.0))
+    return tuple(planned)
+
+
+def _stand_for(places: Sequence[str], place: int, bits: int) -> int:
+    """How many peers a place of the cube stands for after the meetings of the first `bits` bits."""
+    cube = 1 << (len(places).bit_length() - 1)
+    first = place >> bits << bits
+    return sum(1 + (each + cube < len(places)) for each in range(first, first + (1 << bits)))
