@@ -156,7 +156,8 @@ async def _in_turns(
 
 async def _train_round(trainer: Trainer, round_: int, inner_steps: int) -> float:
     """Steps per second of one round."""
-    await trainer.send(TrainRound(round_, inner_steps, MEMBERS, 0, 0))
+    start_step = float(round_ * inner_steps)
+    await trainer.send(TrainRound(round_, inner_steps, MEMBERS, 0, 0, start_step))
     while not isinstance(event := await trainer.receive(), RoundClosed):
         if isinstance(event, Failed):
             raise SystemExit(f"the trainer failed: {event.detail}")

@@ -10,9 +10,10 @@ Rules
      whole: the largest number that keeps the sum of what it did within the sum of what it owed, and
      at least one. So a slow peer, whose rounds have few steps, is on time on the whole.
   2. Learning rate, schedule, data and the end of the run are functions of the *nominal* step
-     round * H + H * fraction, where fraction = steps done / quota. No local counter is consulted,
-     so a peer that was away resumes with the swarm's learning rate (after a warm-up of its own,
-     peer/training/schedule.py).
+     start_step + H * steps done / quota, where a round begins at start_step = round * H. It goes on
+     rising when a round lasts beyond its quota. No local counter is consulted, so a peer that was
+     away resumes at the swarm's place in the schedule. (Its learning rate comes to the schedule's
+     over a warm-up of its own, peer/training/schedule.py.)
   3. A peer that is more than one round behind goes on with the newest round it has heard of. One
      that is behind by less shortens its quota, at most by half, so that it ends its round with the
      others; a newcomer enters the newest round.
@@ -102,9 +103,9 @@ class Quotas:
         return steps
 
 
-def nominal_step(round_: int, inner_steps: int, fraction: float) -> int:
-    """The swarm's step count at this point of a round (rule 2); never beyond the round's end."""
-    return round_ * inner_steps + int(inner_steps * min(1.0, max(0.0, fraction)))
+def nominal_step(start_step: float, inner_steps: int, steps: float, quota: float) -> float:
+    """The nominal step after `steps` own steps of a round that began at `start_step` (rule 2)."""
+    return start_step + inner_steps * steps / quota if quota else start_step
 
 
 def next_round(finished_round: int, heard_rounds: Iterable[int]) -> int:

@@ -74,8 +74,9 @@ class Facts:
 
     @property
     def step(self) -> int:
-        """Nominal inner step."""
-        return nominal_step(self.round, self.inner_steps_per_round, self.fraction)
+        """Nominal inner step, in whole ones; not beyond the round's end."""
+        inner_steps, done = self.inner_steps_per_round, min(1.0, max(0.0, self.fraction))
+        return int(nominal_step(self.round * inner_steps, inner_steps, done, 1))
 
     def compute_utilisation(self) -> float | None:
         """Tokens trained over what the trainer alone would have trained in the same wall time."""

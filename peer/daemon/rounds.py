@@ -303,8 +303,9 @@ class RoundLoop(ABC):
         self._events.emit(
             EventName.ROUND_OPENED, round=round_, quota=self._quota, members=len(members)
         )
+        start_step = float(round_ * self._spec.sync.inner_steps)
         await self._trainer.send(
-            TrainRound(round_, self._quota, members, facts.epoch, facts.position)
+            TrainRound(round_, self._quota, members, facts.epoch, facts.position, start_step)
         )
         self._on_opened(round_)
 

@@ -11,8 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from peer.codec import get_codec
-from protocol.fragments import fragments_of_run
 from protocol.run_spec import RunSpec
 
 from . import calibrate
@@ -20,7 +18,6 @@ from .channel import SocketChannel
 from .corpus import Corpus, open_corpus
 from .device import choose_device, choose_precision, is_out_of_memory
 from .errors import NonFinite
-from .fragments import FragmentSnapshots
 from .loop import InnerLoop, TrainerParts
 from .messages import Failed, Ready
 from .model import FlatModel, empty_module, initial_module
@@ -28,8 +25,8 @@ from .optimizer import FlatAdamW
 from .pipe import ModelCreated, PipeError
 from .settings import TrainerSettings
 from .shared import CodeRegions, map_vector, regions_of_run
-from .snapshot import Snapshots
 from .step import Stepper
+from .sync import snapshots_of_run
 
 
 def serve(channel: SocketChannel) -> int:
@@ -103,7 +100,7 @@ def build(settings: TrainerSettings, slow_fd: int, codes_fd: int) -> tuple[Train
             f"slow weights of {slow_P.numel()} values for {model.layout.padded_parameters}"
         )
     regions = CodeRegions.create_in(codes_fd, regions_of_run(spec, model.layout))
-    snapshots = _snapshots(spec, model, slow_P, regions)
+    snapshots = snapshots_of_run(spec, model, slow_P, regions)
     parts = TrainerParts(
         spec,
         settings.peer_id,
@@ -126,16 +123,6 @@ def build(settings: TrainerSettings, slow_fd: int, codes_fd: int) -> tuple[Train
         shapes=tuple((entry.name, entry.shape) for entry in model.layout.entries),
     )
     return parts, ready
-
-
-def _snapshots(
-    spec: RunSpec, model: FlatModel, slow_P: torch.Tensor, regions: CodeRegions
-) -> Snapshots | FragmentSnapshots:
-    codec, diloco = get_codec(spec.sync.codec), spec.sync.diloco
-    if diloco is None:
-        return Snapshots(model, slow_P, regions, codec)
-    fragments = fragments_of_run(diloco, model.layout)
-    return FragmentSnapshots(model, slow_P, regions, codec, fragments, diloco)
 
 
 def _first_micro_batch(settings: TrainerSettings, spec: RunSpec, device: torch.device) -> int:

@@ -18,8 +18,8 @@ The order of things, when peers average in pairs:
     Evaluate(r)                         Evaluated(r, loss)
 
 A round is closed by the trainer itself when its quota is done and no earlier snapshot waits for its
-`Apply`; while one does, the trainer trains on past its quota. It waits only when it has no round to
-train.
+`Apply`; while one does, the trainer trains on past its quota, and the nominal step goes on rising.
+It waits only when it has no round to train.
 
 And when fragments of the model are averaged by all (protocol/fragments.py), in each round, for each
 fragment p, in cycle k:
@@ -67,13 +67,14 @@ class TrainRound:
     """Train this round once the one before it is closed.
 
     Attributes:
-        round: number of the round; nominal step = round * H.
         quota: inner steps after which the round is closed.
         members: (peer id, weight) of everyone who takes data in this round, sorted, ourselves
         included.
         epoch: epoch to take data from.
         position: place in the epoch's order up to which our blocks are done (see
         protocol/data_plan.py).
+        start_step: nominal step at which the round begins. (Fragments are sent by the number of
+        the round, all the same.)
     """
 
     round: int
@@ -81,6 +82,7 @@ class TrainRound:
     members: tuple[tuple[str, int], ...]
     epoch: int
     position: int
+    start_step: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,9 @@ class Progress:
     Attributes:
         loss: mean training loss of the steps since the last event, nats per token.
         tokens: tokens trained in this round so far.
-        step_s: mean duration of those steps.
+        learning_rate: of the last step.
+        step_s: mean duration of the steps since the last event.
+        step: nominal step reached.
     """
 
     round: int
@@ -197,6 +201,7 @@ class Progress:
     learning_rate: float
     gradient_norm: float
     step_s: float
+    step: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +214,7 @@ class RoundClosed:
         loss: mean training loss of the round.
         epoch, position: where our data stands now.
         seconds: duration of the round's training.
+        step: nominal step reached; the round's first if it had no steps.
     """
 
     round: int
@@ -220,6 +226,7 @@ class RoundClosed:
     epoch: int
     position: int
     seconds: float
+    step: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,15 @@
 """The learning rate, as a function of the nominal step.
 
-Every peer of a run is at some nominal step (round * H + H * part of the round done), whatever its
-speed; so two peers in the same round train with the same rate, and a joiner takes up the schedule
-where the swarm is.
+Every peer of a run is at some nominal step (protocol/rounds.py), whatever its speed; so two peers
+at the same place of the run train with the same rate, and a joiner takes up the schedule where the
+swarm is.
 
-Warm-up is linear. Who begins later warms up as well: AdamW's second moment is then that of a few
-gradients, its first steps are as large in every weight, and what they spoil goes into the average
-of all. So the rate of a trainer rises over its own first steps, as many as the second moment
-remembers, 1 / (1 - beta2), and no more than the run's own warm-up. Measured with four peers of
-which three come at step 30: docs/log.md. (A warm-up of 2 / (1 - beta2), as proposed for AdamW's
-whole runs in arXiv 1910.04209, was no better.)
+Warm-up is linear. A trainer that begins later, or again, warms up as well: AdamW's second moment is
+then that of a few gradients, its first steps are as large in every weight, and what they spoil goes
+into the average of all. So the rate of a trainer rises over its own first steps after each `Load`,
+as many as the second moment remembers, 1 / (1 - beta2), and no more than the run's own warm-up.
+Measured with four peers of which three come at step 30: docs/log.md. (A warm-up of 2 / (1 - beta2),
+as proposed for AdamW's whole runs in arXiv 1910.04209, was no better.)
 
 After the warm-up `cosine` falls along half a cosine over the rest of the run; `wsd` stays and
 falls linearly over the last `decay_fraction` of the run; `constant` stays. The floor is
@@ -62,13 +62,3 @@ def _decay(section: OptimizerSection, step: float, total_steps: int) -> float:
     decay_steps = max(1.0, section.decay_fraction * total_steps)
     part = max(0.0, 1 - (total_steps - step) / decay_steps)
     return 1 - (1 - floor) * part
-
-
-def nominal_step(round_: int, inner_steps: int, steps_done: int, quota: int) -> float:
-    """Nominal step after `steps_done` own steps of a round; past the quota it stands still."""
-    return round_ * inner_steps + inner_steps * min(steps_done, quota) / quota
-
-
-def nominal_count(round_: int, inner_steps: int, steps_done: int, quota: int) -> int:
-    """Whole nominal steps behind a peer after `steps_done` own steps of a round."""
-    return round_ * inner_steps + inner_steps * min(steps_done, quota) // quota

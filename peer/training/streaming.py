@@ -3,7 +3,8 @@
 The schedule is that of protocol/fragments.py, the values are those of fragments.py.
 
 Rules (tau: `overlap_steps`, the run's unless this peer has its own: peers send at the same nominal
-steps and may merge at different ones; steps are our own, the schedule counts nominal ones)
+steps and may merge at different ones; steps are our own, the schedule counts nominal ones, from
+round * H to (round + 1) * H)
   1. After each step every fragment whose moment has passed is sent; at the close of a round those
      of its end. A round of no steps sends every fragment whose moment lies in it, at once.
   2. What was sent is merged tau steps later. A `Merge` that came earlier is held, but no longer
@@ -35,7 +36,6 @@ from .messages import (
     Yield,
     Yielded,
 )
-from .schedule import nominal_count
 
 
 @dataclass(slots=True)
@@ -165,7 +165,8 @@ class FragmentSync:
         for lane in self._lanes:
             lane.steps += 1
             lane.tokens += tokens
-        self._count_to(nominal_count(order.round, self._inner_steps, steps, order.quota))
+        of_round = self._inner_steps * min(steps, order.quota) // order.quota
+        self._count_to(order.round * self._inner_steps + of_round)
 
     def close(self, order: TrainRound) -> None:
         """Send what falls due at the round's end. Raises NonFinite."""

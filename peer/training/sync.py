@@ -1,13 +1,25 @@
 """How the fast weights of the inner loop meet those of other peers: two ways, one shape.
 
 `pairs.py` takes one snapshot of all weights at the close of a round, `streaming.py` sends fragments
-of them at their own moments. The loop trains, and asks its way of averaging at every turn.
+of them at their own moments. The round machine asks its way of averaging at every turn.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
-from .messages import SyncCommand, TrainRound
-from .snapshot import Snapshot
+import torch
+
+from peer.codec import get_codec
+from protocol.fragments import fragments_of_run
+from protocol.run_spec import RunSpec
+
+from .fragments import FragmentSnapshots
+from .messages import SyncCommand, SyncEvent, TrainRound
+from .pairs import PairSync
+from .shared import CodeRegions
+from .snapshot import Snapshot, Snapshots
+from .streaming import FragmentSync
+from .weights import FastWeights
 
 
 class Sync(Protocol):
@@ -45,3 +57,31 @@ class Sync(Protocol):
 
     def close(self, order: TrainRound) -> Snapshot | None:
         """A round is over: the snapshot that is sent, if that is the way. Raises NonFinite."""
+
+
+def snapshots_of_run(
+    spec: RunSpec, weights: FastWeights, slow_P: torch.Tensor, regions: CodeRegions
+) -> Snapshots | FragmentSnapshots:
+    """What a run sends of these weights, and takes back from the slow ones."""
+    codec, diloco = get_codec(spec.sync.codec), spec.sync.diloco
+    if diloco is None:
+        return Snapshots(weights, slow_P, regions, codec)
+    fragments = fragments_of_run(diloco, weights.layout)
+    return FragmentSnapshots(weights, slow_P, regions, codec, fragments, diloco)
+
+
+def sync_of_run(
+    spec: RunSpec,
+    snapshots: Snapshots | FragmentSnapshots,
+    emit: Callable[[SyncEvent], None],
+    clock_s: Callable[[], float],
+    overlap_steps: int | None = None,
+) -> Sync:
+    """The way of averaging of a run.
+
+    Args:
+        overlap_steps: tau of this peer, with fragments; None is the run's.
+    """
+    if isinstance(snapshots, FragmentSnapshots):
+        return FragmentSync(spec, snapshots, emit, clock_s, overlap_steps)
+    return PairSync(snapshots, emit, overlap=spec.sync.overlap)

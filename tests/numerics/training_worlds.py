@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from peer.codec import get_codec
-from peer.training import child
 from peer.training.corpus import Corpus
 from peer.training.loop import InnerLoop, TrainerParts
 from peer.training.messages import Load, RoundClosed, Stop, TrainerCommand, TrainerEvent, TrainRound
@@ -16,6 +15,7 @@ from peer.training.model import FlatModel, initial_module
 from peer.training.optimizer import FlatAdamW
 from peer.training.shared import CodeRegions, regions_of_run
 from peer.training.step import Stepper
+from peer.training.sync import snapshots_of_run
 from protocol.run_spec import (
     DataSection,
     ModelSection,
@@ -26,6 +26,7 @@ from protocol.run_spec import (
 )
 
 VOCABULARY = 32
+INNER_STEPS = 4
 MEMBERS = (("me", 1),)
 
 
@@ -38,7 +39,7 @@ def tiny_spec(**sync) -> RunSpec:
         data=DataSection(validation_blocks=4),
         optimizer=OptimizerSection(warmup_steps=2),
         training=TrainingSection(batch_size=4, total_steps=40),
-        sync=SyncSection(**{"inner_steps": 4, **sync}),
+        sync=SyncSection(**{"inner_steps": INNER_STEPS, **sync}),
     )
 
 
@@ -76,7 +77,7 @@ def build_world(spec: RunSpec, micro_batch: int = 4, overlap_steps: int | None =
     daemon.close()
     optimizer = FlatAdamW(model, spec.optimizer)
     stepper = Stepper(model, optimizer, "fp32", micro_batch)
-    snapshots = child._snapshots(spec, model, slow_P, slots)
+    snapshots = snapshots_of_run(spec, model, slow_P, slots)
     corpus = tiny_corpus(spec)
     parts = TrainerParts(
         spec, "me", corpus, model, optimizer, stepper, snapshots, slow_P, overlap_steps
@@ -137,8 +138,9 @@ def run(world: World, *commands, answer: Answer = lambda event: [], before=lambd
 
 
 def order(round_: int, quota: int = 4, position: int = 0) -> TrainRound:
-    return TrainRound(round_, quota, MEMBERS, 0, position)
+    return TrainRound(round_, quota, MEMBERS, 0, position, float(INNER_STEPS * round_))
 
 
 def next_order(closed: RoundClosed) -> TrainRound:
-    return TrainRound(closed.round + 1, 4, MEMBERS, closed.epoch, closed.position)
+    following, start_step = closed.round + 1, closed.step
+    return TrainRound(following, 4, MEMBERS, closed.epoch, closed.position, start_step)

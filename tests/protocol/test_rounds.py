@@ -69,11 +69,18 @@ def test_who_owes_less_than_a_step_does_one_and_runs_up_no_debt() -> None:
     assert quotas.next(3.0) == 3
 
 
-def test_nominal_step_stays_inside_its_round() -> None:
-    assert nominal_step(3, 50, 0.0) == 150
-    assert nominal_step(3, 50, 0.5) == 175
-    assert nominal_step(3, 50, 1.7) == 200
-    assert nominal_step(3, 50, -1.0) == 150
+def test_peers_of_all_speeds_come_to_the_same_nominal_steps() -> None:
+    assert nominal_step(150, 50, 0, 20) == 150
+    assert nominal_step(150, 50, 10, 20) == nominal_step(150, 50, 40, 80) == 175
+    assert nominal_step(150.5, 50, 80, 80) == 200.5
+
+
+def test_the_nominal_step_goes_on_rising_past_the_quota() -> None:
+    assert nominal_step(150, 50, 90, 80) == 206.25
+
+
+def test_a_round_of_no_steps_stays_where_it_begins() -> None:
+    assert nominal_step(150.5, 50, 0, 0) == 150.5
 
 
 def test_a_peer_one_round_behind_catches_up_and_further_behind_jumps() -> None:

@@ -24,10 +24,11 @@ from swarm_worlds import STEP_S, simulated, start
 from peer.averaging.fragment_owner import FragmentOwner
 from peer.observe.event_names import EventName
 from peer.simulation.swarm import identity_of, open_swarm
-from peer.training.messages import Progress
-from peer.training.schedule import learning_rate, nominal_step
+from peer.training.messages import Progress, Ready, RoundClosed
+from peer.training.schedule import learning_rate
 from protocol.chunk_ledger import Stamp
 from protocol.messages import ChunkState, Contribution, Result
+from protocol.rounds import nominal_step
 from protocol.run_spec import OptimizerSection
 
 pytestmark = pytest.mark.slow
@@ -79,9 +80,10 @@ async def test_after_the_next_sync_a_crashed_replica_has_weights_and_momentum_of
 
 
 @simulated(SEED)
-async def test_after_a_comeback_the_learning_rate_is_the_schedules_and_the_swarms(
+async def test_after_a_comeback_the_learning_rate_rises_to_the_schedules_and_the_swarms(
     tmp_path, monkeypatch
 ):
+    """It is at the swarm's place in the schedule, and warms up over its own first steps."""
     optimizer = OptimizerSection(warmup_steps=30, schedule="cosine")
     spec = fragment_spec(12).model_copy(update={"optimizer": optimizer})
     async with open_swarm(SEED, spec, tmp_path, OPTIONS) as swarm:
@@ -94,18 +96,29 @@ async def test_after_a_comeback_the_learning_rate_is_the_schedules_and_the_swarm
         came_s = trio.current_time()
         await swarm.finished()
         rates = {"a": {}, "b": {}}
+        own_steps = Counter()  # of this life's rounds that are over
+        shares = []  # of the schedule's rate, as b comes back
         for name, at_s, event in tap.told:
+            if isinstance(event, Ready):
+                own_steps[name] = 0
+            if isinstance(event, RoundClosed):
+                own_steps[name] += event.steps
             if isinstance(event, Progress) and at_s > came_s:
                 opened = swarm[name].events(EventName.ROUND_OPENED)
                 (quota,) = {e["quota"] for e in opened if e["round"] == event.round}
-                step = nominal_step(event.round, 20, event.steps, quota)
+                step = nominal_step(20 * event.round, 20, event.steps - 1, quota)
+                own = own_steps[name] + event.steps - 1
                 rates[name][step] = event.learning_rate
-        shared = rates["a"].keys() & rates["b"].keys()
+                assert event.learning_rate == learning_rate(optimizer, step, 12 * 20, own)
+                if name == "b":
+                    shares.append(event.learning_rate / learning_rate(optimizer, step, 12 * 20))
+        assert shares == sorted(shares)
+        assert shares[0] < 0.5
+        remembered = 20  # gradients, by AdamW's second moment
+        assert sum(share < 1 for share in shares) <= remembered
+        shared = [s for s in rates["a"].keys() & rates["b"].keys() if rates["a"][s] == rates["b"][s]]
         assert len(shared) >= 3
         assert len({rates["b"][step] for step in shared}) == len(shared)
-        for step in shared:
-            scheduled = learning_rate(spec.optimizer, step, 12 * 20)
-            assert rates["a"][step] == rates["b"][step] == scheduled
 
 
 @pytest.mark.parametrize("steps", [0, 2, 45])

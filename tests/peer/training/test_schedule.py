@@ -2,7 +2,7 @@
 
 import pytest
 
-from peer.training.schedule import learning_rate, nominal_step
+from peer.training.schedule import learning_rate
 from protocol.run_spec import OptimizerSection
 
 TOTAL = 1000
@@ -71,8 +71,3 @@ def test_who_comes_during_the_warm_up_never_trains_at_more_than_the_runs_rate():
         assert learning_rate(section, 90 + own, TOTAL, own) <= learning_rate(
             section, 90 + own, TOTAL
         )
-
-
-def test_peers_of_all_speeds_have_the_same_nominal_step():
-    assert nominal_step(3, 50, 10, 20) == nominal_step(3, 50, 40, 80) == 175
-    assert nominal_step(3, 50, 90, 80) == 200

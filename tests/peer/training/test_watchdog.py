@@ -19,8 +19,8 @@ from peer.training.watchdog import SILENCE_FLOOR_S, START_TIMEOUT_S, Watchdog
 from protocol.run_spec import RunSpec, SyncSection
 
 READY = Ready(1, 128, "", "cpu", "fp32", 1, 10.0)
-CLOSED = RoundClosed(0, 0, 1, 1, 0.0, "", 0, 0, 0.0)
-ORDER = TrainRound(0, 5, (("a", 1),), 0, 0)
+CLOSED = RoundClosed(0, 0, 1, 1, 0.0, "", 0, 0, 0.0, 0.0)
+ORDER = TrainRound(0, 5, (("a", 1),), 0, 0, 0.0)
 
 
 def test_it_may_be_silent_when_there_is_nothing_to_do():
@@ -40,7 +40,7 @@ def test_slow_steps_stretch_the_bound():
     watchdog.received(READY)
     watchdog.sent(ORDER)
     before_s = watchdog.silence_bound_s
-    watchdog.received(Progress(0, 1, 1, 0.0, 0.0, 0.0, 30.0))
+    watchdog.received(Progress(0, 1, 1, 0.0, 0.0, 0.0, 30.0, 1.0))
     assert watchdog.silence_bound_s > before_s + 30
 
 
@@ -70,6 +70,6 @@ def test_waiting_for_an_average_is_no_hang():
         assert watchdog.silence_bound_s == math.inf
         watchdog.sent(ends)
         assert watchdog.silence_bound_s < math.inf
-    watchdog.received(RoundClosed(0, None, 1, 1, 0.0, None, 0, 0, 0.0))
+    watchdog.received(RoundClosed(0, None, 1, 1, 0.0, None, 0, 0, 0.0, 1.0))
     watchdog.sent(ORDER)
     assert watchdog.silence_bound_s < math.inf

@@ -1,0 +1,52 @@
+"""The blocks of one round, in the order of the data plan."""
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.data_plan import DataPlan
+
+from .messages import TrainRound
+
+
+class RoundData:
+    """Walks the plan by the steps of a round.
+
+    Nobody has to take the blocks: the position after so many steps is the same. So a trainer that
+    needs no data looks at the plan once a round, not once a step.
+
+    Args:
+        peer_id: ourselves in the members of the round.
+        batch_size: blocks of a step.
+    """
+
+    def __init__(self, plan: DataPlan, peer_id: str, batch_size: int, order: TrainRound) -> None:
+        self._plan = plan
+        self._peer_id = peer_id
+        self._batch_size = batch_size
+        self._members = order.members
+        self._epoch, self._position = order.epoch, order.position
+        self._taken_steps = 0
+
+    def __repr__(self) -> str:
+        return f"<RoundData, {self._taken_steps} steps, place {self._position} of {self._epoch}>"
+
+    def blocks(self, steps: int) -> npt.NDArray[np.int64]:
+        """Those of the step that follows on the first `steps` of the round; steps in order."""
+        self._pass_over(steps)
+        return self._take(1)
+
+    def after(self, steps: int) -> tuple[int, int]:
+        """Epoch and position after so many steps."""
+        self._pass_over(steps)
+        return self._epoch, self._position
+
+    def _pass_over(self, steps: int) -> None:
+        if steps > self._taken_steps:
+            self._take(steps - self._taken_steps)
+
+    def _take(self, steps: int) -> npt.NDArray[np.int64]:
+        count = steps * self._batch_size
+        taken = self._plan.take(self._epoch, self._position, count, self._peer_id, self._members)
+        self._epoch, self._position = taken.epoch, taken.position
+        self._taken_steps += steps
+        return taken.blocks

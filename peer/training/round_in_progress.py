@@ -1,0 +1,127 @@
+"""What is known of the round that is being trained, and what is told of it."""
+
+import math
+from dataclasses import dataclass, field
+
+from protocol.rounds import nominal_step
+
+from .messages import PROGRESS_INTERVAL_S, Progress, RoundClosed, TrainRound, is_progress_due
+from .round_data import RoundData
+from .snapshot import Snapshot
+
+
+@dataclass(slots=True)
+class _Told:
+    """Steps since the last `Progress`: those whose numbers are known, and what training took."""
+
+    since_s: float
+    steps: int = 0
+    loss_sum: float = 0.0
+    busy_s: float = 0.0
+
+
+@dataclass(slots=True)
+class RoundInProgress:
+    """A round, and how far it is.
+
+    Attributes:
+        inner_steps: H.
+        unsettled: the numbers of the last step are not known.
+        is_progress_wanted: it is time to tell.
+        close_at_steps: own steps after which it closes because it was asked to; None if it was not.
+        learning_rate, gradient_norm: of the last step, and of the last whose numbers are known.
+    """
+
+    order: TrainRound
+    data: RoundData
+    inner_steps: int
+    tokens_per_step: int
+    started_s: float
+    steps: int = 0
+    unsettled: bool = False
+    is_progress_wanted: bool = False
+    close_at_steps: int | None = None
+    loss_sum: float = 0.0
+    learning_rate: float = 0.0
+    gradient_norm: float = 0.0
+    _told: _Told = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Nothing has been told."""
+        self._told = _Told(self.started_s)
+
+    @property
+    def nominal_step(self) -> float:
+        """The nominal step that has been reached."""
+        return nominal_step(self.order.start_step, self.inner_steps, self.steps, self.order.quota)
+
+    @property
+    def steps_to_due(self) -> int:
+        """Steps until it can be closed; none or less when it can."""
+        due = self.order.quota
+        if self.close_at_steps is not None:
+            due = min(due, self.close_at_steps)
+        return due - self.steps
+
+    def ask_to_close(self, *, in_step: bool) -> None:
+        """Close it after the step in progress, else at once; but not without a step."""
+        asked = max(1, self.steps + in_step)
+        self.close_at_steps = min(asked, self.close_at_steps or asked)
+
+    def stepped(self, learning_rate: float, now_s: float, seconds: float) -> None:
+        """One more step is done, which took so long; its numbers follow."""
+        assert not self.unsettled
+        self.unsettled = True
+        self.steps += 1
+        self.learning_rate = learning_rate
+        self._told.busy_s += seconds
+        since_s = now_s - self._told.since_s
+        self.is_progress_wanted |= is_progress_due(self.steps, self.order.quota, since_s)
+
+    def settled(self, loss: float, gradient_norm: float, seconds: float) -> None:
+        """The numbers of the last step are known; they were waited for so long."""
+        assert self.unsettled
+        self.unsettled = False
+        self.gradient_norm = gradient_norm
+        self.loss_sum += loss
+        self._told.steps += 1
+        self._told.loss_sum += loss
+        self._told.busy_s += seconds
+
+    def steps_to_progress(self, end_s: float, step_s: float) -> int:
+        """Steps to the next `Progress`, if the next ends at `end_s` and each takes `step_s`."""
+        wait_s = self._told.since_s + PROGRESS_INTERVAL_S - end_s
+        usual = max(1, 1 + math.ceil(wait_s / step_s))
+        to_half = math.ceil(self.order.quota / 2) - self.steps
+        return min(usual, to_half) if to_half > 0 else usual
+
+    def progress(self, now_s: float) -> Progress:
+        """What is told of it now."""
+        told, self._told = self._told, _Told(now_s)
+        self.is_progress_wanted = False
+        return Progress(
+            round=self.order.round,
+            steps=self.steps,
+            tokens=self.steps * self.tokens_per_step,
+            loss=told.loss_sum / told.steps,
+            learning_rate=self.learning_rate,
+            gradient_norm=self.gradient_norm,
+            step_s=told.busy_s / told.steps,
+            step=self.nominal_step,
+        )
+
+    def closed(self, snapshot: Snapshot | None, now_s: float) -> RoundClosed:
+        """What is told of its end."""
+        epoch, position = self.data.after(self.steps)
+        return RoundClosed(
+            round=self.order.round,
+            slot=snapshot.slot if snapshot else None,
+            steps=self.steps,
+            tokens=self.steps * self.tokens_per_step,
+            loss=self.loss_sum / max(1, self.steps),
+            digest=snapshot.digest if snapshot else None,
+            epoch=epoch,
+            position=position,
+            seconds=now_s - self.started_s,
+            step=self.nominal_step,
+        )

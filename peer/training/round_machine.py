@@ -1,0 +1,297 @@
+"""The inner loop's decisions, without clock, model or channel: what is to be done next.
+
+Theory. A trainer alternates between the daemon's commands and inner steps. The machine knows at
+every moment what comes next; its driver does that, and says so. There are two drivers: loop.py
+trains a model in a process of its own, simulated.py a toy in virtual time.
+
+    driver                              machine
+    obey(command)
+    next_action()                       does what is due, and says what comes next:
+      Settle                            look at the numbers of the last step, then settled()
+      Evaluate(round)                   measure the slow weights, then evaluated()
+      TrainStep(...)                    unless a command has come: train on blocks(), then stepped()
+      Wait                              nothing to do until a command comes
+      Stop                              the end
+    takes `events` out                  for the daemon, in order
+
+A round goes through:
+
+    TrainRound(r)     steps, until `quota` are done or `CloseRound` came
+    close             RoundClosed(r)
+
+What leaves the trainer meanwhile, and what comes back, is the business of its way of averaging
+(sync.py): it is told of each step, does what is due, and may hold up training or the close.
+
+Rules:
+    1. A round is closed when it is due (quota done, or asked to close and at least one step done)
+       and the way of averaging does not hold it up. A due round that is held up trains on.
+    2. After k own steps of a round the nominal step is start_step + H * k / quota, past the quota
+       too. The learning rate is the schedule's at that step, lowered while the optimizer is young:
+       over its own first steps since `Load` it warms up (schedule.py).
+    3. Nothing is trained while the way of averaging holds it up. Commands are obeyed.
+    4. The numbers of a step may become known when the next one has begun (a GPU computes while that
+       is prepared), but before anything is sent, closed or told: `Settle` asks for them. So a
+       number that is not finite ends the trainer before it can get into what is sent.
+    5. A command that makes no sense here is a bug of the daemon: `WrongCommand`, and the trainer
+       ends.
+    6. A round with quota 0 trains nothing: it is closed, at its start_step, as soon as nothing
+       holds it up.
+    7. `Load` begins anew: no round, no order, no step whose numbers are waited for.
+    8. The daemon writes the slow weights only when no Load or Evaluate is on its way, nor anything
+       by which the way of averaging reads them.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.data_plan import DataPlan
+from protocol.run_spec import RunSpec
+
+from .errors import WrongCommand
+from .messages import (
+    CloseRound,
+    Evaluate,
+    Evaluated,
+    Load,
+    Stop,
+    SyncCommand,
+    TrainerCommand,
+    TrainerEvent,
+    TrainRound,
+)
+from .round_data import RoundData
+from .round_in_progress import RoundInProgress
+from .schedule import learning_rate
+from .sync import Sync
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStep:
+    """Train one step.
+
+    Attributes:
+        steps: of the round that are done before it.
+        nominal_step: at which it begins.
+    """
+
+    round: int
+    steps: int
+    nominal_step: float
+    learning_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Look at the numbers of the last step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """There is nothing to do until a command comes."""
+
+
+Action = TrainStep | Settle | Evaluate | Wait | Stop
+
+
+@dataclass(slots=True)
+class _SinceLoad:
+    """What `Load` makes new. `steps` are own ones, of all rounds."""
+
+    loaded: bool = False
+    steps: int = 0
+    round: RoundInProgress | None = None
+    next_order: TrainRound | None = None
+    last_closed: int = -1
+
+
+class RoundMachine:
+    """See the top of the file.
+
+    Args:
+        peer_id: ourselves in the members of a round.
+        num_blocks: training blocks of the corpus.
+        sync: the way of averaging, of the weights that the driver trains.
+        events: where events go, those of `sync` among them; the driver takes them out.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        peer_id: str,
+        num_blocks: int,
+        sync: Sync,
+        events: deque[TrainerEvent],
+    ) -> None:
+        self._spec = spec
+        self._peer_id = peer_id
+        self._plan = DataPlan(spec.seed, num_blocks)
+        self._total_steps = spec.total_rounds * spec.sync.inner_steps
+        self._sync = sync
+        self._events = events
+        self._evaluations: deque[Evaluate] = deque()
+        self._stopped = False
+        self._state = _SinceLoad()
+
+    def __repr__(self) -> str:
+        return f"<RoundMachine in {self._state.round}, {self._sync!r}>"
+
+    # --- commands -------------------------------------------------------------------------------
+
+    def obey(self, command: TrainerCommand, now_s: float, *, in_step: bool = False) -> None:
+        """Take a command.
+
+        Args:
+            in_step: it comes in the middle of a step that will be done.
+
+        Raises:
+            WrongCommand: it makes no sense now.
+        """
+        match command:
+            case Load():
+                self._sync.load()
+                self._state = _SinceLoad(loaded=True)
+            case TrainRound():
+                self._take_order(command, now_s)
+            case CloseRound(round_):
+                self._ask_to_close(round_, in_step=in_step)
+            case Evaluate():
+                self._evaluations.append(command)
+            case Stop():
+                self._stopped = True
+            case _:
+                self._obey_sync(command)
+
+    def _take_order(self, order: TrainRound, now_s: float) -> None:
+        state = self._state
+        if not state.loaded:
+            raise WrongCommand("TrainRound before Load")
+        if order.quota < 0 or self._peer_id not in dict(order.members):
+            raise WrongCommand(f"round {order.round}: quota {order.quota}, or we are no member")
+        if state.next_order is not None:
+            raise WrongCommand(f"round {order.round}: round {state.next_order.round} waits already")
+        if order.round <= (state.round.order.round if state.round else state.last_closed):
+            raise WrongCommand(f"round {order.round} has been trained already")
+        state.next_order = order
+        if state.round is None:
+            self._begin_round(now_s)
+
+    def _ask_to_close(self, round_: int, *, in_step: bool) -> None:
+        current = self._state.round
+        if current is not None and current.order.round == round_:
+            current.ask_to_close(in_step=in_step)
+        elif round_ > self._state.last_closed:
+            raise WrongCommand(f"CloseRound({round_}), a round that has not begun")
+
+    def _obey_sync(self, command: SyncCommand) -> None:
+        if not self._state.loaded:
+            raise WrongCommand(f"{command} before Load")
+        self._sync.obey(command)
+
+    # --- what comes next ------------------------------------------------------------------------
+
+    def next_action(self, now_s: float) -> Action:
+        """Tell, send, merge and close what is due; then say what comes next.
+
+        Raises:
+            NonFinite: the weights that would be sent hold a NaN or an infinity.
+        """
+        if self._stopped:
+            return Stop()
+        if self._evaluations:
+            return self._evaluations[0]
+        while (current := self._state.round) is not None:
+            if current.unsettled and (
+                current.is_progress_wanted or self._sync.is_send_due or self._closes(current)
+            ):
+                return Settle()
+            if current.is_progress_wanted:
+                self._events.append(current.progress(now_s))
+            self._sync.advance()
+            if not self._closes(current):
+                return self._step_or_wait(current)
+            self._close(current, now_s)
+        self._sync.advance()
+        return Wait()
+
+    def _closes(self, current: RoundInProgress) -> bool:
+        return current.steps_to_due <= 0 and not self._sync.holds_close
+
+    def _step_or_wait(self, current: RoundInProgress) -> TrainStep | Wait:
+        if current.order.quota == 0 or self._sync.holds_training:
+            return Wait()
+        step, own_steps = current.nominal_step, self._state.steps
+        rate = learning_rate(self._spec.optimizer, step, self._total_steps, own_steps)
+        return TrainStep(current.order.round, current.steps, step, rate)
+
+    def steps_to_event(self, end_s: float, step_s: float) -> float:
+        """Steps until one may have an event, if the next ends at `end_s` and each takes `step_s`.
+
+        For a driver in virtual time, which has no need to wake up in between.
+        """
+        if (current := self._state.round) is None:
+            return math.inf
+        to_progress = current.steps_to_progress(end_s, step_s)
+        to_sync = self._sync.steps_to_event(current.order, current.steps)
+        to_close = math.inf if self._sync.holds_close else current.steps_to_due
+        return min(to_progress, to_sync, to_close)
+
+    # --- what the driver has done ---------------------------------------------------------------
+
+    def blocks(self) -> npt.NDArray[np.int64]:
+        """Of the step that comes next: to be asked for once a step, or never."""
+        current = self._current
+        return current.data.blocks(current.steps)
+
+    def stepped(self, step: TrainStep, now_s: float, seconds: float) -> None:
+        """A step is done, or at least begun: its numbers follow.
+
+        Args:
+            seconds: what that took.
+        """
+        current = self._current
+        current.stepped(step.learning_rate, now_s, seconds)
+        self._state.steps += 1
+        self._sync.stepped(current.order, current.steps, self._spec.tokens_per_step)
+
+    def settled(self, loss: float, gradient_norm: float, seconds: float) -> None:
+        """The numbers of the last step are known, and finite.
+
+        Args:
+            seconds: for how long they were waited for, beside the time of the steps.
+        """
+        self._current.settled(loss, gradient_norm, seconds)
+
+    def evaluated(self, result: Evaluated) -> None:
+        """The slow weights have been measured."""
+        self._evaluations.popleft()
+        self._events.append(result)
+
+    @property
+    def _current(self) -> RoundInProgress:
+        assert self._state.round is not None, "there is no round to train"
+        return self._state.round
+
+    # --- rounds ---------------------------------------------------------------------------------
+
+    def _begin_round(self, now_s: float) -> None:
+        state, spec = self._state, self._spec
+        if (order := state.next_order) is None:
+            return
+        data = RoundData(self._plan, self._peer_id, spec.training.batch_size, order)
+        state.round = RoundInProgress(
+            order, data, spec.sync.inner_steps, spec.tokens_per_step, now_s
+        )
+        state.next_order = None
+        self._sync.begin(order)
+
+    def _close(self, current: RoundInProgress, now_s: float) -> None:
+        state = self._state
+        snapshot = self._sync.close(current.order)
+        state.round = None
+        state.last_closed = current.order.round
+        self._events.append(current.closed(snapshot, now_s))
+        self._begin_round(now_s)
