@@ -77,7 +77,7 @@ class Plan:
             "validate_every": VALIDATE_EVERY,
             **AVERAGING,
             "codec": "fp32",
-            "final_rounds": 0,
+            "final_averaging": False,
         }
         return self._spec("alone", steps, LONE_LEARNING_RATE, sync)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from peer.config import OPTIONS, Origin, PeerConfig
+from peer.observe.status import PeerState
 from peer.ports import Address
 from protocol.errors import LocoError
 from protocol.view import Member
@@ -35,6 +36,13 @@ def addresses_of(members: Iterable[Member]) -> list[Address]:
         address if "/p2p/" in address else f"{address}/p2p/{peer_id}"
         for address, peer_id in known[:MAX_ADDRESSES]
     ]
+
+
+def join_the_finished(alive: Iterable[Member]) -> None:
+    """Raises JoinAgain if some of these peers have ended the run: they did so without us."""
+    addresses = addresses_of(m for m in alive if m.progress.state == PeerState.FINISHED)
+    if addresses:
+        raise JoinAgain(addresses, "it came too late for the final averaging")
 
 
 def rejoin_command(config: PeerConfig, addresses: Sequence[Address]) -> list[str]:

@@ -29,7 +29,8 @@ The rules
 
 Invariants: at most one `Paired` per round that is not taken back by rule 8; every proposal received
 is answered, withdrawn or held (at most MAX_HELD_PROPOSALS); every search ends in exactly one
-`Paired` or `Unmatched`; a peer is asked at most once with one pair of snapshots.
+`Paired` or `Unmatched`; a peer is asked at most once with one pair of snapshots, and at most MAX_PROPOSAL_TRIES in
+a search.
 
 Pure: time comes in with each event, `next_deadline_s` says when the next `Tick` is due.
 Source: design 5; docs/decisions/0016-gossip-without-a-clock.md compares it with other rules. The
@@ -44,7 +45,7 @@ from typing import Final
 
 import blake3
 
-from .limits import MAX_HELD_PROPOSALS
+from .limits import MAX_HELD_PROPOSALS, MAX_PROPOSAL_TRIES
 from .matchmaking_events import (
     AcceptProposal,
     BecameFree,
@@ -68,7 +69,7 @@ from .matchmaking_events import (
 from .outcomes import RefusalReason, SkipReason
 from .resting import Resting
 
-MAX_APART_ROUNDS: Final = 4
+MAX_APART_ROUNDS: Final = 8
 """Partners' snapshots are at most so many rounds (of H nominal steps) apart."""
 ANSWER_S: Final = 5.0
 """How long a peer may take to answer a proposal."""
@@ -111,6 +112,9 @@ class MatchmakerStatistics:
     proposals_received: int
 
 
+_NONE: Final = Snapshot(-1, 0)
+
+
 @dataclass(slots=True)
 class _Search:
     """The search of one round.
@@ -121,7 +125,7 @@ class _Search:
         taken: the peer to which we said yes, and its round.
     """
 
-    snapshot: Snapshot = Snapshot(-1, 0)
+    snapshot: Snapshot = _NONE
     phase: Phase = Phase.IDLE
     tried: set[tuple[str, int]] = field(default_factory=set)
     pending: tuple[str, Snapshot] | None = None
@@ -291,6 +295,8 @@ class Matchmaker:
                 yield from self._give_up(SkipReason.NO_PARTNER)
 
     def _askable(self, now_s: float) -> dict[str, Snapshot]:
+        if len(self._search.tried) >= MAX_PROPOSAL_TRIES:
+            return {}
         return {
             peer_id: snapshot
             for peer_id, snapshot in self._free.items()

@@ -2,45 +2,49 @@
 
 The idea (design: "a round is H inner steps of the group's median peer"): nobody starts or ends a
 round for others. Each peer derives how many inner steps *it* owes to a round from speeds that all
-peers tell each other, so that peers of unequal speed reach the end of a round at about the same
-time, each having trained all the while.
+peers tell each other, so that peers of unequal speed are equally far in the run, each having
+trained all the while.
 
 Rules
   1. A peer owes H * speed_i / median speed steps to a round: the median peer does H. It does them
      whole: the largest number that keeps the sum of what it did within the sum of what it owed, and
      at least one. So a slow peer, whose rounds have few steps, is on time on the whole.
-  2. Learning rate, schedule, data and the end of the run are functions of the *nominal* step
-     start_step + H * steps done / quota, where a round begins at start_step = round * H. It goes on
-     rising when a round lasts beyond its quota. No local counter is consulted, so a peer that was
-     away resumes at the swarm's place in the schedule. (Its learning rate comes to the schedule's
-     over a warm-up of its own, peer/training/schedule.py.)
-  3. A peer that is more than one round behind goes on with the newest round it has heard of. One
-     that is behind by less shortens its quota, at most by half, so that it ends its round with the
-     others; a newcomer enters the newest round.
+  2. The *nominal* step counts trained steps: each own step is H / owed nominal ones, its stride.
+     Learning rate, schedule, data and the end of the run follow it. It goes on rising when a round
+     lasts beyond its quota. No local counter is consulted, so a peer that was away resumes at the
+     swarm's place in the schedule. (Its learning rate comes to the schedule's over a warm-up of its
+     own, peer/training/schedule.py.)
+  3. A peer that is behind the others owes less, at most by half, so that it catches up; in gossip,
+     where it would not have to wait, one that is ahead owes more, at most by half. One that is too
+     far behind for that goes on where the others are, and keeps its weights; a newcomer begins
+     where they are.
   4. A peer that is more than LOST_LAG_ROUNDS behind is lost: its weights belong to another time and
      must not be averaged into this one. It takes the swarm's state anew, as a joiner does. (A
      founder that is started again, with fresh weights, is such a peer.)
+
+How rounds follow each other differs by the way of averaging: with fragments all peers train the
+same round, by number (`next_round`); gossip has no such number (own_rounds.py).
 """
 
 import math
 from collections.abc import Iterable, Sequence
-from statistics import median
+from statistics import median, median_high
 from typing import Final
 
 EQUAL_SPEED_BAND: Final = 0.1
 """Speeds within this share of the median count as it: noise must not change quotas."""
 
 MAX_LAG_ROUNDS: Final = 1
-"""A peer this many rounds behind catches up by itself; further behind, it jumps."""
+"""With fragments, a peer this many rounds behind catches up by itself; further behind, it jumps."""
 
 LOST_LAG_ROUNDS: Final = 20
-"""A peer further behind than this takes the swarm's state anew."""
+"""A peer further behind than so many rounds of nominal steps takes the swarm's state anew."""
 
 _EPSILON: Final = 1e-9
 """A third of a step, three times, is one."""
 
 LARGEST_CATCH_UP: Final = 0.5
-"""Largest part of a quota that is left out to catch up."""
+"""Largest part of what is owed that is left out to catch up."""
 
 
 def owed_steps(inner_steps: int, own_speed: float, member_speeds: Sequence[float]) -> float:
@@ -65,26 +69,29 @@ def whole_steps(inner_steps: int, own_speed: float, member_speeds: Sequence[floa
     return max(1, round(owed_steps(inner_steps, own_speed, member_speeds)))
 
 
-def place(round_: int, fraction: float, age_s: float, rounds_per_s: float) -> float:
-    """Where a peer is by now, in rounds: not beyond the round it spoke of, where it may wait.
+def place(step: float, age_s: float, steps_per_s: float, inner_steps: int) -> float:
+    """The nominal step of a peer by now: at most a round beyond the one that it spoke of.
 
     Args:
-        round_, fraction: where it was when it told us.
+        step: where it was when it told us.
         age_s: how long ago that was.
-        rounds_per_s: of the swarm; quotas see to it that it is that of every peer.
+        steps_per_s: nominal steps; quotas see to it that all peers do as many.
+        inner_steps: H.
     """
-    return round_ + min(1.0, fraction + max(0.0, age_s) * rounds_per_s)
+    return step + min(float(inner_steps), max(0.0, age_s) * steps_per_s)
 
 
-def catch_up(owed: float, own_round: int, others: Sequence[float]) -> float:
-    """The steps that a peer owes that opens `own_round` when the others are that far (rule 3).
+def catch_up(owed: float, own_step: float, places: Sequence[float], inner_steps: int) -> float:
+    """The steps that a peer owes that is at `own_step` when the others are at `places` (rule 3)."""
+    return min(owed, keep_together(owed, own_step, places, inner_steps))
 
-    Args:
-        owed: as `owed_steps` says.
-        others: the `place` of each other peer in training.
-    """
-    lag = median(others) - own_round if others else 0.0
-    return owed * min(1.0, max(1 - LARGEST_CATCH_UP, 1 - lag))
+
+def keep_together(
+    owed: float, own_step: float, places: Sequence[float], inner_steps: int
+) -> float:
+    """The same where nobody waits: a peer that is ahead owes more (rule 3)."""
+    lag_rounds = (median(places) - own_step) / inner_steps if places else 0.0
+    return owed * min(1 + LARGEST_CATCH_UP, max(1 - LARGEST_CATCH_UP, 1 - lag_rounds))
 
 
 class Quotas:
@@ -103,13 +110,8 @@ class Quotas:
         return steps
 
 
-def nominal_step(start_step: float, inner_steps: int, steps: float, quota: float) -> float:
-    """The nominal step after `steps` own steps of a round that began at `start_step` (rule 2)."""
-    return start_step + inner_steps * steps / quota if quota else start_step
-
-
 def next_round(finished_round: int, heard_rounds: Iterable[int]) -> int:
-    """The round to train after `finished_round` (rule 3).
+    """The round to train after `finished_round`, where all train the same one (rule 3).
 
     Args:
         finished_round: the round just closed.
@@ -125,6 +127,11 @@ def is_left_behind(training_round: int, heard_rounds: Iterable[int]) -> bool:
     return max(heard_rounds, default=training_round) - training_round > MAX_LAG_ROUNDS
 
 
-def is_lost(own_round: int, heard_rounds: Iterable[int]) -> bool:
-    """Whether our weights are too old to be averaged with those of the others (rule 4)."""
-    return max(heard_rounds, default=own_round) - own_round > LOST_LAG_ROUNDS
+def is_lost(own_step: float, heard_steps: Sequence[float], inner_steps: int) -> bool:
+    """Whether our weights are too old to be averaged with those of the others (rule 4).
+
+    The middle of what is heard counts: one peer that says it is far ahead moves nothing.
+    """
+    if not heard_steps:
+        return False
+    return median_high(heard_steps) - own_step > LOST_LAG_ROUNDS * inner_steps

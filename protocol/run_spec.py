@@ -136,7 +136,7 @@ class DilocoSection(_Section):
 
 
 FOUR_BIT: Final = ("int4", "e3m0")
-NOLOCO_ONLY: Final = ("alpha", "beta", "gamma", "overlap", "final_rounds")
+NOLOCO_ONLY: Final = ("alpha", "beta", "gamma", "overlap", "final_averaging")
 """Keys of [sync] that say nothing to DiLoCo."""
 
 
@@ -156,8 +156,8 @@ class SyncSection(_Section):
     """`int4` and `e3m0` are for differences, as DiLoCo sends them."""
     overlap: bool = True
     """Train on while vectors travel; `false` is the paper's blocking form."""
-    final_rounds: Annotated[int, Field(ge=0, le=16)] = 2
-    """Rounds of plain averaging after the last training step: they bring the replicas together."""
+    final_averaging: bool = True
+    """End the run with the mean of all replicas (protocol/final_averaging.py)."""
     validate_every: Annotated[int, Field(ge=1)] = 1
     """Rounds between two validations of the slow weights."""
     diloco: DilocoSection | None = None

@@ -90,9 +90,7 @@ class Exchanges:
         """
         num_stripes = min(proposal.stripes, self._agreement.stripes)
         # Before the answer is out: a stripe may come as soon as they have it.
-        exchange = self._prepare(
-            talk, own, proposal.round, num_stripes=num_stripes, following=True
-        )
+        exchange = self._prepare(talk, own, proposal.round, num_stripes=num_stripes, following=True)
         try:
             answer = Accept(proposal.round, own.round, own.steps, own.tokens, num_stripes)
             await talk.send(answer, stall_s=STALL_S)

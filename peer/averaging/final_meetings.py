@@ -123,9 +123,7 @@ class FinalMeetings:
     def _is_present(self, peer_id: PeerId) -> bool:
         return peer_id in self._company.present(ended=True)
 
-    def _note_refused(
-        self, own: Contribution, partner: PeerId, reason: str, sentence: str
-    ) -> None:
+    def _note_refused(self, own: Contribution, partner: PeerId, reason: str, sentence: str) -> None:
         self._events.emit(
             EventName.PROPOSAL_REFUSED,
             round=own.round,

@@ -117,9 +117,7 @@ class Gossip:
         attempt = self._attempt = _Attempt(own, bounds.exchange_s)
         self._company.announce(own.snapshot)
         self._feed(self._seen(own.snapshot))
-        self._feed(
-            mm.BecameFree(own.snapshot, freed_s + bounds.fresh_s, freed_s + bounds.search_s)
-        )
+        self._feed(mm.BecameFree(own.snapshot, freed_s + bounds.fresh_s, freed_s + bounds.search_s))
         try:
             await attempt.done.wait()
         finally:

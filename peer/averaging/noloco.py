@@ -75,6 +75,7 @@ def outer_step(
     codec: Codec,
     factors: Factors,
     phi_codes: Sequence[torch.Tensor] = (),
+    shares: Sequence[float] | None = None,
 ) -> OuterStepMeasures:
     """Take the step of a group, ourselves first: one of us alone, a pair, or more.
 
@@ -86,6 +87,7 @@ def outer_step(
         factors: alpha, beta and gamma.
         phi_codes: codes of phi of each member in the same order; needed by a group of more than one
             with gamma != beta, else ignored.
+        shares: weight of each member in the means; equal ones when not given, or alone.
 
     Raises:
         ValueError: lengths do not fit, or the codes of phi are missing; nothing was written.
@@ -95,11 +97,13 @@ def outer_step(
     if pulls and len(phi_codes) != len(theta_codes):
         raise ValueError("gamma differs from beta: the codes of phi of every member are needed")
     _check(phi_P, delta_P, [*theta_codes, *used_phi_codes], codec)
-    if not pulls:
+    if len(theta_codes) == 1:
+        shares = None
+    if not pulls and shares is None:
         sums = fused_step(phi_P, delta_P, theta_codes, codec, factors.alpha, factors.beta)
         if sums is not None:
             return _measures(*sums, phi_P.numel(), len(theta_codes))
-    step = _GroupStep(theta_codes, used_phi_codes, codec, factors)
+    step = _GroupStep(theta_codes, used_phi_codes, codec, factors, shares)
     for start in range(0, phi_P.numel(), TILE):
         step.take(phi_P[start : start + TILE], delta_P[start : start + TILE], start)
     return _measures(step.delta_squares, step.distance_squares, phi_P.numel(), len(theta_codes))
@@ -112,17 +116,20 @@ def group_mean(
     out_mean: torch.Tensor,
     out_own: torch.Tensor,
     scratch: torch.Tensor,
+    shares: Sequence[float] | None = None,
 ) -> None:
     """Write the mean of the decoded values from `start` on, and the first member's own values.
 
-    All three are fp32 [n]; values start .. start + n - 1 are read.
+    All three are fp32 [n]; values start .. start + n - 1 are read. The members weigh the same, or
+    as `shares` says.
     """
-    stop, share = start + out_mean.numel(), 1.0 / len(group_codes)
+    stop = start + out_mean.numel()
+    weights = shares or [1.0 / len(group_codes)] * len(group_codes)
     codec.decode_range(group_codes[0], start, stop, out_own)
-    torch.mul(out_own, share, out=out_mean)
-    for codes in group_codes[1:]:
+    torch.mul(out_own, weights[0], out=out_mean)
+    for codes, weight in zip(group_codes[1:], weights[1:], strict=True):
         codec.decode_range(codes, start, stop, scratch)
-        out_mean.add_(scratch.mul_(share))
+        out_mean.add_(scratch.mul_(weight))
 
 
 class _GroupStep:
@@ -134,7 +141,9 @@ class _GroupStep:
         phi_codes: Sequence[torch.Tensor],
         codec: Codec,
         factors: Factors,
+        shares: Sequence[float] | None,
     ) -> None:
+        self._shares = shares
         self._theta_codes, self._phi_codes, self._codec = theta_codes, phi_codes, codec
         self._alpha, self._beta = factors.alpha, factors.beta
         self._pull = factors.gamma - factors.beta
@@ -145,12 +154,12 @@ class _GroupStep:
     def take(self, phi: torch.Tensor, delta: torch.Tensor, start: int) -> None:
         """Step the tile of phi and delta that begins at `start`."""
         mean, own, spare = self._scratch[:, : phi.numel()]
-        group_mean(self._theta_codes, self._codec, start, mean, own, spare)
+        group_mean(self._theta_codes, self._codec, start, mean, own, spare, self._shares)
         self.distance_squares += _squares(own.sub_(mean))
         delta.mul_(self._alpha)
         delta.add_(mean.sub_(phi).mul_(self._beta))
         if self._phi_codes:
-            group_mean(self._phi_codes, self._codec, start, mean, own, spare)
+            group_mean(self._phi_codes, self._codec, start, mean, own, spare, self._shares)
             delta.add_(mean.sub_(phi).mul_(self._pull))
         phi.add_(delta)
         self.delta_squares += _squares(delta)

@@ -79,6 +79,7 @@ class OuterState:
         own_phi_codes: CodeBuffer | None = None,
         partner_phi_codes: CodeBuffer | None = None,
         factors: Factors | None = None,
+        own_share: float = 0.5,
     ) -> OuterStepMeasures:
         """Take the outer step of `round` with the partner's codes, or alone.
 
@@ -89,6 +90,7 @@ class OuterState:
             own_phi_codes: codes of our phi before the step; needed in a pair with gamma != beta.
             partner_phi_codes: the partner's.
             factors: other factors for this step than the run's.
+            own_share: weight of our theta in the pair's mean.
 
         Raises:
             LocalProtocolError: our own codes are bad or the round was stepped before; nothing was
@@ -106,7 +108,10 @@ class OuterState:
             theta_codes.append(self._partners(partner_codes))
             if used.pulls:
                 phi_codes = [self._own(own_phi_codes), self._partners(partner_phi_codes)]
-        measures = outer_step(self._phi, self._delta, theta_codes, self._codec, used, phi_codes)
+        shares = None if own_share == 0.5 else (own_share, 1 - own_share)[: len(theta_codes)]
+        measures = outer_step(
+            self._phi, self._delta, theta_codes, self._codec, used, phi_codes, shares
+        )
         self._note(round, measures)
         return measures
 

@@ -48,7 +48,7 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "sync.gamma": "Pull between slow weights; beta when left out, which halves the bytes.",
     "sync.codec": "'int8', 'bf16', 'fp32': 1, 2, 4 bytes a value; DiLoCo's 'int4', 'e3m0': a half.",
     "sync.overlap": "Train on while weights travel; false is the paper's blocking form.",
-    "sync.final_rounds": "Rounds of plain averaging at the end, which bring the replicas together.",
+    "sync.final_averaging": "End the run with the mean of all replicas.",
     "sync.validate_every": (
         "Rounds between two validations; more where they would take over a tenth of a peer's time."
     ),

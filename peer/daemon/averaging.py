@@ -11,6 +11,9 @@ from typing import Protocol
 import numpy as np
 import trio
 
+from peer.averaging.company import Company
+from peer.averaging.exchanges import Exchanges
+from peer.averaging.final_meetings import FinalMeetings
 from peer.averaging.gossip import Gossip
 from peer.averaging.outcome import Agreement
 from peer.averaging.outer_state import Factors, OuterState
@@ -19,16 +22,21 @@ from peer.observe.events import EventLog
 from peer.observe.status import PeerState
 from peer.ports import Network, Work
 from peer.training.ports import Float32Vector, StartTrainer
+from protocol.own_rounds import OwnRounds
 from protocol.records import Sign
 from protocol.run_spec import FrozenSection, RunSpec
 from protocol.view import View
 
 from .facts import Facts
-from .fragment_rounds import FragmentRounds
+from .final_rounds import FinalRounds
+from .fragment_rounds import FragmentMeans, FragmentRounds
+from .gossip_rounds import GossipRounds
 from .outer_steps import OuterSteps, RoundTiming
-from .pair_rounds import PairRounds
+from .pace import Pace
 from .rounds import RoundLoop
 from .shares import DataShares
+from .validation import Validation
+from .way import Way
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +55,33 @@ class AveragingParts:
     slow_P: Float32Vector
     facts: Facts
     view: View
+    company: Company
     shares: DataShares
     network: Network
     work: Work
     sign: Sign
     events: EventLog
     observe_round: Callable[[RoundTiming], None]
+
+    def validation(self) -> Validation:
+        """Of the slow weights, as often as the run asks for."""
+        return Validation(self.spec.sync.validate_every, self.facts, self.events)
+
+    def loop(self, way: Way, validation: Validation, start_trainer: StartTrainer) -> RoundLoop:
+        """The rounds of this way of averaging."""
+        spec = self.spec
+        return RoundLoop(
+            way,
+            inner_steps=spec.sync.inner_steps,
+            total_steps=spec.total_rounds * spec.sync.inner_steps,
+            facts=self.facts,
+            view=self.view,
+            shares=self.shares,
+            validation=validation,
+            slow_P=self.slow_P,
+            start_trainer=start_trainer,
+            events=self.events,
+        )
 
 
 class Averaging(Protocol):
@@ -105,21 +134,31 @@ class PairAveraging:
             Factors(sync.alpha, sync.beta, sync.effective_gamma),
         )
         agreement = Agreement(
-            run_id=parts.run_id,
+            group=parts.run_id,
+            inner_steps=sync.inner_steps,
             layout_digest=parts.shape.layout_digest,
             codec=sync.codec,
             vectors=2 if self._outer.needs_phi_codes else 1,
             padded_parameters=parts.shape.padded_parameters,
         )
+        exchanges = Exchanges(agreement, parts.network, parts.work)
+        self._meetings = FinalMeetings(
+            agreement, company=parts.company, exchanges=exchanges, events=parts.events
+        )
         self._gossip = Gossip(
-            agreement, network=parts.network, work=parts.work, events=parts.events
+            agreement,
+            company=parts.company,
+            network=parts.network,
+            exchanges=exchanges,
+            meetings=self._meetings,
+            events=parts.events,
         )
         self._steps = OuterSteps(
             parts.spec,
             facts=parts.facts,
-            view=parts.view,
             outer=self._outer,
             gossip=self._gossip,
+            meetings=self._meetings,
             work=parts.work,
             events=parts.events,
             observe_round=parts.observe_round,
@@ -146,18 +185,28 @@ class PairAveraging:
 
     def begin(self, start_trainer: StartTrainer) -> RoundLoop:
         """The rounds."""
-        parts = self._parts
-        return PairRounds(
-            parts.spec,
-            facts=parts.facts,
+        parts, validation = self._parts, self._parts.validation()
+        sync, facts = parts.spec.sync, parts.facts
+        total_steps = parts.spec.total_rounds * sync.inner_steps
+        finale = FinalRounds(
+            wanted=sync.final_averaging,
+            facts=facts,
             view=parts.view,
-            shares=parts.shares,
-            start_trainer=start_trainer,
+            company=parts.company,
+            held=self._meetings,
+            validation=validation,
             events=parts.events,
+        )
+        way = GossipRounds(
+            OwnRounds(sync.inner_steps, total_steps, facts.round, facts.nominal_step),
+            Pace(sync.inner_steps, facts),
+            overlap=sync.overlap,
             outer=self._outer,
             steps=self._steps,
-            gossip=self._gossip,
+            finale=finale,
+            validation=validation,
         )
+        return parts.loop(way, validation, start_trainer)
 
     async def serve(self) -> None:
         """Answer proposals until cancelled."""
@@ -197,25 +246,26 @@ class FragmentAveraging:
 
     def begin(self, start_trainer: StartTrainer) -> RoundLoop:
         """The rounds."""
-        parts = self._parts
+        parts, validation = self._parts, self._parts.validation()
         self._rounds = FragmentRounds(
             parts.spec,
             facts=parts.facts,
             view=parts.view,
-            shares=parts.shares,
             slow_P=parts.slow_P,
-            start_trainer=start_trainer,
-            events=parts.events,
-            network=parts.network,
-            work=parts.work,
-            sign=parts.sign,
             momentum_P=self.momentum_P,
             lock=self.lock,
             joined=self._joined,
-            observe_round=parts.observe_round,
+            validation=validation,
+            means=FragmentMeans(
+                network=parts.network,
+                work=parts.work,
+                sign=parts.sign,
+                events=parts.events,
+                observe_round=parts.observe_round,
+            ),
         )
         self._begun.set()
-        return self._rounds
+        return parts.loop(self._rounds, validation, start_trainer)
 
     async def serve(self) -> None:
         """Average with the others until cancelled."""

@@ -3,14 +3,18 @@
 Only the part that makes a fact true writes it. Everything else reads.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import Final
 
 import trio
 
 from peer.observe.status import PeerState
+from protocol.matchmaking_events import Snapshot
 from protocol.outcomes import RefusalReason, SkipReason
-from protocol.rounds import nominal_step
+
+RECENT_ROUNDS: Final = 50
+"""Rounds whose outcomes are kept, to tell the present share of those that were averaged."""
 
 
 @dataclass(slots=True)
@@ -19,6 +23,12 @@ class Facts:
 
     Attributes:
         fraction: share of our quota done in the round in training.
+        nominal_step: as last told by the trainer.
+        free: the snapshot that we look for a partner with; None while we look for none.
+        ended: our last round of training is averaged.
+        recent: whether each of the last RECENT_ROUNDS rounds was averaged, oldest first.
+        replica_loss: validation loss of our own replica at the end of the training, before the
+            final averaging.
         tokens, inner_steps: trained by this daemon since its start.
         steps_per_s: inner steps per second, smoothed.
         alone_steps_per_s: those of the trainer alone, by its calibration.
@@ -37,6 +47,11 @@ class Facts:
     state: PeerState = PeerState.STARTING
     round: int = 0
     fraction: float = 0.0
+    nominal_step: float = 0.0
+    free: Snapshot | None = None
+    ended: bool = False
+    recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT_ROUNDS))
+    replica_loss: float | None = None
     inner_steps_per_round: int = 1
     tokens: int = 0
     inner_steps: int = 0
@@ -74,9 +89,27 @@ class Facts:
 
     @property
     def step(self) -> int:
-        """Nominal inner step, in whole ones; not beyond the round's end."""
-        inner_steps, done = self.inner_steps_per_round, min(1.0, max(0.0, self.fraction))
-        return int(nominal_step(self.round * inner_steps, inner_steps, done, 1))
+        """Nominal inner step, in whole ones."""
+        return int(self.nominal_step)
+
+    @property
+    def round_s(self) -> float:
+        """How long H steps take at our speed; 0 before it is known."""
+        return self.inner_steps_per_round / self.steps_per_s if self.steps_per_s else 0.0
+
+    def count_averaged(self) -> None:
+        """A round was averaged."""
+        self.averaged += 1
+        self.recent.append(True)
+
+    def count_skipped(self, reason: SkipReason) -> None:
+        """A round was not averaged."""
+        self.skipped[reason] += 1
+        self.recent.append(False)
+
+    def averaged_share(self) -> float | None:
+        """Share of the last RECENT_ROUNDS rounds that were averaged; None before the first."""
+        return sum(self.recent) / len(self.recent) if self.recent else None
 
     def compute_utilisation(self) -> float | None:
         """Tokens trained over what the trainer alone would have trained in the same wall time."""

@@ -15,8 +15,9 @@ of the cycle `total_rounds` (the fragment that goes at the end of a round has ma
 That cycle is averaged plainly, so a run ends with the mean of all peers' weights.
 """
 
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import trio
 
@@ -26,13 +27,16 @@ from peer.averaging.nesterov import Factors
 from peer.averaging.outer_fragments import OuterFragments
 from peer.codec import get_codec
 from peer.observe.event_names import EventName
+from peer.observe.events import EventLog
 from peer.observe.status import PeerState
 from peer.ports import Network, PeerId, Work
+from peer.rejoin import join_the_finished
 from peer.training.messages import (
     Amend,
     FragmentMerged,
     FragmentSent,
     Merge,
+    Progress,
     Ready,
     RoundClosed,
     SyncEvent,
@@ -43,17 +47,35 @@ from peer.training.ports import Float32Vector
 from protocol.fragments import fragments_of_run, last_sent
 from protocol.layout import Layout
 from protocol.outcomes import SkipReason
+from protocol.own_rounds import RoundPlan
 from protocol.records import Sign
+from protocol.rounds import Quotas, catch_up, is_left_behind, next_round
+from protocol.run_spec import RunSpec
+from protocol.view import Member, View
 
+from .facts import Facts
 from .outer_steps import RoundTiming
-from .rounds import RoundLoop, send_quietly
+from .pace import Pace
+from .validation import Validation
+from .way import TrainerLine
 
 LATE_ROUNDS: Final = 3
 """A peer that is further from a cycle than this, by what was last heard, is not waited for."""
 
 
-class FragmentRounds(RoundLoop):
-    """See the top of the file. `serve` must be running.
+@dataclass(frozen=True, slots=True)
+class FragmentMeans:
+    """By what means fragments are averaged, and told of."""
+
+    network: Network
+    work: Work
+    sign: Sign
+    events: EventLog
+    observe_round: Callable[[RoundTiming], None]
+
+
+class FragmentRounds:
+    """See the top of the file. `serve` must be running. Implements `peer.daemon.way.Way`.
 
     Args:
         momentum_P: v, in the order of the flat vector.
@@ -63,24 +85,31 @@ class FragmentRounds(RoundLoop):
 
     def __init__(
         self,
-        *args: Any,
-        network: Network,
-        work: Work,
-        sign: Sign,
+        spec: RunSpec,
+        *,
+        facts: Facts,
+        view: View,
+        slow_P: Float32Vector,
         momentum_P: Float32Vector,
         lock: trio.Lock,
         joined: bool,
-        observe_round: Callable[[RoundTiming], None],
-        **kwargs: Any,
+        validation: Validation,
+        means: FragmentMeans,
     ) -> None:
-        super().__init__(*args, **kwargs)
-        self._network = network
-        self._work = work
-        self._sign = sign
-        self._observe_round = observe_round
+        self._spec = spec
+        self._facts = facts
+        self._view = view
+        self._slow_P = slow_P
         self._momentum_P = momentum_P
         self._lock = lock
         self._joined = joined
+        self._validation = validation
+        self._means = means
+        self._network = means.network
+        self._pace = Pace(spec.sync.inner_steps, facts)
+        self._quotas = Quotas()
+        self._next_round = facts.round
+        self._line: TrainerLine | None = None
         self._exchange: FragmentExchange | None = None
         self._begun = trio.Event()
         self._loaded = trio.Event()
@@ -91,26 +120,80 @@ class FragmentRounds(RoundLoop):
         self._all_back.set()
         self._last_averaged: list[bool] = []
 
+    def __repr__(self) -> str:
+        return f"<FragmentRounds before {self._next_round}, in flight {self._in_flight}>"
+
     async def serve(self) -> None:
         """Average with the others, until cancelled; from the first trainer on."""
         await self._begun.wait()
         assert self._exchange is not None
         await self._exchange.run()
 
-    # --- rounds -----------------------------------------------------------------------------------
+    # --- which rounds are trained -----------------------------------------------------------------
     @property
-    def _version(self) -> int:
+    def version(self) -> int:
+        """Of the slow weights."""
         return self._facts.round
 
-    @property
-    def _num_rounds(self) -> int:
-        return self._spec.total_rounds + 1
+    def enter(self, others: Sequence[Member]) -> None:
+        """Go on with the newest round that is heard of."""
+        self._next_round = max([self._next_round, *self._heard_rounds(others)])
 
-    def _on_ready(self, ready: Ready) -> None:
+    def next_round(self, others: Sequence[Member]) -> RoundPlan | None:
+        """The next round of training; None when the training is over."""
+        round_, inner_steps = self._next_round, self._spec.sync.inner_steps
+        if round_ >= self._spec.total_rounds:
+            return None
+        step = float(round_ * inner_steps)
+        quota = self._quotas.next(self._pace.owed(step, others, catch_up))
+        return RoundPlan(round_, quota, step, inner_steps / quota)
+
+    def is_behind(self, others: Sequence[Member]) -> bool:
+        """Whether the round in training should be given up for a newer one."""
+        return is_left_behind(self._facts.round, self._heard_rounds(others))
+
+    async def next_final_round(self) -> RoundPlan | None:
+        """One more without steps, which sends what has not been sent; then all must be back.
+
+        Raises:
+            JoinAgain: the others have ended the run without us.
+        """
+        total = self._spec.total_rounds
+        if self._next_round <= total:
+            return RoundPlan(total, 0, float(total * self._spec.sync.inner_steps), 1.0)
+        await self._all_back.wait()
+        if self._last_averaged and not any(self._last_averaged):
+            join_the_finished(self._view.alive(trio.current_time()))
+        return None
+
+    def _heard_rounds(self, others: Sequence[Member]) -> list[int]:
+        """But for those that say they are past the end, where nobody can be."""
+        rounds = (member.progress.round for member in others)
+        return [round_ for round_ in rounds if round_ <= self._spec.total_rounds]
+
+    # --- what happens to them ---------------------------------------------------------------------
+    def began(self, line: TrainerLine, ready: Ready) -> None:
+        """A trainer has started; the first one tells the layout."""
+        self._line = line
         self._loaded = trio.Event()
         if self._exchange is None:
             self._exchange = self._new_exchange(Layout.from_shapes(dict(ready.shapes)))
             self._begun.set()
+
+    def progressed(self, progress: Progress) -> None:
+        """The trainer has taken what it loaded."""
+        self._loaded.set()
+
+    async def closed(self, closed: RoundClosed, *, jumped: bool) -> None:
+        """Validate if it is due; the next round may begin at once."""
+        self._loaded.set()
+        assert self._line is not None
+        self._means.observe_round(RoundTiming(closed.seconds, 0.0, 0.0, 0.0))
+        if self._validation.is_due(closed.round):
+            async with self._lock:  # nothing is half written
+                await self._validation.begin(self._line, closed.round)
+        others = self._view.members_training(trio.current_time())
+        self._next_round = next_round(closed.round, self._heard_rounds(others))
 
     def _new_exchange(self, layout: Layout) -> FragmentExchange:
         sync = self._spec.sync
@@ -129,8 +212,8 @@ class FragmentRounds(RoundLoop):
         group = FragmentGroup(
             run_id=self._facts.run_id,
             network=self._network,
-            work=self._work,
-            sign=self._sign,
+            work=self._means.work,
+            sign=self._means.sign,
             round=lambda: self._facts.round,
             present=self._present,
             is_over=lambda: self._facts.state is PeerState.FINISHED,
@@ -145,31 +228,8 @@ class FragmentRounds(RoundLoop):
             group, outer=outer, trainer=self, lock=self._lock, returned=self._returned
         )
 
-    def _on_opened(self, round_: int) -> None:
-        pass
-
-    def _on_progress(self) -> None:
-        self._loaded.set()
-
-    async def _on_closed(self, closed: RoundClosed, following: int, *, jumped: bool) -> None:
-        self._loaded.set()
-        assert self._trainer is not None
-        assert self._nursery is not None
-        self._observe_round(RoundTiming(closed.seconds, 0.0, 0.0, 0.0))
-        if self._validation_due(closed.round) and self._evaluated.is_set():
-            async with self._lock:  # nothing is half written
-                await self._evaluate(self._trainer, closed.round)
-        if following < self._num_rounds:
-            await self._open(following)
-        else:
-            self._nursery.start_soon(self._end)
-
-    async def _end(self) -> None:
-        """Finish when every send is back."""
-        await self._all_back.wait()
-        await self._finish()
-
-    async def _on_event(self, event: SyncEvent) -> None:
+    async def took(self, event: SyncEvent) -> None:
+        """A fragment was sent, merged or yielded."""
         self._loaded.set()
         match event:
             case FragmentSent():
@@ -181,16 +241,18 @@ class FragmentRounds(RoundLoop):
                 self._stop_holding(fragment)
 
     def _sent(self, event: FragmentSent) -> None:
-        assert self._trainer is not None
+        assert self._line is not None
         assert self._exchange is not None
         self._in_flight[event.fragment] = event.cycle
         if self._all_back.is_set():
             self._all_back = trio.Event()
         self._stop_holding(event.fragment)
-        codes = self._trainer.fragment_codes(event.fragment)
+        codes = self._line.trainer.fragment_codes(event.fragment)
         self._exchange.sent(event.fragment, Sent(event.cycle, codes, event.steps, event.tokens))
 
-    async def _on_death(self) -> None:
+    async def died(self) -> None:
+        """Nothing is in flight any more: nobody tells a new trainer of an old one's sends."""
+        self._line = None
         self._loaded.set()
         self._in_flight.clear()
         self._yielded.clear()
@@ -202,39 +264,35 @@ class FragmentRounds(RoundLoop):
         """Wait until no send is under way."""
         await self._all_back.wait()
 
-    def _check_end(self) -> None:
-        if self._last_averaged and not any(self._last_averaged):
-            self._join_the_finished()
-
     # --- the trainer's side of the keepers --------------------------------------------------------
     async def may_write(self) -> None:
         """Wait until the trainer does not read the whole outer copy."""
         while not self.can_write:
-            await self._evaluated.wait()
+            await self._validation.wait_idle()
             await self._loaded.wait()
 
     @property
     def can_write(self) -> bool:
         """Whether it does not."""
-        return self._evaluated.is_set() and self._loaded.is_set()
+        return self._validation.is_idle and self._loaded.is_set()
 
     async def merge(self, fragment: int, cycle: int, changes: Changes) -> None:
         """The send is over; tell the trainer that made it."""
-        if self._in_flight.get(fragment) == cycle and self._trainer is not None:
+        if self._in_flight.get(fragment) == cycle and self._line is not None:
             del self._in_flight[fragment]
             stepped, moved = tuple(sorted(changes.stepped)), tuple(sorted(changes.moved))
-            await send_quietly(self._trainer, Merge(fragment, cycle, stepped, moved))
+            await self._line.send(Merge(fragment, cycle, stepped, moved))
         if not self._in_flight:
             self._all_back.set()
 
     async def hold(self, fragment: int) -> Held:
         """Make the trainer read nothing of the fragment until `amend`."""
-        if self._trainer is None:
+        if self._line is None:
             return Held.FREE
         if fragment in self._in_flight:
             return Held.VOID
         answered = self._holding[fragment] = trio.Event()
-        await send_quietly(self._trainer, Yield(fragment))
+        await self._line.send(Yield(fragment))
         await answered.wait()
         if fragment in self._yielded:
             return Held.YIELDED
@@ -246,19 +304,23 @@ class FragmentRounds(RoundLoop):
 
     async def amend(self, fragment: int, changes: Changes) -> None:
         """Tell the trainer that yielded what has changed."""
-        if fragment in self._yielded and self._trainer is not None:
+        if fragment in self._yielded and self._line is not None:
             self._yielded.discard(fragment)
-            await send_quietly(
-                self._trainer,
+            await self._line.send(
                 Amend(
                     fragment,
                     merged=tuple(sorted(changes.stepped)),
                     redone=tuple(sorted(changes.redone)),
                     moved=tuple(sorted(changes.moved)),
-                ),
+                )
             )
 
     # --- the others -------------------------------------------------------------------------------
+    def _others(self) -> list[Member]:
+        """The others that train; but for those that say they are past the end."""
+        training = self._view.members_training(trio.current_time())
+        return [m for m in training if m.progress.round <= self._spec.total_rounds]
+
     def _members(self) -> set[PeerId]:
         """Who takes part now, ourselves among them."""
         return {self._network.peer_id, *(member.peer_id for member in self._others())}
@@ -287,11 +349,11 @@ class FragmentRounds(RoundLoop):
         if returned.cycle >= self._spec.total_rounds:
             self._last_averaged.append(averaged)
         if averaged:
-            facts.averaged += 1
+            facts.count_averaged()
         else:
             alone = len(self._members()) == 1
-            facts.skipped[SkipReason.NO_PARTNER if alone else SkipReason.DEADLINE] += 1
-        self._events.emit(
+            facts.count_skipped(SkipReason.NO_PARTNER if alone else SkipReason.DEADLINE)
+        self._means.events.emit(
             EventName.FRAGMENT_RETURNED,
             round=returned.cycle,
             fragment=returned.fragment,

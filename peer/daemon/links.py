@@ -43,6 +43,7 @@ from protocol.records import PeerRecord
 from protocol.versions import HELLO
 from protocol.view import Progress, View
 
+from .bell import Bell
 from .duplicates import BEAT_S, Duplicates
 from .facts import Facts
 from .hello import Greeter
@@ -72,7 +73,12 @@ class LinksStatistics:
 
 
 class Links:
-    """All links of one peer. `run` must be running before `dial`."""
+    """All links of one peer. `run` must be running before `dial`.
+
+    Attributes:
+        heard: rung when a peer has told of itself, and when one is gone.
+        tell: to be rung when all should be told of us at once, not with the next beat.
+    """
 
     def __init__(
         self,
@@ -99,6 +105,8 @@ class Links:
         self._greeter = greeter
         self._duplicates = Duplicates(self._links, view, self._ask_alive)
         self.serving = trio.Event()
+        self.heard = Bell()
+        self.tell = Bell()
 
     def __repr__(self) -> str:
         return f"<Links {sum(map(len, self._links.values()))} live, {self._lost} lost>"
@@ -119,12 +127,19 @@ class Links:
             self._nursery = nursery
             await self._network.serve(HELLO, self._serve)
             self.serving.set()
+            nursery.start_soon(self._tell_at_once)
             while True:
                 self._beat()
                 self._note_bytes()
                 self._expire()
                 self._redial()
                 await trio.sleep(BEAT_S)
+
+    async def _tell_at_once(self) -> None:
+        while True:
+            await self.tell.wait()
+            for link in self._all():
+                self._post(link, self._beat_for(link))
 
     async def say_leaving(self) -> None:
         """Tell everybody that we go on purpose."""
@@ -214,8 +229,9 @@ class Links:
             peer_id,
             theirs.incarnation,
             addresses=theirs.addresses,
-            progress=Progress(state=theirs.state, round=theirs.round),
+            progress=Progress(state=theirs.state, round=theirs.round, step=theirs.step),
         )
+        self.heard.ring()
         self._events.emit(
             EventName.PEER_LINKED,
             remote=peer_id,
@@ -245,6 +261,7 @@ class Links:
             self._view.gone(trio.current_time(), link.peer_id, link.incarnation)
             self._events.emit(EventName.PEER_LOST, remote=link.peer_id, reason=why)
             self._redials.lost(link.peer_id, trio.current_time())
+            self.heard.ring()
 
     async def _send_all(self, link: Link, outbox: trio.MemoryReceiveChannel[Outgoing]) -> None:
         async for message in outbox:
@@ -293,9 +310,19 @@ class Links:
             link.peer_id, beat.sent_s, beat.received_bytes, beat.may_send_bytes_per_s
         )
         progress = Progress(
-            beat.state, beat.round, beat.fraction, beat.steps_per_s, beat.epoch, beat.position
+            beat.state,
+            beat.round,
+            beat.fraction,
+            beat.steps_per_s,
+            beat.epoch,
+            beat.position,
+            beat.step,
+            beat.free_round,
+            beat.free_step,
+            beat.ended,
         )
         self._view.heard(now_s, link.peer_id, link.incarnation, progress=progress, rtt_s=link.rtt_s)
+        self.heard.ring()
 
     def _heard_peers(self, message: PeerList, now_s: float) -> None:
         """Hearsay introduces a peer, and no more: a new life is told by itself, or signed by it."""
@@ -340,6 +367,9 @@ class Links:
             swarm_time_s=self._directory.swarm_time_s(),
             received_bytes=self._pacing.received_bytes(link.peer_id),
             may_send_bytes_per_s=self._pacing.may_send_bytes_per_s,
+            free_round=facts.free.round if facts.free else None,
+            free_step=facts.free.step if facts.free else 0,
+            ended=facts.ended,
         )
 
     def _note_bytes(self) -> None:

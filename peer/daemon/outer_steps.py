@@ -2,7 +2,7 @@
 
 The outer state moves only here, once per round, under `lock` (state transfer reads under the same
 lock, so what it reads is one state). A round ends in `averaged` or `skipped(reason)` and is counted
-as one of them; without a partner the n = 1 step is taken.
+as one of them; without a partner the n = 1 step is taken, and in the final averaging none.
 """
 
 from collections.abc import Callable
@@ -13,27 +13,31 @@ import blake3
 import trio
 
 from peer.averaging.exchange_io import Contribution
-from peer.averaging.gossip import Gossip
-from peer.averaging.outcome import Averaged, Outcome, Skipped
+from peer.averaging.final_meetings import FinalMeetings
+from peer.averaging.gossip import Bounds, Gossip
+from peer.averaging.outcome import Averaged, Outcome, Skipped, Timing
 from peer.averaging.outer_state import Factors, OuterState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.ports import Work
 from peer.training.messages import RoundClosed
 from peer.training.ports import Trainer
-from protocol.deadline import ObservedDeadline
+from protocol.final_averaging import Meeting
+from protocol.gossip_patience import Patience
 from protocol.outcomes import SkipReason
 from protocol.run_spec import RunSpec
-from protocol.view import View
 
 from .facts import Facts
 
-MIN_SEARCH_S: Final = 1.0
-MAX_SEARCH_S: Final = 30.0
+SEARCH_ROUNDS: Final = 2.0
+"""A partner is looked for as long as so many rounds take; then the n = 1 step is taken."""
+MIN_SEARCH_S: Final = 2.0
+MAX_EXCHANGE_ROUNDS: Final = 8.0
+"""An exchange may take as long as so many rounds. So an average is at most 10 rounds old (search
+and exchange) when it is merged."""
 MIN_EXCHANGE_S: Final = 30.0
-"""An exchange may take this long, or as long as a round if that is longer."""
-CONSENSUS: Final = Factors(alpha=0.0, beta=1.0, gamma=1.0)
-"""The final rounds train no more: both sides take the mean of their weights."""
+PLAIN_AVERAGE: Final = Factors(alpha=0.0, beta=1.0, gamma=1.0)
+"""The final averaging trains no more: both sides take the mean of their weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +51,13 @@ class RoundTiming:
 
 
 @dataclass(frozen=True, slots=True)
-class Averaging:
-    """A closed round with what we brought to it and how averaging ended."""
+class SettledRound:
+    """A closed round with what we brought to it, how averaging ended, and how long that took."""
 
     own: Contribution
     closed: RoundClosed
     outcome: Outcome
+    timing: Timing
 
 
 class OuterSteps:
@@ -67,79 +72,84 @@ class OuterSteps:
         spec: RunSpec,
         *,
         facts: Facts,
-        view: View,
         outer: OuterState,
         gossip: Gossip,
+        meetings: FinalMeetings,
         work: Work,
         events: EventLog,
         observe_round: Callable[[RoundTiming], None],
     ) -> None:
         self._spec = spec
         self._facts = facts
-        self._view = view
         self._outer = outer
         self._gossip = gossip
+        self._meetings = meetings
         self._work = work
         self._events = events
         self._observe_round = observe_round
-        self._search = ObservedDeadline(floor_s=MIN_SEARCH_S, ceiling_s=MAX_SEARCH_S)
+        self._patience = Patience()
         self.lock = trio.Lock()
 
     def __repr__(self) -> str:
-        return f"<OuterSteps {self._outer!r}, search {self._search!r}>"
+        return f"<OuterSteps {self._outer!r}, {self._patience!r}>"
 
-    async def average(self, trainer: Trainer, closed: RoundClosed, *, jumped: bool) -> Averaging:
+    async def average(
+        self, trainer: Trainer, closed: RoundClosed, meeting: Meeting | None, *, jumped: bool
+    ) -> SettledRound:
         """Find a partner for a closed round and exchange vectors; its end is always a defined one.
 
         Args:
-            jumped: the round was given up for a newer one, so there is nobody to ask.
+            meeting: of the final averaging's plan; None to average with whoever is free.
+            jumped: the round was given up, so there is nobody to ask.
         """
         own = await self._work.run(self._contribution, trainer, closed)
-        outcome = Skipped(SkipReason.JUMPED) if jumped else await self._search_partner(own, closed)
-        return Averaging(own, closed, outcome)
+        outcome: Outcome = Skipped(SkipReason.JUMPED)
+        timing = Timing(0.0, 0.0)
+        if meeting is not None:
+            outcome, timing = await self._meetings.meet(own, meeting, self._exchange_s())
+        elif not jumped:
+            outcome, timing = await self._gossip.average(own, self._bounds())
+        if isinstance(outcome, Averaged):
+            self._patience.exchanged(timing.match_s, timing.exchange_s, self._slack_s())
+        return SettledRound(own, closed, outcome, timing)
 
-    async def take(self, averaging: Averaging) -> None:
+    async def take(self, settled: SettledRound, meeting: Meeting | None) -> None:
         """Take the outer step, and count how the round ended."""
         started_s = trio.current_time()
-        own, outcome = averaging.own, averaging.outcome
+        own, outcome = settled.own, settled.outcome
         partner = outcome.payload if isinstance(outcome, Averaged) else None
         theta, phi = _split(own.payload, own.vectors)
         their_theta, their_phi = _split(partner, own.vectors)
         assert theta is not None
-        factors = CONSENSUS if own.round >= self._spec.total_rounds else None
         async with self.lock:
             measures = await self._work.run(
-                self._outer.step, own.round, theta, their_theta, phi, their_phi, factors
+                self._outer.step,
+                own.round,
+                theta,
+                their_theta,
+                phi,
+                their_phi,
+                PLAIN_AVERAGE if own.final else None,
+                0.5 if meeting is None else meeting.own_share,
             )
         if measures.replica_distance is not None:
             self._facts.replica_distance = measures.replica_distance
-        self._count(averaging.closed, outcome, trio.current_time() - started_s)
+        self._count(settled, trio.current_time() - started_s)
 
-    async def _search_partner(self, own: Contribution, closed: RoundClosed) -> Outcome:
-        candidates = [m.peer_id for m in self._view.members_training(trio.current_time())]
-        outcome = await self._gossip.average(
-            own,
-            candidates,
-            search_s=self._search_s(closed),
-            exchange_s=max(MIN_EXCHANGE_S, closed.seconds),
+    def _bounds(self) -> Bounds:
+        round_s = self._facts.round_s
+        return Bounds(
+            fresh_s=self._patience.for_fresh_s(self._slack_s()),
+            search_s=max(MIN_SEARCH_S, SEARCH_ROUNDS * round_s),
+            exchange_s=self._exchange_s(),
         )
-        if isinstance(outcome, Averaged):
-            self._search.observe(self._gossip.last_timing.match_s)
-        return outcome
 
-    def _search_s(self, closed: RoundClosed) -> float:
-        """How long to look for a partner.
+    def _slack_s(self) -> float:
+        """For how long a partner may be awaited at no cost, exchange included."""
+        return self._facts.round_s if self._spec.sync.overlap else 0.0
 
-        Half a round costs nothing while the next one is trained; who learnt from quick matches to
-        give up early would never get through to the last free peer of a large group. Where training
-        waits, what was observed bounds it. In a final round nothing is left to be late for.
-        """
-        half_round_s = max(MIN_SEARCH_S, closed.seconds / 2)
-        if closed.round >= self._spec.total_rounds:
-            return MAX_SEARCH_S
-        if self._spec.sync.overlap:
-            return half_round_s
-        return min(self._search.current_s, half_round_s)
+    def _exchange_s(self) -> float:
+        return max(MIN_EXCHANGE_S, MAX_EXCHANGE_ROUNDS * self._facts.round_s)
 
     def _contribution(self, trainer: Trainer, closed: RoundClosed) -> Contribution:
         assert closed.slot is not None
@@ -153,6 +163,8 @@ class OuterSteps:
             digest, vectors = blake3.blake3(payload).hexdigest(length=16), 2
         return Contribution(
             round=closed.round,
+            step=int(closed.step),
+            final=self._facts.ended,
             steps=closed.steps,
             tokens=closed.tokens,
             codec=self._spec.sync.codec,
@@ -161,24 +173,29 @@ class OuterSteps:
             payload=payload,
         )
 
-    def _count(self, closed: RoundClosed, outcome: Outcome, apply_s: float) -> None:
-        facts, timing = self._facts, self._gossip.last_timing
+    def _count(self, settled: SettledRound, apply_s: float) -> None:
+        facts, timing = self._facts, settled.timing
+        closed, outcome = settled.closed, settled.outcome
         if isinstance(outcome, Averaged):
-            facts.averaged += 1
+            facts.count_averaged()
             self._events.emit(
                 EventName.ROUND_AVERAGED,
                 round=closed.round,
                 partner=outcome.partner_id,
                 seconds=timing.exchange_s,
+                searched_s=timing.match_s,
                 distance=facts.replica_distance,
+                step=closed.step,
+                age=facts.nominal_step - closed.step,
             )
         else:
-            facts.skipped[outcome.reason] += 1
+            facts.count_skipped(outcome.reason)
             self._events.emit(
                 EventName.ROUND_SKIPPED,
                 round=closed.round,
                 reason=outcome.reason,
                 partner=outcome.partner_id,
+                step=closed.step,
             )
         self._observe_round(RoundTiming(closed.seconds, timing.match_s, timing.exchange_s, apply_s))
 

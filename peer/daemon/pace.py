@@ -1,18 +1,18 @@
 """How many steps of a round are ours: the rules of protocol/rounds.py with what we have heard."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 
 import trio
 
-from protocol.rounds import Quotas, catch_up, owed_steps, place
+from protocol.rounds import owed_steps, place
 from protocol.view import Member
 
 from .facts import Facts
 
 
 class Pace:
-    """The quotas of one peer, round after round.
+    """What one peer owes to a round.
 
     Args:
         inner_steps: H.
@@ -22,23 +22,24 @@ class Pace:
     def __init__(self, inner_steps: int, facts: Facts) -> None:
         self._inner_steps = inner_steps
         self._facts = facts
-        self._quotas = Quotas()
 
     def __repr__(self) -> str:
-        return f"<Pace of {self._inner_steps} steps, {self._quotas!r}>"
+        return f"<Pace of {self._inner_steps} steps>"
 
-    def quota(self, round_: int, training: Sequence[Member]) -> int:
-        """Our steps of a round that begins now.
+    def owed(
+        self, step: float, others: Sequence[Member], adjusted: Callable[..., float]
+    ) -> float:
+        """Our steps of a round that begins now, at this nominal step; not whole.
 
         Args:
-            training: the others that train.
+            others: those that train.
+            adjusted: `catch_up` or `keep_together`.
         """
         own_speed, now_s = self._facts.steps_per_s, trio.current_time()
-        speeds = [*(m.progress.steps_per_s for m in training), own_speed]
-        rounds_per_s = median(speeds) / self._inner_steps
+        speeds = [*(m.progress.steps_per_s for m in others), own_speed]
         places = [
-            place(m.progress.round, m.progress.fraction, now_s - m.told_s, rounds_per_s)
-            for m in training
+            place(m.progress.step, now_s - m.told_s, median(speeds), self._inner_steps)
+            for m in others
         ]
         owed = owed_steps(self._inner_steps, own_speed, speeds)
-        return self._quotas.next(catch_up(owed, round_, places))
+        return adjusted(owed, step, places, self._inner_steps)

@@ -30,6 +30,7 @@ from protocol.signed_spec import SignedSpec
 from protocol.view import View
 
 from .averaging import Averaging, AveragingParts, averaging_of
+from .company import LinkedCompany
 from .facts import Facts
 from .hello import Greeter
 from .joining import Bootstrap
@@ -270,6 +271,9 @@ class Peer:
                     slow_P=slow.array,
                     facts=facts,
                     view=self._view,
+                    company=LinkedCompany(
+                        self._view, facts, heard=self._links.heard, tell=self._links.tell
+                    ),
                     shares=DataShares(DataPlan(spec.seed, supplies.num_blocks), facts),
                     network=self._network,
                     work=self._work,

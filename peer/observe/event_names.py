@@ -19,6 +19,7 @@ class EventName(StrEnum):
     PEER_LEFT = "PeerLeft"
     RUN_RECEIVED = "RunReceived"
     STATE_RECEIVED = "StateReceived"
+    FINAL_AVERAGING = "FinalAveraging"
     ROUND_OPENED = "RoundOpened"
     ROUND_CLOSED = "RoundClosed"
     PROPOSAL_SENT = "ProposalSent"
@@ -38,7 +39,7 @@ class EventName(StrEnum):
     LEAVING = "Leaving"
 
 
-_ROUND: Final = {"round": "number of the round"}
+_ROUND: Final = {"round": "number of the round", "step": "nominal"}
 _REMOTE: Final = {"remote": "the other peer's id"}
 
 FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
@@ -54,6 +55,10 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
     EventName.RUN_RECEIVED: _REMOTE | {"run_id": "of the run spec", "name": "of the run"},
     EventName.STATE_RECEIVED: _ROUND
     | {"remotes": "peers it came from", "bytes": "of state", "seconds": "the transfer took"},
+    EventName.FINAL_AVERAGING: {
+        "peers": "that take part",
+        "meetings": "planned ones of this peer",
+    },
     EventName.ROUND_OPENED: _ROUND
     | {"quota": "our inner steps", "members": "peers that take data"},
     EventName.ROUND_CLOSED: _ROUND
@@ -72,6 +77,8 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
     | {
         "partner": "peer id",
         "seconds": "of the exchange",
+        "searched_s": "until the partner was found",
+        "age": "nominal steps from the snapshot to the merge",
         "distance": "root mean square per parameter of our weights less the partner's",
     },
     EventName.FRAGMENT_RETURNED: _ROUND
@@ -107,6 +114,9 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "multiaddr": "the same with the peer id that answered there, trusted from now on",
     },
     EventName.RUN_FINISHED: _ROUND
-    | {"step": "nominal", "validation_loss": "of the last slow weights"},
+    | {
+        "validation_loss": "of the last slow weights",
+        "replica_loss": "of our own before the final averaging",
+    },
     EventName.LEAVING: {"reason": "who asked"},
 }

@@ -75,6 +75,7 @@ class TrainRound:
         protocol/data_plan.py).
         start_step: nominal step at which the round begins. (Fragments are sent by the number of
         the round, all the same.)
+        stride: nominal steps of one own step.
     """
 
     round: int
@@ -83,6 +84,7 @@ class TrainRound:
     epoch: int
     position: int
     start_step: float
+    stride: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,6 @@
 import math
 from dataclasses import dataclass, field
 
-from protocol.rounds import nominal_step
-
 from .messages import PROGRESS_INTERVAL_S, Progress, RoundClosed, TrainRound, is_progress_due
 from .round_data import RoundData
 from .snapshot import Snapshot
@@ -25,7 +23,6 @@ class RoundInProgress:
     """A round, and how far it is.
 
     Attributes:
-        inner_steps: H.
         unsettled: the numbers of the last step are not known.
         is_progress_wanted: it is time to tell.
         close_at_steps: own steps after which it closes because it was asked to; None if it was not.
@@ -34,7 +31,6 @@ class RoundInProgress:
 
     order: TrainRound
     data: RoundData
-    inner_steps: int
     tokens_per_step: int
     started_s: float
     steps: int = 0
@@ -53,7 +49,7 @@ class RoundInProgress:
     @property
     def nominal_step(self) -> float:
         """The nominal step that has been reached."""
-        return nominal_step(self.order.start_step, self.inner_steps, self.steps, self.order.quota)
+        return self.order.start_step + self.order.stride * self.steps
 
     @property
     def steps_to_due(self) -> int:

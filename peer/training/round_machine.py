@@ -25,7 +25,7 @@ What leaves the trainer meanwhile, and what comes back, is the business of its w
 Rules:
     1. A round is closed when it is due (quota done, or asked to close and at least one step done)
        and the way of averaging does not hold it up. A due round that is held up trains on.
-    2. After k own steps of a round the nominal step is start_step + H * k / quota, past the quota
+    2. After k own steps of a round the nominal step is start_step + k * stride, past the quota
        too. The learning rate is the schedule's at that step, lowered while the optimizer is young:
        over its own first steps since `Load` it warms up (schedule.py).
     3. Nothing is trained while the way of averaging holds it up. Commands are obeyed.
@@ -282,9 +282,7 @@ class RoundMachine:
         if (order := state.next_order) is None:
             return
         data = RoundData(self._plan, self._peer_id, spec.training.batch_size, order)
-        state.round = RoundInProgress(
-            order, data, spec.sync.inner_steps, spec.tokens_per_step, now_s
-        )
+        state.round = RoundInProgress(order, data, spec.tokens_per_step, now_s)
         state.next_order = None
         self._sync.begin(order)
 

@@ -1,0 +1,117 @@
+"""Rounds of gossip: each peer has its own, and only the nominal step is shared.
+
+The idea. A round ends when its quota is done *and* the exchange before it has ended, so on a thin
+line rounds grow longer, and training never stops. What was trained beyond the quota is no loss for
+the schedule (the nominal step counts it), but it is one for averaging: there are fewer averages per
+nominal step. So it is a debt, and later quotas are smaller until it is paid: as long as exchanges
+are shorter than rounds on the average, there is one average per H nominal steps on the average,
+whatever single rounds do.
+
+The rules
+  1. A round's quota is what the peer owes (rounds.py) less the debt; at least half of what it owes.
+  2. The debt is what the rounds so far have trained more than H nominal steps each, but no more
+     than MAX_DEBT_ROUNDS rounds: on a line that is too thin for one average a round there is
+     nothing to make up for.
+  3. A peer that closes a round more than JUMP_ROUNDS rounds behind the middle of the others jumps:
+     its nominal step becomes theirs, for the snapshot and for the next round. No round is given up.
+  4. The training is over at the run's last nominal step. The last round ends there; one that would
+     be shorter than a quarter of a round is put to the round before.
+
+Source: docs/decisions/0016-gossip-without-a-clock.md.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median_high
+from typing import Final
+
+from .rounds import Quotas
+
+JUMP_ROUNDS: Final = 2.0
+MAX_DEBT_ROUNDS: Final = 2.0
+LEAST_QUOTA_SHARE: Final = 0.5
+SHORTEST_LAST_ROUND: Final = 0.25
+_EPSILON: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPlan:
+    """One round to train.
+
+    Attributes:
+        quota: own steps after which it may close; 0 trains nothing.
+        start_step: the nominal step at which it begins.
+        stride: nominal steps of one own step.
+    """
+
+    round: int
+    quota: int
+    start_step: float
+    stride: float
+
+
+class OwnRounds:
+    """The rounds of one peer.
+
+    Args:
+        inner_steps: H.
+        total_steps: nominal steps of the whole run.
+        round: number of the first round.
+        step: the nominal step at which it begins.
+
+    Attributes:
+        round, step: of the next round.
+    """
+
+    def __init__(self, inner_steps: int, total_steps: int, round: int, step: float) -> None:
+        self._inner_steps = inner_steps
+        self._total_steps = total_steps
+        self._quotas = Quotas()
+        self._debt = 0.0
+        self.round = round
+        self.step = step
+
+    def __repr__(self) -> str:
+        return f"<OwnRounds, {self.round} at step {self.step:.1f}, debt {self._debt:.1f}>"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the training is over (rule 4)."""
+        return self.step >= self._total_steps - _EPSILON
+
+    def plan(self, owed: float) -> RoundPlan:
+        """The next round; of no steps when the training is over.
+
+        Args:
+            owed: own steps that we owe to a round.
+        """
+        stride = self._inner_steps / owed
+        if self.is_over:
+            return RoundPlan(self.round, 0, float(self._total_steps), stride)
+        wanted = max(LEAST_QUOTA_SHARE * self._inner_steps, self._inner_steps - self._debt)
+        left = self._total_steps - self.step
+        if left - wanted < SHORTEST_LAST_ROUND * self._inner_steps:
+            quota = max(1, math.ceil(left / stride - _EPSILON))
+        else:
+            quota = self._quotas.next(wanted / stride)
+        return RoundPlan(self.round, quota, self.step, stride)
+
+    def closed(self, step: float, heard_steps: Sequence[float]) -> None:
+        """The round is closed at this nominal step; `step` is then the snapshot's.
+
+        Args:
+            heard_steps: where the others are.
+        """
+        debt = self._debt + step - self.step - self._inner_steps
+        self._debt = min(max(0.0, debt), MAX_DEBT_ROUNDS * self._inner_steps)
+        self.round += 1
+        self.step = min(step, float(self._total_steps))
+        if heard_steps and median_high(heard_steps) - step > JUMP_ROUNDS * self._inner_steps:
+            self.enter(heard_steps)
+
+    def enter(self, heard_steps: Sequence[float]) -> None:
+        """Go on where the others are, if they are ahead."""
+        ahead = min(median_high(heard_steps), self._total_steps) if heard_steps else self.step
+        if ahead > self.step:
+            self.step, self._debt = float(ahead), 0.0
