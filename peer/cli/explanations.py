@@ -1,4 +1,4 @@
-"""What each key of a run spec means, in the words that `loco-peer new` writes beside it."""
+"""The meaning of each key of a run spec, in the words that `loco-peer new` writes beside it."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -67,4 +67,4 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "model.init_from": '"HuggingFaceTB/SmolLM2-135M"',
     "sync.gamma": "0.7",
 }
-"""What is shown, commented out, for a key that has no value."""
+"""Values shown, commented out, for keys that have none."""
