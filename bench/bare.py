@@ -18,7 +18,7 @@ _RANGE: Final = struct.Struct("<QQ")
 
 
 class Bytes(Protocol):
-    """What a stream must be able to do: p2pd's and TCP's are used alike."""
+    """A stream of bytes: p2pd's and TCP's are used alike."""
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None: ...
     async def receive_into(self, buffer: memoryview) -> None: ...
@@ -51,7 +51,7 @@ class TcpBytes:
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """What goes out, and where what comes in goes; of one length."""
+    """The bytes that go out, and the place of those that come in; of one length."""
 
     out: memoryview
     into: memoryview
@@ -64,7 +64,7 @@ async def begin_swap(stream: Bytes, buffers: Buffers, start: int, stop: int) -> 
 
 
 async def answer_swap(stream: Bytes, buffers: Buffers) -> None:
-    """Swap the range that whoever opened the stream wants."""
+    """Swap the range that the opener of the stream wants."""
     head = bytearray(_RANGE.size)
     await stream.receive_into(memoryview(head))
     await _swap(stream, buffers, *_RANGE.unpack(head))

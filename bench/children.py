@@ -37,7 +37,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """The process id of the child."""
         return self._process.pid
 
     async def ask(self, what: str, **details: Any) -> Answer:

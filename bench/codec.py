@@ -180,7 +180,7 @@ def _of_int8(x_P: torch.Tensor, out_P: torch.Tensor) -> Operations:
 
 
 def hivemind_rows(python: Path, values: int, turns: int, threads: int) -> list[report.Row]:
-    """What `bench/hivemind_codecs.py` found, run by that interpreter."""
+    """Rows that `bench/hivemind_codecs.py` finds, run by that interpreter."""
     script = Path(__file__).with_name("hivemind_codecs.py")
     command = [
         str(python),

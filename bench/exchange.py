@@ -29,10 +29,10 @@ from .relay import Shape
 from .report import Goal, Report, options
 
 VECTOR_BYTES: Final = 256 * 10**6
-"""In the short setting as well: of a short vector on a long link the windows' growth is most."""
+"""Length of a vector, in the short setting too: of a short one most goes to growing windows."""
 SMALLEST_OF_RAW: Final = 0.8
 STREAMS: Final = (1, 8, MAX_STRIPES)
-"""Of raw p2pd; the last as many as the exchange has."""
+"""Numbers of raw p2pd streams; the last is the number that the exchange has."""
 BYTES_PER_PARAMETER: Final = (1.0, 1.03)
 LINKS: Final = (
     (Shape(bits_per_s=200e6, round_trip_s=0.08), 0.9),
@@ -43,7 +43,7 @@ LINKS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How much is moved, and how often."""
+    """One setting: how much is moved, and how often."""
 
     vector_bytes: int
     repeats: int
@@ -110,7 +110,7 @@ class Pair:
 
 
 async def measure(setting: Setting, streams: Sequence[int]) -> Report:
-    """Everything; see the top of the file."""
+    """Measure everything; see the top of the file."""
     report = Report("exchange", "Vectors both ways at once; MB/s of each direction (median)")
     for shape, share in ((None, SMALLEST_OF_RAW), *LINKS):
         with tempfile.TemporaryDirectory(prefix="loco") as folder:

@@ -77,14 +77,14 @@ class Case:
 
     @property
     def code_bytes(self) -> float:
-        """What leaves each of our peers, and arrives there, headers aside."""
+        """Bytes that leave each of our peers, and arrive there, headers aside."""
         layout = model_layout(num_values(self.model_mb))
         codes = get_codec("int8").code_bytes(layout.padded_parameters)
         return 2 * (self.num_peers - 1) / self.num_peers * codes
 
     @property
     def limit_s(self) -> float | None:
-        """How long the link takes for them."""
+        """Seconds that the link takes for them."""
         return 8e-6 * self.code_bytes / self.mbit_per_s if self.mbit_per_s else None
 
     def describe(self) -> str:
@@ -101,7 +101,7 @@ def num_values(model_mb: int) -> int:
 async def measure(
     cases: Sequence[Case], systems: Sequence[str], repeats: int, hivemind_python: Path | None
 ) -> Found:
-    """All systems over all links."""
+    """Measure all systems over all links."""
     found: Found = {}
     for (model_mb, num_peers), group in itertools.groupby(
         cases, lambda case: (case.model_mb, case.num_peers)

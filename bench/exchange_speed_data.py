@@ -1,4 +1,4 @@
-"""What is exchanged in bench/exchange_speed.py: a model's layout, each peer's values, their mean.
+"""The data of bench/exchange_speed.py: a model's layout, each peer's values, their mean.
 
 The values of a peer are noise of its index, REPEATED values long, again and again: quickly made,
 also by who wants the mean of all. Nothing on the way compresses, so repeating helps nobody.
@@ -18,7 +18,7 @@ OF_EMBEDDINGS: Final = 0.1
 
 
 def model_layout(num_values: int) -> Layout:
-    """About so many values, as a transformer has them: embeddings, and blocks of two tensors."""
+    """A layout of about so many values, like a transformer's: embeddings, and blocks."""
     width = ALIGNMENT
     embeddings = int(OF_EMBEDDINGS * num_values) // width
     of_block = (num_values // width - embeddings) // BLOCKS

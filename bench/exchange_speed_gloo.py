@@ -14,7 +14,7 @@ from .children import Answer, answer_parent
 from .exchange_speed_data import mean_of_all, model_layout, noise, relative_error
 
 PORT: Final = 29500
-"""On the first host; each network has hosts of its own."""
+"""Port of gloo on the first host; each network has hosts of its own."""
 INTERFACE: Final = "eth0"
 
 

@@ -85,7 +85,7 @@ class Group:
         return [answers[index] for index in range(len(self._children))]
 
     async def measure(self, repeats: int) -> Measured:
-        """So many exchanges, after one (or more, until one is whole) that does not count.
+        """Measure so many exchanges, after one (or more, until one is whole) that does not count.
 
         Raises:
             WrongResult
@@ -126,7 +126,7 @@ class Group:
         )
 
     def _cpu_s(self) -> tuple[float, float, float]:
-        """Of all peers, of what they have started, and of all processes there are, so far."""
+        """CPU seconds of all peers, of what they have started, and of all processes, so far."""
         peers = [psutil.Process(child.pid) for child in self._children]
         started = [each for peer in peers for each in peer.children(recursive=True)]
         machine = psutil.cpu_times()

@@ -156,7 +156,7 @@ class SpeedPeer:
         return not missing and min(masks) == len(self._members)
 
     async def check(self, question: Answer) -> Answer:
-        """How far from the true mean, and a digest that all peers should have in common."""
+        """The distance to the true mean, and a digest that all peers should have in common."""
         phi_P, v_P = (torch.from_numpy(before) for before in self._before)
         lr, mu = FACTORS.learning_rate, FACTORS.momentum
         D_P = ((phi_P - torch.from_numpy(self._phi_P)) / lr - mu**2 * v_P) / (1 + mu)

@@ -72,7 +72,7 @@ class HivemindPeer:
         return {}
 
     async def prepare(self, _: Answer) -> Answer:
-        """Have the run there, before anybody sends anything for it."""
+        """Make the run, before any peer sends anything for it."""
         self._average_P.copy_(self._own_P)
         group_id = self._num_runs.to_bytes(20, "big")
         self._num_runs += 1

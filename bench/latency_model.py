@@ -37,7 +37,7 @@ Times = npt.NDArray[np.float64]
 
 
 def log_normal_sigma(cv: float) -> float:
-    """Of a log-normal with dispersion `cv`."""
+    """Sigma of a log-normal with dispersion `cv`."""
     return math.sqrt(math.log(1 + cv * cv))
 
 
@@ -97,22 +97,22 @@ class Transfer:
 
     @property
     def _share_s(self) -> float:
-        """Of the ring: what 2 S (n - 1) / n bytes take."""
+        """Seconds for the bytes of the ring, 2 S (n - 1) / n."""
         sent_bytes = 2 * self.code_bytes * (self.peers - 1) / self.peers
         return sent_bytes / self.bytes_per_s
 
     def pair_s(self) -> float:
-        """Two peers, both ways at once."""
+        """Seconds of two peers, both ways at once."""
         return self.latency_s + self.code_bytes / self.bytes_per_s
 
     def ring_s(self) -> float:
-        """All peers, in a ring."""
+        """Seconds of all peers, in a ring."""
         return 2 * (self.peers - 1) * self.latency_s + self._share_s
 
     def tree_s(self) -> float:
-        """All peers, up and down a binary tree: the paper's comparison."""
+        """Seconds of all peers, up and down a binary tree: the paper's comparison."""
         return 2 * self._levels * self.pair_s()
 
     def halving_doubling_s(self) -> float:
-        """All peers, by recursive halving and doubling: the strongest rival."""
+        """Seconds of all peers, by recursive halving and doubling: the strongest rival."""
         return 2 * self._levels * self.latency_s + self._share_s

@@ -41,7 +41,7 @@ SAMPLE_S: Final = 0.25
 OF_PARAMETERS: Final = 3.5
 BESIDE_BYTES: Final = 450 * MB
 FIRST_ROUNDS: Final = 2
-"""What the founder trains alone, so that it has compiled what it needs."""
+"""Rounds that the founder trains alone, so that it has compiled what it needs."""
 ROUNDS_TIMEOUT_S: Final = 900.0
 
 
@@ -74,23 +74,23 @@ class Size:
 
     @property
     def parameters(self) -> int:
-        """Nearly all of them; those of norms and embeddings are left out."""
+        """Number of parameters, without those of norms and embeddings."""
         matrices = 4 * self.hidden_size + 3 * self.intermediate_size
         return self.num_layers * self.hidden_size * matrices
 
     @property
     def bound_bytes(self) -> float:
-        """What a peer of that size may take."""
+        """Bytes that a peer of that size may take."""
         return OF_PARAMETERS * 4 * self.parameters + BESIDE_BYTES
 
 
 SIZES: Final = {64: Size(768, 2048, 9, 12), 256: Size(1280, 3456, 13, 20)}
-"""By millions of parameters."""
+"""Sizes by millions of parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """When a peer held the most.
+    """The moment at which a peer held the most.
 
     Attributes:
         held: in the largest sample.
@@ -141,7 +141,7 @@ class Watched:
         return [daemon for keeper in keepers for daemon in keeper.children()]
 
     def count(self, name: EventName) -> int:
-        """How often that was written to the event log."""
+        """How often this event was written to the event log."""
         try:
             return self.home.event_log_path.read_bytes().count(f'"{name}"'.encode())
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What the memory of a process is made of: /proc/PID/smaps, sorted into kinds. Linux only.
+"""The memory of a process, sorted into kinds from /proc/PID/smaps. Linux only.
 
 A page that several processes map belongs to each of them in part: PSS (proportional set size) adds
 up to what is really there. For one peer that is the wrong sum in two ways, so two figures are kept:
@@ -27,7 +27,7 @@ KIB: Final = 1024
 
 
 class Kind(StrEnum):
-    """What a mapping holds."""
+    """Kinds of mappings, by what they hold."""
 
     SLOW_WEIGHTS = "slow weights"
     CODES = "code slots"
@@ -62,7 +62,7 @@ class Area:
     pss_bytes: int
 
     def kind(self, vector_bytes: int) -> Kind:
-        """What it holds; a vector is at least so long."""
+        """The kind of the mapping; a vector is at least so long."""
         for part, kind in _NAMED.items():
             if part in self.name:
                 return kind
@@ -104,7 +104,7 @@ def areas_of(smaps: Iterable[str]) -> Iterator[Area]:
 
 
 def held(daemon: Iterable[Area], p2pd: Iterable[Area], code_bytes: int) -> Held:
-    """What daemon and p2pd hold, where a vector's codes take `code_bytes`."""
+    """Memory that daemon and p2pd hold, where a vector's codes take `code_bytes`."""
     pss, alone = dict.fromkeys(Kind, 0), dict.fromkeys(Kind, 0)
     for area in daemon:
         kind = area.kind(code_bytes // 2)

@@ -56,7 +56,7 @@ FULL_PAUSED_PARAMETERS: Final = 256 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How long is looked.
+    """One setting: how long is looked.
 
     Attributes:
         turns: rounds with exchanges, and as many without.
@@ -191,7 +191,7 @@ async def open_trainer(folder: Path, core: int) -> AsyncIterator[Trainer]:
 
 
 def _pin(process_id: int, core: int) -> None:
-    """Every thread of the process."""
+    """Pin every thread of the process to one core."""
     for thread in psutil.Process(process_id).threads():
         os.sched_setaffinity(thread.id, [core])
 

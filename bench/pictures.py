@@ -67,7 +67,7 @@ class Curve:
 
     @classmethod
     def read(cls, path: Path) -> "Curve":
-        """From a result of the study."""
+        """Read the curve from a result of the study."""
         tree: dict[str, Any] = json.loads(path.read_text())
         arm, setting = tree["arm"], tree["setting"]
         inner_steps = max(1, round(arm["rounds_of"] * setting["inner_steps"]))
@@ -82,7 +82,7 @@ class Curve:
         )
 
     def seconds_per_step(self, bytes_per_s: float, latency_s: float) -> float:
-        """Of one inner step with its share of an average."""
+        """Seconds of one inner step with its share of an average."""
         if not self.bytes_per_step:
             return STEP_S
         if self.arm in ("ddp", "diloco"):

@@ -1,6 +1,6 @@
 """A long, thin link between two processes of one machine: a TCP relay that delays and paces.
 
-Idea. Whoever connects to the relay is connected to a target; bytes pass through a model of the
+Idea. The relay joins each connection that it takes with a target; bytes pass through a model of the
 link, one for each direction, shared by all connections of the relay:
 
     leaves  = max(now, leaves of the bytes before) + size / rate     the wire is serial
@@ -36,7 +36,7 @@ SOCKET_BUFFER_BYTES: Final = 512 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the link is like, the same in both directions."""
+    """The shape of the link, the same in both directions."""
 
     bits_per_s: float
     round_trip_s: float
@@ -125,7 +125,7 @@ class Way:
 
 
 class Relay:
-    """Connections through one link. `there` leads from whoever connects to the target."""
+    """Connections through one link. `there` leads from the client to the target."""
 
     def __init__(self, shape: Shape, target_port: int) -> None:
         self._shape = shape

@@ -45,7 +45,7 @@ MIN_BUCKET_BYTES: Final = 128 * 1024
 only by its headers, is cut up first, which costs more processor time than what is measured."""
 QUEUE_S: Final = 0.05
 MAX_HOSTS: Final = 250
-"""As many as a /24 has room for."""
+"""Hosts for which a /24 has room."""
 TOOLS: Final = ("ip", "tc")
 
 _OWNER: Final = re.compile(r"loco(\d+)-")
@@ -97,7 +97,7 @@ class ShapedNetwork:
         return f"<ShapedNetwork {self._name} of {self.num_hosts} hosts>"
 
     def namespace(self, host: int) -> str:
-        """As `ip netns` knows it."""
+        """The name of a host's namespace for `ip netns`."""
         return f"{self._name}-h{host}"
 
     def address(self, host: int) -> str:
@@ -114,7 +114,7 @@ class ShapedNetwork:
         _limit(self.bridge, f"port{host}", link.down_bits_per_s)
 
     def traffic(self, host: int) -> Traffic:
-        """What has passed the interface of a host so far."""
+        """Bytes that have passed the interface of a host so far."""
         told = _run("ip", "-json", "-stats", "-netns", self.namespace(host), "link", "show", "eth0")
         counters = json.loads(told)[0]["stats64"]
         return Traffic(counters["rx"]["bytes"], counters["tx"]["bytes"])
@@ -177,7 +177,7 @@ def _remove_left_behind() -> None:
 
 
 def _remove_namespace(name: str) -> None:
-    """Its interfaces, and so the pairs that they belong to, go with it."""
+    """Remove a namespace; its interfaces, and the pairs that they belong to, go with it."""
     subprocess.run([_tool("ip"), "netns", "delete", name], check=False, stderr=subprocess.DEVNULL)
 
 

@@ -37,7 +37,7 @@ RUN_ID: Final = "0" * 32
 
 @dataclass(slots=True)
 class Seen:
-    """What the peers that found a partner needed.
+    """Times that the peers that found a partner needed.
 
     Attributes:
         payload_bytes: of one vector, unscaled.
@@ -102,7 +102,7 @@ async def _average(gossip: Gossip, own: Contribution, view: list[PeerId], seen: 
 
 
 def _steps(peers: int) -> list[int]:
-    """To whom a peer is linked, as steps around a ring: everybody, or the nearest on each side."""
+    """Links of a peer as steps around a ring: to everybody, or to the nearest on each side."""
     others = list(range(1, peers))
     near = MAX_LINKS // 2
     return others if len(others) <= MAX_LINKS else [*others[:near], *others[-near:]]

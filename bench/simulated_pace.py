@@ -25,13 +25,13 @@ from peer.training.toy import SimulatedSpeed
 from protocol.run_spec import RunSpec
 
 STEP_S: Final = 2.0
-"""Of a peer of speed 1."""
+"""Length of a step of a peer of speed 1."""
 JOINING_ROUNDS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What one peer did.
+    """The record of one peer.
 
     Attributes:
         busy: share of its time in which it trained.

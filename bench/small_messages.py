@@ -31,7 +31,7 @@ FASTER: Final = 5.0
 
 
 async def measure(seconds: int, links_mbps: Sequence[float]) -> Report:
-    """Everything; see the top of the file."""
+    """Measure everything; see the top of the file."""
     report = Report(
         "small_messages", "Answers to small questions while bulk fills the link", {"s": seconds}
     )

@@ -23,12 +23,12 @@ BULK: Final = "/bench/bulk/1"
 ASK_EVERY_S: Final = 0.1
 BULK_BYTES: Final = 1 << 20
 WARM_UP_S: Final = 5.0
-"""Until the buffers are full, and the pace is known."""
+"""Time until the buffers are full, and the pace is known."""
 DIGEST: Final = "0" * 32
 
 
 def peer_command(folder: str, host: int, address: str, *, paced: bool) -> list[str]:
-    """How the parent starts one."""
+    """The command by which the parent starts one."""
     details = (folder, f"p{host}", f"/ip4/{address}/tcp/0", str(int(paced)))
     return [sys.executable, "-m", "bench.small_messages_peer", *details]
 
@@ -55,7 +55,7 @@ class SmallMessagesPeer:
         return {}
 
     async def send(self, question: Answer) -> Answer:
-        """Bulk and questions for so long; how long the answers took, and the rate of bulk."""
+        """Send bulk and questions for so long. Returns the answers' times, and the rate of bulk."""
         peer_id, seconds = question["peer_id"], question["seconds"]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send_bulk, peer_id)

@@ -41,7 +41,7 @@ PARAMETERS: Final = 64 * 128
 RUN_ID: Final = "0" * 32
 SEARCH_S: Final = 10.0
 REFUSED_SEARCH_S: Final = 0.05
-"""Who is told that the other is behind waits for it until then."""
+"""Time that a peer waits for a partner that said that it is behind."""
 EXCHANGE_S: Final = 30.0
 
 

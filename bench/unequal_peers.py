@@ -1,4 +1,4 @@
-"""What to do when peers are unequal in speed: real text, the project's model and outer step.
+"""Ways to average peers of unequal speed: real text, the project's model and outer step.
 
     python -m bench.unequal_peers [--full] [--arms A,B] [--seeds 0,1,2]
 
@@ -90,7 +90,7 @@ def _train(world: World, arm: UnequalArm) -> Result:
 
 
 def _simulated(setting: Setting, *, overlap: bool) -> list[list[Kept]]:
-    """What the daemon's own code does with these peers, by seed."""
+    """The daemon's own code with these peers, simulated, by seed."""
     speeds = ARMS[REFERENCE].speeds(setting.replicas)
     return [
         keep_pace(speeds, setting.inner_steps, SIMULATED_ROUNDS, seed, overlap=overlap)

@@ -38,7 +38,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 PEERS: Final = 2
-"""As in the paper's table."""
+"""Number of peers, as in the paper's table."""
 COLOURS: Final = {
     DATA_PARALLEL: "#7f7f7f",
     DILOCO: "#1f77b4",

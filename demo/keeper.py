@@ -1,4 +1,4 @@
-"""One process that outlives nobody: it runs a command, and ends it when whoever started us is gone.
+"""One process that outlives nobody: it runs a command, and ends it when its starter is gone.
 
     demo --- pipe on our standard input ---> keeper ---> loco-peer ---> p2pd, trainer
 
@@ -28,7 +28,7 @@ from typing import Final
 import psutil
 
 GRACE_S: Final = 6.0
-"""From SIGTERM to SIGKILL."""
+"""Time from SIGTERM to SIGKILL."""
 POLL_S: Final = 0.1
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36

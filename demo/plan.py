@@ -104,5 +104,5 @@ def whole_rounds(steps: int) -> tuple[int, int]:
 
 
 def to_toml(spec: RunSpec) -> str:
-    """A run spec as people write it."""
+    """The run spec as TOML, as people write it."""
     return tomlkit.dumps(spec.model_dump(mode="json", exclude_none=True))

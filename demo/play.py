@@ -17,7 +17,7 @@ from .table import Scene, View
 
 POLL_S: Final = 1.0
 LONE_THREADS: Final = 2
-"""Alone it has the machine for itself: the same tokens, sooner."""
+"""Threads of the lone peer. It has the machine for itself: the same tokens, sooner."""
 SUMMARY: Final = "summary.json"
 PICTURE: Final = "losses.png"
 
@@ -99,7 +99,7 @@ def _is_finished(reading: Reading) -> bool:
 
 
 def join_line(address: str) -> str:
-    """What another peer on this machine types."""
+    """The command with which another peer on this machine joins."""
     return f"{console_script()} join --home fifth-peer --threads 1 --bootstrap {address}"
 
 

@@ -18,7 +18,7 @@ from . import keeper
 from .reading import EventFollower, Reading, read_peer
 
 READY_TIMEOUT_S: Final = 300.0
-"""From starting a peer to its word that others can join: importing takes long on a busy machine."""
+"""Time from starting a peer until others can join: importing takes long on a busy machine."""
 STOP_TIMEOUT_S: Final = keeper.GRACE_S + 10.0
 PEER_GRACE_S: Final = 4.0
 LAST_WORDS_BYTES: Final = 2000
@@ -50,7 +50,7 @@ class RunningPeer:
     ready: dict[str, Any]
 
     async def read(self) -> Reading:
-        """What it says of itself now.
+        """Read what the peer says of itself now.
 
         Raises:
             PeerFailed: it ended.
@@ -118,7 +118,7 @@ class Peers:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without settings that would make the demo's peers join another run."""
+    """Our environment, without settings that would make the demo's peers join another run."""
     return {name: value for name, value in os.environ.items() if not name.startswith("LOCO_")}
 
 

@@ -54,7 +54,7 @@ class EventFollower:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Over the last rounds; None before the first."""
+        """Tokens per second over the last rounds; None before the first."""
         seconds = sum(s for _, s in self._speeds)
         return sum(n for n, _ in self._speeds) / seconds if seconds > 0 else None
 

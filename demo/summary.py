@@ -12,7 +12,7 @@ from .reading import Reading
 from .table import human_bytes
 
 REQUIRED_GAIN_NATS: Final = 0.03
-"""By so much every peer is expected to be better than the one alone."""
+"""Gain over the one alone that is expected of every peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,8 @@ class Finished:
     """A peer at the end of its run; see `finished`.
 
     Attributes:
-        rounds, averaged, skipped: that it closed, and how; with fragments, their sends.
+        rounds, averaged, skipped: rounds that it closed, and how they ended; with fragments, its
+            sends.
     """
 
     peer_id: str
@@ -79,7 +80,7 @@ class Summary:
 
     @property
     def gain_nats(self) -> float:
-        """By how much the worst peer is better than the one alone."""
+        """Gain of the worst peer over the one alone."""
         return self.alone.validation_loss - max(peer.validation_loss for peer in self.peers)
 
     def to_json(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ _KILO: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What is shown.
+    """The scene that a view shows.
 
     Attributes:
         title: of this part of the demo.
@@ -52,7 +52,7 @@ class Scene:
 
     @property
     def step(self) -> int:
-        """Where the slowest of our peers that has begun is."""
+        """The step of the slowest of our peers that has begun."""
         steps = [r.status.step for r in self.readings if r.status and r.status.step is not None]
         return min(min(steps, default=0), self.total_steps)
 
@@ -65,7 +65,7 @@ class View(Protocol):
 
 
 class LiveView:
-    """For a terminal."""
+    """The view for a terminal."""
 
     def __init__(self, live: Live, progress: Progress) -> None:
         self._live = live
@@ -92,7 +92,7 @@ class LiveView:
 
 
 class PlainView:
-    """For a file or a pipe: one line now and then."""
+    """The view for a file or a pipe: one line now and then."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -178,7 +178,7 @@ def guest_rows(scene: Scene) -> list[list[str]]:
 
 
 def plain_line(scene: Scene) -> str:
-    """Everything in one line."""
+    """The scene in one line."""
     known = [r.status for r in scene.readings if r.status]
     training = sum(s.state is PeerState.TRAINING for s in known)
     train = _mean([s.train_loss for s in known if s.train_loss is not None])

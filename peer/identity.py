@@ -1,12 +1,12 @@
-"""Who this peer is: an Ed25519 key in one file, readable by its owner alone.
+"""The identity of this peer: an Ed25519 key in one file, readable by its owner alone.
 
 The file is in libp2p's marshalled private key format, so that p2pd reads the very same one (`-id`):
 
     08 01     field 1, key type: Ed25519
     12 40     field 2, 64 bytes: the 32 bytes of the private key, then the 32 of the public one
 
-Whoever reads this file can speak as this peer; a file that others may read is therefore refused,
-not repaired.
+Anybody who reads this file can speak as this peer; a file that others may read is therefore
+refused, not repaired.
 """
 
 import os

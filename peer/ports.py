@@ -36,7 +36,7 @@ class Stream(Protocol):
     async def turn(self, num_bytes: int) -> int:
         """Wait until bulk may go; how much of it may go now, at least one byte.
 
-        Whoever sends bulk asks first, and then sends that much. Small messages need not ask.
+        A caller that sends bulk asks first, and then sends that much. Small messages need not ask.
         """
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None: ...

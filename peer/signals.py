@@ -4,8 +4,7 @@ first signal     `request_stop()`; the job has `grace_s` to return by itself
 grace is over    the job is cancelled; the exit code is FAILURE
 second signal    the job is cancelled; the exit code is 130 or 143
 still there      after `HARD_EXIT_S` more, `os._exit`: shielded clean-up or a stuck thread must not
-hold a terminal
-                 (children watch their parent, and go by themselves)
+                 hold a terminal (children watch their parent, and go by themselves)
 """
 
 import os

@@ -1,7 +1,7 @@
-"""What an owner collects for its chunks of one fragment and cycle, and when it is enough.
+"""The collection of an owner for its chunks of one fragment and cycle: what, and until when.
 
 Rules
-  1. Expected is everyone who trains in the owner's view when the collection begins. It is complete
+  1. A collection expects every peer that trains in the owner's view when it begins. It is complete
      when each of them has contributed, excused itself (weight 0: it is healing, or has nothing), or
      was lost; or when its deadline has passed. The average is of what is there.
   2. The chunks are those that contributors send us: where views differ, two owners may both have
@@ -23,7 +23,7 @@ from .chunk_ledger import Stamp
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """Who goes into the average of one chunk.
+    """The peers that go into the average of one chunk.
 
     Attributes:
         base: the stamp that all of them stand on.
@@ -35,7 +35,7 @@ class Admitted:
 
     @property
     def weight(self) -> int:
-        """Of all together."""
+        """The weight of all of them together."""
         return sum(self.weights.values())
 
 
@@ -76,12 +76,12 @@ class Collection:
         return True
 
     def excuse(self, peer_id: str) -> None:
-        """It will not come: lost, or left."""
+        """Await a peer no longer: it is lost, or has left."""
         self._awaited.discard(peer_id)
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """Those that somebody has contributed to."""
+        """Chunks that some peer has contributed to."""
         chunks = {chunk for each in self._contributions.values() for chunk in each.stamps}
         return tuple(sorted(chunks))
 
@@ -92,11 +92,11 @@ class Collection:
 
     @property
     def awaited(self) -> frozenset[str]:
-        """Who has not come yet."""
+        """The peers that have not come yet."""
         return frozenset(self._awaited)
 
     def admitted(self, chunk: int) -> Admitted | None:
-        """Who goes into the average of a chunk; None if nobody (rules 4 and 5)."""
+        """The peers that go into the average of a chunk; None if there are none (rules 4 and 5)."""
         stamps = {
             peer_id: contribution.stamps[chunk]
             for peer_id, contribution in self._contributions.items()

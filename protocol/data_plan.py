@@ -1,4 +1,4 @@
-"""Who trains which block of the corpus, and when, without anybody asking anybody.
+"""The blocks of the corpus that each peer trains, and when, without any peer asking another.
 
 Promise: while membership is stable, each block is trained exactly once per epoch. At a change of
 membership, what lies between the positions of the peers concerned is lost or repeated, and can be

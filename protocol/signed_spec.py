@@ -88,7 +88,7 @@ class SignedSpec:
         return parse_bytes(self.spec_bytes)
 
     def to_bytes(self) -> bytes:
-        """As it travels."""
+        """The bytes that travel."""
         fields = [_VERSION, self.spec_bytes, self.founder_public_key, self.signature]
         encoded: bytes = msgpack.packb(fields)
         return encoded

@@ -1,4 +1,7 @@
-"""What README and docs/ promise is there: links, options, exit codes, keys, lists, targets."""
+"""What README and docs/ promise is there: links, options, exit codes, keys, lists, targets.
+
+Their prose has one form: wrapped lines, and sentences with a subject.
+"""
 
 import json
 import re
@@ -17,6 +20,10 @@ from protocol.run_spec import RunSpec, SyncSection
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+HISTORY = {"CHANGELOG.md", "log.md"}
+"""Pages of entries that stay as they were written."""
+PROSE = [ROOT / "CONTRIBUTING.md", *(page for page in PAGES if page.name not in HISTORY)]
+PROSE_COLUMNS = 100
 OTHER_PROGRAMS = {"--build-arg", "--gpus", "--build", "--no-build-isolation", "--group"}
 
 
@@ -38,6 +45,33 @@ def section(path: Path, title: str) -> str:
     _, found, rest = text_of(path).partition(f"\n## {title}\n")
     assert found, f"{name_of(path)} has no section {title!r}"
     return rest.partition("\n## ")[0]
+
+
+def without_code(text: str) -> str:
+    """The text with its fenced and indented code left empty; the lines keep their numbers."""
+    text = re.sub(
+        r"^```.*?^```$", lambda c: "\n" * c[0].count("\n"), text, flags=re.MULTILINE | re.DOTALL
+    )
+    return re.sub(r"^ {4}.*$", "", text, flags=re.MULTILINE)
+
+
+def too_wide(text: str) -> list[str]:
+    """Lines of prose beyond the limit that could be broken; tables and pictures cannot."""
+    return [
+        f"line {number}: {line}"
+        for number, line in enumerate(without_code(text).splitlines(), 1)
+        if len(line) > PROSE_COLUMNS
+        and not line.startswith(("|", "!["))
+        and " " in re.sub(r"^\s*([-*]|\d+\.) ", "", line).strip()
+    ]
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of the prose, of headings, of list items and of the cells of tables."""
+    block = r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )|\n(?=[|#])|\|"
+    parts = [" ".join(part.split()) for part in re.split(block, without_code(text))]
+    bare = [re.sub(r"^(?:[-*]|\d+\.|#+) |\*\*|^\d{4}\. ", "", part) for part in parts]
+    return [s for part in bare for s in re.split(r"(?<=[.!?])[)\"']* +\(?", part) if s]
 
 
 def first_column(text: str) -> set[str]:
@@ -62,6 +96,17 @@ def defaults(model: BaseModel, prefix: str = "") -> dict[str, str]:
             shown = "none" if value is None else f"`{json.dumps(value)}`"
             found[prefix + name] = shown
     return found
+
+
+@pytest.mark.parametrize("page", PROSE, ids=name_of)
+def test_prose_is_wrapped(page):
+    assert too_wide(text_of(page)) == []
+
+
+@pytest.mark.parametrize("page", PROSE, ids=name_of)
+def test_who_begins_no_sentence_but_a_question(page):
+    begun = [s for s in sentences(text_of(page)) if re.match(r"(Who|Whoever)\b", s)]
+    assert [sentence for sentence in begun if not sentence.endswith("?")] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

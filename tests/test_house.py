@@ -111,6 +111,73 @@ def test_nothing_unpickles_and_no_shared_memory_tracker(path):
     assert re.findall(r"^\s*(?:from|import) multiprocessing", text_of(path), re.MULTILINE) == []
 
 
+# --- words ----------------------------------------------------------------------------------------
+
+SPEECHLESS = re.compile(r"(Of|With whom|By|In which|As|To what)\b")
+"""Beginnings of first lines that say what a thing belongs to, and not what it is or does."""
+STILL_TO_BE_WORDED = {
+    "peer/averaging/exchange_io.py",
+    "peer/averaging/fragment_exchange.py",
+    "peer/averaging/fragment_healing.py",
+    "peer/averaging/fragment_inbound.py",
+    "peer/averaging/fragment_owner.py",
+    "peer/daemon/averaging.py",
+    "peer/daemon/duplicates.py",
+    "peer/daemon/fragment_rounds.py",
+    "peer/daemon/link.py",
+    "peer/daemon/rounds.py",
+    "peer/daemon/run.py",
+    "peer/simulation/peer.py",
+    "peer/training/process.py",
+    "peer/training/schedule.py",
+    "protocol/exchange.py",
+    "protocol/fragment_messages.py",
+    "protocol/matchmaking.py",
+    "protocol/owners.py",
+    "protocol/records.py",
+    "protocol/run_spec.py",
+    "protocol/view.py",
+}
+"""Files whose docstrings are not in that form yet."""
+
+
+def docstrings(tree: ast.Module) -> list[str]:
+    """Every docstring, those below constants and attributes among them."""
+    return [
+        " ".join(statement.value.value.split())
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        for statement in node.body
+        if isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    ]
+
+
+def sentences(text: str) -> list[str]:
+    return re.split(r"(?<=[.!?])[)\"']* +\(?", text)
+
+
+def ill_worded(tree: ast.Module) -> list[str]:
+    """First lines that say no thing, and sentences that begin with "Who" and do not ask."""
+    found = docstrings(tree)
+    begun = [s for text in found for s in sentences(text) if re.match(r"(Who|Whoever)\b", s)]
+    return [
+        *(text[:80] for text in found if SPEECHLESS.match(text)),
+        *(sentence[:80] for sentence in begun if not sentence.endswith("?")),
+    ]
+
+
+@pytest.mark.parametrize("path", [*SOURCES, *MEASURES], ids=name_of)
+def test_docstrings_say_a_thing(path):
+    assert name_of(path) in STILL_TO_BE_WORDED or ill_worded(tree_of(path)) == []
+
+
+def test_only_files_that_need_it_are_still_to_be_worded():
+    done = {n for n in STILL_TO_BE_WORDED if not ill_worded(tree_of(ROOT / n))}
+    assert done == set()
+
+
 def test_every_bound_of_the_protocol_is_enforced_somewhere():
     limits = ROOT / "protocol/limits.py"
     names = [

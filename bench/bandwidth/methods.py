@@ -50,9 +50,9 @@ MODELS: Final = (
     Model("10B", layers=48, step_s=0.8, parameters=10e9),
     Model("100B", layers=108, step_s=4.9, parameters=100e9),
 )
-"""Of table 4."""
+"""Models of table 4."""
 INNER_STEPS: Final = 100
-"""H."""
+"""H, the inner steps of a round."""
 LAYERS_PER_FRAGMENT: Final = 3
 
 DATA_PARALLEL: Final = "data-parallel"
@@ -73,7 +73,7 @@ FOUR_BIT_BITS: Final = 4 + 16 / BLOCK
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the paper leaves open.
+    """A reading of the paper: choices that it leaves open.
 
     Attributes:
         gradient_bits: of a parameter in a data-parallel step.
@@ -144,10 +144,10 @@ def fragments_at(
 
 
 def waiting(round_s: float, sent_gbit: float, link_gbit_s: Values) -> Values:
-    """H t / (H t + S / B)."""
+    """Utilisation when training waits: H t / (H t + S / B)."""
     return round_s / (round_s + sent_gbit / link_gbit_s)
 
 
 def keeping_rounds(round_s: float, sent_gbit: float, link_gbit_s: Values) -> Values:
-    """H t / max(H t, S / B)."""
+    """Utilisation when rounds grow longer instead: H t / max(H t, S / B)."""
     return round_s / np.maximum(round_s, sent_gbit / link_gbit_s)

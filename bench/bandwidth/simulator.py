@@ -44,7 +44,7 @@ MEASURED_PERIODS: Final = 2
 
 
 class Kind(Enum):
-    """What a node does with its layer."""
+    """Kinds of nodes, by what one does with its layer."""
 
     FORWARD = "F"
     BACKWARD_ACTIVATIONS = "B"
@@ -58,7 +58,7 @@ Node = tuple[Kind, int]
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What is trained, on what.
+    """The model that is trained, and the machine.
 
     Attributes:
         step_s: of one inner step, without any exchange.
@@ -72,7 +72,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Sends:
-    """What one peer sends, and when.
+    """The sends of one peer: what, and when.
 
     Attributes:
         bits_per_parameter: in one direction, each time a layer is averaged.

@@ -86,7 +86,7 @@ class Cell:
 
     @property
     def steps(self) -> int:
-        """How many points of the grid ours lies above the paper's."""
+        """Points of the grid by which ours lies above the paper's."""
         return self.ours - self.paper
 
     @property
@@ -96,7 +96,7 @@ class Cell:
 
 
 def cells(reading: Reading, *, reaches: bool = False) -> list[Cell]:
-    """All 75.
+    """All 75 cells of the table.
 
     Args:
         reaches: read the first point that reaches the level, not the last below it.
@@ -112,7 +112,7 @@ def cells(reading: Reading, *, reaches: bool = False) -> list[Cell]:
 
 
 def needed(curve: Curve) -> Iterator[tuple[float, int, float]]:
-    """For each level: the level, the last point below it, and the bandwidth that reaches it.
+    """The bandwidth needed for each level: the level, the last point below it, the bandwidth.
 
     Raises:
         ValueError: the grid's ends do not bracket a level.
@@ -128,7 +128,7 @@ def needed(curve: Curve) -> Iterator[tuple[float, int, float]]:
 
 
 def nearest_point(gbit_s: float) -> int:
-    """Of the paper's grid: the table gives one decimal."""
+    """The nearest point of the paper's grid: the table gives one decimal."""
     return int(np.argmin(np.abs(GRID_GBIT_S - gbit_s)))
 
 

@@ -20,7 +20,7 @@ from typing import Final, Literal
 from peer.averaging.noloco import Factors
 
 Group = Literal["gradients", "pairs", "all", "nobody"]
-"""Who averages: the gradients of all in each step, weights in random pairs, of all, or never."""
+"""A group that averages: gradients of all in each step, weights in pairs or of all, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Arm:
 
     @property
     def factors(self) -> Factors:
-        """Those of the outer step."""
+        """The factors of the outer step."""
         return Factors(self.alpha, self.beta, self.beta if self.gamma is None else self.gamma)
 
     def inner_steps(self, setting_inner_steps: int) -> int:
@@ -61,11 +61,11 @@ class Arm:
     # --- what peers of unequal speed change (unequal.py) ------------------------------------------
     @property
     def step_time(self) -> int:
-        """How long an inner step takes, in the setting's steps."""
+        """Length of an inner step, in the setting's steps."""
         return 1
 
     def nodes(self, replicas: int) -> int:
-        """How many of the setting's replicas take part."""
+        """Number of the setting's replicas that take part."""
         return replicas
 
     def quotas(self, inner_steps: int, replicas: int) -> list[int]:
@@ -73,16 +73,16 @@ class Arm:
         return [inner_steps] * self.nodes(replicas)
 
     def votes(self, steps: Sequence[int]) -> list[int]:
-        """For how many each member of a group counts, by the steps of all in this round."""
+        """Votes of each member of a group, by the steps of all in this round."""
         return [1] * len(steps)
 
     def stretch(self, _steps: int, _inner_steps: int) -> float:
-        """By what the move of a replica since its phi is multiplied before it is sent."""
+        """Factor of the move of a replica since its phi, before it is sent."""
         return 1.0
 
 
 REFERENCE: Final = "noloco"
-"""What one factor is changed of, and what codes are compared with: it exchanges fp32."""
+"""The arm of which one factor is changed, and with which codes are compared: fp32."""
 
 _STUDY: Final = (
     Arm("ddp", "gradients"),
@@ -137,4 +137,4 @@ STUDY_ARMS: Final = tuple(arm.name for arm in _STUDY)
 phase, one of them too coarse, which shows that the comparison can see it; fp32 at int8's bytes;
 rounds of the run spec's length, for the long setting; and overlap as a daemon has it."""
 CODE_ARMS: Final = (REFERENCE, "bf16", "int8", "modulo8", "modulo4", "int4")
-"""What is run in a late phase."""
+"""Arms that run in a late phase."""

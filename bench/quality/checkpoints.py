@@ -31,7 +31,7 @@ class Checkpoints:
         return result
 
     def of_seed(self, seed: int) -> torch.Tensor:
-        """What ddp has trained [P], now or earlier."""
+        """Weights [P] that ddp has trained, now or earlier."""
         if not self._kept(seed).exists():
             world = World.open(self.base, seed, self.folder)
             self._keep(train_arm(world, ARMS["ddp"])[1], seed)

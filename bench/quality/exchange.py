@@ -1,4 +1,4 @@
-"""What travels in a round, and what its receivers read out of it.
+"""The vectors that travel in a round, and what their receivers read out of them.
 
 The codes of peer/codec go into the outer step as they are. What candidates read out goes there as
 fp32, which is the same computation.
@@ -49,7 +49,7 @@ class Exchange(Protocol):
 
 @dataclass(slots=True)
 class CodecExchange:
-    """Through a codec of the project: fp32, bf16 or int8."""
+    """Exchange through a codec of the project: fp32, bf16 or int8."""
 
     codec: Codec
 
@@ -72,7 +72,7 @@ def vectors_sent(groups: Groups) -> float:
 
 
 def as_shared(decoded: list[torch.Tensor], sent_bytes: float, resent_blocks: int = 0) -> Shared:
-    """What was read out, as fp32 codes."""
+    """The vectors that were read out, as fp32 codes."""
     codes = [read_P.view(torch.uint8) for read_P in decoded]
     return Shared(get_codec("fp32"), codes, decoded, sent_bytes, resent_blocks)
 
@@ -99,7 +99,7 @@ class Sent:
     resent: int = 0
 
     def values(self) -> torch.Tensor:
-        """What it stands for."""
+        """The values that the steps stand for."""
         return (self.steps * self.step).reshape(-1).to(torch.float32)
 
 
@@ -173,7 +173,7 @@ class ModuloExchange:
         return as_shared(decoded, sent_bytes, resent)
 
     def _sent(self, own: int, theta_P: torch.Tensor, reference_P: torch.Tensor) -> Sent:
-        """What the receiver, whose weights are `reference_P`, reads; bad blocks sent again."""
+        """The values that a receiver with weights `reference_P` reads; bad blocks go twice."""
         range_ = 2**self.bits
         finest = largest_of_blocks(theta_P) / (range_ / 2 - 1)
         step = rounded_up_step((2 * self.margin * self._last[own] / range_).minimum(finest))
@@ -191,7 +191,7 @@ class ModuloExchange:
 
 
 FLOOR: Final = 3.0
-"""In roots of the mean square difference."""
+"""Least difference that a block has room for, in roots of the mean square difference."""
 
 
 def checksum(steps: torch.Tensor, range_: int) -> torch.Tensor:

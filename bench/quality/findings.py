@@ -15,7 +15,7 @@ Runs = Mapping[str, Mapping[int, Result]]
 """Arm to seed to result."""
 
 CODE_LIMIT: Final = 0.001
-"""Of the loss: how much a code may cost, where seeds do not scatter more."""
+"""Share of the loss that a code may cost, where seeds do not scatter more."""
 TOLERATED_PERPLEXITY: Final = 1.02
 FAR_BETTER: Final = 1.05
 """Ratio of perplexities that counts as much better."""
@@ -47,7 +47,7 @@ def _row(name: str, runs: Runs) -> Row:
 
 
 def rounded(value: float | None, digits: int) -> float | None:
-    """For a table; None stays None."""
+    """The number rounded for a table; None stays None."""
     return None if value is None else round(value, digits)
 
 
@@ -93,7 +93,7 @@ def explanation(runs: Runs) -> list[str]:
 
 
 def goals(runs: Runs) -> list[Goal]:
-    """Those of the paper and of the codes, as far as their arms were run."""
+    """Goals of the paper and of the codes, as far as their arms were run."""
     return [*_order_goals(runs), *_swarm_goals(runs), *code_goals(runs)]
 
 

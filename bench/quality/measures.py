@@ -1,4 +1,4 @@
-"""What is measured of a run.
+"""The measures of a run.
 
 replica deviation    sqrt( sum_i |p_i - mean|^2 / (P N) ), as NoLoCo's code has it
 perplexity           exp of the mean loss of the replicas, each with its own slow weights
@@ -31,7 +31,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def standard_error(values: Sequence[float]) -> float | None:
-    """Of the mean; None of a single value."""
+    """Standard error of the mean; None of a single value."""
     if len(values) < 2:
         return None
     return float(np.std(values, ddof=1)) / math.sqrt(len(values))

@@ -1,4 +1,4 @@
-"""Who averages with whom, when all peers know each other and are ready at once.
+"""The pairs that form when all peers know each other and are ready at once.
 
 Then the matchmaker's rules make the greedy matching over all pairs in the order of their rank
 (protocol/matchmaking.py).

@@ -51,7 +51,7 @@ class Replicas(Protocol):
 
 
 class LoopedReplicas:
-    """One after the other.
+    """Replicas that train one after the other.
 
     Args:
         micro_batch: sequences per forward pass.
@@ -85,7 +85,7 @@ class LoopedReplicas:
 
 
 class StackedReplicas:
-    """All at once."""
+    """Replicas that train all at once."""
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ from .settings import Setting
 
 @dataclass(slots=True)
 class Result:
-    """What one run found.
+    """The result of one run.
 
     Attributes:
         losses: of each replica's slow weights, nats per token of the held-out text.
@@ -75,7 +75,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What all arms of one seed share: data, the order in which it is trained, the device."""
+    """The world that all arms of one seed share: data, its order, the device."""
 
     setting: Setting
     spec: RunSpec
@@ -99,7 +99,7 @@ class World:
         return learning_rate(self.spec.optimizer, time, self.setting.steps)
 
     def feed(self, weights: Sequence[int] | None = None) -> Feed:
-        """What replicas of these weights train; all replicas of the setting, if none are named."""
+        """The feed of replicas of these weights; of all replicas of the setting without them."""
         if weights is None:
             weights = [MEMBER_WEIGHT] * self.setting.replicas
         return Feed(self.corpus, self.spec.seed, self.setting.batch_size, weights)
@@ -142,7 +142,7 @@ class _Run:
         self._sent_bytes, self._resent_blocks = 0.0, 0
 
     def train(self) -> None:
-        """All steps and rounds, then the last figures."""
+        """Train all steps and rounds, then take the last figures."""
         started_s = time.perf_counter()
         arm, setting, inner_steps = self._arm, self._world.setting, self._inner_steps
         steps = setting.steps // arm.step_time
@@ -201,7 +201,7 @@ class _Run:
         self._pending = _Pending(shared, slow, groups, ahead)
 
     def _ahead(self, index: int) -> torch.Tensor | None:
-        """How far ahead of its weights a replica sends: its move since phi, stretched."""
+        """What a replica sends beyond its weights: a part of its move since phi."""
         stretch = self._arm.stretch(self._quotas[index], self._inner_steps)
         if stretch == 1:
             return None

@@ -12,11 +12,11 @@ class AnyArm(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the arm in its study."""
+        """The name of the arm in its study."""
 
 
 class AnyResult(Protocol):
-    """What one run found.
+    """The result of one run.
 
     Attributes:
         arm, setting: their fields; the run is told by these and its seed.
@@ -31,7 +31,7 @@ class AnyResult(Protocol):
 
     @property
     def loss(self) -> float:
-        """By which arms are compared, nats per token of the held-out text."""
+        """The loss by which arms are compared, nats per token of the held-out text."""
 
 
 AnyRuns = Mapping[str, Mapping[int, AnyResult]]

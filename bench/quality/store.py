@@ -38,7 +38,7 @@ class Store(Generic[ResultT]):
         return result if same_arm and result.setting == _read_back(self.setting) else None
 
     def save(self, arm: AnyArm, result: ResultT) -> None:
-        """Keep it, whole or not at all."""
+        """Keep the result, whole or not at all."""
         path = self._path(arm, result.seed)
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".draft")
@@ -50,7 +50,7 @@ class Store(Generic[ResultT]):
 
 
 def _read_back(sizes: AnyArm | Setting) -> dict[str, Any]:
-    """As they come out of a file: tuples are lists there."""
+    """The fields as they come out of a file: tuples are lists there."""
     tree: dict[str, Any] = json.loads(json.dumps(asdict(sizes)))
     return tree
 
@@ -60,7 +60,7 @@ def _defaults(arm: AnyArm) -> dict[str, Any]:
 
 
 def _rounded(tree: Any) -> Any:
-    """Seven digits: more than a loss has."""
+    """The tree with numbers of seven digits: more than a loss has."""
     if isinstance(tree, float):
         return float(f"{tree:.7g}")
     if isinstance(tree, dict):

@@ -20,12 +20,12 @@ from .settings import Setting
 from .streaming_arms import StreamingArm
 
 CLOSING_ROUNDS: Final = 2
-"""As many as a run has by default (`final_rounds`); they count for nothing but themselves."""
+"""Closing rounds, as many as a run has by default (`final_rounds`); measured by themselves."""
 
 
 @dataclass(slots=True)
 class StreamingResult:
-    """What one run found; losses in nats per token of the held-out text.
+    """The result of one run; losses in nats per token of the held-out text.
 
     Attributes:
         loss: of the slow weights; of the only ones where there are no slow ones, the mean over the

@@ -44,7 +44,7 @@ class StreamingArm:
 
     @property
     def diloco(self) -> DilocoSection:
-        """As the run spec says it; the outer rate and momentum are its defaults."""
+        """The arm in the run spec's words; the outer rate and momentum are its defaults."""
         return DilocoSection(
             fragments=self.fragments,
             blocks_per_fragment=self.blocks_per_fragment,

@@ -15,7 +15,7 @@ Runs = Mapping[str, Mapping[int, StreamingResult]]
 """Arm to seed to result."""
 
 TOLERATED_NATS: Final = 0.02
-"""How far the loss may lie from that of plain DiLoCo at equal H."""
+"""Distance at which the loss may lie from that of plain DiLoCo at equal H."""
 REFERENCES: Final = {
     "h100": PLAIN_H100,
     **dict.fromkeys(
@@ -67,7 +67,7 @@ def goals(runs: Runs) -> list[Goal]:
 
 
 def notes(runs: Runs) -> list[str]:
-    """How the model was cut."""
+    """Sentences on how the model was cut."""
     lines = []
     for name in (DEFAULT, "blocks-1"):
         for result in list(runs.get(name, {}).values())[:1]:

@@ -49,7 +49,7 @@ class Tails:
 
 
 def parts_of(entries: Sequence[LayoutEntry], kind: str) -> list[slice]:
-    """Where the tensors of a kind lie, padding included; norms are no part of what they follow."""
+    """Places of the tensors of a kind, padding included; norms are no part of what they follow."""
 
     def is_of(name: str) -> bool:
         return kind in name and (kind == "norm" or "norm" not in name)
@@ -62,7 +62,7 @@ def parts_of(entries: Sequence[LayoutEntry], kind: str) -> list[slice]:
 
 
 def coded(name: str, x_P: torch.Tensor) -> torch.Tensor:
-    """What a code makes of a vector."""
+    """A vector after coding and decoding."""
     codec, read_P = get_codec(name), torch.empty_like(x_P)
     codes = torch.empty(codec.code_bytes(x_P.numel()), dtype=torch.uint8)
     codec.encode(x_P, codes)

@@ -51,7 +51,7 @@ class UnequalArm(Arm):
         return replicas - self.leaves_out
 
     def speeds(self, replicas: int) -> list[float]:
-        """Of all replicas that take part, in steps per step of the median."""
+        """Speeds of all replicas that take part, in steps per step of the median."""
         return [*[1.0] * (self.nodes(replicas) - len(self.slow)), *self.slow]
 
     def quotas(self, inner_steps: int, replicas: int) -> list[int]:
@@ -68,7 +68,7 @@ class UnequalArm(Arm):
 
 
 REFERENCE: Final = "equal"
-"""What the daemon does."""
+"""The arm that does what the daemon does."""
 _MAIN: Final = (
     UnequalArm(REFERENCE),
     UnequalArm("tokens", pooling="tokens"),

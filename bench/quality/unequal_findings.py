@@ -52,7 +52,7 @@ def _row(arm: UnequalArm, runs: Runs, setting: Setting) -> Row:
 
 
 def reference_of(arm: UnequalArm) -> str:
-    """What an arm is compared with: the daemon's way, with the same outer step."""
+    """The arm that another is compared with: the daemon's way, with the same outer step."""
     endings = [ending for ending in OUTER_STEPS if arm.name.endswith(ending)]
     return REFERENCE + "".join(endings)
 
@@ -74,12 +74,12 @@ def _percent(arm: UnequalArm, shares: Vector) -> float:
 
 
 def fast_mean(arm: UnequalArm, values: Sequence[float]) -> float:
-    """Of the peers that are not slow, which come first."""
+    """Mean over the peers that are not slow, which come first."""
     return mean([float(value) for value in values[: len(values) - len(arm.slow)]])
 
 
 def goals(runs: Runs, swarms: Sequence[Sequence[Kept]]) -> list[Goal]:
-    """What is chosen keeps fast peers busy, and no rival has a lower loss, but for noise.
+    """Goals: the chosen way keeps fast peers busy, and no rival has a lower loss, but for noise.
 
     Of one seed the noise is unknown, and nothing is said.
 
@@ -100,7 +100,7 @@ def goals(runs: Runs, swarms: Sequence[Sequence[Kept]]) -> list[Goal]:
 
 
 def told_waits(setting: Setting) -> list[str]:
-    """What the model says of the ways to close a round, for even and for uneven speeds."""
+    """The model's word on the ways to close a round, for even and for uneven speeds."""
     lines = []
     for arm in (ARMS[REFERENCE], UnequalArm(REFERENCE, slow=UNEVEN)):
         quotas = arm.quotas(setting.inner_steps, setting.replicas)[-len(arm.slow) :]
@@ -117,7 +117,7 @@ def told_waits(setting: Setting) -> list[str]:
 
 
 def told_daemon(kept: Sequence[Kept], how: str) -> str:
-    """What the daemon's own code did: in time, and how many rounds found a partner."""
+    """The figures of the daemon's own code: times, and rounds that found a partner."""
     arm = ARMS[REFERENCE]
     slow = kept[len(kept) - len(arm.slow) :]
     shares = ", ".join(f"{peer.averaged:.0%}" for peer in slow)

@@ -37,7 +37,7 @@ EXCHANGE: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How rounds are closed."""
+    """The rules by which rounds are closed."""
 
     overlap: bool = False
     early: bool = False
@@ -66,7 +66,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Of each peer; the first two as shares of the whole time.
+    """The waits of each peer; the first two as shares of the whole time.
 
     Attributes:
         for_partner: in which it neither trained nor exchanged.
@@ -128,7 +128,7 @@ class _Model:
         )
 
     def _step_ends(self, peer: int) -> Vector:
-        """When each step of the round ends; some more than the quota, for who trains on."""
+        """Ends of the steps of the round; some more than the quota, for a peer that trains on."""
         pace, begins = self._pace, float(self._begins[peer])
         sigma = log_normal_sigma(pace.jitter)
         unsettled = max(0.0, self._settled[peer] - begins) * pace.speeds[peer]

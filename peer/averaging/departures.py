@@ -1,8 +1,8 @@
-"""In which order fragments leave that the trainer has sent together.
+"""The order in which fragments leave that the trainer has sent together.
 
 An owner averages a fragment as soon as it has the contributions of all to it. So all peers should
 contribute to the same one first, but tasks that wake together run in an order of chance, another at
-each peer. Whoever does not come soon is waited for no longer: its keeper may be busy.
+each peer. A fragment that does not come soon is waited for no longer: its keeper may be busy.
 """
 
 from typing import Final
@@ -10,7 +10,7 @@ from typing import Final
 import trio
 
 WAIT_S: Final = 0.5
-"""So long a fragment waits for those that were sent before it."""
+"""Time that a fragment waits for those that were sent before it."""
 
 
 class Departures:
@@ -24,7 +24,7 @@ class Departures:
         return f"<Departures of {self._waiting}>"
 
     def sent(self, fragment: int) -> None:
-        """It is to leave, after those that were sent before."""
+        """Note that a fragment is to leave, after those that were sent before."""
         self._waiting.append(fragment)
 
     async def turn(self, fragment: int) -> None:
@@ -34,7 +34,7 @@ class Departures:
                 await self._left.wait()
 
     def left(self, fragment: int) -> None:
-        """It is on its way."""
+        """Note that a fragment is on its way."""
         if fragment in self._waiting:
             self._waiting.remove(fragment)
         self._left.set()

@@ -16,7 +16,8 @@ copy was phi when it sent and is phi' now):
     redone     another result took the place of one   theta <- theta + (1 - a) (phi' - phi)
 
 A chunk that was moved keeps all that was trained on it since the last send, and sends it again with
-the next: who was left out loses nothing. A chunk without a result is left alone, which is the same.
+the next: a peer that was left out loses nothing. A chunk without a result is left alone, which is
+the same.
 
 How long results are waited for follows how long they took before. After the run's last step all
 fragments are sent at once and share the line, so each is given as many times longer.
@@ -64,7 +65,7 @@ MAX_AFTER_HEALING: Final = 8
 MAX_EARLY_CYCLES: Final = 2
 """Results for sends that we have not come to yet are kept this far ahead."""
 MAX_EARLY_FOR_A_CHUNK: Final = 4
-"""So many of them in one cycle: views that differ make several owners of a chunk."""
+"""Results kept for a chunk in one cycle: views that differ make several owners of it."""
 
 
 class FragmentKeeper:
@@ -73,7 +74,7 @@ class FragmentKeeper:
     Attributes:
         cycle: of the last send.
         results: of the last cycle, by chunk: what others may ask for.
-        settled: cycle and digest of the last flight that is over; None before. Of who joined, first
+        settled: cycle and digest of the last flight that is over; None before. A joiner begins with
             the last cycle that it has no part in.
     """
 
@@ -113,7 +114,7 @@ class FragmentKeeper:
 
     @property
     def lost_items(self) -> int:
-        """What did not fit, since the start."""
+        """Number of items that did not fit, since the start."""
         return self._inbox.lost_items + self._lost_items
 
     def result_of(self, cycle: int, chunk: int) -> tuple[Result, memoryview] | None:
@@ -128,11 +129,11 @@ class FragmentKeeper:
         self._inbox.put(item)
 
     def keep_only(self, peer_ids: AbstractSet[PeerId]) -> None:
-        """The others are gone: what they were through with concerns no flight to come."""
+        """Forget all other peers: what they were through with concerns no flight to come."""
         self._passed = {peer: cycle for peer, cycle in self._passed.items() if peer in peer_ids}
 
     def begin(self, cycle: int) -> None:
-        """We joined after the send of this cycle, and have no part in it."""
+        """Begin as a joiner, after the send of this cycle, with no part in it."""
         self.settled = (cycle, digest_of(self._outer.ledgers[self.fragment].stamps))
 
     async def run(self) -> None:
@@ -205,7 +206,7 @@ class FragmentKeeper:
         self._passed[passed.peer_id] = max(passed.cycle, self._passed.get(passed.peer_id, -1))
 
     def _through_with(self, cycle: int) -> set[PeerId]:
-        """Who will bring nothing more for this cycle."""
+        """The peers that will bring nothing more for this cycle."""
         return {peer_id for peer_id, newest in self._passed.items() if newest >= cycle}
 
     def _missing(self, cycle: int) -> set[int]:
@@ -214,13 +215,13 @@ class FragmentKeeper:
         return {chunk for chunk in range(len(ledger.stamps)) if ledger.cycle(chunk) < cycle}
 
     def _come_early(self, cycle: int) -> list[Item]:
-        """What came for this send, or an earlier one, before we were there."""
+        """Items that came for this send, or an earlier one, before we were there."""
         due = sorted(early for early in self._early if early <= cycle)
         come, self._waiting = self._waiting, []
         return [*come, *(item for early in due for item in self._early.pop(early))]
 
     def _batch(self, first: Arrived, waiting: list[Item]) -> list[Arrived]:
-        """With a result all that are there behind it, of other chunks: written at one go."""
+        """A result and all behind it of other chunks, to be written at one go."""
         batch = {first.chunk.chunk: first}
         while True:
             item = waiting[0] if waiting else self._inbox.look()
@@ -265,7 +266,7 @@ class FragmentKeeper:
             self._lost_items += 1
 
     def _keep_early(self, item: Arrived) -> None:
-        """For a send that we have not come to. Who joined does not know which its first will be."""
+        """Keep a result for a send to come. A joiner does not know which its first send will be."""
         cycle = item.result.cycle
         if self.cycle >= 0 and cycle > self.cycle + MAX_EARLY_CYCLES:
             return
@@ -309,7 +310,7 @@ class FragmentKeeper:
         return [item for item, _ in wanted]
 
     def _write_all(self, wanted: Sequence[tuple[Arrived, Verdict]]) -> None:
-        """In a worker thread."""
+        """Write results into the outer copy, in a worker thread."""
         for item, verdict in wanted:
             outcome, cycle = item.result.outcome(item.chunk), item.result.cycle
             chunk = item.chunk.chunk

@@ -19,7 +19,7 @@ _WORDS: Final = 64
 
 
 def memory_check(vectors: Iterable[torch.Tensor]) -> bytes:
-    """Of fp32 vectors of whole blocks in main memory, in their order."""
+    """The check of fp32 vectors of whole blocks in main memory, in their order."""
     digest = blake3.blake3()
     for vector in vectors:
         words = vector.numpy().view(np.uint64).reshape(-1, _WORDS)

@@ -1,4 +1,4 @@
-"""`loco-peer`: the commands and their options. What they do stands in the files beside this one.
+"""`loco-peer`: the commands and their options. The files beside this one say what they do.
 
 `--help` must be quick, so nothing heavy is imported before a command needs it.
 """

@@ -1,4 +1,4 @@
-"""What each key of a run spec means, in the words that `loco-peer new` writes beside it."""
+"""The meaning of each key of a run spec, in the words that `loco-peer new` writes beside it."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -54,8 +54,8 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     ),
     "sync.diloco.fragments": "'strided' or 'sequential' blocks, or 'whole': plain DiLoCo.",
     "sync.diloco.blocks_per_fragment": "Transformer blocks in one fragment, at most.",
-    "sync.diloco.learning_rate": "Of the outer optimizer, SGD with Nesterov momentum.",
-    "sync.diloco.momentum": "Of the outer optimizer.",
+    "sync.diloco.learning_rate": "Rate of the outer optimizer, SGD with Nesterov momentum.",
+    "sync.diloco.momentum": "Momentum of the outer optimizer.",
     "sync.diloco.overlap_steps": "Inner steps between a fragment's send and its return; 0 waits.",
     "sync.diloco.merge": "Share of the own weights when a fragment returns; 0 takes the average.",
     "sync.diloco.late": "A fragment is not back in time: 'wait' for it, or 'skip' and train on.",
@@ -67,4 +67,4 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "model.init_from": '"HuggingFaceTB/SmolLM2-135M"',
     "sync.gamma": "0.7",
 }
-"""What is shown, commented out, for a key that has no value."""
+"""Values shown, commented out, for keys that have none."""

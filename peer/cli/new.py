@@ -56,7 +56,7 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
         "sync": {"inner_steps": 100, "validate_every": 5},
     },
 }
-"""What differs from the run spec's defaults."""
+"""Presets by name: the keys whose values differ from the run spec's defaults."""
 
 
 METHODS: Final = ("noloco", "diloco")
@@ -124,7 +124,7 @@ def _keys(section: BaseModel, prefix: str) -> Iterator[str]:
 
 
 def _is_idle(section: BaseModel, name: str) -> bool:
-    """Whether a key says nothing to the method chosen."""
+    """Whether the chosen method does not use a key."""
     if not isinstance(section, SyncSection):
         return False
     return name in (NOLOCO_ONLY if section.method == "diloco" else ("diloco",))

@@ -30,7 +30,7 @@ Listen = Annotated[
     typer.Option(
         "--listen",
         metavar="[HOST:]PORT",
-        help="Listen here. Default: a free port, kept for the next start.",
+        help="Listen here. Default: 31337, else a free port, kept for the next start.",
     ),
 ]
 Announce = Annotated[

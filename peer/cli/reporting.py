@@ -32,7 +32,7 @@ def exit_code_of(error: LocoError) -> ExitCode:
 
 @contextmanager
 def reported(*, verbose: bool = False) -> Iterator[None]:
-    """Turn what is raised inside into a sentence and an exit code.
+    """Turn errors raised inside into a sentence and an exit code.
 
     Errors of ours show a traceback only when `verbose`; anything else is a bug, and always does.
 

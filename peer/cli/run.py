@@ -1,4 +1,4 @@
-"""`start` and `join`: everything that must be right before the daemon runs."""
+"""`start` and `join`: check everything that must be right, then run the daemon."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What every codec promises, and the checks they share."""
+"""The promises of every codec, and the checks that all codecs share."""
 
 from typing import Final, Protocol
 

@@ -33,7 +33,7 @@ _SCALE_BYTES: Final = 2
 
 
 class BlockLoops(Protocol):
-    """One of the ways; lengths and types are checked."""
+    """Loops over blocks, in one of the ways; the caller has checked lengths and types."""
 
     def encode(self, x_P: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> None: ...
 

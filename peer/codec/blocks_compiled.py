@@ -35,7 +35,7 @@ class Kernels(Protocol):
 
 
 class CompiledLoops:
-    """For tensors in main memory; the same bytes as torch's operations (`blocks_plain`)."""
+    """Compiled loops for tensors in main memory; their bytes are those of `blocks_plain`."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels

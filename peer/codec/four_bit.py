@@ -80,7 +80,7 @@ class GridKernels:
 
 
 class FourBitCodec(BlockCodec):
-    """See the theory above; what differs between the two is the grid."""
+    """A codec of four bits; see the theory above. The two codecs differ in the grid."""
 
     grid: ClassVar[Grid]
 
@@ -93,7 +93,7 @@ class FourBitCodec(BlockCodec):
 
 
 class Int4Codec(FourBitCodec):
-    """Levels at equal distances."""
+    """The 4-bit codec with levels at equal distances."""
 
     name: ClassVar[str] = "int4"
     grid: ClassVar[Grid] = INT4_GRID
@@ -101,7 +101,7 @@ class Int4Codec(FourBitCodec):
 
 
 class E3m0Codec(FourBitCodec):
-    """Levels at equal ratios."""
+    """The 4-bit codec with levels at equal ratios."""
 
     name: ClassVar[str] = "e3m0"
     grid: ClassVar[Grid] = E3M0_GRID

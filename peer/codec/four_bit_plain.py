@@ -12,7 +12,7 @@ _HALF: Final = BLOCK // 2
 
 
 class PlainLoops(TiledLoops):
-    """A code is the place of a magnitude in the grid, and a sign."""
+    """4-bit loops in torch's operations: a code is a place in the grid, and a sign."""
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid.format)

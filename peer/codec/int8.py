@@ -25,7 +25,7 @@ from .int8_plain import INT8_FORMAT, PlainLoops
 
 
 class Int8Codec(BlockCodec):
-    """See the theory above."""
+    """The int8 codec; see the theory above."""
 
     name: ClassVar[str] = "int8"
     format: ClassVar[BlockFormat] = INT8_FORMAT

@@ -68,7 +68,7 @@ def _decode_kernel(
 
 
 class TritonLoops(PlainLoops):
-    """For tensors on a CUDA device; the same bytes as `PlainLoops`."""
+    """Triton kernels for tensors on a CUDA device; their bytes are those of `PlainLoops`."""
 
     def encode(self, x_P: torch.Tensor, codes_P: torch.Tensor, scales: torch.Tensor) -> None:
         """Write int8 codes [P] and bf16 scales [P / 128]. Raises ValueError if not finite."""

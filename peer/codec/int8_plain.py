@@ -19,7 +19,7 @@ INT8_FORMAT: Final = BlockFormat(
 
 
 class PlainLoops(TiledLoops):
-    """A level is the code itself."""
+    """int8 loops in torch's operations: a level is the code itself."""
 
     def __init__(self) -> None:
         super().__init__(INT8_FORMAT)

@@ -1,4 +1,4 @@
-"""Who takes data in what share, and how many blocks a change of that has cost.
+"""The share of the data that each member takes, and the blocks that changes of it have cost.
 
 The data plan gives every member blocks in proportion to its weight, and the weight follows from its
 speed: a peer of median speed has MEMBER_WEIGHT, and small differences of speed count as none. So
@@ -22,7 +22,7 @@ MEMBER_WEIGHT: Final = 4
 MAX_MEMBER_WEIGHT: Final = 16 * MEMBER_WEIGHT
 """What a peer says of its speed is not checked: this bounds the data it can claim by it."""
 MAX_APART_PLACES: Final = 1 << 16
-"""Nor is its position: who says to be further away than this is left out of the count."""
+"""Nor is its position checked: a peer that says it is further away is left out of the count."""
 
 
 class DataShares:

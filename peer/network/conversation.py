@@ -62,7 +62,7 @@ class StreamStalled(StreamLost):
 
 
 class ReceiveOptions(TypedDict, total=False):
-    """How to receive.
+    """Bounds and callbacks of one receive.
 
     Attributes:
         into: where the payload goes; its size must be the payload's. Without it the payload is
@@ -81,7 +81,7 @@ class ReceiveOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ConversationStatistics:
-    """What has passed, framing included."""
+    """Bytes that have passed, framing included."""
 
     bytes_sent: int
     bytes_received: int
@@ -123,7 +123,7 @@ class Conversation:
 
     @property
     def remote_peer_id(self) -> str:
-        """Who is at the other end, as the network has authenticated it."""
+        """The peer at the other end, as the network has authenticated it."""
         return self._stream.remote_peer_id
 
     @property

@@ -127,7 +127,7 @@ def acceptable(place: bytes, peer_id: Any, wrapped: Any, expires_s: Any) -> bool
 
 
 class _RecordCheck(RecordValidatorBase):  # type: ignore[misc]  # hivemind has no types
-    """The same rule for hivemind's own paths (storing at ourselves)."""
+    """The rule of `acceptable` on hivemind's own paths (storing at ourselves)."""
 
     def validate(self, record: DHTRecord) -> bool:
         try:
@@ -143,7 +143,7 @@ class LocoDirectoryV1(DHTProtocol):  # type: ignore[misc]  # hivemind has no typ
     async def rpc_store(
         self, request: dht_pb2.StoreRequest, context: P2PContext
     ) -> dht_pb2.StoreResponse:
-        """Another node asks us to keep entries."""
+        """Answer a node that asks us to keep entries."""
         if request.peer:
             ping = dht_pb2.PingRequest(peer=request.peer)
             _spawn(self.rpc_ping(ping, context))
@@ -185,7 +185,7 @@ class LocoDirectoryV1(DHTProtocol):  # type: ignore[misc]  # hivemind has no typ
     async def rpc_find(
         self, request: dht_pb2.FindRequest, context: P2PContext
     ) -> dht_pb2.FindResponse:
-        """Another node asks for keys."""
+        """Answer a node that asks for keys."""
         if len(request.keys) > MAX_KEYS_PER_REQUEST:
             raise RemoteProtocolError(f"{len(request.keys)} keys in one request")
         return await super().rpc_find(request, context)
@@ -241,7 +241,7 @@ def _peer_in(address: str) -> Any:
 
 
 class DhtNode:
-    """A node on a p2pd that somebody else runs.
+    """A node of the table, on a p2pd that the network runs.
 
     All methods belong to the loop's thread, except `known_peers`.
     """

@@ -66,7 +66,7 @@ class _Lost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DirectoryStatistics:
-    """What a directory has done since it was opened.
+    """Counts of a directory since it was opened.
 
     Attributes:
         failures: by reason: `timeout`, `hung`, `detached`, or the name of what was raised.

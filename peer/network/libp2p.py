@@ -5,11 +5,11 @@
                    at its end every stream is lost.
     listener       a unix socket of ours that outlives p2pd; p2pd connects to it for each stream
                    from outside.
-    address book   the addresses `connect` was told, by peer. A new p2pd knows nobody: `open_stream`
-    dials again on demand.
+    address book   the addresses `connect` was told, by peer. A new p2pd knows no peer:
+                   `open_stream` dials again on demand.
 
-`generation` counts the lives. Whoever is attached to the control socket as well (the directory)
-waits in `wait_restarted` and attaches again. The control socket's path never changes.
+`generation` counts the lives. The directory is attached to the control socket as well: it waits in
+`wait_restarted` and attaches again. The control socket's path never changes.
 """
 
 from collections import OrderedDict

@@ -63,7 +63,7 @@ class Libp2pStream:
         return self._remote_peer_id
 
     async def turn(self, num_bytes: int) -> int:
-        """All of it: nothing is held back here."""
+        """Let all of it go: nothing is held back here."""
         return num_bytes
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:

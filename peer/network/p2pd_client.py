@@ -22,9 +22,9 @@ from .p2pd_messages import PeerAddresses, RequestType, Response, StreamInfo
 from .p2pd_process import P2pdFailed
 
 CONTROL_TIMEOUT_S: Final = 10.0
-"""For requests that p2pd answers by itself."""
+"""Time for a request that p2pd answers by itself."""
 DIAL_TIMEOUT_S: Final = 15
-"""For requests that make p2pd dial a peer; p2pd is told the same figure."""
+"""Time for a request that makes p2pd dial a peer; p2pd is told the same figure."""
 DIAL_MARGIN_S: Final = 2.0
 BACKOFF_WAIT_S: Final = 6.0
 """A little more than p2pd's shortest pause after a failed dial."""
@@ -153,7 +153,7 @@ async def connect_past_backoff(client: P2pdClient, peer: bytes, addresses: Seque
 
 
 async def receive_stream_info(connection: trio.SocketStream) -> StreamInfo:
-    """What p2pd says about a stream that it brings to our listener.
+    """Read what p2pd says about a stream that it brings to our listener.
 
     Raises:
         P2pdFailed: the connection ended, or something else came.

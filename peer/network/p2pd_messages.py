@@ -32,7 +32,7 @@ Field = tuple[int, int | bytes]
 
 
 class RequestType(IntEnum):
-    """`Request.type`."""
+    """Types of requests, `Request.type` on the wire."""
 
     IDENTIFY = 0
     CONNECT = 1
@@ -118,7 +118,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """Who opened a stream to us (binary id), and for which protocol."""
+    """The peer that opened a stream to us (binary id), and the protocol of the stream."""
 
     peer: bytes
     protocol: str

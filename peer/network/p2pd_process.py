@@ -52,7 +52,7 @@ class P2pdFailed(LocoError):
 
 @dataclass(frozen=True, slots=True)
 class P2pdConfig:
-    """How to start p2pd.
+    """The settings with which p2pd is started.
 
     Attributes:
         identity_path: key file in libp2p's format.
@@ -194,7 +194,7 @@ class P2pdProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id of p2pd."""
         return self._process.pid
 
     @property
@@ -204,11 +204,11 @@ class P2pdProcess:
 
     @property
     def last_words(self) -> str:
-        """The end of what it printed, for error messages."""
+        """The end of what p2pd printed, for error messages."""
         return " | ".join(list(self._lines)[-3:]) or "it printed nothing"
 
     async def describe_end(self) -> str:
-        """How it ended; waits a moment for it to be over."""
+        """A sentence on how p2pd ended; waits a moment for that."""
         with trio.move_on_after(STOP_GRACE_S):
             await self._process.wait()
         status = self.exit_status

@@ -1,7 +1,7 @@
 """A network whose streams keep to the pace (pacing.py); it is laid around a real or simulated one.
 
-Who has not asked for a turn does not wait for one: small messages. Reading waits too, but for what
-links say to each other.
+A sender that has not asked for a turn does not wait for one: so small messages go at once. Reading
+waits too, but for the messages of links.
 """
 
 from contextlib import nullcontext
@@ -14,7 +14,7 @@ from .wrapped import WrappedNetwork, WrappedStream
 
 
 class PacedNetwork(WrappedNetwork):
-    """See the top of the file."""
+    """The network whose streams keep to the pace."""
 
     def __init__(self, network: Network, pacing: Pacing) -> None:
         super().__init__(network)

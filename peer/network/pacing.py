@@ -1,7 +1,7 @@
-"""How fast bytes may leave and come: the limits of this machine, of the others, and of the path.
+"""The pace of bytes that leave and come: limits of this machine, of the others, and of the path.
 
-Idea. Whoever sends bulk asks for a turn first, piece by piece. Small messages never wait, but they
-count, so bulk makes room for them.
+Idea. A peer that sends bulk asks for a turn first, piece by piece. Small messages never wait, but
+they count, so bulk makes room for them.
 
 Rules
   1. `max_upload_mbps` and `max_download_mbps` are what the network interface shall carry. We see
@@ -51,7 +51,7 @@ NO_LIMITS: Final = BandwidthLimits()
 
 
 class Bucket:
-    """A rate, and who may go next.
+    """A rate, and the queue of those that wait for their turn.
 
     Attributes:
         bytes_per_s: infinite when there is no rate to keep.
@@ -72,7 +72,7 @@ class Bucket:
         return self.bytes_per_s < math.inf
 
     def change_rate(self, bytes_per_s: float) -> None:
-        """From now on; what was charged and has not had its time goes at the new rate too."""
+        """Change the rate; what was charged and has not had its time goes at the new one too."""
         now_s = trio.current_time()
         if self.is_bound and self._clear_s > now_s:
             left_bytes = (self._clear_s - now_s) * self.bytes_per_s
@@ -83,7 +83,7 @@ class Bucket:
             self._rate_changed = trio.Event()
 
     def charge(self, num_bytes: float) -> None:
-        """So many bytes go, without waiting."""
+        """Charge bytes that go without waiting."""
         if self.is_bound:
             begin_s = max(self._clear_s, trio.current_time() - BURST_S)
             self._clear_s = begin_s + num_bytes / self.bytes_per_s
@@ -105,7 +105,7 @@ class Bucket:
 
 @dataclass(slots=True)
 class _Path:
-    """What is known about one peer.
+    """The pace of the path to one peer.
 
     Attributes:
         bucket: at the lower of the path's rate and what the peer allows.
@@ -120,7 +120,7 @@ class _Path:
 
 
 class Pacing:
-    """See the top of the file.
+    """The pace of all streams of one peer.
 
     Attributes:
         senders: how many peers send us bulk at the same time.
@@ -138,7 +138,7 @@ class Pacing:
     # --- what streams ask -------------------------------------------------------------------------
     @contextmanager
     def sending(self, peer_id: PeerId) -> Iterator[None]:
-        """There is bulk for this peer."""
+        """Note, while the block lasts, that there is bulk for this peer."""
         path = self._path(peer_id)
         if not path.sending:
             path.busy_since_s = trio.current_time()
@@ -162,7 +162,7 @@ class Pacing:
         return num_bytes
 
     def sent(self, peer_id: PeerId, num_bytes: int) -> None:
-        """So many bytes go that nobody asked a turn for."""
+        """Charge bytes that go without a turn."""
         self._path(peer_id).bucket.charge(num_bytes)
         self._up.charge(num_bytes * WIRE_FACTOR)
         self._down.charge(num_bytes * ACKNOWLEDGEMENTS)
@@ -172,7 +172,7 @@ class Pacing:
         await self._down.wait_clear()
 
     def received(self, peer_id: PeerId, num_bytes: int) -> None:
-        """So many bytes came."""
+        """Charge bytes that came."""
         path = self._path(peer_id)
         path.received_bytes += num_bytes
         path.last_byte_s = trio.current_time()
@@ -198,7 +198,7 @@ class Pacing:
     def heard(
         self, peer_id: PeerId, sent_s: float, received_bytes: int, may_send: float | None
     ) -> None:
-        """A beat of theirs: what came so far, at what time of theirs, and what we may send."""
+        """Take in a peer's beat: what had come there, when by its clock, and what we may send."""
         path = self._path(peer_id)
         if path.sending:
             self._note_busy(path)

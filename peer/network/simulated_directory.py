@@ -27,7 +27,7 @@ OFFLINE_TIMEOUT_S: Final = 8.0
 
 @dataclass(frozen=True, slots=True)
 class SimulatedDirectoryStatistics:
-    """What one handle has done."""
+    """Counts of one handle."""
 
     stores: int
     gets: int
@@ -71,7 +71,7 @@ class SimulatedDhtWorld:
         return SimulatedDirectory(self, peer_id, clock_skew_s)
 
     def connect(self, peer_id: str, other: str) -> None:
-        """The two, and all that they are connected with, find each other's records from now on."""
+        """Let two peers, and all that they are connected with, find each other's records."""
         self._parents[self._root(other)] = self._root(peer_id)
 
     def keep(self, key: bytes, subkey: str, entry: _Entry) -> bool:

@@ -37,7 +37,7 @@ class LinkModel:
 
 
 class LinkWatcher(Protocol):
-    """What wants to hear of a link that is cut or carries again."""
+    """A watcher that hears when a link is cut or carries again."""
 
     def link_cut(self) -> None: ...
     def link_mended(self, cut_since_s: float) -> None: ...

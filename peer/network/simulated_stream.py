@@ -89,7 +89,7 @@ class _Pipe:
             await self._wait_until(min(room_s, self._reader_gone_s))
 
     def end(self, *, abruptly: bool = False) -> None:
-        """No more comes. Abruptly: what has not left yet never will."""
+        """End the direction. Abruptly: what has not left yet never will."""
         now_s = trio.current_time()
         while abruptly and self._segments and self._segments[-1].left_s > now_s:
             self._segments.pop()
@@ -131,7 +131,7 @@ class _Pipe:
     # --- both -------------------------------------------------------------------------------------
 
     async def _wait_until(self, time_s: float) -> None:
-        """Wait until then or until something changes.
+        """Wait until this time, or until something changes.
 
         Raises:
             StreamLost: the link was cut for too long.
@@ -144,11 +144,11 @@ class _Pipe:
             await self._changed.wait()
 
     def link_cut(self) -> None:
-        """Whoever waits counts the silence from now on."""
+        """Wake up all that wait: they count the silence from now on."""
         self.announce()
 
     def link_mended(self, cut_since_s: float) -> None:
-        """What was held up is sent again: it arrives one latency from now, at the earliest."""
+        """Send again what was held up: it arrives one latency from now, at the earliest."""
         earliest_s = trio.current_time() + self._link.model.latency_s
         for segment in self._segments:
             if segment.arrives_s > cut_since_s:
@@ -159,7 +159,7 @@ class _Pipe:
         self.announce()
 
     def forget_link(self) -> None:
-        """Nobody waits here any more."""
+        """Stop watching the link: nothing waits here any more."""
         self._link.watchers.pop(self, None)
 
     def announce(self) -> None:
@@ -200,7 +200,7 @@ class SimulatedStream:
         return self._remote_peer_id
 
     async def turn(self, num_bytes: int) -> int:
-        """All of it: nothing is held back here."""
+        """Let all of it go: nothing is held back here."""
         return num_bytes
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
@@ -284,7 +284,7 @@ class SimulatedStream:
             self.on_close(self)
 
     async def aclose(self) -> None:
-        """As `close`."""
+        """Close the stream, as `close` does."""
         self.close()
         await trio.lowlevel.checkpoint()
 

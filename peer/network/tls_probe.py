@@ -1,7 +1,7 @@
-"""Who answers at host:port: reads a libp2p peer id from a TLS handshake.
+"""Read the libp2p peer id of the peer at host:port from a TLS handshake.
 
-For `--bootstrap host:port`, where the user gives no peer id: the id is read once, shown and pinned
-(trust on first use).
+`--bootstrap host:port` needs this, where the user gives no peer id: the id is read once, shown and
+pinned (trust on first use).
 
 The steps, as every libp2p TCP connection begins (specs: connections, multistream-select, tls):
 
@@ -43,7 +43,7 @@ _OCTET_STRING: Final = 0x04
 
 
 async def read_peer_id(host: str, port: int) -> PeerId:
-    """The peer id of whoever listens there.
+    """The peer id of the peer that listens there.
 
     Raises:
         StreamLost: a sentence that begins with the step that failed.

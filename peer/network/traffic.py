@@ -24,11 +24,11 @@ class Traffic:
         return f"<Traffic sent {sent} B, received {received} B, {self.open_streams} streams>"
 
     def count_sent(self, protocol: str, num_bytes: int) -> None:
-        """Bytes were handed to a stream."""
+        """Count bytes that were handed to a stream."""
         self._sent_bytes[self._name(protocol)] += num_bytes
 
     def count_received(self, protocol: str, num_bytes: int) -> None:
-        """Bytes were taken from a stream."""
+        """Count bytes that were taken from a stream."""
         self._received_bytes[self._name(protocol)] += num_bytes
 
     def _name(self, protocol: str) -> str:
@@ -38,7 +38,7 @@ class Traffic:
         return _OTHERS
 
     def statistics(self) -> NetworkStatistics:
-        """A snapshot."""
+        """Counts so far."""
         return NetworkStatistics(
             sent_bytes=MappingProxyType(dict(self._sent_bytes)),
             received_bytes=MappingProxyType(dict(self._received_bytes)),

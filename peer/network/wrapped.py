@@ -63,11 +63,11 @@ class WrappedNetwork:
 
     @property
     def addresses(self) -> Sequence[Address]:
-        """Those of the network within."""
+        """The addresses of the network within."""
         return self._network.addresses
 
     async def connect(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
-        """As the network within does."""
+        """Connect through the network within."""
         await self._network.connect(peer_id, addresses)
 
     async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
@@ -83,9 +83,9 @@ class WrappedNetwork:
         await self._network.serve(protocol, handle)
 
     def statistics(self) -> NetworkStatistics:
-        """Those of the network within."""
+        """The statistics of the network within."""
         return self._network.statistics()
 
     def _wrapped(self, stream: Stream, protocol: str) -> Stream:
-        """What a stream of the network within is made into."""
+        """Lay a stream around one of the network within; here it stays as it is."""
         return stream

@@ -9,8 +9,8 @@ request and one reply per connection.
 Rules:
 - The path may be left over from a daemon that was killed. The home's lock says that we are the only
   daemon, so the socket is replaced.
-- Whoever connects can only end their own connection: length, time to ask and number of connections
-  are bounded.
+- A client can only end its own connection: length, time to ask and number of connections are
+  bounded.
 """
 
 import errno
@@ -29,16 +29,16 @@ MAX_REQUEST_BYTES: Final = 64 * 1024
 MAX_REPLY_BYTES: Final = 4 * 1024 * 1024
 MAX_CONNECTIONS: Final = 16
 ASK_TIMEOUT_S: Final = 5.0
-"""From connecting to the end of the request."""
+"""Time that a client has, from connecting to the end of its request."""
 REPLY_TIMEOUT_S: Final = 10.0
-"""How long a client waits where nothing else is said."""
+"""Time that a client waits for a reply where its caller names none."""
 _CHUNK_BYTES: Final = 64 * 1024
 
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class NoDaemon(LocoError):
-    """Nobody answers on the control socket."""
+    """No daemon answers on the control socket."""
 
 
 class ControlFailed(LocoError):
@@ -116,7 +116,7 @@ class _Server:
 
 
 async def _read_line(stream: trio.SocketStream, max_bytes: int) -> bytes:
-    """Up to the newline; empty when it ended early or was too long."""
+    """Read up to the newline; empty when the line ended early or was too long."""
     line = bytearray()
     while not line.endswith(b"\n"):
         chunk = await stream.receive_some(_CHUNK_BYTES)

@@ -1,7 +1,7 @@
 """A very small HTTP server for one page: `GET /metrics`.
 
-It stands open to whoever can reach the port, so everything is bounded: connections, the request's
-length and how long it may take. One request per connection; the answer is rendered in the daemon's
+Anybody who can reach the port can ask, so everything is bounded: connections, the request's length
+and how long it may take. One request per connection; the answer is rendered in the daemon's
 own task, so no thread ever reads half-changed numbers.
 """
 
@@ -16,7 +16,7 @@ from protocol.errors import LocoError
 MAX_REQUEST_BYTES: Final = 8 * 1024
 MAX_CONNECTIONS: Final = 8
 REQUEST_TIMEOUT_S: Final = 5.0
-"""From the first byte awaited to the last byte sent."""
+"""Time of one request, from the first byte awaited to the last byte sent."""
 _REASONS: Final = {
     200: "OK",
     400: "Bad Request",
@@ -29,7 +29,7 @@ _REASONS: Final = {
 
 
 class EndpointUnavailable(LocoError):
-    """The address for metrics cannot be listened on."""
+    """The daemon cannot listen on the address for metrics."""
 
 
 async def serve_metrics(
@@ -39,7 +39,7 @@ async def serve_metrics(
     *,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until cancelled. `nursery.start` returns the URL; port 0 picks a free one.
+    """Serve metrics until cancelled. `nursery.start` returns the URL; port 0 picks a free one.
 
     Raises:
         EndpointUnavailable
@@ -69,7 +69,7 @@ class _Server:
         self._connections = 0
 
     async def answer(self, stream: trio.SocketStream) -> None:
-        """One connection, one request, one answer. Whatever the other side does ends here."""
+        """Answer one request on one connection. Whatever the other side does ends here."""
         self._connections += 1
         try:
             if self._connections <= MAX_CONNECTIONS:
@@ -120,7 +120,7 @@ class _Server:
 
 
 async def _read_head(stream: trio.SocketStream) -> bytes | None:
-    """Up to the empty line, or a little more than `MAX_REQUEST_BYTES`; None when they went away."""
+    """Read up to the empty line, or just past `MAX_REQUEST_BYTES`; None when the client left."""
     head = bytearray()
     while b"\r\n\r\n" not in head and len(head) <= MAX_REQUEST_BYTES:
         chunk = await stream.receive_some(MAX_REQUEST_BYTES)

@@ -11,7 +11,7 @@ from typing import Final
 
 
 class EventName(StrEnum):
-    """What can happen."""
+    """Names of the events."""
 
     DAEMON_STARTED = "DaemonStarted"
     PEER_LINKED = "PeerLinked"

@@ -33,12 +33,12 @@ QUIET: Final = frozenset(
         EventName.PROPOSAL_REFUSED,
     }
 )
-"""Events that people see only when they ask for more."""
+"""Events that people see only with `--verbose`."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventLogStatistics:
-    """What the log has done.
+    """Counts of the lines of an event log.
 
     Attributes:
         lost: lines that could not be written.
@@ -105,7 +105,7 @@ class EventLog:
         self._logger._proxy_to_logger("msg", event, **fields)
 
     def statistics(self) -> EventLogStatistics:
-        """A snapshot."""
+        """Counts so far."""
         return EventLogStatistics(self._written, self._lost, frozenset(self._undocumented))
 
     def msg(self, line: str) -> None:
@@ -154,7 +154,7 @@ def _json(event: EventDict) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no word for NaN and infinity: they are written as text."""
+    """The value, with NaN and infinity as text: JSON has no word for them."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

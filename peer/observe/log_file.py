@@ -20,7 +20,7 @@ MAX_LINE_BYTES: Final = 64 * 1024
 
 
 class LineFile:
-    """Append lines to `path`, rotated. Not for two writers."""
+    """A rotated file of lines, for one writer."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class LineFile:
         max_file_bytes: int = MAX_LOG_FILE_BYTES,
         keep_files: int = KEEP_LOG_FILES,
     ) -> None:
-        """Raises OSError."""
+        """Open or make the file. Raises OSError."""
         self._path = path
         self._max_file_bytes = max_file_bytes
         self._keep_files = keep_files
@@ -77,7 +77,7 @@ class LineFile:
 
 
 def rotated(path: Path, number: int) -> Path:
-    """`events.jsonl.3` for number 3."""
+    """The path of an older file: `events.jsonl.3` for number 3."""
     return path.with_name(f"{path.name}.{number}")
 
 

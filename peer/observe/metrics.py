@@ -38,7 +38,7 @@ TRAINER_RESTART_REASONS: Final = ("died", "hung", "error", "non_finite", "out_of
 """Reasons that are there from the start; others may follow."""
 
 REFUSED_CONTRIBUTIONS: Final = (RefusalReason.AHEAD, RefusalReason.BEHIND, RefusalReason.TWICE)
-"""Why one is not taken."""
+"""Reasons for which an owner does not take a contribution."""
 
 
 class Phase(StrEnum):
@@ -49,14 +49,14 @@ class Phase(StrEnum):
     MATCH = "match"
     """Finding a partner."""
     EXCHANGE = "exchange"
-    """Swapping vectors with it."""
+    """Swapping vectors with the partner."""
     APPLY = "apply"
     """The outer step, and the trainer taking it over."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
-    """What a scrape reads. None is unknown.
+    """The numbers that a scrape reads. None is unknown.
 
     Attributes:
         inner_steps, tokens: done by this daemon.
@@ -66,9 +66,10 @@ class MetricsSnapshot:
         rtt_s: smoothed round-trip time by peer id, linked peers only.
         compute_utilisation: share of what the trainer alone would have trained, 0 to 1.
         trainer_restarts: by reason.
-        replica_distance: root mean square per parameter of our weights less the last partner's.
+        replica_distance: root mean square per parameter of our fast weights, as we sent them, less
+            the last partner's.
         lost_blocks, repeated_blocks: of the corpus, by changes of the swarm's members.
-        stalled_s: for which training stood still for averages that were late.
+        stalled_s: time for which training stood still for fragments that were late.
         diverged, healed, healed_s: chunks of the outer copy that differed from a better one, those
             that were fetched, and how long that took.
         refused: contributions of others to fragments that were not taken, by reason.
@@ -128,7 +129,7 @@ class Metrics:
 
 
 class _Durations:
-    """One histogram. The library's own would read the wall clock, and expose it."""
+    """One histogram of durations. The library's own would read the wall clock, and expose it."""
 
     def __init__(self) -> None:
         self._in_bucket = [0] * (len(ROUND_SECONDS_BUCKETS) + 1)
@@ -196,7 +197,7 @@ def _training(now: MetricsSnapshot) -> Iterator[Metric]:
     )
     yield _gauge(
         "loco_replica_distance",
-        "Root mean square per parameter of our weights less the last partner's.",
+        "Root mean square per parameter of our fast weights less the last partner's.",
         now.replica_distance,
     )
 
@@ -236,7 +237,7 @@ def _round_seconds(durations: Mapping[Phase, _Durations]) -> Metric:
 def _fragments(now: MetricsSnapshot) -> Iterator[Metric]:
     yield _counter(
         "loco_stalled_seconds",
-        "Time for which training stood still for averages that were late, in seconds.",
+        "Time for which training stood still for fragments that were late, in seconds.",
         now.stalled_s,
     )
     yield _counter(

@@ -1,4 +1,4 @@
-"""What a peer says of itself: one snapshot for `loco-peer status`, the demo and the tests."""
+"""The status of a peer: one snapshot for `loco-peer status`, the demo and the tests."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class PeerState(StrEnum):
-    """What a peer is at. Told to other peers too, under these names."""
+    """Stages in the life of a peer. It tells other peers too, under these names."""
 
     STARTING = "starting"
     CONNECTING = "connecting"
@@ -29,7 +29,7 @@ class PeerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """How rounds ended since this daemon started."""
+    """Rounds that ended since this daemon started, by how they ended."""
 
     averaged: int = 0
     skipped: Mapping[SkipReason, int] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class PeerStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """This peer. None is unknown.
+    """The status of this peer. None is unknown.
 
     Attributes:
         step: nominal inner step of the run.
@@ -120,7 +120,7 @@ class Status:
 
 
 def _finite(value: float | None) -> float | None:
-    """JSON has no word for NaN; a loss that is none is not known."""
+    """The loss, or None if it is not finite: JSON has no word for NaN."""
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -134,12 +134,12 @@ def _peer_json(peer: PeerStatus) -> dict[str, Any]:
 
 
 def short_id(peer_id: str | None) -> str:
-    """The last eight characters: the first ones are the same in every peer id."""
+    """The last eight characters of a peer id: the first ones are the same in all of them."""
     return peer_id[-8:] if peer_id else "-"
 
 
 def render(status: Status) -> "RenderableType":
-    """A table for people."""
+    """The status as a table for people."""
     from rich.console import Group  # rich is slow to import, and only this needs it
 
     return Group(_about(status), _peers(status)) if status.peers else _about(status)

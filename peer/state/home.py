@@ -250,7 +250,7 @@ class Home:
         return port if isinstance(port, int) and 0 < port < 1 << 16 else None
 
     def keep_port(self, purpose: str, port: int) -> None:
-        """Listen on `port` for this again next time."""
+        """Keep `port`, so that the next start listens on it again."""
         self._replace(self.ports_path, json.dumps({**self._kept_ports(), purpose: port}).encode())
 
     def _kept_ports(self) -> dict[str, Any]:

@@ -48,17 +48,17 @@ from .state_file import (
 )
 
 REQUEST_S: Final = 30.0
-"""How long a stream may stay silent between two requests."""
+"""Time that a stream may stay silent between two requests."""
 STALL_S: Final = 15.0
 WRITE_S: Final = 600.0
-"""How long the source may take to write its state before the first byte."""
+"""Time that the source may take to write its state before the first byte."""
 CHUNKS_PER_REQUEST: Final = 16
 KEPT_STATES: Final = 2
 """State files kept: the newest, and the one that somebody may still be reading."""
 
 
 class StateSource(Protocol):
-    """Somebody who has an outer state."""
+    """An owner of an outer state, which the service serves."""
 
     @property
     def round(self) -> int:
@@ -69,7 +69,7 @@ class StateSource(Protocol):
 
 
 class StateService:
-    """Serves `/loco/state/1`.
+    """The conversation `/loco/state/1`, on the side that serves.
 
     Args:
         blobs: digest to file.
@@ -99,7 +99,7 @@ class StateService:
         return f"<StateService {len(self._states)} states, {self._readers.borrowed_tokens} readers>"
 
     def serve_state_of(self, source: "StateSource") -> None:
-        """From now on there is a state to serve."""
+        """Serve the state of `source` from now on."""
         self._source = source
 
     async def start(self) -> None:
@@ -202,7 +202,7 @@ class Fetcher:
 
     @property
     def remote_peer_id(self) -> PeerId:
-        """Whom we ask."""
+        """The peer that we ask."""
         return self._talk.remote_peer_id
 
     async def spec(self, run_id: str | None) -> SignedSpec:

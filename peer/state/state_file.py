@@ -2,17 +2,18 @@
 
 A state is a run of bytes, cut into chunks of `STATE_CHUNK_BYTES`:
 
-    header (4096 bytes): magic, length, msgpack of the scalars, zeros | phi, fp32 [P] | delta, fp32
-    [P]
+    header (4096 bytes): magic, length, msgpack of the scalars, zeros
+    phi, fp32 [P]
+    delta, fp32 [P]
 
 Numbers are little-endian. The scalars are part of the first chunk, so the Merkle root
 (protocol/merkle.py) covers them too.
 
 Rules:
-- The file is written under another name and renamed when it is whole and on the disk: who reads it,
+- The file is written under another name and renamed when it is whole and on the disk: a reader
   reads one state.
 - A joiner checks the list of digests against the root first, then each chunk on arrival, from
-  whoever and in whatever order it comes; at the end it holds the scalars in the header against
+  any peer and in any order; at the end it holds the scalars in the header against
   those it was told.
 - Nothing a peer says sets the size of anything: the joiner knows P from the run spec, and a
   manifest for another P is refused.
@@ -45,7 +46,7 @@ _TILE: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class StateScalars:
-    """Where a state stands.
+    """The scalars of a state: where it stands in the run.
 
     Attributes:
         round: round of its last outer step.
@@ -63,7 +64,7 @@ class StateScalars:
 
 @dataclass(frozen=True, slots=True)
 class StateManifest:
-    """What names a state: the root covers digests, hence all bytes, the scalars included."""
+    """The name of a state: the root covers digests, hence all bytes, the scalars included."""
 
     root: bytes
     digests: tuple[bytes, ...]
@@ -73,7 +74,7 @@ class StateManifest:
 
 @dataclass(frozen=True, slots=True)
 class AssemblerStatistics:
-    """How far a download is. `refused_chunks` did not match their digest."""
+    """The progress of a download. `refused_chunks` did not match their digest."""
 
     chunks: int
     missing_chunks: int
@@ -243,7 +244,7 @@ class StateAssembler:
         return self._manifest.scalars
 
     def statistics(self) -> AssemblerStatistics:
-        """How far the download is."""
+        """The progress of the download."""
         here = len(self._manifest.digests) - len(self._missing)
         last_is_here = len(self._manifest.digests) - 1 not in self._missing
         overhang = len(self._manifest.digests) * STATE_CHUNK_BYTES - self._manifest.total_bytes
@@ -268,7 +269,7 @@ def _overlaps(
 
 
 def _is_finite(vector: Float32Vector) -> bool:
-    """Tile by tile: numpy answers with as many bytes as there are values."""
+    """Whether all values are finite, tile by tile: numpy answers with a byte for each value."""
     tiles = range(0, vector.size, _TILE)
     return all(bool(np.isfinite(vector[start : start + _TILE]).all()) for start in tiles)
 
