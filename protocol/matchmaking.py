@@ -29,8 +29,8 @@ The rules
 
 Invariants: at most one `Paired` per round that is not taken back by rule 8; every proposal received
 is answered, withdrawn or held (at most MAX_HELD_PROPOSALS); every search ends in exactly one
-`Paired` or `Unmatched`; a peer is asked at most once with one pair of snapshots, and at most MAX_PROPOSAL_TRIES in
-a search.
+`Paired` or `Unmatched`; a peer is asked at most once with one pair of snapshots, and a search asks
+at most MAX_PROPOSAL_TRIES times.
 
 Pure: time comes in with each event, `next_deadline_s` says when the next `Tick` is due.
 Source: design 5; docs/decisions/0016-gossip-without-a-clock.md compares it with other rules. The

@@ -86,9 +86,7 @@ def catch_up(owed: float, own_step: float, places: Sequence[float], inner_steps:
     return min(owed, keep_together(owed, own_step, places, inner_steps))
 
 
-def keep_together(
-    owed: float, own_step: float, places: Sequence[float], inner_steps: int
-) -> float:
+def keep_together(owed: float, own_step: float, places: Sequence[float], inner_steps: int) -> float:
     """The same where nobody waits: a peer that is ahead owes more (rule 3)."""
     lag_rounds = (median(places) - own_step) / inner_steps if places else 0.0
     return owed * min(1 + LARGEST_CATCH_UP, max(1 - LARGEST_CATCH_UP, 1 - lag_rounds))

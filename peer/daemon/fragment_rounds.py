@@ -184,7 +184,7 @@ class FragmentRounds:
         """The trainer has taken what it loaded."""
         self._loaded.set()
 
-    async def closed(self, closed: RoundClosed, *, jumped: bool) -> None:
+    async def closed(self, closed: RoundClosed, others: Sequence[Member]) -> None:
         """Validate if it is due; the next round may begin at once."""
         self._loaded.set()
         assert self._line is not None
@@ -192,7 +192,6 @@ class FragmentRounds:
         if self._validation.is_due(closed.round):
             async with self._lock:  # nothing is half written
                 await self._validation.begin(self._line, closed.round)
-        others = self._view.members_training(trio.current_time())
         self._next_round = next_round(closed.round, self._heard_rounds(others))
 
     def _new_exchange(self, layout: Layout) -> FragmentExchange:

@@ -51,7 +51,6 @@ class GossipRounds:
         self._finale = finale
         self._validation = validation
         self._line: TrainerLine | None = None
-        self._step = rounds.step
         self._settled = trio.Event()
         self._settled.set()
 
@@ -72,12 +71,11 @@ class GossipRounds:
         """The next round of training; None when the training is over."""
         if self._rounds.is_over:
             return None
-        self._step = self._rounds.step
         return self._rounds.plan(self._pace.owed(self._rounds.step, others, keep_together))
 
     def is_behind(self, others: Sequence[Member]) -> bool:
-        """Whether the round in training should be given up."""
-        return self._rounds.is_behind(self._step, [m.progress.step for m in others])
+        """Never: a peer that is behind jumps when it closes its round."""
+        return False
 
     async def next_final_round(self) -> RoundPlan | None:
         """The next round of the final averaging."""
@@ -92,17 +90,16 @@ class GossipRounds:
         self._line = line
 
     def progressed(self, progress: Progress) -> None:
-        """Note how far it is."""
-        self._step = progress.step
+        """Nothing to do."""
 
-    async def closed(self, closed: RoundClosed, *, jumped: bool) -> None:
+    async def closed(self, closed: RoundClosed, others: Sequence[Member]) -> None:
         """Average a closed round; the next one may begin at once if averaging overlaps."""
         await self._settled.wait()  # it is: no round is closed before the last is applied
         self._settled = trio.Event()
-        self._rounds.closed(closed.step)
+        self._rounds.closed(closed.step, [m.progress.step for m in others])
         line = self._line
         assert line is not None
-        line.nursery.start_soon(self._settle, line, closed, jumped)
+        line.nursery.start_soon(self._settle, line, closed, int(self._rounds.step))
         if not self._overlap or self._rounds.is_over:
             await self._settled.wait()
 
@@ -119,11 +116,11 @@ class GossipRounds:
         await self._settled.wait()
 
     # --- settling a closed round ------------------------------------------------------------------
-    async def _settle(self, line: TrainerLine, closed: RoundClosed, jumped: bool) -> None:
+    async def _settle(self, line: TrainerLine, closed: RoundClosed, step: int) -> None:
         """Average a closed round, take the outer step, and tell the trainer."""
         meeting = self._finale.meeting
         try:
-            averaging = await self._steps.average(line.trainer, closed, meeting, jumped=jumped)
+            averaging = await self._steps.average(line.trainer, closed, step, meeting)
             await self._validation.wait_idle()  # the slow weights lie still meanwhile
             await self._steps.take(averaging, meeting)
             await line.send(Apply(closed.round))

@@ -15,7 +15,7 @@ import trio
 from peer.averaging.exchange_io import Contribution
 from peer.averaging.final_meetings import FinalMeetings
 from peer.averaging.gossip import Bounds, Gossip
-from peer.averaging.outcome import Averaged, Outcome, Skipped, Timing
+from peer.averaging.outcome import Averaged, Outcome, Timing
 from peer.averaging.outer_state import Factors, OuterState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
@@ -24,7 +24,6 @@ from peer.training.messages import RoundClosed
 from peer.training.ports import Trainer
 from protocol.final_averaging import Meeting
 from protocol.gossip_patience import Patience
-from protocol.outcomes import SkipReason
 from protocol.run_spec import RunSpec
 
 from .facts import Facts
@@ -94,21 +93,19 @@ class OuterSteps:
         return f"<OuterSteps {self._outer!r}, {self._patience!r}>"
 
     async def average(
-        self, trainer: Trainer, closed: RoundClosed, meeting: Meeting | None, *, jumped: bool
+        self, trainer: Trainer, closed: RoundClosed, step: int, meeting: Meeting | None
     ) -> SettledRound:
         """Find a partner for a closed round and exchange vectors; its end is always a defined one.
 
         Args:
+            step: the nominal step of its snapshot.
             meeting: of the final averaging's plan; None to average with whoever is free.
-            jumped: the round was given up, so there is nobody to ask.
         """
-        own = await self._work.run(self._contribution, trainer, closed)
-        outcome: Outcome = Skipped(SkipReason.JUMPED)
-        timing = Timing(0.0, 0.0)
-        if meeting is not None:
-            outcome, timing = await self._meetings.meet(own, meeting, self._exchange_s())
-        elif not jumped:
+        own = await self._work.run(self._contribution, trainer, closed, step)
+        if meeting is None:
             outcome, timing = await self._gossip.average(own, self._bounds())
+        else:
+            outcome, timing = await self._meetings.meet(own, meeting, self._exchange_s())
         if isinstance(outcome, Averaged):
             self._patience.exchanged(timing.match_s, timing.exchange_s, self._slack_s())
         return SettledRound(own, closed, outcome, timing)
@@ -151,7 +148,7 @@ class OuterSteps:
     def _exchange_s(self) -> float:
         return max(MIN_EXCHANGE_S, MAX_EXCHANGE_ROUNDS * self._facts.round_s)
 
-    def _contribution(self, trainer: Trainer, closed: RoundClosed) -> Contribution:
+    def _contribution(self, trainer: Trainer, closed: RoundClosed, step: int) -> Contribution:
         assert closed.slot is not None
         assert closed.digest is not None
         payload, digest, vectors = trainer.codes(closed.slot), closed.digest, 1
@@ -163,7 +160,7 @@ class OuterSteps:
             digest, vectors = blake3.blake3(payload).hexdigest(length=16), 2
         return Contribution(
             round=closed.round,
-            step=int(closed.step),
+            step=step,
             final=self._facts.ended,
             steps=closed.steps,
             tokens=closed.tokens,

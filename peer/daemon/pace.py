@@ -26,9 +26,7 @@ class Pace:
     def __repr__(self) -> str:
         return f"<Pace of {self._inner_steps} steps>"
 
-    def owed(
-        self, step: float, others: Sequence[Member], adjusted: Callable[..., float]
-    ) -> float:
+    def owed(self, step: float, others: Sequence[Member], adjusted: Callable[..., float]) -> float:
         """Our steps of a round that begins now, at this nominal step; not whole.
 
         Args:

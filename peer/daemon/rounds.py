@@ -86,7 +86,7 @@ class RoundLoop:
         self._start_trainer = start_trainer
         self._events = events
         self._quota = inner_steps
-        self._jumped = False
+        self._given_up = False
         self._micro_batch_cap: int | None = None
         self._failures_in_a_row = 0
         self.finished = False
@@ -200,8 +200,8 @@ class RoundLoop:
             facts.steps_per_s += SPEED_SMOOTHING * (speed - facts.steps_per_s)
         self._way.progressed(progress)
         self._check_lost()
-        if not self._jumped and self._way.is_behind(self._others()):
-            self._jumped = True
+        if not self._given_up and self._way.is_behind(self._others()):
+            self._given_up = True
             line.send_soon(CloseRound(facts.round))
 
     def _note_closed(self, closed: RoundClosed) -> None:
@@ -239,10 +239,7 @@ class RoundLoop:
 
     async def _go_on(self, line: TrainerLine, closed: RoundClosed) -> None:
         """Average a closed round, as far as the next one has to wait for that, and open that."""
-        jumped = self._jumped
-        await self._way.closed(closed, jumped=jumped)
-        if jumped:
-            self._way.enter(self._others())
+        await self._way.closed(closed, self._others())
         await self._open_next(line)
 
     async def _open_next(self, line: TrainerLine) -> None:
@@ -257,7 +254,7 @@ class RoundLoop:
         members = self._shares.now(self._others())
         self._quota = plan.quota
         facts.round, facts.nominal_step = plan.round, plan.start_step
-        facts.fraction, self._jumped = 0.0, False
+        facts.fraction, self._given_up = 0.0, False
         facts.now_doing("training", PeerState.TRAINING)
         self._events.emit(
             EventName.ROUND_OPENED,

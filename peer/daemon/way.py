@@ -56,13 +56,13 @@ class Way(Protocol):
 
     # --- which rounds are trained -----------------------------------------------------------------
     def enter(self, others: Sequence[Member]) -> None:
-        """A life begins, or a round was given up: go on where the others are."""
+        """A life of the trainer begins: go on where the others are."""
 
     def next_round(self, others: Sequence[Member]) -> RoundPlan | None:
         """The next round of training; None when the training is over."""
 
     def is_behind(self, others: Sequence[Member]) -> bool:
-        """Whether the round in training should be given up."""
+        """Whether the round in training should be given up for a newer one."""
 
     async def next_final_round(self) -> RoundPlan | None:
         """After the training: the next round without steps; None when averaging is over.
@@ -78,13 +78,10 @@ class Way(Protocol):
     def progressed(self, progress: Progress) -> None:
         """The trainer tells how far it is."""
 
-    async def closed(self, closed: RoundClosed, *, jumped: bool) -> None:
+    async def closed(self, closed: RoundClosed, others: Sequence[Member]) -> None:
         """A round is closed: see to it that its work is averaged.
 
         Returns when the next round may begin.
-
-        Args:
-            jumped: it was given up, to go on where the others are.
         """
 
     async def took(self, event: SyncEvent) -> None:

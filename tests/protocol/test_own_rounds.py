@@ -1,0 +1,121 @@
+"""The rounds of gossip: quotas, debts, jumps, the last round; and the patience for new partners."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.gossip_patience import LUMP_SHARE, SAVED_SHARE, Patience
+from protocol.own_rounds import JUMP_ROUNDS, MAX_DEBT_ROUNDS, OwnRounds
+
+H = 20
+
+
+def rounds(total: int = 1000, step: float = 0.0) -> OwnRounds:
+    return OwnRounds(H, total, 0, step)
+
+
+def test_rounds_of_equal_quotas_follow_each_other() -> None:
+    own = rounds()
+    for number in range(3):
+        plan = own.plan(H)
+        assert (plan.round, plan.quota, plan.start_step, plan.stride) == (number, H, number * H, 1)
+        own.closed(plan.start_step + H, [])
+
+
+def test_a_slow_peer_counts_more_for_each_step() -> None:
+    plan = rounds().plan(5.0)
+    assert (plan.quota, plan.stride) == (5, 4.0)
+
+
+def test_what_a_round_trains_beyond_its_quota_is_taken_off_later_ones() -> None:
+    own = rounds()
+    own.closed(1.7 * H, [])
+    assert own.plan(H).quota == 10  # half a round at least, so 0.2 are still owed
+    own.closed(2.2 * H, [])
+    assert own.plan(H).quota == 16
+    own.closed(3.0 * H, [])
+    assert own.plan(H).quota == H
+
+
+def test_on_a_line_that_is_too_thin_the_debt_is_bounded() -> None:
+    own = rounds()
+    own.closed(30.0 * H, [])
+    halves = 0
+    while own.plan(H).quota < H:
+        halves += 1
+        own.closed(own.step + H / 2, [])
+    assert halves == 2 * MAX_DEBT_ROUNDS
+
+
+@given(lengths=st.lists(st.floats(0.3, 1.4), min_size=200, max_size=200))
+def test_one_average_per_round_of_nominal_steps_while_exchanges_are_shorter(
+    lengths: list[float],
+) -> None:
+    """Each round lasts for its quota, and as long as its exchange, a random one."""
+    own = rounds(10**9)
+    scale = 0.8 * len(lengths) / sum(lengths)  # 0.8 of a round on the average
+    for length in lengths:
+        plan = own.plan(H)
+        own.closed(plan.start_step + max(plan.quota, length * scale * H), [])
+    assert own.step <= H * (len(lengths) + MAX_DEBT_ROUNDS + 1)
+
+
+def test_a_peer_that_is_far_behind_jumps_and_one_that_is_near_does_not() -> None:
+    near, far = rounds(), rounds()
+    middle = H + JUMP_ROUNDS * H
+    near.closed(H, [0.0, middle, 9999.0])
+    assert near.step == H
+    far.closed(H, [0.0, middle + 1, 9999.0])
+    assert far.step == middle + 1
+    assert far.plan(H).start_step == middle + 1
+
+
+def test_what_a_single_peer_says_moves_nothing() -> None:
+    own = rounds()
+    own.closed(H, [H, H, 900.0])
+    assert own.step == H
+
+
+def test_a_newcomer_begins_where_the_others_are_and_not_beyond_the_end() -> None:
+    own = rounds(total=100)
+    own.enter([60.0, 61.0, 5000.0])
+    assert own.step == 61.0
+    own.enter([40.0])
+    assert own.step == 61.0
+    own.enter([5000.0])
+    assert own.is_over
+
+
+@pytest.mark.parametrize(("step", "quota"), [(76.0, 24), (60.0, 20), (99.5, 1)])
+def test_the_last_round_ends_with_the_run(step: float, quota: int) -> None:
+    own = rounds(total=100, step=step)
+    plan = own.plan(H)
+    assert plan.quota == quota
+    own.closed(plan.start_step + plan.quota, [])
+    assert own.is_over == (step > 60)
+
+
+def test_after_the_end_rounds_have_no_steps() -> None:
+    own = rounds(total=100, step=100.0)
+    assert own.is_over
+    assert (own.plan(H).quota, own.plan(H).start_step) == (0, 100.0)
+
+
+# --- patience -------------------------------------------------------------------------------------
+def test_half_of_the_slack_is_waited() -> None:
+    patience = Patience()
+    assert patience.for_fresh_s(10.0) == 5.0
+    patience.exchanged(0.0, 4.0, 10.0)
+    assert patience.for_fresh_s(10.0) == 3.0
+
+
+def test_without_slack_savings_are_spent_in_a_lump() -> None:
+    patience, waits = Patience(), []
+    for _ in range(30):
+        wait_s = patience.for_fresh_s(10.0)
+        waits.append(wait_s)
+        patience.exchanged(wait_s, 20.0, 10.0)
+    assert set(waits[1:3]) == {0.0}
+    spent = [wait_s for wait_s in waits[1:] if wait_s]
+    assert min(spent) >= LUMP_SHARE * 20.0
+    assert sum(waits[1:]) <= SAVED_SHARE * 20.0 * 30 + 1e-9
