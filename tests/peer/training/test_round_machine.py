@@ -1,0 +1,449 @@
+"""The round machine by itself: commands, steps and clock readings in, actions and events out."""
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peer.training.errors import WrongCommand
+from peer.training.messages import (
+    PROGRESS_INTERVAL_S,
+    Apply,
+    CloseRound,
+    Evaluate,
+    Evaluated,
+    Load,
+    Progress,
+    RoundClosed,
+    Stop,
+    TrainRound,
+)
+from peer.training.round_data import RoundData
+from peer.training.round_machine import RoundMachine, Settle, TrainStep, Wait
+from peer.training.schedule import learning_rate
+from peer.training.snapshot import Snapshot
+from protocol.data_plan import DataPlan
+from protocol.rounds import nominal_step
+from protocol.run_spec import OptimizerSection, RunSpec, SyncSection, TrainingSection
+
+H = 10
+MEMBERS = (("me", 1), ("you", 3))
+NUM_BLOCKS = 1000
+BATCH = 4
+SPEC = RunSpec(
+    optimizer=OptimizerSection(warmup_steps=30),
+    training=TrainingSection(batch_size=BATCH, total_steps=200),
+    sync=SyncSection(inner_steps=H),
+)
+
+
+@dataclass
+class FakeSync:
+    """A way of averaging that does as the test says, and notes what it is told."""
+
+    holds_training: bool = False
+    holds_close: bool = False
+    is_send_due: bool = False
+    to_event: float = math.inf
+    told: list[object] = field(default_factory=list)
+
+    def steps_to_event(self, order, steps):
+        return self.to_event
+
+    def load(self):
+        self.told.append("load")
+
+    def obey(self, command):
+        self.told.append(command)
+
+    def begin(self, order):
+        self.told.append(("begin", order.round))
+
+    def stepped(self, order, steps, tokens):
+        self.told.append(("stepped", order.round, steps, tokens))
+
+    def advance(self):
+        if self.is_send_due:
+            self.told.append("sent")
+            self.is_send_due = False
+
+    def close(self, order):
+        self.told.append(("closed", order.round))
+        return Snapshot(order.round, order.round % 2, "digest")
+
+
+class Driver:
+    """Does what the machine says: a step takes `step_s`; numbers are known one step later."""
+
+    def __init__(self, step_s=1.0, *, loaded=True):
+        self.sync = FakeSync()
+        self.events = deque()
+        self.machine = RoundMachine(SPEC, "me", NUM_BLOCKS, self.sync, self.events)
+        self.step_s, self.now_s, self.own_steps = step_s, 0.0, 0
+        self.unsettled = False
+        self.steps: list[TrainStep] = []
+        if loaded:
+            self.obey(Load(0))
+
+    def obey(self, command, **options):
+        self.machine.obey(command, self.now_s, **options)
+
+    def order(self, round_, quota=4, start_step=None, place=(0, 0)):
+        start_step = float(H * round_) if start_step is None else start_step
+        self.obey(TrainRound(round_, quota, MEMBERS, *place, start_step))
+
+    def next_action(self):
+        """What comes next but for looking at numbers."""
+        while isinstance(action := self.machine.next_action(self.now_s), Settle):
+            assert self.unsettled
+            self.settle()
+        return action
+
+    def settle(self):
+        if self.unsettled:
+            self.unsettled = False
+            self.machine.settled(float(self.own_steps), 0.5, 0.0)
+
+    def train(self, steps=10**6):
+        """Steps, as long as there is something to train."""
+        for _ in range(steps):
+            if not isinstance(action := self.next_action(), TrainStep):
+                return
+            self.settle()
+            self.now_s += self.step_s
+            self.own_steps += 1
+            self.steps.append(action)
+            self.machine.stepped(action, self.now_s, self.step_s)
+            self.unsettled = True
+        self.next_action()
+
+    def of(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+# --- a round --------------------------------------------------------------------------------------
+def test_a_round_closes_at_its_quota_and_the_next_begins_when_it_is_ordered():
+    driver = Driver()
+    assert driver.next_action() == Wait()
+    driver.order(0)
+    driver.train()
+    (closed,) = driver.of(RoundClosed)
+    assert (closed.round, closed.steps, closed.tokens) == (0, 4, 4 * SPEC.tokens_per_step)
+    assert (closed.slot, closed.digest) == (0, "digest")
+    assert closed.loss == (1 + 2 + 3 + 4) / 4
+    assert (closed.seconds, closed.step) == (4.0, H)
+    assert driver.next_action() == Wait()
+    driver.order(1)
+    assert isinstance(driver.next_action(), TrainStep)
+
+
+def test_an_order_that_waits_begins_with_the_close():
+    driver = Driver()
+    driver.order(0)
+    driver.order(1)
+    driver.train()
+    assert [closed.round for closed in driver.of(RoundClosed)] == [0, 1]
+    assert [(step.round, step.steps) for step in driver.steps] == [
+        (round_, step) for round_ in range(2) for step in range(4)
+    ]
+
+
+def test_a_due_round_that_is_held_up_trains_on_at_rising_nominal_steps():
+    driver = Driver()
+    driver.sync.holds_close = True
+    driver.order(3)
+    driver.train(7)
+    assert driver.of(RoundClosed) == []
+    assert [step.nominal_step for step in driver.steps] == [30 + H * k / 4 for k in range(7)]
+    assert [event.step for event in driver.of(Progress)] == [30 + H * k / 4 for k in range(1, 8)]
+    driver.sync.holds_close = False
+    driver.next_action()
+    (closed,) = driver.of(RoundClosed)
+    assert (closed.steps, closed.step) == (7, 47.5)
+
+
+def test_what_holds_up_training_does_not_hold_up_commands():
+    driver = Driver()
+    driver.order(0)
+    driver.sync.holds_training = True
+    assert driver.next_action() == Wait()
+    driver.obey(Apply(7))
+    assert driver.sync.told[-1] == Apply(7)
+    driver.sync.holds_training = False
+    assert isinstance(driver.next_action(), TrainStep)
+
+
+@pytest.mark.parametrize("start_step", [0.0, 12.5])
+def test_a_round_of_no_steps_closes_where_it_begins(start_step):
+    driver = Driver()
+    driver.sync.holds_close = True
+    driver.order(0, quota=0, start_step=start_step, place=(2, 60))
+    assert driver.next_action() == Wait()
+    assert driver.of(RoundClosed) == []
+    driver.sync.holds_close = False
+    driver.next_action()
+    (closed,) = driver.of(RoundClosed)
+    assert (closed.steps, closed.loss, closed.step) == (0, 0.0, start_step)
+    assert (closed.epoch, closed.position) == (2, 60)
+
+
+@pytest.mark.parametrize(
+    ("steps_before", "in_step", "steps"),
+    [(0, False, 1), (0, True, 1), (3, False, 3), (3, True, 4)],
+)
+def test_a_round_closes_when_asked_to_but_not_without_a_step(steps_before, in_step, steps):
+    driver = Driver()
+    driver.order(0, quota=100)
+    driver.train(steps_before)
+    driver.obey(CloseRound(0), in_step=in_step)
+    driver.train(10)
+    driver.obey(CloseRound(0))
+    assert [closed.steps for closed in driver.of(RoundClosed)] == [steps]
+
+
+def test_to_be_asked_twice_does_not_put_the_close_off():
+    driver = Driver()
+    driver.sync.holds_close = True
+    driver.order(0, quota=100)
+    driver.train(3)
+    driver.obey(CloseRound(0))
+    driver.train(2)
+    driver.obey(CloseRound(0), in_step=True)
+    driver.sync.holds_close = False
+    driver.next_action()
+    assert [closed.steps for closed in driver.of(RoundClosed)] == [5]
+
+
+# --- the learning rate ----------------------------------------------------------------------------
+def test_after_each_load_the_learning_rate_comes_to_the_schedules():
+    driver = Driver()
+    for first in (5, 12):
+        driver.obey(Load(0))
+        driver.steps.clear()
+        driver.order(first, quota=H)
+        driver.order(first + 1, quota=H)
+        driver.train()
+        rates = [step.learning_rate for step in driver.steps]
+        places = [step.nominal_step for step in driver.steps]
+        assert places == [H * first + own for own in range(2 * H)]
+        assert rates == [
+            learning_rate(SPEC.optimizer, place, 200, own) for own, place in enumerate(places)
+        ]
+        scheduled = learning_rate(SPEC.optimizer, places[0], 200)
+        assert rates[0] == pytest.approx(scheduled / 20)
+        assert rates[-1] == learning_rate(SPEC.optimizer, places[-1], 200)
+
+
+# --- numbers --------------------------------------------------------------------------------------
+def test_before_something_is_sent_the_numbers_of_the_last_step_are_asked_for():
+    driver = Driver(step_s=0.01)
+    driver.order(0, quota=100)
+    driver.train(1)
+    assert driver.unsettled
+    driver.sync.is_send_due = True
+    assert driver.machine.next_action(driver.now_s) == Settle()
+    assert "sent" not in driver.sync.told
+    driver.next_action()
+    assert "sent" in driver.sync.told
+
+
+def test_before_a_round_closes_the_numbers_of_the_last_step_are_asked_for():
+    driver = Driver(step_s=0.01)
+    driver.sync.holds_close = True
+    driver.order(0, quota=1)
+    driver.train(3)
+    assert driver.unsettled
+    driver.sync.holds_close = False
+    assert driver.machine.next_action(driver.now_s) == Settle()
+    assert ("closed", 0) not in driver.sync.told
+    driver.next_action()
+    assert ("closed", 0) in driver.sync.told
+    (closed,) = driver.of(RoundClosed)
+    assert closed.loss == (1 + 2 + 3) / 3
+
+
+# --- progress -------------------------------------------------------------------------------------
+def test_progress_is_told_at_half_the_quota_and_now_and_then():
+    driver = Driver(step_s=0.0625)
+    driver.order(0, quota=20)
+    driver.train()
+    told = driver.of(Progress)
+    assert [event.steps for event in told] == [4, 8, 10, 14, 18]
+    assert [event.loss for event in told] == [2.5, 6.5, 9.5, 12.5, 16.5]
+    assert [event.step for event in told] == [0.5 * event.steps for event in told]
+    rates = [step.learning_rate for step in driver.steps]
+    assert [event.learning_rate for event in told] == [rates[event.steps - 1] for event in told]
+    assert {event.step_s for event in told} == {0.0625}
+    assert {event.gradient_norm for event in told} == {0.5}
+
+
+@pytest.mark.slow
+@settings(deadline=None)
+@given(
+    step_s=st.floats(0.001, 1.0),
+    quota=st.integers(1, 40),
+    to_event=st.one_of(st.just(math.inf), st.integers(1, 50)),
+    holds_close=st.booleans(),
+    done=st.integers(0, 60),
+)
+def test_nothing_happens_before_the_steps_to_the_next_event(
+    step_s, quota, to_event, holds_close, done
+):
+    """A driver in virtual time may sleep so long; and not much longer."""
+    driver = Driver(step_s)
+    driver.sync.holds_close = holds_close
+    driver.order(0, quota=quota)
+    driver.train(done)
+    driver.events.clear()
+    driver.sync.to_event = to_event
+    steps = driver.machine.steps_to_event(driver.now_s + step_s, step_s)
+    if not isinstance(driver.next_action(), TrainStep):
+        assert steps == math.inf
+        return
+    assert 1 <= steps <= min(to_event, 2 + PROGRESS_INTERVAL_S / step_s)
+    driver.train(int(steps) - 1)
+    assert not driver.events
+    driver.train(2)  # one more: sums of durations are rounded
+    assert driver.events or steps == to_event
+
+
+def test_without_a_round_nothing_happens_by_itself():
+    assert Driver().machine.steps_to_event(1.0, 1.0) == math.inf
+
+
+# --- data -----------------------------------------------------------------------------------------
+@pytest.mark.slow
+@settings(deadline=None)
+@given(
+    quotas=st.lists(st.integers(0, 8), min_size=1, max_size=3),
+    place=st.tuples(st.integers(0, 3), st.integers(0, NUM_BLOCKS)),
+)
+def test_the_place_is_that_of_the_plan_whether_the_blocks_are_taken_or_not(quotas, place):
+    plan = DataPlan(SPEC.seed, NUM_BLOCKS)
+    reading = idle = place
+    blocks = []
+    for quota in quotas:
+        reader, idler = (
+            RoundData(plan, "me", BATCH, TrainRound(0, quota, MEMBERS, *at, 0.0))
+            for at in (reading, idle)
+        )
+        for step in range(quota):
+            blocks += list(reader.blocks(step))
+        reading, idle = reader.after(quota), idler.after(quota)
+        assert reading == idle
+    if blocks:
+        taken = plan.take(*place, len(blocks), "me", MEMBERS)
+        assert blocks == list(taken.blocks)
+        assert reading == (taken.epoch, taken.position)
+    else:
+        assert reading == place
+
+
+def test_the_machine_hands_out_the_blocks_of_each_step():
+    driver = Driver()
+    driver.order(0, quota=3, place=(0, 100))
+    plan, blocks = DataPlan(SPEC.seed, NUM_BLOCKS), []
+    for _ in range(3):
+        driver.next_action()
+        blocks += list(driver.machine.blocks())
+        driver.train(1)
+    taken = plan.take(0, 100, 3 * BATCH, "me", MEMBERS)
+    assert blocks == list(taken.blocks)
+    (closed,) = driver.of(RoundClosed)
+    assert (closed.epoch, closed.position) == (taken.epoch, taken.position)
+
+
+# --- validation and the end -----------------------------------------------------------------------
+def test_validation_comes_before_training_and_is_told_when_it_is_done():
+    driver = Driver()
+    driver.order(0)
+    driver.obey(Evaluate(5))
+    assert driver.next_action() == driver.next_action() == Evaluate(5)
+    driver.machine.evaluated(Evaluated(5, 1.0, 8, 0.5))
+    assert list(driver.events) == [Evaluated(5, 1.0, 8, 0.5)]
+    assert isinstance(driver.next_action(), TrainStep)
+
+
+def test_stop_is_the_end():
+    driver = Driver()
+    driver.order(0)
+    driver.obey(Stop())
+    assert driver.next_action() == driver.next_action() == Stop()
+
+
+# --- commands that make no sense ------------------------------------------------------------------
+def order(round_, quota=4, members=MEMBERS):
+    return TrainRound(round_, quota, members, 0, 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("commands", "why"),
+    [
+        ([order(0)], "before Load"),
+        ([Apply(0)], "before Load"),
+        ([CloseRound(0)], "not begun"),
+        ([Load(0), order(0, quota=-1)], "quota -1"),
+        ([Load(0), order(0, members=(("you", 1),))], "no member"),
+        ([Load(0), order(0), order(0)], "trained already"),
+        ([Load(0), order(1), order(0)], "trained already"),
+        ([Load(0), order(0), order(1), order(2)], "waits already"),
+        ([Load(0), order(0), order(1), CloseRound(1)], "not begun"),
+        ([Load(0), order(5), Load(1), CloseRound(5)], "not begun"),
+    ],
+)
+def test_commands_that_make_no_sense_are_refused(commands, why):
+    driver = Driver(loaded=False)
+    *fitting, wrong = commands
+    for command in fitting:
+        driver.obey(command)
+    with pytest.raises(WrongCommand, match=why):
+        driver.obey(wrong)
+
+
+def test_load_forgets_the_round_the_order_and_the_step_under_way():
+    driver = Driver()
+    driver.order(7, quota=100)
+    driver.order(8)
+    driver.train(2)
+    driver.obey(Load(1))
+    driver.unsettled = False
+    assert driver.next_action() == Wait()
+    driver.order(0, quota=2)
+    driver.train()
+    assert [(closed.round, closed.steps) for closed in driver.of(RoundClosed)] == [(0, 2)]
+
+
+# --- everything at once ---------------------------------------------------------------------------
+@pytest.mark.slow
+@settings(deadline=None)
+@given(
+    quotas=st.lists(st.integers(0, 12), min_size=1, max_size=5),
+    turns=st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), max_size=40),
+)
+def test_whatever_is_held_up_rounds_close_in_order_with_their_steps(quotas, turns):
+    """In each turn training, the close, or neither is held up, and the round may be asked for."""
+    driver = Driver(step_s=0.1)
+    orders = list(enumerate(quotas))
+    for holds_training, holds_close, asks in [*turns, *[(False, False, False)] * 70]:
+        driver.sync.holds_training, driver.sync.holds_close = holds_training, holds_close
+        closed = driver.of(RoundClosed)
+        if orders and len(closed) == orders[0][0]:
+            driver.order(*orders.pop(0), place=(0, closed[-1].position if closed else 0))
+        elif asks and driver.machine._state.round:
+            driver.obey(CloseRound(len(closed)))
+        before = len(driver.steps)
+        driver.train(1)
+        assert not (holds_training and len(driver.steps) > before)
+    closed = driver.of(RoundClosed)
+    assert [event.round for event in closed] == list(range(len(quotas)))
+    assert sum(event.steps for event in closed) == len(driver.steps)
+    for event, quota in zip(closed, quotas, strict=True):
+        assert event.step == nominal_step(H * event.round, H, event.steps, quota)
+        own = [step for step in driver.steps if step.round == event.round]
+        assert [step.steps for step in own] == list(range(event.steps))
+        assert event.steps > 0 or quota == 0
+    plan, blocks = DataPlan(SPEC.seed, NUM_BLOCKS), BATCH * len(driver.steps)
+    assert closed[-1].position == plan.take(0, 0, blocks, "me", MEMBERS).position

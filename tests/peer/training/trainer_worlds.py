@@ -1,0 +1,163 @@
+"""Lives of trainers, real and simulated, seen through the Trainer port alone."""
+
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import blake3
+import numpy as np
+import torch
+import trio
+
+from peer.training.corpus import open_corpus
+from peer.training.messages import (
+    Apply,
+    Failed,
+    FragmentSent,
+    Load,
+    Merge,
+    Progress,
+    Ready,
+    RoundClosed,
+    TrainerEvent,
+    TrainRound,
+)
+from peer.training.model import FlatModel, initial_module
+from peer.training.ports import Trainer
+from peer.training.process import trainer_starter
+from peer.training.settings import TrainerSettings
+from peer.training.shared import SharedVector
+from peer.training.simulated import SimulatedSpeed, ToyProblem, simulated_starter
+from protocol.data_plan import DataPlan
+from protocol.rounds import nominal_step
+from protocol.run_spec import (
+    DataSection,
+    ModelSection,
+    OptimizerSection,
+    RunSpec,
+    SyncSection,
+    TrainingSection,
+)
+
+H = 10
+MEMBERS = (("me", 1), ("you", 2))
+LIMIT_S = 300.0
+VOCABULARY = 256
+SIMULATED_PARAMETERS = 256
+"""Two fragments, like the real model's."""
+
+
+def spec_of(**sync: object) -> RunSpec:
+    return RunSpec(
+        model=ModelSection(hidden_size=16, intermediate_size=32, num_layers=1, num_heads=2),
+        data=DataSection(validation_blocks=4),
+        optimizer=OptimizerSection(warmup_steps=8, learning_rate=1e-3),
+        training=TrainingSection(batch_size=2, total_steps=20 * H),
+        sync=SyncSection(inner_steps=H, **sync),
+    )
+
+
+@dataclass
+class Life:
+    """A trainer from its first word to its end.
+
+    Attributes:
+        kill: ends it as a signal would, sooner or later.
+        place: epoch and position where its data stands.
+        seen: its events since the last `Load`.
+    """
+
+    spec: RunSpec
+    trainer: Trainer
+    num_blocks: int
+    kill: Callable[[], None] = lambda: None
+    place: tuple[int, int] = (0, 0)
+    seen: list[TrainerEvent] = field(default_factory=list)
+
+    async def load(self) -> None:
+        await self.trainer.send(Load(0))
+        self.seen, self.place = [], (0, 0)
+
+    async def order(self, round_: int, quota: int = H, start_step: float | None = None) -> None:
+        start_step = float(H * round_) if start_step is None else start_step
+        await self.trainer.send(TrainRound(round_, quota, MEMBERS, *self.place, start_step))
+
+    async def receive(self) -> TrainerEvent:
+        event = await self.trainer.receive()
+        if isinstance(event, RoundClosed):
+            self.place = event.epoch, event.position
+        self.seen.append(event)
+        return event
+
+    async def until(self, kind: type[TrainerEvent]):
+        """The next event of a kind; fragments that are sent meanwhile are merged at once."""
+        while not isinstance(event := await self.receive(), kind):
+            assert not isinstance(event, Failed), event
+            await self.answer(event)
+        return event
+
+    async def answer(self, event: TrainerEvent) -> None:
+        if isinstance(event, FragmentSent):
+            await self.trainer.send(Merge(event.fragment, event.cycle, (0,), ()))
+
+    async def train(self, round_: int, quota: int = H, start_step: float | None = None):
+        """One round, to its close."""
+        await self.order(round_, quota, start_step)
+        return await self.until(RoundClosed)
+
+    async def train_on(self, *rounds: int, quota: int):
+        """Rounds, each averaged with nobody. The last one's end."""
+        for round_ in rounds:
+            closed = await self.train(round_, quota)
+            if closed.slot is not None:
+                await self.trainer.send(Apply(round_))
+        return closed
+
+    def of(self, kind: type[TrainerEvent]) -> list:
+        return [event for event in self.seen if isinstance(event, kind)]
+
+    def place_after(self, steps: int, place: tuple[int, int] = (0, 0)) -> tuple[int, int]:
+        plan = DataPlan(self.spec.seed, self.num_blocks)
+        count = steps * self.spec.training.batch_size
+        taken = plan.take(*place, count, "me", MEMBERS)
+        return (taken.epoch, taken.position) if steps else place
+
+
+def assert_steps(events: list[Progress | RoundClosed], quota: int, start_step: float) -> None:
+    """That their nominal steps are those of their own steps."""
+    assert [event.step for event in events] == [
+        nominal_step(start_step, H, event.steps, quota) for event in events
+    ]
+
+
+def digest_of(codes: memoryview) -> str:
+    return blake3.blake3(codes).hexdigest(length=16)
+
+
+@asynccontextmanager
+async def simulated_life(spec: RunSpec, die_at_step: int | None = None) -> AsyncIterator[Life]:
+    deaths = frozenset(() if die_at_step is None else (die_at_step,))
+    problem, speed = ToyProblem(), SimulatedSpeed(die_at_steps=deaths)
+    slow = np.zeros(SIMULATED_PARAMETERS, np.float32)
+    with trio.fail_after(LIMIT_S):
+        async with simulated_starter(spec, "me", speed, problem)(slow, None) as trainer:
+            assert isinstance(await trainer.receive(), Ready)
+            yield Life(spec, trainer, problem.num_blocks)
+
+
+@asynccontextmanager
+async def real_life(spec: RunSpec, corpus_path: str) -> AsyncIterator[Life]:
+    model = FlatModel(initial_module(spec, VOCABULARY), torch.device("cpu"))
+    settings = TrainerSettings(
+        spec.to_bytes(), "me", corpus_path, VOCABULARY, device="cpu", threads=1
+    )
+    corpus = open_corpus(Path(corpus_path), spec.model.context_length, spec.data.validation_blocks)
+    with SharedVector(model.theta_P.numel()) as slow, trio.fail_after(LIMIT_S):
+        slow.array[:] = model.theta_P.numpy()
+        async with trainer_starter(settings, slow)(slow.array, None) as trainer:
+            assert isinstance(await trainer.receive(), Ready)
+            kill = lambda: os.kill(trainer.process_id, signal.SIGKILL)
+            yield Life(spec, trainer, corpus.num_blocks, kill)
