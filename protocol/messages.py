@@ -241,7 +241,11 @@ class BlobReply:
 
 @dataclass(frozen=True, slots=True)
 class GetState:
-    """Describe your state, if it is of `minimum_round` or newer."""
+    """Describe your state, if one can begin at `minimum_round` or later with it.
+
+    Attributes:
+        minimum_round: a state that leads to an earlier round is refused as `unavailable`.
+    """
 
     run_id: Digest
     minimum_round: Count

@@ -18,7 +18,8 @@ Rules
      others; a newcomer enters the newest round.
   4. A peer that is more than LOST_LAG_ROUNDS behind is lost: its weights belong to another time and
      must not be averaged into this one. It takes the swarm's state anew, as a joiner does. (A
-     founder that is started again, with fresh weights, is such a peer.)
+     founder that is started again, with fresh weights, is such a peer.) Nobody takes over a state
+     with which it would be lost at once.
 """
 
 import math
@@ -127,3 +128,8 @@ def is_left_behind(training_round: int, heard_rounds: Iterable[int]) -> bool:
 def is_lost(own_round: int, heard_rounds: Iterable[int]) -> bool:
     """Whether our weights are too old to be averaged with those of the others (rule 4)."""
     return max(heard_rounds, default=own_round) - own_round > LOST_LAG_ROUNDS
+
+
+def oldest_useful(heard_rounds: Iterable[int]) -> int:
+    """The oldest round that a newcomer can begin at without being lost (rule 4)."""
+    return max(0, max(heard_rounds, default=0) - LOST_LAG_ROUNDS)

@@ -25,6 +25,7 @@ from peer.training.warm import warmed_up
 from protocol.data_plan import DataPlan, start_position
 from protocol.errors import InvalidRunSpec, LocoError
 from protocol.records import Sign
+from protocol.rounds import oldest_useful
 from protocol.run_spec import FrozenSection, RunSpec
 from protocol.signed_spec import SignedSpec
 from protocol.view import View
@@ -32,7 +33,7 @@ from protocol.view import View
 from .averaging import Averaging, AveragingParts, averaging_of
 from .facts import Facts
 from .hello import Greeter
-from .joining import Bootstrap
+from .joining import Bootstrap, is_final
 from .links import Links
 from .membership import Membership
 from .outer_steps import RoundTiming
@@ -187,7 +188,8 @@ class Peer:
             InvalidRunSpec: what was received cannot be used here.
         """
         while True:
-            for peer_id in self._sources(preferred):
+            sources, final = self._sources(preferred), list[LocoError]()
+            for peer_id in sources:
                 try:
                     async with fetch_from(self._network, peer_id) as fetcher:
                         return await ask(fetcher)
@@ -195,6 +197,10 @@ class Peer:
                     raise
                 except LocoError as error:
                     self._facts.now_doing(f"{peer_id[-8:]} could not help: {error}")
+                    if is_final(error):
+                        final.append(error)
+            if sources and len(final) == len(sources):
+                raise final[0]
             await trio.sleep(SOURCE_PAUSE_S)
 
     def _sources(self, preferred: PeerId | None) -> list[PeerId]:
@@ -217,6 +223,7 @@ class Peer:
                 averaging.slow_P,
                 averaging.momentum_P,
                 lambda share: self._facts.now_doing(f"fetching the state: {share:.0%}"),
+                minimum_round=self._oldest_useful_round(signed.spec()),
             )
 
         state = await self._fetch(ask)
@@ -239,6 +246,12 @@ class Peer:
             bytes=8 * shape.padded_parameters,
             seconds=trio.current_time() - started_s,
         )
+
+    def _oldest_useful_round(self, spec: RunSpec) -> int:
+        """By those who train; but for who says it is past the end, where nobody can be."""
+        heard = (m.progress.round for m in self._view.members_training(trio.current_time()))
+        last = spec.total_rounds + spec.sync.final_rounds
+        return oldest_useful(round_ for round_ in heard if round_ <= last)
 
     # --- training ---------------------------------------------------------------------------------
     async def _train(self, signed: SignedSpec, supplies: Supplies, *, joining: bool) -> None:

@@ -164,6 +164,14 @@ class StateService:
             sentence = f"I am in run {self._signed.run_id}"
             await talk.refuse(RefusalReason.OTHER_RUN, sentence)
             return
+        source = self._source
+        if source is not None and source.round + 1 < request.minimum_round:
+            sentence = (
+                f"my state leads to round {source.round + 1},"
+                f" {request.minimum_round} or later was asked for"
+            )
+            await talk.refuse(RefusalReason.UNAVAILABLE, sentence)
+            return
         written = await self.write()
         if written is None:
             await talk.refuse(RefusalReason.UNAVAILABLE, "I have no state yet")
@@ -239,6 +247,8 @@ class Fetcher:
         phi_P: Float32Vector,
         delta_P: Float32Vector,
         on_progress: Callable[[float], None] = lambda _: None,
+        *,
+        minimum_round: int = 0,
     ) -> StateScalars:
         """The peer's present state, verified chunk by chunk; says where it stands.
 
@@ -246,12 +256,17 @@ class Fetcher:
             phi_P, delta_P: where the state goes, of the run's padded parameters. They hold no
                 state, but parts of one, until this has returned.
             on_progress: told the share received so far.
+            minimum_round: the earliest round to begin at that is of use.
 
         Raises:
             StreamLost, Refused, RemoteProtocolError
         """
-        await self._talk.send(GetState(run_id, 0))
+        await self._talk.send(GetState(run_id, minimum_round))
         reply, digests = await self._talk.receive(StateReply, timeout_s=WRITE_S, stall_s=STALL_S)
+        if reply.round < minimum_round:
+            raise RemoteProtocolError(
+                f"a state of round {reply.round}, {minimum_round} was asked for"
+            )
         assembler = StateAssembler(_manifest(run_id, reply, digests), phi_P, delta_P)
         total = len(assembler.missing())
         while not assembler.complete:

@@ -11,6 +11,7 @@ from protocol.rounds import (
     is_lost,
     next_round,
     nominal_step,
+    oldest_useful,
     owed_steps,
     place,
 )
@@ -107,3 +108,10 @@ def test_deadline_follows_what_was_observed() -> None:
 def test_deadline_refuses_an_empty_range() -> None:
     with pytest.raises(ValueError, match="floor"):
         ObservedDeadline(floor_s=2, ceiling_s=1)
+
+
+@pytest.mark.parametrize("heard", [[], [3], [LOST_LAG_ROUNDS + 7, 2], [100, 99, 5]])
+def test_the_oldest_useful_round_is_the_first_that_is_not_lost(heard: list[int]) -> None:
+    oldest = oldest_useful(heard)
+    assert not is_lost(oldest, heard)
+    assert oldest == 0 or is_lost(oldest - 1, heard)
