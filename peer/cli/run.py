@@ -23,9 +23,23 @@ async def _run_daemon(config: PeerConfig, spec: RunSpec | None, home: Home) -> E
     """Start the trainer's process, then the daemon: both import for seconds, at the same time."""
     async with spare_child(config.threads or 0) as spare:
         with large_imports():
+            _check_device(config)
             from peer.daemon.run import run_daemon
 
         return await run_daemon(config, spec, home, spare)
+
+
+def _check_device(config: PeerConfig) -> None:
+    """Refuse a device that is not here, as soon as torch can tell. Raises ConfigError."""
+    if config.device is None:
+        return
+    from peer.training.device import choose_device
+
+    try:
+        choose_device(config.device)
+    except ValueError as error:
+        where = config.origins["device"]
+        raise ConfigError(f"device = {config.device} ({where}): {error}") from error
 
 
 def run_peer(config: PeerConfig, run_toml: Path | None) -> ExitCode:

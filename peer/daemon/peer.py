@@ -116,7 +116,7 @@ class Peer:
         """Found a run, train it, and serve it until asked to stop.
 
         Raises:
-            InvalidRunSpec, HomeError, TrainingImpossible
+            InvalidRunSpec, HomeError, CannotTrain, TrainingImpossible
         """
 
         async def life() -> None:
@@ -130,7 +130,7 @@ class Peer:
         """Join the run that a bootstrap address leads to, and stay until asked to stop.
 
         Raises:
-            Refused, InvalidRunSpec, ConfigError, HomeError, TrainingImpossible
+            Refused, InvalidRunSpec, ConfigError, HomeError, CannotTrain, TrainingImpossible
         """
 
         async def life() -> None:
@@ -292,25 +292,22 @@ class Peer:
                 )
             )
             self._pacing.senders = lambda: averaging.senders
+            source = _OuterSource(signed.run_id, averaging, facts, self._work)
             if not joining:
                 await supplies.engine.initialise(slow)
-                await self._run_rounds(signed, averaging, start, service)
-                return
+                service.serve_state_of(source)
             facts.now_doing("starting the trainer")
             async with warmed_up(start, slow.array) as start_warm:
-                facts.now_doing("fetching the state")
-                await self._download(signed, shape, averaging)
-                await self._run_rounds(signed, averaging, start_warm, service)
+                if joining:
+                    facts.now_doing("fetching the state")
+                    await self._download(signed, shape, averaging)
+                    service.serve_state_of(source)
+                await self._run_rounds(signed, averaging, start_warm)
 
     async def _run_rounds(
-        self,
-        signed: SignedSpec,
-        averaging: Averaging,
-        start_trainer: StartTrainer,
-        service: StateService,
+        self, signed: SignedSpec, averaging: Averaging, start_trainer: StartTrainer
     ) -> None:
         rounds = self.rounds = averaging.begin(start_trainer)
-        service.serve_state_of(_OuterSource(signed.run_id, averaging, self._facts, self._work))
         membership = Membership(
             signed.run_id,
             self._facts.incarnation,

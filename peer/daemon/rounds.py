@@ -383,6 +383,6 @@ async def send_quietly(trainer: Trainer, command: TrainerCommand) -> None:
 def _death_reason(why: str) -> str:
     """One word for the metrics: what the trainer said of itself, else how it went."""
     said = why.partition(":")[0]
-    if said in ("out_of_memory", "non_finite", "error"):
+    if said in ("out_of_memory", "non_finite", "error", "unusable"):
         return said
     return "hung" if said.endswith("hung") else "died"

@@ -34,7 +34,9 @@ from .status import Outcomes, PeerState
 ROUND_SECONDS_BUCKETS: Final = (
     0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0,
 )  # fmt: skip
-TRAINER_RESTART_REASONS: Final = ("died", "hung", "error", "non_finite", "out_of_memory")
+TRAINER_RESTART_REASONS: Final = (
+    "died", "hung", "error", "unusable", "non_finite", "out_of_memory",
+)  # fmt: skip
 """Reasons that are there from the start; others may follow."""
 
 REFUSED_CONTRIBUTIONS: Final = (RefusalReason.AHEAD, RefusalReason.BEHIND, RefusalReason.TWICE)

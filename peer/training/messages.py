@@ -289,7 +289,8 @@ class Failed:
     """Training cannot go on; the trainer exits after this.
 
     Attributes:
-        reason: `non_finite`, `out_of_memory` or `error`.
+        reason: `non_finite`, `out_of_memory`, `error`, or `unusable` before it is ready: device,
+        corpus or model cannot be used, and a new try would end like this one.
     """
 
     reason: str

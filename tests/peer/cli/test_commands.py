@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import torch
 import trio
 from typer.testing import CliRunner, Result
 
@@ -170,6 +171,19 @@ def test_wrong_usage_is_told_and_is_2(daemon, arguments: list[str], sentence: st
     assert sentence in result.stderr
     assert "Traceback" not in result.stderr
     assert not daemon.calls
+
+
+@pytest.mark.parametrize("command", [["start", "run.toml"], ["join", "--bootstrap", "a:1"]])
+def test_a_device_that_is_not_here_is_refused_before_the_daemon_runs(
+    daemon, tmp_path: Path, command: list[str]
+) -> None:
+    run_toml()
+    missing = f"cuda:{torch.cuda.device_count()}"
+    result = loco(*command, "--device", missing)
+    assert result.exit_code == 2
+    assert f"device = {missing} (command line): device '{missing}' is not here" in result.stderr
+    assert not daemon.calls
+    assert loco(*command, "--device", "cpu").exit_code == 0
 
 
 @pytest.mark.parametrize(
