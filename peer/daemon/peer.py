@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 
 import trio
 
+from peer.codec import MAIN_MEMORY, get_codec
 from peer.network.pacing import Pacing
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
@@ -319,10 +320,20 @@ class Peer:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(averaging.serve)
             nursery.start_soon(membership.run)
+            nursery.start_soon(self._note_codec, signed.spec())
             self._settings.on_ready()
             await rounds.run()
             if self._settings.exit_when_done:
                 nursery.cancel_scope.cancel()
+
+    async def _note_codec(self, spec: RunSpec) -> None:
+        """Say what codes vectors on this side; it is loaded before the first of them waits."""
+        assert spec.frozen is not None
+        num_values, name = spec.frozen.padded_parameters, spec.sync.codec
+        codec = get_codec(name, part_of=num_values)
+        loops = await self._work.run(codec.loops_for, num_values, MAIN_MEMORY)
+        self._facts.codec, self._facts.loops["daemon"] = name, loops
+        self._events.emit(EventName.CODEC_CHOSEN, codec=name, loops=loops)
 
 
 class _OuterSource:

@@ -198,6 +198,7 @@ class RoundLoop(ABC):
             raise TrainingImpossible("the trainer's model has another layout than the run's")
         facts.parameters, facts.alone_steps_per_s = ready.parameters, ready.steps_per_s
         facts.steps_per_s = facts.steps_per_s or ready.steps_per_s
+        facts.loops["trainer"] = ready.loops
         self._micro_batch_cap = ready.micro_batch
         if facts.training_since_s is None:
             facts.training_since_s = trio.current_time()
@@ -208,6 +209,7 @@ class RoundLoop(ABC):
             parameters=ready.parameters,
             micro_batch=ready.micro_batch,
             steps_per_s=ready.steps_per_s,
+            codec=ready.loops,
         )
 
     async def _buried(self, why: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from peer.codec import get_codec
+from peer.codec import Codec, get_codec
 from protocol.errors import LocoError
 from protocol.fragments import fragments_of_run
 from protocol.run_spec import RunSpec
@@ -127,7 +127,8 @@ def build(settings: TrainerSettings, slow_fd: int, codes_fd: int) -> tuple[Train
             f"slow weights of {slow_P.numel()} values for {model.layout.padded_parameters}"
         )
     regions = CodeRegions.create_in(codes_fd, regions_of_run(spec, model.layout))
-    snapshots = _snapshots(spec, model, slow_P, regions)
+    codec = get_codec(spec.sync.codec, part_of=model.layout.padded_parameters)
+    snapshots = _snapshots(spec, model, slow_P, regions, codec)
     parts = TrainerParts(
         spec,
         settings.peer_id,
@@ -148,14 +149,15 @@ def build(settings: TrainerSettings, slow_fd: int, codes_fd: int) -> tuple[Train
         micro_batch=stepper.micro_batch,
         steps_per_s=steps_per_s,
         shapes=tuple((entry.name, entry.shape) for entry in model.layout.entries),
+        loops=codec.loops_for(model.layout.padded_parameters, device),
     )
     return parts, ready
 
 
 def _snapshots(
-    spec: RunSpec, model: FlatModel, slow_P: torch.Tensor, regions: CodeRegions
+    spec: RunSpec, model: FlatModel, slow_P: torch.Tensor, regions: CodeRegions, codec: Codec
 ) -> Snapshots | FragmentSnapshots:
-    codec, diloco = get_codec(spec.sync.codec), spec.sync.diloco
+    diloco = spec.sync.diloco
     if diloco is None:
         return Snapshots(model, slow_P, regions, codec)
     fragments = fragments_of_run(diloco, model.layout)

@@ -159,6 +159,7 @@ class Ready:
         parameters: trainable parameters, tied ones once.
         steps_per_s: inner steps per second of the trainer alone.
         shapes: (name, shape) of each parameter: what the layout follows from.
+        loops: what codes its weights (`peer.codec.Codec.loops_for`).
     """
 
     parameters: int
@@ -169,6 +170,7 @@ class Ready:
     micro_batch: int
     steps_per_s: float
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    loops: str = "plain"
 
 
 PROGRESS_INTERVAL_S: Final = 0.2
