@@ -1,5 +1,6 @@
 """How averaging a round ended for us, and what two peers must agree on before it begins."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from peer.codec import get_codec
@@ -38,13 +39,18 @@ Outcome = Averaged | Skipped
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What two peers must have in common to average."""
+    """What two peers must have in common to average.
+
+    Attributes:
+        declined_now: why we take no proposal at present; None when we do.
+    """
 
     run_id: str
     layout_digest: str
     codec: str
     vectors: int
     padded_parameters: int
+    declined_now: Callable[[], RefusalReason | None] = lambda: None
 
     @property
     def payload_bytes(self) -> int:
@@ -81,7 +87,8 @@ class Agreement:
         if theirs != ours:
             sentence = f"my model and code are {ours}, yours are {theirs}"
             return Refusal(RefusalReason.OTHER_LAYOUT, sentence)
-        return None
+        reason = self.declined_now()
+        return None if reason is None else Refusal(reason, f"I do not average now: {reason}")
 
 
 @dataclass(frozen=True, slots=True)

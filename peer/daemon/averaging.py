@@ -19,6 +19,7 @@ from peer.observe.events import EventLog
 from peer.observe.status import PeerState
 from peer.ports import Network, Work
 from peer.training.ports import Float32Vector, StartTrainer
+from protocol.outcomes import RefusalReason
 from protocol.records import Sign
 from protocol.run_spec import FrozenSection, RunSpec
 from protocol.view import View
@@ -92,6 +93,13 @@ def averaging_of(parts: AveragingParts) -> Averaging:
     return PairAveraging(parts)
 
 
+def declined_in(state: PeerState) -> RefusalReason | None:
+    """Why a peer takes no proposal in this state; None when it does."""
+    if state is PeerState.LEAVING:
+        return RefusalReason.LEAVING
+    return None if state is PeerState.TRAINING else RefusalReason.NOT_TRAINING
+
+
 class PairAveraging:
     """NoLoCo."""
 
@@ -110,6 +118,7 @@ class PairAveraging:
             codec=sync.codec,
             vectors=2 if self._outer.needs_phi_codes else 1,
             padded_parameters=parts.shape.padded_parameters,
+            declined_now=lambda: declined_in(parts.facts.state),
         )
         self._gossip = Gossip(
             agreement, network=parts.network, work=parts.work, events=parts.events
