@@ -73,7 +73,7 @@ async def _start(swarm: SimulatedSwarm, name: str, machine: Machine) -> None:
     if swarm.peers:
         swarm.join(name, machine)
     else:
-        await swarm.until(swarm.found(name, machine).ready.is_set)
+        await swarm.until(swarm.found(name, machine).known.is_set)
 
 
 def _kept(peer: SimulatedPeer, spec: RunSpec) -> Kept:

@@ -11,7 +11,7 @@ class ExitCode(IntEnum):
     FAILURE = 1
     """Any failure that has no number of its own."""
     USAGE = 2
-    """Wrong usage, an invalid run spec, or a home that cannot be used."""
+    """Wrong usage, an invalid run spec, or a home, device or model that cannot be used."""
     REFUSED = 3
     """The swarm refused us; the reason is printed."""
     NO_DAEMON = 4

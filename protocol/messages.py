@@ -246,10 +246,14 @@ class BlobReply:
 
 @dataclass(frozen=True, slots=True)
 class GetState:
-    """Describe your state, if it is of `minimum_round` or newer."""
+    """Describe your state, if it stands at the nominal step `minimum_step` or later.
+
+    Attributes:
+        minimum_step: an older state is refused as `unavailable`.
+    """
 
     run_id: Digest
-    minimum_round: Count
+    minimum_step: Count
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ Rules
      where they are.
   4. A peer that is more than LOST_LAG_ROUNDS behind is lost: its weights belong to another time and
      must not be averaged into this one. It takes the swarm's state anew, as a joiner does. (A
-     founder that is started again, with fresh weights, is such a peer.)
+     founder that is started again, with fresh weights, is such a peer.) Nobody takes over a state
+     with which it would be lost at once.
 
 How rounds follow each other differs by the way of averaging: with fragments all peers train the
 same round, by number (`next_round`); gossip has no such number (own_rounds.py).
@@ -133,3 +134,9 @@ def is_lost(own_step: float, heard_steps: Sequence[float], inner_steps: int) -> 
     if not heard_steps:
         return False
     return median_high(heard_steps) - own_step > LOST_LAG_ROUNDS * inner_steps
+
+
+def oldest_useful(heard_steps: Sequence[float], inner_steps: int) -> int:
+    """The oldest nominal step that a newcomer can begin at without being lost (rule 4)."""
+    newest = median_high(heard_steps) if heard_steps else 0
+    return max(0, int(newest) - LOST_LAG_ROUNDS * inner_steps)

@@ -18,13 +18,24 @@ from typing import Annotated, Any, Final, Literal, Self, get_args
 
 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from .errors import InvalidRunSpec
 from .limits import MAX_SPEC_BYTES
 
+MAX_SHOWN_CHARS: Final = 80
+"""Of a wrong value, in the sentence that refuses it."""
+_MISFIT: Final = "misfit"
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+
+    def _misfit(self, key: str, what: str) -> PydanticCustomError:
+        """A value that is wrong beside the others of its section; the error names it alone."""
+        return PydanticCustomError(
+            _MISFIT, "{what}", {"what": what, "key": key, "value": getattr(self, key)}
+        )
 
 
 class ModelSection(_Section):
@@ -45,14 +56,12 @@ class ModelSection(_Section):
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
         if self.init_from is None and self.hidden_size % (2 * self.num_heads):
-            raise ValueError(
-                f"hidden_size ({self.hidden_size}) must be a multiple of"
-                f" 2 * num_heads ({2 * self.num_heads})"
+            raise self._misfit(
+                "hidden_size", f"must be a multiple of 2 * num_heads ({2 * self.num_heads})"
             )
         if self.init_from is None and self.num_heads % (self.num_kv_heads or self.num_heads):
-            raise ValueError(
-                f"num_heads ({self.num_heads}) must be a multiple of"
-                f" num_kv_heads ({self.num_kv_heads})"
+            raise self._misfit(
+                "num_heads", f"must be a multiple of num_kv_heads ({self.num_kv_heads})"
             )
         return self
 
@@ -74,8 +83,8 @@ class DataSection(_Section):
     def _known_source(self) -> Self:
         kind = self.source.partition(":")[0]
         if kind not in ("stdlib", "text", "tokens"):
-            raise ValueError(
-                f"unknown data source {self.source!r}: use 'stdlib', 'text:GLOB' or 'tokens:FILE'"
+            raise self._misfit(
+                "source", "unknown data source; use 'stdlib', 'text:GLOB' or 'tokens:FILE'"
             )
         return self
 
@@ -173,21 +182,21 @@ class SyncSection(_Section):
     @model_validator(mode="after")
     def _keys_of_the_method(self) -> Self:
         if self.diloco is not None and self.method != "diloco":
-            raise ValueError('[sync.diloco] needs method = "diloco"')
+            raise self._misfit("method", '[sync.diloco] needs method = "diloco"')
         if self.codec in FOUR_BIT and self.method != "diloco":
-            raise ValueError(f"'{self.codec}' is too coarse for whole weights; use int8")
+            raise self._misfit("codec", "too coarse for whole weights; use 'int8'")
         for key in NOLOCO_ONLY if self.method == "diloco" else ():
             if getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(f"'{key}' belongs to noloco; DiLoCo's keys are in [sync.diloco]")
+                raise self._misfit(key, "belongs to noloco; DiLoCo's keys are in [sync.diloco]")
         return self
 
     @model_validator(mode="after")
     def _back_before_the_next_send(self) -> Self:
         if self.diloco is not None and self.diloco.overlap_steps >= self.inner_steps:
-            raise ValueError(
-                f"diloco.overlap_steps ({self.diloco.overlap_steps}) must be below inner_steps"
-                f" ({self.inner_steps}): a fragment comes back before it is sent again;"
-                " lower it, or raise inner_steps"
+            raise self._misfit(
+                "inner_steps",
+                f"must be above diloco.overlap_steps ({self.diloco.overlap_steps}): a fragment"
+                " comes back before it is sent again; raise it, or lower overlap_steps",
             )
         return self
 
@@ -202,10 +211,8 @@ class SyncSection(_Section):
             return self
         bound = (2 + self.alpha**2) ** 0.5
         if self.effective_gamma >= bound:
-            raise ValueError(
-                f"gamma = {self.effective_gamma} diverges: it must be below"
-                f" sqrt(2 + alpha^2) = {bound:.3f}"
-            )
+            key = "beta" if self.gamma is None else "gamma"
+            raise self._misfit(key, f"diverges: must be below sqrt(2 + alpha^2) = {bound:.3f}")
         return self
 
 
@@ -303,8 +310,17 @@ def _sentence(error: Any) -> str:
         near = difflib.get_close_matches(path[-1], _field_names(path[:-1]), n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         return f"unknown key '{where}'{hint}"
-    what = error["msg"].removeprefix("Value error, ")
-    return f"{where or 'run spec'}: {what} (got {error['input']!r})"
+    if error["type"] == _MISFIT:
+        path, value = [*path, error["ctx"]["key"]], error["ctx"]["value"]
+    else:
+        value = error["input"]
+    got = "" if isinstance(value, dict) else f" (got {_shown(value)})"  # a section is no value
+    return f"{'.'.join(path) or 'run spec'}: {error['msg']}{got}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
 
 
 def _field_names(path: list[str]) -> list[str]:

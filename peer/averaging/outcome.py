@@ -1,5 +1,6 @@
 """How averaging a round ended for us, and what two peers must agree on before it begins."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from peer.codec import get_codec
@@ -43,6 +44,7 @@ class Agreement:
     Attributes:
         group: its digest.
         inner_steps: H.
+        declined_now: why we take no proposal at present; None when we do.
     """
 
     group: str
@@ -51,6 +53,7 @@ class Agreement:
     codec: str
     vectors: int
     padded_parameters: int
+    declined_now: Callable[[], RefusalReason | None] = lambda: None
 
     @property
     def payload_bytes(self) -> int:
@@ -93,7 +96,8 @@ class Agreement:
         if theirs != ours:
             sentence = f"my model and code are {ours}, yours are {theirs}"
             return Refusal(RefusalReason.OTHER_LAYOUT, sentence)
-        return None
+        reason = self.declined_now()
+        return None if reason is None else Refusal(reason, f"I do not average now: {reason}")
 
 
 @dataclass(frozen=True, slots=True)

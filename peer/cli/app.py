@@ -3,6 +3,7 @@
 `--help` must be quick, so nothing heavy is imported before a command needs it.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -91,9 +92,15 @@ def join(
 
 def _run(given: dict[str, object], run_toml: Path | None) -> None:
     with reported(verbose=bool(given["verbose"])):
-        from .run import run_peer
+        from peer.config import load_config
 
-        raise typer.Exit(run_peer(given, run_toml))
+        from .first_line import say_starting
+
+        config = load_config(given, os.environ)
+        say_starting(config)
+        from .run import run_peer  # after the first line, because it imports for a while
+
+        raise typer.Exit(run_peer(config, run_toml))
 
 
 @app.command()

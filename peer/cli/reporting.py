@@ -21,9 +21,10 @@ def exit_code_of(error: LocoError) -> ExitCode:
     from peer.observe.control import NoDaemon
     from peer.observe.endpoint import EndpointUnavailable
     from peer.state.home import HomeError
+    from peer.training.errors import CannotTrain
 
     usage = (ConfigError, HomeError, InvalidRunSpec, IdentityUnusable, EndpointUnavailable)
-    if isinstance(error, usage):
+    if isinstance(error, (*usage, CannotTrain)):
         return ExitCode.USAGE
     if isinstance(error, Refused):
         return ExitCode.REFUSED

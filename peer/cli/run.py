@@ -2,13 +2,11 @@
 
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import trio
 
-from peer.config import ConfigError, PeerConfig, load_config
+from peer.config import ConfigError, PeerConfig
 from peer.exit_codes import ExitCode
 from peer.groups import leaves
 from peer.imports import large_imports
@@ -25,22 +23,35 @@ async def _run_daemon(config: PeerConfig, spec: RunSpec | None, home: Home) -> E
     """Start the trainer's process, then the daemon: both import for seconds, at the same time."""
     async with spare_child(config.threads or 0) as spare:
         with large_imports():
+            _check_device(config)
             from peer.daemon.run import run_daemon
 
         return await run_daemon(config, spec, home, spare)
 
 
-def run_peer(command_line: Mapping[str, Any], run_toml: Path | None) -> ExitCode:
+def _check_device(config: PeerConfig) -> None:
+    """Refuse a device that is not here, as soon as torch can tell. Raises ConfigError."""
+    if config.device is None:
+        return
+    from peer.training.device import choose_device
+
+    try:
+        choose_device(config.device)
+    except ValueError as error:
+        where = config.origins["device"]
+        raise ConfigError(f"device = {config.device} ({where}): {error}") from error
+
+
+def run_peer(config: PeerConfig, run_toml: Path | None) -> ExitCode:
     """Run a daemon in the foreground until it ends.
 
     Args:
-        command_line: option name to value, None where not given.
+        config: of this machine.
         run_toml: the run to found; None joins one.
 
     Raises:
         LocoError: configuration, run spec or home cannot be used, or the swarm refused us.
     """
-    config = load_config(command_line, os.environ)
     spec = None if run_toml is None else read_spec(run_toml)
     if spec is None and not config.bootstrap:
         raise ConfigError("join needs an address to join by: --bootstrap ADDR, or LOCO_BOOTSTRAP")

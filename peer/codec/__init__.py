@@ -11,13 +11,13 @@ values of the same bytes.
 
 from collections.abc import Callable
 
-from .base import BLOCK, TILE, Codec
+from .base import BLOCK, MAIN_MEMORY, TILE, Codec
 from .buffers import CodeBuffer, codes_as_tensor
 from .four_bit import E3m0Codec, Int4Codec
 from .int8 import Int8Codec
 from .plain import Bf16Codec, Fp32Codec
 
-__all__ = ["BLOCK", "TILE", "CodeBuffer", "Codec", "codes_as_tensor", "get_codec"]
+__all__ = ["BLOCK", "MAIN_MEMORY", "TILE", "CodeBuffer", "Codec", "codes_as_tensor", "get_codec"]
 
 _CODECS: dict[str, Callable[[int], Codec]] = {
     "bf16": lambda _: Bf16Codec(),

@@ -6,6 +6,7 @@ import torch
 
 BLOCK: Final = 128
 """Values that share one scale; every flat vector's length is a multiple of it."""
+MAIN_MEMORY: Final = torch.device("cpu")
 TILE: Final = 256 * 1024
 """Values worked on at once: a tile and its scratch stay in the cache."""
 LARGEST_MAGNITUDE: Final = 2.0**120
@@ -46,6 +47,13 @@ class Codec(Protocol):
 
     def validate(self, codes: torch.Tensor) -> bool:
         """Whether `codes` are well formed and no value is NaN or beyond `LARGEST_MAGNITUDE`."""
+
+    def loops_for(self, num_values: int, device: torch.device) -> str:
+        """What codes a vector of so many values there: `plain`, `compiled` or `triton`.
+
+        Where others were wanted and did not work, why follows: `plain: ImportError: ...`. Loads
+        what it names, so it may take seconds.
+        """
 
 
 def check_values(x_P: torch.Tensor, label: str) -> int:

@@ -27,7 +27,7 @@ import torch
 
 from .base import BLOCK, check_codes, check_range, check_values
 from .blocks_compiled import CompiledLoops, Kernels
-from .compiled import is_aligned, is_long
+from .compiled import is_aligned, is_long, plain_because
 
 _SCALE_BYTES: Final = 2
 
@@ -78,10 +78,16 @@ class BlockCodec(ABC):
     Args:
         plain: torch's operations.
         part_of: values of the vector whose parts are coded here, if each vector is such a part.
+
+    Attributes:
+        kernels_module: full name of the module of compiled loops.
+        triton_module: of that with loops for CUDA, if there is one.
     """
 
     name: ClassVar[str]
     format: ClassVar[BlockFormat]
+    kernels_module: ClassVar[str]
+    triton_module: ClassVar[str | None] = None
 
     def __init__(self, plain: BlockLoops, part_of: int = 0) -> None:
         self._plain = plain
@@ -127,6 +133,14 @@ class BlockCodec(ABC):
         in_main_memory = all(tensor.device.type == "cpu" for tensor in tensors)
         long = is_long(num_values, tensors[0].device, self._part_of)
         return long and in_main_memory and is_aligned(*tensors)
+
+    def loops_for(self, num_values: int, device: torch.device) -> str:
+        """What codes a vector of so many values there, as `Codec` has it."""
+        if device.type == "cuda" and self.triton_module is not None:
+            return "triton" if self._cuda_loops() else plain_because(self.triton_module)
+        if is_long(num_values, device, self._part_of):
+            return "compiled" if self._kernels() else plain_because(self.kernels_module)
+        return "plain"
 
     @abstractmethod
     def _kernels(self) -> Kernels | None:

@@ -12,7 +12,8 @@ Rules:
 - Machine code is kept beside the source, or in the user's cache where that is read-only, or not at
   all. It is kept by processor and by the time of the kernel's own file: after a change here or in
   `base.py` alone, `make clean`. Several processes may write it: files are replaced whole.
-- Whatever fails (no numba, one that does not know this numpy), the plain path is taken.
+- Whatever fails (no numba, one that does not know this numpy), the plain path is taken, and
+  `plain_because` says what it was.
 - As many threads as torch would use here (`torch.get_num_threads`), of our own: kernels hold no
   lock, and numba's pool either aborts when two threads call it, or spins against torch's.
 - Work is cut into chunks of one size whatever the number of threads, so sums come out the same.
@@ -40,13 +41,22 @@ CHUNK_BLOCKS: Final = 8 * 1024
 """Blocks that a thread takes at once: 4 MB of fp32, far more than it costs to hand them over."""
 
 
+_failures: Final[dict[str, str]] = {}
+
+
 @cache
 def kernels_of(module: str) -> ModuleType | None:
     """The module of kernels by its full name, compiled; None where numba does not work."""
     try:
         return import_module(module)
-    except Exception:  # noqa: BLE001  # numba, llvmlite, LLVM: whatever it was, there is another way
+    except Exception as error:  # noqa: BLE001  # numba, llvmlite, LLVM: whatever it was, there is another way
+        _failures[module] = f"{type(error).__name__}: {error}".partition("\n")[0]
         return None
+
+
+def plain_because(module: str) -> str:
+    """What is said of a plain path that stands in for the kernels of `module`."""
+    return f"plain: {_failures[module]}"
 
 
 def kernel(signature: str) -> Callable[[Function], Function]:

@@ -83,12 +83,13 @@ class FourBitCodec(BlockCodec):
     """A codec of four bits; see the theory above. The two codecs differ in the grid."""
 
     grid: ClassVar[Grid]
+    kernels_module: ClassVar[str] = "peer.codec.four_bit_kernels"
 
     def __init__(self, part_of: int = 0) -> None:
         super().__init__(PlainLoops(self.grid), part_of)
 
     def _kernels(self) -> Kernels | None:
-        module = kernels_of("peer.codec.four_bit_kernels")
+        module = kernels_of(self.kernels_module)
         return GridKernels(module, self.grid) if module else None
 
 

@@ -29,15 +29,18 @@ class Int8Codec(BlockCodec):
 
     name: ClassVar[str] = "int8"
     format: ClassVar[BlockFormat] = INT8_FORMAT
+    kernels_module: ClassVar[str] = "peer.codec.int8_kernels"
+    triton_module: ClassVar[str | None] = "peer.codec.int8_cuda"
 
     def __init__(self, part_of: int = 0) -> None:
         super().__init__(PlainLoops(), part_of)
 
     def _kernels(self) -> Kernels | None:
-        return cast("Kernels | None", kernels_of("peer.codec.int8_kernels"))
+        return cast("Kernels | None", kernels_of(self.kernels_module))
 
     def _cuda_loops(self) -> BlockLoops | None:
-        triton = kernels_of("peer.codec.int8_cuda")
+        assert self.triton_module is not None
+        triton = kernels_of(self.triton_module)
         return cast("BlockLoops", triton.TritonLoops()) if triton else None
 
 

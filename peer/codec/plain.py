@@ -61,6 +61,10 @@ class _PlainCodec:
         values = codes.view(self.dtype)
         return all(_in_range(tile) for tile in values.split(TILE))
 
+    def loops_for(self, num_values: int, device: torch.device) -> str:
+        """Torch's own, always."""
+        return "plain"
+
 
 def _in_range(values: torch.Tensor) -> bool:
     return bool((values.abs() <= LARGEST_MAGNITUDE).all())

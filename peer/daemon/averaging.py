@@ -22,6 +22,7 @@ from peer.observe.events import EventLog
 from peer.observe.status import PeerState
 from peer.ports import Network, Work
 from peer.training.ports import Float32Vector, StartTrainer
+from protocol.outcomes import RefusalReason
 from protocol.own_rounds import OwnRounds
 from protocol.records import Sign
 from protocol.run_spec import FrozenSection, RunSpec
@@ -121,6 +122,13 @@ def averaging_of(parts: AveragingParts) -> Averaging:
     return PairAveraging(parts)
 
 
+def declined_in(state: PeerState) -> RefusalReason | None:
+    """Why a peer takes no proposal in this state; None when it does."""
+    if state is PeerState.LEAVING:
+        return RefusalReason.LEAVING
+    return None if state is PeerState.TRAINING else RefusalReason.NOT_TRAINING
+
+
 class PairAveraging:
     """NoLoCo."""
 
@@ -140,6 +148,7 @@ class PairAveraging:
             codec=sync.codec,
             vectors=2 if self._outer.needs_phi_codes else 1,
             padded_parameters=parts.shape.padded_parameters,
+            declined_now=lambda: declined_in(parts.facts.state),
         )
         exchanges = Exchanges(agreement, parts.network, parts.work)
         self._meetings = FinalMeetings(

@@ -39,6 +39,8 @@ class Facts:
         refused: contributions of others to fragments that were not taken, by reason.
         lost_blocks, repeated_blocks: of the whole swarm, by changes of its members.
         restarts: trainer restarts by reason.
+        codec: of the run; None while unknown.
+        loops: what codes in it, for `trainer` and `daemon` (`peer.codec.Codec.loops_for`).
     """
 
     peer_id: str
@@ -77,6 +79,8 @@ class Facts:
     repeated_blocks: int = 0
     skipped: Counter[SkipReason] = field(default_factory=Counter)
     restarts: Counter[str] = field(default_factory=Counter)
+    codec: str | None = None
+    loops: dict[str, str] = field(default_factory=dict)
     doing: str = "starting"
     doing_since_s: float = 0.0
 

@@ -34,6 +34,12 @@ FINAL_REFUSALS: Final = frozenset(
 )
 """Refusals that trying again cannot change."""
 
+
+def is_final(error: LocoError) -> bool:
+    """Whether it is such a refusal."""
+    return isinstance(error, Refused) and error.reason in FINAL_REFUSALS
+
+
 Resolve = Callable[[str], Awaitable[tuple[PeerId, Sequence[Address]]]]
 """An address as users write it to a peer id and its multiaddrs.
 
@@ -92,7 +98,7 @@ class Bootstrap:
                     hello = await self._links.dial(peer_id, addresses)
             except Refused as refused:
                 self._failing[address] = f"refused: {refused.sentence}"
-                if refused.reason in FINAL_REFUSALS:
+                if is_final(refused):
                     self._refused = refused
                     done.cancel()
             except LocoError as error:

@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 
 import trio
 
+from peer.codec import MAIN_MEMORY, get_codec
 from peer.network.pacing import Pacing
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
@@ -25,6 +26,7 @@ from peer.training.warm import warmed_up
 from protocol.data_plan import DataPlan, start_position
 from protocol.errors import InvalidRunSpec, LocoError
 from protocol.records import Sign
+from protocol.rounds import oldest_useful
 from protocol.run_spec import FrozenSection, RunSpec
 from protocol.signed_spec import SignedSpec
 from protocol.view import View
@@ -33,7 +35,7 @@ from .averaging import Averaging, AveragingParts, averaging_of
 from .company import LinkedCompany
 from .facts import Facts
 from .hello import Greeter
-from .joining import Bootstrap
+from .joining import Bootstrap, is_final
 from .links import Links
 from .membership import Membership
 from .outer_steps import RoundTiming
@@ -116,7 +118,7 @@ class Peer:
         """Found a run, train it, and serve it until asked to stop.
 
         Raises:
-            InvalidRunSpec, HomeError, TrainingImpossible
+            InvalidRunSpec, HomeError, CannotTrain, TrainingImpossible
         """
 
         async def life() -> None:
@@ -130,7 +132,7 @@ class Peer:
         """Join the run that a bootstrap address leads to, and stay until asked to stop.
 
         Raises:
-            Refused, InvalidRunSpec, ConfigError, HomeError, TrainingImpossible
+            Refused, InvalidRunSpec, ConfigError, HomeError, CannotTrain, TrainingImpossible
         """
 
         async def life() -> None:
@@ -188,7 +190,8 @@ class Peer:
             InvalidRunSpec: what was received cannot be used here.
         """
         while True:
-            for peer_id in self._sources(preferred):
+            sources, final = self._sources(preferred), list[LocoError]()
+            for peer_id in sources:
                 try:
                     async with fetch_from(self._network, peer_id) as fetcher:
                         return await ask(fetcher)
@@ -196,6 +199,10 @@ class Peer:
                     raise
                 except LocoError as error:
                     self._facts.now_doing(f"{peer_id[-8:]} could not help: {error}")
+                    if is_final(error):
+                        final.append(error)
+            if sources and len(final) == len(sources):
+                raise final[0]
             await trio.sleep(SOURCE_PAUSE_S)
 
     def _sources(self, preferred: PeerId | None) -> list[PeerId]:
@@ -218,6 +225,7 @@ class Peer:
                 averaging.slow_P,
                 averaging.momentum_P,
                 lambda share: self._facts.now_doing(f"fetching the state: {share:.0%}"),
+                minimum_step=self._oldest_useful_step(signed.spec()),
             )
 
         state = await self._fetch(ask)
@@ -240,6 +248,13 @@ class Peer:
             bytes=8 * shape.padded_parameters,
             seconds=trio.current_time() - started_s,
         )
+
+    def _oldest_useful_step(self, spec: RunSpec) -> int:
+        """By those that train; but for those that say they are past the end."""
+        inner_steps = spec.sync.inner_steps
+        heard = [m.progress.step for m in self._view.members_training(trio.current_time())]
+        last = spec.total_rounds * inner_steps
+        return oldest_useful([step for step in heard if step <= last], inner_steps)
 
     # --- training ---------------------------------------------------------------------------------
     async def _train(self, signed: SignedSpec, supplies: Supplies, *, joining: bool) -> None:
@@ -283,25 +298,22 @@ class Peer:
                 )
             )
             self._pacing.senders = lambda: averaging.senders
+            source = _OuterSource(signed.run_id, averaging, facts, self._work)
             if not joining:
                 await supplies.engine.initialise(slow)
-                await self._run_rounds(signed, averaging, start, service)
-                return
+                service.serve_state_of(source)
             facts.now_doing("starting the trainer")
             async with warmed_up(start, slow.array) as start_warm:
-                facts.now_doing("fetching the state")
-                await self._download(signed, shape, averaging)
-                await self._run_rounds(signed, averaging, start_warm, service)
+                if joining:
+                    facts.now_doing("fetching the state")
+                    await self._download(signed, shape, averaging)
+                    service.serve_state_of(source)
+                await self._run_rounds(signed, averaging, start_warm)
 
     async def _run_rounds(
-        self,
-        signed: SignedSpec,
-        averaging: Averaging,
-        start_trainer: StartTrainer,
-        service: StateService,
+        self, signed: SignedSpec, averaging: Averaging, start_trainer: StartTrainer
     ) -> None:
         rounds = self.rounds = averaging.begin(start_trainer)
-        service.serve_state_of(_OuterSource(signed.run_id, averaging, self._facts, self._work))
         membership = Membership(
             signed.run_id,
             self._facts.incarnation,
@@ -313,10 +325,20 @@ class Peer:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(averaging.serve)
             nursery.start_soon(membership.run)
+            nursery.start_soon(self._note_codec, signed.spec())
             self._settings.on_ready()
             await rounds.run()
             if self._settings.exit_when_done:
                 nursery.cancel_scope.cancel()
+
+    async def _note_codec(self, spec: RunSpec) -> None:
+        """Say what codes vectors on this side; it is loaded before the first of them waits."""
+        assert spec.frozen is not None
+        num_values, name = spec.frozen.padded_parameters, spec.sync.codec
+        codec = get_codec(name, part_of=num_values)
+        loops = await self._work.run(codec.loops_for, num_values, MAIN_MEMORY)
+        self._facts.codec, self._facts.loops["daemon"] = name, loops
+        self._events.emit(EventName.CODEC_CHOSEN, codec=name, loops=loops)
 
 
 class _OuterSource:
@@ -333,6 +355,11 @@ class _OuterSource:
     def round(self) -> int:
         """Round of the last outer step."""
         return self._averaging.round
+
+    @property
+    def step(self) -> int:
+        """The nominal step that we are at."""
+        return self._facts.step
 
     async def write(self, directory: Path) -> tuple[Path, StateManifest]:
         """Write the state under the lock of the outer step, so that it is one state."""

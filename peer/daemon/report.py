@@ -77,6 +77,7 @@ class Report:
                 for m in self._view.alive(now_s)
             ),
             metrics=self.metrics_url,
+            codec=_codec_sentence(facts),
             doing=facts.doing,
             since_s=now_s - facts.doing_since_s,
         )
@@ -110,7 +111,16 @@ class Report:
             step=facts.step if facts.run_id else None,
             p2pd_restarts=self._restarts.p2pd,
             directory_restarts=self._restarts.directory,
+            loops=dict(facts.loops),
         )
 
     def _outcomes(self) -> Outcomes:
         return Outcomes(self._facts.averaged, dict(self._facts.skipped))
+
+
+def _codec_sentence(facts: Facts) -> str | None:
+    """The run's codec, and what codes with it on either side."""
+    if facts.codec is None:
+        return None
+    sides = (f"{side} {loops}" for side, loops in sorted(facts.loops.items()))
+    return f"{facts.codec}: {', '.join(sides)}"

@@ -143,6 +143,7 @@ class RoundLoop:
             raise TrainingImpossible("the trainer's model has another layout than the run's")
         facts.parameters, facts.alone_steps_per_s = ready.parameters, ready.steps_per_s
         facts.steps_per_s = facts.steps_per_s or ready.steps_per_s
+        facts.loops["trainer"] = ready.loops
         self._micro_batch_cap = ready.micro_batch
         if facts.training_since_s is None:
             facts.training_since_s = trio.current_time()
@@ -153,6 +154,7 @@ class RoundLoop:
             parameters=ready.parameters,
             micro_batch=ready.micro_batch,
             steps_per_s=ready.steps_per_s,
+            codec=ready.loops,
         )
 
     async def _note_death(self, why: str) -> None:
@@ -299,6 +301,6 @@ class RoundLoop:
 def _death_reason(why: str) -> str:
     """One word for the metrics: what the trainer said of itself, else how it went."""
     said = why.partition(":")[0]
-    if said in ("out_of_memory", "non_finite", "error"):
+    if said in ("out_of_memory", "non_finite", "error", "unusable"):
         return said
     return "hung" if said.endswith("hung") else "died"

@@ -30,6 +30,7 @@ class EventName(StrEnum):
     FRAGMENT_RETURNED = "FragmentReturned"
     TRAINER_STARTED = "TrainerStarted"
     TRAINER_DIED = "TrainerDied"
+    CODEC_CHOSEN = "CodecChosen"
     VALIDATED = "Validated"
     DIRECTORY_RESTARTED = "DirectoryRestarted"
     NETWORK_RESTARTED = "NetworkRestarted"
@@ -98,8 +99,13 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "parameters": "of the model",
         "micro_batch": "sequences per forward pass",
         "steps_per_s": "of the trainer alone",
+        "codec": "what codes its weights: plain, compiled or triton loops, and why if not others",
     },
     EventName.TRAINER_DIED: {"reason": "one word", "detail": "for people"},
+    EventName.CODEC_CHOSEN: {
+        "codec": "of the run",
+        "loops": "what codes with it in the daemon, as the trainer's",
+    },
     EventName.VALIDATED: _ROUND
     | {"loss": "validation loss of the slow weights", "seconds": "it took"},
     EventName.DIRECTORY_RESTARTED: {"reason": "for people", "restarts": "so far"},

@@ -34,7 +34,9 @@ from .status import Outcomes, PeerState
 ROUND_SECONDS_BUCKETS: Final = (
     0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0,
 )  # fmt: skip
-TRAINER_RESTART_REASONS: Final = ("died", "hung", "error", "non_finite", "out_of_memory")
+TRAINER_RESTART_REASONS: Final = (
+    "died", "hung", "error", "unusable", "non_finite", "out_of_memory",
+)  # fmt: skip
 """Reasons that are there from the start; others may follow."""
 
 REFUSED_CONTRIBUTIONS: Final = (RefusalReason.AHEAD, RefusalReason.BEHIND, RefusalReason.TWICE)
@@ -73,6 +75,7 @@ class MetricsSnapshot:
         diverged, healed, healed_s: chunks of the outer copy that differed from a better one, those
             that were fetched, and how long that took.
         refused: contributions of others to fragments that were not taken, by reason.
+        loops: what codes vectors, for `trainer` and `daemon`; why, if it was to be another.
     """
 
     inner_steps: int = 0
@@ -98,6 +101,7 @@ class MetricsSnapshot:
     refused: Mapping[RefusalReason, int] = field(default_factory=dict)
     p2pd_restarts: int = 0
     directory_restarts: int = 0
+    loops: Mapping[str, str] = field(default_factory=dict)
 
 
 class Metrics:
@@ -168,11 +172,18 @@ class _SnapshotCollector(Collector):
         yield from _fragments(now)
         yield from _swarm(now)
         yield from _restarts(now)
-        build = GaugeMetricFamily(
-            "loco_build_info", "Version of loco-peer; always 1.", labels=["version"]
-        )
-        build.add_metric([self._version], 1)
-        yield build
+        yield _build(self._version, now.loops)
+
+
+def _build(version: str, loops: Mapping[str, str]) -> Metric:
+    family = GaugeMetricFamily(
+        "loco_build_info",
+        "Version of loco-peer, and the loops that code vectors; always 1.",
+        labels=["version", "trainer_codec", "daemon_codec"],
+    )
+    chosen = [loops.get(side, "").partition(":")[0] for side in ("trainer", "daemon")]
+    family.add_metric([version, *chosen], 1)
+    return family
 
 
 def _training(now: MetricsSnapshot) -> Iterator[Metric]:

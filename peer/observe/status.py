@@ -60,6 +60,7 @@ class Status:
         train_loss: mean of the last round, nats per token.
         validation_loss: of the slow weights on the run's fixed blocks, nats per token.
         metrics: URL of the Prometheus endpoint.
+        codec: of the run, and whether plain or compiled loops code with it here.
         doing: one short sentence on what is going on, or what we wait for.
         since_s: seconds since `doing` last changed.
     """
@@ -75,6 +76,7 @@ class Status:
     outcomes: Outcomes = Outcomes()
     peers: tuple[PeerStatus, ...] = ()
     metrics: str | None = None
+    codec: str | None = None
     doing: str | None = None
     since_s: float | None = None
 
@@ -93,6 +95,7 @@ class Status:
             "outcomes": {"averaged": self.outcomes.averaged, "skipped": skipped},
             "peers": [_peer_json(peer) for peer in self.peers],
             "metrics": self.metrics,
+            "codec": self.codec,
             "doing": self.doing,
             "since_s": self.since_s,
         }
@@ -166,6 +169,7 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         ("tokens", _number(status.tokens)),
         ("loss", f"train {_loss(status.train_loss)}  validation {_loss(status.validation_loss)}"),
         ("rounds", f"{status.outcomes.averaged} averaged; skipped: {skipped or 'none'}"),
+        ("codec", status.codec or "-"),
         ("metrics", status.metrics or "-"),
     ]
 

@@ -20,7 +20,7 @@ from peer.daemon.provision import Supplies
 from peer.network.pacing import NO_LIMITS, BandwidthLimits
 from peer.ports import PeerId
 from peer.state.service import Fetcher
-from peer.training.messages import TrainerCommand, TrainerEvent
+from peer.training.messages import Failed, TrainerCommand, TrainerEvent
 from peer.training.ports import Float32Vector, StartTrainer, Trainer
 from peer.training.simulated import simulated_starter
 from peer.training.toy import SimulatedSpeed, ToyProblem, simulated_layout
@@ -43,6 +43,7 @@ class Machine:
         clock_skew_s: how far its wall clock is ahead.
         limits: what its line may carry.
         overlap_steps: tau of its peer; None is the run's.
+        unusable: why nothing can be trained on it; None when it can.
     """
 
     speed: SimulatedSpeed = field(default_factory=SimulatedSpeed)
@@ -50,6 +51,7 @@ class Machine:
     clock_skew_s: float = 0.0
     limits: BandwidthLimits = NO_LIMITS
     overlap_steps: int | None = None
+    unusable: str | None = None
 
 
 class Gate:
@@ -96,6 +98,7 @@ class SimulatedEngine:
     ) -> None:
         self._spec = spec
         self._gate = gate
+        self._unusable = machine.unusable
         self.slow_P: Float32Vector | None = None
         self._start = simulated_starter(
             spec, peer_id, machine.speed, problem, machine.overlap_steps
@@ -126,15 +129,16 @@ class SimulatedEngine:
         self, slow: Float32Vector, micro_batch_cap: int | None
     ) -> AsyncIterator[Trainer]:
         async with self._start(slow, micro_batch_cap) as trainer:
-            yield _GatedTrainer(trainer, self._gate)
+            yield _GatedTrainer(trainer, self._gate, self._unusable)
 
 
 class _GatedTrainer:
-    """A trainer on a machine that may sleep. Implements `Trainer`."""
+    """A trainer on a machine that may sleep, or be unusable. Implements `Trainer`."""
 
-    def __init__(self, trainer: Trainer, gate: Gate) -> None:
+    def __init__(self, trainer: Trainer, gate: Gate, unusable: str | None) -> None:
         self._trainer = trainer
         self._gate = gate
+        self._unusable = unusable
 
     def __repr__(self) -> str:
         return f"<_GatedTrainer {self._gate!r} {self._trainer!r}>"
@@ -148,7 +152,7 @@ class _GatedTrainer:
         """Raises TrainerDied."""
         event = await self._trainer.receive()
         await self._gate.wait()
-        return event
+        return event if self._unusable is None else Failed("unusable", self._unusable)
 
     def codes(self, slot: int) -> memoryview:
         """Codes of the snapshot in `slot`."""

@@ -59,6 +59,7 @@ class SimulatedPeer:
     """A running peer, and what can be seen of it from outside.
 
     Attributes:
+        known: set when it knows its run; a founder then serves it to joiners.
         ended: set when its daemon is no more.
         failure: what ended it, as its user would be told; None when it ended well or was killed.
         timings: phases of its rounds.
@@ -70,6 +71,7 @@ class SimulatedPeer:
     machine: Machine
     gate: Gate = field(default_factory=Gate)
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    known: trio.Event = field(default_factory=trio.Event)
     ready: trio.Event = field(default_factory=trio.Event)
     ended: trio.Event = field(default_factory=trio.Event)
     failure: Exception | None = None
@@ -127,7 +129,7 @@ class SimulatedPeer:
             grace_s=GRACE_S,
             on_ready=self.ready.set,
             check_spec=self._check_spec,
-            bind_run=lambda _: None,
+            bind_run=lambda _: self.known.set(),
             observe_round=self.timings.append,
         )
         self.peer = assembly.start(settings, self.name)

@@ -1,9 +1,9 @@
 """The slow weights as a Hugging Face checkpoint.
 
 The folder loads with `transformers.AutoModelForCausalLM.from_pretrained(folder)`: config.json,
-model.safetensors (fp32), the tokenizer's files if it is a Hugging Face one, and `loco_peer.json`,
-which says where the weights come from and marks the folder as an export. Files are written beside
-the folder and moved in when all are whole.
+model.safetensors (fp32), the tokenizer's files (the byte tokenizer as one of Hugging Face's), and
+`loco_peer.json`, which says where the weights come from and marks the folder as an export. Files
+are written beside the folder and moved in when all are whole.
 """
 
 import json
@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from peer.training.model import model_config, model_shapes
+from peer.training.tokenizer import BYTES, ByteTokenizer, FileTokenizer, Tokenizer
 from protocol.layout import Layout, LayoutEntry
 from protocol.run_spec import RunSpec
 
@@ -50,7 +51,10 @@ def export_hugging_face(
         ValueError: the vector or the layout does not fit the run spec.
     """
     _refuse_foreign(out_dir)
-    config = _config(spec, layout)
+    if (tokenizer_json is None) != (spec.data.tokenizer == BYTES):
+        raise ValueError(f"the tokenizer given does not fit the run's, {spec.data.tokenizer!r}")
+    tokenizer = ByteTokenizer() if tokenizer_json is None else FileTokenizer(tokenizer_json)
+    config = _config(spec, layout, tokenizer)
     if phi_P.dtype != np.float32 or phi_P.shape != (layout.padded_parameters,):
         raise ValueError(
             f"weights of {phi_P.shape} do not fit {layout.padded_parameters} parameters"
@@ -61,7 +65,8 @@ def export_hugging_face(
     try:
         config.save_pretrained(partial)
         save_file(_tensors(phi_P, layout), partial / _WEIGHTS, metadata={"format": "pt"})
-        _write_tokenizer(partial, spec, tokenizer_json)
+        tokenizer_json = tokenizer_json or ByteTokenizer().to_json()
+        _write_tokenizer(partial, tokenizer_json, tokenizer.end_of_text, spec)
         origin = {
             "run": spec.name,
             "round": round,
@@ -83,7 +88,7 @@ def _refuse_foreign(out_dir: Path) -> None:
         raise FileExistsError(f"{out_dir} is not empty and not an export: choose another folder")
 
 
-def _config(spec: RunSpec, layout: Layout) -> LlamaConfig:
+def _config(spec: RunSpec, layout: Layout, tokenizer: Tokenizer) -> LlamaConfig:
     """The model's config, once it is sure that its parameters lie as `layout` says."""
     vocabulary_size = _entry(layout, _EMBEDDING).shape[0]
     if Layout.from_shapes(model_shapes(spec, vocabulary_size)).digest != layout.digest:
@@ -92,6 +97,9 @@ def _config(spec: RunSpec, layout: Layout) -> LlamaConfig:
     config.architectures = ["LlamaForCausalLM"]
     config.dtype = torch.float32
     config.use_cache = True  # off in training, wanted for generating
+    if spec.model.init_from is None:  # Llama's own are tokens of another vocabulary
+        config.bos_token_id = None
+        config.eos_token_id = next(iter(tokenizer.separator), None)
     return config
 
 
@@ -112,15 +120,16 @@ def _tensors(phi_P: Float32Vector, layout: Layout) -> dict[str, torch.Tensor]:
     }
 
 
-def _write_tokenizer(folder: Path, spec: RunSpec, tokenizer_json: bytes | None) -> None:
-    if (tokenizer_json is None) != (spec.data.tokenizer == "bytes"):
-        raise ValueError(f"the tokenizer given does not fit the run's, {spec.data.tokenizer!r}")
-    if tokenizer_json is None:
-        return
+def _write_tokenizer(
+    folder: Path, tokenizer_json: bytes, end_of_text: str | None, spec: RunSpec
+) -> None:
     path = folder / "tokenizer.json"
     path.write_bytes(tokenizer_json)
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(path), model_max_length=spec.model.context_length
+        tokenizer_file=str(path),
+        model_max_length=spec.model.context_length,
+        clean_up_tokenization_spaces=False,
+        eos_token=end_of_text,
     )
     tokenizer.save_pretrained(folder)
 

@@ -64,6 +64,10 @@ class StateSource(Protocol):
     def round(self) -> int:
         """Round of its last outer step; -1 before the first."""
 
+    @property
+    def step(self) -> int:
+        """The nominal step that the owner is at."""
+
     async def write(self, directory: Path) -> tuple[Path, StateManifest]:
         """Write the present state to a new file in `directory`."""
 
@@ -164,6 +168,14 @@ class StateService:
             sentence = f"I am in run {self._signed.run_id}"
             await talk.refuse(RefusalReason.OTHER_RUN, sentence)
             return
+        source = self._source
+        if source is not None and source.step < request.minimum_step:
+            sentence = (
+                f"my state is of step {source.step},"
+                f" {request.minimum_step} or later was asked for"
+            )
+            await talk.refuse(RefusalReason.UNAVAILABLE, sentence)
+            return
         written = await self.write()
         if written is None:
             await talk.refuse(RefusalReason.UNAVAILABLE, "I have no state yet")
@@ -239,6 +251,8 @@ class Fetcher:
         phi_P: Float32Vector,
         delta_P: Float32Vector,
         on_progress: Callable[[float], None] = lambda _: None,
+        *,
+        minimum_step: int = 0,
     ) -> StateScalars:
         """The peer's present state, verified chunk by chunk; says where it stands.
 
@@ -246,11 +260,12 @@ class Fetcher:
             phi_P, delta_P: where the state goes, of the run's padded parameters. They hold no
                 state, but parts of one, until this has returned.
             on_progress: told the share received so far.
+            minimum_step: the nominal step of the oldest state that is of use.
 
         Raises:
             StreamLost, Refused, RemoteProtocolError
         """
-        await self._talk.send(GetState(run_id, 0))
+        await self._talk.send(GetState(run_id, minimum_step))
         reply, digests = await self._talk.receive(StateReply, timeout_s=WRITE_S, stall_s=STALL_S)
         assembler = StateAssembler(_manifest(run_id, reply, digests), phi_P, delta_P)
         total = len(assembler.missing())

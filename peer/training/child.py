@@ -6,17 +6,20 @@ import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from peer.codec import get_codec
+from protocol.errors import LocoError
 from protocol.run_spec import RunSpec
 
 from . import calibrate
 from .channel import SocketChannel
 from .corpus import Corpus, open_corpus
-from .device import choose_device, choose_precision, is_out_of_memory
+from .device import choose_device, choose_precision, is_of_device, is_out_of_memory
 from .errors import NonFinite
 from .loop import InnerLoop, TrainerParts
 from .messages import Failed, Ready
@@ -28,6 +31,9 @@ from .shared import CodeRegions, map_vector, regions_of_run
 from .step import Stepper
 from .sync import snapshots_of_run
 
+MAX_DETAIL_CHARS: Final = 2000
+"""Of what is said of a failure."""
+
 
 def serve(channel: SocketChannel) -> int:
     """Do what the daemon wants, until it wants a trainer: that is the last. The exit status."""
@@ -35,7 +41,10 @@ def serve(channel: SocketChannel) -> int:
         task = channel.next_task()
         match task.name, task.descriptors:
             case "create", (weights_fd,):
-                create(channel, task.settings, weights_fd)
+                try:
+                    create(channel, task.settings, weights_fd)
+                except Exception as error:  # noqa: BLE001 - whatever it is, the daemon should read it
+                    return _failed(channel, error, unknown="unusable")
                 os.close(weights_fd)
             case "train", (slow_fd, codes_fd):
                 return train(channel, task.settings, slow_fd, codes_fd)
@@ -47,16 +56,32 @@ def train(channel: SocketChannel, settings: TrainerSettings, slow_fd: int, codes
     """Be a trainer until `Stop`. Returns the exit status."""
     try:
         parts, ready = build(settings, slow_fd, codes_fd)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the daemon should read it
+        return _failed(channel, error, unknown="unusable")
+    try:
         channel.emit(ready)
         InnerLoop(parts, channel).run()
-    except NonFinite as error:
+    except Exception as error:  # noqa: BLE001 - as above
+        return _failed(channel, error, unknown="error")
+    return 0
+
+
+def _failed(channel: SocketChannel, error: Exception, *, unknown: str) -> int:
+    """Say why it ends. Returns the exit status.
+
+    Args:
+        unknown: the reason of an error that has none of its own.
+    """
+    if isinstance(error, NonFinite):
         channel.emit(Failed("non_finite", str(error)))
-    except Exception as error:  # noqa: BLE001 - whatever it is, the daemon should read it
-        reason = "out_of_memory" if is_out_of_memory(error) else "error"
-        traceback.print_exc()
-        channel.emit(Failed(reason, f"{type(error).__name__}: {error}"[:2000]))
-    else:
-        return 0
+        return 1
+    traceback.print_exc()
+    reason = "error" if is_of_device(error) else unknown
+    if is_out_of_memory(error):
+        reason = "out_of_memory"
+    told = isinstance(error, (LocoError, ValueError, OSError))  # their messages are for people
+    detail = str(error) if told else f"{type(error).__name__}: {error}"
+    channel.emit(Failed(reason, detail[:MAX_DETAIL_CHARS]))
     return 1
 
 
@@ -100,6 +125,7 @@ def build(settings: TrainerSettings, slow_fd: int, codes_fd: int) -> tuple[Train
             f"slow weights of {slow_P.numel()} values for {model.layout.padded_parameters}"
         )
     regions = CodeRegions.create_in(codes_fd, regions_of_run(spec, model.layout))
+    codec = get_codec(spec.sync.codec, part_of=model.layout.padded_parameters)
     snapshots = snapshots_of_run(spec, model, slow_P, regions)
     parts = TrainerParts(
         spec,
@@ -121,6 +147,7 @@ def build(settings: TrainerSettings, slow_fd: int, codes_fd: int) -> tuple[Train
         micro_batch=stepper.micro_batch,
         steps_per_s=steps_per_s,
         shapes=tuple((entry.name, entry.shape) for entry in model.layout.entries),
+        loops=codec.loops_for(model.layout.padded_parameters, device),
     )
     return parts, ready
 

@@ -23,8 +23,18 @@ def choose_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device {name!r} is not supported; use auto, cpu or cuda[:N]")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device {name!r} is not here: {torch.cuda.device_count()} CUDA devices")
+        raise ValueError(f"device {name!r} is not here: {_cuda_devices()}")
     return device
+
+
+def _cuda_devices() -> str:
+    """What there is, and what to do about it."""
+    count = torch.cuda.device_count()
+    if count:
+        return f"there are {count} CUDA devices; use cuda:0 to cuda:{count - 1}"
+    if not torch.backends.cuda.is_built():
+        return f"torch {torch.__version__} is built without CUDA; install one with it, or use cpu"
+    return "torch finds no CUDA device; see whether nvidia-smi shows one, or use cpu"
 
 
 def choose_precision(setting: str, device: torch.device) -> Precision:
@@ -47,3 +57,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def is_of_device(error: BaseException) -> bool:
+    """Whether the device itself failed, in which case it may work the next time."""
+    return isinstance(error, torch.AcceleratorError)

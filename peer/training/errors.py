@@ -1,5 +1,11 @@
 """Why a trainer ends of itself."""
 
+from protocol.errors import LocoError
+
+
+class CannotTrain(LocoError):
+    """What the trainer was given cannot be used on this machine, and a new try changes nothing."""
+
 
 class NonFinite(Exception):
     """A loss, a gradient or a weight is NaN or infinite; the message says which and where."""

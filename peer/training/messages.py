@@ -163,6 +163,7 @@ class Ready:
         parameters: trainable parameters, tied ones once.
         steps_per_s: inner steps per second of the trainer alone.
         shapes: (name, shape) of each parameter: what the layout follows from.
+        loops: what codes its weights (`peer.codec.Codec.loops_for`).
     """
 
     parameters: int
@@ -173,6 +174,7 @@ class Ready:
     micro_batch: int
     steps_per_s: float
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    loops: str = "plain"
 
 
 PROGRESS_INTERVAL_S: Final = 0.2
@@ -298,7 +300,8 @@ class Failed:
     """Training cannot go on; the trainer exits after this.
 
     Attributes:
-        reason: `non_finite`, `out_of_memory` or `error`.
+        reason: `non_finite`, `out_of_memory`, `error`, or `unusable` before it is ready: device,
+        corpus or model cannot be used, and a new try would end like this one.
     """
 
     reason: str

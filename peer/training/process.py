@@ -27,7 +27,7 @@ from protocol.run_spec import RunSpec
 
 from . import pipe
 from .child_process import STOP_GRACE_S, SpareChild, TrainerChild
-from .messages import FragmentSent, Ready, RoundClosed, Stop, TrainerCommand, TrainerEvent
+from .messages import Failed, FragmentSent, Ready, RoundClosed, Stop, TrainerCommand, TrainerEvent
 from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
 from .settings import TrainerSettings
 from .shared import CodeRegions, SharedVector, code_memory, regions_of_run
@@ -188,12 +188,14 @@ async def create_model(
         The layout of that vector, and the model's config.json.
 
     Raises:
-        TrainerDied: the child failed; the message holds its last words.
+        TrainerDied: the child failed; the message says how, or holds its last words.
     """
     child = await (spare or SpareChild(settings.threads)).take()
     try:
         with weights_path.open("wb") as file:
             message = await _ask(child, "create", settings, file.fileno())
+        if isinstance(message, Failed):
+            raise TrainerDied(message.detail)
         if not isinstance(message, pipe.ModelCreated):
             raise TrainerDied(f"the trainer sent a {type(message).__name__}")
     except BaseException:

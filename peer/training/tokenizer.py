@@ -8,6 +8,7 @@ import blake3
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer as HuggingFaceTokenizer
+from tokenizers import decoders, models
 
 BYTES: Final = "bytes"
 _END_OF_TEXT: Final = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|im_end|>")
@@ -27,6 +28,10 @@ class Tokenizer(Protocol):
     def separator(self) -> Sequence[int]:
         """Tokens put after each text."""
 
+    @property
+    def end_of_text(self) -> str | None:
+        """How that token is spelt; None where there is none."""
+
     def encode(self, text: str) -> npt.NDArray[np.uint32] | npt.NDArray[np.uint8]: ...
 
 
@@ -36,10 +41,24 @@ class ByteTokenizer:
     vocabulary_size = 256
     digest = BYTES
     separator: Sequence[int] = (0,)
+    end_of_text = "\0"
 
     def encode(self, text: str) -> npt.NDArray[np.uint8]:
         """One token per byte of UTF-8."""
         return np.frombuffer(text.encode(), dtype=np.uint8)
+
+    def to_json(self) -> bytes:
+        """The same as a tokenizer.json, for those who know Hugging Face's tokenizers alone.
+
+        ASCII is spelt as itself; any other character falls back to its bytes, spelt `<0xC3>`. So no
+        text is taken for a token by its spelling. The zero byte comes from the zero character and
+        from nothing else, so that it may end a text costs no text its own bytes.
+        """
+        spelt = {chr(byte) if byte < 128 else f"<0x{byte:02X}>": byte for byte in range(256)}
+        tokenizer = HuggingFaceTokenizer(models.BPE(spelt, [], byte_fallback=True))
+        tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+        text: str = tokenizer.to_str()
+        return text.encode()
 
 
 class FileTokenizer:
@@ -57,8 +76,10 @@ class FileTokenizer:
         self.digest = blake3.blake3(data).hexdigest(length=16)
         # Ids may have holes, so the size is that of the largest id.
         self.vocabulary_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-        ends = (self._tokenizer.token_to_id(name) for name in _END_OF_TEXT)
-        self.separator: Sequence[int] = [end for end in ends if end is not None][:1]
+        ends = {name: self._tokenizer.token_to_id(name) for name in _END_OF_TEXT}
+        known = [name for name, token in ends.items() if token is not None]
+        self.end_of_text: str | None = known[0] if known else None
+        self.separator: Sequence[int] = [ends[name] for name in known[:1]]
 
     def __repr__(self) -> str:
         return f"<FileTokenizer of {self.vocabulary_size} tokens, {self.digest}>"

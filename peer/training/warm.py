@@ -1,13 +1,15 @@
 """A trainer that is started before it is needed.
 
 A trainer takes seconds to start, and a swarm trains on meanwhile. So a joiner starts its trainer
-first and fetches the state when that is ready: what it then loads is as new as it can be.
+first and fetches the state when that is ready: what it then loads is as new as it can be. And who
+cannot train at all finds out before anybody counts on it.
 """
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from .messages import TrainerCommand, TrainerEvent
+from .errors import CannotTrain
+from .messages import Failed, TrainerCommand, TrainerEvent
 from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
 
 
@@ -45,12 +47,18 @@ async def warmed_up(start: StartTrainer, slow: Float32Vector) -> AsyncIterator[S
 
     Its first call gives that trainer, later ones start others. One that dies before it is ready is
     forgotten: whoever needs a trainer starts the next, and sees for itself.
+
+    Raises:
+        CannotTrain: device, corpus or model cannot be used here.
     """
     async with AsyncExitStack() as stack:
         waiting: list[Trainer] = []
         try:
             trainer = await stack.enter_async_context(start(slow, None))
-            waiting.append(_Heard(trainer, await trainer.receive()))
+            first = await trainer.receive()
+            if isinstance(first, Failed) and first.reason == "unusable":
+                raise CannotTrain(f"the trainer cannot start: {first.detail}")
+            waiting.append(_Heard(trainer, first))
         except TrainerDied:
             await stack.aclose()
 

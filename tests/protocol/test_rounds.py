@@ -11,6 +11,7 @@ from protocol.rounds import (
     is_lost,
     next_round,
     nominal_step,
+    oldest_useful,
     owed_steps,
     place,
 )
@@ -114,3 +115,10 @@ def test_deadline_follows_what_was_observed() -> None:
 def test_deadline_refuses_an_empty_range() -> None:
     with pytest.raises(ValueError, match="floor"):
         ObservedDeadline(floor_s=2, ceiling_s=1)
+
+
+@pytest.mark.parametrize("heard", [[], [30], [10 * LOST_LAG_ROUNDS + 7, 2], [1000, 990, 5]])
+def test_the_oldest_useful_step_is_the_first_that_is_not_lost(heard: list[float]) -> None:
+    oldest = oldest_useful(heard, 10)
+    assert not is_lost(oldest, heard, 10)
+    assert oldest == 0 or is_lost(oldest - 1, heard, 10)

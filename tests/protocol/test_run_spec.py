@@ -6,7 +6,14 @@ import pytest
 
 from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_SPEC_BYTES
-from protocol.run_spec import DilocoSection, RunSpec, parse_bytes, parse_toml, run_id_of
+from protocol.run_spec import (
+    MAX_SHOWN_CHARS,
+    DilocoSection,
+    RunSpec,
+    parse_bytes,
+    parse_toml,
+    run_id_of,
+)
 
 
 def test_an_empty_file_is_a_valid_spec() -> None:
@@ -38,6 +45,69 @@ def test_bytes_are_canonical_and_come_back() -> None:
 def test_what_cannot_work_is_refused_with_advice(toml: str, sentence: str) -> None:
     with pytest.raises(InvalidRunSpec, match=sentence):
         parse_toml(toml)
+
+
+DILOCO = '[sync]\nmethod = "diloco"\n'
+
+
+@pytest.mark.parametrize(
+    ("toml", "sentence"),
+    [
+        (
+            "[model]\nhidden_size = 100\nnum_heads = 3",
+            "model.hidden_size: must be a multiple of 2 * num_heads (6) (got 100)",
+        ),
+        (
+            "[model]\nnum_heads = 4\nnum_kv_heads = 3",
+            "model.num_heads: must be a multiple of num_kv_heads (3) (got 4)",
+        ),
+        (
+            "[data]\nsource = 'http:x'",
+            (
+                "data.source: unknown data source; use 'stdlib', 'text:GLOB' or 'tokens:FILE'"
+                " (got 'http:x')"
+            ),
+        ),
+        (
+            "[sync]\ngamma = 2",
+            "sync.gamma: diverges: must be below sqrt(2 + alpha^2) = 1.446 (got 2.0)",
+        ),
+        (
+            "[sync]\nbeta = 3",
+            "sync.beta: diverges: must be below sqrt(2 + alpha^2) = 1.446 (got 3.0)",
+        ),
+        (
+            "[sync.diloco]\nmomentum = 0.5",
+            "sync.method: [sync.diloco] needs method = \"diloco\" (got 'noloco')",
+        ),
+        (
+            "[sync]\ncodec = 'int4'",
+            "sync.codec: too coarse for whole weights; use 'int8' (got 'int4')",
+        ),
+        (
+            DILOCO + "final_rounds = 1",
+            "sync.final_rounds: belongs to noloco; DiLoCo's keys are in [sync.diloco] (got 1)",
+        ),
+        (
+            DILOCO + "inner_steps = 5\n[sync.diloco]\noverlap_steps = 7",
+            (
+                "sync.inner_steps: must be above diloco.overlap_steps (7): a fragment comes back"
+                " before it is sent again; raise it, or lower overlap_steps (got 5)"
+            ),
+        ),
+        ("[frozen]\nparameters = 1", "frozen.config: Field required"),
+    ],
+)
+def test_the_sentence_names_the_key_and_its_value_and_no_other(toml: str, sentence: str) -> None:
+    with pytest.raises(InvalidRunSpec) as refused:
+        parse_toml(toml)
+    assert str(refused.value).split("; frozen")[0] == sentence
+
+
+def test_a_long_value_is_cut() -> None:
+    with pytest.raises(InvalidRunSpec) as refused:
+        parse_toml(f"seed = {'x' * 200!r}")
+    assert str(refused.value).endswith(f" (got {'x' * 200!r:.{MAX_SHOWN_CHARS}}...)")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +157,7 @@ def test_diloco_brings_its_section_and_noloco_none() -> None:
     [
         ("[sync.diloco]\nmomentum = 0.5\n", "needs method"),
         ('[sync]\ncodec = "int4"\n', "too coarse for whole weights"),
-        ('[sync]\nmethod = "diloco"\nalpha = 0.5\n', "'alpha' belongs to noloco"),
+        ('[sync]\nmethod = "diloco"\nalpha = 0.5\n', "sync.alpha: belongs to noloco"),
         ('[sync]\nmethod = "diloco"\n[sync.diloco]\noverlap = 1\n', "did you mean 'overlap_steps'"),
     ],
 )
@@ -104,7 +174,7 @@ def test_a_fragment_comes_back_before_it_is_sent_again(
         run = f'[sync]\nmethod = "diloco"\ninner_steps = {inner_steps}\n'
         return run + f"[sync.diloco]\noverlap_steps = {steps}\n"
 
-    sentence = rf"overlap_steps \({overlap_steps}\) must be below inner_steps \({inner_steps}\)"
+    sentence = rf"must be above diloco.overlap_steps \({overlap_steps}\).* \(got {inner_steps}\)"
     with pytest.raises(InvalidRunSpec, match=sentence):
         parse_toml(toml(overlap_steps))
     assert parse_toml(toml(inner_steps - 1)).sync.diloco is not None

@@ -9,9 +9,11 @@ import tempfile
 import types
 from collections.abc import Iterator
 from contextlib import nullcontext
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import torch
 import trio
 from typer.testing import CliRunner, Result
 
@@ -20,6 +22,7 @@ from peer.config import PeerConfig
 from peer.exit_codes import ExitCode
 from peer.observe.status import PeerState, Status
 from peer.state.home import Home
+from peer.training.errors import CannotTrain
 from protocol.errors import Refused, StreamLost
 from protocol.outcomes import RefusalReason
 from protocol.run_spec import RunSpec
@@ -65,12 +68,17 @@ def run_toml(text: str = "seed = 5\n") -> str:
     return "run.toml"
 
 
+def first_line(folder: Path) -> str:
+    """What `start` and `join` say before all else."""
+    return f"loco-peer {version('loco-peer')}: starting in {folder / 'home'}\n"
+
+
 # --- start and join -------------------------------------------------------------------------------
 
 
 def test_start_gives_the_daemon_a_spec_and_a_locked_home(daemon, tmp_path: Path) -> None:
     result = loco("start", run_toml(), "--threads", "2", "--metrics", "127.0.0.1:9", "--json-ready")
-    assert (result.exit_code, result.stderr) == (0, "")
+    assert (result.exit_code, result.stderr) == (0, first_line(tmp_path))
     [(config, spec, home, locked)] = daemon.calls
     assert spec == RunSpec(seed=5)
     assert (home.root, locked) == (tmp_path / "home", True)
@@ -84,6 +92,11 @@ def test_join_takes_every_address(daemon) -> None:
     [(config, spec, _home, _locked)] = daemon.calls
     assert spec is None
     assert config.bootstrap == ("a:1", "b:2")
+
+
+def test_lines_of_json_are_not_mixed_with_others(daemon) -> None:
+    result = loco("join", "--bootstrap", "a:1", "--log-format", "json")
+    assert (result.exit_code, result.stderr) == (0, "")
 
 
 def test_verbose_shows_which_place_won(daemon) -> None:
@@ -102,12 +115,16 @@ def test_the_daemons_code_is_the_commands(daemon) -> None:
     [
         (Refused(RefusalReason.OTHER_RUN, "that is another run"), 3, "that is another run"),
         (StreamLost("the disk of the swarm"), 1, "the disk of the swarm"),
+        (CannotTrain("there is no such device"), 2, "there is no such device"),
     ],
 )
-def test_errors_are_one_sentence_and_a_code(daemon, error, code: int, sentence: str) -> None:
+def test_errors_are_one_sentence_and_a_code(
+    daemon, tmp_path: Path, error, code: int, sentence: str
+) -> None:
     daemon.raises = error
     result = loco("join", "--bootstrap", "a:1")
-    assert (result.exit_code, result.stderr) == (code, f"loco-peer: {sentence}\n")
+    said = f"{first_line(tmp_path)}loco-peer: {sentence}\n"
+    assert (result.exit_code, result.stderr) == (code, said)
 
 
 def test_verbose_adds_the_traceback(daemon) -> None:
@@ -154,6 +171,19 @@ def test_wrong_usage_is_told_and_is_2(daemon, arguments: list[str], sentence: st
     assert sentence in result.stderr
     assert "Traceback" not in result.stderr
     assert not daemon.calls
+
+
+@pytest.mark.parametrize("command", [["start", "run.toml"], ["join", "--bootstrap", "a:1"]])
+def test_a_device_that_is_not_here_is_refused_before_the_daemon_runs(
+    daemon, tmp_path: Path, command: list[str]
+) -> None:
+    run_toml()
+    missing = f"cuda:{torch.cuda.device_count()}"
+    result = loco(*command, "--device", missing)
+    assert result.exit_code == 2
+    assert f"device = {missing} (command line): device '{missing}' is not here" in result.stderr
+    assert not daemon.calls
+    assert loco(*command, "--device", "cpu").exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -214,8 +244,6 @@ def test_a_daemon_that_is_still_starting_is_not_no_daemon(tmp_path: Path) -> Non
 
 
 def test_version() -> None:
-    from importlib.metadata import version
-
     assert loco("version").stdout == version("loco-peer") + "\n"
 
 
@@ -320,3 +348,39 @@ def test_help_imports_nothing_heavy() -> None:
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "LOADED []" in ran.stdout
     assert "--json-ready" in ran.stdout
+
+
+WATCHED = """
+import sys
+from peer.cli import main
+
+class Watched:
+    loaded = None
+
+    def write(self, text):
+        if self.loaded is None:
+            self.loaded = [name for name in HEAVY if name in sys.modules]
+            print(text)
+
+    def flush(self):
+        pass
+
+sys.stderr = Watched()
+try:
+    main()
+finally:
+    print(sys.stderr.loaded)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [["start", "no.toml"], ["join", "--bootstrap", "a:1"]])
+def test_the_first_line_waits_for_nothing_heavy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    (tmp_path / "home").touch()  # a home that cannot be used: it ends soon
+    script = WATCHED.replace("HEAVY", repr(HEAVY))
+    ran = subprocess.run(
+        [sys.executable, "-c", script, *command], capture_output=True, text=True, check=False
+    )
+    assert (ran.stdout, ran.returncode) == (first_line(tmp_path) + "[]\n", ExitCode.USAGE)

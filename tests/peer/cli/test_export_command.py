@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from peer.cli.export import ExportFailed, export_state
 from peer.config import ConfigError
@@ -51,6 +51,7 @@ def test_the_slow_weights_are_exported(home: Home, state: Path, tmp_path: Path) 
     first = model.get_input_embeddings().weight.detach().numpy().ravel()[:3]
     assert first.tolist() == pytest.approx([(entry.offset + i) / 1e6 for i in range(3)])
     assert '"round": 3' in (tmp_path / "hf" / "loco_peer.json").read_text()
+    assert AutoTokenizer.from_pretrained(tmp_path / "hf")("h\u00e9")["input_ids"] == [104, 195, 169]
 
 
 def test_a_state_of_another_size_is_refused(home: Home, state: Path, tmp_path: Path) -> None:

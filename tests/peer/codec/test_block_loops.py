@@ -9,7 +9,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from peer.codec import BLOCK, compiled, four_bit, get_codec, int8
+from peer.codec import BLOCK, MAIN_MEMORY, compiled, four_bit, get_codec, int8
 from peer.codec.base import LARGEST_MAGNITUDE
 from peer.codec.blocks import BlockCodec, BlockLoops
 from peer.codec.blocks_compiled import CompiledLoops
@@ -251,10 +251,41 @@ def test_without_numba_the_plain_loops_give_the_same(
     compiled.kernels_of.cache_clear()
     try:
         assert codec._kernels() is None
+        said = codec.loops_for(x.numel(), MAIN_MEMORY)
+        assert said.startswith("plain: ModuleNotFoundError: import of numba halted")
+        assert "\n" not in said
         codec.encode(x, without)
     finally:
         compiled.kernels_of.cache_clear()
     assert torch.equal(without, with_numba)
+
+
+def test_it_says_which_loops_run(ways: Ways) -> None:
+    long, short = compiled.COMPILED_FROM, compiled.COMPILED_FROM - BLOCK
+    name = ways.codec.name
+    assert get_codec(name).loops_for(long, MAIN_MEMORY) == "compiled"
+    assert get_codec(name).loops_for(short, MAIN_MEMORY) == "plain"
+    assert get_codec(name, part_of=long).loops_for(short, MAIN_MEMORY) == "compiled"
+    for num_values, kind in ((long, CompiledLoops), (short, type(ways.plain))):
+        x = torch.zeros(num_values)
+        codes = torch.empty(ways.codec.code_bytes(num_values), dtype=torch.uint8)
+        block_codes, scales = ways.codec.format.split(codes)
+        assert type(ways.codec._loops(block_codes, scales, x)) is kind
+    assert get_codec("bf16").loops_for(long, MAIN_MEMORY) == "plain"
+
+
+def test_it_says_why_a_device_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton is not on every machine."""
+    cuda = torch.device("cuda")
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "peer.codec.int8_cuda", raising=False)
+    compiled.kernels_of.cache_clear()
+    try:
+        said = get_codec("int8").loops_for(BLOCK, cuda)
+        assert said.startswith("plain: ModuleNotFoundError: import of triton halted")
+        assert get_codec("int4").loops_for(BLOCK, cuda) == "plain"
+    finally:
+        compiled.kernels_of.cache_clear()
 
 
 def test_where_nothing_can_be_kept_kernels_are_compiled_all_the_same(

@@ -47,7 +47,7 @@ async def start(swarm: SimulatedSwarm, *names: str, machine_of: Any = None) -> N
         begin = swarm.join if swarm.peers else swarm.found
         begin(name, *([machine_of[name]] if name in machine_of else []))
         if name == names[0]:
-            await swarm.until(swarm[name].ready.is_set)
+            await swarm.until(swarm[name].known.is_set)
     await swarm.until(lambda: all(swarm[name].ready.is_set() for name in names))
 
 

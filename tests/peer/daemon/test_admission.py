@@ -15,9 +15,9 @@ from peer.observe.status import PeerState
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import identity_of, open_swarm
 from protocol.errors import Refused
-from protocol.messages import Beat, Hello
+from protocol.messages import Accept, Beat, Hello, Propose
 from protocol.outcomes import RefusalReason
-from protocol.versions import HELLO, SPOKEN
+from protocol.versions import GOSSIP, HELLO, SPOKEN
 
 GREETING = Hello(
     software="loco-peer test",
@@ -74,6 +74,44 @@ async def test_a_hello_that_cannot_be_ours_is_refused_with_its_reason(tmp_path):
             assert answer.run_id == swarm["a"].facts.run_id
             await talk.aclose()
         assert swarm["a"].links.statistics().refused == 2
+
+
+async def answer_to_proposal(swarm, network, name) -> RefusalReason | None:
+    """Ask a peer by hand to average the round that it is in: its refusal, None for a yes."""
+    facts, peer = swarm[name].facts, swarm[name]
+    await network.connect(peer.peer_id, peer.network.addresses)
+    talk = Conversation(await network.open_stream(peer.peer_id, GOSSIP))
+    proposal = Propose(facts.run_id, facts.round, facts.layout_digest, "int8", 1, 1, 1)
+    await talk.send(proposal)
+    try:
+        await talk.receive(Accept)
+    except Refused as refused:
+        return refused.reason
+    finally:
+        await talk.aclose()
+    return None
+
+
+@simulated()
+async def test_who_does_not_train_takes_no_proposal_and_says_so(tmp_path):
+    async with open_swarm(1, toy_spec(4), tmp_path) as swarm:
+        await start(swarm, "a")
+        a, stranger = swarm["a"], identity_of(1, "stranger").peer_id
+        async with swarm.internet.open_network(stranger) as network:
+            await swarm.until(lambda: a.facts.fraction > 0)
+            for state, reason in (
+                (PeerState.DOWNLOADING, RefusalReason.NOT_TRAINING),
+                (PeerState.PAUSED, RefusalReason.NOT_TRAINING),
+                (PeerState.LEAVING, RefusalReason.LEAVING),
+            ):
+                a.facts.state = state
+                assert await answer_to_proposal(swarm, network, "a") is reason
+            a.facts.state = PeerState.TRAINING
+            while_training = await answer_to_proposal(swarm, network, "a")
+            assert while_training not in (RefusalReason.NOT_TRAINING, RefusalReason.LEAVING)
+            await swarm.finished()
+            at_the_end = await answer_to_proposal(swarm, network, "a")
+            assert at_the_end is RefusalReason.NOT_TRAINING
 
 
 @simulated()

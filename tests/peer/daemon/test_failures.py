@@ -14,6 +14,7 @@ from peer.rejoin import JoinAgain
 from peer.simulation.machine import Machine
 from peer.simulation.peer import GRACE_S
 from peer.simulation.swarm import SwarmOptions, open_swarm
+from peer.training.errors import CannotTrain
 from peer.training.toy import SimulatedSpeed
 from protocol.versions import STATE
 
@@ -73,6 +74,26 @@ async def test_failure_after_failure_ends_the_peer_and_nobody_else(tmp_path):
         assert swarm["b"].network.statistics().open_streams == 0
         await swarm.finished("a")
         assert len(outcomes(swarm["a"])) == 20 + FINAL
+
+
+@simulated()
+async def test_who_cannot_train_ends_before_anybody_counts_on_it(tmp_path):
+    unusable = Machine(unusable="device 'cuda' is not here")
+    async with open_swarm(1, toy_spec(20), tmp_path) as swarm:
+        founder = swarm.found("a", unusable)
+        await founder.ended.wait()
+        assert isinstance(founder.failure, CannotTrain)
+        assert str(founder.failure) == "the trainer cannot start: device 'cuda' is not here"
+        assert not founder.ready.is_set()
+        assert founder.facts.restarts == {}
+    async with open_swarm(1, toy_spec(20), tmp_path) as swarm:
+        await start(swarm, "a")
+        joiner = swarm.join("b", unusable)
+        await joiner.ended.wait()
+        assert isinstance(joiner.failure, CannotTrain)
+        assert not joiner.ready.is_set()
+        assert joiner.events(EventName.RUN_RECEIVED)
+        assert not joiner.events(EventName.STATE_RECEIVED)
 
 
 @simulated()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from swarm_worlds import distance, outcomes, partners, simulated, start, tally, toy_spec
 
+from peer.codec import compiled
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
 from peer.simulation.swarm import SwarmOptions, open_swarm
@@ -72,6 +73,25 @@ async def test_a_peer_alone_trains_with_no_partner(tmp_path):
         await swarm.finished()
         assert outcomes(swarm["a"]) == ["no_partner"] * (ROUNDS + FINAL)
         assert swarm["a"].status().train_loss < 2.0
+
+
+@simulated()
+async def test_it_is_told_what_codes_vectors(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiled, "COMPILED_FROM", 128)
+    monkeypatch.setitem(sys.modules, "peer.codec.int8_kernels", None)
+    compiled.kernels_of.cache_clear()
+    async with open_swarm(1, toy_spec(ROUNDS), tmp_path) as swarm:
+        await start(swarm, "a")
+        await swarm.finished()
+        a = swarm["a"]
+        (chosen,) = a.events(EventName.CODEC_CHOSEN)
+        (started,) = a.events(EventName.TRAINER_STARTED)
+        why = "ModuleNotFoundError: import of peer.codec.int8_kernels halted; None in sys.modules"
+        assert (chosen["codec"], chosen["loops"]) == ("int8", f"plain: {why}")
+        assert started["codec"] == "plain"
+        assert a.status().codec == f"int8: daemon plain: {why}, trainer plain"
+        assert a.report.snapshot().loops == {"trainer": "plain", "daemon": f"plain: {why}"}
+    compiled.kernels_of.cache_clear()
 
 
 def event_log(seed: int, folder: Path) -> bytes:

@@ -71,6 +71,7 @@ FULL = MetricsSnapshot(
     step=123,
     p2pd_restarts=1,
     directory_restarts=2,
+    loops={"trainer": "compiled", "daemon": "plain: ImportError: no numba"},
 )
 
 
@@ -95,6 +96,8 @@ def test_numbers_are_read_at_each_scrape() -> None:
     now = [MetricsSnapshot()]
     metrics = Metrics(lambda: now[0], version="1.2.3")
     assert samples(metrics)["loco_tokens_total",] == 0
+    unknown = "loco_build_info", "daemon_codec=", "trainer_codec=", "version=1.2.3"
+    assert samples(metrics)[unknown] == 1
     now[0] = FULL
     found = samples(metrics)
     assert found["loco_tokens_total",] == 1000
@@ -108,7 +111,8 @@ def test_numbers_are_read_at_each_scrape() -> None:
     assert found["loco_data_blocks_total", "fate=repeated"] == 6
     assert found["loco_peer_rtt_seconds", "peer=12D3a"] == 0.25
     assert found["loco_trainer_restarts_total", "reason=killed"] == 1
-    assert found["loco_build_info", "version=1.2.3"] == 1
+    build = "loco_build_info", "daemon_codec=plain", "trainer_codec=compiled", "version=1.2.3"
+    assert found[build] == 1
     assert found["loco_step",] == 123
     assert found["loco_stalled_seconds_total",] == 1.5
     assert found["loco_state_divergence_total",] == 4

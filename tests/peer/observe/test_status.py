@@ -23,6 +23,7 @@ FULL = Status(
         PeerStatus("12D3KooWdddddddd", PeerState.TRAINING, round=3, rtt_s=0.0125),
     ),
     metrics="http://127.0.0.1:1/metrics",
+    codec="int8: daemon compiled, trainer plain: ImportError: no numba",
     doing="training [round 3]",
     since_s=12.4,
 )
@@ -44,6 +45,7 @@ def test_json_has_exactly_these_keys() -> None:
             {"peer_id": "12D3KooWdddddddd", "state": "training", "round": 3, "rtt_s": 0.0125},
         ],
         "metrics": "http://127.0.0.1:1/metrics",
+        "codec": "int8: daemon compiled, trainer plain: ImportError: no numba",
         "doing": "training [round 3]",
         "since_s": 12.4,
     }
@@ -79,6 +81,7 @@ def test_people_see_a_table() -> None:
         "dddddddd",
         "12.5 ms",
         "2.2500",
+        "trainer plain: ImportError: no numba",
     ):
         assert part in text
     assert "no_partner" not in text

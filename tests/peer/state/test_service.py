@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import blake3
@@ -124,6 +125,33 @@ async def test_before_the_first_state_there_is_none_to_give(
     async with world(tmp_path, with_state=False) as made, made.fetcher() as fetcher:
         with pytest.raises(Refused, match="no state yet"):
             await fetcher.state(SIGNED.run_id, *_empty_vectors())
+
+
+async def test_a_state_that_is_too_old_is_refused_and_not_written(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with world(tmp_path) as made, made.fetcher() as fetcher:
+        step = made.source.step
+        with pytest.raises(Refused, match=f"of step {step}, {step + 1} or later") as refused:
+            await fetcher.state(SIGNED.run_id, *_empty_vectors(), minimum_step=step + 1)
+        assert refused.value.reason is RefusalReason.UNAVAILABLE
+        assert made.source.writes == 0
+        state = await fetcher.state(SIGNED.run_id, *_empty_vectors(), minimum_step=step)
+        assert state.round == made.source.round
+
+
+async def test_a_state_that_is_older_than_was_asked_for_is_not_taken(
+    autojump_clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(tmp_path) as made, made.fetcher() as fetcher:
+        plain = StateService._send_manifest
+        monkeypatch.setattr(
+            StateService,
+            "_send_manifest",
+            lambda service, talk, asked: plain(service, talk, replace(asked, minimum_round=0)),
+        )
+        with pytest.raises(RemoteProtocolError, match="a state of round 5, 6 was asked for"):
+            await fetcher.state(SIGNED.run_id, *_empty_vectors(), minimum_round=6)
 
 
 async def test_a_blob_with_other_bytes_is_not_believed(

@@ -5,6 +5,7 @@ import torch
 
 from peer.training import calibrate, child
 from peer.training.channel import Task
+from peer.training.corpus.packed import InvalidCorpus
 from peer.training.device import choose_device, choose_precision, is_out_of_memory
 from peer.training.messages import Failed
 from peer.training.pipe import PipeError
@@ -26,20 +27,45 @@ class FakeChannel:
         (MemoryError(), "out_of_memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"), "out_of_memory"),
         (NonFinite("loss is nan"), "non_finite"),
-        (RuntimeError("shape"), "error"),
+        (torch.AcceleratorError("CUDA error: busy"), "error"),
+        (RuntimeError("shape"), None),
+        (InvalidCorpus("cut off"), None),
     ],
 )
-def test_failures_are_told_apart(monkeypatch, capsys, error, reason):
+@pytest.mark.parametrize("when", ["build", "train"])
+def test_failures_are_told_apart(monkeypatch, capsys, error, reason, when):
+    class Loop:
+        def __init__(self, *_):
+            pass
+
+        def run(self):
+            raise error
+
     def build(*_):
-        raise error
+        if when == "build":
+            raise error
+        return None, "ready"
 
     monkeypatch.setattr(child, "build", build)
+    monkeypatch.setattr(child, "InnerLoop", Loop)
     channel = FakeChannel()
     assert child.train(channel, None, 0, 0) == 1
-    (failed,) = channel.events
+    failed = channel.events[-1]
     assert isinstance(failed, Failed)
-    assert failed.reason == reason
+    assert failed.reason == (reason or {"build": "unusable", "train": "error"}[when])
     assert str(error) in failed.detail
+    assert channel.events[:-1] == [] if when == "build" else ["ready"]
+
+
+def test_a_model_that_cannot_be_made_is_told(monkeypatch, capsys):
+    def create(*_):
+        raise OSError("no such checkpoint")
+
+    monkeypatch.setattr(child, "create", create)
+    channel = FakeChannel()
+    channel.next_task = lambda: Task("create", None, (3,))
+    assert child.serve(channel) == 1
+    assert channel.events == [Failed("unusable", "no such checkpoint")]
 
 
 class FullDevice:
@@ -84,6 +110,21 @@ def test_devices_that_are_not_here_are_refused():
     assert choose_precision("auto", torch.device("cpu")) == "fp32"
     assert choose_precision("bf16", torch.device("cpu")) == "bf16"
     assert not is_out_of_memory(ValueError("can't allocate memory"))
+
+
+@pytest.mark.parametrize(
+    ("built", "count", "sentence"),
+    [
+        (False, 0, "is built without CUDA; install one with it, or use cpu"),
+        (True, 0, "finds no CUDA device; see whether nvidia-smi shows one, or use cpu"),
+        (True, 2, "there are 2 CUDA devices; use cuda:0 to cuda:1"),
+    ],
+)
+def test_a_missing_device_is_told_with_what_to_do(monkeypatch, built, count, sentence):
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    with pytest.raises(ValueError, match=sentence):
+        choose_device("cuda:2" if count else "cuda")
 
 
 @pytest.mark.parametrize("task", [Task("dance", None, ()), Task("train", None, (3,))])

@@ -223,6 +223,7 @@ async def test_a_child_that_cannot_start_says_why(corpus, tmp_path):
         async with trainer_starter(settings, slow)(slow.array, None) as trainer:
             failed = await trainer.receive()
             assert isinstance(failed, Failed)
+            assert failed.reason == "unusable"
             assert "no-corpus" in failed.detail
             with pytest.raises(TrainerDied, match="no-corpus"):
                 await trainer.receive()

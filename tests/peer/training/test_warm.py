@@ -5,7 +5,8 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from peer.training.messages import Load, Ready
+from peer.training.errors import CannotTrain
+from peer.training.messages import Failed, Load, Ready, TrainerEvent
 from peer.training.ports import TrainerDied
 from peer.training.warm import warmed_up
 
@@ -16,9 +17,9 @@ READY = Ready(128, 128, "digest", "cpu", "fp32", 1, 1.0)
 class Trainers:
     """Starts trainers that say READY, and knows which live."""
 
-    def __init__(self, dying: int = 0) -> None:
+    def __init__(self, dying: int = 0, first: TrainerEvent = READY) -> None:
         self.started, self.living = 0, 0
-        self.dying = dying
+        self.dying, self.first = dying, first
         self.sent: list[object] = []
 
     @asynccontextmanager
@@ -36,8 +37,8 @@ class Trainers:
                 if number <= trainers.dying:
                     raise TrainerDied("killed")
                 assert not said, "an event is given once"
-                said.append(READY)
-                return READY
+                said.append(trainers.first)
+                return trainers.first
 
             def codes(self, slot):
                 return memoryview(bytes([number, slot]))
@@ -82,6 +83,19 @@ async def test_one_that_dies_early_is_forgotten():
         assert (trainers.started, trainers.living) == (1, 0)
         async with start(SLOW, None) as second:
             assert await second.receive() == READY
+
+
+@pytest.mark.parametrize("reason", ["unusable", "out_of_memory", "error"])
+async def test_only_what_no_new_try_can_change_ends_it(reason):
+    trainers = Trainers(first=Failed(reason, "why"))
+    if reason == "unusable":
+        with pytest.raises(CannotTrain, match="why"):
+            async with warmed_up(trainers.start, SLOW):
+                pytest.fail("it began")
+    else:
+        async with warmed_up(trainers.start, SLOW) as start, start(SLOW, None) as first:
+            assert await first.receive() == Failed(reason, "why")
+    assert trainers.living == 0
 
 
 async def test_what_fails_in_its_life_is_told_and_it_ends():
