@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import trio
 
-from peer.averaging.fragment_exchange import FragmentExchange, FragmentGroup
+from peer.averaging.fragment_exchange import FragmentExchange, FragmentSurroundings
 from peer.averaging.fragment_items import Changes, Held, Returned, Sent
 from peer.averaging.nesterov import Factors
 from peer.averaging.outer_fragments import OuterFragments
@@ -79,7 +79,7 @@ class SpeedPeer:
         self._cycle = 0
         self._returned: list[Returned] = []
         self._all_returned = trio.Event()
-        group = FragmentGroup(
+        around = FragmentSurroundings(
             run_id=RUN_ID,
             network=network,
             work=RealWork(),
@@ -92,7 +92,7 @@ class SpeedPeer:
             last_sent=[-1] * len(fragments),
         )
         self._exchange = FragmentExchange(
-            group,
+            around,
             outer=outer,
             trainer=IdleTrainer(),
             lock=trio.Lock(),

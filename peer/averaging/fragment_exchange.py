@@ -43,8 +43,8 @@ EQUAL_WEIGHT: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class FragmentGroup:
-    """With whom a peer averages, and by what means.
+class FragmentSurroundings:
+    """With whom a peer averages fragments, and by what means.
 
     Attributes:
         round: the one that we are in.
@@ -81,17 +81,17 @@ class FragmentExchange:
 
     def __init__(
         self,
-        group: FragmentGroup,
+        around: FragmentSurroundings,
         *,
         outer: OuterFragments,
         trainer: TrainerSide,
         lock: trio.Lock,
         returned: Callable[[Returned], None],
     ) -> None:
-        self._run_id, self._joined, self._round = group.run_id, group.joined, group.round
-        self._present, self._expected = group.present, group.expected
-        self._last_sent = group.last_sent
-        self._network, self._work = group.network, group.work
+        self._run_id, self._joined, self._round = around.run_id, around.joined, around.round
+        self._present, self._expected = around.present, around.expected
+        self._last_sent = around.last_sent
+        self._network, self._work = around.network, around.work
         self._outer = outer
         self._trainer = trainer
         self._lock = lock
@@ -101,13 +101,13 @@ class FragmentExchange:
         self._published: dict[int, int] = {}
         self._departures = Departures()
         self.refused: Counter[RefusalReason] = Counter()
-        self._posts = Posts(group.network)
+        self._posts = Posts(around.network)
         self._owner = FragmentOwner(
-            group.run_id,
-            group.network.peer_id,
+            around.run_id,
+            around.network.peer_id,
             outer=outer,
-            work=group.work,
-            sign=group.sign,
+            work=around.work,
+            sign=around.sign,
             expected=self._still_expected,
             reached=self._reached,
             publish=self._publish,
@@ -116,7 +116,7 @@ class FragmentExchange:
         self._keepers = [
             FragmentKeeper(
                 fragment.index,
-                group.network.peer_id,
+                around.network.peer_id,
                 outer=outer,
                 trainer=trainer,
                 others=self,
@@ -125,15 +125,15 @@ class FragmentExchange:
             )
             for fragment in outer.fragments
         ]
-        self._answers = FragmentAnswers(outer, self._keepers, group.work, lock)
+        self._answers = FragmentAnswers(outer, self._keepers, around.work, lock)
         self._healing = FragmentHealing(
-            group.run_id,
-            network=group.network,
-            work=group.work,
+            around.run_id,
+            network=around.network,
+            work=around.work,
             outer=outer,
             write=self._write,
             put=lambda fragment, item: self._keepers[fragment].put(item),
-            is_over=group.is_over,
+            is_over=around.is_over,
         )
 
     def __repr__(self) -> str:

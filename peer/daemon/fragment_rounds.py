@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import trio
 
-from peer.averaging.fragment_exchange import FragmentExchange, FragmentGroup
+from peer.averaging.fragment_exchange import FragmentExchange, FragmentSurroundings
 from peer.averaging.fragment_items import Changes, Held, Returned, Sent
 from peer.averaging.nesterov import Factors
 from peer.averaging.outer_fragments import OuterFragments
@@ -126,7 +126,7 @@ class FragmentRounds(RoundLoop):
         )
         outer.begin()
         assert self._facts.run_id is not None
-        group = FragmentGroup(
+        around = FragmentSurroundings(
             run_id=self._facts.run_id,
             network=self._network,
             work=self._work,
@@ -142,7 +142,7 @@ class FragmentRounds(RoundLoop):
             ],
         )
         return FragmentExchange(
-            group, outer=outer, trainer=self, lock=self._lock, returned=self._returned
+            around, outer=outer, trainer=self, lock=self._lock, returned=self._returned
         )
 
     def _on_opened(self, round_: int) -> None:
