@@ -36,7 +36,7 @@ from protocol.layout import Layout
 from .children import Answer, answer_parent
 from .exchange_speed_data import mean_of_all, model_layout, noise, relative_error
 
-RUN_ID: Final = "0" * 32
+GROUP: Final = "0" * 32
 BLOCKS_PER_FRAGMENT: Final = 3
 FACTORS: Final = Factors(learning_rate=0.4, momentum=0.9)
 
@@ -80,7 +80,7 @@ class SpeedPeer:
         self._returned: list[Returned] = []
         self._all_returned = trio.Event()
         around = FragmentSurroundings(
-            run_id=RUN_ID,
+            group=GROUP,
             network=network,
             work=RealWork(),
             sign=identity.sign,

@@ -1,4 +1,7 @@
-"""What partners say to each other on `/loco/gossip/1`; the codec stands in messages.py."""
+"""What partners say to each other on `/loco/gossip/1`; the codec stands in messages.py.
+
+What is about a group carries its digest (group.py).
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,7 +31,7 @@ class Propose:
             that knows none, or for a short contribution.
     """
 
-    run_id: Digest
+    group: Digest
     round: Count
     layout_digest: Digest
     codec: Name
@@ -80,7 +83,7 @@ class Received:
 class Join:
     """First message of a stripe: this stream belongs to our exchange of that round."""
 
-    run_id: Digest
+    group: Digest
     round: Count
 
 
@@ -95,7 +98,7 @@ class Piece:
 class Settle:
     """What did you do with our round? Asked when the exchange broke before its receipts."""
 
-    run_id: Digest
+    group: Digest
     round: Count
 
 

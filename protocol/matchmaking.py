@@ -1,6 +1,6 @@
 """Finding a partner for a round, with nobody to ask.
 
-The idea. Every pair {i, j} has a rank in every round: a hash of (run, round, {i, j}), the same
+The idea. Every pair {i, j} has a rank in every round: a hash of (group, round, {i, j}), the same
 whoever computes it and new in each round. Each peer asks the others in the order of that rank, as
 far as it knows them; a peer that is asked says yes if it is free in that round. If all views were
 equal and all peers ready at once, this would be the greedy matching of a random order of all pairs:
@@ -84,10 +84,10 @@ class Phase(Enum):
     """Partner found; the exchange runs."""
 
 
-def pair_rank(run_id: str, round_: int, one: str, other: str) -> bytes:
+def pair_rank(group: str, round_: int, one: str, other: str) -> bytes:
     """Rank of a pair in a round: lower comes first; the same for both (16 bytes)."""
     low, high = sorted((one, other))
-    return blake3.blake3(f"{run_id}/{round_}/{low}/{high}".encode()).digest(length=16)
+    return blake3.blake3(f"{group}/{round_}/{low}/{high}".encode()).digest(length=16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,8 @@ class _Search:
 class Matchmaker:
     """One peer's search for partners, round after round. See the top of the file."""
 
-    def __init__(self, run_id: str, own_id: str) -> None:
-        self._run_id = run_id
+    def __init__(self, group: str, own_id: str) -> None:
+        self._group = group
         self._own_id = own_id
         self._training_round = -1
         self._fraction = 0.0
@@ -346,7 +346,7 @@ class Matchmaker:
         yield from self._refuse_outdated()
 
     def _rank(self, round_: int, peer_id: str) -> bytes:
-        return pair_rank(self._run_id, round_, self._own_id, peer_id)
+        return pair_rank(self._group, round_, self._own_id, peer_id)
 
 
 _HANDLERS: Final[dict[type[Event], Callable[..., Iterable[Command]]]] = {

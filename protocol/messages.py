@@ -116,6 +116,8 @@ class Hello:
         incarnation: grows with each start of the same identity.
         swarm_time_s: the sender's idea of the Unix time.
         state: `starting`, `training`, ... as in `status`.
+        round, layout_digest: of the group.
+        group: digest of the one that the sender is in; None while it is in none.
     """
 
     software: Annotated[str, Text(64)]
@@ -127,6 +129,7 @@ class Hello:
     state: Name
     round: Count
     layout_digest: MaybeDigest
+    group: MaybeDigest = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,7 @@ class Beat:
 
     Attributes:
         fraction: part of the round's quota that is done; above 1 past the quota.
+        group: digest of the one whose progress this is; None while the sender is in none.
         sent_s: the sender's monotonic clock.
         echo_s: `sent_s` of the newest beat that the sender has received; None before the first.
         echo_hold_s: how long the sender held that beat: round trip = now - echo_s - echo_hold_s.
@@ -166,6 +170,7 @@ class Beat:
     swarm_time_s: Seconds
     received_bytes: Count = 0
     may_send_bytes_per_s: MaybeNonNegative = None
+    group: MaybeDigest = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,9 +246,9 @@ class BlobReply:
 
 @dataclass(frozen=True, slots=True)
 class GetState:
-    """Describe your state, if it is of `minimum_round` or newer."""
+    """Describe your state, if it is of this group, and of `minimum_round` or newer."""
 
-    run_id: Digest
+    group: Digest
     minimum_round: Count
 
 

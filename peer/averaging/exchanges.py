@@ -100,7 +100,7 @@ class Exchanges:
     async def join(self, talk: Conversation, stripe: Join) -> None:
         """A stream from outside that says it is a stripe: keep it until its exchange is over."""
         exchange = self._remembered.get((talk.remote_peer_id, stripe.round))
-        if exchange is None or stripe.run_id != self._agreement.run_id:
+        if exchange is None or stripe.group != self._agreement.group:
             await talk.refuse(RefusalReason.UNAVAILABLE, "there is no such exchange")
         elif not exchange.takes_stripe():
             await talk.refuse(RefusalReason.TOO_MANY, "that exchange takes no further stripe")
@@ -114,7 +114,7 @@ class Exchanges:
         Asking is itself news: the stream is dead for them.
         """
         exchange = self._remembered.get((peer_id, question.round))
-        if exchange is None or question.run_id != self._agreement.run_id:
+        if exchange is None or question.group != self._agreement.group:
             return Settled(question.round, SettledOutcome.UNKNOWN)
         exchange.asked()
         averaged = exchange.machine.state is State.AVERAGED
@@ -130,7 +130,7 @@ class Exchanges:
         stream = await self._network.open_stream(peer_id, GOSSIP)
         try:
             talk = Conversation(stream)
-            await talk.send(Join(self._agreement.run_id, round_))
+            await talk.send(Join(self._agreement.group, round_))
         except BaseException:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
                 await stream.aclose()
@@ -158,7 +158,7 @@ class Exchanges:
     async def _ask_once(self, peer_id: PeerId, round_: int) -> Event | None:
         try:
             async with self.open(peer_id) as talk:
-                await talk.send(Settle(self._agreement.run_id, round_), stall_s=STALL_S)
+                await talk.send(Settle(self._agreement.group, round_), stall_s=STALL_S)
                 answer, _ = await talk.receive(Settled)
         except LocoError:
             await trio.sleep(SETTLE_RETRY_S)

@@ -6,6 +6,7 @@ only door for the round loop: it takes the snapshot of a closed round and return
 ended, `Averaged` or `Skipped`, never an exception of a peer's making.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -57,6 +58,7 @@ class Gossip:
 
     Attributes:
         close_early: called with a round that should be closed now because a partner waits for it.
+        refused: proposals that can never be ours to accept, by reason.
     """
 
     def __init__(
@@ -71,7 +73,8 @@ class Gossip:
         self._network = network
         self._events = events
         self.close_early: Callable[[int], None] = lambda _: None
-        self._matchmaker = Matchmaker(agreement.run_id, network.peer_id)
+        self.refused: Counter[RefusalReason] = Counter()
+        self._matchmaker = Matchmaker(agreement.group, network.peer_id)
         self._attempt: _Attempt | None = None
         self._asking: dict[tuple[PeerId, int], trio.CancelScope] = {}
         self._held: dict[tuple[PeerId, int], _Held] = {}
@@ -245,6 +248,7 @@ class Gossip:
         peer_id, round_ = stream.remote_peer_id, proposal.round
         unfit = self._agreement.unfit(proposal)
         if unfit is not None:
+            self.refused[unfit.reason] += 1
             await talk.send(unfit, stall_s=STALL_S)
             return
         if (peer_id, round_) in self._held:

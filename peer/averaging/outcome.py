@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from peer.codec import get_codec
 from peer.ports import PeerId
+from protocol.group import other_group_sentence
 from protocol.limits import MAX_STRIPES, PIECE_BYTES, STRIPE_FROM_BYTES
 from protocol.messages import Propose, Refusal
 from protocol.outcomes import RefusalReason, SkipReason
@@ -40,7 +41,7 @@ Outcome = Averaged | Skipped
 class Agreement:
     """What two peers must have in common to average."""
 
-    run_id: str
+    group: str
     layout_digest: str
     codec: str
     vectors: int
@@ -61,7 +62,7 @@ class Agreement:
     def proposal(self, own: Contribution) -> Propose:
         """What we say when we ask."""
         return Propose(
-            run_id=self.run_id,
+            group=self.group,
             round=own.round,
             layout_digest=self.layout_digest,
             codec=self.codec,
@@ -73,9 +74,9 @@ class Agreement:
 
     def unfit(self, proposal: Propose) -> Refusal | None:
         """Why a proposal cannot be ours to accept; None when it can."""
-        if proposal.run_id != self.run_id:
-            sentence = f"I am in run {self.run_id}, you in {proposal.run_id}"
-            return Refusal(RefusalReason.OTHER_RUN, sentence)
+        if proposal.group != self.group:
+            sentence = other_group_sentence(self.group, proposal.group)
+            return Refusal(RefusalReason.OTHER_GROUP, sentence)
         theirs = (proposal.layout_digest, proposal.codec, proposal.vectors)
         ours = (self.layout_digest, self.codec, self.vectors)
         if theirs != ours:

@@ -20,11 +20,11 @@ from peer.observe.status import PeerState
 from peer.ports import Network, Work
 from peer.training.ports import Float32Vector, StartTrainer
 from protocol.records import Sign
-from protocol.run_spec import FrozenSection, RunSpec
-from protocol.view import View
+from protocol.run_spec import RunSpec
 
 from .facts import Facts
 from .fragment_rounds import FragmentRounds
+from .held_part import HeldPart
 from .outer_steps import OuterSteps, RoundTiming
 from .pair_rounds import PairRounds
 from .rounds import RoundLoop
@@ -36,17 +36,14 @@ class AveragingParts:
     """What both ways are put together from.
 
     Attributes:
-        run_id: of the run.
-        shape: what the model looks like.
+        held: what belongs to our group.
         slow_P: memory for the slow weights.
     """
 
     spec: RunSpec
-    run_id: str
-    shape: FrozenSection
+    held: HeldPart
     slow_P: Float32Vector
     facts: Facts
-    view: View
     shares: DataShares
     network: Network
     work: Work
@@ -96,28 +93,29 @@ class PairAveraging:
     """NoLoCo."""
 
     def __init__(self, parts: AveragingParts) -> None:
-        sync = parts.spec.sync
+        sync, held = parts.spec.sync, parts.held
         self._parts = parts
         self._outer = OuterState(
             parts.slow_P,
             np.zeros_like(parts.slow_P),
-            get_codec(sync.codec),
+            get_codec(held.codec),
             Factors(sync.alpha, sync.beta, sync.effective_gamma),
         )
         agreement = Agreement(
-            run_id=parts.run_id,
-            layout_digest=parts.shape.layout_digest,
-            codec=sync.codec,
+            group=held.group.digest,
+            layout_digest=held.shape.layout_digest,
+            codec=held.codec,
             vectors=2 if self._outer.needs_phi_codes else 1,
-            padded_parameters=parts.shape.padded_parameters,
+            padded_parameters=held.shape.padded_parameters,
         )
         self._gossip = Gossip(
             agreement, network=parts.network, work=parts.work, events=parts.events
         )
+        self._gossip.refused = parts.facts.refused
         self._steps = OuterSteps(
             parts.spec,
             facts=parts.facts,
-            view=parts.view,
+            view=held.view,
             outer=self._outer,
             gossip=self._gossip,
             work=parts.work,
@@ -150,7 +148,7 @@ class PairAveraging:
         return PairRounds(
             parts.spec,
             facts=parts.facts,
-            view=parts.view,
+            view=parts.held.view,
             shares=parts.shares,
             start_trainer=start_trainer,
             events=parts.events,
@@ -189,7 +187,7 @@ class FragmentAveraging:
         """All the others, once there are rounds: who has finished still heals us."""
         if self._rounds is None:
             return 1
-        return len(self._parts.view.alive(trio.current_time()))
+        return len(self._parts.held.view.alive(trio.current_time()))
 
     def arrived(self, round_: int) -> None:
         """A joiner's vectors are whole. What each chunk lacks since, it heals."""
@@ -201,7 +199,7 @@ class FragmentAveraging:
         self._rounds = FragmentRounds(
             parts.spec,
             facts=parts.facts,
-            view=parts.view,
+            view=parts.held.view,
             shares=parts.shares,
             slow_P=parts.slow_P,
             start_trainer=start_trainer,

@@ -12,6 +12,8 @@ from peer.observe.status import PeerState
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.rounds import nominal_step
 
+from .held_part import HeldPart
+
 
 @dataclass(slots=True)
 class Facts:
@@ -26,7 +28,9 @@ class Facts:
         stalled_s: time for which training stood still for averages that were late.
         diverged, healed, healed_s: chunks of the outer copy found to differ from a better one,
             those that were fetched, and how long that took.
-        refused: contributions of others to fragments that were not taken, by reason.
+        held: the part of the model that we hold; None before the run spec is here.
+        refused: contributions of others to fragments that were not taken, and whatever was meant
+            for another group, by reason.
         lost_blocks, repeated_blocks: of the whole swarm, by changes of its members.
         restarts: trainer restarts by reason.
     """
@@ -50,7 +54,7 @@ class Facts:
     validation_loss: float | None = None
     validation_round: int | None = None
     replica_distance: float | None = None
-    layout_digest: str | None = None
+    held: HeldPart | None = None
     parameters: int | None = None
     averaged: int = 0
     stalled_s: float = 0.0
@@ -71,6 +75,16 @@ class Facts:
             self.state = state
         if sentence != self.doing:
             self.doing, self.doing_since_s = sentence, trio.current_time()
+
+    @property
+    def group(self) -> str | None:
+        """Digest of the group that we are in."""
+        return None if self.held is None else self.held.group.digest
+
+    @property
+    def layout_digest(self) -> str | None:
+        """Of the part that we hold."""
+        return None if self.held is None else self.held.shape.layout_digest
 
     @property
     def step(self) -> int:

@@ -113,21 +113,21 @@ class FragmentRounds(RoundLoop):
             self._begun.set()
 
     def _new_exchange(self, layout: Layout) -> FragmentExchange:
-        sync = self._spec.sync
+        sync, held = self._spec.sync, self._facts.held
         assert sync.diloco is not None
+        assert held is not None
         fragments = fragments_of_run(sync.diloco, layout)
         outer = OuterFragments(
             fragments,
             self._slow_P,
             self._momentum_P,
-            get_codec(sync.codec, part_of=layout.padded_parameters),
+            get_codec(held.codec, part_of=layout.padded_parameters),
             Factors(sync.diloco.learning_rate, sync.diloco.momentum),
             last_cycle=self._spec.total_rounds,
         )
         outer.begin()
-        assert self._facts.run_id is not None
         around = FragmentSurroundings(
-            run_id=self._facts.run_id,
+            group=held.group.digest,
             network=self._network,
             work=self._work,
             sign=self._sign,
@@ -141,9 +141,11 @@ class FragmentRounds(RoundLoop):
                 for index in range(len(fragments))
             ],
         )
-        return FragmentExchange(
+        exchange = FragmentExchange(
             around, outer=outer, trainer=self, lock=self._lock, returned=self._returned
         )
+        exchange.refused = self._facts.refused
+        return exchange
 
     def _on_opened(self, round_: int) -> None:
         pass
@@ -283,7 +285,6 @@ class FragmentRounds(RoundLoop):
         healing = self._exchange.statistics()
         facts.diverged, facts.healed = healing.diverged, healing.healed
         facts.healed_s = healing.healed_s
-        facts.refused = self._exchange.refused
         if returned.cycle >= self._spec.total_rounds:
             self._last_averaged.append(averaged)
         if averaged:

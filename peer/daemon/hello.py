@@ -47,6 +47,7 @@ class Greeter:
             state=str(facts.state),
             round=facts.round,
             layout_digest=facts.layout_digest,
+            group=facts.group,
         )
 
     def fault(self, theirs: Hello, live_links: int) -> Refusal | None:

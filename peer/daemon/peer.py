@@ -24,13 +24,15 @@ from peer.training.ports import StartTrainer
 from peer.training.warm import warmed_up
 from protocol.data_plan import DataPlan, start_position
 from protocol.errors import InvalidRunSpec, LocoError
+from protocol.group import Group
 from protocol.records import Sign
-from protocol.run_spec import FrozenSection, RunSpec
+from protocol.run_spec import RunSpec
 from protocol.signed_spec import SignedSpec
-from protocol.view import View
+from protocol.view import Roster, View
 
 from .averaging import Averaging, AveragingParts, averaging_of
 from .facts import Facts
+from .held_part import HeldPart
 from .hello import Greeter
 from .joining import Bootstrap
 from .links import Links
@@ -77,7 +79,7 @@ class PeerParts:
     work: Work
     provision: Provision
     facts: Facts
-    view: View
+    roster: Roster
     links: Links
     greeter: Greeter
     events: EventLog
@@ -95,7 +97,7 @@ class Peer:
         self._work = parts.work
         self._provision = parts.provision
         self._facts = parts.facts
-        self._view = parts.view
+        self._roster = parts.roster
         self._links = parts.links
         self._greeter = parts.greeter
         self._events = parts.events
@@ -121,7 +123,7 @@ class Peer:
         async def life() -> None:
             self._facts.now_doing("preparing the data", PeerState.STARTING)
             frozen, supplies = await self._provision.found(spec)
-            await self._train(sign_spec(frozen), supplies, joining=False)
+            await self._train(sign_spec(frozen), supplies)
 
         await self._live(life)
 
@@ -138,16 +140,18 @@ class Peer:
             self._greeter.correct_clock()
             await self._directory.add_peers(hello.addresses)
             self._facts.now_doing("fetching the run spec", PeerState.DOWNLOADING)
-            signed = await self._fetch(lambda fetcher: fetcher.spec(hello.run_id), first)
+            signed = await self._fetch(
+                lambda fetcher: fetcher.spec(hello.run_id), self._roster, first
+            )
             self._events.emit(
                 EventName.RUN_RECEIVED, remote=first, run_id=signed.run_id, name=signed.spec().name
             )
             self._settings.check_spec(signed.spec())
             self._facts.now_doing("fetching the data")
             supplies = await self._fetch(
-                lambda fetcher: self._provision.obtain(signed.spec(), fetcher), first
+                lambda fetcher: self._provision.obtain(signed.spec(), fetcher), self._roster, first
             )
-            await self._train(signed, supplies, joining=True)
+            await self._train(signed, supplies)
 
         await self._live(life)
 
@@ -178,16 +182,27 @@ class Peer:
 
     # --- fetching ---------------------------------------------------------------------------------
     async def _fetch(
-        self, ask: Callable[[Fetcher], Awaitable[T]], preferred: PeerId | None = None
+        self,
+        ask: Callable[[Fetcher], Awaitable[T]],
+        among: Roster | View,
+        preferred: PeerId | None = None,
     ) -> T:
         """Ask one peer after another until one can answer.
+
+        Args:
+            among: what any peer of the run has is asked of the roster, what those of our group have
+                of our view.
+            preferred: is asked first.
 
         Raises:
             Refused: everybody refuses for good.
             InvalidRunSpec: what was received cannot be used here.
         """
         while True:
-            for peer_id in self._sources(preferred):
+            sources = self._sources(among, preferred)
+            if not sources:
+                self._facts.now_doing("waiting for a peer that could help")
+            for peer_id in sources:
                 try:
                     async with fetch_from(self._network, peer_id) as fetcher:
                         return await ask(fetcher)
@@ -197,36 +212,35 @@ class Peer:
                     self._facts.now_doing(f"{peer_id[-8:]} could not help: {error}")
             await trio.sleep(SOURCE_PAUSE_S)
 
-    def _sources(self, preferred: PeerId | None) -> list[PeerId]:
+    def _sources(self, among: Roster | View, preferred: PeerId | None) -> list[PeerId]:
         """Everybody alive who may have what we need: `preferred` first, then the newest."""
-        alive = self._view.alive(trio.current_time())
+        alive = among.alive(trio.current_time())
         ready = [m for m in alive if m.progress.state in (PeerState.TRAINING, PeerState.FINISHED)]
         ready.sort(key=lambda m: (m.peer_id != preferred, -m.progress.round, m.peer_id))
         return [m.peer_id for m in ready] or [m.peer_id for m in alive]
 
-    async def _download(
-        self, signed: SignedSpec, shape: FrozenSection, averaging: Averaging
-    ) -> None:
+    async def _download(self, held: HeldPart, averaging: Averaging) -> None:
+        """Take over the state of our group."""
         started_s = trio.current_time()
         source: list[PeerId] = []
 
         async def ask(fetcher: Fetcher) -> StateScalars:
             source.append(fetcher.remote_peer_id)
             return await fetcher.state(
-                signed.run_id,
+                held.group.digest,
                 averaging.slow_P,
                 averaging.momentum_P,
                 lambda share: self._facts.now_doing(f"fetching the state: {share:.0%}"),
             )
 
-        state = await self._fetch(ask)
-        if state.layout_digest != shape.layout_digest:
+        state = await self._fetch(ask, held.view)
+        if state.layout_digest != held.shape.layout_digest:
             raise InvalidRunSpec("the swarm's model has another layout than ours")
         averaging.arrived(state.round)
         self._facts.round = state.round + 1
         positions = [
             (m.progress.epoch, m.progress.position)
-            for m in self._view.members_training(trio.current_time())
+            for m in held.view.members_training(trio.current_time())
         ]
         # Who has said no more than hello has told no position; the state knows one in any case.
         known = [position for position in positions if position != (0, 0)]
@@ -236,22 +250,33 @@ class Peer:
             EventName.STATE_RECEIVED,
             round=state.round,
             remotes=source[-1:],
-            bytes=8 * shape.padded_parameters,
+            bytes=8 * held.shape.padded_parameters,
             seconds=trio.current_time() - started_s,
         )
 
     # --- training ---------------------------------------------------------------------------------
-    async def _train(self, signed: SignedSpec, supplies: Supplies, *, joining: bool) -> None:
+    def _hold(self, signed: SignedSpec, supplies: Supplies) -> HeldPart:
+        """From now on we are in a group."""
+        group = Group(signed.run_id, supplies.part)
+        view = View(self._roster, group.digest)
+        held = HeldPart(group, supplies.shape, signed.spec().sync.codec, view)
+        self._facts.held = held
+        self._events.emit(
+            EventName.GROUP_ENTERED,
+            group=group.digest,
+            part=group.part,
+            padded_parameters=held.shape.padded_parameters,
+        )
+        return held
+
+    async def _train(self, signed: SignedSpec, supplies: Supplies) -> None:
         """Get a state, then run rounds until the run is over; goes on serving until cancelled."""
         self._settings.bind_run(signed)
         spec, facts = signed.spec(), self._facts
         facts.run_id = signed.run_id
         facts.inner_steps_per_round = spec.sync.inner_steps
         facts.tokens_per_step = spec.tokens_per_step
-        shape = spec.frozen
-        if shape is None:
-            raise InvalidRunSpec("the run spec does not say what its model looks like")
-        facts.layout_digest, facts.parameters = shape.layout_digest, shape.parameters
+        held = self._hold(signed, supplies)
         service = self.service = StateService(
             network=self._network,
             work=self._work,
@@ -259,17 +284,16 @@ class Peer:
             signed=signed,
             blobs=supplies.blobs,
         )
+        service.refused = facts.refused
         await service.start()
-        with supplies.engine.memory(shape.padded_parameters) as slow:
+        with supplies.engine.memory(held.shape.padded_parameters) as slow:
             start = supplies.engine.starter(slow)
             averaging = averaging_of(
                 AveragingParts(
                     spec=spec,
-                    run_id=signed.run_id,
-                    shape=shape,
+                    held=held,
                     slow_P=slow.array,
                     facts=facts,
-                    view=self._view,
                     shares=DataShares(DataPlan(spec.seed, supplies.num_blocks), facts),
                     network=self._network,
                     work=self._work,
@@ -279,33 +303,39 @@ class Peer:
                 )
             )
             self._pacing.senders = lambda: averaging.senders
-            if not joining:
+            membership = self._membership(held)
+            if supplies.begins_group:
                 await supplies.engine.initialise(slow)
-                await self._run_rounds(signed, averaging, start, service)
+                await self._run_rounds(membership, averaging, start, service)
                 return
             facts.now_doing("starting the trainer")
             async with warmed_up(start, slow.array) as start_warm:
                 facts.now_doing("fetching the state")
-                await self._download(signed, shape, averaging)
-                await self._run_rounds(signed, averaging, start_warm, service)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(membership.look_around)  # who helped so far need not hold it
+                    await self._download(held, averaging)
+                    nursery.cancel_scope.cancel()
+                await self._run_rounds(membership, averaging, start_warm, service)
+
+    def _membership(self, held: HeldPart) -> Membership:
+        return Membership(
+            held.group.digest,
+            self._facts.incarnation,
+            network=self._network,
+            directory=self._directory,
+            roster=self._roster,
+            sign=self._sign,
+        )
 
     async def _run_rounds(
         self,
-        signed: SignedSpec,
+        membership: Membership,
         averaging: Averaging,
         start_trainer: StartTrainer,
         service: StateService,
     ) -> None:
         rounds = self.rounds = averaging.begin(start_trainer)
-        service.serve_state_of(_OuterSource(signed.run_id, averaging, self._facts, self._work))
-        membership = Membership(
-            signed.run_id,
-            self._facts.incarnation,
-            network=self._network,
-            directory=self._directory,
-            view=self._view,
-            sign=self._sign,
-        )
+        service.serve_state_of(_OuterSource(averaging, self._facts, self._work))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(averaging.serve)
             nursery.start_soon(membership.run)
@@ -318,12 +348,16 @@ class Peer:
 class _OuterSource:
     """The outer state as the state service sees it."""
 
-    def __init__(self, run_id: str, averaging: Averaging, facts: Facts, work: Work) -> None:
-        self._run_id = run_id
+    def __init__(self, averaging: Averaging, facts: Facts, work: Work) -> None:
         self._averaging = averaging
         self._facts = facts
         self._work = work
         self._written = 0
+
+    @property
+    def group(self) -> str:
+        """Digest of the group whose state it is."""
+        return self._facts.group or ""
 
     @property
     def round(self) -> int:
@@ -337,7 +371,7 @@ class _OuterSource:
             self._written += 1
             path = directory / f"{self._written}.state"
             scalars = StateScalars(
-                run_id=self._run_id,
+                group=self.group,
                 round=averaging.round,
                 layout_digest=facts.layout_digest or "",
                 epoch=facts.epoch,

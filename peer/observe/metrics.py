@@ -5,6 +5,9 @@ daemon makes from the `statistics()` of its parts. Only what has no total to rea
 durations, is observed as it happens. The registry is our own, so that many peers live in one
 process, and nothing but ours is exposed.
 
+A peer is in one group, so its metrics need no label for it: `loco_group_info` names it, and joins
+with the others by `instance`.
+
 What is unknown is absent, never zero; every reason for a skipped round is there from the start, at
 zero.
 """
@@ -71,7 +74,9 @@ class MetricsSnapshot:
         stalled_s: for which training stood still for averages that were late.
         diverged, healed, healed_s: chunks of the outer copy that differed from a better one, those
             that were fetched, and how long that took.
-        refused: contributions of others to fragments that were not taken, by reason.
+        refused: contributions of others to fragments that were not taken, and whatever was meant
+            for another group, by reason.
+        group, part: digest of the group, and the part of the model that all in it hold.
     """
 
     inner_steps: int = 0
@@ -95,6 +100,8 @@ class MetricsSnapshot:
     healed: int = 0
     healed_s: float = 0.0
     refused: Mapping[RefusalReason, int] = field(default_factory=dict)
+    group: str | None = None
+    part: str | None = None
     p2pd_restarts: int = 0
     directory_restarts: int = 0
 
@@ -166,6 +173,7 @@ class _SnapshotCollector(Collector):
         yield _round_seconds(self._durations)
         yield from _fragments(now)
         yield from _swarm(now)
+        yield from _group(now)
         yield from _restarts(now)
         build = GaugeMetricFamily(
             "loco_build_info", "Version of loco-peer; always 1.", labels=["version"]
@@ -280,6 +288,22 @@ def _swarm(now: MetricsSnapshot) -> Iterator[Metric]:
     for peer_id, seconds in sorted(now.rtt_s.items()):
         rtt.add_metric([peer_id], seconds)
     yield rtt
+
+
+def _group(now: MetricsSnapshot) -> Iterator[Metric]:
+    info = GaugeMetricFamily(
+        "loco_group_info",
+        "Part of the model that this peer holds, and the group of those that do; always 1.",
+        labels=["group", "part"],
+    )
+    if now.group is not None and now.part is not None:
+        info.add_metric([now.group, now.part], 1)
+    yield info
+    yield _counter(
+        "loco_other_group_refused",
+        "Proposals, contributions and requests that were meant for another group.",
+        now.refused.get(RefusalReason.OTHER_GROUP, 0),
+    )
 
 
 def _restarts(now: MetricsSnapshot) -> Iterator[Metric]:

@@ -14,8 +14,8 @@ Rules:
 - A joiner checks the list of digests against the root first, then each chunk on arrival, from
   whoever and in whatever order it comes; at the end it holds the scalars in the header against
   those it was told.
-- Nothing a peer says sets the size of anything: the joiner knows P from the run spec, and a
-  manifest for another P is refused.
+- Nothing a peer says sets the size of anything: the joiner knows P from the shape of its part, and
+  a manifest for another P is refused.
 """
 
 import os
@@ -48,12 +48,13 @@ class StateScalars:
     """Where a state stands.
 
     Attributes:
+        group: digest of the one whose state it is; it covers the run (protocol/group.py).
         round: round of its last outer step.
         epoch, position: where the data stands (see protocol/data_plan.py).
         tokens: tokens that the writer has trained.
     """
 
-    run_id: str
+    group: str
     round: int
     layout_digest: str
     epoch: int

@@ -110,7 +110,7 @@ async def test_a_life_that_only_our_peers_see_is_asked_for(tmp_path):
             at_b, _ = await greet(swarm, network, "b", incarnation=1)
             nursery.start_soon(beat, at_b)
             await at_a.aclose()
-            await swarm.until(lambda: not swarm["a"].view.get(x).alive)
+            await swarm.until(lambda: not swarm["a"].roster.get(x).alive)
             with pytest.raises(Refused, match="alive elsewhere") as duplicate:
                 await greet(swarm, network, "a", incarnation=2)
             assert duplicate.value.reason is RefusalReason.DUPLICATE_IDENTITY
@@ -134,7 +134,7 @@ async def test_an_answer_that_never_comes_keeps_nobody_out(tmp_path):
             nursery.start_soon(beat, at_a)  # and never answers
             old, _ = await greet(swarm, network, incarnation=1)
             await old.aclose()
-            await swarm.until(lambda: not swarm["a"].view.get(x).alive)
+            await swarm.until(lambda: not swarm["a"].roster.get(x).alive)
             began_s = trio.current_time()
             await greet(swarm, network, incarnation=2)
             assert ANSWER_S <= trio.current_time() - began_s <= ANSWER_S + 0.5
