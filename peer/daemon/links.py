@@ -223,7 +223,6 @@ class Links:
             remote=peer_id,
             incarnation=theirs.incarnation,
             round=theirs.round,
-            group=theirs.group,
         )
         why = "closed"
         try:

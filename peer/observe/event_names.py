@@ -49,8 +49,7 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "addresses": "multiaddrs that others can dial",
         "home": "directory",
     },
-    EventName.PEER_LINKED: _REMOTE
-    | {"incarnation": "theirs", "round": "theirs", "group": "theirs; none while they have none"},
+    EventName.PEER_LINKED: _REMOTE | {"incarnation": "theirs", "round": "theirs"},
     EventName.PEER_LOST: _REMOTE | {"reason": "what broke the link, or silence"},
     EventName.PEER_LEFT: _REMOTE,
     EventName.RUN_RECEIVED: _REMOTE | {"run_id": "of the run spec", "name": "of the run"},

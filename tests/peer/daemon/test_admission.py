@@ -15,6 +15,7 @@ from peer.observe.status import PeerState
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import identity_of, open_swarm
 from protocol.errors import Refused
+from protocol.group import Group
 from protocol.messages import Beat, Hello
 from protocol.outcomes import RefusalReason
 from protocol.versions import HELLO, SPOKEN
@@ -72,6 +73,7 @@ async def test_a_hello_that_cannot_be_ours_is_refused_with_its_reason(tmp_path):
             assert version.value.reason is RefusalReason.VERSION
             talk, answer = await greet(swarm, network)
             assert answer.run_id == swarm["a"].facts.run_id
+            assert answer.group == Group(answer.run_id).digest
             await talk.aclose()
         assert swarm["a"].links.statistics().refused == 2
 

@@ -7,6 +7,7 @@ import trio
 from streaming_worlds import assert_equal, contributors, fragment_spec, returned
 from swarm_worlds import outcomes, partners, simulated, start, toy_spec
 
+from peer.daemon.links import Links
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
@@ -22,6 +23,7 @@ from protocol.messages import (
     GetState,
     Message,
     NoResult,
+    PeerList,
     Propose,
     Settle,
     Settled,
@@ -171,6 +173,17 @@ async def test_a_joiner_waits_for_somebody_who_holds_its_part(tmp_path):
         await swarm.until(early.ready.is_set)
         (received,) = early.events(EventName.STATE_RECEIVED)
         assert received["remotes"] == [swarm["b0"].peer_id]
+
+
+@simulated()
+async def test_a_joiner_finds_its_group_in_the_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr(Links, "_peer_list", lambda _: PeerList(()))  # nobody introduces anybody
+    async with open_swarm(1, toy_spec(60), tmp_path, SwarmOptions(parts=SIZES)) as swarm:
+        await start_stages(swarm, "a0", "b0")
+        joiner = swarm.join("b1", MACHINES["b1"])
+        with trio.fail_after(60.0):
+            await joiner.ready.wait()
+        assert ids(joiner.view.alive(trio.current_time())) == {swarm["b0"].peer_id}
 
 
 @simulated()
