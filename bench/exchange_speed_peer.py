@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import trio
 
-from peer.averaging.fragment_exchange import FragmentExchange, FragmentGroup
+from peer.averaging.fragment_exchange import FragmentExchange, FragmentSurroundings
 from peer.averaging.fragment_items import Changes, Held, Returned, Sent
 from peer.averaging.nesterov import Factors
 from peer.averaging.outer_fragments import OuterFragments
@@ -36,7 +36,7 @@ from protocol.layout import Layout
 from .children import Answer, answer_parent
 from .exchange_speed_data import mean_of_all, model_layout, noise, relative_error
 
-RUN_ID: Final = "0" * 32
+GROUP: Final = "0" * 32
 BLOCKS_PER_FRAGMENT: Final = 3
 FACTORS: Final = Factors(learning_rate=0.4, momentum=0.9)
 
@@ -79,8 +79,8 @@ class SpeedPeer:
         self._cycle = 0
         self._returned: list[Returned] = []
         self._all_returned = trio.Event()
-        group = FragmentGroup(
-            run_id=RUN_ID,
+        around = FragmentSurroundings(
+            group=GROUP,
             network=network,
             work=RealWork(),
             sign=identity.sign,
@@ -92,7 +92,7 @@ class SpeedPeer:
             last_sent=[-1] * len(fragments),
         )
         self._exchange = FragmentExchange(
-            group,
+            around,
             outer=outer,
             trainer=IdleTrainer(),
             lock=trio.Lock(),

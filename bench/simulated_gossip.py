@@ -32,7 +32,7 @@ PARAMETERS: Final = 1_050_624
 SCALE: Final = 4
 SEARCH_S: Final = 30.0
 EXCHANGE_S: Final = 60.0
-RUN_ID: Final = "0" * 32
+DIGEST: Final = "0" * 32
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ def average_all(peers: int, seed: int, *, latency_s: float, bytes_per_s: float) 
 
 async def _average_all(peers: int, seed: int, model: LinkModel) -> Seen:
     internet = SimulatedInternet(seed, link=model)
-    agreement = Agreement(RUN_ID, RUN_ID, "int8", 1, PARAMETERS // SCALE)
+    agreement = Agreement(DIGEST, DIGEST, "int8", 1, PARAMETERS // SCALE)
     seen = Seen(agreement.payload_bytes * SCALE)
     async with AsyncExitStack() as stack:
         networks = [

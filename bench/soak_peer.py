@@ -38,7 +38,7 @@ from protocol.errors import StreamLost
 from .children import Answer, answer_parent
 
 PARAMETERS: Final = 64 * 128
-RUN_ID: Final = "0" * 32
+DIGEST: Final = "0" * 32
 SEARCH_S: Final = 10.0
 REFUSED_SEARCH_S: Final = 0.05
 """Time that a peer waits for a partner that said that it is behind."""
@@ -88,7 +88,7 @@ class SoakPeer:
         self._digest = blake3.blake3(self._codes).hexdigest(length=16)
         self._network = BreakingNetwork(network, len(self._codes) // 2)
         self._gossip = Gossip(
-            Agreement(RUN_ID, RUN_ID, "int8", 1, PARAMETERS),
+            Agreement(DIGEST, DIGEST, "int8", 1, PARAMETERS),
             network=self._network,
             work=RealWork(),
             events=events,

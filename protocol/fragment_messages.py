@@ -7,6 +7,8 @@ on streams of their own.
 A result is signed by its owner, so that anybody who holds it can give it to somebody who lacks it:
 what is signed lists every chunk of the owner's batch with base, contributors and the digest of its
 codes; the codes that follow may be those of some chunks only (`carried`).
+
+What is about a group carries its digest (group.py); so does what an owner signs.
 """
 
 from collections.abc import Callable
@@ -70,7 +72,7 @@ class Contribution:
         digest: of the codes.
     """
 
-    run_id: Digest
+    group: Digest
     fragment: FragmentIndex
     cycle: Count
     weight: Weight
@@ -113,7 +115,7 @@ class Result:
         signature: the owner's, over all but `carried`.
     """
 
-    run_id: Digest
+    group: Digest
     fragment: FragmentIndex
     cycle: Count
     owner: PeerIdText
@@ -148,7 +150,7 @@ class Result:
 def signed_bytes(result: Result) -> bytes:
     """What the owner signs."""
     body = (
-        result.run_id,
+        result.group,
         result.fragment,
         result.cycle,
         result.owner,
@@ -163,7 +165,7 @@ def signed_bytes(result: Result) -> bytes:
 def signed_result(unsigned: Result, sign: Callable[[bytes], bytes]) -> Result:
     """The same, under its owner's signature."""
     return Result(
-        unsigned.run_id,
+        unsigned.group,
         unsigned.fragment,
         unsigned.cycle,
         unsigned.owner,
@@ -179,7 +181,7 @@ def signed_result(unsigned: Result, sign: Callable[[bytes], bytes]) -> Result:
 class FragmentSettled:
     """The sender is through with this cycle of the fragment; the digest is of all its stamps."""
 
-    run_id: Digest
+    group: Digest
     fragment: FragmentIndex
     cycle: Count
     digest: ShortDigest
@@ -189,7 +191,7 @@ class FragmentSettled:
 class NoResult:
     """The sender has nothing to give for its chunks of this cycle: do not wait for it."""
 
-    run_id: Digest
+    group: Digest
     fragment: FragmentIndex
     cycle: Count
 
@@ -198,7 +200,7 @@ class NoResult:
 class GetStamps:
     """Which states are your chunks of this fragment in?"""
 
-    run_id: Digest
+    group: Digest
     fragment: FragmentIndex
 
 
@@ -215,7 +217,7 @@ class Stamps:
 class GetResult:
     """Send me the result that you applied to this chunk in this cycle."""
 
-    run_id: Digest
+    group: Digest
     fragment: FragmentIndex
     cycle: Count
     chunk: ChunkIndex
@@ -225,7 +227,7 @@ class GetResult:
 class GetChunkState:
     """Send me this chunk as you have it."""
 
-    run_id: Digest
+    group: Digest
     fragment: FragmentIndex
     chunk: ChunkIndex
 

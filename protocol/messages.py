@@ -116,6 +116,8 @@ class Hello:
         incarnation: grows with each start of the same identity.
         swarm_time_s: the sender's idea of the Unix time.
         state: `starting`, `training`, ... as in `status`.
+        round, layout_digest: of the group.
+        group: digest of the one that the sender is in; None while it is in none.
         step: the nominal step.
     """
 
@@ -128,6 +130,7 @@ class Hello:
     state: Name
     round: Count
     layout_digest: MaybeDigest
+    group: MaybeDigest = None
     step: Count = 0
 
 
@@ -146,6 +149,7 @@ class Beat:
 
     Attributes:
         fraction: part of the round's quota that is done; above 1 past the quota.
+        group: digest of the one whose progress this is; None while the sender is in none.
         sent_s: the sender's monotonic clock.
         echo_s: `sent_s` of the newest beat that the sender has received; None before the first.
         echo_hold_s: how long the sender held that beat: round trip = now - echo_s - echo_hold_s.
@@ -171,6 +175,7 @@ class Beat:
     free_round: MaybeCount = None
     free_step: Count = 0
     ended: Annotated[bool, Flag()] = False
+    group: MaybeDigest = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,13 +251,13 @@ class BlobReply:
 
 @dataclass(frozen=True, slots=True)
 class GetState:
-    """Describe your state, if it stands at the nominal step `minimum_step` or later.
+    """Describe your state, if it is of this group, and at the nominal step `minimum_step` or later.
 
     Attributes:
         minimum_step: an older state is refused as `unavailable`.
     """
 
-    run_id: Digest
+    group: Digest
     minimum_step: Count
 
 

@@ -45,6 +45,7 @@ class RefusalReason(StrEnum):
     """The asked peer is starting, downloading, paused or finished."""
     OTHER_RUN = "other_run"
     OTHER_GROUP = "other_group"
+    """It is meant for peers that hold another part of the model."""
     OTHER_LAYOUT = "other_layout"
     VERSION = "version"
     DUPLICATE_IDENTITY = "duplicate_identity"

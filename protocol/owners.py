@@ -9,7 +9,7 @@ Rules
   1. The rank of member m for chunk c is blake3(key, c, m); the highest owns.
   2. A member owns at most ceil(chunks / members): the load on every link is even. Chunks choose in
      order of their number.
-  3. The key names run, fragment and cycle, so that the chunks go round.
+  3. The key names group, fragment and cycle, so that the chunks go round.
 
 Two peers whose views differ may both own a chunk; their results are ordered in `results.py`.
 """
@@ -24,7 +24,7 @@ def owners_of_chunks(key: str, num_chunks: int, members: Sequence[str]) -> tuple
     """The owner of each chunk.
 
     Args:
-        key: names the run, the fragment and the cycle.
+        key: names the group, the fragment and the cycle.
         members: peer ids, in any order; not empty.
     """
     share = -(-num_chunks // len(members))

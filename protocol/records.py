@@ -1,18 +1,18 @@
-"""Signed directory records: who is in a run, and where to reach them.
+"""Signed directory records: who is in a group, and where to reach them.
 
-A record is stored in the directory under (key, subkey): the key is a shard of its run, the
+A record is stored in the directory under (key, subkey): the key is a shard of its group, the
 subkey is its peer's id.
 
-    key     blake3("loco/v1/" + run id + "/" + shard),
+    key     blake3("loco/v1/" + digest of the group + "/" + shard),
             shard = first byte of blake3(peer id) mod RECORD_SHARDS
     place   sha1(key): where the distributed hash table keeps the key
     value   body + Ed25519 signature of ("loco record 1", place, peer id, body)
     body    msgpack [version, incarnation, [binary addresses, best first], expires_s]
 
-Every node of the table must be able to refuse what is not a record, for runs that it has never
+Every node of the table must be able to refuse what is not a record, for groups that it has never
 heard of too. It sees the place, the subkey and the value, and the peer id holds the public key;
 so the signature covers the place rather than the key, and nothing else is needed to check it.
-(A preimage of the place would let a record of one run stand in another; SHA-1 has no known
+(A preimage of the place would let a record of one group stand in another; SHA-1 has no known
 preimage attack, and such a record would still be its own peer's.)
 
 Rules:
@@ -70,18 +70,18 @@ class PeerRecord:
 
 
 @lru_cache(maxsize=64)
-def record_keys(run_id: str) -> tuple[bytes, ...]:
-    """The keys (32 bytes each) of all shards of a run."""
+def record_keys(group: str) -> tuple[bytes, ...]:
+    """The keys (32 bytes each) of all shards of the group with this digest."""
     return tuple(
-        blake3.blake3(f"loco/v1/{run_id}/{shard}".encode()).digest()
+        blake3.blake3(f"loco/v1/{group}/{shard}".encode()).digest()
         for shard in range(RECORD_SHARDS)
     )
 
 
-def record_key(run_id: str, peer_id: str) -> bytes:
-    """The key (32 bytes) under which this peer's record of this run is stored."""
+def record_key(group: str, peer_id: str) -> bytes:
+    """The key (32 bytes) under which this peer's record of this group is stored."""
     shard = blake3.blake3(peer_id.encode()).digest(length=1)[0] % RECORD_SHARDS
-    return record_keys(run_id)[shard]
+    return record_keys(group)[shard]
 
 
 def place_of(key: bytes) -> bytes:

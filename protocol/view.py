@@ -1,8 +1,10 @@
-"""Who is in the group now, as one peer sees it.
+"""Who is in the run, and who of them in a group, as one peer sees it.
 
-There is no list of members anywhere. Each peer keeps a view of its own, fed by directory
-records (somebody says it exists) and by whatever arrives from peers themselves (it lives).
-Views differ between peers, and everything built on them allows for that.
+There is no list of members anywhere. Each peer keeps a roster of its own of all peers of the run,
+as links are the run's; it is fed by directory records (somebody says it exists) and by whatever
+arrives from peers themselves (it lives). A view is what the roster shows of one group: those who
+say that they hold its part of the model. Rosters and views differ between peers, and everything
+built on them allows for that.
 
 Rules:
 - Liveness is judged on our own monotonic clock by what we have received: any byte is a sign of
@@ -15,7 +17,9 @@ Rules:
   break while the peer lives; a peer that said it was leaving, or that went silent, is in no way
   barred.
 - Silence for longer than the bound takes a peer out of the living; one late beat does not.
-- MAX_MEMBERS bound the view. When it is full, a newcomer takes the place of the peer that is
+- A peer is in the group that it last told with its progress, and in none before it told one. Only
+  it can say so: a record or hearsay puts nobody into a view.
+- MAX_MEMBERS bound the roster. When it is full, a newcomer takes the place of the peer that is
   not alive and was heard longest ago; when all are alive, it is not taken in.
 
 Invariant: `alive` is a subset of the members, sorted by peer id, so that equal views give equal
@@ -45,6 +49,7 @@ class Progress:
         free_round, free_step: of the round that it wants averaged; None while it looks for no
             partner.
         ended: its last round of training is averaged.
+        group: digest of the group whose part it holds (group.py); None while it holds none.
     """
 
     state: str = "unknown"
@@ -57,11 +62,12 @@ class Progress:
     free_round: int | None = None
     free_step: int = 0
     ended: bool = False
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One peer of the view.
+    """One peer of the run.
 
     Attributes:
         last_heard_s: our monotonic clock at the last sign of life; minus infinity before the first.
@@ -81,8 +87,8 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class ViewStatistics:
-    """The view in numbers; the counts since the start."""
+class RosterStatistics:
+    """The roster in numbers; the counts since the start."""
 
     members: int
     alive: int
@@ -92,8 +98,8 @@ class ViewStatistics:
     refused_full: int
 
 
-class View:
-    """One peer's view of its group; it does not hold the peer itself.
+class Roster:
+    """All peers of the run that one peer knows, but for itself.
 
     Args:
         silence_s: a peer not heard for longer than this is taken for dead.
@@ -111,7 +117,7 @@ class View:
 
     def __repr__(self) -> str:
         num_alive = sum(member.alive for member in self._members.values())
-        return f"<View {num_alive} alive of {len(self._members)}, silence {self.silence_s} s>"
+        return f"<Roster {num_alive} alive of {len(self._members)}, silence {self.silence_s} s>"
 
     def heard(
         self,
@@ -126,7 +132,7 @@ class View:
         """A sign of life from the peer itself; what is None stays as it was.
 
         Returns:
-            Whether it was taken in: not an older incarnation, nor a newcomer in a full view.
+            Whether it was taken in: not an older incarnation, nor a newcomer in a full roster.
         """
         known = self._current(peer_id, incarnation)
         if known is None:
@@ -208,9 +214,9 @@ class View:
         """What is known about one peer."""
         return self._members.get(peer_id)
 
-    def statistics(self) -> ViewStatistics:
-        """The view in numbers."""
-        return ViewStatistics(
+    def statistics(self) -> RosterStatistics:
+        """The roster in numbers."""
+        return RosterStatistics(
             members=len(self._members),
             alive=sum(member.alive for member in self._members.values()),
             evicted_silent=self._evicted_silent,
@@ -246,3 +252,30 @@ class View:
         oldest = min(dead, key=lambda member: (member.last_heard_s, member.peer_id))
         del self._members[oldest.peer_id]
         return True
+
+
+class View:
+    """What a roster shows of one group. It holds nothing of its own.
+
+    Args:
+        roster: of the run.
+        group: the group's digest.
+    """
+
+    def __init__(self, roster: Roster, group: str) -> None:
+        self._roster = roster
+        self._group = group
+
+    def __repr__(self) -> str:
+        return f"<View of group {self._group} in {self._roster!r}>"
+
+    def alive(self, now_s: float) -> tuple[Member, ...]:
+        """Everybody of the group who is alive now, by peer id."""
+        return self._ours(self._roster.alive(now_s))
+
+    def members_training(self, now_s: float) -> tuple[Member, ...]:
+        """Those of them that train, by peer id."""
+        return self._ours(self._roster.members_training(now_s))
+
+    def _ours(self, members: tuple[Member, ...]) -> tuple[Member, ...]:
+        return tuple(member for member in members if member.progress.group == self._group)

@@ -31,7 +31,7 @@ from protocol.versions import FRAGMENT
 from .departures import Departures
 from .fragment_answers import FragmentAnswers
 from .fragment_healing import FragmentHealing, HealingStatistics
-from .fragment_inbound import FragmentInbound, Inbound, Parts
+from .fragment_inbound import FragmentInbound, Inbound, OtherGroup, Parts
 from .fragment_items import Arrived, Passed, Returned, Sent, TrainerSide
 from .fragment_keeper import FragmentKeeper
 from .fragment_owner import Averages, FragmentOwner, short_digest
@@ -43,10 +43,11 @@ EQUAL_WEIGHT: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class FragmentGroup:
-    """With whom a peer averages, and by what means.
+class FragmentSurroundings:
+    """With whom a peer averages fragments, and by what means.
 
     Attributes:
+        group: digest of ours.
         round: the one that we are in.
         present: peers that hold an outer copy, ourselves among them: those that train, and those
             that have finished.
@@ -56,7 +57,7 @@ class FragmentGroup:
         last_sent: the last cycle of each fragment that was sent before we were there.
     """
 
-    run_id: str
+    group: str
     network: Network
     work: Work
     sign: Sign
@@ -72,7 +73,8 @@ class FragmentExchange:
     """See the top of the file. `run` must be running.
 
     Attributes:
-        refused: contributions of others that were not taken, by reason.
+        refused: contributions of others that were not taken, and whatever is meant for another
+            group, by reason.
 
     Args:
         lock: held while the outer state moves or is read as a whole.
@@ -81,17 +83,17 @@ class FragmentExchange:
 
     def __init__(
         self,
-        group: FragmentGroup,
+        around: FragmentSurroundings,
         *,
         outer: OuterFragments,
         trainer: TrainerSide,
         lock: trio.Lock,
         returned: Callable[[Returned], None],
     ) -> None:
-        self._run_id, self._joined, self._round = group.run_id, group.joined, group.round
-        self._present, self._expected = group.present, group.expected
-        self._last_sent = group.last_sent
-        self._network, self._work = group.network, group.work
+        self._group, self._joined, self._round = around.group, around.joined, around.round
+        self._present, self._expected = around.present, around.expected
+        self._last_sent = around.last_sent
+        self._network, self._work = around.network, around.work
         self._outer = outer
         self._trainer = trainer
         self._lock = lock
@@ -101,13 +103,13 @@ class FragmentExchange:
         self._published: dict[int, int] = {}
         self._departures = Departures()
         self.refused: Counter[RefusalReason] = Counter()
-        self._posts = Posts(group.network)
+        self._posts = Posts(around.network)
         self._owner = FragmentOwner(
-            group.run_id,
-            group.network.peer_id,
+            around.group,
+            around.network.peer_id,
             outer=outer,
-            work=group.work,
-            sign=group.sign,
+            work=around.work,
+            sign=around.sign,
             expected=self._still_expected,
             reached=self._reached,
             publish=self._publish,
@@ -116,7 +118,7 @@ class FragmentExchange:
         self._keepers = [
             FragmentKeeper(
                 fragment.index,
-                group.network.peer_id,
+                around.network.peer_id,
                 outer=outer,
                 trainer=trainer,
                 others=self,
@@ -125,15 +127,15 @@ class FragmentExchange:
             )
             for fragment in outer.fragments
         ]
-        self._answers = FragmentAnswers(outer, self._keepers, group.work, lock)
+        self._answers = FragmentAnswers(outer, self._keepers, around.work, lock)
         self._healing = FragmentHealing(
-            group.run_id,
-            network=group.network,
-            work=group.work,
+            around.group,
+            network=around.network,
+            work=around.work,
             outer=outer,
             write=self._write,
             put=lambda fragment, item: self._keepers[fragment].put(item),
-            is_over=group.is_over,
+            is_over=around.is_over,
         )
 
     def __repr__(self) -> str:
@@ -202,7 +204,7 @@ class FragmentExchange:
         parts = self._outer.split_codes(fragment, range(num_chunks), sent.codes)
         own = self._network.peer_id
         members = sorted((self._expected(sent.cycle) - self._silent) | {own})
-        key = f"{self._run_id}/{fragment}/{sent.cycle}"
+        key = f"{self._group}/{fragment}/{sent.cycle}"
         owners = owners_of_chunks(key, num_chunks, members)
         for owner in members:
             chunks = [chunk for chunk in range(num_chunks) if owners[chunk] == owner]
@@ -224,7 +226,7 @@ class FragmentExchange:
         for chunk, part in own.items():
             part[:] = parts[chunk]
         contribution = Contribution(
-            run_id=self._run_id,
+            group=self._group,
             fragment=fragment,
             cycle=sent.cycle,
             weight=EQUAL_WEIGHT if chunks else 0,
@@ -247,7 +249,7 @@ class FragmentExchange:
         """Tell all where we are, and look who is elsewhere."""
         self._keep_only(fragment, self._present())
         for peer_id in self._others():
-            message = FragmentSettled(self._run_id, fragment, cycle, digest)
+            message = FragmentSettled(self._group, fragment, cycle, digest)
             self._posts.post(peer_id, message)
             if (fragment, peer_id) in self._settled_by:
                 self._compare(fragment, peer_id)
@@ -271,7 +273,7 @@ class FragmentExchange:
     def _tell_settled(self, peer_id: PeerId, keeper: FragmentKeeper) -> None:
         """Tell one peer where we are with a fragment, if we are anywhere yet."""
         if keeper.settled is not None:
-            message = FragmentSettled(self._run_id, keeper.fragment, *keeper.settled)
+            message = FragmentSettled(self._group, keeper.fragment, *keeper.settled)
             self._posts.post(peer_id, message)
 
     def heal(self, fragment: int, chunk: int, sender: PeerId) -> None:
@@ -302,7 +304,7 @@ class FragmentExchange:
         self._keepers[fragment].put(Passed(self._network.peer_id, cycle))
         if self._published.get(fragment) != cycle:
             for peer_id in self._others():
-                self._posts.post(peer_id, NoResult(self._run_id, fragment, cycle))
+                self._posts.post(peer_id, NoResult(self._group, fragment, cycle))
 
     def _deliver(self, result: Result, parts: Parts, sender: PeerId) -> None:
         for index, codes in parts.items():
@@ -321,10 +323,14 @@ class FragmentExchange:
 
     # --- what others ask --------------------------------------------------------------------------
     async def _serve(self, stream: Stream) -> None:
-        inbound = FragmentInbound(self._run_id, self._outer, self._work)
+        inbound = FragmentInbound(self._group, self._outer, self._work)
         async with Conversation(stream) as talk:
-            while True:
-                await self._take(talk, *await inbound.next(talk))
+            try:
+                while True:
+                    await self._take(talk, *await inbound.next(talk))
+            except OtherGroup as stray:
+                self.refused[RefusalReason.OTHER_GROUP] += 1
+                await talk.refuse(RefusalReason.OTHER_GROUP, str(stray))
 
     async def _take(self, talk: Conversation, message: Inbound, codes: Parts) -> None:
         sender = talk.remote_peer_id

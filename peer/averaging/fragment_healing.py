@@ -60,7 +60,7 @@ class FragmentHealing:
 
     def __init__(
         self,
-        run_id: str,
+        group: str,
         *,
         network: Network,
         work: Work,
@@ -69,7 +69,7 @@ class FragmentHealing:
         put: Callable[[int, Arrived | Fetched], None],
         is_over: Callable[[], bool],
     ) -> None:
-        self._run_id = run_id
+        self._group = group
         self._network = network
         self._work = work
         self._outer = outer
@@ -146,7 +146,7 @@ class FragmentHealing:
 
     async def _stamps(self, talk: Conversation, fragment: int) -> list[tuple[ChunkStamp, int]]:
         """Of each chunk as they have it: stamp and cycle. Raises LocoError."""
-        await talk.send(GetStamps(self._run_id, fragment))
+        await talk.send(GetStamps(self._group, fragment))
         answer, _ = await talk.receive(Stamps)
         chunks = list(range(len(self._outer.fragments[fragment].chunks)))
         named = [stamp.chunk for stamp in answer.stamps]
@@ -159,8 +159,8 @@ class FragmentHealing:
     ) -> None:
         """The result that we lack, if it can be applied here; else the chunk, if that is ahead."""
         chunk, ledger = theirs.chunk, self._outer.ledgers[fragment]
-        inbound = FragmentInbound(self._run_id, self._outer, self._work)
-        await talk.send(GetResult(self._run_id, fragment, cycle, chunk))
+        inbound = FragmentInbound(self._group, self._outer, self._work)
+        await talk.send(GetResult(self._group, fragment, cycle, chunk))
         result, parts = await inbound.answer(talk)
         if result is not None and (of_chunk := result.chunk(chunk)) is not None:
             verdict = ledger.judge(chunk, cycle, of_chunk.base_stamp, result.outcome(of_chunk))
@@ -181,7 +181,7 @@ class FragmentHealing:
         began_s = self._since_s[fragment, chunk]
         try:
             async with self._asked(peer_id) as talk:
-                await talk.send(GetChunkState(self._run_id, fragment, chunk))
+                await talk.send(GetChunkState(self._group, fragment, chunk))
                 room = memoryview(bytearray(8 * self._outer.chunk_values(fragment, chunk)))
                 state, _ = await talk.receive(ChunkState, into=room, stall_s=STALL_S)
             if (state.fragment, state.stamp.chunk) != (fragment, chunk):

@@ -1,6 +1,6 @@
 """What comes on fragment streams, checked before anybody acts on it.
 
-A message is of our run, names a fragment and chunks that there are, and its codes have the size,
+A message is of our group, names a fragment and chunks that there are, and its codes have the size,
 the digest and the form that they must have; a result is signed by its owner. Who sends anything
 else has broken the protocol (RemoteProtocolError), and the stream ends.
 """
@@ -9,6 +9,7 @@ from peer.codec import codes_as_tensor
 from peer.network.conversation import Conversation
 from peer.ports import Work
 from protocol.errors import RemoteProtocolError
+from protocol.group import other_group_sentence
 from protocol.messages import (
     Contribution,
     FragmentSettled,
@@ -30,11 +31,15 @@ Parts = dict[int, memoryview]
 """Codes by chunk."""
 
 
+class OtherGroup(RemoteProtocolError):
+    """A message is meant for another group than ours."""
+
+
 class FragmentInbound:
     """Reads one stream."""
 
-    def __init__(self, run_id: str, outer: OuterFragments, work: Work) -> None:
-        self._run_id = run_id
+    def __init__(self, group: str, outer: OuterFragments, work: Work) -> None:
+        self._group = group
         self._outer = outer
         self._work = work
         self._room = memoryview(b"")
@@ -46,7 +51,7 @@ class FragmentInbound:
         """The next message.
 
         Raises:
-            StreamLost, RemoteProtocolError
+            StreamLost, RemoteProtocolError (OtherGroup)
         """
         message, _ = await talk.receive(
             Contribution,
@@ -90,9 +95,9 @@ class FragmentInbound:
         return self._room
 
     def _check_place(self, message: Inbound) -> None:
-        """Our run, and a fragment and chunks that there are."""
-        if message.run_id != self._run_id:
-            raise RemoteProtocolError(f"a message of run {message.run_id}")
+        """Our group, and a fragment and chunks that there are."""
+        if message.group != self._group:
+            raise OtherGroup(other_group_sentence(self._group, message.group))
         if message.fragment >= len(self._outer.fragments):
             raise RemoteProtocolError(f"there is no fragment {message.fragment}")
         num_chunks = len(self._outer.fragments[message.fragment].chunks)

@@ -82,7 +82,7 @@ class FragmentOwner:
 
     def __init__(
         self,
-        run_id: str,
+        group: str,
         peer_id: PeerId,
         *,
         outer: OuterFragments,
@@ -93,7 +93,7 @@ class FragmentOwner:
         publish: Callable[[Averages], None],
         over: Callable[[int, int], None],
     ) -> None:
-        self._run_id = run_id
+        self._group = group
         self._peer_id = peer_id
         self._outer = outer
         self._work = work
@@ -273,7 +273,7 @@ class FragmentOwner:
             for chunk, who in admitted.items()
         )
         unsigned = Result(
-            run_id=self._run_id,
+            group=self._group,
             fragment=fragment,
             cycle=cycle,
             owner=self._peer_id,

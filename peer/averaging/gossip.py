@@ -7,6 +7,7 @@ how averaging ended, `Averaged` or `Skipped`, never an exception of a peer's mak
 meetings at the end of the run have a door of their own (final_meetings.py).
 """
 
+from collections import Counter
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Final
@@ -70,7 +71,11 @@ class _Held:
 
 
 class Gossip:
-    """All proposals and exchanges of one peer. `run` must be running."""
+    """All proposals and exchanges of one peer. `run` must be running.
+
+    Args:
+        refused: counts proposals that can never be ours to accept, by reason.
+    """
 
     def __init__(
         self,
@@ -81,6 +86,7 @@ class Gossip:
         exchanges: Exchanges,
         meetings: FinalMeetings,
         events: EventLog,
+        refused: Counter[RefusalReason],
     ) -> None:
         self._agreement = agreement
         self._company = company
@@ -88,6 +94,7 @@ class Gossip:
         self._exchanges = exchanges
         self._meetings = meetings
         self._events = events
+        self._refused_for_good = refused
         self._matchmaker = Matchmaker(agreement.group, network.peer_id, agreement.inner_steps)
         self._attempt: _Attempt | None = None
         self._asking: dict[tuple[PeerId, int], trio.CancelScope] = {}
@@ -250,6 +257,7 @@ class Gossip:
         elif isinstance(message, Join):
             await self._exchanges.join(talk, message)
         elif (unfit := self._agreement.unfit(message)) is not None:
+            self._refused_for_good[unfit.reason] += 1
             await talk.send(unfit, stall_s=STALL_S)
         elif message.roster is not None:
             await self._meetings.called(talk, stream, message)

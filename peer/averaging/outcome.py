@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from peer.codec import get_codec
 from peer.ports import PeerId
+from protocol.group import other_group_sentence
 from protocol.limits import MAX_STRIPES, PIECE_BYTES, STRIPE_FROM_BYTES
 from protocol.messages import Propose, Refusal
 from protocol.outcomes import RefusalReason, SkipReason
@@ -89,7 +90,7 @@ class Agreement:
     def unfit(self, proposal: Propose) -> Refusal | None:
         """Why a proposal cannot be ours to accept; None when it can."""
         if proposal.group != self.group:
-            sentence = f"I am in group {self.group}, you in {proposal.group}"
+            sentence = other_group_sentence(self.group, proposal.group)
             return Refusal(RefusalReason.OTHER_GROUP, sentence)
         theirs = (proposal.layout_digest, proposal.codec, proposal.vectors)
         ours = (self.layout_digest, self.codec, self.vectors)

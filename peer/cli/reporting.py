@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import typer
 
+from peer.exception_groups import leaves
 from peer.exit_codes import ExitCode
-from peer.groups import leaves
 from protocol.errors import InvalidRunSpec, LocoError, Refused
 
 

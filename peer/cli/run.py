@@ -7,8 +7,8 @@ from pathlib import Path
 import trio
 
 from peer.config import ConfigError, PeerConfig
+from peer.exception_groups import leaves
 from peer.exit_codes import ExitCode
-from peer.groups import leaves
 from peer.imports import large_imports
 from peer.rejoin import JoinAgain, rejoin_command
 from peer.run_options import check_options

@@ -16,7 +16,7 @@ from peer.observe.events import EventLog
 from peer.ports import Directory, Network, Work
 from protocol.run_spec import RunSpec
 from protocol.signed_spec import SignedSpec
-from protocol.view import View
+from protocol.view import Roster
 
 from .facts import Facts
 from .hello import Greeter
@@ -36,7 +36,7 @@ class Ports:
     directory: Directory
     work: Work
     provision: Provision
-    view: View
+    roster: Roster
     events: EventLog
     limits: BandwidthLimits = NO_LIMITS
 
@@ -66,7 +66,7 @@ class Assembly:
             network=network,
             pacing=pacing,
             directory=ports.directory,
-            view=ports.view,
+            roster=ports.roster,
             facts=facts,
             events=ports.events,
             greeter=greeter,
@@ -78,7 +78,7 @@ class Assembly:
             work=ports.work,
             provision=ports.provision,
             facts=facts,
-            view=ports.view,
+            roster=ports.roster,
             links=links,
             greeter=greeter,
             events=ports.events,
@@ -87,7 +87,7 @@ class Assembly:
         self.restarts = Restarts()
         self.report = Report(
             facts=facts,
-            view=ports.view,
+            roster=ports.roster,
             links=links,
             network=network,
             restarts=self.restarts,

@@ -25,13 +25,13 @@ from peer.training.ports import Float32Vector, StartTrainer
 from protocol.outcomes import RefusalReason
 from protocol.own_rounds import OwnRounds
 from protocol.records import Sign
-from protocol.run_spec import FrozenSection, RunSpec
-from protocol.view import View
+from protocol.run_spec import RunSpec
 
 from .facts import Facts
 from .final_rounds import FinalRounds
 from .fragment_rounds import FragmentMeans, FragmentRounds
 from .gossip_rounds import GossipRounds
+from .held_part import HeldPart
 from .outer_steps import OuterSteps, RoundTiming
 from .pace import Pace
 from .rounds import RoundLoop
@@ -45,17 +45,14 @@ class AveragingParts:
     """What both ways are put together from.
 
     Attributes:
-        run_id: of the run.
-        shape: what the model looks like.
+        held: what belongs to our group.
         slow_P: memory for the slow weights.
     """
 
     spec: RunSpec
-    run_id: str
-    shape: FrozenSection
+    held: HeldPart
     slow_P: Float32Vector
     facts: Facts
-    view: View
     company: Company
     shares: DataShares
     network: Network
@@ -76,7 +73,7 @@ class AveragingParts:
             inner_steps=spec.sync.inner_steps,
             total_steps=spec.total_rounds * spec.sync.inner_steps,
             facts=self.facts,
-            view=self.view,
+            view=self.held.view,
             shares=self.shares,
             validation=validation,
             slow_P=self.slow_P,
@@ -133,21 +130,21 @@ class PairAveraging:
     """NoLoCo."""
 
     def __init__(self, parts: AveragingParts) -> None:
-        sync = parts.spec.sync
+        sync, held = parts.spec.sync, parts.held
         self._parts = parts
         self._outer = OuterState(
             parts.slow_P,
             np.zeros_like(parts.slow_P),
-            get_codec(sync.codec),
+            get_codec(held.codec),
             Factors(sync.alpha, sync.beta, sync.effective_gamma),
         )
         agreement = Agreement(
-            group=parts.run_id,
+            group=held.group.digest,
             inner_steps=sync.inner_steps,
-            layout_digest=parts.shape.layout_digest,
-            codec=sync.codec,
+            layout_digest=held.shape.layout_digest,
+            codec=held.codec,
             vectors=2 if self._outer.needs_phi_codes else 1,
-            padded_parameters=parts.shape.padded_parameters,
+            padded_parameters=held.shape.padded_parameters,
             declined_now=lambda: declined_in(parts.facts.state),
         )
         exchanges = Exchanges(agreement, parts.network, parts.work)
@@ -161,6 +158,7 @@ class PairAveraging:
             exchanges=exchanges,
             meetings=self._meetings,
             events=parts.events,
+            refused=parts.facts.refused,
         )
         self._steps = OuterSteps(
             parts.spec,
@@ -200,7 +198,7 @@ class PairAveraging:
         finale = FinalRounds(
             wanted=sync.final_averaging,
             facts=facts,
-            view=parts.view,
+            view=parts.held.view,
             company=parts.company,
             held=self._meetings,
             validation=validation,
@@ -247,7 +245,7 @@ class FragmentAveraging:
         """All the others, once there are rounds: who has finished still heals us."""
         if self._rounds is None:
             return 1
-        return len(self._parts.view.alive(trio.current_time()))
+        return len(self._parts.held.view.alive(trio.current_time()))
 
     def arrived(self, round_: int) -> None:
         """A joiner's vectors are whole. What each chunk lacks since, it heals."""
@@ -259,7 +257,7 @@ class FragmentAveraging:
         self._rounds = FragmentRounds(
             parts.spec,
             facts=parts.facts,
-            view=parts.view,
+            view=parts.held.view,
             slow_P=parts.slow_P,
             momentum_P=self.momentum_P,
             lock=self.lock,

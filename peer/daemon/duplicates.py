@@ -6,8 +6,8 @@ the other lives of its identity:
 
   1. Does one that is linked with us beat within DUPLICATE_PROBE_S after the hello, it is alive, and
      the newcomer is refused. A silent one gives way at once.
-  2. If none is linked with us, but our view knows another life, our peers are asked (AskAlive), and
-     each looks by rule 1. One yes refuses the newcomer. No answer in time is a no.
+  2. If none is linked with us, but our roster knows another life, our peers are asked (AskAlive),
+     and each looks by rule 1. One yes refuses the newcomer. No answer in time is a no.
 
 A life is judged by what it sends, never by clocks or counters: the newcomer's incarnation may be
 the higher or the lower one.
@@ -23,7 +23,7 @@ import trio
 from peer.ports import PeerId
 from protocol.messages import AliveReply, AskAlive, Refusal
 from protocol.outcomes import RefusalReason
-from protocol.view import View
+from protocol.view import Roster
 
 BEAT_S: Final = 1.0
 DUPLICATE_PROBE_S: Final = 2.5 * BEAT_S
@@ -67,18 +67,18 @@ class Duplicates:
 
     Args:
         links: the live links by peer; looked at, never changed.
-        view: what is known of everybody.
+        roster: what is known of everybody.
         ask: sends a question to all linked peers but the one it is about; says to how many.
     """
 
     def __init__(
         self,
         links: Mapping[PeerId, Sequence[Life]],
-        view: View,
+        roster: Roster,
         ask: Callable[[AskAlive], int],
     ) -> None:
         self._links = links
-        self._view = view
+        self._roster = roster
         self._ask = ask
         self._questions: dict[AskAlive, _Question] = {}
 
@@ -126,7 +126,7 @@ class Duplicates:
 
     def _known_otherwise(self, peer_id: PeerId, incarnation: int) -> bool:
         """Whether we have heard of another life from itself, or by a record that it signed."""
-        known = self._view.get(peer_id)
+        known = self._roster.get(peer_id)
         return known is not None and known.incarnation not in (0, incarnation)
 
     async def _peers_say(self, question: AskAlive) -> bool:

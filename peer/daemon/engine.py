@@ -32,7 +32,7 @@ class Engine(Protocol):
     def memory(self, padded_parameters: int) -> AbstractContextManager[SlowWeights]: ...
 
     async def initialise(self, slow: SlowWeights) -> None:
-        """Write the founder's first weights."""
+        """Write the first weights of a group."""
 
     def starter(self, slow: SlowWeights) -> StartTrainer: ...
 

@@ -5,16 +5,14 @@ Only the part that makes a fact true writes it. Everything else reads.
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import Final
 
 import trio
 
-from peer.observe.status import PeerState
+from peer.observe.status import RECENT_ROUNDS, PeerState
 from protocol.matchmaking_events import Snapshot
 from protocol.outcomes import RefusalReason, SkipReason
 
-RECENT_ROUNDS: Final = 50
-"""Rounds whose outcomes are kept, to tell the present share of those that were averaged."""
+from .held_part import HeldPart
 
 
 @dataclass(slots=True)
@@ -36,7 +34,9 @@ class Facts:
         stalled_s: time for which training stood still for averages that were late.
         diverged, healed, healed_s: chunks of the outer copy found to differ from a better one,
             those that were fetched, and how long that took.
-        refused: contributions of others to fragments that were not taken, by reason.
+        held: the part of the model that we hold; None before the run spec is here.
+        refused: contributions of others to fragments that were not taken, and whatever was meant
+            for another group, by reason.
         lost_blocks, repeated_blocks: of the whole swarm, by changes of its members.
         restarts: trainer restarts by reason.
         codec: of the run; None while unknown.
@@ -67,7 +67,7 @@ class Facts:
     validation_loss: float | None = None
     validation_round: int | None = None
     replica_distance: float | None = None
-    layout_digest: str | None = None
+    held: HeldPart | None = None
     parameters: int | None = None
     averaged: int = 0
     stalled_s: float = 0.0
@@ -90,6 +90,16 @@ class Facts:
             self.state = state
         if sentence != self.doing:
             self.doing, self.doing_since_s = sentence, trio.current_time()
+
+    @property
+    def group(self) -> str | None:
+        """Digest of the group that we are in."""
+        return None if self.held is None else self.held.group.digest
+
+    @property
+    def layout_digest(self) -> str | None:
+        """Of the part that we hold."""
+        return None if self.held is None else self.held.shape.layout_digest
 
     @property
     def step(self) -> int:

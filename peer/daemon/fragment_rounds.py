@@ -21,7 +21,7 @@ from typing import Final
 
 import trio
 
-from peer.averaging.fragment_exchange import FragmentExchange, FragmentGroup
+from peer.averaging.fragment_exchange import FragmentExchange, FragmentSurroundings
 from peer.averaging.fragment_items import Changes, Held, Returned, Sent
 from peer.averaging.nesterov import Factors
 from peer.averaging.outer_fragments import OuterFragments
@@ -195,21 +195,21 @@ class FragmentRounds:
         self._next_round = next_round(closed.round, self._heard_rounds(others))
 
     def _new_exchange(self, layout: Layout) -> FragmentExchange:
-        sync = self._spec.sync
+        sync, held = self._spec.sync, self._facts.held
         assert sync.diloco is not None
+        assert held is not None
         fragments = fragments_of_run(sync.diloco, layout)
         outer = OuterFragments(
             fragments,
             self._slow_P,
             self._momentum_P,
-            get_codec(sync.codec, part_of=layout.padded_parameters),
+            get_codec(held.codec, part_of=layout.padded_parameters),
             Factors(sync.diloco.learning_rate, sync.diloco.momentum),
             last_cycle=self._spec.total_rounds,
         )
         outer.begin()
-        assert self._facts.run_id is not None
-        group = FragmentGroup(
-            run_id=self._facts.run_id,
+        around = FragmentSurroundings(
+            group=held.group.digest,
             network=self._network,
             work=self._means.work,
             sign=self._means.sign,
@@ -223,9 +223,11 @@ class FragmentRounds:
                 for index in range(len(fragments))
             ],
         )
-        return FragmentExchange(
-            group, outer=outer, trainer=self, lock=self._lock, returned=self._returned
+        exchange = FragmentExchange(
+            around, outer=outer, trainer=self, lock=self._lock, returned=self._returned
         )
+        exchange.refused = self._facts.refused
+        return exchange
 
     async def took(self, event: SyncEvent) -> None:
         """A fragment was sent, merged or yielded."""
@@ -344,7 +346,6 @@ class FragmentRounds:
         healing = self._exchange.statistics()
         facts.diverged, facts.healed = healing.diverged, healing.healed
         facts.healed_s = healing.healed_s
-        facts.refused = self._exchange.refused
         if returned.cycle >= self._spec.total_rounds:
             self._last_averaged.append(averaged)
         if averaged:

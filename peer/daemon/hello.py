@@ -48,6 +48,7 @@ class Greeter:
             round=facts.round,
             layout_digest=facts.layout_digest,
             step=facts.step,
+            group=facts.group,
         )
 
     def fault(self, theirs: Hello, live_links: int) -> Refusal | None:

@@ -8,6 +8,7 @@ import trio
 from peer.network.conversation import Conversation
 from peer.ports import PeerId
 from protocol.messages import AliveReply, AskAlive, Beat, PeerList
+from protocol.view import Progress
 
 Outgoing = Beat | PeerList | AskAlive | AliveReply
 RTT_SHARE: Final = 0.2
@@ -42,3 +43,20 @@ class Link:
             sample_s = max(0.0, now_s - beat.echo_s - beat.echo_hold_s)
             old_s = sample_s if self.rtt_s is None else self.rtt_s
             self.rtt_s = (1 - RTT_SHARE) * old_s + RTT_SHARE * sample_s
+
+
+def progress_in(beat: Beat) -> Progress:
+    """What a beat tells of its sender's work."""
+    return Progress(
+        state=beat.state,
+        round=beat.round,
+        fraction=beat.fraction,
+        steps_per_s=beat.steps_per_s,
+        epoch=beat.epoch,
+        position=beat.position,
+        step=beat.step,
+        free_round=beat.free_round,
+        free_step=beat.free_step,
+        ended=beat.ended,
+        group=beat.group,
+    )

@@ -12,6 +12,8 @@ The rules
   3. Any byte is a sign of life, on whatever stream: on a thin link a beat may be late behind bulk.
      A link whose peer sent nothing at all for SILENCE_S is given up.
   4. A beat says what came from the other so far, and how fast it may go on (network/pacing.py).
+  5. Links are the run's: peers of all groups are linked. Hello and beats tell in which group the
+     sender is; the roster keeps that, and the view of a group shows its members.
 """
 
 import contextlib
@@ -41,13 +43,13 @@ from protocol.messages import (
 )
 from protocol.records import PeerRecord
 from protocol.versions import HELLO
-from protocol.view import Progress, View
+from protocol.view import Progress, Roster
 
 from .bell import Bell
 from .duplicates import BEAT_S, Duplicates
 from .facts import Facts
 from .hello import Greeter
-from .link import Link, Outgoing
+from .link import Link, Outgoing, progress_in
 from .redials import Redials
 
 SILENCE_S: Final = 10.0
@@ -86,7 +88,7 @@ class Links:
         network: Network,
         pacing: Pacing,
         directory: Directory,
-        view: View,
+        roster: Roster,
         facts: Facts,
         events: EventLog,
         greeter: Greeter,
@@ -94,7 +96,7 @@ class Links:
         self._network = network
         self._pacing = pacing
         self._directory = directory
-        self._view = view
+        self._roster = roster
         self._facts = facts
         self._events = events
         self._links: dict[PeerId, list[Link]] = {}
@@ -103,7 +105,7 @@ class Links:
         self._opened = self._lost = self._refused = 0
         self._nursery: trio.Nursery | None = None
         self._greeter = greeter
-        self._duplicates = Duplicates(self._links, view, self._ask_alive)
+        self._duplicates = Duplicates(self._links, roster, self._ask_alive)
         self.serving = trio.Event()
         self.heard = Bell()
         self.tell = Bell()
@@ -122,7 +124,7 @@ class Links:
         return min(times, default=None)
 
     async def run(self) -> None:
-        """Answer hellos, beat, and keep links to everybody in the view, until cancelled."""
+        """Answer hellos, beat, and keep links to everybody on the roster, until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             await self._network.serve(HELLO, self._serve)
@@ -224,12 +226,14 @@ class Links:
         self._links.setdefault(peer_id, []).append(link)
         self._opened += 1
         self._redials.linked(peer_id)
-        self._view.heard(
+        self._roster.heard(
             now_s,
             peer_id,
             theirs.incarnation,
             addresses=theirs.addresses,
-            progress=Progress(state=theirs.state, round=theirs.round, step=theirs.step),
+            progress=Progress(
+                state=theirs.state, round=theirs.round, step=theirs.step, group=theirs.group
+            ),
         )
         self.heard.ring()
         self._events.emit(
@@ -258,7 +262,7 @@ class Links:
         if not links:
             self._links.pop(link.peer_id, None)
             self._lost += 1
-            self._view.gone(trio.current_time(), link.peer_id, link.incarnation)
+            self._roster.gone(trio.current_time(), link.peer_id, link.incarnation)
             self._events.emit(EventName.PEER_LOST, remote=link.peer_id, reason=why)
             self._redials.lost(link.peer_id, trio.current_time())
             self.heard.ring()
@@ -282,7 +286,7 @@ class Links:
                 case AliveReply():
                     self._duplicates.answered(message)
                 case Leaving():
-                    self._view.gone(now_s, link.peer_id, link.incarnation)
+                    self._roster.gone(now_s, link.peer_id, link.incarnation)
                     self._redials.left(link.peer_id, now_s)
                     self._events.emit(EventName.PEER_LEFT, remote=link.peer_id)
                     raise StreamLost("left")
@@ -309,29 +313,20 @@ class Links:
         self._pacing.heard(
             link.peer_id, beat.sent_s, beat.received_bytes, beat.may_send_bytes_per_s
         )
-        progress = Progress(
-            beat.state,
-            beat.round,
-            beat.fraction,
-            beat.steps_per_s,
-            beat.epoch,
-            beat.position,
-            beat.step,
-            beat.free_round,
-            beat.free_step,
-            beat.ended,
+        progress = progress_in(beat)
+        self._roster.heard(
+            now_s, link.peer_id, link.incarnation, progress=progress, rtt_s=link.rtt_s
         )
-        self._view.heard(now_s, link.peer_id, link.incarnation, progress=progress, rtt_s=link.rtt_s)
         self.heard.ring()
 
     def _heard_peers(self, message: PeerList, now_s: float) -> None:
         """Hearsay introduces a peer, and no more: a new life is told by itself, or signed by it."""
         for entry in message.peers:
             if entry.peer_id != self._facts.peer_id:
-                known = self._view.get(entry.peer_id)
+                known = self._roster.get(entry.peer_id)
                 incarnation = 0 if known is None else known.incarnation
                 told = PeerRecord(entry.peer_id, incarnation, entry.addresses, math.inf)
-                self._view.record(now_s, told)
+                self._roster.record(now_s, told)
 
     async def _answer_alive(self, link: Link, question: AskAlive) -> None:
         link.questions += 1
@@ -370,14 +365,15 @@ class Links:
             free_round=facts.free.round if facts.free else None,
             free_step=facts.free.step if facts.free else 0,
             ended=facts.ended,
+            group=facts.group,
         )
 
     def _note_bytes(self) -> None:
-        """Rule 3, for the view."""
+        """Rule 3, for the roster."""
         for link in self._all():
             if self._has_sent_bytes(link, link.last_heard_s):
                 link.last_heard_s = self._pacing.last_byte_s(link.peer_id)
-                self._view.heard(link.last_heard_s, link.peer_id, link.incarnation)
+                self._roster.heard(link.last_heard_s, link.peer_id, link.incarnation)
 
     def _post(self, link: Link, message: Outgoing) -> None:
         try:
@@ -387,23 +383,23 @@ class Links:
 
     def _peer_list(self) -> PeerList:
         now_s = trio.current_time()
-        alive = [m for m in self._view.alive(now_s) if m.addresses][:MAX_PEERS_PER_EXCHANGE]
+        alive = [m for m in self._roster.alive(now_s) if m.addresses][:MAX_PEERS_PER_EXCHANGE]
         return PeerList(tuple(peer_entry(m.peer_id, m.incarnation, m.addresses) for m in alive))
 
     def _all(self) -> list[Link]:
         return [link for links in self._links.values() for link in links]
 
     def _expire(self) -> None:
-        for peer_id in self._view.expire(trio.current_time()):
+        for peer_id in self._roster.expire(trio.current_time()):
             self._events.emit(EventName.PEER_LOST, remote=peer_id, reason="silent")
 
     def _redial(self) -> None:
-        """Link to everybody in the view, up to MAX_LINKS, with back-off for each."""
+        """Link to everybody on the roster, up to MAX_LINKS, with back-off for each."""
         if self._facts.state in (PeerState.STARTING, PeerState.CONNECTING, PeerState.LEAVING):
             return
         assert self._nursery is not None
         now_s = trio.current_time()
-        room, members = MAX_LINKS - len(self._links), self._view.members()
+        room, members = MAX_LINKS - len(self._links), self._roster.members()
         self._redials.forget(now_s, {member.peer_id for member in members})
         for member in members:
             if room <= 0:

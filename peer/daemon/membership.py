@@ -1,8 +1,8 @@
 """Our record in the directory, and what others' records tell.
 
-The directory is how peers find each other that were never told of each other; who is alive is
-judged on links alone. So a record may be half a minute old, and a directory that is down for a
-while costs nothing but new acquaintances.
+The directory is how peers of a group find each other that were never told of each other; who is
+alive is judged on links alone. So a record may be half a minute old, and a directory that is down
+for a while costs nothing but new acquaintances.
 """
 
 from collections.abc import Awaitable, Callable
@@ -14,7 +14,7 @@ from peer.ports import Directory, DirectoryUnrecoverable, Network
 from peer.rejoin import JoinAgain, addresses_of
 from protocol.errors import RemoteProtocolError
 from protocol.records import PeerRecord, Sign, decode_record, encode_record, record_key, record_keys
-from protocol.view import View
+from protocol.view import Roster
 
 PUBLISH_EVERY_S: Final = 30.0
 RECORD_LIFETIME_S: Final = 120.0
@@ -25,34 +25,42 @@ NUM_FIRST_REFRESHES: Final = 3
 
 
 class Membership:
-    """Keeps our record fresh and the view informed; `run` until cancelled."""
+    """Keeps our record fresh and the roster informed; `run` until cancelled.
+
+    Args:
+        group: digest of ours.
+    """
 
     def __init__(
         self,
-        run_id: str,
+        group: str,
         incarnation: int,
         *,
         network: Network,
         directory: Directory,
-        view: View,
+        roster: Roster,
         sign: Sign,
     ) -> None:
-        self._run_id = run_id
+        self._group = group
         self._incarnation = incarnation
         self._network = network
         self._directory = directory
-        self._view = view
+        self._roster = roster
         self._sign = sign
         self._bad_records = 0
 
     def __repr__(self) -> str:
-        return f"<Membership of run {self._run_id}, {self._bad_records} bad records seen>"
+        return f"<Membership of group {self._group}, {self._bad_records} bad records seen>"
 
     async def run(self) -> None:
         """Publish and look around, each at its own pace."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._repeat, self._publish, PUBLISH_EVERY_S)
-            nursery.start_soon(self._repeat, self._refresh, REFRESH_EVERY_S)
+            nursery.start_soon(self.look_around)
+
+    async def look_around(self) -> None:
+        """Find the others of our group, until cancelled."""
+        await self._repeat(self._refresh, REFRESH_EVERY_S)
 
     async def _repeat(self, job: Callable[[], Awaitable[None]], every_s: float) -> None:
         turn = 0
@@ -66,7 +74,7 @@ class Membership:
 
     def _give_up(self, error: DirectoryUnrecoverable) -> None:
         """Join again those who are alive; alone, there is nobody to find and a state to lose."""
-        addresses = addresses_of(self._view.alive(trio.current_time()))
+        addresses = addresses_of(self._roster.alive(trio.current_time()))
         if addresses:
             raise JoinAgain(addresses, str(error)) from error
 
@@ -75,13 +83,13 @@ class Membership:
         own = PeerRecord(
             self._network.peer_id, self._incarnation, tuple(self._network.addresses), expires_s
         )
-        key = record_key(self._run_id, own.peer_id)
+        key = record_key(self._group, own.peer_id)
         await self._directory.store(
             key, own.peer_id, encode_record(own, key, self._sign), expires_s
         )
 
     async def _refresh(self) -> None:
-        for key in record_keys(self._run_id):
+        for key in record_keys(self._group):
             for peer_id, value in (await self._directory.get(key)).items():
                 if peer_id != self._network.peer_id:
                     self._take(key, peer_id, value)
@@ -93,4 +101,4 @@ class Membership:
             self._bad_records += 1
             return
         if record.expires_s > self._directory.swarm_time_s():
-            self._view.record(trio.current_time(), record)
+            self._roster.record(trio.current_time(), record)

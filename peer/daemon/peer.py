@@ -20,24 +20,27 @@ from peer.observe.events import EventLog
 from peer.observe.status import PeerState
 from peer.ports import Directory, Network, PeerId, Work
 from peer.state.service import Fetcher, StateService, fetch_from
-from peer.state.state_file import StateManifest, StateScalars, write_state_file
+from peer.state.state_file import StateScalars
 from peer.training.ports import StartTrainer
 from peer.training.warm import warmed_up
 from protocol.data_plan import DataPlan, start_position
 from protocol.errors import InvalidRunSpec, LocoError
+from protocol.group import Group
 from protocol.records import Sign
 from protocol.rounds import oldest_useful
-from protocol.run_spec import FrozenSection, RunSpec
+from protocol.run_spec import RunSpec
 from protocol.signed_spec import SignedSpec
-from protocol.view import View
+from protocol.view import Roster, View
 
 from .averaging import Averaging, AveragingParts, averaging_of
 from .company import LinkedCompany
 from .facts import Facts
+from .held_part import HeldPart
 from .hello import Greeter
 from .joining import Bootstrap, is_final
 from .links import Links
 from .membership import Membership
+from .outer_source import OuterSource
 from .outer_steps import RoundTiming
 from .provision import Provision, Supplies
 from .rounds import RoundLoop
@@ -80,7 +83,7 @@ class PeerParts:
     work: Work
     provision: Provision
     facts: Facts
-    view: View
+    roster: Roster
     links: Links
     greeter: Greeter
     events: EventLog
@@ -98,7 +101,7 @@ class Peer:
         self._work = parts.work
         self._provision = parts.provision
         self._facts = parts.facts
-        self._view = parts.view
+        self._roster = parts.roster
         self._links = parts.links
         self._greeter = parts.greeter
         self._events = parts.events
@@ -124,7 +127,7 @@ class Peer:
         async def life() -> None:
             self._facts.now_doing("preparing the data", PeerState.STARTING)
             frozen, supplies = await self._provision.found(spec)
-            await self._train(sign_spec(frozen), supplies, joining=False)
+            await self._train(sign_spec(frozen), supplies)
 
         await self._live(life)
 
@@ -141,16 +144,18 @@ class Peer:
             self._greeter.correct_clock()
             await self._directory.add_peers(hello.addresses)
             self._facts.now_doing("fetching the run spec", PeerState.DOWNLOADING)
-            signed = await self._fetch(lambda fetcher: fetcher.spec(hello.run_id), first)
+            signed = await self._fetch(
+                lambda fetcher: fetcher.spec(hello.run_id), self._roster, first
+            )
             self._events.emit(
                 EventName.RUN_RECEIVED, remote=first, run_id=signed.run_id, name=signed.spec().name
             )
             self._settings.check_spec(signed.spec())
             self._facts.now_doing("fetching the data")
             supplies = await self._fetch(
-                lambda fetcher: self._provision.obtain(signed.spec(), fetcher), first
+                lambda fetcher: self._provision.obtain(signed.spec(), fetcher), self._roster, first
             )
-            await self._train(signed, supplies, joining=True)
+            await self._train(signed, supplies)
 
         await self._live(life)
 
@@ -181,16 +186,26 @@ class Peer:
 
     # --- fetching ---------------------------------------------------------------------------------
     async def _fetch(
-        self, ask: Callable[[Fetcher], Awaitable[T]], preferred: PeerId | None = None
+        self,
+        ask: Callable[[Fetcher], Awaitable[T]],
+        among: Roster | View,
+        preferred: PeerId | None = None,
     ) -> T:
         """Ask one peer after another until one can answer.
+
+        Args:
+            among: what any peer of the run has is asked of the roster, what those of our group have
+                of our view.
+            preferred: is asked first.
 
         Raises:
             Refused: everybody refuses for good.
             InvalidRunSpec: what was received cannot be used here.
         """
         while True:
-            sources, final = self._sources(preferred), list[LocoError]()
+            sources, final = self._sources(among, preferred), list[LocoError]()
+            if not sources:
+                self._facts.now_doing("waiting for a peer that could help")
             for peer_id in sources:
                 try:
                     async with fetch_from(self._network, peer_id) as fetcher:
@@ -205,39 +220,38 @@ class Peer:
                 raise final[0]
             await trio.sleep(SOURCE_PAUSE_S)
 
-    def _sources(self, preferred: PeerId | None) -> list[PeerId]:
+    def _sources(self, among: Roster | View, preferred: PeerId | None) -> list[PeerId]:
         """Everybody alive who may have what we need: `preferred` first, then the newest."""
-        alive = self._view.alive(trio.current_time())
+        alive = among.alive(trio.current_time())
         ready = [m for m in alive if m.progress.state in (PeerState.TRAINING, PeerState.FINISHED)]
         ready.sort(key=lambda m: (m.peer_id != preferred, -m.progress.round, m.peer_id))
         return [m.peer_id for m in ready] or [m.peer_id for m in alive]
 
-    async def _download(
-        self, signed: SignedSpec, shape: FrozenSection, averaging: Averaging
-    ) -> None:
+    async def _download(self, spec: RunSpec, held: HeldPart, averaging: Averaging) -> None:
+        """Take over the state of our group."""
         started_s = trio.current_time()
         source: list[PeerId] = []
 
         async def ask(fetcher: Fetcher) -> StateScalars:
             source.append(fetcher.remote_peer_id)
             return await fetcher.state(
-                signed.run_id,
+                held.group.digest,
                 averaging.slow_P,
                 averaging.momentum_P,
                 lambda share: self._facts.now_doing(f"fetching the state: {share:.0%}"),
-                minimum_step=self._oldest_useful_step(signed.spec()),
+                minimum_step=_oldest_useful_step(spec, held.view),
             )
 
-        state = await self._fetch(ask)
-        if state.layout_digest != shape.layout_digest:
+        state = await self._fetch(ask, held.view)
+        if state.layout_digest != held.shape.layout_digest:
             raise InvalidRunSpec("the swarm's model has another layout than ours")
         averaging.arrived(state.round)
         self._facts.round = state.round + 1
         positions = [
             (m.progress.epoch, m.progress.position)
-            for m in self._view.members_training(trio.current_time())
+            for m in held.view.members_training(trio.current_time())
         ]
-        # Who has said no more than hello has told no position; the state knows one in any case.
+        # A peer that has said no more than hello has told no position; the state knows one.
         known = [position for position in positions if position != (0, 0)]
         positions = [*known, (state.epoch, state.position)]
         self._facts.epoch, self._facts.position = start_position(positions)
@@ -245,29 +259,33 @@ class Peer:
             EventName.STATE_RECEIVED,
             round=state.round,
             remotes=source[-1:],
-            bytes=8 * shape.padded_parameters,
+            bytes=8 * held.shape.padded_parameters,
             seconds=trio.current_time() - started_s,
         )
 
-    def _oldest_useful_step(self, spec: RunSpec) -> int:
-        """By those that train; but for those that say they are past the end."""
-        inner_steps = spec.sync.inner_steps
-        heard = [m.progress.step for m in self._view.members_training(trio.current_time())]
-        last = spec.total_rounds * inner_steps
-        return oldest_useful([step for step in heard if step <= last], inner_steps)
-
     # --- training ---------------------------------------------------------------------------------
-    async def _train(self, signed: SignedSpec, supplies: Supplies, *, joining: bool) -> None:
+    def _hold(self, signed: SignedSpec, supplies: Supplies) -> HeldPart:
+        """From now on we are in a group."""
+        group = Group(signed.run_id, supplies.part)
+        view = View(self._roster, group.digest)
+        held = HeldPart(group, supplies.shape, signed.spec().sync.codec, view)
+        self._facts.held = held
+        self._events.emit(
+            EventName.GROUP_ENTERED,
+            group=group.digest,
+            part=group.part,
+            padded_parameters=held.shape.padded_parameters,
+        )
+        return held
+
+    async def _train(self, signed: SignedSpec, supplies: Supplies) -> None:
         """Get a state, then run rounds until the run is over; goes on serving until cancelled."""
         self._settings.bind_run(signed)
         spec, facts = signed.spec(), self._facts
         facts.run_id = signed.run_id
         facts.inner_steps_per_round = spec.sync.inner_steps
         facts.tokens_per_step = spec.tokens_per_step
-        shape = spec.frozen
-        if shape is None:
-            raise InvalidRunSpec("the run spec does not say what its model looks like")
-        facts.layout_digest, facts.parameters = shape.layout_digest, shape.parameters
+        held = self._hold(signed, supplies)
         service = self.service = StateService(
             network=self._network,
             work=self._work,
@@ -275,19 +293,18 @@ class Peer:
             signed=signed,
             blobs=supplies.blobs,
         )
+        service.refused = facts.refused
         await service.start()
-        with supplies.engine.memory(shape.padded_parameters) as slow:
+        with supplies.engine.memory(held.shape.padded_parameters) as slow:
             start = supplies.engine.starter(slow)
             averaging = averaging_of(
                 AveragingParts(
                     spec=spec,
-                    run_id=signed.run_id,
-                    shape=shape,
+                    held=held,
                     slow_P=slow.array,
                     facts=facts,
-                    view=self._view,
                     company=LinkedCompany(
-                        self._view, facts, heard=self._links.heard, tell=self._links.tell
+                        held.view, facts, heard=self._links.heard, tell=self._links.tell
                     ),
                     shares=DataShares(DataPlan(spec.seed, supplies.num_blocks), facts),
                     network=self._network,
@@ -298,34 +315,44 @@ class Peer:
                 )
             )
             self._pacing.senders = lambda: averaging.senders
-            source = _OuterSource(signed.run_id, averaging, facts, self._work)
-            if not joining:
+            source = OuterSource(averaging, facts, self._work)
+            membership = self._membership(held)
+            if supplies.begins_group:
                 await supplies.engine.initialise(slow)
                 service.serve_state_of(source)
             facts.now_doing("starting the trainer")
             async with warmed_up(start, slow.array) as start_warm:
-                if joining:
+                if not supplies.begins_group:
                     facts.now_doing("fetching the state")
-                    await self._download(signed, shape, averaging)
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(membership.look_around)  # a helper need not hold it
+                        await self._download(signed.spec(), held, averaging)
+                        nursery.cancel_scope.cancel()
                     service.serve_state_of(source)
-                await self._run_rounds(signed, averaging, start_warm)
+                await self._run_rounds(signed.spec(), membership, averaging, start_warm)
 
-    async def _run_rounds(
-        self, signed: SignedSpec, averaging: Averaging, start_trainer: StartTrainer
-    ) -> None:
-        rounds = self.rounds = averaging.begin(start_trainer)
-        membership = Membership(
-            signed.run_id,
+    def _membership(self, held: HeldPart) -> Membership:
+        return Membership(
+            held.group.digest,
             self._facts.incarnation,
             network=self._network,
             directory=self._directory,
-            view=self._view,
+            roster=self._roster,
             sign=self._sign,
         )
+
+    async def _run_rounds(
+        self,
+        spec: RunSpec,
+        membership: Membership,
+        averaging: Averaging,
+        start_trainer: StartTrainer,
+    ) -> None:
+        rounds = self.rounds = averaging.begin(start_trainer)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(averaging.serve)
             nursery.start_soon(membership.run)
-            nursery.start_soon(self._note_codec, signed.spec())
+            nursery.start_soon(self._note_codec, spec)
             self._settings.on_ready()
             await rounds.run()
             if self._settings.exit_when_done:
@@ -341,41 +368,9 @@ class Peer:
         self._events.emit(EventName.CODEC_CHOSEN, codec=name, loops=loops)
 
 
-class _OuterSource:
-    """The outer state as the state service sees it."""
-
-    def __init__(self, run_id: str, averaging: Averaging, facts: Facts, work: Work) -> None:
-        self._run_id = run_id
-        self._averaging = averaging
-        self._facts = facts
-        self._work = work
-        self._written = 0
-
-    @property
-    def round(self) -> int:
-        """Round of the last outer step."""
-        return self._averaging.round
-
-    @property
-    def step(self) -> int:
-        """The nominal step that we are at."""
-        return self._facts.step
-
-    async def write(self, directory: Path) -> tuple[Path, StateManifest]:
-        """Write the state under the lock of the outer step, so that it is one state."""
-        facts, averaging = self._facts, self._averaging
-        async with averaging.lock:
-            self._written += 1
-            path = directory / f"{self._written}.state"
-            scalars = StateScalars(
-                run_id=self._run_id,
-                round=averaging.round,
-                layout_digest=facts.layout_digest or "",
-                epoch=facts.epoch,
-                position=facts.position,
-                tokens=facts.tokens,
-            )
-            manifest = await self._work.run(
-                write_state_file, path, scalars, averaging.slow_P, averaging.momentum_P
-            )
-        return path, manifest
+def _oldest_useful_step(spec: RunSpec, view: View) -> int:
+    """By those that train; but for those that say they are past the end."""
+    inner_steps = spec.sync.inner_steps
+    heard = [m.progress.step for m in view.members_training(trio.current_time())]
+    last = spec.total_rounds * inner_steps
+    return oldest_useful([step for step in heard if step <= last], inner_steps)

@@ -19,10 +19,12 @@ from peer.training.process import create_model
 from peer.training.settings import TrainerSettings
 from peer.training.tokenizer import tokenizer_path
 from protocol.errors import InvalidRunSpec
+from protocol.group import WHOLE_MODEL
 from protocol.run_spec import FrozenSection, RunSpec
 
 from .data import freeze_data, obtain_data
 from .engine import Engine, TorchEngine
+from .held_part import PartShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +34,17 @@ class Supplies:
     Attributes:
         blobs: digest to file, for joiners to fetch from us.
         num_blocks: training blocks of an epoch.
+        shape: of the part of the model that the engine trains.
+        begins_group: this peer makes the first weights of its group, which nobody has yet.
+        part: which part that is (protocol/group.py).
     """
 
     engine: Engine
     blobs: Mapping[str, Path]
     num_blocks: int
+    shape: PartShape
+    begins_group: bool
+    part: str = WHOLE_MODEL
 
 
 class Provision(Protocol):
@@ -112,7 +120,13 @@ class RealProvision:
         tokenizer = tokenizer_path(self._cache_dir, corpus.tokenizer_digest)
         if tokenizer.is_file():
             blobs[corpus.tokenizer_digest] = tokenizer
-        return Supplies(engine, blobs, corpus.num_blocks)
+        return Supplies(
+            engine,
+            blobs,
+            corpus.num_blocks,
+            shape=PartShape.of_whole_model(spec),
+            begins_group=weights is not None,
+        )
 
     def _trainer_settings(self, spec: RunSpec, corpus: PreparedCorpus) -> TrainerSettings:
         return TrainerSettings(

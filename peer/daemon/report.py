@@ -8,7 +8,7 @@ import trio
 from peer.observe.metrics import Metrics, MetricsSnapshot, Phase
 from peer.observe.status import Outcomes, PeerState, PeerStatus, Status
 from peer.ports import Network
-from protocol.view import View
+from protocol.view import Roster
 
 from .facts import Facts
 from .links import Links
@@ -34,14 +34,14 @@ class Report:
         self,
         *,
         facts: Facts,
-        view: View,
+        roster: Roster,
         links: Links,
         network: Network,
         restarts: Restarts,
         version: str,
     ) -> None:
         self._facts = facts
-        self._view = view
+        self._roster = roster
         self._links = links
         self._network = network
         self._restarts = restarts
@@ -73,8 +73,8 @@ class Report:
             validation_loss=facts.validation_loss,
             outcomes=self._outcomes(),
             peers=tuple(
-                PeerStatus(m.peer_id, m.progress.state, m.progress.round, m.rtt_s)
-                for m in self._view.alive(now_s)
+                PeerStatus(m.peer_id, m.progress.state, m.progress.round, m.rtt_s, m.progress.step)
+                for m in self._roster.alive(now_s)
             ),
             metrics=self.metrics_url,
             codec=_codec_sentence(facts),
@@ -85,7 +85,7 @@ class Report:
     def snapshot(self) -> MetricsSnapshot:
         """This peer, for a scrape."""
         facts, carried = self._facts, self._network.statistics()
-        alive = self._view.alive(trio.current_time())
+        alive = self._roster.alive(trio.current_time())
         states = Counter(m.progress.state for m in alive)
         return MetricsSnapshot(
             inner_steps=facts.inner_steps,
@@ -107,6 +107,8 @@ class Report:
             healed=facts.healed,
             healed_s=facts.healed_s,
             refused=dict(facts.refused),
+            group=facts.group,
+            part=None if facts.held is None else facts.held.group.part,
             round=facts.round if facts.run_id else None,
             step=facts.step if facts.run_id else None,
             p2pd_restarts=self._restarts.p2pd,
@@ -115,7 +117,8 @@ class Report:
         )
 
     def _outcomes(self) -> Outcomes:
-        return Outcomes(self._facts.averaged, dict(self._facts.skipped))
+        facts = self._facts
+        return Outcomes(facts.averaged, dict(facts.skipped), facts.averaged_share())
 
 
 def _codec_sentence(facts: Facts) -> str | None:

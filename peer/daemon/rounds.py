@@ -15,7 +15,7 @@ from typing import Final
 
 import trio
 
-from peer.groups import leaves
+from peer.exception_groups import leaves
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.status import PeerState

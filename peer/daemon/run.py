@@ -32,7 +32,7 @@ from peer.state.home import Home
 from peer.training.child_process import SpareChild
 from protocol.errors import LocoError
 from protocol.run_spec import RunSpec
-from protocol.view import View
+from protocol.view import Roster
 
 from .assembly import Assembly, Ports
 from .facts import Facts
@@ -150,7 +150,7 @@ class _Daemon:
             spare=self._spare,
         )
         limits = BandwidthLimits(config.max_upload_mbps, config.max_download_mbps)
-        return Ports(network, directory, work, provision, View(SILENCE_S), events, limits)
+        return Ports(network, directory, work, provision, Roster(SILENCE_S), events, limits)
 
     def _settings(self, network: Libp2pNetwork, facts: Facts, report: Report) -> PeerSettings:
         return PeerSettings(

@@ -21,7 +21,7 @@ from typing import Final
 
 import trio
 
-from peer.groups import leaves
+from peer.exception_groups import leaves
 from peer.ports import Address, NetworkStatistics, PeerId, StreamHandler
 from protocol import multiaddr
 from protocol.errors import LocoError, StreamLost

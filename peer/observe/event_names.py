@@ -18,6 +18,7 @@ class EventName(StrEnum):
     PEER_LOST = "PeerLost"
     PEER_LEFT = "PeerLeft"
     RUN_RECEIVED = "RunReceived"
+    GROUP_ENTERED = "GroupEntered"
     STATE_RECEIVED = "StateReceived"
     FINAL_AVERAGING = "FinalAveraging"
     ROUND_OPENED = "RoundOpened"
@@ -54,6 +55,11 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
     EventName.PEER_LOST: _REMOTE | {"reason": "what broke the link, or silence"},
     EventName.PEER_LEFT: _REMOTE,
     EventName.RUN_RECEIVED: _REMOTE | {"run_id": "of the run spec", "name": "of the run"},
+    EventName.GROUP_ENTERED: {
+        "group": "its digest, which stands in all that concerns it",
+        "part": "of the model that we hold, like all others in the group",
+        "padded_parameters": "of that part",
+    },
     EventName.STATE_RECEIVED: _ROUND
     | {"remotes": "peers it came from", "bytes": "of state", "seconds": "the transfer took"},
     EventName.FINAL_AVERAGING: {

@@ -26,6 +26,7 @@ EventDict = MutableMapping[str, Any]
 
 QUIET: Final = frozenset(
     {
+        EventName.GROUP_ENTERED,
         EventName.ROUND_OPENED,
         EventName.ROUND_CLOSED,
         EventName.PROPOSAL_SENT,

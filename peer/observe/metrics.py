@@ -5,6 +5,9 @@ daemon makes from the `statistics()` of its parts. Only what has no total to rea
 durations, is observed as it happens. The registry is our own, so that many peers live in one
 process, and nothing but ours is exposed.
 
+A peer is in one group, so its metrics need no label for it: `loco_group_info` names it, and joins
+with the others by `instance`.
+
 What is unknown is absent, never zero; every reason for a skipped round is there from the start, at
 zero.
 """
@@ -74,7 +77,9 @@ class MetricsSnapshot:
         stalled_s: time for which training stood still for fragments that were late.
         diverged, healed, healed_s: chunks of the outer copy that differed from a better one, those
             that were fetched, and how long that took.
-        refused: contributions of others to fragments that were not taken, by reason.
+        refused: contributions of others to fragments that were not taken, and whatever was meant
+            for another group, by reason.
+        group, part: digest of the group, and the part of the model that all in it hold.
         loops: what codes vectors, for `trainer` and `daemon`; why, if it was to be another.
     """
 
@@ -99,6 +104,8 @@ class MetricsSnapshot:
     healed: int = 0
     healed_s: float = 0.0
     refused: Mapping[RefusalReason, int] = field(default_factory=dict)
+    group: str | None = None
+    part: str | None = None
     p2pd_restarts: int = 0
     directory_restarts: int = 0
     loops: Mapping[str, str] = field(default_factory=dict)
@@ -167,10 +174,12 @@ class _SnapshotCollector(Collector):
         now = self._read()
         yield from _training(now)
         yield _blocks(now)
+        yield _recent_rounds(now.outcomes)
         yield _rounds(now.outcomes)
         yield _round_seconds(self._durations)
         yield from _fragments(now)
         yield from _swarm(now)
+        yield from _group(now)
         yield from _restarts(now)
         yield _build(self._version, now.loops)
 
@@ -236,6 +245,14 @@ def _rounds(outcomes: Outcomes) -> Metric:
     return family
 
 
+def _recent_rounds(outcomes: Outcomes) -> Metric:
+    return _gauge(
+        "loco_averaged_share",
+        "Share of the last 50 rounds that were averaged, 0 to 1.",
+        outcomes.recent_share,
+    )
+
+
 def _round_seconds(durations: Mapping[Phase, _Durations]) -> Metric:
     family = HistogramMetricFamily(
         "loco_round_seconds", "Duration of each phase of a round, in seconds.", labels=["phase"]
@@ -292,6 +309,22 @@ def _swarm(now: MetricsSnapshot) -> Iterator[Metric]:
     for peer_id, seconds in sorted(now.rtt_s.items()):
         rtt.add_metric([peer_id], seconds)
     yield rtt
+
+
+def _group(now: MetricsSnapshot) -> Iterator[Metric]:
+    info = GaugeMetricFamily(
+        "loco_group_info",
+        "Part of the model that this peer holds, and the group of those that do; always 1.",
+        labels=["group", "part"],
+    )
+    if now.group is not None and now.part is not None:
+        info.add_metric([now.group, now.part], 1)
+    yield info
+    yield _counter(
+        "loco_other_group_refused",
+        "Proposals, contributions and requests that were meant for another group.",
+        now.refused.get(RefusalReason.OTHER_GROUP, 0),
+    )
 
 
 def _restarts(now: MetricsSnapshot) -> Iterator[Metric]:

@@ -4,12 +4,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from protocol.outcomes import SkipReason
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+
+RECENT_ROUNDS: Final = 50
+"""Rounds whose outcomes are kept, to tell the present share of those that were averaged."""
 
 
 class PeerState(StrEnum):
@@ -29,10 +33,15 @@ class PeerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Rounds that ended since this daemon started, by how they ended."""
+    """Rounds that ended since this daemon started, by how they ended.
+
+    Attributes:
+        recent_share: of the last RECENT_ROUNDS rounds that were averaged; None before the first.
+    """
 
     averaged: int = 0
     skipped: Mapping[SkipReason, int] = field(default_factory=dict)
+    recent_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +49,8 @@ class PeerStatus:
     """Another peer, as we see it.
 
     Attributes:
-        round: the last it told us of; None while unknown.
+        round, step: the last that it told us of; None while unknown. With gossip a peer numbers its
+            rounds for itself, so only nominal steps compare.
         rtt_s: smoothed round-trip time; None while unmeasured.
     """
 
@@ -48,6 +58,7 @@ class PeerStatus:
     state: str
     round: int | None = None
     rtt_s: float | None = None
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +103,11 @@ class Status:
             "tokens": self.tokens,
             "train_loss": _finite(self.train_loss),
             "validation_loss": _finite(self.validation_loss),
-            "outcomes": {"averaged": self.outcomes.averaged, "skipped": skipped},
+            "outcomes": {
+                "averaged": self.outcomes.averaged,
+                "skipped": skipped,
+                "recent_share": self.outcomes.recent_share,
+            },
             "peers": [_peer_json(peer) for peer in self.peers],
             "metrics": self.metrics,
             "codec": self.codec,
@@ -117,7 +132,7 @@ class Status:
         return cls(
             **plain,
             state=PeerState(tree["state"]),
-            outcomes=Outcomes(int(outcomes["averaged"]), skipped),
+            outcomes=Outcomes(int(outcomes["averaged"]), skipped, outcomes["recent_share"]),
             peers=tuple(PeerStatus(**peer) for peer in tree["peers"]),
         )
 
@@ -133,6 +148,7 @@ def _peer_json(peer: PeerStatus) -> dict[str, Any]:
         "state": str(peer.state),
         "round": peer.round,
         "rtt_s": peer.rtt_s,
+        "step": peer.step,
     }
 
 
@@ -168,21 +184,29 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         ("round", f"{_number(status.round)}  step {_number(status.step)}"),
         ("tokens", _number(status.tokens)),
         ("loss", f"train {_loss(status.train_loss)}  validation {_loss(status.validation_loss)}"),
-        ("rounds", f"{status.outcomes.averaged} averaged; skipped: {skipped or 'none'}"),
+        (
+            "rounds",
+            f"{status.outcomes.averaged} averaged; skipped: {skipped or 'none'}"
+            f"{_recently(status.outcomes.recent_share)}",
+        ),
         ("codec", status.codec or "-"),
         ("metrics", status.metrics or "-"),
     ]
+
+
+def _recently(share: float | None) -> str:
+    return "" if share is None else f"; {share:.0%} of the last {RECENT_ROUNDS} averaged"
 
 
 def _peers(status: Status) -> "RenderableType":
     from rich.table import Table
 
     table = Table(
-        "peer", "state", "round", "rtt", box=None, header_style="bold", padding=(0, 2, 0, 0)
+        "peer", "state", "step", "rtt", box=None, header_style="bold", padding=(0, 2, 0, 0)
     )
     for peer in status.peers:
         rtt = "-" if peer.rtt_s is None else f"{peer.rtt_s * 1000:.1f} ms"
-        table.add_row(short_id(peer.peer_id), str(peer.state), _number(peer.round), rtt)
+        table.add_row(short_id(peer.peer_id), str(peer.state), _number(peer.step), rtt)
     return table
 
 

@@ -1,8 +1,8 @@
-"""A view that does not see everybody.
+"""A roster that does not show everybody.
 
 In a small swarm links are symmetric, and peers tell each other of everybody they know; views are
 equal after seconds. In a large one they are not: each peer holds links to a part of the others. To
-show what that does to matchmaking in a swarm of a few dozen, a `HoledView` leaves out a fixed
+show what that does to matchmaking in a swarm of a few dozen, a `HoledRoster` leaves out a fixed
 random part of the others, drawn anew for each reader, where it is asked who trains.
 """
 
@@ -10,16 +10,16 @@ from typing import Final
 
 import blake3
 
-from protocol.view import Member, View
+from protocol.view import Member, Roster
 
 _STEPS: Final = 2**64
 
 
-class HoledView(View):
+class HoledRoster(Roster):
     """See the top of the file.
 
     Args:
-        reader: whose view it is.
+        reader: whose roster it is.
         hidden_fraction: part of the others that it does not see among those in training.
     """
 

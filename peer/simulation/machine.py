@@ -2,7 +2,7 @@
 
 Implements `Provision` and `Engine` of the daemon. The shape of the toy model is frozen in the run
 spec by the founder, and the pretended corpus travels to joiners as a blob by digest, as the real
-ones do.
+ones do. Of a run in parts the founder freezes its own; the shapes of the others are the world's.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ import numpy as np
 import trio
 
 from peer.daemon.engine import SlowWeights
+from peer.daemon.held_part import PartShape
 from peer.daemon.provision import Supplies
 from peer.network.pacing import NO_LIMITS, BandwidthLimits
 from peer.ports import PeerId
@@ -25,6 +26,7 @@ from peer.training.ports import Float32Vector, StartTrainer, Trainer
 from peer.training.simulated import simulated_starter
 from peer.training.toy import SimulatedSpeed, ToyProblem, simulated_layout
 from protocol.errors import InvalidRunSpec
+from protocol.group import WHOLE_MODEL
 from protocol.run_spec import FrozenSection, RunSpec
 
 DEFAULT_PARAMETERS: Final = 256
@@ -44,6 +46,9 @@ class Machine:
         limits: what its line may carry.
         overlap_steps: tau of its peer; None is the run's.
         unusable: why nothing can be trained on it; None when it can.
+        part: of the model that its peer holds (protocol/group.py).
+        begins_group: its peer joins the run as the first that holds this part, so it makes the
+            part's first weights, as the founder does for its own.
     """
 
     speed: SimulatedSpeed = field(default_factory=SimulatedSpeed)
@@ -52,6 +57,8 @@ class Machine:
     limits: BandwidthLimits = NO_LIMITS
     overlap_steps: int | None = None
     unusable: str | None = None
+    part: str = WHOLE_MODEL
+    begins_group: bool = False
 
 
 class Gate:
@@ -114,7 +121,7 @@ class SimulatedEngine:
         yield PlainMemory(self.slow_P)
 
     async def initialise(self, slow: SlowWeights) -> None:
-        """Write the founder's first weights; they follow from the run's seed."""
+        """Write a group's first weights; they follow from the run's seed."""
         await trio.lowlevel.checkpoint()
         noise = np.random.default_rng([self._spec.seed, 1])
         drawn = noise.standard_normal(slow.array.size, dtype=np.float32)
@@ -166,6 +173,9 @@ class _GatedTrainer:
 class SimulatedProvision:
     """Implements `peer.daemon.provision.Provision`.
 
+    Args:
+        padded_parameters: of the part that the machine's peer holds.
+
     Attributes:
         engine: what it has provided; None before.
     """
@@ -203,19 +213,28 @@ class SimulatedProvision:
             padded_parameters=self._padded_parameters,
         )
         spec = spec.model_copy(update={"data": data, "frozen": frozen})
-        return spec, self._supplies(spec, corpus)
+        return spec, self._supplies(spec, corpus, begins_group=True)
 
     async def obtain(self, spec: RunSpec, fetcher: Fetcher) -> Supplies:
         """Fetch the pretended corpus. Raises what `Fetcher.blob` raises, and InvalidRunSpec."""
         if spec.data.manifest is None:
             raise InvalidRunSpec("the run spec does not name its corpus by digest")
-        return self._supplies(spec, await fetcher.blob(spec.data.manifest))
+        corpus = await fetcher.blob(spec.data.manifest)
+        return self._supplies(spec, corpus, begins_group=self._machine.begins_group)
 
-    def _supplies(self, spec: RunSpec, corpus: bytes) -> Supplies:
+    def _supplies(self, spec: RunSpec, corpus: bytes, *, begins_group: bool) -> Supplies:
         self._corpus.write_bytes(corpus)
         self.engine = SimulatedEngine(spec, self._peer_id, self._machine, self._problem, self._gate)
         blobs = {_digest(corpus): self._corpus}
-        return Supplies(self.engine, blobs, self._problem.num_blocks)
+        layout = simulated_layout(self._padded_parameters)
+        return Supplies(
+            self.engine,
+            blobs,
+            self._problem.num_blocks,
+            shape=PartShape(layout.digest, layout.padded_parameters),
+            begins_group=begins_group,
+            part=self._machine.part,
+        )
 
 
 def _digest(data: bytes) -> str:

@@ -31,7 +31,7 @@ from peer.simulated_ports import SimulatedWork
 from peer.training.ports import Float32Vector
 from protocol.errors import LocoError
 from protocol.run_spec import RunSpec
-from protocol.view import View
+from protocol.view import Roster, View
 
 from .machine import Gate, Machine, SimulatedProvision
 
@@ -49,7 +49,7 @@ class Place:
 
     network: SimulatedNetwork
     directory: SimulatedDirectory
-    view: View
+    roster: Roster
     folder: Path
     write_line: Callable[[bytes], None]
 
@@ -80,7 +80,7 @@ class SimulatedPeer:
     facts: Facts = field(init=False)
     network: SimulatedNetwork = field(init=False)
     directory: SimulatedDirectory = field(init=False)
-    view: View = field(init=False)
+    roster: Roster = field(init=False)
     links: Links = field(init=False)
     peer: Peer = field(init=False)
     provision: SimulatedProvision = field(init=False)
@@ -93,6 +93,12 @@ class SimulatedPeer:
     def peer_id(self) -> PeerId:
         """Its peer id."""
         return self.identity.peer_id
+
+    @property
+    def view(self) -> View:
+        """Of its group; there is one as soon as it has the run spec."""
+        assert self.facts.held is not None
+        return self.facts.held.view
 
     def status(self) -> Status:
         """As `loco-peer status` would show it."""
@@ -121,7 +127,7 @@ class SimulatedPeer:
     ) -> None:
         """Live as a daemon does; `spec` founds a run, `bootstrap` joins one."""
         self.provision = provision
-        self.network, self.directory, self.view = place.network, place.directory, place.view
+        self.network, self.directory, self.roster = place.network, place.directory, place.roster
         assembly = self._assemble(place, provision)
         settings = PeerSettings(
             state_dir=place.folder,
@@ -150,7 +156,7 @@ class SimulatedPeer:
             place.directory,
             SimulatedWork(self.machine.work_s),
             provision,
-            place.view,
+            place.roster,
             events,
             self.machine.limits,
         )

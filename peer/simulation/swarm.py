@@ -16,7 +16,7 @@ Promise: the same seed, spec and calls make the same event log, byte for byte (`
 same machine with the same versions.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,9 +34,9 @@ from peer.ports import PeerId
 from peer.simulated_ports import SimulatedEntropy
 from peer.training.toy import ToyProblem
 from protocol.run_spec import RunSpec
-from protocol.view import View
+from protocol.view import Roster
 
-from .holes import HoledView
+from .holes import HoledRoster
 from .machine import DEFAULT_PARAMETERS, Machine, SimulatedProvision
 from .peer import Place, SimulatedPeer
 
@@ -54,6 +54,9 @@ class SwarmOptions:
         link: model of every link, unless `link_of` is given.
         hidden_fraction: part of the others that each peer never sees train.
         hidden_records_fraction: part of the directory's writers that each reader does not see.
+        padded_parameters: of the part of the model that a peer holds, unless that is one of
+            `parts`.
+        parts: padded parameters of parts of the model, by name (protocol/group.py).
     """
 
     link: LinkModel = DEFAULT_LINK
@@ -61,6 +64,7 @@ class SwarmOptions:
     hidden_fraction: float = 0.0
     hidden_records_fraction: float = 0.0
     padded_parameters: int = DEFAULT_PARAMETERS
+    parts: Mapping[str, int] = field(default_factory=dict)
     problem: ToyProblem = field(default_factory=ToyProblem)
 
 
@@ -152,20 +156,20 @@ class SimulatedSwarm:
             folder,
             machine,
             options.problem,
-            options.padded_parameters,
+            options.parts.get(machine.part, options.padded_parameters),
             peer.gate,
         )
         with peer.scope:
             async with self.internet.open_network(peer.peer_id) as network:
                 directory = self.directory.directory(peer.peer_id, machine.clock_skew_s)
-                place = Place(network, directory, self._view(peer.peer_id), folder, write_line)
+                place = Place(network, directory, self._roster(peer.peer_id), folder, write_line)
                 await peer.run(place, provision, spec, bootstrap, exit_when_done=exit_when_done)
         peer.ended.set()
 
-    def _view(self, peer_id: PeerId) -> View:
+    def _roster(self, peer_id: PeerId) -> Roster:
         if not self._options.hidden_fraction:
-            return View(SILENCE_S)
-        return HoledView(SILENCE_S, self._seed, peer_id, self._options.hidden_fraction)
+            return Roster(SILENCE_S)
+        return HoledRoster(SILENCE_S, self._seed, peer_id, self._options.hidden_fraction)
 
     # --- harm -------------------------------------------------------------------------------------
     def kill(self, name: str) -> None:

@@ -1,12 +1,15 @@
 """Serving what a joiner needs, and fetching it: run spec, blobs by digest, the outer state.
 
+Spec and blobs are the run's, and any peer serves them; the state is that of the group that the peer
+is in.
+
 Everything fetched is checked by the one who fetched it: the spec against run id and founder's
 signature, blobs against their digest, the state against the Merkle root that its source announced.
 The source pauses for nobody: it writes its state once to a file, under the lock of the outer step,
 and serves chunks from there.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +21,7 @@ import trio
 from peer.network.conversation import Conversation
 from peer.ports import Network, PeerId, Stream, Work
 from protocol.errors import RemoteProtocolError
+from protocol.group import other_group_sentence
 from protocol.limits import (
     MAX_BLOB_BYTES,
     MAX_SPEC_BYTES,
@@ -58,7 +62,11 @@ KEPT_STATES: Final = 2
 
 
 class StateSource(Protocol):
-    """An owner of an outer state, which the service serves."""
+    """An owner of the outer state of a group, which the service serves."""
+
+    @property
+    def group(self) -> str:
+        """Digest of the group."""
 
     @property
     def round(self) -> int:
@@ -74,6 +82,9 @@ class StateSource(Protocol):
 
 class StateService:
     """The conversation `/loco/state/1`, on the side that serves.
+
+    Attributes:
+        refused: requests for the state of another group.
 
     Args:
         blobs: digest to file.
@@ -94,6 +105,7 @@ class StateService:
         self._signed = signed
         self._blobs = blobs
         self._source: StateSource | None = None
+        self.refused: Counter[RefusalReason] = Counter()
         self._states: OrderedDict[str, tuple[Path, StateManifest]] = OrderedDict()
         self._readers = trio.CapacityLimiter(MAX_STATE_READERS)
         self._writing = trio.Lock()
@@ -164,15 +176,15 @@ class StateService:
         await talk.send(BlobReply(digest), data, stall_s=STALL_S)
 
     async def _send_manifest(self, talk: Conversation, request: GetState) -> None:
-        if request.run_id != self._signed.run_id:
-            sentence = f"I am in run {self._signed.run_id}"
-            await talk.refuse(RefusalReason.OTHER_RUN, sentence)
-            return
         source = self._source
+        if source is not None and request.group != source.group:
+            self.refused[RefusalReason.OTHER_GROUP] += 1
+            sentence = other_group_sentence(source.group, request.group)
+            await talk.refuse(RefusalReason.OTHER_GROUP, sentence)
+            return
         if source is not None and source.step < request.minimum_step:
             sentence = (
-                f"my state is of step {source.step},"
-                f" {request.minimum_step} or later was asked for"
+                f"my state is of step {source.step}, {request.minimum_step} or later was asked for"
             )
             await talk.refuse(RefusalReason.UNAVAILABLE, sentence)
             return
@@ -247,7 +259,7 @@ class Fetcher:
 
     async def state(
         self,
-        run_id: str,
+        group: str,
         phi_P: Float32Vector,
         delta_P: Float32Vector,
         on_progress: Callable[[float], None] = lambda _: None,
@@ -257,7 +269,8 @@ class Fetcher:
         """The peer's present state, verified chunk by chunk; says where it stands.
 
         Args:
-            phi_P, delta_P: where the state goes, of the run's padded parameters. They hold no
+            group: digest of the one whose state it has to be.
+            phi_P, delta_P: where the state goes, of the group's padded parameters. They hold no
                 state, but parts of one, until this has returned.
             on_progress: told the share received so far.
             minimum_step: the nominal step of the oldest state that is of use.
@@ -265,9 +278,9 @@ class Fetcher:
         Raises:
             StreamLost, Refused, RemoteProtocolError
         """
-        await self._talk.send(GetState(run_id, minimum_step))
+        await self._talk.send(GetState(group, minimum_step))
         reply, digests = await self._talk.receive(StateReply, timeout_s=WRITE_S, stall_s=STALL_S)
-        assembler = StateAssembler(_manifest(run_id, reply, digests), phi_P, delta_P)
+        assembler = StateAssembler(_manifest(group, reply, digests), phi_P, delta_P)
         total = len(assembler.missing())
         while not assembler.complete:
             first = assembler.missing()[0]
@@ -296,11 +309,11 @@ async def fetch_from(network: Network, peer_id: PeerId) -> AsyncIterator[Fetcher
             await stream.aclose()
 
 
-def _manifest(run_id: str, reply: StateReply, digests: bytes) -> StateManifest:
+def _manifest(group: str, reply: StateReply, digests: bytes) -> StateManifest:
     if reply.chunk_bytes != STATE_CHUNK_BYTES or len(digests) % 32:
         raise RemoteProtocolError("a state cut in another way than ours")
     scalars = StateScalars(
-        run_id=run_id,
+        group=group,
         round=reply.round - 1,
         layout_digest=reply.layout_digest,
         epoch=reply.epoch,

@@ -15,8 +15,8 @@ Rules:
 - A joiner checks the list of digests against the root first, then each chunk on arrival, from
   any peer and in any order; at the end it holds the scalars in the header against
   those it was told.
-- Nothing a peer says sets the size of anything: the joiner knows P from the run spec, and a
-  manifest for another P is refused.
+- Nothing a peer says sets the size of anything: the joiner knows P from the shape of its part, and
+  a manifest for another P is refused.
 """
 
 import os
@@ -49,12 +49,13 @@ class StateScalars:
     """The scalars of a state: where it stands in the run.
 
     Attributes:
+        group: digest of the one whose state it is; it covers the run (protocol/group.py).
         round: round of its last outer step.
         epoch, position: where the data stands (see protocol/data_plan.py).
         tokens: tokens that the writer has trained.
     """
 
-    run_id: str
+    group: str
     round: int
     layout_digest: str
     epoch: int

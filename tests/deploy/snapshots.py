@@ -23,6 +23,8 @@ def full_snapshot() -> MetricsSnapshot:
         repeated_blocks=2,
         round=10,
         step=500,
+        group="ab" * 16,
+        part="model",
         p2pd_restarts=0,
         directory_restarts=0,
     )

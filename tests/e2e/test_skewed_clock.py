@@ -10,6 +10,7 @@ from swarm import Peer, Swarm, all_averaging, ending
 
 from peer.network.directory import open_hivemind_directory
 from peer.observe.event_names import EventName
+from protocol.group import Group
 from protocol.records import decode_record, record_key
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
@@ -60,13 +61,13 @@ async def test_clocks_a_minute_fast_and_slow(
 
 async def in_the_directory(member: Peer, peers: list[Peer], folder: Path) -> None:
     """Their records are found through another peer, and expire at the right time."""
-    run_id = member.status()["run_id"]
+    group = Group(member.status()["run_id"]).digest
     async with (
         raw_client(folder, member.address) as (network, _),
         open_hivemind_directory(network.daemon_control_address, [member.address]) as directory,
     ):
         for peer in peers:
-            key, found = record_key(run_id, peer.peer_id), None
+            key, found = record_key(group, peer.peer_id), None
             with trio.fail_after(FOUND_S):
                 while found is None:
                     found = (await directory.get(key)).get(peer.peer_id)

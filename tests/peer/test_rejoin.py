@@ -9,7 +9,7 @@ from peer.config import load_config
 from peer.daemon.membership import Membership
 from peer.ports import DirectoryUnrecoverable
 from peer.rejoin import JoinAgain, rejoin_command
-from protocol.view import View
+from protocol.view import Roster
 
 
 def test_the_command_keeps_what_the_command_line_said(monkeypatch, tmp_path):
@@ -41,22 +41,22 @@ class Nowhere:
     addresses = ("/ip4/127.0.0.1/tcp/1",)
 
 
-def _membership(view: View) -> Membership:
+def _membership(roster: Roster) -> Membership:
     return Membership(
         "0" * 32,
         1,
         network=Nowhere(),
         directory=BrokenDirectory(),
-        view=view,
+        roster=roster,
         sign=lambda _: b"s" * 64,
     )
 
 
 async def test_with_others_alive_a_broken_directory_ends_the_process(autojump_clock):
-    view = View(silence_s=10)
-    view.heard(trio.current_time(), "b", 1, addresses=("/ip4/10.0.0.2/tcp/7",))
+    roster = Roster(silence_s=10)
+    roster.heard(trio.current_time(), "b", 1, addresses=("/ip4/10.0.0.2/tcp/7",))
     with pytest.raises(BaseExceptionGroup) as caught:
-        await _membership(view).run()
+        await _membership(roster).run()
     for again in caught.value.exceptions:
         assert isinstance(again, JoinAgain)
         assert again.addresses == ("/ip4/10.0.0.2/tcp/7/p2p/b",)
@@ -64,5 +64,5 @@ async def test_with_others_alive_a_broken_directory_ends_the_process(autojump_cl
 
 async def test_alone_it_goes_on_without_a_directory(autojump_clock):
     with trio.move_on_after(1000) as scope:
-        await _membership(View(silence_s=10)).run()
+        await _membership(Roster(silence_s=10)).run()
     assert scope.cancelled_caught

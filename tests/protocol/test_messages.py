@@ -59,6 +59,7 @@ from protocol.messages import (
 from protocol.outcomes import RefusalReason
 
 RUN = "0123456789abcdef" * 2
+GROUP = "fedcba9876543210" * 2
 DIGEST = "ab" * 16
 PEER = "12D3KooWPeer"
 ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWPeer"
@@ -67,42 +68,42 @@ STATE_REPLY = StateReply(3, DIGEST * 2, 1 << 30, 1 << 20, 0, 40, 4096, DIGEST)
 STAMP = ChunkStamp(2, 6, 24, SHORT)
 
 EXAMPLES: tuple[Message, ...] = (
-    Hello("loco-peer 0.1.0", ("hello/1",), RUN, 7, (ADDRESS,), 1.5e9, "training", 3, DIGEST),
+    Hello("loco-peer 0.1.0", ("hello/1",), RUN, 7, (ADDRESS,), 1.5e9, "training", 3, DIGEST, GROUP),
     Hello("loco-peer 0.1.0", (), None, 7, (), 1.5e9, "starting", 0, None),
     Refusal(RefusalReason.BEHIND, "I am in round 3.", 3),
     Refusal(RefusalReason.BUSY, "Paired."),
-    Beat(1, "training", 2, 0.5, 10.0, 0, 40, 75, 4096, 12.5, 11.5, 0.25, 1.5e9),
+    Beat(1, "training", 2, 0.5, 10.0, 0, 40, 75, 4096, 12.5, 11.5, 0.25, 1.5e9, 8, 1e6, GROUP),
     Beat(1, "training", 2, 1.5, 10.0, 0, 40, 75, 4096, 12.5, None, 0.0, 1.5e9),
     PeerList((PeerEntry(PEER, 7, (ADDRESS,)), PeerEntry("sim-1", 1, ()))),
     AskAlive(PEER, 7),
     AliveReply(PEER, 7, True),
     Leaving(),
-    Propose(RUN, 3, DIGEST, "int8", 1, 50, 51200),
+    Propose(GROUP, 3, DIGEST, "int8", 1, 50, 51200),
     Accept(3, 50, 51200),
     Vector(3, 50, 51200, "int8", 2, DIGEST),
     Received(3, DIGEST),
-    Settle(RUN, 3),
+    Settle(GROUP, 3),
     Settled(3, SettledOutcome.AVERAGED),
-    Join(RUN, 3),
+    Join(GROUP, 3),
     Piece(1 << 20),
     GetSpec(),
     SpecReply(b"k" * 32, b"s" * 64),
     GetBlob(DIGEST),
     BlobReply(DIGEST),
-    GetState(RUN, 2),
+    GetState(GROUP, 2),
     STATE_REPLY,
     GetChunks(DIGEST, 0, 16),
     Chunk(DIGEST, 15),
-    Contribution(RUN, 1, 7, 1, 50, 51200, (STAMP,), SHORT),
+    Contribution(GROUP, 1, 7, 1, 50, 51200, (STAMP,), SHORT),
     Result(
-        RUN, 1, 7, PEER, (PEER,), (1,), (ChunkResult(2, 6, 24, SHORT, 1, SHORT),), (2,), b"s" * 64
+        GROUP, 1, 7, PEER, (PEER,), (1,), (ChunkResult(2, 6, 24, SHORT, 1, SHORT),), (2,), b"s" * 64
     ),
-    FragmentSettled(RUN, 1, 7, SHORT),
-    NoResult(RUN, 1, 7),
-    GetStamps(RUN, 1),
+    FragmentSettled(GROUP, 1, 7, SHORT),
+    NoResult(GROUP, 1, 7),
+    GetStamps(GROUP, 1),
     Stamps(1, (STAMP,), (-1,)),
-    GetResult(RUN, 1, 7, 2),
-    GetChunkState(RUN, 1, 2),
+    GetResult(GROUP, 1, 7, 2),
+    GetChunkState(GROUP, 1, 2),
     ChunkState(1, 7, STAMP),
 )
 DEFAULTS = {
@@ -111,6 +112,8 @@ DEFAULTS = {
     (Accept, "stripes"),
     (Beat, "received_bytes"),
     (Beat, "may_send_bytes_per_s"),
+    (Beat, "group"),
+    (Hello, "group"),
 }
 WITH_FIELDS = tuple(m for m in EXAMPLES if fields(m))
 
@@ -145,7 +148,7 @@ def test_a_missing_field_is_named_unless_it_has_a_default(message: Message) -> N
 
 
 def test_who_knows_no_stripes_neither_proposes_nor_accepts_any() -> None:
-    for message in (Propose(RUN, 3, DIGEST, "int8", 1, 50, 51200, 8), Accept(3, 50, 51200, 8)):
+    for message in (Propose(GROUP, 3, DIGEST, "int8", 1, 50, 51200, 8), Accept(3, 50, 51200, 8)):
         tree = tree_of(message)
         del tree["stripes"]
         older = decode_message(msgpack.packb(tree))
@@ -183,8 +186,8 @@ def test_an_unknown_extra_field_is_ignored(message: Message) -> None:
         (EXAMPLES[10], "vectors", 3),
         (EXAMPLES[10], "vectors", 0),
         (EXAMPLES[10], "codec", "INT 8"),
-        (EXAMPLES[10], "run_id", "no-hex"),
-        (EXAMPLES[10], "run_id", "ab" * 33),
+        (EXAMPLES[10], "group", "no-hex"),
+        (EXAMPLES[10], "group", "ab" * 33),
         (EXAMPLES[4], "sent_s", float("nan")),
         (EXAMPLES[4], "sent_s", float("inf")),
         (EXAMPLES[4], "sent_s", "1.0"),

@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 
 from protocol.limits import MAX_ADDRESSES_PER_PEER
 from protocol.records import PeerRecord
-from protocol.view import Progress, View
+from protocol.view import Progress, Roster, View
 
 BEAT_S = 1.0
 SILENCE_S = 3.5
@@ -18,122 +18,169 @@ def _record(peer_id, incarnation=1, addresses=("/ip4/1.2.3.4/tcp/5",)):
 
 
 def test_one_missed_beat_does_not_evict_but_silence_does():
-    view = View(SILENCE_S)
-    view.heard(0.0, "a", 1)
-    assert view.expire(2 * BEAT_S + 0.5) == ()
-    assert _names(view.alive(2.5)) == ["a"]
-    assert view.expire(SILENCE_S) == ()
-    assert view.expire(SILENCE_S + 0.1) == ("a",)
-    assert view.expire(SILENCE_S + 0.2) == ()
-    assert view.alive(SILENCE_S + 0.2) == ()
-    assert view.statistics().evicted_silent == 1
+    roster = Roster(SILENCE_S)
+    roster.heard(0.0, "a", 1)
+    assert roster.expire(2 * BEAT_S + 0.5) == ()
+    assert _names(roster.alive(2.5)) == ["a"]
+    assert roster.expire(SILENCE_S) == ()
+    assert roster.expire(SILENCE_S + 0.1) == ("a",)
+    assert roster.expire(SILENCE_S + 0.2) == ()
+    assert roster.alive(SILENCE_S + 0.2) == ()
+    assert roster.statistics().evicted_silent == 1
 
 
 def test_an_evicted_peer_takes_no_part_even_before_expire_was_called():
-    view = View(SILENCE_S)
-    view.heard(0.0, "a", 1, progress=Progress(state="training"))
-    assert _names(view.members_training(1.0)) == ["a"]
-    assert view.members_training(SILENCE_S + 1) == ()
-    assert view.alive(SILENCE_S + 1) == ()
+    roster = Roster(SILENCE_S)
+    roster.heard(0.0, "a", 1, progress=Progress(state="training"))
+    assert _names(roster.members_training(1.0)) == ["a"]
+    assert roster.members_training(SILENCE_S + 1) == ()
+    assert roster.alive(SILENCE_S + 1) == ()
 
 
 def test_a_sign_of_life_brings_an_evicted_peer_back_at_once():
-    view = View(SILENCE_S)
-    view.heard(0.0, "a", 1)
-    view.expire(10.0)
-    assert view.heard(10.1, "a", 1)
-    assert _names(view.alive(10.1)) == ["a"]
+    roster = Roster(SILENCE_S)
+    roster.heard(0.0, "a", 1)
+    roster.expire(10.0)
+    assert roster.heard(10.1, "a", 1)
+    assert _names(roster.alive(10.1)) == ["a"]
 
 
 def test_same_key_killed_and_restarted_is_accepted_at_once():
-    view = View(SILENCE_S)
-    view.heard(0.0, "a", 1, progress=Progress(state="training", round=9), rtt_s=0.1)
-    assert view.heard(0.5, "a", 2, progress=Progress(state="downloading"))
-    [member] = view.alive(0.5)
+    roster = Roster(SILENCE_S)
+    roster.heard(0.0, "a", 1, progress=Progress(state="training", round=9), rtt_s=0.1)
+    assert roster.heard(0.5, "a", 2, progress=Progress(state="downloading"))
+    [member] = roster.alive(0.5)
     assert (member.incarnation, member.progress.round, member.rtt_s) == (2, 0, None)
-    assert view.statistics().replaced == 1
+    assert roster.statistics().replaced == 1
 
 
 def test_an_older_incarnation_is_ignored_everywhere():
-    view = View(SILENCE_S)
-    view.heard(0.0, "a", 2)
-    assert not view.heard(5.0, "a", 1)
-    assert not view.record(5.0, _record("a", 1))
-    assert not view.gone(1.0, "a", 1)
-    assert _names(view.alive(1.0)) == ["a"]
-    assert view.expire(5.0) == ("a",)
-    assert view.statistics().stale_ignored == 2
+    roster = Roster(SILENCE_S)
+    roster.heard(0.0, "a", 2)
+    assert not roster.heard(5.0, "a", 1)
+    assert not roster.record(5.0, _record("a", 1))
+    assert not roster.gone(1.0, "a", 1)
+    assert _names(roster.alive(1.0)) == ["a"]
+    assert roster.expire(5.0) == ("a",)
+    assert roster.statistics().stale_ignored == 2
 
 
 def test_the_death_of_an_old_life_does_not_end_the_new_one():
-    view = View(SILENCE_S)
-    view.heard(0.0, "a", 1)
-    view.heard(0.1, "a", 2)
-    assert not view.gone(0.2, "a", 1)
-    assert _names(view.alive(0.2)) == ["a"]
-    assert view.gone(0.3, "a", 2)
-    assert view.alive(0.3) == ()
-    assert not view.gone(0.4, "a", 2)
-    assert view.heard(0.5, "a", 2)
-    assert _names(view.alive(0.5)) == ["a"]
+    roster = Roster(SILENCE_S)
+    roster.heard(0.0, "a", 1)
+    roster.heard(0.1, "a", 2)
+    assert not roster.gone(0.2, "a", 1)
+    assert _names(roster.alive(0.2)) == ["a"]
+    assert roster.gone(0.3, "a", 2)
+    assert roster.alive(0.3) == ()
+    assert not roster.gone(0.4, "a", 2)
+    assert roster.heard(0.5, "a", 2)
+    assert _names(roster.alive(0.5)) == ["a"]
 
 
 def test_a_record_introduces_but_does_not_prove_life():
-    view = View(SILENCE_S)
-    assert view.record(0.0, _record("a"))
-    assert view.alive(0.0) == ()
-    assert view.get("a").addresses == ("/ip4/1.2.3.4/tcp/5",)
-    assert not view.record(0.0, _record("a"))
-    assert view.record(0.0, _record("a", addresses=("/ip4/5.6.7.8/tcp/5",)))
-    view.heard(1.0, "a", 1, addresses=("/ip4/9.9.9.9/tcp/9",))
-    assert not view.record(1.0, _record("a"))
-    assert view.get("a").addresses == ("/ip4/9.9.9.9/tcp/9",)
-    assert _names(view.alive(1.0)) == ["a"]
+    roster = Roster(SILENCE_S)
+    assert roster.record(0.0, _record("a"))
+    assert roster.alive(0.0) == ()
+    assert roster.get("a").addresses == ("/ip4/1.2.3.4/tcp/5",)
+    assert not roster.record(0.0, _record("a"))
+    assert roster.record(0.0, _record("a", addresses=("/ip4/5.6.7.8/tcp/5",)))
+    roster.heard(1.0, "a", 1, addresses=("/ip4/9.9.9.9/tcp/9",))
+    assert not roster.record(1.0, _record("a"))
+    assert roster.get("a").addresses == ("/ip4/9.9.9.9/tcp/9",)
+    assert _names(roster.alive(1.0)) == ["a"]
 
 
 def test_a_record_of_a_newer_life_replaces_the_old_one():
-    view = View(SILENCE_S)
-    view.heard(0.0, "a", 1, addresses=("/ip4/9.9.9.9/tcp/9",))
-    assert view.record(0.1, _record("a", 2))
-    assert view.alive(0.1) == ()
-    assert view.get("a").addresses == ("/ip4/1.2.3.4/tcp/5",)
+    roster = Roster(SILENCE_S)
+    roster.heard(0.0, "a", 1, addresses=("/ip4/9.9.9.9/tcp/9",))
+    assert roster.record(0.1, _record("a", 2))
+    assert roster.alive(0.1) == ()
+    assert roster.get("a").addresses == ("/ip4/1.2.3.4/tcp/5",)
 
 
 def test_what_is_not_said_stays():
-    view = View(SILENCE_S)
-    view.heard(0.0, "a", 1, addresses=("/x",), progress=Progress(round=3), rtt_s=0.2)
-    view.heard(1.0, "a", 1)
-    member = view.get("a")
+    roster = Roster(SILENCE_S)
+    roster.heard(0.0, "a", 1, addresses=("/x",), progress=Progress(round=3), rtt_s=0.2)
+    roster.heard(1.0, "a", 1)
+    member = roster.get("a")
     assert (member.addresses, member.progress.round, member.rtt_s) == (("/x",), 3, 0.2)
-    view.heard(0.5, "a", 1)
-    assert view.get("a").last_heard_s == 1.0
+    roster.heard(0.5, "a", 1)
+    assert roster.get("a").last_heard_s == 1.0
 
 
 def test_addresses_are_bounded():
-    view = View(SILENCE_S)
-    view.heard(0.0, "a", 1, addresses=tuple(f"/{n}" for n in range(100)))
-    assert len(view.get("a").addresses) == MAX_ADDRESSES_PER_PEER
+    roster = Roster(SILENCE_S)
+    roster.heard(0.0, "a", 1, addresses=tuple(f"/{n}" for n in range(100)))
+    assert len(roster.get("a").addresses) == MAX_ADDRESSES_PER_PEER
 
 
-def test_a_full_view_gives_the_places_of_the_dead_to_newcomers():
-    view = View(SILENCE_S, max_members=2)
-    view.heard(0.0, "a", 1)
-    view.heard(1.0, "b", 1)
-    assert not view.heard(1.0, "c", 1)
-    assert not view.record(1.0, _record("d"))
-    assert view.statistics().refused_full == 2
-    assert view.heard(1.0, "a", 2)
-    view.expire(4.55)
-    assert view.heard(4.6, "c", 1)
-    assert _names(view.members()) == ["b", "c"]
+def test_a_full_roster_gives_the_places_of_the_dead_to_newcomers():
+    roster = Roster(SILENCE_S, max_members=2)
+    roster.heard(0.0, "a", 1)
+    roster.heard(1.0, "b", 1)
+    assert not roster.heard(1.0, "c", 1)
+    assert not roster.record(1.0, _record("d"))
+    assert roster.statistics().refused_full == 2
+    assert roster.heard(1.0, "a", 2)
+    roster.expire(4.55)
+    assert roster.heard(4.6, "c", 1)
+    assert _names(roster.members()) == ["b", "c"]
 
 
 def test_forgotten_is_forgotten():
-    view = View(SILENCE_S)
-    view.heard(0.0, "a", 5)
-    view.forget("a")
-    view.forget("never there")
-    assert view.heard(1.0, "a", 1)
+    roster = Roster(SILENCE_S)
+    roster.heard(0.0, "a", 5)
+    roster.forget("a")
+    roster.forget("never there")
+    assert roster.heard(1.0, "a", 1)
+
+
+# --- groups ---------------------------------------------------------------------------------------
+OURS, OTHERS = "ab" * 16, "cd" * 16
+
+
+def _trains(roster, now_s, peer_id, group, incarnation=1):
+    progress = Progress(state="training", group=group)
+    roster.heard(now_s, peer_id, incarnation, progress=progress)
+
+
+def test_a_view_lists_its_group_alone_and_the_roster_all():
+    roster = Roster(SILENCE_S)
+    view, other = View(roster, OURS), View(roster, OTHERS)
+    _trains(roster, 0.0, "c", OURS)
+    _trains(roster, 0.0, "b", OTHERS)
+    roster.heard(0.0, "a", 1, progress=Progress(state="downloading", group=OURS))
+    assert _names(roster.alive(0.0)) == ["a", "b", "c"]
+    assert _names(view.alive(0.0)) == ["a", "c"]
+    assert _names(view.members_training(0.0)) == ["c"]
+    assert _names(other.alive(0.0)) == _names(other.members_training(0.0)) == ["b"]
+
+
+def test_a_view_is_as_alive_as_its_roster():
+    roster = Roster(SILENCE_S)
+    view = View(roster, OURS)
+    _trains(roster, 0.0, "a", OURS)
+    _trains(roster, 0.0, "b", OURS)
+    roster.gone(1.0, "b", 1)
+    assert _names(view.alive(1.0)) == ["a"]
+    assert view.alive(SILENCE_S + 0.1) == view.members_training(SILENCE_S + 0.1) == ()
+
+
+def test_only_a_peer_itself_says_which_group_it_is_in():
+    roster = Roster(SILENCE_S)
+    view = View(roster, OURS)
+    roster.record(0.0, _record("a"))
+    roster.heard(0.0, "a", 1)
+    assert view.alive(0.0) == ()
+    _trains(roster, 1.0, "a", OURS)
+    roster.heard(2.0, "a", 1)  # any byte: it is where it was
+    assert _names(view.alive(2.0)) == ["a"]
+    _trains(roster, 3.0, "a", OTHERS)  # it has moved
+    assert view.alive(3.0) == ()
+    _trains(roster, 4.0, "a", OURS)
+    roster.heard(4.5, "a", 2)  # a new life has told nothing yet
+    assert view.alive(4.5) == ()
 
 
 events = st.lists(
@@ -148,23 +195,23 @@ events = st.lists(
 
 
 @given(events)
-def test_whatever_happens_the_view_stays_bounded_sorted_and_true_to_silence(steps):
-    view, now = View(SILENCE_S, max_members=3), 0.0
+def test_whatever_happens_the_roster_stays_bounded_sorted_and_true_to_silence(steps):
+    roster, now = Roster(SILENCE_S, max_members=3), 0.0
     for kind, peer, incarnation, pause in steps:
         now += pause
-        before = view.get(peer)
+        before = roster.get(peer)
         if kind == "heard":
-            view.heard(now, peer, incarnation)
+            roster.heard(now, peer, incarnation)
         elif kind == "record":
-            view.record(now, _record(peer, incarnation))
+            roster.record(now, _record(peer, incarnation))
         elif kind == "gone":
-            view.gone(now, peer, incarnation)
+            roster.gone(now, peer, incarnation)
         else:
-            view.expire(now)
-        after = view.get(peer)
+            roster.expire(now)
+        after = roster.get(peer)
         if before and after:
             assert after.incarnation >= before.incarnation
-        alive = view.alive(now)
-        assert len(view.members()) <= 3
+        alive = roster.alive(now)
+        assert len(roster.members()) <= 3
         assert _names(alive) == sorted(_names(alive))
         assert all(now - member.last_heard_s <= SILENCE_S for member in alive)

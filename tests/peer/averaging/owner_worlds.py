@@ -13,7 +13,7 @@ from protocol.fragments import cut_fragments
 from protocol.layout import Layout
 from protocol.messages import Contribution
 
-RUN = "ab" * 16
+GROUP = "ab" * 16
 IDENTITIES = [Identity(bytes([n]) * 32) for n in (1, 2, 3)]
 IDS = [identity.peer_id for identity in IDENTITIES]
 FRAGMENT, CYCLE = 0, 7
@@ -44,5 +44,5 @@ def contribution(
     codes = b"".join(codes_of(outer, chunk, value) for chunk, value in values.items())
     ledger = outer.ledgers[FRAGMENT]
     stamps = tuple(ChunkStamp.of(chunk, ledger.stamp(chunk)) for chunk in values)
-    message = Contribution(RUN, FRAGMENT, cycle, weight, 1, 1, stamps, short_digest(codes))
+    message = Contribution(GROUP, FRAGMENT, cycle, weight, 1, 1, stamps, short_digest(codes))
     return message, codes

@@ -22,7 +22,7 @@ from protocol.messages import Accept, Join, Piece, Propose, Received, Vector
 from protocol.peer_id import peer_id_from_public_key
 from protocol.versions import GOSSIP
 
-RUN = "ab" * 16
+GROUP, LAYOUT = "ab" * 16, "12" * 16
 ROUND = 1
 PIECE = 4096
 PARAMETERS = 128 * 320
@@ -33,7 +33,7 @@ LINK = LinkModel(latency_s=0.02, bandwidth_bytes_per_s=2e6)
 
 
 def agreement(parameters: int = PARAMETERS) -> Agreement:
-    return Agreement(RUN, RUN, "int8", 1, parameters)
+    return Agreement(GROUP, LAYOUT, "int8", 1, parameters)
 
 
 def contribution(seed: int, parameters: int = PARAMETERS) -> Contribution:
@@ -108,9 +108,9 @@ class Rogue:
         own = self.own
         await self.talk.send(Vector(own.round, 1, 1, own.codec, own.vectors, own.digest))
 
-    async def join(self, run_id: str = RUN, round_: int = ROUND) -> Conversation:
+    async def join(self, group: str = GROUP, round_: int = ROUND) -> Conversation:
         stripe = Conversation(await self.network.open_stream(IDS[1], GOSSIP))
-        await stripe.send(Join(run_id, round_))
+        await stripe.send(Join(group, round_))
         return stripe
 
     def starts(self) -> list[int]:
@@ -142,7 +142,7 @@ async def rogue(stripes: int = 8) -> AsyncIterator[tuple[Rogue, Peer]]:
         trio.open_nursery() as nursery,
     ):
         talk = Conversation(await a.open_stream(b.peer_id, GOSSIP))
-        await talk.send(Propose(RUN, ROUND, RUN, "int8", 1, 1, 1, stripes))
+        await talk.send(Propose(GROUP, ROUND, LAYOUT, "int8", 1, 1, 1, stripes))
         await trio.sleep(0.1)  # held until the round is closed
         nursery.start_soon(peer.average)
         accept, _ = await talk.receive(Accept)

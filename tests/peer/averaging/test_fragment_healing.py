@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import trio
 import trio.testing
-from owner_worlds import FRAGMENT, IDS, RUN, outer_copy
+from owner_worlds import FRAGMENT, GROUP, IDS, outer_copy
 
 from peer.averaging.fragment_healing import FragmentHealing
 from peer.network.conversation import Conversation
@@ -50,7 +50,7 @@ async def test_stamps_that_make_no_sense_are_none(answer, autojump_clock, nurser
             function(*args)
 
         healing = FragmentHealing(
-            RUN,
+            GROUP,
             network=ours,
             work=SimulatedWork(),
             outer=outer,
@@ -102,7 +102,7 @@ async def test_of_two_equal_histories_the_lower_digest_wins_when_the_run_is_over
         await ours.connect(IDS[1], theirs.addresses)
         await theirs.serve(PROTOCOL, serve_any)
         healing = FragmentHealing(
-            RUN,
+            GROUP,
             network=ours,
             work=SimulatedWork(),
             outer=outer,

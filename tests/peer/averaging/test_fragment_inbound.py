@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from owner_worlds import FRAGMENT, IDENTITIES, IDS, RUN, codes_of, contribution, outer_copy
+from owner_worlds import FRAGMENT, GROUP, IDENTITIES, IDS, codes_of, contribution, outer_copy
 from pipe_streams import pipe
 
-from peer.averaging.fragment_inbound import FragmentInbound
+from peer.averaging.fragment_inbound import FragmentInbound, OtherGroup
 from peer.averaging.fragment_owner import short_digest
 from peer.network.conversation import Conversation
 from peer.simulated_ports import SimulatedWork
@@ -16,7 +16,9 @@ from protocol.frames import encode_frame
 from protocol.messages import (
     FragmentSettled,
     GetChunkState,
+    GetResult,
     GetStamps,
+    NoResult,
     Result,
     encode_message,
 )
@@ -28,30 +30,29 @@ def result(**changes) -> Result:
     codes = codes_of(OUTER, 1, 2.0)
     stamp = OUTER.ledgers[FRAGMENT].stamp(1)
     chunk = ChunkResult(1, stamp.steps, stamp.weight, stamp.digest, 1, short_digest(codes))
-    unsigned = Result(RUN, FRAGMENT, 7, IDS[0], (IDS[1],), (1,), (chunk,), (1,), bytes(64))
+    unsigned = Result(GROUP, FRAGMENT, 7, IDS[0], (IDS[1],), (1,), (chunk,), (1,), bytes(64))
     return signed_result(replace(unsigned, **changes), IDENTITIES[0].sign)
 
 
 async def received(message, payload=b""):
     ours, theirs = map(Conversation, pipe(*IDS[:2]))
     await ours.send(message, payload)
-    return await FragmentInbound(RUN, OUTER, SimulatedWork()).next(theirs)
+    return await FragmentInbound(GROUP, OUTER, SimulatedWork()).next(theirs)
 
 
 async def test_what_is_right_comes_through():
     message, codes = contribution(OUTER, {0: 1.0, 1: 2.0})
     assert (await received(message, codes))[1].keys() == {0, 1}
     assert (await received(result(), codes_of(OUTER, 1, 2.0)))[1].keys() == {1}
-    settled = FragmentSettled(RUN, FRAGMENT, 7, bytes(16))
+    settled = FragmentSettled(GROUP, FRAGMENT, 7, bytes(16))
     assert await received(settled) == (settled, {})
 
 
 @pytest.mark.parametrize(
     ("message", "sentence"),
     [
-        (FragmentSettled("cd" * 16, FRAGMENT, 7, bytes(16)), "message of run"),
-        (GetStamps(RUN, 1), "no fragment 1"),
-        (GetChunkState(RUN, FRAGMENT, 2), "of a fragment of 2"),
+        (GetStamps(GROUP, 1), "no fragment 1"),
+        (GetChunkState(GROUP, FRAGMENT, 2), "of a fragment of 2"),
     ],
 )
 async def test_questions_about_what_is_not_there_are_refused(message, sentence):
@@ -59,12 +60,30 @@ async def test_questions_about_what_is_not_there_are_refused(message, sentence):
         await received(message)
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        contribution(OUTER, {0: 1.0})[0],
+        result(),
+        NoResult(GROUP, FRAGMENT, 7),
+        FragmentSettled(GROUP, FRAGMENT, 7, bytes(16)),
+        GetStamps(GROUP, FRAGMENT),
+        GetResult(GROUP, FRAGMENT, 7, 1),
+        GetChunkState(GROUP, FRAGMENT, 1),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+async def test_nothing_that_is_meant_for_another_group_comes_through(message):
+    with pytest.raises(OtherGroup, match="cd" * 16):
+        await received(replace(message, group="cd" * 16))
+
+
 async def test_codes_of_a_wrong_length_are_refused_before_they_come():
     message, codes = contribution(OUTER, {0: 1.0})
     ours, theirs = pipe(*IDS[:2])
     await ours.send_all(encode_frame(encode_message(message), len(codes) + 1))
     with pytest.raises(RemoteProtocolError, match="expected"):
-        await FragmentInbound(RUN, OUTER, SimulatedWork()).next(Conversation(theirs))
+        await FragmentInbound(GROUP, OUTER, SimulatedWork()).next(Conversation(theirs))
 
 
 async def test_codes_that_were_changed_are_refused():
@@ -114,4 +133,4 @@ async def test_a_stream_of_garbage_ends():
     ours, theirs = pipe(*IDS[:2])
     await ours.send_all(b"\xff" * 64)
     with pytest.raises(RemoteProtocolError):
-        await FragmentInbound(RUN, OUTER, SimulatedWork()).next(Conversation(theirs))
+        await FragmentInbound(GROUP, OUTER, SimulatedWork()).next(Conversation(theirs))

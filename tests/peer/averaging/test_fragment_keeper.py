@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 import trio
 import trio.testing
-from owner_worlds import CYCLE, FRAGMENT, IDS, RUN, codes_of, outer_copy
+from owner_worlds import CYCLE, FRAGMENT, GROUP, IDS, codes_of, outer_copy
 
 from peer.averaging.fragment_items import Arrived, Changes, Fetched, Held, Passed, Sent
 from peer.averaging.fragment_keeper import (
@@ -124,7 +124,7 @@ def result(chunk: int, cycle: int = CYCLE) -> Arrived:
     base, codes = outer.ledgers[FRAGMENT].stamp(chunk), codes_of(outer, chunk, 0.5)
     of_chunk = ChunkResult(chunk, base.steps, base.weight, base.digest, 1, short_digest(codes))
     made = Result(
-        RUN, FRAGMENT, cycle, IDS[1], (IDS[1],), (1,), (of_chunk,), (chunk,), signature=bytes(64)
+        GROUP, FRAGMENT, cycle, IDS[1], (IDS[1],), (1,), (of_chunk,), (chunk,), signature=bytes(64)
     )
     return Arrived(made, of_chunk, memoryview(codes), IDS[1])
 

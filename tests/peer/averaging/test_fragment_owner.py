@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import trio
 import trio.lowlevel
-from owner_worlds import CYCLE, FRAGMENT, IDENTITIES, IDS, RUN, contribution, outer_copy
+from owner_worlds import CYCLE, FRAGMENT, GROUP, IDENTITIES, IDS, contribution, outer_copy
 from pipe_streams import pipe
 
 from peer.averaging.fragment_inbound import FragmentInbound
@@ -25,7 +25,7 @@ class World:
         self.published: list[Averages] = []
         self.over: list[tuple[int, int]] = []
         self.owner = FragmentOwner(
-            RUN,
+            GROUP,
             IDS[0],
             outer=self.outer,
             work=SimulatedWork(),
@@ -119,7 +119,7 @@ async def test_a_result_passes_the_checks_of_its_receiver(world, autojump_clock)
     (made,) = world.published
     ours, theirs = map(Conversation, pipe(*IDS[:2]))
     await ours.send(made.result, made.codes)
-    inbound = FragmentInbound(RUN, outer_copy(), SimulatedWork())
+    inbound = FragmentInbound(GROUP, outer_copy(), SimulatedWork())
     message, parts = await inbound.next(theirs)
     assert message == made.result
     assert b"".join(parts.values()) == made.codes

@@ -3,7 +3,7 @@
 import pytest
 import trio
 import trio.testing
-from owner_worlds import FRAGMENT, IDS, RUN, codes_of, outer_copy
+from owner_worlds import FRAGMENT, GROUP, IDS, codes_of, outer_copy
 
 from peer.averaging.fragment_items import Arrived, Held, Passed, Sent
 from peer.averaging.fragment_keeper import FragmentKeeper
@@ -83,7 +83,7 @@ class World:
             )
             contributors = tuple(sorted(IDS[:2]))
             result = Result(
-                RUN,
+                GROUP,
                 FRAGMENT,
                 cycle,
                 IDS[1],

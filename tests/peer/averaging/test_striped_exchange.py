@@ -234,7 +234,7 @@ async def test_stripes_beyond_the_bound_or_of_no_exchange_are_refused_alone(auto
         for refused, reason in (
             (await r.join(), RefusalReason.TOO_MANY),
             (await r.join(round_=ROUND + 1), RefusalReason.UNAVAILABLE),
-            (await r.join(run_id="cd" * 16), RefusalReason.UNAVAILABLE),
+            (await r.join(group="cd" * 16), RefusalReason.UNAVAILABLE),
         ):
             with pytest.raises(Refused) as info:
                 await refused.receive(Piece)

@@ -15,6 +15,7 @@ from peer.observe.status import PeerState
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import identity_of, open_swarm
 from protocol.errors import Refused
+from protocol.group import Group
 from protocol.messages import Accept, Beat, Hello, Propose
 from protocol.outcomes import RefusalReason
 from protocol.versions import GOSSIP, HELLO, SPOKEN
@@ -72,6 +73,7 @@ async def test_a_hello_that_cannot_be_ours_is_refused_with_its_reason(tmp_path):
             assert version.value.reason is RefusalReason.VERSION
             talk, answer = await greet(swarm, network)
             assert answer.run_id == swarm["a"].facts.run_id
+            assert answer.group == Group(answer.run_id).digest
             await talk.aclose()
         assert swarm["a"].links.statistics().refused == 2
 
@@ -148,7 +150,7 @@ async def test_a_life_that_only_our_peers_see_is_asked_for(tmp_path):
             at_b, _ = await greet(swarm, network, "b", incarnation=1)
             nursery.start_soon(beat, at_b)
             await at_a.aclose()
-            await swarm.until(lambda: not swarm["a"].view.get(x).alive)
+            await swarm.until(lambda: not swarm["a"].roster.get(x).alive)
             with pytest.raises(Refused, match="alive elsewhere") as duplicate:
                 await greet(swarm, network, "a", incarnation=2)
             assert duplicate.value.reason is RefusalReason.DUPLICATE_IDENTITY
@@ -172,7 +174,7 @@ async def test_an_answer_that_never_comes_keeps_nobody_out(tmp_path):
             nursery.start_soon(beat, at_a)  # and never answers
             old, _ = await greet(swarm, network, incarnation=1)
             await old.aclose()
-            await swarm.until(lambda: not swarm["a"].view.get(x).alive)
+            await swarm.until(lambda: not swarm["a"].roster.get(x).alive)
             began_s = trio.current_time()
             await greet(swarm, network, incarnation=2)
             assert ANSWER_S <= trio.current_time() - began_s <= ANSWER_S + 0.5

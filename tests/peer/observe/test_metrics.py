@@ -40,6 +40,8 @@ NAMES = {
     "loco_state_heal_seconds_sum",
     "loco_state_heal_seconds_count",
     "loco_contributions_refused_total",
+    "loco_group_info",
+    "loco_other_group_refused_total",
     "loco_round",
     "loco_step",
     "loco_p2pd_restarts_total",
@@ -66,7 +68,9 @@ FULL = MetricsSnapshot(
     diverged=4,
     healed=3,
     healed_s=0.5,
-    refused={RefusalReason.TWICE: 2},
+    refused={RefusalReason.TWICE: 2, RefusalReason.OTHER_GROUP: 3},
+    group="ab" * 16,
+    part="stage/1",
     round=4,
     step=123,
     p2pd_restarts=1,
@@ -113,6 +117,9 @@ def test_numbers_are_read_at_each_scrape() -> None:
     assert found["loco_trainer_restarts_total", "reason=killed"] == 1
     build = "loco_build_info", "daemon_codec=plain", "trainer_codec=compiled", "version=1.2.3"
     assert found[build] == 1
+    assert found["loco_build_info", "version=1.2.3"] == 1
+    assert found["loco_group_info", "group=" + "ab" * 16, "part=stage/1"] == 1
+    assert found["loco_other_group_refused_total",] == 3
     assert found["loco_step",] == 123
     assert found["loco_stalled_seconds_total",] == 1.5
     assert found["loco_state_divergence_total",] == 4

@@ -1,6 +1,6 @@
 """Serving and fetching run spec, blobs and state, on the simulated network."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from peer.simulation.swarm import identity_of
 from peer.state.service import REQUEST_S, StateService, fetch_from
 from peer.state.state_file import StateManifest, StateScalars, write_state_file
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
+from protocol.group import Group
 from protocol.limits import MAX_STATE_READERS, STATE_CHUNK_BYTES
 from protocol.outcomes import RefusalReason
 from protocol.run_spec import RunSpec
@@ -27,6 +28,7 @@ P = 3 * STATE_CHUNK_BYTES // 8
 FOUNDER = identity_of(1, "founder")
 SIGNED = SignedSpec.signed_by(RunSpec(name="toy"), FOUNDER.public_key, FOUNDER.sign)
 BLOB = b"a corpus" * 1000
+GROUP = Group(SIGNED.run_id).digest
 DIGEST = blake3.blake3(BLOB).hexdigest(length=16)
 
 
@@ -37,6 +39,8 @@ def _empty_vectors() -> tuple[np.ndarray, np.ndarray]:
 class Source:
     """Implements StateSource."""
 
+    group = GROUP
+
     def __init__(self) -> None:
         self.round = 4
         self.writes = 0
@@ -46,7 +50,7 @@ class Source:
     async def write(self, directory: Path) -> tuple[Path, StateManifest]:
         self.writes += 1
         path = directory / f"{self.round}.state"
-        scalars = StateScalars(SIGNED.run_id, self.round, "cd" * 16, 0, 77, 12)
+        scalars = StateScalars(GROUP, self.round, "cd" * 16, 0, 77, 12)
         return path, write_state_file(path, scalars, self.phi_P, self.delta_P)
 
 
@@ -93,30 +97,35 @@ async def test_spec_blob_and_state_come_over_one_stream(
         assert await fetcher.blob(DIGEST) == BLOB
         shares: list[float] = []
         phi_P, delta_P = _empty_vectors()
-        scalars = await fetcher.state(SIGNED.run_id, phi_P, delta_P, shares.append)
+        scalars = await fetcher.state(GROUP, phi_P, delta_P, shares.append)
         assert (phi_P == made.source.phi_P).all()
         assert (delta_P == made.source.delta_P).all()
         assert (scalars.round, scalars.position) == (4, 77)
         assert shares[-1] == 1.0
         assert made.source.writes == 1
-        await fetcher.state(SIGNED.run_id, *_empty_vectors())
+        await fetcher.state(GROUP, *_empty_vectors())
         assert made.source.writes == 1  # the file of this round is there already
 
 
-@pytest.mark.parametrize(
-    ("ask", "reason"),
-    [
-        (lambda fetcher: fetcher.blob("0" * 32), RefusalReason.UNAVAILABLE),
-        (lambda fetcher: fetcher.state("0" * 32, *_empty_vectors()), RefusalReason.OTHER_RUN),
-    ],
-)
-async def test_what_is_not_there_is_refused_with_its_reason(
-    autojump_clock: MockClock, tmp_path: Path, ask: Callable, reason: RefusalReason
+async def test_a_blob_that_is_not_there_is_refused(
+    autojump_clock: MockClock, tmp_path: Path
 ) -> None:
     async with world(tmp_path) as made, made.fetcher() as fetcher:
         with pytest.raises(Refused) as refused:
-            await ask(fetcher)
-        assert refused.value.reason is reason
+            await fetcher.blob("0" * 32)
+        assert refused.value.reason is RefusalReason.UNAVAILABLE
+
+
+async def test_the_state_of_another_group_is_refused_and_counted(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with world(tmp_path) as made, made.fetcher() as fetcher:
+        for stray in (Group(SIGNED.run_id, "stage/1").digest, Group("0" * 32).digest):
+            with pytest.raises(Refused, match=stray) as refused:
+                await fetcher.state(stray, *_empty_vectors())
+            assert refused.value.reason is RefusalReason.OTHER_GROUP
+        assert made.service.refused == {RefusalReason.OTHER_GROUP: 2}
+        await fetcher.state(GROUP, *_empty_vectors())  # the stream goes on
 
 
 async def test_before_the_first_state_there_is_none_to_give(
@@ -124,7 +133,7 @@ async def test_before_the_first_state_there_is_none_to_give(
 ) -> None:
     async with world(tmp_path, with_state=False) as made, made.fetcher() as fetcher:
         with pytest.raises(Refused, match="no state yet"):
-            await fetcher.state(SIGNED.run_id, *_empty_vectors())
+            await fetcher.state(GROUP, *_empty_vectors())
 
 
 async def test_a_state_that_is_too_old_is_refused_and_not_written(
@@ -173,7 +182,7 @@ async def test_a_chunk_with_other_bytes_is_not_believed(
         data[2 * STATE_CHUNK_BYTES + 5] ^= 1
         written[0].write_bytes(data)
         with pytest.raises(RemoteProtocolError):
-            await fetcher.state(SIGNED.run_id, *_empty_vectors())
+            await fetcher.state(GROUP, *_empty_vectors())
 
 
 async def test_a_run_spec_of_another_run_is_not_believed(
@@ -220,4 +229,4 @@ async def test_a_source_that_dies_in_the_middle_is_a_lost_stream(
         nursery.start_soon(die_half_way)
         async with made.fetcher() as fetcher:
             with pytest.raises(StreamLost):
-                await fetcher.state(SIGNED.run_id, *_empty_vectors())
+                await fetcher.state(GROUP, *_empty_vectors())

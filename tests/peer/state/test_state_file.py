@@ -128,7 +128,7 @@ def test_memory_that_holds_no_state_is_refused(
 @pytest.mark.parametrize(
     "change",
     [
-        {"run_id": "x"},
+        {"group": "x"},
         {"round": 8},
         {"layout_digest": "x"},
         {"epoch": 3},

@@ -1,0 +1,53 @@
+"""The outer state of this peer, for those that fetch or export it."""
+
+from pathlib import Path
+
+from peer.ports import Work
+from peer.state.state_file import StateManifest, StateScalars, write_state_file
+
+from .averaging import Averaging
+from .facts import Facts
+
+
+class OuterSource:
+    """The outer state as the state service sees it. Implements `StateSource`."""
+
+    def __init__(self, averaging: Averaging, facts: Facts, work: Work) -> None:
+        self._averaging = averaging
+        self._facts = facts
+        self._work = work
+        self._written = 0
+
+    @property
+    def group(self) -> str:
+        """Digest of the group whose state it is."""
+        return self._facts.group or ""
+
+    @property
+    def round(self) -> int:
+        """Round of the last outer step."""
+        return self._averaging.round
+
+    @property
+    def step(self) -> int:
+        """The nominal step that we are at."""
+        return self._facts.step
+
+    async def write(self, directory: Path) -> tuple[Path, StateManifest]:
+        """Write the state under the lock of the outer step, so that it is one state."""
+        facts, averaging = self._facts, self._averaging
+        async with averaging.lock:
+            self._written += 1
+            path = directory / f"{self._written}.state"
+            scalars = StateScalars(
+                group=self.group,
+                round=averaging.round,
+                layout_digest=facts.layout_digest or "",
+                epoch=facts.epoch,
+                position=facts.position,
+                tokens=facts.tokens,
+            )
+            manifest = await self._work.run(
+                write_state_file, path, scalars, averaging.slow_P, averaging.momentum_P
+            )
+        return path, manifest
