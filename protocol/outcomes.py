@@ -22,8 +22,6 @@ class SkipReason(StrEnum):
     """The partner's vector had the wrong length, digest or layout, or was not finite."""
     UNSETTLED = "unsettled"
     """We hold the partner's vector but never learned whether it holds ours."""
-    JUMPED = "jumped"
-    """We were so far behind that we gave up the round, and went on where the others are."""
     LEAVING = "leaving"
     """We were asked to leave."""
 

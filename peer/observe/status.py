@@ -175,7 +175,6 @@ def _about(status: Status) -> "RenderableType":
 
 
 def _lines(status: Status) -> list[tuple[str, str]]:
-    skipped = ", ".join(f"{reason} {n}" for reason, n in status.outcomes.skipped.items() if n)
     since = "" if status.since_s is None else f" ({status.since_s:.0f} s)"
     return [
         ("peer", status.peer_id or "-"),
@@ -184,18 +183,18 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         ("round", f"{_number(status.round)}  step {_number(status.step)}"),
         ("tokens", _number(status.tokens)),
         ("loss", f"train {_loss(status.train_loss)}  validation {_loss(status.validation_loss)}"),
-        (
-            "rounds",
-            f"{status.outcomes.averaged} averaged; skipped: {skipped or 'none'}"
-            f"{_recently(status.outcomes.recent_share)}",
-        ),
+        ("rounds", _rounds(status.outcomes)),
         ("codec", status.codec or "-"),
         ("metrics", status.metrics or "-"),
     ]
 
 
-def _recently(share: float | None) -> str:
-    return "" if share is None else f"; {share:.0%} of the last {RECENT_ROUNDS} averaged"
+def _rounds(outcomes: Outcomes) -> str:
+    skipped = ", ".join(f"{reason} {n}" for reason, n in outcomes.skipped.items() if n)
+    counted = f"{outcomes.averaged} averaged; skipped: {skipped or 'none'}"
+    share = outcomes.recent_share
+    recently = "" if share is None else f"; {share:.0%} of the last {RECENT_ROUNDS} averaged"
+    return counted + recently
 
 
 def _peers(status: Status) -> "RenderableType":
