@@ -137,7 +137,7 @@ def rows_of(network: RoutedNetwork, case: Case, seconds: float) -> list[Row]:
     """A row for each way of the case; streams on one way are added up."""
     round_trips_s = {way: measure_round_trip(network, way) for way in dict.fromkeys(case.ways)}
     rates, cost = measure_streams(network, case, seconds)
-    rows = []
+    rows: list[Row] = []
     for way, round_trip_s in round_trips_s.items():
         of_way = [rate for rate, each in zip(rates, case.ways, strict=True) if each == way]
         wanted_mbit = 1e-6 * _due_rate(network.table, way, case)
