@@ -27,7 +27,9 @@ Needs root. `python -m bench.gossip_links_real [--full] [--json FILE]`
 """
 
 import os
+import shutil
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
@@ -118,11 +120,12 @@ class Found:
     """What came of one swarm.
 
     Attributes:
+        tree: whose daemons, by commit.
         loads: runnable processes of the machine, now and then.
     """
 
     setting: Setting
-    checkout: Path
+    tree: str
     window: Window
     peers: Sequence[PeerFigures]
     loads: Sequence[float]
@@ -133,7 +136,7 @@ class Found:
         pairs = pair_counts(self.peers)
         return {
             "setting": asdict(self.setting),
-            "checkout": self.checkout.name,
+            "tree": self.tree,
             "seconds": self.window.seconds,
             "load": statistics.fmean(self.loads),
             "share_of_round": share_of_round(together(self.peers)),
@@ -181,7 +184,7 @@ def run_swarm(setting: Setting, checkout: Path, seconds: float) -> Found:
         "dropped": router.dropped - router_before.dropped,
         "refused": router.refused - router_before.refused,
     }
-    return Found(setting, checkout, window, figures, loads, cost)
+    return Found(setting, commit_of(checkout), window, figures, loads, cost)
 
 
 def fitting_inner_steps(found: Found) -> int:
@@ -193,7 +196,7 @@ def fitting_inner_steps(found: Found) -> int:
 
 def rows_of(found: Found) -> list[Row]:
     """A row for each peer, and one for all."""
-    label = f"{found.setting.name}, {found.checkout.name}"
+    label = f"{found.setting.name}, {found.tree}"
     return [_row(label, each) for each in (*found.peers, together(found.peers))]
 
 
@@ -217,7 +220,7 @@ def note_of(found: Found) -> str:
     """What the table has no room for."""
     everyone, pairs = together(found.peers), pair_counts(found.peers).values()
     return (
-        f"{found.setting.name}, {found.checkout.name}: {found.window.seconds:.0f} s of rounds of"
+        f"{found.setting.name}, {found.tree}: {found.window.seconds:.0f} s of rounds of"
         f" {found.setting.inner_steps} steps; an exchange takes {share_of_round(everyone):.2f} of a"
         f" round; exchanges of a pair {min(pairs)} to {max(pairs)};"
         f" proposals refused: {told(everyone.refused)};"
@@ -232,6 +235,16 @@ def share_of_round(figures: PeerFigures) -> float:
     if not figures.exchange_s or not figures.round_s:
         return 0.0
     return statistics.fmean(figures.exchange_s) / statistics.fmean(figures.round_s)
+
+
+def commit_of(checkout: Path) -> str:
+    """Short, with a mark if files were changed since; the folder's name where there is no git."""
+    git = shutil.which("git")
+    if git is None:
+        return checkout.name
+    describe = [git, "-C", str(checkout), "describe", "--always", "--dirty", "--exclude=*"]
+    done = subprocess.run(describe, check=False, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else checkout.name
 
 
 def _has_settled(peer: RealPeer) -> bool:

@@ -10,15 +10,15 @@ one precision, with one micro-batch, both copies in the device's memory:
 
 and in between a large matrix product is timed, in the same precision: that is the *peak*, what this
 machine gave at that time, not what its maker says. In each turn all three run one after the other,
-the order of the loops changing from turn to turn. Medians over the turns; `of plain` is the median
-of the turns' own ratios, so that a machine that others use too does not favour one.
+the order of the loops changing from turn to turn. Medians over the turns; `of plain` and MFU are
+medians of the turns' own ratios, so that a machine that others use too does not favour one.
 
 MFU = tokens/s * FLOPs per token / peak. FLOPs of a token are those of the model alone, forward and
 backward (PaLM, arXiv 2204.02311, appendix B): 6 for each weight of a matrix product (the output
 layer's among them, tied or not; the embedding's look-up is none) and 12 L d T for attention, as if
 it were not causal. What is computed twice, as in checkpointing, would not count.
 
-Presets are those of `loco-peer new`. On a GPU they are whole; on a CPU they are cut to
+Presets are those of `loco-peer new`. On a GPU they are whole; on a CPU all but `demo` are cut to
 CPU_LAYERS layers, CPU_CONTEXT tokens, CPU_BATCH sequences and CPU_VOCABULARY tokens, and keep their
 widths. Tokens are random.
 
@@ -48,7 +48,8 @@ CPU_LAYERS: Final = 2
 CPU_CONTEXT: Final = 128
 CPU_BATCH: Final = 2
 CPU_VOCABULARY: Final = 2048
-VOCABULARIES: Final = {"demo": 257}
+CPU_WHOLE: Final = ("demo",)
+VOCABULARIES: Final = {"demo": 256}
 GPT2_VOCABULARY: Final = 50257
 WARM_UPS: Final = 2
 LEAST_OF_PLAIN: Final = 0.97
@@ -70,7 +71,7 @@ class Size:
 
 
 SIZES: Final = {
-    ("cpu", False): Size(turns=9, steps=2, matrix=1536, products=4),
+    ("cpu", False): Size(turns=9, steps=1, matrix=1536, products=4),
     ("cpu", True): Size(turns=25, steps=4, matrix=2048, products=8),
     ("cuda", False): Size(turns=9, steps=5, matrix=8192, products=20),
     ("cuda", True): Size(turns=25, steps=10, matrix=8192, products=50),
@@ -125,6 +126,11 @@ def rows_of(preset: str, parameters: int, turns: Sequence[Turn], work: Work) -> 
         ("plain", [turn.plain_s for turn in turns], 1.0),
     ):
         tokens_per_s = statistics.median(work.tokens / each for each in seconds)
+        flops = work.tokens * work.flops_per_token
+        mfu = statistics.median(
+            flops / each * turn.peak_s / work.peak_flops
+            for each, turn in zip(seconds, turns, strict=True)
+        )
         rows.append(
             {
                 "preset": preset,
@@ -132,7 +138,7 @@ def rows_of(preset: str, parameters: int, turns: Sequence[Turn], work: Work) -> 
                 "loop": name,
                 "tokens/s": tokens_per_s,
                 "of plain": share,
-                "MFU": tokens_per_s * work.flops_per_token / peak,
+                "MFU": mfu,
                 "peak GFLOP/s": peak / 1e9,
             }
         )
@@ -146,7 +152,7 @@ def measure(preset: str, device: torch.device, size: Size, *, compile: bool) -> 
         torch.OutOfMemoryError: the device has no room for two copies with one sequence.
     """
     spec, vocabulary = preset_spec(preset), VOCABULARIES.get(preset, GPT2_VOCABULARY)
-    if device.type == "cpu":
+    if device.type == "cpu" and preset not in CPU_WHOLE:
         spec, vocabulary = cut(spec), min(vocabulary, CPU_VOCABULARY)
     batches = _batches(spec, vocabulary, size.steps)
     way = Way(device, choose_precision(spec.training.precision, device), compile)
@@ -155,8 +161,8 @@ def measure(preset: str, device: torch.device, size: Size, *, compile: bool) -> 
     parameters, config = sum(each.numel() for each in module.parameters()), module.config
     plain = PlainLoop(module, spec, way, start)
     ours = OurLoop(initial_module(spec, vocabulary), spec, way, start)
-    fit_together([plain, ours], batches[0])
     product = matmul(way, size.matrix, size.products)
+    fit_together([plain, ours], batches[0])
     turns = take_turns(lambda: ours.run(batches), lambda: plain.run(batches), product, size.turns)
     work = Work(
         tokens=size.steps * spec.tokens_per_step,

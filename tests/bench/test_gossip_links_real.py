@@ -1,10 +1,15 @@
 """What the swarm behind unequal links runs, and how long its rounds are made."""
 
-from pathlib import Path
-
 import pytest
 
-from bench.gossip_links_real import SETTINGS, Found, fitting_inner_steps, rows_of, share_of_round
+from bench.gossip_links_real import (
+    SETTINGS,
+    Found,
+    commit_of,
+    fitting_inner_steps,
+    rows_of,
+    share_of_round,
+)
 from bench.gossip_report import Window, peer_figures
 from bench.routed_network import THIN_BITS_PER_S, THIN_HOST, cases, rate_between, six_links
 from protocol.run_spec import parse_toml
@@ -21,7 +26,7 @@ def found(setting, round_s, exchange_s, rounds=10):
             {"event": "RoundAveraged", "time": at_s, "partner": "1", "seconds": exchange_s},
         ]
     figures = [peer_figures(name, events, WINDOW, 20, 200.0) for name in ("0", "1")]
-    return Found(setting, Path("/any/tree"), WINDOW, figures, [2.0], {})
+    return Found(setting, "abc1234", WINDOW, figures, [2.0], {})
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -42,7 +47,7 @@ def test_rounds_are_made_as_long_as_their_exchanges_want():
 def test_there_is_a_row_for_each_peer_and_one_for_all():
     rows = rows_of(found(SETTINGS["quarter"], round_s=5.0, exchange_s=2.0))
     assert [row["peer"] for row in rows] == ["0", "1", "all"]
-    assert {row["setting"] for row in rows} == {"quarter, tree"}
+    assert {row["setting"] for row in rows} == {"quarter, abc1234"}
     assert [row["exchanged"] for row in rows] == pytest.approx([1.0] * 3)
 
 
@@ -59,3 +64,9 @@ def test_a_rate_is_that_between_two_times():
     seen = [(0.0, 0), (1.0, 1000), (2.0, 1100), (3.0, 1200), (9.0, 9000)]
     assert rate_between(seen, 0.5, 3.5) == pytest.approx(100.0)
     assert rate_between(seen, 3.5, 8.0) == 0.0
+
+
+def test_a_tree_without_git_is_known_by_its_folder(tmp_path):
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    assert commit_of(tree) == "tree"
