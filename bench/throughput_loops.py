@@ -78,10 +78,9 @@ class PlainLoop:
     before the last step.
     """
 
-    def __init__(self, module: LlamaForCausalLM, spec: RunSpec, way: Way, micro_batch: int) -> None:
+    def __init__(self, module: nn.Module, spec: RunSpec, way: Way, micro_batch: int) -> None:
         section = spec.optimizer
-        self._module: nn.Module = module
-        self._module.to(way.device)
+        self._module = module.to(way.device)
         self._forward = torch.compile(module) if way.compile else module
         self._clip_norm = section.clip_norm
         self._way = way
