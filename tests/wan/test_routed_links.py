@@ -1,6 +1,6 @@
 """Links of the router (bench/router) have their delay and their rate, all at the same time.
 
-Bounds, set before anything was measured: those of bench/routed_network.py.
+The bounds are those of bench/routed_network.py.
 """
 
 import pytest
