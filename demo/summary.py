@@ -12,7 +12,7 @@ from .reading import Reading
 from .table import human_bytes
 
 REQUIRED_GAIN_NATS: Final = 0.03
-"""By so much every peer is expected to be better than the one alone."""
+"""By so much every peer is better than the one alone, or the four have lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,11 @@ class Summary:
         """By how much the worst peer is better than the one alone."""
         return self.alone.validation_loss - max(peer.validation_loss for peer in self.peers)
 
+    @property
+    def won(self) -> bool:
+        """Whether averaging was worth it."""
+        return self.gain_nats >= REQUIRED_GAIN_NATS
+
     def to_json(self) -> dict[str, Any]:
         """The content of `summary.json`."""
         skipped: Counter[str] = Counter()
@@ -101,6 +106,8 @@ class Summary:
                 "tokens": self.alone.tokens,
                 "validation_loss": self.alone.validation_loss,
             },
+            "gain_nats": self.gain_nats,
+            "won": self.won,
             "outcomes": {
                 "averaged": sum(peer.averaged for peer in self.peers),
                 "skipped": dict(skipped),
@@ -127,10 +134,10 @@ class Summary:
         ]
 
     def _verdict(self) -> str:
-        if self.gain_nats >= REQUIRED_GAIN_NATS:
+        if self.won:
             return f"every peer beats the one alone, by {self.gain_nats:.3f} nats or more"
         return (
-            f"NOT every peer beats the one alone by {REQUIRED_GAIN_NATS} nats: "
+            f"THE FOUR LOSE: not every peer beats the one alone by {REQUIRED_GAIN_NATS} nats; "
             f"the worst is {abs(self.gain_nats):.3f} {'worse' if self.gain_nats < 0 else 'better'}"
         )
 
