@@ -77,7 +77,7 @@ class Loop:
         return not self.sync.holds_training
 
     def train(self, round_, quota):
-        order = TrainRound(round_, quota, (), 0, 0, 0.0)
+        order = TrainRound(round_, quota, (), 0, 0, 0.0, 1.0)
         self.sync.begin(order)
         self.sync.advance()
         steps = 0
