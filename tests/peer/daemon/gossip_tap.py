@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 
+from peer.averaging.exchange_io import VectorExchange
+from peer.averaging.exchanges import Exchanges
+from peer.averaging.outcome import Averaged, Outcome
 from peer.network.conversation import Conversation
 from peer.network.simulated_stream import SimulatedStream
+from peer.ports import PeerId
 from peer.simulation.peer import SimulatedPeer
 from protocol.messages import Message
 from protocol.versions import GOSSIP
@@ -19,7 +23,9 @@ class Tap:
 
     Attributes:
         strike: called once, in the task of the peer, right before its operation number `at`.
+        struck_at: the stream of that operation; None before.
         on_message: called with each message before the peer sends it; True swallows the message.
+        ended: how each exchange of anybody ended for either side: whether it was applied.
     """
 
     peer: Callable[[], SimulatedPeer]
@@ -28,7 +34,13 @@ class Tap:
     at: int = -1
     armed: bool = False
     operations: int = 0
-    struck: bool = field(default=False)
+    struck_at: SimulatedStream | None = None
+    ended: dict[str, dict[PeerId, bool]] = field(default_factory=dict)
+
+    @property
+    def struck(self) -> bool:
+        """Whether the harm is done."""
+        return self.struck_at is not None
 
     def hears(self, stream: Any) -> bool:
         return (
@@ -42,14 +54,14 @@ class Tap:
             return
         self.operations += 1
         if self.operations == self.at and not self.struck:
-            self.struck = True
+            self.struck_at = stream
             self.strike()
 
 
 def install(tap: Tap, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put `tap` on every simulated stream."""
     receive, send_segment = SimulatedStream._receive, SimulatedStream._send_segment
-    send = Conversation.send
+    send, run = Conversation.send, Exchanges._run
 
     async def tapped_receive(stream: SimulatedStream, max_bytes: int) -> memoryview:
         tap.operation(stream)
@@ -67,6 +79,15 @@ def install(tap: Tap, monkeypatch: pytest.MonkeyPatch) -> None:
             return
         await send(talk, message, *arguments, **options)
 
+    async def tapped_run(
+        exchanges: Exchanges, exchange: VectorExchange, *arguments: Any
+    ) -> Outcome:
+        outcome = await run(exchanges, exchange, *arguments)
+        sides = tap.ended.setdefault(exchange.name, {})
+        sides[exchanges._network.peer_id] = isinstance(outcome, Averaged)
+        return outcome
+
+    monkeypatch.setattr(Exchanges, "_run", tapped_run)
     monkeypatch.setattr(SimulatedStream, "_receive", tapped_receive)
     monkeypatch.setattr(SimulatedStream, "_send_segment", tapped_send_segment)
     monkeypatch.setattr(Conversation, "send", tapped_send)

@@ -5,7 +5,15 @@ import dataclasses
 import numpy as np
 import pytest
 import trio
-from swarm_worlds import distance, outcomes, simulated, start, tally, toy_spec
+from swarm_worlds import (
+    assert_trains_on,
+    distance,
+    outcomes,
+    simulated,
+    start,
+    tally,
+    toy_spec,
+)
 
 from peer.daemon import hello as hello_file
 from peer.daemon.duplicates import ANSWER_S, BEAT_S, DUPLICATE_PROBE_S
@@ -114,6 +122,7 @@ async def test_who_does_not_train_takes_no_proposal_and_says_so(tmp_path):
             while_training = await answer_to_proposal(swarm, network, "a")
             assert while_training not in (RefusalReason.NOT_TRAINING, RefusalReason.LEAVING)
             await swarm.finished()
+            assert_trains_on(a)  # whoever asks, no round is closed for it
             at_the_end = await answer_to_proposal(swarm, network, "a")
             assert at_the_end is RefusalReason.NOT_TRAINING
 

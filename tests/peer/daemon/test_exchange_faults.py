@@ -1,4 +1,4 @@
-"""A partner is killed, cut off or cancelled at every step of an exchange: the other one goes on."""
+"""A partner is killed or cancelled, or a stream is cut, at every step of an exchange."""
 
 from pathlib import Path
 
@@ -6,21 +6,33 @@ import numpy as np
 import pytest
 import trio
 from gossip_tap import Tap, install
-from swarm_worlds import distance, outcomes, skips, start, tally, toy_spec
+from swarm_worlds import (
+    assert_trains_on,
+    distance,
+    exchanges,
+    final_outcomes,
+    outcomes,
+    skips,
+    start,
+    tally,
+    toy_spec,
+)
 
 from peer.averaging import outcome
 from peer.network.simulated_link import LinkModel
+from peer.observe.event_names import EventName
+from peer.observe.status import PeerState
 from peer.simulation.machine import Machine
+from peer.simulation.peer import SimulatedPeer
 from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
 from peer.simulation.virtual_time import run_in_virtual_time
 from peer.training.toy import SimulatedSpeed
 from protocol import pieces
 
-ROUNDS, FINAL = 3, 1
+ROUNDS, INNER_STEPS, STEP_S = 3, 6, 1.3
 VECTORS = SwarmOptions(padded_parameters=68 * 1024, link=LinkModel(0.02, bandwidth_bytes_per_s=2e6))
 """A vector is several segments long: it can be cut off in the middle."""
-MACHINE = Machine(SimulatedSpeed(step_s=1.3))
-ROUND_S = 8.0
+MACHINE = Machine(SimulatedSpeed(step_s=STEP_S))
 LONGEST_SKIP_S = 8.0
 """To notice that a partner is gone, and to ask in vain how it ended."""
 
@@ -32,16 +44,15 @@ async def harmed_swarm(
     tap = Tap(lambda: swarm["b"], at=at)
     with monkeypatch.context() as patch:
         install(tap, patch)
-        async with open_swarm(
-            seed, toy_spec(ROUNDS, 6, final_rounds=FINAL), folder, VECTORS
-        ) as swarm:
+        async with open_swarm(seed, toy_spec(ROUNDS, INNER_STEPS), folder, VECTORS) as swarm:
             tap.strike = {
                 "kill": lambda: swarm.kill("b"),
+                "cut": lambda: tap.struck_at.lose("cut by the test"),
                 "cancel": lambda: swarm["b"].scope.cancel(),  # noqa: PLW0108 - there is no b yet
                 "leave": lambda: swarm["b"].peer.request_stop(),  # noqa: PLW0108
             }[harm]
             await start(swarm, *"abc", machine_of=dict.fromkeys("abc", MACHINE))
-            await swarm.until(lambda: swarm["b"].facts.round == 1)
+            await swarm.until(lambda: len(outcomes(swarm["b"])) == 1)
             tap.armed = True
             await swarm.finished()
             await trio.sleep(20.0)  # whatever is left of a task or a stream has ended by then
@@ -54,19 +65,50 @@ def operations_of_a_round(seed: int, folder: Path, monkeypatch: pytest.MonkeyPat
         seed, lambda: harmed_swarm(seed, folder, monkeypatch, -1, "kill")
     )
     assert tally(swarm["b"], after=0)["averaged"] > 0
-    return tap.operations // (ROUNDS + FINAL - 1)
+    return tap.operations // (len(outcomes(swarm["b"])) - 1)
 
 
-# In each of these worlds `b` has a partner in the round in which it is killed.
+def assert_ended_well(peer: SimulatedPeer) -> None:
+    """It trained all the while, to the end of the run, and each round has ended in one way."""
+    assert peer.facts.state is PeerState.FINISHED
+    assert peer.facts.step == ROUNDS * INNER_STEPS
+    closed = [event["round"] for event in peer.events(EventName.ROUND_CLOSED)]
+    ended = peer.events(EventName.ROUND_AVERAGED, EventName.ROUND_SKIPPED)
+    assert [event["round"] for event in ended] == closed == list(range(len(closed)))
+    assert_trains_on(peer, STEP_S)
+    assert np.isfinite(peer.slow_weights()).all()
+
+
+def assert_both_or_neither(tap: Tap, *peers: SimulatedPeer) -> None:
+    """Whoever of these two applied an exchange, so did the other one."""
+    ids = {peer.peer_id for peer in peers}
+    for name, sides in tap.ended.items():
+        if sides.keys() <= ids:
+            assert len(sides) == 1 or len(set(sides.values())) == 1, (name, sides)
+            assert len(sides) == 2 or not any(sides.values()), (name, sides)
+    assert len(list(exchanges(*peers))) > 0
+
+
+def striped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the vectors travel in pieces, on streams of their own."""
+    monkeypatch.setattr(outcome, "STRIPE_FROM_BYTES", 1)
+    for module in (outcome, pieces):
+        monkeypatch.setattr(module, "PIECE_BYTES", 4096)
+
+
+# In each of these worlds `b` has a partner in the round in which it is harmed.
+WORLDS = pytest.mark.parametrize(
+    ("seed", "every", "pieces_"), [(1, 1, False), (2, 1, False), (1, 9, True)]
+)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "every", "striped"), [(1, 1, False), (2, 1, False), (1, 9, True)])
+@WORLDS
 def test_a_partner_killed_at_any_operation_costs_the_others_one_skip(
-    seed, every, striped, tmp_path, monkeypatch
+    seed, every, pieces_, tmp_path, monkeypatch
 ):
-    if striped:
-        monkeypatch.setattr(outcome, "STRIPE_FROM_BYTES", 1)
-        for module in (outcome, pieces):
-            monkeypatch.setattr(module, "PIECE_BYTES", 4096)
+    if pieces_:
+        striped(monkeypatch)
     last = operations_of_a_round(seed, tmp_path / "whole", monkeypatch)
     reasons = set()
     for at in range(1, last + 1, every):
@@ -76,17 +118,41 @@ def test_a_partner_killed_at_any_operation_costs_the_others_one_skip(
         assert tap.struck
         a, c = swarm["a"], swarm["c"]
         for peer in (a, c):
-            assert len(outcomes(peer)) == ROUNDS + FINAL, at
+            assert_ended_well(peer)
             broken = [reason for reason in skips(peer) if reason != "no_partner"]
             reasons |= set(broken)
             assert len(broken) <= 1, (at, outcomes(peer))
-            assert outcomes(peer)[-1:] == ["averaged"], (at, outcomes(peer))
+            assert final_outcomes(peer) == ["averaged"], (at, outcomes(peer))
             assert all(t.exchange_s < LONGEST_SKIP_S for t in peer.timings), at
-            assert all(t.train_s < 1.3 * ROUND_S for t in peer.timings), at
-            assert np.isfinite(peer.slow_weights()).all()
             assert peer.network.statistics().open_streams <= 2, at  # the link with the other
+        assert_both_or_neither(tap, a, c)
         assert distance(a, c) < 5e-3, at
     assert "partner_lost" in reasons
+
+
+@pytest.mark.slow
+@WORLDS
+def test_a_stream_cut_at_any_operation_leaves_both_sides_averaged_or_neither(
+    seed, every, pieces_, tmp_path, monkeypatch
+):
+    if pieces_:
+        striped(monkeypatch)
+    last = operations_of_a_round(seed, tmp_path / "whole", monkeypatch)
+    kinds = set()
+    for at in range(1, last + 1, every):
+        swarm, tap = run_in_virtual_time(
+            seed, lambda at=at: harmed_swarm(seed, tmp_path / str(at), monkeypatch, at, "cut")
+        )
+        assert tap.struck
+        peers = [swarm[name] for name in "abc"]
+        assert_both_or_neither(tap, *peers)
+        for peer in peers:
+            assert_ended_well(peer)
+            broken = [reason for reason in skips(peer) if reason != "no_partner"]
+            assert len(broken) <= 1, (at, outcomes(peer))
+            assert "unsettled" not in broken, at  # nobody is gone: whoever asks is told
+            kinds |= set(broken)
+    assert kinds == {"partner_lost"}
 
 
 @pytest.mark.slow
@@ -102,7 +168,9 @@ def test_a_peer_that_ends_at_any_operation_leaves_nothing_behind(harm, tmp_path,
         assert b.ended.is_set()
         assert b.failure is None
         assert b.network.statistics().open_streams == 0, at
+        assert_both_or_neither(tap, swarm["a"], swarm["c"])
         for peer in (swarm["a"], swarm["c"]):
+            assert_ended_well(peer)
             broken = [reason for reason in skips(peer) if reason != "no_partner"]
             assert len(broken) <= 1, (at, outcomes(peer))
-            assert outcomes(peer)[-1:] == ["averaged"], (at, outcomes(peer))
+            assert final_outcomes(peer) == ["averaged"], (at, outcomes(peer))

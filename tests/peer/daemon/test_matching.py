@@ -26,7 +26,9 @@ async def test_views_that_differ_by_a_tenth_match_95_percent_per_round(tmp_path)
     machines = {
         name: Machine(SimulatedSpeed(step_s=0.5 * rng.uniform(0.96, 1.04))) for name in names
     }
-    async with open_swarm(1, toy_spec(rounds, 20, final_rounds=0), tmp_path, options) as swarm:
+    async with open_swarm(
+        1, toy_spec(rounds, 20, final_averaging=False), tmp_path, options
+    ) as swarm:
         await start(swarm, *names, machine_of=machines)
         first = max(swarm[name].facts.round for name in names)
         await swarm.finished()
@@ -39,7 +41,7 @@ async def test_views_that_differ_by_a_tenth_match_95_percent_per_round(tmp_path)
 @simulated()
 async def test_partners_are_close_to_uniformly_random(tmp_path):
     rounds, names = 60, [f"p{i}" for i in range(6)]
-    async with open_swarm(1, toy_spec(rounds, 4, final_rounds=0), tmp_path) as swarm:
+    async with open_swarm(1, toy_spec(rounds, 4, final_averaging=False), tmp_path) as swarm:
         machines = {name: Machine(SimulatedSpeed(step_s=1.0)) for name in names}
         await start(swarm, *names, machine_of=machines)
         await swarm.finished()
@@ -59,7 +61,7 @@ async def test_partners_are_close_to_uniformly_random(tmp_path):
 
 async def mean_distance(folder, rounds: int, names: list[str]) -> float:
     """Mean distance of all pairs of slow weights at the end, without final rounds."""
-    async with open_swarm(1, toy_spec(rounds, 10, final_rounds=0), folder) as swarm:
+    async with open_swarm(1, toy_spec(rounds, 10, final_averaging=False), folder) as swarm:
         machines = {name: Machine(SimulatedSpeed(step_s=0.5)) for name in names}
         await start(swarm, *names, machine_of=machines)
         await swarm.finished()

@@ -64,7 +64,7 @@ async def test_a_receipt_lost_with_its_stream_is_asked_for(tmp_path, monkeypatch
 
     swarm = await two_peers(tmp_path, monkeypatch, on_message)
     assert any(isinstance(message, Settle | Settled) for message in asked)
-    assert tally(swarm["a"], swarm["b"]) == {"averaged": 2 * (ROUNDS + 2)}
+    assert tally(swarm["a"], swarm["b"]) == {"averaged": 2 * (ROUNDS + 1)}
 
 
 @simulated()
@@ -79,7 +79,7 @@ async def test_a_receipt_that_is_late_settles_the_exchange(tmp_path, monkeypatch
         trio.lowlevel.spawn_system_task(heal)
 
     swarm = await two_peers(tmp_path, monkeypatch, once(Received, cut_for_a_while))
-    assert tally(swarm["a"], swarm["b"]) == {"averaged": 2 * (ROUNDS + 2)}
+    assert tally(swarm["a"], swarm["b"]) == {"averaged": 2 * (ROUNDS + 1)}
 
 
 @simulated()
@@ -100,7 +100,7 @@ async def test_only_who_gets_no_answer_is_unsettled_and_the_difference_heals(tmp
     assert outcomes(a)[1] == "averaged"
     assert outcomes(b)[1] == "unsettled"
     # The links were silent for as long, so one round more may pass before they are up again.
-    assert outcomes(a)[3:] == outcomes(b)[3:] == ["averaged"] * (ROUNDS + 2 - 3)
+    assert outcomes(a)[3:] == outcomes(b)[3:] == ["averaged"] * (ROUNDS + 1 - 3)
     assert distance(a, b) < 2e-3
     assert b.timings[1].exchange_s < 45.0 + SETTLE_S + 1.0
 
@@ -131,7 +131,7 @@ def test_a_partner_that_stalls_costs_one_skip_within_the_bound(
             assert reason in {"partner_stalled", "deadline", "unsettled", "partner_lost"}
             assert peer.timings[1].exchange_s <= bound_s + SETTLE_S + 1.0
             later = peer.events(EventName.ROUND_AVERAGED)
-            last = list(range(1 + rounds_lost, ROUNDS + 2))
+            last = list(range(1 + rounds_lost, ROUNDS + 1))
             assert [event["round"] for event in later][-len(last) :] == last
             assert all(timing.train_s < 60.0 for timing in peer.timings)
         assert distance(a, b) < 2e-3
