@@ -273,6 +273,10 @@ class View:
         """Everybody of the group who is alive now, by peer id."""
         return self._ours(self._roster.alive(now_s))
 
+    def members(self) -> tuple[Member, ...]:
+        """Everybody of the group, alive or not, by peer id."""
+        return self._ours(self._roster.members())
+
     def members_training(self, now_s: float) -> tuple[Member, ...]:
         """Those of them that train, by peer id."""
         return self._ours(self._roster.members_training(now_s))

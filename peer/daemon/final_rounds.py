@@ -107,9 +107,14 @@ class FinalRounds:
     async def _roster(self) -> list[PeerId]:
         """All that take part: those that have ended when all have, or when we wait no longer."""
         with trio.move_on_after(self._wait_s()):
-            while self._company.present(ended=False):
+            while self._company.present(ended=False) or self._is_cut_off():
                 await self._company.changed()
         return [self._facts.peer_id, *self._company.present(ended=True)]
+
+    def _is_cut_off(self) -> bool:
+        """Whether there were others, and we see nobody: then links may come back."""
+        now_s = trio.current_time()
+        return bool(self._view.members()) and not self._view.alive(now_s)
 
     def _wait_s(self) -> float:
         """How long the others may take to end: a peer that is further behind is not waited for."""

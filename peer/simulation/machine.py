@@ -62,11 +62,17 @@ class Machine:
 
 
 class Gate:
-    """Lets a trainer's events through, or holds them up: a machine that sleeps."""
+    """Lets a trainer's events through, or holds them up: a machine that sleeps.
+
+    Attributes:
+        slept_s: for how long it was closed, all times together but for one that lasts.
+    """
 
     def __init__(self) -> None:
         self._open = trio.Event()
         self._open.set()
+        self._closed_at_s = 0.0
+        self.slept_s = 0.0
 
     def __repr__(self) -> str:
         return f"<Gate {'open' if self._open.is_set() else 'closed'}>"
@@ -75,10 +81,13 @@ class Gate:
         """Hold up everything from now on."""
         if self._open.is_set():
             self._open = trio.Event()
+            self._closed_at_s = trio.current_time()
 
     def open(self) -> None:
         """Let everything through that was held up."""
-        self._open.set()
+        if not self._open.is_set():
+            self.slept_s += trio.current_time() - self._closed_at_s
+            self._open.set()
 
     async def wait(self) -> None:
         """Pass when it is open."""
@@ -108,7 +117,7 @@ class SimulatedEngine:
         self._unusable = machine.unusable
         self.slow_P: Float32Vector | None = None
         self._start = simulated_starter(
-            spec, peer_id, machine.speed, problem, machine.overlap_steps
+            spec, peer_id, machine.speed, problem, machine.overlap_steps, lambda: gate.slept_s
         )
 
     def __repr__(self) -> str:

@@ -18,7 +18,7 @@ trainers.
 import contextlib
 import math
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import blake3
@@ -66,6 +66,7 @@ class SimulatedTrainer:
         machine: _Machine,
         micro_batch_cap: int | None = None,
         overlap_steps: int | None = None,
+        slept_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._spec = spec
         self._peer_id = peer_id
@@ -73,6 +74,7 @@ class SimulatedTrainer:
         self._speed = speed
         self._problem = problem
         self._machine = machine
+        self._slept_s, self._slept_before_s = slept_s, slept_s()
         batch_size = spec.training.batch_size
         self._micro_batch = min(batch_size, micro_batch_cap or batch_size)
         self._optimum = optimum(spec.seed, slow.size)
@@ -159,6 +161,9 @@ class SimulatedTrainer:
 
     def _advance(self, now_s: float) -> None:
         """Do the steps whose time has come, and what follows from them."""
+        slept_s = self._slept_s()
+        self._next_step_s += slept_s - self._slept_before_s
+        self._slept_before_s = slept_s
         while self._death is None and isinstance(step := self._action, TrainStep):
             if self._next_step_s > now_s:
                 break
@@ -241,8 +246,13 @@ def simulated_starter(
     speed: SimulatedSpeed | None = None,
     problem: ToyProblem | None = None,
     overlap_steps: int | None = None,
+    slept_s: Callable[[], float] = lambda: 0.0,
 ) -> StartTrainer:
-    """A StartTrainer in virtual time, for the machine of this peer."""
+    """A StartTrainer in virtual time, for the machine of this peer.
+
+    Args:
+        slept_s: for how long the machine has slept so far, when nothing is trained.
+    """
     noise_seed = int.from_bytes(blake3.blake3(peer_id.encode()).digest(length=8), "big")
     machine = _Machine(np.random.default_rng([spec.seed, noise_seed]))
 
@@ -257,6 +267,7 @@ def simulated_starter(
             machine,
             micro_batch_cap,
             overlap_steps,
+            slept_s,
         )
 
     return start

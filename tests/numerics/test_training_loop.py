@@ -230,6 +230,37 @@ def test_who_begins_late_or_again_warms_up():
     assert rates[0] == learning_rate(spec.optimizer, 12, 40) / 4
 
 
+class NotedResult:
+    """The numbers of a step; notes when they are looked at."""
+
+    def __init__(self, step, log):
+        self.step, self.log = step, log
+
+    def settled(self):
+        self.log.append(f"look {self.step}")
+        return 1.0, 0.5
+
+
+def test_numbers_are_looked_at_when_the_next_step_has_begun_but_before_anything_is_told():
+    world, log = build_world(tiny_spec()), []
+
+    def noted(blocks_BT, rate):
+        step = sum(entry.startswith("step") for entry in log) + 1
+        log.append(f"step {step}")
+        return NotedResult(step, log)
+
+    def answer(event):
+        log.append(type(event).__name__)
+        return []
+
+    world.parts.stepper.step = noted
+    run(world, order(0, quota=6), answer=answer)
+    assert log == [
+        *["step 1", "step 2", "look 1", "step 3", "look 2", "look 3", "Progress"],
+        *["step 4", "step 5", "look 4", "step 6", "look 5", "look 6", "RoundClosed"],
+    ]
+
+
 @pytest.mark.parametrize("where", [0, 700])
 def test_a_nan_never_gets_into_a_snapshot(where):
     world = build_world(tiny_spec())

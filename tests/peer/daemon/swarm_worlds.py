@@ -1,24 +1,26 @@
 """Swarms for tests: small, quick, from a seed, and the means to look at them."""
 
 import functools
+import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from peer.observe.event_names import EventName
-from peer.simulation.peer import SimulatedPeer
+from peer.simulation.peer import Event, SimulatedPeer
 from peer.simulation.swarm import SimulatedSwarm
 from peer.simulation.virtual_time import run_in_virtual_time
 from protocol.run_spec import OptimizerSection, RunSpec, SyncSection, TrainingSection
 
 STEP_S = 0.1  # of the simulated trainer, by default
 HOUR_S = 3600.0
+TOGETHER_S = 1.0  # between the two ends of an exchange, at most
 
 
 def toy_spec(rounds: int = 4, inner_steps: int = 20, seed: int = 1, **sync: Any) -> RunSpec:
-    """A run of so many rounds of training; the final ones come on top."""
+    """A run of so many rounds of training; the final averaging comes on top."""
     return RunSpec(
         seed=seed,
         training=TrainingSection(total_steps=rounds * inner_steps),
@@ -71,10 +73,54 @@ def skips(peer: SimulatedPeer, after: int = -1) -> list[str]:
     return [outcome for outcome in outcomes(peer, after) if outcome != "averaged"]
 
 
+def last_training_round(peer: SimulatedPeer) -> int:
+    """Its own number of its last round with steps."""
+    closed = peer.events(EventName.ROUND_CLOSED)
+    return max(event["round"] for event in closed if event["steps"])
+
+
+def training_outcomes(peer: SimulatedPeer) -> list[str]:
+    """The same without the final averaging."""
+    return outcomes(peer)[: -len(final_outcomes(peer)) or None]
+
+
+def final_outcomes(peer: SimulatedPeer) -> list[str]:
+    """How its meetings of the final averaging ended."""
+    return outcomes(peer, after=last_training_round(peer))
+
+
 def partners(peer: SimulatedPeer) -> dict[int, str]:
-    """Round to partner."""
+    """Its own round to partner."""
     averaged = peer.events(EventName.ROUND_AVERAGED)
     return {event["round"]: event["partner"] for event in averaged}
+
+
+def exchanges(*peers: SimulatedPeer) -> Iterator[tuple[Event, Event]]:
+    """Both ends of each exchange of these peers; each end has the other one."""
+    ends: dict[tuple[str, str], list[Event]] = {}
+    for peer in peers:
+        for event in peer.events(EventName.ROUND_AVERAGED):
+            ends.setdefault((peer.peer_id, event["partner"]), []).append(event)
+    for one, other in itertools.combinations((peer.peer_id for peer in peers), 2):
+        ours, theirs = ends.get((one, other), []), ends.get((other, one), [])
+        assert len(ours) == len(theirs), (one, other)
+        for pair in zip(ours, theirs, strict=True):
+            assert abs(pair[0]["monotonic_s"] - pair[1]["monotonic_s"]) <= TOGETHER_S, pair
+            yield pair
+
+
+def assert_trains_on(peer: SimulatedPeer, step_s: float = STEP_S) -> None:
+    """Training never stood still, its nominal step never fell, no round was cut short."""
+    opened = peer.events(EventName.ROUND_OPENED)
+    closed = [e for e in peer.events(EventName.ROUND_CLOSED) if e["steps"]]
+    trained_s = closed[-1]["monotonic_s"] - opened[0]["monotonic_s"]
+    steps = sum(event["steps"] for event in closed)
+    assert abs(trained_s / step_s - steps) < 1 + 1e-6, (trained_s, steps)
+    for begin, end, following in zip(opened, closed, opened[1:], strict=False):
+        assert begin["round"] == end["round"]
+        assert end["steps"] >= begin["quota"]
+        assert begin["step"] < end["step"]
+        assert following["step"] == end["step"] or following["quota"] == 0
 
 
 def distance(one: SimulatedPeer, other: SimulatedPeer) -> float:

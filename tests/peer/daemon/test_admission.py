@@ -79,11 +79,13 @@ async def test_a_hello_that_cannot_be_ours_is_refused_with_its_reason(tmp_path):
 
 
 async def answer_to_proposal(swarm, network, name) -> RefusalReason | None:
-    """Ask a peer by hand to average the round that it is in: its refusal, None for a yes."""
+    """Ask a peer by hand to average with its own step: its refusal, None for a yes."""
     facts, peer = swarm[name].facts, swarm[name]
     await network.connect(peer.peer_id, peer.network.addresses)
     talk = Conversation(await network.open_stream(peer.peer_id, GOSSIP))
-    proposal = Propose(facts.run_id, facts.round, facts.layout_digest, "int8", 1, 1, 1)
+    proposal = Propose(
+        facts.group, facts.round, facts.step, False, facts.layout_digest, "int8", 1, 1, 1
+    )
     await talk.send(proposal)
     try:
         await talk.receive(Accept)
@@ -220,7 +222,7 @@ def test_a_clock_a_minute_off_takes_part(tmp_path, skew_s):
         {"gamma": 0.9, "overlap": False, "codec": "bf16"},
         {"codec": "fp32"},
         {"codec": "bf16"},
-        {"final_rounds": 0},
+        {"final_averaging": False},
         {"validate_every": 3},
     ],
     ids=str,
@@ -235,7 +237,7 @@ def test_every_way_of_averaging_runs_to_its_end(tmp_path, sync):
             for name in "ab":
                 peer = swarm[name]
                 assert peer.facts.state is PeerState.FINISHED
-                assert outcomes(peer) == ["averaged"] * (6 + spec.sync.final_rounds)
+                assert outcomes(peer) == ["averaged"] * (6 + spec.sync.final_averaging)
                 assert peer.facts.validation_loss < 1.5
             assert distance(swarm["a"], swarm["b"]) < 0.3
 
@@ -244,7 +246,7 @@ def test_every_way_of_averaging_runs_to_its_end(tmp_path, sync):
 
 @simulated()
 async def test_plain_averaging_in_fp32_makes_both_the_same(tmp_path):
-    spec = toy_spec(4, alpha=0.0, beta=1.0, codec="fp32", final_rounds=0)
+    spec = toy_spec(4, alpha=0.0, beta=1.0, codec="fp32", final_averaging=False)
     async with open_swarm(1, spec, tmp_path) as swarm:
         await start(swarm, "a", "b")
         await swarm.finished()

@@ -6,7 +6,8 @@ import pytest
 import trio
 from swarm_worlds import outcomes, simulated, skips, start, tally, toy_spec
 
-from peer.daemon.rounds import MAX_FAILURES_IN_A_ROW, MAX_VALIDATION_SHARE, TrainingImpossible
+from peer.daemon.rounds import MAX_FAILURES_IN_A_ROW, TrainingImpossible
+from peer.daemon.validation import MAX_VALIDATION_SHARE
 from peer.network.simulated_link import LinkModel
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState

@@ -28,7 +28,6 @@ from peer.training.messages import Progress, Ready, RoundClosed
 from peer.training.schedule import learning_rate
 from protocol.chunk_ledger import Stamp
 from protocol.messages import ChunkState, Contribution, Result
-from protocol.rounds import nominal_step
 from protocol.run_spec import OptimizerSection
 
 pytestmark = pytest.mark.slow
@@ -106,7 +105,7 @@ async def test_after_a_comeback_the_learning_rate_rises_to_the_schedules_and_the
             if isinstance(event, Progress) and at_s > came_s:
                 opened = swarm[name].events(EventName.ROUND_OPENED)
                 (quota,) = {e["quota"] for e in opened if e["round"] == event.round}
-                step = nominal_step(20 * event.round, 20, event.steps - 1, quota)
+                step = 20 * event.round + 20 / quota * (event.steps - 1)
                 own = own_steps[name] + event.steps - 1
                 rates[name][step] = event.learning_rate
                 assert event.learning_rate == learning_rate(optimizer, step, 12 * 20, own)

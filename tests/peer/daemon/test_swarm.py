@@ -6,7 +6,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from swarm_worlds import distance, outcomes, partners, simulated, start, tally, toy_spec
+from swarm_worlds import (
+    assert_trains_on,
+    distance,
+    exchanges,
+    final_outcomes,
+    outcomes,
+    partners,
+    simulated,
+    start,
+    tally,
+    toy_spec,
+    training_outcomes,
+)
 
 from peer.codec import compiled
 from peer.observe.event_names import EventName
@@ -14,7 +26,7 @@ from peer.observe.status import PeerState
 from peer.simulation.swarm import SwarmOptions, open_swarm
 from peer.simulation.virtual_time import run_in_virtual_time
 
-ROUNDS, FINAL = 4, 2
+ROUNDS, FINAL = 4, 1
 
 
 @simulated()
@@ -32,7 +44,9 @@ async def test_two_peers_average_every_round_and_finish(tmp_path):
             assert dict(status.outcomes.skipped) == {}
             assert len(peer.timings) == ROUNDS + FINAL
             assert [e["round"] for e in peer.events(EventName.RUN_FINISHED)] == [ROUNDS + FINAL - 1]
-        # The final rounds bring the replicas together: nothing is left between them but rounding.
+            assert_trains_on(peer)
+        assert len(list(exchanges(a, b))) == ROUNDS + FINAL
+        # The final averaging brings the replicas together: both have the mean of the same codes.
         assert distance(a, b) < 2e-3
         assert a.status().validation_loss == pytest.approx(b.status().validation_loss, abs=1e-4)
         assert a.status().train_loss < 2.0 < a.events(EventName.ROUND_CLOSED)[0]["loss"]
@@ -46,24 +60,30 @@ async def test_eight_peers_average_every_round(tmp_path):
         await start(swarm, *names)
         await swarm.finished()
         peers = [swarm[name] for name in names]
-        assert tally(*peers, after=0) == {"averaged": 8 * (ROUNDS + FINAL - 1)}
         for peer in peers:
-            for round_, partner in partners(peer).items():
-                (other,) = [p for p in peers if p.peer_id == partner]
-                assert partners(other)[round_] == peer.peer_id
+            assert final_outcomes(peer) == ["averaged"] * 3
+            assert_trains_on(peer)
+        assert tally(*peers, after=0) == {"averaged": 8 * (ROUNDS + 3 - 1)}
+        assert len(list(exchanges(*peers))) == tally(*peers)["averaged"] / 2
 
 
 @simulated()
-async def test_an_odd_peer_out_trains_on(tmp_path):
-    async with open_swarm(1, toy_spec(ROUNDS), tmp_path) as swarm:
+async def test_of_three_peers_none_is_left_over(tmp_path):
+    rounds = 8
+    async with open_swarm(1, toy_spec(rounds), tmp_path) as swarm:
         await start(swarm, "a", "b", "c")
         await swarm.finished()
         peers = [swarm[name] for name in "abc"]
-        assert all(len(outcomes(peer)) == ROUNDS + FINAL for peer in peers)
-        counted = tally(*peers, after=0)
-        assert counted == {"averaged": 2 * (ROUNDS + FINAL - 1), "no_partner": ROUNDS + FINAL - 1}
-        # Who has no partner does not wait for one after all others are gone.
-        assert max(timing.match_s for peer in peers for timing in peer.timings) < 2.0
+        for peer in peers:
+            assert_trains_on(peer)
+            *trained, last = training_outcomes(peer)
+            assert trained == ["averaged"] * (len(trained))
+            assert rounds - 2 <= len(trained) <= rounds
+            # Of the last rounds one may be left over: the others have ended, and wait for it.
+            assert last in {"averaged", "no_partner"}
+        assert sorted(len(final_outcomes(peer)) for peer in peers) == [1, 2, 3]
+        assert {outcome for peer in peers for outcome in final_outcomes(peer)} == {"averaged"}
+        assert len(list(exchanges(*peers))) == tally(*peers)["averaged"] / 2
 
 
 @simulated()

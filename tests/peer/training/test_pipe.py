@@ -23,7 +23,7 @@ from peer.training.settings import TrainerSettings
 
 MESSAGES = [
     Load(3),
-    TrainRound(7, 50, (("a", 4), ("b", 2)), 1, 99, 362.5),
+    TrainRound(7, 50, (("a", 4), ("b", 2)), 1, 99, 362.5, 1.25),
     Progress(7, 3, 24, 2.5, 0.001, 0.5, 0.25, 353.0),
     Apply(7),
     Evaluated(7, 2.5, 8192, 0.25),

@@ -44,7 +44,7 @@ async def training(spec: RunSpec, quota: int = H):
     async with simulated_starter(spec, "me", SimulatedSpeed(step_s=1.0))(phi, None) as trainer:
         await trainer.receive()
         await trainer.send(Load(0))
-        await trainer.send(TrainRound(0, quota, MEMBERS, 0, 0, 0.0))
+        await trainer.send(TrainRound(0, quota, MEMBERS, 0, 0, 0.0, 1.0))
         yield trainer, phi
 
 

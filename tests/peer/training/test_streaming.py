@@ -4,7 +4,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.training.fragments import FragmentSnapshot
@@ -77,7 +77,7 @@ class Loop:
         return not self.sync.holds_training
 
     def train(self, round_, quota):
-        order = TrainRound(round_, quota, (), 0, 0, 0.0)
+        order = TrainRound(round_, quota, (), 0, 0, 0.0, 1.0)
         self.sync.begin(order)
         self.sync.advance()
         steps = 0
@@ -102,6 +102,7 @@ class Loop:
             self.take_a_turn()
 
 
+@settings(deadline=None)
 @given(
     late=st.sampled_from(["wait", "skip"]),
     overlap_steps=st.integers(0, H - 1),
@@ -129,6 +130,7 @@ def test_every_fragment_comes_and_goes_once_a_round(late, overlap_steps, quotas,
 
 
 @pytest.mark.parametrize("delay", range(1, 6))
+@settings(deadline=None)
 @given(
     overlap_steps=st.integers(0, 3),
     quota=st.integers(H, 3 * H),
