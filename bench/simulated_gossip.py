@@ -86,7 +86,7 @@ async def _average_all(peers: int, seed: int, model: LinkModel) -> Seen:
 
 
 class _Swarm:
-    """Who hears of whom, and how late."""
+    """The peers of a swarm: each hears of some, and a little late."""
 
     def __init__(
         self, networks: Sequence[SimulatedNetwork], nursery: trio.Nursery, latency_s: float
