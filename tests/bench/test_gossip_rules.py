@@ -1,4 +1,4 @@
-"""The simulation that weighs rules of pairing: its lines, its measures, and what rules cannot do."""
+"""The simulation that weighs rules of pairing: its lines, its measures, what rules cannot do."""
 
 import math
 

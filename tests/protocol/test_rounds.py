@@ -5,6 +5,7 @@ import pytest
 from protocol.deadline import FIRST_OBSERVATIONS, ObservedDeadline
 from protocol.rounds import (
     LOST_LAG_ROUNDS,
+    TOGETHER_ROUNDS,
     Quotas,
     catch_up,
     is_left_behind,
@@ -45,13 +46,20 @@ def test_a_peer_behind_shortens_its_round_by_half_at_most(ahead: list[float], la
     assert catch_up(40.0, OWN, places, H) == pytest.approx(40 * (1 - min(0.5, max(0.0, lag))))
 
 
-@pytest.mark.parametrize(("ahead", "lag"), [*LAGS, ([-0.9, -3.0, -0.7], -0.9)])
-def test_where_nobody_waits_a_peer_ahead_lengthens_it_by_half_at_most(
+@pytest.mark.parametrize(("ahead", "lag"), [*LAGS, ([-0.9, -3.0, -0.7], -0.9), ([6.0], 1.5)])
+def test_where_nobody_waits_the_nominal_pace_follows_the_lag(
     ahead: list[float], lag: float
 ) -> None:
     places = [OWN + rounds * H for rounds in ahead]
     owed = keep_together(40.0, OWN, places, H)
-    assert owed == pytest.approx(40 * (1 - min(0.5, max(-0.5, lag))))
+    assert 40.0 / owed == pytest.approx(1 + lag / TOGETHER_ROUNDS)
+
+
+@pytest.mark.parametrize("lag", [0.1, 0.9, 1.5, 40.0])
+def test_peers_ahead_are_slowed_down_as_much_as_those_behind_are_sped_up(lag: float) -> None:
+    behind, ahead = (keep_together(40.0, OWN, [OWN + rounds * H], H) for rounds in (lag, -lag))
+    assert (40.0 / behind + 40.0 / ahead) / 2 == pytest.approx(1.0)
+    assert 40.0 / behind <= 1.5
 
 
 def test_where_a_peer_is_by_now_is_guessed_from_when_it_told_us() -> None:
