@@ -1,6 +1,7 @@
 """Trainers that fail, machines that differ, peers that come, go and sleep."""
 
 import itertools
+from typing import Any
 
 import pytest
 import trio
@@ -15,12 +16,13 @@ from peer.simulation.machine import Machine
 from peer.simulation.peer import GRACE_S
 from peer.simulation.swarm import SwarmOptions, open_swarm
 from peer.training.toy import SimulatedSpeed
+from protocol.outcomes import SkipReason
 from protocol.versions import STATE
 
 ROUNDS, FINAL = 5, 2
 
 
-def failing(**at_steps: frozenset[int]) -> Machine:
+def failing(**at_steps: Any) -> Machine:
     return Machine(SimulatedSpeed(**at_steps))
 
 
@@ -138,14 +140,16 @@ async def test_a_machine_that_slept_jumps_to_the_newest_round(tmp_path):
         swarm.thaw("b")
         await swarm.finished()
         b = swarm["b"]
-        assert b.facts.skipped["jumped"] == 1
+        assert b.facts.skipped[SkipReason.JUMPED] == 1
         opened = [event["round"] for event in b.events(EventName.ROUND_OPENED)]
         gaps = [(one, other) for one, other in itertools.pairwise(opened) if other - one > 1]
         assert len(gaps) == 1
         assert gaps[0][1] >= 7
         assert "averaged" in outcomes(b, after=gaps[0][1])
         for name in "ac":
-            assert swarm[name].facts.skipped["jumped"] <= 1  # who was exchanging with b just then
+            assert (
+                swarm[name].facts.skipped[SkipReason.JUMPED] <= 1
+            )  # who was exchanging with b just then
             assert skips(swarm[name]).count("no_partner") < 10
 
 

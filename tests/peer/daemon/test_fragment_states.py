@@ -93,7 +93,7 @@ async def test_after_a_comeback_the_learning_rate_is_the_schedules_and_the_swarm
         swarm.join("b", through=["a"])
         came_s = trio.current_time()
         await swarm.finished()
-        rates = {"a": {}, "b": {}}
+        rates: dict[str, dict[float, float]] = {"a": {}, "b": {}}
         for name, at_s, event in tap.told:
             if isinstance(event, Progress) and at_s > came_s:
                 opened = swarm[name].events(EventName.ROUND_OPENED)
@@ -244,9 +244,11 @@ def history(tap: Tap, fragment: int, chunk: int, state: State = (0, 0)) -> list[
     """Cycle and weight of the results for a chunk that build on a state, one on the other."""
     on_base = defaultdict(list)
     for post in tap.messages(Result, fragment=fragment):
-        of_chunk = post.message.chunk(chunk)
+        result = post.message
+        assert isinstance(result, Result)
+        of_chunk = result.chunk(chunk)
         if of_chunk is not None:
-            step = (post.message.outcome(of_chunk).weight, -post.message.cycle)
+            step = (result.outcome(of_chunk).weight, -result.cycle)
             on_base[of_chunk.steps, of_chunk.weight].append(step)
     steps = []
     while state in on_base:

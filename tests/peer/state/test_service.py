@@ -1,6 +1,6 @@
 """Serving and fetching run spec, blobs and state, on the simulated network."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.simulated_ports import SimulatedWork
 from peer.simulation.swarm import identity_of
-from peer.state.service import REQUEST_S, StateService, fetch_from
+from peer.state.service import REQUEST_S, Fetcher, StateService, fetch_from
 from peer.state.state_file import StateManifest, StateScalars, write_state_file
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
 from protocol.limits import MAX_STATE_READERS, STATE_CHUNK_BYTES
@@ -110,7 +110,10 @@ async def test_spec_blob_and_state_come_over_one_stream(
     ],
 )
 async def test_what_is_not_there_is_refused_with_its_reason(
-    autojump_clock: MockClock, tmp_path: Path, ask: Callable, reason: RefusalReason
+    autojump_clock: MockClock,
+    tmp_path: Path,
+    ask: Callable[[Fetcher], Awaitable[object]],
+    reason: RefusalReason,
 ) -> None:
     async with world(tmp_path) as made, made.fetcher() as fetcher:
         with pytest.raises(Refused) as refused:

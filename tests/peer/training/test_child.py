@@ -1,14 +1,17 @@
 """Running out of memory: found in the dry run, told apart in training."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
 from peer.training import calibrate, child
 from peer.training.channel import Task
 from peer.training.device import choose_device, choose_precision, is_out_of_memory
+from peer.training.errors import NonFinite
 from peer.training.messages import Failed
 from peer.training.pipe import PipeError
-from peer.training.step import NonFinite
 
 
 class FakeChannel:
@@ -30,16 +33,21 @@ class FakeChannel:
     ],
 )
 def test_failures_are_told_apart(monkeypatch, capsys, error, reason):
+    settings: Any = None
+
     def build(*_):
         raise error
 
     monkeypatch.setattr(child, "build", build)
-    channel = FakeChannel()
-    assert child.train(channel, None, 0, 0) == 1
+    channel: Any = FakeChannel()
+    assert child.train(channel, settings, 0, 0) == 1
     (failed,) = channel.events
     assert isinstance(failed, Failed)
     assert failed.reason == reason
     assert str(error) in failed.detail
+
+
+BLOCKS = np.zeros((1, 2), np.int64)
 
 
 class FullDevice:
@@ -56,11 +64,12 @@ class FullDevice:
 
 
 def test_the_dry_run_halves_until_it_fits():
-    stepper = FullDevice(16)
-    calibrate.fit_micro_batch(stepper, None)
+    stepper: Any = FullDevice(16)
+    too_small: Any = FullDevice(4, room=0)
+    calibrate.fit_micro_batch(stepper, BLOCKS)
     assert stepper.tried == [16, 8, 4, 2]
     with pytest.raises(torch.OutOfMemoryError):
-        calibrate.fit_micro_batch(FullDevice(4, room=0), None)
+        calibrate.fit_micro_batch(too_small, BLOCKS)
 
 
 @pytest.mark.parametrize(
@@ -86,9 +95,11 @@ def test_devices_that_are_not_here_are_refused():
     assert not is_out_of_memory(ValueError("can't allocate memory"))
 
 
-@pytest.mark.parametrize("task", [Task("dance", None, ()), Task("train", None, (3,))])
-def test_what_is_no_task_ends_the_child(task):
-    channel = FakeChannel()
+@pytest.mark.parametrize(("name", "descriptors"), [("dance", ()), ("train", (3,))])
+def test_what_is_no_task_ends_the_child(name, descriptors):
+    channel: Any = FakeChannel()
+    settings: Any = None
+    task = Task(name, settings, descriptors)
     channel.next_task = lambda: task
     with pytest.raises(PipeError, match=task.name):
         child.serve(channel)
