@@ -1,12 +1,13 @@
 """Streaming through the inner loop: what is sent and merged after which step."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
 from training_worlds import MEMBERS, PAUSE, World, build_world, order, run, tiny_spec
 
-from peer.training.errors import WrongCommand
+from peer.training.errors import NonFinite, WrongCommand
 from peer.training.messages import (
     Amend,
     Apply,
@@ -21,7 +22,6 @@ from peer.training.messages import (
     Yield,
     Yielded,
 )
-from peer.training.step import NonFinite
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ class Swarm:
     log: list[object] = field(default_factory=list)
 
     def __post_init__(self):
-        stepper = self.world.parts.stepper
+        stepper: Any = self.world.parts.stepper
         step = stepper.step
 
         def counted(*arguments):
@@ -192,11 +192,14 @@ def values(world: World, vector: np.ndarray, fragment: int) -> np.ndarray:
     return np.concatenate([vector[start:stop] for start, stop in spans])
 
 
+@dataclass
 class Watched(Swarm):
     """Notes the fast weights at each event, and moves phi when a fragment was sent."""
 
+    thetas: list[tuple[Any, np.ndarray]] = field(default_factory=list)
+
     def answer(self, event):
-        vars(self).setdefault("thetas", []).append((event, self.world.theta.copy()))
+        self.thetas.append((event, self.world.theta.copy()))
         if isinstance(event, FragmentSent):
             for start, stop in self.world.parts.snapshots.fragments[event.fragment].spans:
                 self.world.slow[start:stop] += 0.01
@@ -224,7 +227,7 @@ def test_chunks_that_were_not_stepped_are_plain_training():
             return Merge(sent.fragment, sent.cycle, (), ())
 
     swarm = Nothing(streaming_world(), rounds=1)
-    alone = Watched(streaming_world(late="skip"), rounds=1)
+    alone: Any = Watched(streaming_world(late="skip"), rounds=1)
     alone.result = lambda sent: PAUSE
     swarm.run()
     alone.run()

@@ -40,7 +40,7 @@ def test_a_step_changes_the_callers_memory_and_counts() -> None:
     state.step(0, _codes(1), bytes(_codes(2)))
     np.testing.assert_array_equal(phi, _vector(0) + delta)
     np.testing.assert_allclose(delta, 0.7 * ((_vector(1) + _vector(2)) / 2 - _vector(0)), atol=0.02)
-    state.step(1, memoryview(_codes(3)))
+    state.step(1, _codes(3).data)
     statistics = state.statistics()
     assert (statistics.version, statistics.round) == (2, 1)
     assert (statistics.steps, statistics.steps_alone) == (2, 1)

@@ -16,7 +16,7 @@ from training_worlds import (
     tiny_spec,
 )
 
-from peer.training.errors import WrongCommand
+from peer.training.errors import NonFinite, WrongCommand
 from peer.training.messages import (
     Applied,
     Apply,
@@ -29,7 +29,7 @@ from peer.training.messages import (
 )
 from peer.training.model import initial_module
 from peer.training.schedule import learning_rate
-from peer.training.step import NonFinite, Stepper
+from peer.training.step import Stepper
 from protocol.data_plan import DataPlan
 from protocol.run_spec import OptimizerSection
 
@@ -45,6 +45,7 @@ def test_apply_is_the_line_of_the_architecture(codec, steps_between):
     def answer(event):
         if isinstance(event, RoundClosed) and event.round == 0:
             seen["theta_s"] = world.theta.copy()
+            assert event.slot is not None
             seen["decoded"] = world.decoded(event.slot)
             world.slow += np.random.default_rng(1).normal(0, 0.1, world.slow.size).astype("f4")
             return [order(1), *[PAUSE] * steps_between, Apply(0)]
@@ -214,7 +215,7 @@ def test_load_begins_anew():
     assert script.of(RoundClosed)[0].digest == run(fresh, order(0)).of(RoundClosed)[0].digest
 
 
-def test_who_begins_late_or_again_warms_up():
+def test_who_begins_late_or_again_warms_up(monkeypatch):
     spec = tiny_spec()
     spec = spec.model_copy(update={"optimizer": OptimizerSection(warmup_steps=4)})
     world, rates, step = build_world(spec), [], Stepper.step
@@ -223,7 +224,7 @@ def test_who_begins_late_or_again_warms_up():
         rates.append(rate)
         return step(world.parts.stepper, blocks_BT, rate)
 
-    world.parts.stepper.step = noted
+    monkeypatch.setattr(world.parts.stepper, "step", noted)
     run(world, order(3, quota=4), order(4, quota=4), *[PAUSE] * 6, Load(5), order(5, quota=4))
     begun = [(12, done) for done in range(6)] + [(20, done) for done in range(4)]
     assert rates == [learning_rate(spec.optimizer, first + own, 40, own) for first, own in begun]

@@ -37,10 +37,15 @@ def returned(peer: SimulatedPeer, after: int = -1) -> list[dict[str, Any]]:
     return [e for e in peer.events(EventName.FRAGMENT_RETURNED) if e["round"] > after]
 
 
-def returned_in(peer: SimulatedPeer, fragment: int, cycle: int) -> dict[str, Any] | None:
+def has_returned(peer: SimulatedPeer, fragment: int, cycle: int) -> bool:
+    """Whether this send has ended."""
+    return any((e["fragment"], e["round"]) == (fragment, cycle) for e in returned(peer))
+
+
+def returned_in(peer: SimulatedPeer, fragment: int, cycle: int) -> dict[str, Any]:
     """The end of this send."""
     ends = [e for e in returned(peer) if (e["fragment"], e["round"]) == (fragment, cycle)]
-    return ends[0] if ends else None
+    return ends[0]
 
 
 def contributors(peer: SimulatedPeer, after: int = -1) -> Counter[int]:

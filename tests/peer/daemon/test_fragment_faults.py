@@ -2,6 +2,8 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from streaming_worlds import (
     assert_equal,
     contributors,
     fragment_spec,
+    has_returned,
     returned,
     returned_in,
 )
@@ -180,21 +183,23 @@ def test_a_contribution_that_comes_twice_or_jumps_is_refused_and_not_merged(
             trio.open_nursery() as nursery,
         ):
             tap = watch(swarm, monkeypatch)
-            sent, before = [], Counter()
+            sent: list[Contribution] = []
+            before = Counter[RefusalReason]()
 
-            def forge(sender: str, receiver: str, message: Message) -> None:
+            def forge(sender: str, receiver: str, message: Message) -> bool:
                 ours = (sender, receiver) == ("c", "a") and contributes(message, VICTIM, CYCLE)
-                if ours and message.weight and not sent:
+                if ours and isinstance(message, Contribution) and message.weight and not sent:
                     sent.append(message)
                     before.update(swarm["a"].facts.refused)
                     size = 4 * sum(
                         tap.outer("c").chunk_values(VICTIM, each.chunk) for each in message.stamps
                     )
                     nursery.start_soon(send_forged, swarm, message, CYCLE + ahead, size)
+                return False
 
             await start(swarm, *"abc")
             tap.loses = forge
-            await swarm.until(lambda: returned_in(swarm["a"], VICTIM, CYCLE) is not None)
+            await swarm.until(lambda: has_returned(swarm["a"], VICTIM, CYCLE))
             assert sent
             assert swarm["a"].facts.refused - before == {reason: 1}
             for old, new, mean in zip(
@@ -234,7 +239,7 @@ async def test_a_result_that_one_side_lacks_leaves_its_chunks_as_they_were_until
 ):
     async with open_swarm(SEED, fragment_spec(8), tmp_path, OPTIONS) as swarm:
         tap = watch(swarm, monkeypatch)
-        seen = {}
+        seen: dict[str, Any] = {}
 
         def lose(sender: str, receiver: str, message: Message) -> bool:
             settled = isinstance(message, FragmentSettled) and message.fragment == VICTIM
@@ -275,7 +280,7 @@ async def test_an_owner_killed_between_send_and_return_leaves_its_chunks_as_they
         await start(swarm, *"abc")
         tap.loses = kill
         for name in "ab":
-            await swarm.until(lambda name=name: returned_in(swarm[name], VICTIM, CYCLE))
+            await swarm.until(partial(has_returned, swarm[name], VICTIM, CYCLE))
         for name in "ab":
             before = tap.sent(VICTIM, CYCLE)[name].phi
             both = zip(before, tap.phi(name, VICTIM), strict=True)
@@ -308,6 +313,6 @@ async def test_of_a_peer_that_is_gone_nothing_is_kept(tmp_path, monkeypatch):
         await trio.sleep(2 * DEADLINE_S)
         assert IDS["c"] in tap.exchanges["a"]._owner._late
         swarm.kill("c")
-        await swarm.until(lambda: returned_in(swarm["a"], VICTIM, 15))
+        await swarm.until(lambda: has_returned(swarm["a"], VICTIM, 15))
         for name in "ab":
             assert known_to(tap.exchanges[name]) == {IDS["a"], IDS["b"]}

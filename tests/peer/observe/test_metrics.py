@@ -1,6 +1,7 @@
 """The metrics: their exact names, and the page they are on."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
@@ -242,7 +243,8 @@ class SilentClient:
 
 
 async def test_who_says_nothing_is_cut_off(autojump_clock) -> None:
-    server, client = _Server(bytes, "text/plain"), SilentClient()
+    client: Any = SilentClient()
+    server = _Server(bytes, "text/plain")
     before = trio.current_time()
     await server.answer(client)
     assert trio.current_time() - before == pytest.approx(REQUEST_TIMEOUT_S)
@@ -251,7 +253,7 @@ async def test_who_says_nothing_is_cut_off(autojump_clock) -> None:
 
 async def test_connections_are_bounded(autojump_clock) -> None:
     server = _Server(bytes, "text/plain")
-    clients = [SilentClient() for _ in range(MAX_CONNECTIONS + 1)]
+    clients: list[Any] = [SilentClient() for _ in range(MAX_CONNECTIONS + 1)]
     async with trio.open_nursery() as nursery:
         for client in clients:
             nursery.start_soon(server.answer, client)

@@ -36,7 +36,7 @@ from peer.training.messages import (
 )
 from peer.training.model import FlatModel, initial_module, model_shapes
 from peer.training.ports import TrainerDied
-from peer.training.process import create_model, trainer_starter
+from peer.training.process import ProcessTrainer, create_model, trainer_starter
 from peer.training.settings import TrainerSettings
 from peer.training.shared import NUM_SLOTS, SharedVector
 from protocol.layout import Layout
@@ -261,6 +261,7 @@ async def test_initial_weights_follow_from_the_seed_and_whoever_made_them_can_tr
             slow.array[:] = np.fromfile(tmp_path / "first", "<f4")
             async with trainer_starter(settings, slow, None, spare)(slow.array, None) as trainer:
                 assert (await _next(trainer, Ready)).layout_digest == layout.digest
+                assert isinstance(trainer, ProcessTrainer)
                 assert trainer.process_id == process_id
                 await trainer.send(Load(0))
                 await trainer.send(TrainRound(0, 5, MEMBERS, 0, 0, 0.0, 1.0))

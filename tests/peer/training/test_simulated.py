@@ -1,6 +1,6 @@
 """The simulated trainer keeps the conversation of messages.py, in virtual time."""
 
-import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,7 +121,8 @@ async def test_planned_failures_are_reported_and_end_the_life(
     autojump_clock: MockClock, field: str, reason: str
 ) -> None:
     slow = np.zeros(256, np.float32)
-    speed = dataclasses.replace(SimulatedSpeed(), **{field: frozenset({3})})
+    planned: dict[str, Any] = {field: frozenset({3})}
+    speed = SimulatedSpeed(**planned)
     start = simulated_starter(SPEC, "me", speed)
     async with start(slow, None) as trainer:
         await trainer.receive()
@@ -153,7 +154,7 @@ async def test_a_killed_trainer_says_so(autojump_clock: MockClock) -> None:
 
 
 async def test_it_learns_and_repeats_itself(autojump_clock: MockClock) -> None:
-    async def train() -> tuple[float, str]:
+    async def train() -> tuple[float, str | None]:
         slow = np.zeros(256, np.float32)
         async with simulated_starter(SPEC, "me")(slow, None) as trainer:
             await trainer.receive()
