@@ -18,8 +18,8 @@ The rules
   2. A meeting is held only between peers with the same roster (its digest is in the proposal). The
      peer with the lower place asks.
   3. A meeting that fails is left out, and counted; the plan goes on, for the others rely on it.
-  4. A peer whose roster others refuse meets random peers instead, as in training, as often as the
-     plan has meetings for it: then the mean is reached nearly, not exactly.
+  4. For each meeting that is left out because the two rosters differ, a peer meets a random one
+     when its plan is over, as in training: then the mean is reached nearly, not exactly.
 
 Source: recursive doubling (Thakur, Rabenseifner and Gropp 2005); `field_2026.md` 3.7 has what such
 a finale gains.

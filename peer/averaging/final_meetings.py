@@ -2,9 +2,12 @@
 
 The plan is that of protocol/final_averaging.py. Here the two sides of a meeting come together: the
 one asks until the other has come to the same meeting, the other waits to be asked. A proposal that
-comes before its turn is held (at most MAX_HELD_PROPOSALS).
+comes before its turn is held (at most MAX_HELD_PROPOSALS). Whoever waits cannot know whether it
+waits in vain, for a partner with another roster has another plan. So now and then it asks too, and
+is refused, with the reason.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -33,13 +36,27 @@ LOOK_EVERY_S: Final = 1.0
 
 @dataclass(slots=True)
 class _Call:
-    """A proposal that waits for its meeting; its stream lives until `over`."""
+    """A proposal that waits for its meeting; the exchange is run where its stream is served.
 
-    talk: Conversation
+    Attributes:
+        own: our contribution, once its turn has come.
+        outcome: of the exchange, once it is over; None when they had gone before.
+    """
+
     proposal: Propose
     decided: trio.Event = field(default_factory=trio.Event)
     over: trio.Event = field(default_factory=trio.Event)
     refusal: RefusalReason | None = None
+    own: Contribution | None = None
+    exchange_s: float = 0.0
+    outcome: Outcome | None = None
+
+    async def hold(self, own: Contribution, exchange_s: float) -> Outcome | None:
+        """Its turn has come: wait until its exchange is over."""
+        self.own, self.exchange_s = own, exchange_s
+        self.decided.set()
+        await self.over.wait()
+        return self.outcome
 
     def refuse(self, reason: RefusalReason) -> None:
         """Say no."""
@@ -51,13 +68,20 @@ class FinalMeetings:
     """The planned meetings of one peer. `Gossip` hands over the proposals that belong to them.
 
     Attributes:
-        disagree: a partner sees another roster than we.
+        disagreements: meetings left out because the partner sees another roster than we.
     """
 
     def __init__(
-        self, agreement: Agreement, *, company: Company, exchanges: Exchanges, events: EventLog
+        self,
+        agreement: Agreement,
+        own_id: PeerId,
+        *,
+        company: Company,
+        exchanges: Exchanges,
+        events: EventLog,
     ) -> None:
         self._agreement = agreement
+        self._own_id = own_id
         self._company = company
         self._exchanges = exchanges
         self._events = events
@@ -65,14 +89,14 @@ class FinalMeetings:
         self._number = 0
         self._calls: dict[PeerId, _Call] = {}
         self._called = trio.Event()
-        self.disagree = False
+        self.disagreements = 0
 
     def __repr__(self) -> str:
         return f"<FinalMeetings at {self._number} of roster {self._roster}>"
 
     def begin(self, roster: str) -> None:
         """From now on the roster with this digest is ours."""
-        self._roster, self._number, self.disagree = roster, 0, False
+        self._roster, self._number = roster, 0
         for call in self._calls.values():
             if call.proposal.roster != roster:
                 call.refuse(RefusalReason.OTHER_ROSTER)
@@ -108,12 +132,12 @@ class FinalMeetings:
             try:
                 async with self._exchanges.open(partner) as talk:
                     answer = await self._exchanges.ask(talk, proposal)
-                    patience.deadline += wait_s
+                    patience.deadline = math.inf  # an exchange ends by itself
                     return await self._exchanges.lead(talk, own, answer, wait_s)
             except Refused as refused:
                 self._note_refused(own, partner, refused.reason, refused.sentence)
                 if refused.reason is not RefusalReason.TOO_MANY:
-                    self.disagree |= refused.reason is RefusalReason.OTHER_ROSTER
+                    self.disagreements += refused.reason is RefusalReason.OTHER_ROSTER
                     return Skipped(SkipReason.NO_PARTNER, partner)
             except LocoError as error:
                 self._note_refused(own, partner, "unreachable", str(error))
@@ -136,28 +160,49 @@ class FinalMeetings:
     async def _wait(
         self, own: Contribution, meeting: Meeting, wait_s: float, patience: trio.CancelScope
     ) -> Outcome:
-        while self._is_present(meeting.partner):
-            call = self._calls.get(meeting.partner)
+        partner, until_s = meeting.partner, patience.deadline
+        while self._is_present(partner):
+            call = self._calls.get(partner)
             if call is not None and call.proposal.meeting == meeting.number:
-                patience.deadline += wait_s
-                call.decided.set()
-                try:
-                    outcome = await self._exchanges.accept(call.talk, own, call.proposal, wait_s)
-                finally:
-                    call.over.set()
-                if outcome is not None:
+                patience.deadline = math.inf  # an exchange ends by itself
+                if (outcome := await call.hold(own, wait_s)) is not None:
                     return outcome
-                await trio.lowlevel.checkpoint()
-            with trio.move_on_after(LOOK_EVERY_S):
-                await self._called.wait()
-        return Skipped(SkipReason.PARTNER_LOST, meeting.partner)
+                patience.deadline = until_s
+            elif await self._is_called():
+                pass
+            elif await self._sees_another_roster(own, meeting):
+                self.disagreements += 1
+                return Skipped(SkipReason.NO_PARTNER, partner)
+        return Skipped(SkipReason.PARTNER_LOST, partner)
+
+    async def _is_called(self) -> bool:
+        """Wait for a call; whether one has come."""
+        with trio.move_on_after(LOOK_EVERY_S):
+            await self._called.wait()
+            return True
+        return False
+
+    async def _sees_another_roster(self, own: Contribution, meeting: Meeting) -> bool:
+        """Ask a partner that should ask us: it refuses, and says why."""
+        assert self._roster is not None
+        proposal = self._agreement.proposal(own, roster=self._roster, meeting=meeting.number)
+        try:
+            async with self._exchanges.open(meeting.partner) as talk:
+                await self._exchanges.ask(talk, proposal)
+        except Refused as refused:
+            if refused.reason is RefusalReason.OTHER_ROSTER:
+                self._note_refused(own, meeting.partner, refused.reason, refused.sentence)
+                return True
+        except LocoError:
+            pass  # the look whether it is there says more
+        return False
 
     async def called(self, talk: Conversation, stream: Stream, proposal: Propose) -> None:
         """A proposal for a meeting has come: hold it until its turn, then until it is over."""
         peer_id = stream.remote_peer_id
         refusal = self._reason_to_refuse(peer_id, proposal)
         if refusal is None:
-            call = self._calls[peer_id] = _Call(talk, proposal)
+            call = self._calls[peer_id] = _Call(proposal)
             self._called.set()
             self._called = trio.Event()
             try:
@@ -165,15 +210,23 @@ class FinalMeetings:
                 refusal = call.refusal
             finally:
                 del self._calls[peer_id]
-            if call.refusal is None and call.decided.is_set():
-                await call.over.wait()
+            if call.own is not None:
+                await self._accept(talk, call, call.own)
         if refusal is not None:
             sentence = f"meeting {proposal.meeting} is not possible with me: {refusal}"
             await talk.refuse(refusal, sentence)
 
+    async def _accept(self, talk: Conversation, call: _Call, own: Contribution) -> None:
+        try:
+            call.outcome = await self._exchanges.accept(talk, own, call.proposal, call.exchange_s)
+        finally:
+            call.over.set()
+
     def _reason_to_refuse(self, peer_id: PeerId, proposal: Propose) -> RefusalReason | None:
         if self._roster is not None and proposal.roster != self._roster:
             return RefusalReason.OTHER_ROSTER
+        if peer_id > self._own_id:  # with the same roster, it is we who ask
+            return RefusalReason.BUSY
         if self._roster is not None and proposal.meeting < self._number:
             return RefusalReason.AHEAD
         full = peer_id in self._calls or len(self._calls) >= MAX_HELD_PROPOSALS

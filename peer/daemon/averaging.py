@@ -149,7 +149,11 @@ class PairAveraging:
         )
         exchanges = Exchanges(agreement, parts.network, parts.work)
         self._meetings = FinalMeetings(
-            agreement, company=parts.company, exchanges=exchanges, events=parts.events
+            agreement,
+            parts.network.peer_id,
+            company=parts.company,
+            exchanges=exchanges,
+            events=parts.events,
         )
         self._gossip = Gossip(
             agreement,

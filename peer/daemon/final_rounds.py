@@ -57,6 +57,7 @@ class FinalRounds:
         self._events = events
         self._planned: list[Meeting] = []
         self._num_random = 0
+        self._is_alone = False
         self._averaged_before = 0
         self.meeting: Meeting | None = RANDOM
         self.has_begun = False
@@ -72,14 +73,12 @@ class FinalRounds:
         """
         if not self.has_begun:
             await self._begin(line)
-        if self._held.disagree and self._planned:
-            self._num_random, self._planned = len(self._planned) + 1, []
         if self._planned:
             self.meeting = self._planned.pop(0)
             return True
         self.meeting = RANDOM
-        if self._num_random:
-            self._num_random -= 1
+        if self._num_random < self._is_alone + self._held.disagreements:
+            self._num_random += 1
             return True
         self._check_end()
         return False
@@ -101,7 +100,7 @@ class FinalRounds:
         roster = await self._roster()
         self._planned = list(meetings(roster, self._facts.peer_id))
         self._held.begin(roster_digest(roster))
-        self._num_random = int(not self._planned)  # alone, phi becomes theta
+        self._is_alone = not self._planned  # then phi becomes theta
         self._events.emit(EventName.FINAL_AVERAGING, peers=len(roster), meetings=len(self._planned))
 
     async def _roster(self) -> list[PeerId]:

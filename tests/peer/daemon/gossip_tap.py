@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from swarm_worlds import exchanges
 
 from peer.averaging.exchange_io import VectorExchange
 from peer.averaging.exchanges import Exchanges
@@ -92,3 +93,13 @@ def install(tap: Tap, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SimulatedStream, "_receive", tapped_receive)
     monkeypatch.setattr(SimulatedStream, "_send_segment", tapped_send_segment)
     monkeypatch.setattr(Conversation, "send", tapped_send)
+
+
+def assert_both_or_neither(tap: Tap, *peers: SimulatedPeer) -> None:
+    """Whoever of these two applied an exchange, so did the other one."""
+    ids = {peer.peer_id for peer in peers}
+    for name, sides in tap.ended.items():
+        if sides.keys() <= ids:
+            assert len(sides) == 1 or len(set(sides.values())) == 1, (name, sides)
+            assert len(sides) == 2 or not any(sides.values()), (name, sides)
+    assert len(list(exchanges(*peers))) > 0

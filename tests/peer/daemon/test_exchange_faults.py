@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trio
-from gossip_tap import Tap, install
+from gossip_tap import Tap, assert_both_or_neither, install
 from swarm_worlds import (
     assert_trains_on,
     distance,
-    exchanges,
     final_outcomes,
     outcomes,
     skips,
@@ -78,16 +77,6 @@ def assert_ended_well(peer: SimulatedPeer) -> None:
     assert [event["round"] for event in ended] == closed == list(range(len(closed)))
     assert_trains_on(peer, STEP_S)
     assert np.isfinite(peer.slow_weights()).all()
-
-
-def assert_both_or_neither(tap: Tap, *peers: SimulatedPeer) -> None:
-    """Whoever of these two applied an exchange, so did the other one."""
-    ids = {peer.peer_id for peer in peers}
-    for name, sides in tap.ended.items():
-        if sides.keys() <= ids:
-            assert len(sides) == 1 or len(set(sides.values())) == 1, (name, sides)
-            assert len(sides) == 2 or not any(sides.values()), (name, sides)
-    assert len(list(exchanges(*peers))) > 0
 
 
 def striped(monkeypatch: pytest.MonkeyPatch) -> None:
