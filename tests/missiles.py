@@ -76,11 +76,12 @@ def missiles() -> dict[str, bytes]:
         "payload too long": prefix(len(whole) - 16, MAX_PAYLOAD_BYTES) + whole[16:],
         "payload where none belongs": framed(Leaving()) + whole,
         "answers to no question": framed(SpecReply(bytes(32), bytes(64)), b"{}"),
-        "a receipt for nothing": framed(Received(0, DIGEST)),
-        "a vector of nothing": framed(Vector(0, 1, 1, "int8", 1, DIGEST), bytes(1000)),
+        "a receipt for nothing": framed(Received(DIGEST, DIGEST)),
+        "a vector of nothing": framed(Vector(DIGEST, 1, 1, "int8", 1, DIGEST), bytes(1000)),
         "state of another run": framed(GetState(DIGEST, 0)) + garbage,
         "chunks of nothing": framed(GetChunks(DIGEST * 2, 1 << 40, 100_000)) + garbage,
-        "proposal of another run": framed(Propose(DIGEST, 1, DIGEST, "int8", 1, 1, 1)) + garbage,
+        "proposal of another run": framed(Propose(DIGEST, 1, 1, False, DIGEST, "int8", 1, 1, 1))
+        + garbage,
         "hello, then garbage": whole + garbage,
         "hello, then a frame cut short": whole + prefix(100, 0) + bytes(10),
     }

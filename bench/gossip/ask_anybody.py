@@ -110,7 +110,7 @@ class AskAnybody:
     def _swap(self, peer: _Peer, asked: _Peer) -> None:
         swarm = self._swarm
         snapshots = [swarm.nominal(each.trainee) for each in (peer, asked)]
-        waiting = (peer,)
+        waiting: tuple[_Peer, ...] = (peer,)
         if self._merging is Merging.ONCE:
             asked.spent = True
             waiting = (peer, asked)

@@ -15,7 +15,8 @@ from bench.gossip_rules import RULES, figures, row
 def _arrivals(*transfers):
     """When each arrives, of (begin, seconds alone by line)."""
     agenda = Agenda()
-    lines, arrived = SharedLines(agenda), {}
+    lines = SharedLines(agenda)
+    arrived: dict[int, float] = {}
     for number, (begin_s, alone_s) in enumerate(transfers):
 
         def begin(number=number, alone_s=alone_s):

@@ -3,6 +3,7 @@
 import struct
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -147,7 +148,7 @@ def test_hosts_reach_each_other_not_before_their_delay_and_nothing_stays_behind(
     drawn = draw_table(2, seed=0, delays_s=(0.03, 0.03))
     with routed_network(drawn) as network:
         stream = [sys.executable, "-m", "bench.router.stream"]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         with subprocess.Popen(network.command(1, [*stream, "echo"]), **pipes) as there:
             port = there.stdout.readline().strip()
             ask = network.command(0, [*stream, "ask", network.address(1), port, "3"])

@@ -27,7 +27,7 @@ class Trainers:
         self.started += 1
         self.living += 1
         number = self.started
-        said: list[Ready] = []
+        said: list[TrainerEvent] = []
         trainers = self
 
         class One:
