@@ -25,7 +25,9 @@ def gossip_of(
 ) -> Gossip:
     """The gossip of one peer, put together as the daemon does it."""
     exchanges = Exchanges(agreement, network, work)
-    meetings = FinalMeetings(agreement, company=company, exchanges=exchanges, events=events)
+    meetings = FinalMeetings(
+        agreement, network.peer_id, company=company, exchanges=exchanges, events=events
+    )
     return Gossip(
         agreement,
         company=company,

@@ -16,6 +16,7 @@ daemon reckons them from what it heard last (peer/daemon/pace.py). No peer ever 
 import math
 import random
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from bench.gossip.agenda import Agenda
@@ -230,9 +231,7 @@ class GossipWorld:
         for other in self._peers:
             if other is not peer:
                 latency_s = self._world.line(peer.place, other.place).latency_s
-                self._agenda.after(
-                    latency_s, lambda other=other: self._heard(other, peer, snapshot)
-                )
+                self._agenda.after(latency_s, partial(self._heard, other, peer, snapshot))
 
     def _heard(self, peer: _Peer, teller: _Peer, snapshot: m.Snapshot | None) -> None:
         peer.free.pop(self._ids[teller.place], None)

@@ -130,7 +130,9 @@ async def real_peer(
     agreed = agreement(parameters)
     company = Company(*(peer_id for peer_id in IDS if peer_id != network.peer_id))
     exchanges = Exchanges(agreed, network, SimulatedWork())
-    meetings = FinalMeetings(agreed, company=company, exchanges=exchanges, events=log)
+    meetings = FinalMeetings(
+        agreed, network.peer_id, company=company, exchanges=exchanges, events=log
+    )
     refused: Counter[RefusalReason] = Counter()
     gossip = Gossip(
         agreed,

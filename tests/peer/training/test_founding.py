@@ -100,7 +100,7 @@ class Founded:
         return (await self.next(Evaluated)).loss
 
     async def train(self, num_steps):
-        await self.trainer.send(TrainRound(0, num_steps, (("me", 1),), 0, 0))
+        await self.trainer.send(TrainRound(0, num_steps, (("me", 1),), 0, 0, 0.0, 1.0))
         return await self.next(RoundClosed)
 
 
