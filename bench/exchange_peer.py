@@ -20,7 +20,7 @@ import torch
 import trio
 
 from peer.averaging.exchange_io import Contribution
-from peer.averaging.gossip import Gossip
+from peer.averaging.gossip import Bounds
 from peer.averaging.outcome import Agreement, Averaged
 from peer.codec import get_codec
 from peer.identity import load_or_create
@@ -33,14 +33,14 @@ from protocol.messages import Chunk
 
 from .bare import Buffers, Bytes, TcpBytes, answer_swap, echo, echo_times, swap_all
 from .children import Answer, answer_parent
+from .company import INNER_STEPS, OneOther, gossip_of
 
 BARE: Final = "/bench/bare/1"
 ECHO: Final = "/bench/echo/1"
 TALK: Final = "/bench/talk/1"
 ECHO_BYTES: Final = 1024
 ECHO_ROUNDS: Final = 1000
-SEARCH_S: Final = 30.0
-EXCHANGE_S: Final = 600.0
+BOUNDS: Final = Bounds(fresh_s=0.0, search_s=30.0, exchange_s=600.0)
 DIGEST: Final = "0" * 32
 
 
@@ -57,9 +57,12 @@ class ExchangePeer:
         self._out = memoryview(codes).toreadonly()
         self._buffers = Buffers(self._out, memoryview(bytearray(len(self._out))))
         self._digest = blake3.blake3(self._out).hexdigest(length=16)
-        self._agreement = Agreement(DIGEST, DIGEST, "int8", 1, num_values)
+        self._agreement = Agreement(DIGEST, INNER_STEPS, DIGEST, "int8", 1, num_values)
         log = EventLog(lambda _: None, peer=network.peer_id, wall_time_s=lambda: 0.0, stream=None)
-        self._gossip = Gossip(self._agreement, network=network, work=RealWork(), events=log)
+        self._company = OneOther()
+        self._gossip = gossip_of(
+            self._agreement, company=self._company, network=network, work=RealWork(), events=log
+        )
         self._tcp_port = 0
 
     async def run(self) -> None:
@@ -102,16 +105,23 @@ class ExchangePeer:
 
     async def gossip(self, question: Answer) -> Answer:
         round_, before = question["round"], sum(self._network.statistics().sent_bytes.values())
-        own = Contribution(round_, 1, 1, "int8", 1, self._digest, self._out)
-        self._gossip.round_opened(round_)
-        outcome = await self._gossip.average(
-            own, [question["peer_id"]], search_s=SEARCH_S, exchange_s=EXCHANGE_S
+        own = Contribution(
+            round=round_,
+            step=round_ * INNER_STEPS,
+            final=False,
+            steps=1,
+            tokens=1,
+            codec="int8",
+            vectors=1,
+            digest=self._digest,
+            payload=self._out,
         )
-        self._gossip.round_settled(round_)
+        self._company.other = question["peer_id"]
+        outcome, timing = await self._gossip.average(own, BOUNDS)
         if not isinstance(outcome, Averaged):
             raise TypeError(f"the exchange was skipped: {outcome}")
         sent_bytes = sum(self._network.statistics().sent_bytes.values()) - before
-        return {"s": self._gossip.last_timing.exchange_s, "sent_bytes": sent_bytes}
+        return {"s": timing.exchange_s, "sent_bytes": sent_bytes}
 
     async def bare(self, question: Answer) -> Answer:
         async with self._streams(question["peer_id"], BARE, question["streams"]) as streams:

@@ -157,7 +157,7 @@ async def _in_turns(
 async def _train_round(trainer: Trainer, round_: int, inner_steps: int) -> float:
     """Steps per second of one round."""
     start_step = float(round_ * inner_steps)
-    await trainer.send(TrainRound(round_, inner_steps, MEMBERS, 0, 0, start_step))
+    await trainer.send(TrainRound(round_, inner_steps, MEMBERS, 0, 0, start_step, 1.0))
     while not isinstance(event := await trainer.receive(), RoundClosed):
         if isinstance(event, Failed):
             raise SystemExit(f"the trainer failed: {event.detail}")

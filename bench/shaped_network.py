@@ -12,32 +12,23 @@ all traffic of its processes shares it, and the core between the links is as fas
 Rules:
 - A bucket holds BUCKET_S of its rate, and at least MIN_BUCKET_BYTES: so much may pass at once after
   a pause. It queues QUEUE_S of its rate; what does not fit is dropped, and TCP slows down.
-- Nothing touches the namespace of the machine. All is removed at the end, also after an error. What
-  a process left behind that was killed is removed by the next one that builds a network: a
-  namespace's name says whose it is.
-- Names are of this process and this network. Addresses are the same in every network, which does
+- Namespaces come and go as namespaces.py says. Addresses are the same in every network, which does
   not matter: nobody can reach from one into another.
 
-What it does not show: delay (the kernel may lack netem), loss other than that of full queues, and
-address translation. The counters of an interface see one packet where the kernel hands on several
+What it does not show: delay (router/ has it), loss other than that of full queues, and address
+translation. The counters of an interface see one packet where the kernel hands on several
 segments of TCP at once, so they count the headers of that packet alone; the buckets count those of
 each segment, as a wire would.
 """
 
-import itertools
 import json
-import os
-import re
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-import psutil
+from .namespaces import Namespaces, NetworkFailed, in_namespace, open_namespaces, run, why_none
 
 BUCKET_S: Final = 0.002
 MIN_BUCKET_BYTES: Final = 128 * 1024
@@ -47,13 +38,6 @@ QUEUE_S: Final = 0.05
 MAX_HOSTS: Final = 250
 """Hosts for which a /24 has room."""
 TOOLS: Final = ("ip", "tc")
-
-_OWNER: Final = re.compile(r"loco(\d+)-")
-_numbers = itertools.count()
-
-
-class NetworkFailed(Exception):
-    """The network could not be built; says what the tool said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +90,7 @@ class ShapedNetwork:
 
     def command(self, host: int, command: Sequence[str]) -> list[str]:
         """The command that runs the given one on a host."""
-        return [_tool("ip"), "netns", "exec", self.namespace(host), *command]
+        return in_namespace(self.namespace(host), command)
 
     def shape(self, host: int, link: AccessLink) -> None:
         """Give a host another access link; what is in the old one's queues is dropped."""
@@ -115,7 +99,7 @@ class ShapedNetwork:
 
     def traffic(self, host: int) -> Traffic:
         """Bytes that have passed the interface of a host so far."""
-        told = _run("ip", "-json", "-stats", "-netns", self.namespace(host), "link", "show", "eth0")
+        told = run("ip", "-json", "-stats", "-netns", self.namespace(host), "link", "show", "eth0")
         counters = json.loads(told)[0]["stats64"]
         return Traffic(counters["rx"]["bytes"], counters["tx"]["bytes"])
 
@@ -129,17 +113,14 @@ def shaped_network(links: Sequence[AccessLink]) -> Iterator[ShapedNetwork]:
     """
     if len(links) > MAX_HOSTS:
         raise NetworkFailed(f"{len(links)} hosts, at most {MAX_HOSTS}")
-    name = f"loco{os.getpid()}-{next(_numbers)}"
-    network = ShapedNetwork(name, len(links))
-    bridge = network.bridge
-    _remove_left_behind()
-    with ExitStack() as namespaces:
-        _add_namespace(bridge, namespaces)
-        _run("ip", "-netns", bridge, "link", "add", "bridge", "type", "bridge")
-        _run("ip", "-netns", bridge, "link", "set", "bridge", "up")
+    with open_namespaces() as namespaces:
+        network = ShapedNetwork(namespaces.prefix, len(links))
+        bridge = network.bridge
+        namespaces.add(bridge)
+        run("ip", "-netns", bridge, "link", "add", "bridge", "type", "bridge")
+        run("ip", "-netns", bridge, "link", "set", "bridge", "up")
         for host, link in enumerate(links):
-            _add_namespace(network.namespace(host), namespaces)
-            _attach(network, host)
+            _attach(network, host, namespaces)
             network.shape(host, link)
         yield network
 
@@ -147,13 +128,8 @@ def shaped_network(links: Sequence[AccessLink]) -> Iterator[ShapedNetwork]:
 @cache
 def missing() -> str | None:
     """Why no such network can be built here, in a sentence; None if one can."""
-    if sys.platform != "linux":
-        return "network namespaces are of Linux alone"
-    if os.geteuid() != 0:
-        return "only root may build network namespaces"
-    for tool in TOOLS:
-        if shutil.which(tool) is None:
-            return f"there is no {tool} (package iproute2)"
+    if (reason := why_none(TOOLS)) is not None:
+        return reason
     try:
         with shaped_network([AccessLink(1e6, 1e6)]):
             return None
@@ -161,59 +137,25 @@ def missing() -> str | None:
         return f"no network can be built here: {error}"
 
 
-def _add_namespace(name: str, namespaces: ExitStack) -> None:
-    _run("ip", "netns", "add", name)
-    namespaces.callback(_remove_namespace, name)
-    _run("ip", "-netns", name, "link", "set", "lo", "up")
-
-
-def _remove_left_behind() -> None:
-    """Namespaces of processes that are gone."""
-    for line in _run("ip", "netns", "list").splitlines():
-        name = line.partition(" ")[0]
-        owner = _OWNER.match(name)
-        if owner and not psutil.pid_exists(int(owner[1])):
-            _remove_namespace(name)
-
-
-def _remove_namespace(name: str) -> None:
-    """Remove a namespace; its interfaces, and the pairs that they belong to, go with it."""
-    subprocess.run([_tool("ip"), "netns", "delete", name], check=False, stderr=subprocess.DEVNULL)
-
-
-def _attach(network: ShapedNetwork, host: int) -> None:
-    """Give a host its interface and put the other end on the bridge."""
+def _attach(network: ShapedNetwork, host: int, namespaces: Namespaces) -> None:
+    """Make a host with its interface, and put the other end on the bridge."""
     bridge, namespace, port = network.bridge, network.namespace(host), f"port{host}"
+    namespaces.add(namespace)
     veth = ("type", "veth", "peer", "name", "eth0", "netns", namespace)
-    _run("ip", "-netns", bridge, "link", "add", port, *veth)
-    _run("ip", "-netns", bridge, "link", "set", port, "master", "bridge", "up")
-    _run("ip", "-netns", namespace, "address", "add", f"{network.address(host)}/24", "dev", "eth0")
-    _run("ip", "-netns", namespace, "link", "set", "eth0", "up")
+    run("ip", "-netns", bridge, "link", "add", port, *veth)
+    run("ip", "-netns", bridge, "link", "set", port, "master", "bridge", "up")
+    run("ip", "-netns", namespace, "address", "add", f"{network.address(host)}/24", "dev", "eth0")
+    run("ip", "-netns", namespace, "link", "set", "eth0", "up")
 
 
 def _limit(namespace: str, interface: str, bits_per_s: float | None) -> None:
     """Limit what leaves an interface from now on."""
     device = ("dev", interface, "root")
     if bits_per_s is None:  # in place of what may be there: one without any limit
-        _run("tc", "-netns", namespace, "qdisc", "replace", *device, "pfifo")
+        run("tc", "-netns", namespace, "qdisc", "replace", *device, "pfifo")
         return
     bytes_per_s = bits_per_s / 8
     bucket_bytes = max(int(bytes_per_s * BUCKET_S), MIN_BUCKET_BYTES)
     queue_bytes = max(int(bytes_per_s * QUEUE_S), MIN_BUCKET_BYTES)
     tbf = ("tbf", "rate", f"{bits_per_s:.0f}bit", "burst", f"{bucket_bytes}b")
-    _run("tc", "-netns", namespace, "qdisc", "replace", *device, *tbf, "limit", f"{queue_bytes}b")
-
-
-def _run(tool: str, *arguments: str) -> str:
-    command = [_tool(tool), *arguments]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise NetworkFailed(f"{' '.join((tool, *arguments))}: {done.stderr.strip()}")
-    return done.stdout
-
-
-def _tool(name: str) -> str:
-    path = shutil.which(name)
-    if path is None:
-        raise NetworkFailed(f"there is no {name} (package iproute2)")
-    return path
+    run("tc", "-netns", namespace, "qdisc", "replace", *device, *tbf, "limit", f"{queue_bytes}b")

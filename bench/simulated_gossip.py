@@ -1,13 +1,15 @@
 """One round of the real gossip and exchange code for a whole swarm, on the simulated network.
 
-All peers close the same round at the same moment. Each sees everybody, or in a larger swarm as many
-as it may be linked with. Payloads are as large as
-said, divided by SCALE as the bandwidth is, so that seconds stay what they are and memory small.
+All peers close a round at the same moment. Each hears of everybody, or in a larger swarm of as many
+as it may be linked with, and hears as late as the latency says who is free. Payloads are as large
+as said, divided by SCALE as the bandwidth is, so that seconds stay what they are and memory small.
 """
 
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import blake3
@@ -16,22 +18,23 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from peer.averaging.exchange_io import Contribution
-from peer.averaging.gossip import Gossip
+from peer.averaging.gossip import Bounds, Gossip
 from peer.averaging.outcome import Agreement, Averaged
 from peer.codec import get_codec
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.network.simulated_link import LinkModel
 from peer.observe.events import EventLog
-from peer.ports import PeerId
 from peer.simulated_ports import SimulatedWork
 from peer.simulation.swarm import identity_of
 from peer.simulation.virtual_time import run_in_virtual_time
 from protocol.limits import MAX_LINKS
+from protocol.matchmaking_events import Snapshot
+
+from .company import INNER_STEPS, Neighbour, gossip_of
 
 PARAMETERS: Final = 1_050_624
 SCALE: Final = 4
-SEARCH_S: Final = 30.0
-EXCHANGE_S: Final = 60.0
+BOUNDS: Final = Bounds(fresh_s=0.0, search_s=30.0, exchange_s=60.0)
 DIGEST: Final = "0" * 32
 
 
@@ -61,7 +64,7 @@ def average_all(peers: int, seed: int, *, latency_s: float, bytes_per_s: float) 
 
 async def _average_all(peers: int, seed: int, model: LinkModel) -> Seen:
     internet = SimulatedInternet(seed, link=model)
-    agreement = Agreement(DIGEST, DIGEST, "int8", 1, PARAMETERS // SCALE)
+    agreement = Agreement(DIGEST, INNER_STEPS, DIGEST, "int8", 1, PARAMETERS // SCALE)
     seen = Seen(agreement.payload_bytes * SCALE)
     async with AsyncExitStack() as stack:
         networks = [
@@ -71,34 +74,75 @@ async def _average_all(peers: int, seed: int, model: LinkModel) -> Seen:
             for number in range(peers)
         ]
         async with trio.open_nursery() as nursery:
-            swarm = []
-            for number, network in enumerate(networks):
-                view = [networks[(number + step) % peers] for step in _steps(peers)]
-                for other in view:
-                    await network.connect(other.peer_id, other.addresses)
-                gossip = _gossip(agreement, network)
+            swarm = _Swarm(networks, nursery, model.latency_s)
+            await swarm.connect()
+            gossips = [swarm.gossip(agreement, number) for number in range(peers)]
+            for gossip in gossips:
                 nursery.start_soon(gossip.run)
-                swarm.append((gossip, [other.peer_id for other in view]))
             await wait_all_tasks_blocked()  # all serve
-            await _average_at_once(swarm, _contribution(agreement), seen)
+            await _average_at_once(gossips, _contribution(agreement), seen)
             nursery.cancel_scope.cancel()
     return seen
 
 
-async def _average_at_once(
-    swarm: list[tuple[Gossip, list[PeerId]]], own: Contribution, seen: Seen
-) -> None:
+class _Swarm:
+    """The peers of a swarm: each hears of some, and a little late."""
+
+    def __init__(
+        self, networks: Sequence[SimulatedNetwork], nursery: trio.Nursery, latency_s: float
+    ) -> None:
+        self._networks = networks
+        self._nursery = nursery
+        self._latency_s = latency_s
+        self._views = [
+            [(number + step) % len(networks) for step in _steps(len(networks))]
+            for number in range(len(networks))
+        ]
+        self._companies = [
+            Neighbour([networks[other].peer_id for other in view], partial(self._tell, number))
+            for number, view in enumerate(self._views)
+        ]
+
+    async def connect(self) -> None:
+        for network, view in zip(self._networks, self._views, strict=True):
+            for other in view:
+                await network.connect(
+                    self._networks[other].peer_id, self._networks[other].addresses
+                )
+
+    def gossip(self, agreement: Agreement, number: int) -> Gossip:
+        network = self._networks[number]
+        events = EventLog(
+            lambda _: None, peer=network.peer_id, wall_time_s=trio.current_time, stream=None
+        )
+        return gossip_of(
+            agreement,
+            company=self._companies[number],
+            network=network,
+            work=SimulatedWork(),
+            events=events,
+        )
+
+    def _tell(self, number: int, snapshot: Snapshot | None) -> None:
+        self._nursery.start_soon(self._deliver, number, snapshot)
+
+    async def _deliver(self, number: int, snapshot: Snapshot | None) -> None:
+        await trio.sleep(self._latency_s)
+        for other in self._views[number]:  # links go both ways
+            self._companies[other].hear(self._networks[number].peer_id, snapshot)
+
+
+async def _average_at_once(gossips: Sequence[Gossip], own: Contribution, seen: Seen) -> None:
     async with trio.open_nursery() as nursery:
-        for gossip, view in swarm:
-            nursery.start_soon(_average, gossip, own, view, seen)
+        for gossip in gossips:
+            nursery.start_soon(_average, gossip, own, seen)
 
 
-async def _average(gossip: Gossip, own: Contribution, view: list[PeerId], seen: Seen) -> None:
-    gossip.round_opened(own.round)
-    outcome = await gossip.average(own, view, search_s=SEARCH_S, exchange_s=EXCHANGE_S)
+async def _average(gossip: Gossip, own: Contribution, seen: Seen) -> None:
+    outcome, timing = await gossip.average(own, BOUNDS)
     if isinstance(outcome, Averaged):
-        seen.match_s.append(gossip.last_timing.match_s)
-        seen.exchange_s.append(gossip.last_timing.exchange_s)
+        seen.match_s.append(timing.match_s)
+        seen.exchange_s.append(timing.exchange_s)
 
 
 def _steps(peers: int) -> list[int]:
@@ -108,16 +152,19 @@ def _steps(peers: int) -> list[int]:
     return others if len(others) <= MAX_LINKS else [*others[:near], *others[-near:]]
 
 
-def _gossip(agreement: Agreement, network: SimulatedNetwork) -> Gossip:
-    events = EventLog(
-        lambda _: None, peer=network.peer_id, wall_time_s=trio.current_time, stream=None
-    )
-    return Gossip(agreement, network=network, work=SimulatedWork(), events=events)
-
-
 def _contribution(agreement: Agreement) -> Contribution:
     payload = memoryview(bytearray(agreement.payload_bytes))
     codes = torch.frombuffer(payload, dtype=torch.uint8)
     get_codec(agreement.codec).encode(torch.zeros(agreement.padded_parameters), codes)
     digest = blake3.blake3(payload).hexdigest(length=16)
-    return Contribution(0, 1, 1, agreement.codec, agreement.vectors, digest, payload)
+    return Contribution(
+        round=0,
+        step=INNER_STEPS,
+        final=False,
+        steps=1,
+        tokens=1,
+        codec=agreement.codec,
+        vectors=agreement.vectors,
+        digest=digest,
+        payload=payload,
+    )

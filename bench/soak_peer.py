@@ -3,7 +3,7 @@
 Both run the daemon's own code. One of them spoils rounds on purpose, in turn:
 
     breaks     its streams close in the middle of its vector
-    refuses    it is not in that round, and says so to whoever asks
+    refuses    it is not free, and says so to whoever asks
     lies       the digest that it announces is not that of its vector
 
 so that the other sees a partner lost in an exchange, a round without partner, and a bad vector.
@@ -21,7 +21,7 @@ import torch
 import trio
 
 from peer.averaging.exchange_io import Contribution
-from peer.averaging.gossip import Gossip
+from peer.averaging.gossip import Bounds
 from peer.averaging.outcome import Agreement, Averaged
 from peer.averaging.outer_state import Factors, OuterState
 from peer.codec import get_codec
@@ -36,12 +36,13 @@ from peer.real_ports import RealEntropy, RealWork
 from protocol.errors import StreamLost
 
 from .children import Answer, answer_parent
+from .company import INNER_STEPS, OneOther, gossip_of
 
 PARAMETERS: Final = 64 * 128
 DIGEST: Final = "0" * 32
 SEARCH_S: Final = 10.0
 REFUSED_SEARCH_S: Final = 0.05
-"""Time that a peer waits for a partner that said that it is behind."""
+"""Time that a peer waits for a partner that said that it is busy."""
 EXCHANGE_S: Final = 30.0
 
 
@@ -87,8 +88,10 @@ class SoakPeer:
         codec.encode(theta_P, torch.frombuffer(self._codes, dtype=torch.uint8))
         self._digest = blake3.blake3(self._codes).hexdigest(length=16)
         self._network = BreakingNetwork(network, len(self._codes) // 2)
-        self._gossip = Gossip(
-            Agreement(DIGEST, DIGEST, "int8", 1, PARAMETERS),
+        self._company = OneOther()
+        self._gossip = gossip_of(
+            Agreement(DIGEST, INNER_STEPS, DIGEST, "int8", 1, PARAMETERS),
+            company=self._company,
             network=self._network,
             work=RealWork(),
             events=events,
@@ -124,19 +127,24 @@ class SoakPeer:
             return {"outcome": spoils}
         self._network.breaks = spoils == "breaks"
         digest = "f" * 32 if spoils == "lies" else self._digest
-        own = Contribution(round_, 1, 1, "int8", 1, digest, memoryview(self._codes))
-        self._gossip.round_opened(round_)
-        outcome = await self._gossip.average(
-            own,
-            [question["peer_id"]],
-            search_s=REFUSED_SEARCH_S if question.get("refused") else SEARCH_S,
-            exchange_s=EXCHANGE_S,
+        own = Contribution(
+            round=round_,
+            step=round_ * INNER_STEPS,
+            final=False,
+            steps=1,
+            tokens=1,
+            codec="int8",
+            vectors=1,
+            digest=digest,
+            payload=memoryview(self._codes),
         )
+        self._company.other = question["peer_id"]
+        search_s = REFUSED_SEARCH_S if question.get("refused") else SEARCH_S
+        outcome, _ = await self._gossip.average(own, Bounds(0.0, search_s, EXCHANGE_S))
         averaged = isinstance(outcome, Averaged)
         self._outer.step(
             round_, own.payload, outcome.payload if isinstance(outcome, Averaged) else None
         )
-        self._gossip.round_settled(round_)
         self._network.breaks = False
         return {"outcome": "averaged" if averaged else str(getattr(outcome, "reason", ""))}
 

@@ -17,6 +17,7 @@ from .folder import FolderRefused, demo_folder
 from .plan import METHODS, Plan
 from .play import PICTURE, SUMMARY, play
 from .processes import PeerFailed
+from .summary import Summary
 from .table import open_view
 
 CODES: Final = {
@@ -27,7 +28,7 @@ CODES: Final = {
 
 
 def main() -> ExitCode:
-    """Run the demo. Returns the exit status."""
+    """Run the demo. Returns the exit status, a failure where the four lose to the one."""
     options = _options()
     plan = Plan(seed=options.seed, steps=options.steps, method=options.method)
     try:
@@ -70,12 +71,13 @@ async def _until_signalled(plan: Plan, out: Path, as_json: bool) -> ExitCode:
                     nursery.cancel_scope.cancel()
 
             nursery.start_soon(stop)
-            await _show(plan, out, as_json)
+            if not (await _show(plan, out, as_json)).won:
+                code = ExitCode.FAILURE
             nursery.cancel_scope.cancel()
     return code
 
 
-async def _show(plan: Plan, out: Path, as_json: bool) -> None:
+async def _show(plan: Plan, out: Path, as_json: bool) -> Summary:
     file = sys.stderr if as_json else sys.stdout
     with open_view(file) as view:
         summary = await play(plan, out, view)
@@ -84,6 +86,7 @@ async def _show(plan: Plan, out: Path, as_json: bool) -> None:
         view.say(f"losses: {out / PICTURE}  numbers: {out / SUMMARY}")
     if as_json:
         print(json.dumps(summary.to_json()))
+    return summary
 
 
 if __name__ == "__main__":

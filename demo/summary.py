@@ -12,7 +12,7 @@ from .reading import Reading
 from .table import human_bytes
 
 REQUIRED_GAIN_NATS: Final = 0.03
-"""Gain over the one alone that is expected of every peer."""
+"""Gain over the one alone that is expected of every peer; with less the four have lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,11 @@ class Summary:
         """Gain of the worst peer over the one alone."""
         return self.alone.validation_loss - max(peer.validation_loss for peer in self.peers)
 
+    @property
+    def won(self) -> bool:
+        """Whether averaging was worth it."""
+        return self.gain_nats >= REQUIRED_GAIN_NATS
+
     def to_json(self) -> dict[str, Any]:
         """The content of `summary.json`."""
         skipped: Counter[str] = Counter()
@@ -102,6 +107,8 @@ class Summary:
                 "tokens": self.alone.tokens,
                 "validation_loss": self.alone.validation_loss,
             },
+            "gain_nats": self.gain_nats,
+            "won": self.won,
             "outcomes": {
                 "averaged": sum(peer.averaged for peer in self.peers),
                 "skipped": dict(skipped),
@@ -128,10 +135,10 @@ class Summary:
         ]
 
     def _verdict(self) -> str:
-        if self.gain_nats >= REQUIRED_GAIN_NATS:
+        if self.won:
             return f"every peer beats the one alone, by {self.gain_nats:.3f} nats or more"
         return (
-            f"NOT every peer beats the one alone by {REQUIRED_GAIN_NATS} nats: "
+            f"THE FOUR LOSE: not every peer beats the one alone by {REQUIRED_GAIN_NATS} nats; "
             f"the worst is {abs(self.gain_nats):.3f} {'worse' if self.gain_nats < 0 else 'better'}"
         )
 

@@ -39,8 +39,7 @@ paper's permutation (NoLoCo, arXiv 2506.10911, section 3) is the case of all pee
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from enum import Enum, auto
+from dataclasses import dataclass
 from typing import Final
 
 import blake3
@@ -68,6 +67,7 @@ from .matchmaking_events import (
 )
 from .outcomes import RefusalReason, SkipReason
 from .resting import Resting
+from .search import Phase, Search
 
 MAX_APART_ROUNDS: Final = 8
 """Partners' snapshots are at most so many rounds (of H nominal steps) apart."""
@@ -75,19 +75,6 @@ ANSWER_S: Final = 5.0
 """How long a peer may take to answer a proposal."""
 PUT_OFF_SHARE: Final = 4
 """One of so many peers of the group has been met of late."""
-
-
-class Phase(Enum):
-    """Where the search stands."""
-
-    IDLE = auto()
-    """Not free: no round is closed, or the last one is settled."""
-    ASKING = auto()
-    """Our proposal is pending."""
-    OPEN = auto()
-    """Nobody to ask just now."""
-    PAIRED = auto()
-    """Partner found; the exchange runs."""
 
 
 def pair_rank(group: str, one: tuple[str, int], other: tuple[str, int]) -> bytes:
@@ -112,30 +99,6 @@ class MatchmakerStatistics:
     proposals_received: int
 
 
-_NONE: Final = Snapshot(-1, 0)
-
-
-@dataclass(slots=True)
-class _Search:
-    """The search of one round.
-
-    Attributes:
-        tried: snapshots of others that were asked in vain.
-        pending: the peer that is asked, and its snapshot as far as we know.
-        taken: the peer to which we said yes, and its round.
-    """
-
-    snapshot: Snapshot = _NONE
-    phase: Phase = Phase.IDLE
-    tried: set[tuple[str, int]] = field(default_factory=set)
-    pending: tuple[str, Snapshot] | None = None
-    taken: tuple[str, int] | None = None
-    saw_silence: bool = False
-    fresh_until_s: float = 0.0
-    deadline_s: float = 0.0
-    answer_until_s: float = 0.0
-
-
 class Matchmaker:
     """One peer's search for partners, round after round. See the top of the file.
 
@@ -148,7 +111,7 @@ class Matchmaker:
         self._group = group
         self._own_id = own_id
         self._max_apart = MAX_APART_ROUNDS * inner_steps
-        self._search = _Search()
+        self._search = Search()
         self._free: dict[str, Snapshot] = {}
         self._present = 0
         self._held: dict[str, Snapshot] = {}
@@ -195,7 +158,7 @@ class Matchmaker:
 
     # --- our own rounds ---------------------------------------------------------------------------
     def _became_free(self, now_s: float, event: BecameFree) -> Iterable[Command]:
-        self._search = _Search(
+        self._search = Search(
             snapshot=event.snapshot,
             phase=Phase.OPEN,
             fresh_until_s=event.fresh_until_s,

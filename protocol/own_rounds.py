@@ -8,7 +8,8 @@ are shorter than rounds on the average, there is one average per H nominal steps
 whatever single rounds do.
 
 The rules
-  1. A round's quota is what the peer owes (rounds.py) less the debt; at least half of what it owes.
+  1. A round's quota is what the peer owes (rounds.py) less the debt; at least half of what it owes,
+     in whole steps. The part of a step that is left over is a credit: a debt below zero.
   2. The debt is what the rounds so far have trained more than H nominal steps each, but no more
      than MAX_DEBT_ROUNDS rounds: on a line that is too thin for one average a round there is
      nothing to make up for.
@@ -25,8 +26,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_high
 from typing import Final
-
-from .rounds import Quotas
 
 JUMP_ROUNDS: Final = 2.0
 MAX_DEBT_ROUNDS: Final = 2.0
@@ -67,7 +66,6 @@ class OwnRounds:
     def __init__(self, inner_steps: int, total_steps: int, round: int, step: float) -> None:
         self._inner_steps = inner_steps
         self._total_steps = total_steps
-        self._quotas = Quotas()
         self._debt = 0.0
         self.round = round
         self.step = step
@@ -94,7 +92,7 @@ class OwnRounds:
         if left - wanted < SHORTEST_LAST_ROUND * self._inner_steps:
             quota = max(1, math.ceil(left / stride - _EPSILON))
         else:
-            quota = self._quotas.next(wanted / stride)
+            quota = max(1, math.floor(wanted / stride + _EPSILON))
         return RoundPlan(self.round, quota, self.step, stride)
 
     def closed(self, step: float, heard_steps: Sequence[float]) -> None:
@@ -104,7 +102,7 @@ class OwnRounds:
             heard_steps: where the others are.
         """
         debt = self._debt + step - self.step - self._inner_steps
-        self._debt = min(max(0.0, debt), MAX_DEBT_ROUNDS * self._inner_steps)
+        self._debt = min(max(-self._inner_steps, debt), MAX_DEBT_ROUNDS * self._inner_steps)
         self.round += 1
         self.step = min(step, float(self._total_steps))
         if heard_steps and median_high(heard_steps) - step > JUMP_ROUNDS * self._inner_steps:

@@ -11,7 +11,7 @@ REST_MAX_S: Final = 600.0
 
 
 class Resting:
-    """Who is not asked for now."""
+    """Peers that are not asked for now."""
 
     def __init__(self) -> None:
         self._until_s: dict[str, float] = {}

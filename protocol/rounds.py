@@ -14,9 +14,12 @@ Rules
      lasts beyond its quota. No local counter is consulted, so a peer that was away resumes at the
      swarm's place in the schedule. (Its learning rate comes to the schedule's over a warm-up of its
      own, peer/training/schedule.py.)
-  3. A peer that is behind the others owes less, at most by half, so that it catches up; in gossip,
-     where it would not have to wait, one that is ahead owes more, at most by half. One that is too
-     far behind for that goes on where the others are, and keeps its weights; a newcomer begins
+  3. With fragments, a peer that is behind the others owes less, at most by half, so that it catches
+     up. In gossip, where one that is ahead would not have to wait, each owes so many steps that its
+     *nominal pace* is higher by a third of its lag in rounds, or lower by a third of its lead, at
+     most by half. (As much either way: a change of what is owed by equal parts would speed peers up
+     more than it slows them down, and the schedule would run ahead of the training.) A peer that is
+     too far behind for that goes on where the others are, and keeps its weights; a newcomer begins
      where they are.
   4. A peer that is more than LOST_LAG_ROUNDS behind is lost: its weights belong to another time and
      must not be averaged into this one. It takes the swarm's state anew, as a joiner does. (A
@@ -46,6 +49,13 @@ _EPSILON: Final = 1e-9
 
 LARGEST_CATCH_UP: Final = 0.5
 """Largest part of what is owed that is left out to catch up."""
+
+TOGETHER_ROUNDS: Final = 3.0
+"""In gossip, a peer comes back to the others within about so many rounds. In one alone it would
+overshoot where an exchange, and so a round, lasts for several."""
+
+LARGEST_CHANGE_OF_PACE: Final = 0.5
+"""Of the nominal steps in a second, up or down: as much either way, or all would drift."""
 
 
 def owed_steps(inner_steps: int, own_speed: float, member_speeds: Sequence[float]) -> float:
@@ -84,13 +94,18 @@ def place(step: float, age_s: float, steps_per_s: float, inner_steps: int) -> fl
 
 def catch_up(owed: float, own_step: float, places: Sequence[float], inner_steps: int) -> float:
     """The steps that a peer owes that is at `own_step` when the others are at `places` (rule 3)."""
-    return min(owed, keep_together(owed, own_step, places, inner_steps))
+    lag_rounds = _lag_rounds(own_step, places, inner_steps)
+    return owed * min(1.0, max(1 - LARGEST_CATCH_UP, 1 - lag_rounds))
 
 
 def keep_together(owed: float, own_step: float, places: Sequence[float], inner_steps: int) -> float:
     """The same where nobody waits: a peer that is ahead owes more (rule 3)."""
-    lag_rounds = (median(places) - own_step) / inner_steps if places else 0.0
-    return owed * min(1 + LARGEST_CATCH_UP, max(1 - LARGEST_CATCH_UP, 1 - lag_rounds))
+    pace = 1 + _lag_rounds(own_step, places, inner_steps) / TOGETHER_ROUNDS
+    return owed / min(1 + LARGEST_CHANGE_OF_PACE, max(1 - LARGEST_CHANGE_OF_PACE, pace))
+
+
+def _lag_rounds(own_step: float, places: Sequence[float], inner_steps: int) -> float:
+    return (median(places) - own_step) / inner_steps if places else 0.0
 
 
 class Quotas:

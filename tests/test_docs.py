@@ -5,7 +5,9 @@ Their prose has one form: wrapped lines, and sentences with a subject.
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -78,8 +80,8 @@ def first_column(text: str) -> set[str]:
     return set(re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE))
 
 
-def commands() -> dict:
-    return typer.main.get_command(app).commands
+def commands() -> Mapping[str, Any]:
+    return typer.main.get_group(app).commands
 
 
 def real_options() -> set[str]:
@@ -88,7 +90,7 @@ def real_options() -> set[str]:
 
 def defaults(model: BaseModel, prefix: str = "") -> dict[str, str]:
     """Every key of the run spec to its default, as docs/run-spec.md writes it."""
-    found = {}
+    found: dict[str, str] = {}
     for name, value in model:
         if isinstance(value, BaseModel):
             found |= defaults(value, f"{prefix}{name}.")

@@ -25,7 +25,8 @@ def groups_of_round(group: Group, run_id: str, round_: int, replicas: int) -> li
     names = peer_names(replicas)
 
     def rank(pair: tuple[int, int]) -> bytes:
-        return pair_rank(run_id, round_, names[pair[0]], names[pair[1]])
+        one, other = ((names[place], round_) for place in pair)
+        return pair_rank(run_id, one, other)
 
     free = set(range(replicas))
     made: list[tuple[int, ...]] = []

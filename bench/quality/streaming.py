@@ -20,7 +20,7 @@ from .settings import Setting
 from .streaming_arms import StreamingArm
 
 CLOSING_ROUNDS: Final = 2
-"""Closing rounds, as many as a run has by default (`final_rounds`); measured by themselves."""
+"""Closing rounds, measured by themselves: what one does, and whether a second adds to it."""
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ blocking    b_i(r + 1) = settled: a peer waits for its partner until max(c_i, c_
 overlap     b_i(r + 1) = c_i: nobody waits. A round that is due before the one before it is settled
             trains on past its quota; what a slow partner costs is the age of the vectors
 early       whoever trains while its partner has closed closes too, after the step in progress, if
-            half of its quota is done (protocol/matchmaking.py, rule 2)
+            half of its quota is done: a rule that the matchmaker had once (docs/log.md)
 
 Not in the model, but in the daemon (bench/simulated_pace.py): catching up (protocol/rounds.py,
 rule 3), partners of second choice, matches that fail, the time that finding a partner takes.

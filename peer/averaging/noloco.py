@@ -61,7 +61,7 @@ class OuterStepMeasures:
     Attributes:
         delta_rms: root mean square of the move of phi.
         replica_distance: root mean square of our theta less the mean of the others' (the
-            partner's); None alone.
+            partner's); None alone, and where only our own counts.
     """
 
     delta_rms: float
@@ -102,11 +102,12 @@ def outer_step(
     if not pulls and shares is None:
         sums = fused_step(phi_P, delta_P, theta_codes, codec, factors.alpha, factors.beta)
         if sums is not None:
-            return _measures(*sums, phi_P.numel(), len(theta_codes))
+            return _measures(*sums, phi_P.numel(), 1 / len(theta_codes))
     step = _GroupStep(theta_codes, used_phi_codes, codec, factors, shares)
     for start in range(0, phi_P.numel(), TILE):
         step.take(phi_P[start : start + TILE], delta_P[start : start + TILE], start)
-    return _measures(step.delta_squares, step.distance_squares, phi_P.numel(), len(theta_codes))
+    own_share = shares[0] if shares else 1 / len(theta_codes)
+    return _measures(step.delta_squares, step.distance_squares, phi_P.numel(), own_share)
 
 
 def group_mean(
@@ -166,13 +167,13 @@ class _GroupStep:
 
 
 def _measures(
-    delta_squares: float, distance_squares: float, num_values: int, members: int
+    delta_squares: float, distance_squares: float, num_values: int, own_share: float
 ) -> OuterStepMeasures:
     """What a step found, from its sums of squares of delta and of own values less the mean."""
     to_mean = math.sqrt(distance_squares / max(1, num_values))
     return OuterStepMeasures(
         delta_rms=math.sqrt(delta_squares / max(1, num_values)),
-        replica_distance=to_mean * members / (members - 1) if members > 1 else None,
+        replica_distance=to_mean / (1 - own_share) if own_share < 1 else None,
     )
 
 

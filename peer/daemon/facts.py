@@ -98,7 +98,7 @@ class Facts:
 
     @property
     def layout_digest(self) -> str | None:
-        """Of the part that we hold."""
+        """Digest of the layout of the part that we hold."""
         return None if self.held is None else self.held.shape.layout_digest
 
     @property

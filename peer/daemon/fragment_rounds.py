@@ -132,7 +132,7 @@ class FragmentRounds:
     # --- which rounds are trained -----------------------------------------------------------------
     @property
     def version(self) -> int:
-        """Of the slow weights."""
+        """Version of the slow weights."""
         return self._facts.round
 
     def enter(self, others: Sequence[Member]) -> None:

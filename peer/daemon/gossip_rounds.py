@@ -59,7 +59,7 @@ class GossipRounds:
 
     @property
     def version(self) -> int:
-        """Of the slow weights."""
+        """Version of the slow weights."""
         return self._outer.version
 
     # --- which rounds are trained -----------------------------------------------------------------

@@ -23,7 +23,7 @@ class PartShape:
 
     @classmethod
     def of_whole_model(cls, spec: RunSpec) -> Self:
-        """As the founder has frozen it. Raises InvalidRunSpec when nobody has."""
+        """The shape that the founder has frozen. Raises InvalidRunSpec when nobody has."""
         frozen = spec.frozen
         if frozen is None:
             raise InvalidRunSpec("the run spec does not say what its model looks like")

@@ -6,9 +6,12 @@ from typing import Final
 import trio
 
 from peer.network.conversation import Conversation
+from peer.network.pacing import Pacing
 from peer.ports import PeerId
 from protocol.messages import AliveReply, AskAlive, Beat, PeerList
 from protocol.view import Progress
+
+from .facts import Facts
 
 Outgoing = Beat | PeerList | AskAlive | AliveReply
 RTT_SHARE: Final = 0.2
@@ -43,6 +46,32 @@ class Link:
             sample_s = max(0.0, now_s - beat.echo_s - beat.echo_hold_s)
             old_s = sample_s if self.rtt_s is None else self.rtt_s
             self.rtt_s = (1 - RTT_SHARE) * old_s + RTT_SHARE * sample_s
+
+
+def beat_to(link: Link, facts: Facts, pacing: Pacing, sequence: int, swarm_time_s: float) -> Beat:
+    """What we tell a linked peer of ourselves and of our link."""
+    now_s = trio.current_time()
+    return Beat(
+        sequence=sequence,
+        state=str(facts.state),
+        round=facts.round,
+        fraction=facts.fraction,
+        steps_per_s=facts.steps_per_s,
+        epoch=facts.epoch,
+        position=facts.position,
+        step=facts.step,
+        tokens=facts.tokens,
+        sent_s=now_s,
+        echo_s=link.newest_sent_s,
+        echo_hold_s=now_s - link.newest_heard_s if link.newest_sent_s is not None else 0.0,
+        swarm_time_s=swarm_time_s,
+        received_bytes=pacing.received_bytes(link.peer_id),
+        may_send_bytes_per_s=pacing.may_send_bytes_per_s,
+        free_round=facts.free.round if facts.free else None,
+        free_step=facts.free.step if facts.free else 0,
+        ended=facts.ended,
+        group=facts.group,
+    )
 
 
 def progress_in(beat: Beat) -> Progress:

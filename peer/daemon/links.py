@@ -32,15 +32,7 @@ from peer.observe.status import PeerState
 from peer.ports import Address, Directory, Network, PeerId, Stream
 from protocol.errors import LocoError, Refused, StreamLost
 from protocol.limits import MAX_LINKS, MAX_PEERS_PER_EXCHANGE
-from protocol.messages import (
-    AliveReply,
-    AskAlive,
-    Beat,
-    Hello,
-    Leaving,
-    PeerList,
-    peer_entry,
-)
+from protocol.messages import AliveReply, AskAlive, Beat, Hello, Leaving, PeerList, peer_entry
 from protocol.records import PeerRecord
 from protocol.versions import HELLO
 from protocol.view import Progress, Roster
@@ -49,7 +41,7 @@ from .bell import Bell
 from .duplicates import BEAT_S, Duplicates
 from .facts import Facts
 from .hello import Greeter
-from .link import Link, Outgoing, progress_in
+from .link import Link, Outgoing, beat_to, progress_in
 from .redials import Redials
 
 SILENCE_S: Final = 10.0
@@ -345,28 +337,8 @@ class Links:
                 self._post(link, peers)
 
     def _beat_for(self, link: Link) -> Beat:
-        facts, now_s = self._facts, trio.current_time()
-        return Beat(
-            sequence=self._sequence,
-            state=str(facts.state),
-            round=facts.round,
-            fraction=facts.fraction,
-            steps_per_s=facts.steps_per_s,
-            epoch=facts.epoch,
-            position=facts.position,
-            step=facts.step,
-            tokens=facts.tokens,
-            sent_s=now_s,
-            echo_s=link.newest_sent_s,
-            echo_hold_s=now_s - link.newest_heard_s if link.newest_sent_s is not None else 0.0,
-            swarm_time_s=self._directory.swarm_time_s(),
-            received_bytes=self._pacing.received_bytes(link.peer_id),
-            may_send_bytes_per_s=self._pacing.may_send_bytes_per_s,
-            free_round=facts.free.round if facts.free else None,
-            free_step=facts.free.step if facts.free else 0,
-            ended=facts.ended,
-            group=facts.group,
-        )
+        swarm_time_s = self._directory.swarm_time_s()
+        return beat_to(link, self._facts, self._pacing, self._sequence, swarm_time_s)
 
     def _note_bytes(self) -> None:
         """Rule 3, for the roster."""

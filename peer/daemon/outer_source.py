@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from peer.ports import Work
-from peer.state.state_file import StateManifest, StateScalars, write_state_file
+from peer.state.state_file import StateManifest, StateScalars, copy_state, seal_state
 
 from .averaging import Averaging
 from .facts import Facts
@@ -34,7 +34,11 @@ class OuterSource:
         return self._facts.step
 
     async def write(self, directory: Path) -> tuple[Path, StateManifest]:
-        """Write the state under the lock of the outer step, so that it is one state."""
+        """Write the state: copied under the lock of the outer step, so that it is one state.
+
+        Digests and disk are waited for without the lock, so an outer step is held up for no longer
+        than the copy takes.
+        """
         facts, averaging = self._facts, self._averaging
         async with averaging.lock:
             self._written += 1
@@ -47,7 +51,6 @@ class OuterSource:
                 position=facts.position,
                 tokens=facts.tokens,
             )
-            manifest = await self._work.run(
-                write_state_file, path, scalars, averaging.slow_P, averaging.momentum_P
-            )
-        return path, manifest
+            vectors = (averaging.slow_P, averaging.momentum_P)
+            await self._work.run(copy_state, path, scalars, *vectors)
+        return path, await self._work.run(seal_state, path, scalars, averaging.slow_P.size)

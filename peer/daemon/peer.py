@@ -369,7 +369,7 @@ class Peer:
 
 
 def _oldest_useful_step(spec: RunSpec, view: View) -> int:
-    """By those that train; but for those that say they are past the end."""
+    """The oldest step that is of use beside those that train and are not past the end."""
     inner_steps = spec.sync.inner_steps
     heard = [m.progress.step for m in view.members_training(trio.current_time())]
     last = spec.total_rounds * inner_steps

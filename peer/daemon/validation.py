@@ -17,7 +17,7 @@ from .facts import Facts
 from .way import TrainerLine
 
 MAX_VALIDATION_SHARE: Final = 0.1
-"""Of a peer's time."""
+"""Largest part of a peer's time that goes into validation."""
 
 
 class Validation:

@@ -52,7 +52,7 @@ class Way(Protocol):
 
     @property
     def version(self) -> int:
-        """Of the slow weights; 0 is a founder's first."""
+        """Version of the slow weights; 0 is a founder's first."""
 
     # --- which rounds are trained -----------------------------------------------------------------
     def enter(self, others: Sequence[Member]) -> None:

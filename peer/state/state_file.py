@@ -105,20 +105,56 @@ def write_state_file(
         ValueError: the vectors differ in length or are not fp32.
         OSError: the disk refused; nothing is left at `path` that was not there before.
     """
-    partial = path.with_suffix(_PARTIAL_SUFFIX)
-    digests = []
+    copy_state(path, scalars, phi_P, delta_P)
+    return seal_state(path, scalars, phi_P.size)
+
+
+def copy_state(
+    path: Path, scalars: StateScalars, phi_P: Float32Vector, delta_P: Float32Vector
+) -> None:
+    """Copy a state to a file beside `path`, which `seal_state` then makes a state file.
+
+    phi and delta, fp32 [P], must not change meanwhile. So this does no more than copy: the bytes go
+    to the system's memory, and neither digests nor the disk are waited for.
+
+    Raises:
+        ValueError, OSError: as `write_state_file`.
+    """
+    partial = _partial(path)
     try:
         with partial.open("wb") as file:
             for chunk in state_chunks(scalars, phi_P, delta_P):
-                digests.append(chunk_digest(chunk))
                 file.write(chunk)
-            file.flush()
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def seal_state(path: Path, scalars: StateScalars, num_values: int) -> StateManifest:
+    """Make a copied state the state file at `path`, durably, and return what names it.
+
+    Args:
+        num_values: P.
+
+    Raises:
+        OSError: the disk refused; nothing is left at `path` that was not there before.
+    """
+    partial = _partial(path)
+    digests = []
+    try:
+        with partial.open("rb") as file:
+            while chunk := file.read(STATE_CHUNK_BYTES):
+                digests.append(chunk_digest(chunk))
             os.fsync(file.fileno())
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
     _sync_directory(path.parent)
-    return StateManifest(merkle_root(digests), tuple(digests), state_bytes(phi_P.size), scalars)
+    return StateManifest(merkle_root(digests), tuple(digests), state_bytes(num_values), scalars)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_suffix(_PARTIAL_SUFFIX)
 
 
 def state_chunks(

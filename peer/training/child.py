@@ -32,7 +32,7 @@ from .step import Stepper
 from .sync import snapshots_of_run
 
 MAX_DETAIL_CHARS: Final = 2000
-"""Of what is said of a failure."""
+"""Length at which what is said of a failure is cut."""
 
 
 def serve(channel: SocketChannel) -> int:

@@ -242,7 +242,7 @@ class RoundMachine:
     # --- what the driver has done ---------------------------------------------------------------
 
     def blocks(self) -> npt.NDArray[np.int64]:
-        """Of the step that comes next: to be asked for once a step, or never."""
+        """Blocks of the step that comes next: to be asked for once a step, or never."""
         current = self._current
         return current.data.blocks(current.steps)
 

@@ -76,10 +76,10 @@ class FileTokenizer:
         self.digest = blake3.blake3(data).hexdigest(length=16)
         # Ids may have holes, so the size is that of the largest id.
         self.vocabulary_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-        ends = {name: self._tokenizer.token_to_id(name) for name in _END_OF_TEXT}
-        known = [name for name, token in ends.items() if token is not None]
-        self.end_of_text: str | None = known[0] if known else None
-        self.separator: Sequence[int] = [ends[name] for name in known[:1]]
+        known = ((name, self._tokenizer.token_to_id(name)) for name in _END_OF_TEXT)
+        ends = [(name, token) for name, token in known if token is not None][:1]
+        self.end_of_text: str | None = ends[0][0] if ends else None
+        self.separator: Sequence[int] = [token for _, token in ends]
 
     def __repr__(self) -> str:
         return f"<FileTokenizer of {self.vocabulary_size} tokens, {self.digest}>"

@@ -1,5 +1,7 @@
 """How bench/codec.py counts."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from bench import codec, report
 
 def test_every_operation_takes_its_turn_and_the_first_does_not_count() -> None:
     calls: list[str] = []
-    operations = {
+    operations: dict[tuple[str, str], Callable[[], object]] = {
         codec.MEMCPY: lambda: calls.append("memcpy"),
         ("int8", "encode"): lambda: calls.append("encode"),
     }

@@ -43,6 +43,7 @@ def test_medians_make_the_goals():
     over_gloo, of_limit, over_hivemind = goals([CASE], found)
     assert over_gloo.measured == pytest.approx(3.0)
     assert over_gloo.met
+    assert CASE.limit_s is not None
     assert of_limit.measured == pytest.approx(CASE.limit_s / 1.2)
     assert not of_limit.met
     assert over_hivemind.measured == pytest.approx(0.5)

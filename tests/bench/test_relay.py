@@ -4,7 +4,7 @@ import pytest
 import trio
 import trio.testing
 
-from bench.bare import Buffers, TcpBytes, answer_swap, swap_all
+from bench.bare import Buffers, Bytes, TcpBytes, answer_swap, swap_all
 from bench.relay import MAX_PIECE_BYTES, MIN_PIECE_BYTES, QUEUE_S, Relay, Shape, Wire
 
 LINK = Shape(bits_per_s=8e6, round_trip_s=0.1)
@@ -49,7 +49,7 @@ async def test_everything_arrives_and_is_counted(connections):
             relayed = await trio.open_tcp_listeners(0, host="127.0.0.1")
             nursery.start_soon(trio.serve_listeners, relay.carry, relayed)
             port = relayed[0].socket.getsockname()[1]
-            streams = [
+            streams: list[Bytes] = [
                 TcpBytes(await trio.open_tcp_stream("127.0.0.1", port)) for _ in range(connections)
             ]
             await swap_all(streams, ours)

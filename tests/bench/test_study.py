@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from bench.quality.streaming import StreamingResult
 from bench.quality.study import Study, study_options
 
 RESULTS = Path(bench.__file__).parent / "results"
-STUDIES = {
+STUDIES: dict[str, tuple[Any, ...]] = {
     "noloco_quality": (
         ARMS,
         Result,

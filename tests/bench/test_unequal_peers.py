@@ -13,7 +13,7 @@ from bench.quality.replicas import LoopedReplicas, StackedReplicas
 from bench.quality.run import Result, World, train_arm
 from bench.quality.settings import FULL, SHORT, SMOKE_UNEQUAL
 from bench.quality.store import Store
-from bench.quality.unequal import ARMS, SLOW, UnequalArm
+from bench.quality.unequal import ARMS, SLOW, Pooling, UnequalArm
 from bench.quality.waiting import Pace, Rules, waits
 from bench.simulated_pace import Kept, keep_pace
 from peer.averaging.noloco import outer_step
@@ -244,7 +244,7 @@ def test_poolings_differ_only_where_speeds_do(world):
     assert not torch.equal(uneven[0], uneven[2])
 
 
-POOLINGS = ("equal", "tokens", "normalised")
+POOLINGS: tuple[Pooling, ...] = ("equal", "tokens", "normalised")
 
 
 @pytest.mark.slow

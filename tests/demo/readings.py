@@ -1,5 +1,7 @@
 """Peers that never lived."""
 
+from typing import Any
+
 from demo.reading import Carried, Reading
 from demo.summary import Finished
 from peer.observe.status import Outcomes, PeerState, PeerStatus, Status
@@ -19,7 +21,10 @@ def reading(name="peer-1", *, step=30, state=PeerState.TRAINING, peers=(), **cha
         outcomes=Outcomes(3, {SkipReason.NO_PARTNER: 1, SkipReason.DEADLINE: 0}),
         peers=peers,
     )
-    values = {"tokens_per_s": 5000.0, "carried": Carried(2_000_000, 3_000_000)} | changes
+    values: dict[str, Any] = {
+        "tokens_per_s": 5000.0,
+        "carried": Carried(2_000_000, 3_000_000),
+    } | changes
     return Reading(name, status, **values)
 
 

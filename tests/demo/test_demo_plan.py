@@ -52,5 +52,6 @@ def test_a_round_of_fragments_is_sent_in_as_many_parts():
         {"embed": (256, model.hidden_size)}
         | {f"layers.{layer}.weight": (model.hidden_size,) for layer in range(model.num_layers)}
     )
+    assert spec.sync.diloco is not None
     assert plan.sends_per_round == len(fragments_of_run(spec.sync.diloco, layout)) == 3
     assert Plan().sends_per_round == 1

@@ -24,12 +24,15 @@ def test_summary_json_has_these_keys_and_no_others():
         "validation_loss": 1.8,
     }
     assert tree["alone"] == {"tokens": 800_000, "validation_loss": 1.95}
+    assert (tree["gain_nats"], tree["won"]) == (pytest.approx(0.10), True)
     assert tree["outcomes"] == {"averaged": 310, "skipped": {"no_partner": 8}}
     assert tree["bytes_per_parameter_per_round"] == pytest.approx(324 / 310)
     assert tree["total_bytes"] == 4 * 81_001_000
     assert set(tree) == {
         "peers",
         "alone",
+        "gain_nats",
+        "won",
         "outcomes",
         "bytes_per_parameter_per_round",
         "total_bytes",
@@ -44,10 +47,13 @@ def test_no_round_averaged_has_no_bytes_per_round():
 def test_the_verdict_is_that_of_the_worst_peer():
     assert summary().gain_nats == pytest.approx(0.10)
     assert "every peer beats the one alone, by 0.100 nats" in "\n".join(summary().describe())
-    close = "\n".join(summary(loss=1.86).describe())
-    assert "NOT every peer" in close
-    assert "0.010 better" in close
-    assert "0.050 worse" in "\n".join(summary(loss=1.80).describe())
+    assert summary().won
+    close, lost = summary(loss=1.86), summary(loss=1.80)
+    assert not close.won
+    assert not lost.won
+    assert "THE FOUR LOSE" in "\n".join(close.describe())
+    assert "0.010 better" in "\n".join(close.describe())
+    assert "0.050 worse" in "\n".join(lost.describe())
 
 
 def test_the_last_word_of_a_peer():

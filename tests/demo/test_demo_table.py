@@ -1,4 +1,5 @@
 import io
+from dataclasses import replace
 
 import trio
 from readings import guest, reading
@@ -22,9 +23,7 @@ NAMES = {"12D3Koopeer-1": "peer-1", "12D3Koopeer-2": "peer-2"}
 
 
 def scene(*readings, **changes):
-    return Scene(
-        **({"title": "four", "readings": readings, "total_steps": 100, "names": NAMES} | changes)
-    )
+    return replace(Scene("four", readings, total_steps=100, names=NAMES), **changes)
 
 
 def test_a_row_says_everything_about_a_peer():
@@ -57,9 +56,9 @@ def test_our_own_peers_are_no_guests_while_they_start():
 
 
 def test_the_table_shows_every_column_and_row():
-    console = Console(file=io.StringIO(), width=160)
+    console = Console(file=(file := io.StringIO()), width=160)
     console.print(table(scene(reading(), reading("peer-2", step=20))))
-    text = console.file.getvalue()
+    text = file.getvalue()
     assert all(column in text for column in COLUMNS)
     assert [line.split()[0] for line in text.splitlines()] == ["peer", "peer-1", "peer-2"]
 

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = ROOT / "deploy/grafana/dashboards/loco-peer.json"
@@ -31,7 +32,7 @@ class Query:
         return {label.strip() for group in grouped for label in group.split(",")} | set(matched)
 
 
-def panels() -> list[dict]:
+def panels() -> list[dict[str, Any]]:
     return json.loads(DASHBOARD.read_text())["panels"]
 
 

@@ -11,7 +11,7 @@ def full_snapshot() -> MetricsSnapshot:
         tokens=102400,
         train_loss=2.5,
         validation_loss=2.6,
-        outcomes=Outcomes(averaged=9, skipped={SkipReason.NO_PARTNER: 1}),
+        outcomes=Outcomes(averaged=9, skipped={SkipReason.NO_PARTNER: 1}, recent_share=0.9),
         sent_bytes={"/loco/gossip/1": 1000, "/loco/hello/1": 10},
         received_bytes={"/loco/gossip/1": 1000, "/loco/hello/1": 10},
         peers={PeerState.TRAINING: 1},

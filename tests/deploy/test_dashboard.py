@@ -50,7 +50,7 @@ def test_reasons_and_phases_are_documented():
 
 
 def test_panels_fit_the_grid():
-    taken = set()
+    taken: set[tuple[int, int]] = set()
     for panel in panels():
         at = panel["gridPos"]
         cells = set(

@@ -6,6 +6,7 @@ import sys
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -33,11 +34,11 @@ def environment() -> dict[str, str]:
     return dict(re.findall(r"(\w+)=(\S+)", " ".join(arguments_of("ENV"))))
 
 
-def compose() -> dict:
+def compose() -> dict[str, Any]:
     return yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())
 
 
-def peers() -> dict[str, dict]:
+def peers() -> dict[str, dict[str, Any]]:
     return {name: s for name, s in compose()["services"].items() if s["image"] == "loco-peer"}
 
 

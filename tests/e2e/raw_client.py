@@ -12,6 +12,7 @@ from peer.real_ports import RealEntropy
 from protocol.errors import LocoError
 
 ANSWER_S = 15.0
+DRIP_EVERY_S = 0.25
 
 
 @asynccontextmanager
@@ -39,3 +40,29 @@ async def throw(network: Libp2pNetwork, peer_id: str, protocol: str, data: bytes
         with trio.CancelScope(shield=True):
             await stream.aclose()
     return answer
+
+
+async def cut_short(network: Libp2pNetwork, peer_id: str, protocol: str, data: bytes) -> None:
+    """Half of it, and away."""
+    stream = await network.open_stream(peer_id, protocol)
+    try:
+        await stream.send_all(data[: len(data) // 2])
+    except LocoError:
+        pass
+    finally:
+        await stream.aclose()
+
+
+async def drip(network: Libp2pNetwork, peer_id: str, protocol: str, data: bytes) -> None:
+    """Byte by byte, until the peer ends it or it is all out."""
+    stream = await network.open_stream(peer_id, protocol)
+    try:
+        for byte in data:
+            await stream.send_all(bytes([byte]))
+            await trio.sleep(DRIP_EVERY_S)
+        await trio.sleep_forever()
+    except LocoError:
+        pass
+    finally:
+        with trio.CancelScope(shield=True):
+            await stream.aclose()

@@ -21,6 +21,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -44,7 +45,9 @@ MARK: Final = "E2E_SWARM"
 """Environment variable that all processes of one swarm carry."""
 COMMAND: Final = Path(sys.executable).parent / "loco-peer"
 
-RUN_SPEC: Final = """
+INNER_STEPS: Final = 150
+"""Of a round: about a second."""
+RUN_SPEC: Final = f"""
 name = "e2e"
 
 [model]
@@ -65,9 +68,8 @@ total_steps = 1000000
 batch_size = 4
 
 [sync]
-inner_steps = 150
+inner_steps = {INNER_STEPS}
 """
-"""Rounds of about a second."""
 
 
 def within(condition: Callable[[], T], seconds: float, poll_s: float = POLL_S) -> T:
@@ -293,9 +295,14 @@ def all_averaging(peers: Sequence[Peer], times: int = 1, timeout_s: float = STAR
     for peer in peers:
         peer.wait_for(
             f"{times} more averaged rounds",
-            lambda peer=peer: len(peer.events(EventName.ROUND_AVERAGED)) >= enough[peer],
+            partial(has_said, peer, EventName.ROUND_AVERAGED, enough[peer]),
             timeout_s,
         )
+
+
+def has_said(peer: Peer, name: EventName, times: int) -> bool:
+    """Whether there are so many events of this name."""
+    return len(peer.events(name)) >= times
 
 
 @contextmanager
@@ -431,7 +438,28 @@ def port_of(address: str) -> int:
     return int(parts[parts.index("tcp") + 1])
 
 
+def rounds_behind(peer: Peer, others: Sequence[Peer]) -> float:
+    """From where it is to the furthest of the others, in nominal steps over those of a round.
+
+    Peers number their rounds each for itself; what they share is the nominal step. They are asked
+    one after the other, the peer in question last.
+    """
+    furthest = max(int(other.status()["step"]) for other in others)
+    return (furthest - int(peer.status()["step"])) / INNER_STEPS
+
+
 def skips(peer: Peer, since: int = 0) -> list[Event]:
     """Rounds that it skipped, after its first `since` events."""
     seen = peer.events()[since:]
     return [event for event in seen if event["event"] == EventName.ROUND_SKIPPED]
+
+
+def nothing_broke(peers: list[Peer], seen: dict[Peer, int], stranger: str) -> None:
+    """Nobody lost a link, a trainer or a process since it had said so much."""
+    for peer in peers:
+        for event in peer.events()[seen[peer] :]:
+            assert event["event"] not in (EventName.TRAINER_DIED, EventName.NETWORK_RESTARTED)
+            if event["event"] == EventName.PEER_LOST:
+                assert event["remote"] == stranger, peer.report()
+        assert peer.running, peer.report()
+        assert "Traceback" not in peer.stderr, peer.report()

@@ -79,6 +79,7 @@ def test_an_unreachable_bootstrap_is_named_each_second_until_it_is_there(swarm: 
             ),
             START_S,
         )
+        assert failing is not None
         assert {(event["address"], event["step"]) for event in failing} == {(address, "dial")}
         took_s = failing[SAYINGS - 1]["monotonic_s"] - failing[0]["monotonic_s"]
         assert took_s == pytest.approx(SAYINGS - 1, abs=2)

@@ -20,7 +20,16 @@ ROOT = Path(__file__).parents[2]
 STEPS = 150
 RUN_TIMEOUT_S = 540
 GONE_TIMEOUT_S = 30
-SENT_BYTES_PER_PARAMETER = (1.0, 1.03)
+BYTE_FREQUENCIES_NATS = 3.147
+"""Entropy of the corpus, byte by byte: what a model loses that knows how often each occurs."""
+LEAST_NATS = 2.0
+"""So few steps lead to 2.35 with fragments and 2.60 with pairs; less would be another corpus."""
+SPREAD_NATS = {"noloco": 0.05, "diloco": 0.0}
+"""Between the four: pairs end with log2 N averages, fragments with the same bytes for all."""
+SENT_BYTES_PER_PARAMETER = {"noloco": (1.0, 1.03), "diloco": (1.0, 4.5)}
+"""By averaged round. Of fragments a quarter stays at home on both ways: 1.5 in a long run. In a run
+so short the end, which is in fp32, and what joiners fetch come on top (3.0 measured); to send
+everything to everybody would take 6."""
 
 
 @contextmanager
@@ -65,24 +74,31 @@ def read_until(process, word):
     pytest.fail(f"the demo ended before it said {word!r}: {''.join(said)}")
 
 
-def test_a_small_demo_ends_with_its_summary(tmp_path):
+@pytest.mark.parametrize("method", ["noloco", "diloco"])
+def test_a_small_demo_ends_with_its_summary(tmp_path, method):
     out = tmp_path / "out"
-    with started_demo(out) as (process, mark):
+    with started_demo(out, "--method", method) as (process, mark):
         said, _ = process.communicate(timeout=RUN_TIMEOUT_S)
         assert process.returncode == 0, said
         assert marked(mark) == []
     summary = json.loads((out / "summary.json").read_text())
-    assert len({peer["peer_id"] for peer in summary["peers"]}) == 4
-    assert all(peer["rounds"] > 0 and peer["tokens"] > 0 for peer in summary["peers"])
-    assert all(0 < peer["validation_loss"] < 6 for peer in summary["peers"])
-    median = sorted(peer["tokens"] for peer in summary["peers"])[1:3]
-    assert 0 <= summary["alone"]["tokens"] - sum(median) / 2 <= 6 * 1024 + 512
-    assert summary["outcomes"]["averaged"] > 0
-    low, high = SENT_BYTES_PER_PARAMETER
+    peers, alone, outcomes = summary["peers"], summary["alone"], summary["outcomes"]
+    assert len({peer["peer_id"] for peer in peers}) == 4
+    assert all(peer["rounds"] > 0 and peer["tokens"] > 0 for peer in peers)
+    losses = [peer["validation_loss"] for peer in peers]
+    for loss in (*losses, alone["validation_loss"]):
+        assert LEAST_NATS < loss < BYTE_FREQUENCIES_NATS, said
+    assert max(losses) - min(losses) <= SPREAD_NATS[method], said
+    assert summary["gain_nats"] == pytest.approx(alone["validation_loss"] - max(losses))
+    assert "every peer beats the one alone" in said
+    median = sorted(peer["tokens"] for peer in peers)[1:3]
+    assert 0 <= alone["tokens"] - sum(median) / 2 <= 6 * 1024 + 512
+    # The founder is alone until the others have started; from then on nearly all is averaged.
+    assert outcomes["averaged"] > sum(outcomes["skipped"].values()), said
+    low, high = SENT_BYTES_PER_PARAMETER[method]
     assert low <= summary["bytes_per_parameter_per_round"] <= high
     assert summary["total_bytes"] > 0
     assert (out / "losses.png").stat().st_size > 0
-    assert "one peer alone" in said
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,23 @@ every fragment in one state again, and all of them contribute to it.
 import signal
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
-from swarm import RUN_SPEC, START_S, Peer, Swarm
+import trio
+from missiles import fragment_missiles, missiles
+from raw_client import cut_short, drip, raw_client, throw
+from swarm import RUN_SPEC, START_S, Peer, Swarm, has_said, nothing_broke
 
 from peer.observe.event_names import EventName
+from protocol.versions import FRAGMENT
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 NUM_FRAGMENTS = 3
 HEALED_S = 60.0
+NUM_ROUNDS = 2
+"""Closed by each peer while a stranger talks."""
 SPEC = RUN_SPEC.replace("num_layers = 1", "num_layers = 2").replace(
     "[sync]",
     """
@@ -69,6 +76,17 @@ def wait_one_state(peers: list[Peer]) -> None:
     )
 
 
+def wait_rounds(peers: list[Peer], num_rounds: int) -> None:
+    """Until each has closed so many more, with all that it sends in them."""
+    for name, times in (
+        (EventName.ROUND_CLOSED, num_rounds),
+        (EventName.FRAGMENT_RETURNED, num_rounds * NUM_FRAGMENTS),
+    ):
+        for peer in peers:
+            enough = len(peer.events(name)) + times
+            peer.wait_for(f"{times} more {name}", partial(has_said, peer, name, enough), START_S)
+
+
 def joined(swarm: Swarm, num_peers: int) -> list[Peer]:
     while len(swarm.members) < num_peers:
         swarm.join(swarm.members[-1])
@@ -89,6 +107,30 @@ def test_joiners_are_in_one_state_with_the_others(fragments: Swarm) -> None:
     for peer in peers:
         assert peer.metric("loco_outer_rounds_total", outcome="averaged") > 0
         assert peer.metric("loco_wire_bytes_total", protocol="/loco/fragment/1") > 0
+
+
+async def test_garbage_on_the_fragment_conversation_harms_nobody(
+    fragments: Swarm, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """They train on; that averages stay exact too is shown in virtual time."""
+    peers = await trio.to_thread.run_sync(joined, fragments, 3)
+    seen = {peer: len(peer.events()) for peer in peers}
+    run_id = peers[0].status()["run_id"]
+    async with raw_client(tmp_path_factory.mktemp("raw"), peers[0].address) as (network, peer_id):
+        stranger = network.peer_id
+        nonsense = fragment_missiles(run_id, stranger)
+        async with trio.open_nursery() as nursery:
+            for data in [*missiles().values(), *nonsense.values()]:
+                nursery.start_soon(throw, network, peer_id, FRAGMENT, data)
+        async with trio.open_nursery() as nursery:
+            for data in nonsense.values():
+                nursery.start_soon(cut_short, network, peer_id, FRAGMENT, data)
+        async with trio.open_nursery() as nursery:
+            for data in nonsense.values():
+                nursery.start_soon(drip, network, peer_id, FRAGMENT, data)
+            await trio.to_thread.run_sync(wait_rounds, peers, NUM_ROUNDS)
+            nursery.cancel_scope.cancel()
+    nothing_broke(peers, seen, stranger)
 
 
 def test_a_killed_trainer_comes_back_into_the_same_state(fragments: Swarm) -> None:

@@ -27,10 +27,11 @@ STATUS_TYPES = {
     "outcomes": dict,
     "peers": list,
     "metrics": str,
+    "codec": str,
     "doing": str,
     "since_s": float,
 }
-PEER_TYPES = {"peer_id": str, "state": str, "round": int, "rtt_s": float}
+PEER_TYPES = {"peer_id": str, "state": str, "round": int, "rtt_s": float, "step": int}
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_status_has_exactly_what_is_promised(swarm, peers):
     assert printed.returncode == ExitCode.OK, printed.stderr
     status = json.loads(printed.stdout)
     assert {key: type(value) for key, value in status.items()} == STATUS_TYPES
-    assert set(status["outcomes"]) == {"averaged", "skipped"}
+    assert set(status["outcomes"]) == {"averaged", "skipped", "recent_share"}
     assert status["outcomes"]["averaged"] > 0
     assert set(status["outcomes"]["skipped"]) <= {str(reason) for reason in SkipReason}
     assert {told["peer_id"] for told in status["peers"]} == {peer.peer_id for peer in others}

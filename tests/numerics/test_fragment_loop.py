@@ -1,12 +1,13 @@
 """Streaming through the inner loop: what is sent and merged after which step."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
 from training_worlds import MEMBERS, PAUSE, World, build_world, order, run, tiny_spec
 
-from peer.training.errors import WrongCommand
+from peer.training.errors import NonFinite, WrongCommand
 from peer.training.messages import (
     Amend,
     Apply,
@@ -21,7 +22,6 @@ from peer.training.messages import (
     Yield,
     Yielded,
 )
-from peer.training.step import NonFinite
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ class Swarm:
     log: list[object] = field(default_factory=list)
 
     def __post_init__(self):
-        stepper = self.world.parts.stepper
+        stepper: Any = self.world.parts.stepper
         step = stepper.step
 
         def counted(*arguments):
@@ -71,7 +71,8 @@ class Swarm:
             self.waited_s.append(event.waited_s)
         if isinstance(event, RoundClosed) and event.round + 1 < self.rounds:
             following, place = event.round + 1, (event.epoch, event.position)
-            return [TrainRound(following, self.quota, MEMBERS, *place, float(H * following))]
+            start_step, stride = float(H * following), H / self.quota
+            return [TrainRound(following, self.quota, MEMBERS, *place, start_step, stride)]
         return []
 
     def result(self, sent):
@@ -128,13 +129,13 @@ def test_with_late_skip_training_goes_on_and_merges_what_comes():
 def test_a_fragment_in_flight_is_not_sent_again_even_with_late_skip():
     class Slow(Swarm):
         def answer(self, event):
-            following = TrainRound(2, 4, MEMBERS, 0, 64, 8.0)
+            following = TrainRound(2, 4, MEMBERS, 0, 64, 8.0, 1.0)
             first = isinstance(event, FragmentSent) and event.cycle == 1
             return [*([following] if first else []), *super().answer(event)]
 
     world = streaming_world(late="skip", inner_steps=4, fragments="whole")
     swarm = Slow(world, rounds=0, merge_after=100)
-    swarm.run(order(0), TrainRound(1, 4, MEMBERS, 0, 32, 4.0))
+    swarm.run(order(0), TrainRound(1, 4, MEMBERS, 0, 32, 4.0, 1.0))
     assert swarm.sent == [(0, 4), (0, 8), (0, 12)]
     assert swarm.merged[:2] == [(0, 8), (0, 12)]
     assert swarm.waited_s[0] == 1.0
@@ -172,7 +173,7 @@ def test_a_round_that_is_closed_early_sends_what_was_left_of_it():
 
 def test_a_round_of_no_steps_sends_the_rest_at_once_and_holds_nothing():
     swarm = Swarm(streaming_world(), rounds=1)
-    swarm.run(order(0, H), *[PAUSE] * H, TrainRound(1, 0, MEMBERS, 0, 0, float(H)))
+    swarm.run(order(0, H), *[PAUSE] * H, TrainRound(1, 0, MEMBERS, 0, 0, float(H), 1.0))
     assert swarm.sent == [(1, 4), (2, 8), (0, 12), (1, 12), (2, 12)]
     assert swarm.merged == [(1, 6), (2, 10), (0, 12), (1, 12), (2, 12)]
     closed = [event for event in swarm.log if isinstance(event, RoundClosed)]
@@ -191,11 +192,14 @@ def values(world: World, vector: np.ndarray, fragment: int) -> np.ndarray:
     return np.concatenate([vector[start:stop] for start, stop in spans])
 
 
+@dataclass
 class Watched(Swarm):
     """Notes the fast weights at each event, and moves phi when a fragment was sent."""
 
+    thetas: list[tuple[Any, np.ndarray]] = field(default_factory=list)
+
     def answer(self, event):
-        vars(self).setdefault("thetas", []).append((event, self.world.theta.copy()))
+        self.thetas.append((event, self.world.theta.copy()))
         if isinstance(event, FragmentSent):
             for start, stop in self.world.parts.snapshots.fragments[event.fragment].spans:
                 self.world.slow[start:stop] += 0.01
@@ -223,7 +227,7 @@ def test_chunks_that_were_not_stepped_are_plain_training():
             return Merge(sent.fragment, sent.cycle, (), ())
 
     swarm = Nothing(streaming_world(), rounds=1)
-    alone = Watched(streaming_world(late="skip"), rounds=1)
+    alone: Any = Watched(streaming_world(late="skip"), rounds=1)
     alone.result = lambda sent: PAUSE
     swarm.run()
     alone.run()

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from fragment_worlds import Replica, random_replica
 
-from peer.codec import Int8Codec
-from peer.training.step import NonFinite
+from peer.codec.int8 import Int8Codec
+from peer.training.errors import NonFinite
 
 FRAGMENTS = (0, 1, 2)
 
@@ -174,7 +174,8 @@ def test_a_kill_in_mid_write_leaves_the_region_empty(monkeypatch):
     class Killed(BaseException):
         pass
 
-    world, written = random_replica(), []
+    world = random_replica()
+    written: list[int] = []
     encode = Int8Codec.encode
 
     def encode_one_chunk(codec, x_P, out_codes):

@@ -108,9 +108,9 @@ def test_an_average_of_several_tiles_is_the_same() -> None:
 
 
 def test_parts_of_a_long_vector_take_the_compiled_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = []
-    monkeypatch.setattr(nesterov.fused_nesterov, "step", _noting(taken, fused_nesterov.step))
-    monkeypatch.setattr(nesterov.fused_nesterov, "add", _noting(taken, fused_nesterov.add))
+    taken: list[bool] = []
+    monkeypatch.setattr(fused_nesterov, "step", _noting(taken, fused_nesterov.step))
+    monkeypatch.setattr(fused_nesterov, "add", _noting(taken, fused_nesterov.add))
     phi, v, *u = _vectors(0, 4, 3)
     codes = _codes(torch.stack(u))
     for part_of in (PART_OF, 0):

@@ -1,5 +1,7 @@
 """The fused outer step leaves the bits of the plain one."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +16,7 @@ pytestmark = pytest.mark.slow  # the first run on a machine compiles for a secon
 
 
 @pytest.fixture(scope="module", autouse=True)
-def small_vectors_are_long() -> None:
+def small_vectors_are_long() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiled, "COMPILED_FROM", BLOCK)
         patch.setattr(compiled, "CHUNK_BLOCKS", 5)

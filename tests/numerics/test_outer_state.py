@@ -40,13 +40,31 @@ def test_a_step_changes_the_callers_memory_and_counts() -> None:
     state.step(0, _codes(1), bytes(_codes(2)))
     np.testing.assert_array_equal(phi, _vector(0) + delta)
     np.testing.assert_allclose(delta, 0.7 * ((_vector(1) + _vector(2)) / 2 - _vector(0)), atol=0.02)
-    state.step(1, memoryview(_codes(3)))
+    state.step(1, _codes(3).data)
     statistics = state.statistics()
     assert (statistics.version, statistics.round) == (2, 1)
     assert (statistics.steps, statistics.steps_alone) == (2, 1)
     assert statistics.replica_distance == pytest.approx(
         float(np.sqrt(((_vector(1) - _vector(2)) ** 2).mean())), rel=0.01
     )
+
+
+@pytest.mark.parametrize("own_share", [0.0, 0.25, 0.5, 1.0])
+def test_a_step_weighs_the_own_weights_by_their_share(own_share: float) -> None:
+    state = _state()
+    plain = Factors(0.0, 1.0, 1.0)
+    state.step(0, _codes(1), _codes(2), factors=plain, own_share=own_share)
+    mean = own_share * _vector(1) + (1 - own_share) * _vector(2)
+    np.testing.assert_allclose(state.phi_P, mean, atol=0.03)
+
+
+@pytest.mark.parametrize("own_share", [0.0, 0.25, 1.0])
+def test_without_a_partner_a_share_means_nothing(own_share: float) -> None:
+    one, other = _state(), _state()
+    one.step(0, _codes(1), own_share=own_share)
+    other.step(0, _codes(1))
+    np.testing.assert_array_equal(one.phi_P, other.phi_P)
+    assert one.statistics().steps_alone == 1
 
 
 def test_a_round_is_never_stepped_twice() -> None:

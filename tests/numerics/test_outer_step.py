@@ -41,7 +41,8 @@ def test_equals_the_equations(gamma: float, group: list[int], num_values: int) -
     codec = get_codec("fp32")
     phi, theta = _vectors(5, num_values), _vectors(5, num_values, 1)
     delta = _vectors(5, num_values, 2)
-    expected = _plain_step(*(v.double().numpy() for v in (phi, delta, theta)), group, gamma)
+    full = [v.double().numpy() for v in (phi, delta, theta)]
+    expected = _plain_step(full[0], full[1], full[2], group, gamma)
     theta_codes, phi_codes = _encoded(codec, theta[group]), _encoded(codec, phi[group])
     outer_step(
         phi[0], delta[0], list(theta_codes), codec, Factors(ALPHA, BETA, gamma), list(phi_codes)
@@ -53,12 +54,13 @@ def test_equals_the_equations(gamma: float, group: list[int], num_values: int) -
 def test_gamma_equal_to_beta_needs_theta_alone() -> None:
     codec = get_codec("fp32")
     phi, delta = _vectors(2), _vectors(2, seed=3)
-    full, short = phi[0].double().numpy().copy(), phi[0].clone()
+    short = phi[0].clone()
     theta = _vectors(2, seed=1)
     codes = _encoded(codec, theta)
     outer_step(short, delta[0].clone(), [codes[0], codes[1]], codec, TIED)
-    full = _plain_step(*(v.double().numpy() for v in (phi, delta, theta)), [0, 1], BETA)[0]
-    np.testing.assert_allclose(short.numpy(), full, atol=1e-6)
+    full = [v.double().numpy() for v in (phi, delta, theta)]
+    expected = _plain_step(full[0], full[1], full[2], [0, 1], BETA)[0]
+    np.testing.assert_allclose(short.numpy(), expected, atol=1e-6)
 
 
 def test_a_group_of_all_is_diloco_with_heavy_ball_momentum() -> None:
@@ -96,6 +98,86 @@ def test_both_peers_of_an_int8_pair_compute_one_mean() -> None:
     group_mean([codes[0], codes[1]], codec, 0, means[0], torch.empty(TILE), torch.empty(TILE))
     group_mean([codes[1], codes[0]], codec, 0, means[1], torch.empty(TILE), torch.empty(TILE))
     assert torch.equal(means[0].view(torch.int32), means[1].view(torch.int32))
+
+
+# --- unequal shares -------------------------------------------------------------------------------
+PLAIN = Factors(0.0, 1.0, 1.0)
+SHARES = [1.0, 0.0, 0.25, 1 / 3, 2 / 3, 3 / 5, 4 / 7]
+
+
+def _decoded(codec: Codec, codes: torch.Tensor, num_values: int) -> np.ndarray:
+    values = torch.empty(num_values)
+    codec.decode_range(codes, 0, num_values, values)
+    return values.numpy()
+
+
+@pytest.mark.parametrize("codec_name", ["fp32", "int8"])
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("factors", [PLAIN, TIED])
+@pytest.mark.parametrize("num_values", [P, pytest.param(TILE + 256, marks=pytest.mark.slow)])
+def test_a_pair_of_unequal_shares_takes_the_weighted_mean_bit_for_bit(
+    codec_name: str, share: float, factors: Factors, num_values: int
+) -> None:
+    """The reference rounds each operation to fp32, in the order of the equations."""
+    codec = get_codec(codec_name)
+    phi, delta = _vectors(1, num_values)[0], _vectors(1, num_values, 3)[0]
+    codes = _encoded(codec, _vectors(2, num_values, 1))
+    own, theirs = (_decoded(codec, each, num_values) for each in codes)
+    mean = own * np.float32(share) + theirs * np.float32(1 - share)
+    momentum = delta.numpy() * np.float32(factors.alpha)
+    momentum = momentum + (mean - phi.numpy()) * np.float32(factors.beta)
+    moved = phi.numpy() + momentum
+    measures = outer_step(phi, delta, list(codes), codec, factors, (), (share, 1 - share))
+    np.testing.assert_array_equal(delta.numpy(), momentum)
+    np.testing.assert_array_equal(phi.numpy(), moved)
+    distance = float(np.sqrt(((own - theirs).astype(np.float64) ** 2).mean()))
+    if share == 1:
+        assert measures.replica_distance is None
+    else:
+        assert measures.replica_distance == pytest.approx(distance, rel=1e-5)
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_both_peers_of_an_unequal_pair_compute_one_mean(share: float) -> None:
+    codec = get_codec("int8")
+    codes = _encoded(codec, _vectors(2, TILE) * torch.logspace(-12, 4, TILE))
+    means, spare = torch.empty(2, TILE), torch.empty(2, TILE)
+    group_mean([codes[0], codes[1]], codec, 0, means[0], *spare, (share, 1 - share))
+    group_mean([codes[1], codes[0]], codec, 0, means[1], *spare, (1 - share, share))
+    assert torch.equal(means[0].view(torch.int32), means[1].view(torch.int32))
+
+
+@pytest.mark.parametrize(("share", "whose"), [(1.0, 0), (0.0, 1)])
+def test_a_share_of_all_or_nothing_is_the_weights_of_one(share: float, whose: int) -> None:
+    """The last meeting of the final averaging hands the result on."""
+    codec = get_codec("int8")
+    phi, delta = _vectors(1)[0], _vectors(1, seed=3)[0]
+    codes = _encoded(codec, _vectors(2, seed=1))
+    mean = torch.empty(P)
+    group_mean(list(codes), codec, 0, mean, *torch.empty(2, P), (share, 1 - share))
+    np.testing.assert_array_equal(mean.numpy(), _decoded(codec, codes[whose], P))
+    outer_step(phi, delta, list(codes), codec, PLAIN, (), (share, 1 - share))
+    # phi + (theta - phi) is theta but for one unit in the last place.
+    np.testing.assert_allclose(phi.numpy(), mean.numpy(), rtol=0, atol=5e-7)
+
+
+def test_shares_weigh_the_codes_of_phi_too_and_a_lone_peer_has_no_use_for_them() -> None:
+    codec = get_codec("fp32")
+    phi, delta = _vectors(1)[0], torch.zeros(P)
+    theta, slow = _vectors(2, seed=1), _vectors(2, seed=2)
+    outer_step(
+        *(phi, delta, list(_encoded(codec, theta)), codec, APART),
+        *(list(_encoded(codec, slow)), (0.25, 0.75)),
+    )
+    start = _vectors(1)[0]
+    expected = BETA * (0.25 * theta[0] + 0.75 * theta[1] - start)
+    expected += (GAMMA - BETA) * (0.25 * slow[0] + 0.75 * slow[1] - start)
+    torch.testing.assert_close(delta, expected)
+    alone, same = _vectors(1)[0], _vectors(1)[0]
+    codes = list(_encoded(codec, theta[:1]))
+    outer_step(alone, torch.zeros(P), codes, codec, TIED, (), (0.25,))
+    outer_step(same, torch.zeros(P), codes, codec, TIED)
+    assert torch.equal(alone, same)
 
 
 def test_a_lone_peer_moves_by_its_own_theta() -> None:

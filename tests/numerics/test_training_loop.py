@@ -16,7 +16,7 @@ from training_worlds import (
     tiny_spec,
 )
 
-from peer.training.errors import WrongCommand
+from peer.training.errors import NonFinite, WrongCommand
 from peer.training.messages import (
     Applied,
     Apply,
@@ -29,7 +29,7 @@ from peer.training.messages import (
 )
 from peer.training.model import initial_module
 from peer.training.schedule import learning_rate
-from peer.training.step import NonFinite, Stepper
+from peer.training.step import Stepper
 from protocol.data_plan import DataPlan
 from protocol.run_spec import OptimizerSection
 
@@ -45,6 +45,7 @@ def test_apply_is_the_line_of_the_architecture(codec, steps_between):
     def answer(event):
         if isinstance(event, RoundClosed) and event.round == 0:
             seen["theta_s"] = world.theta.copy()
+            assert event.slot is not None
             seen["decoded"] = world.decoded(event.slot)
             world.slow += np.random.default_rng(1).normal(0, 0.1, world.slow.size).astype("f4")
             return [order(1), *[PAUSE] * steps_between, Apply(0)]
@@ -214,7 +215,7 @@ def test_load_begins_anew():
     assert script.of(RoundClosed)[0].digest == run(fresh, order(0)).of(RoundClosed)[0].digest
 
 
-def test_who_begins_late_or_again_warms_up():
+def test_who_begins_late_or_again_warms_up(monkeypatch):
     spec = tiny_spec()
     spec = spec.model_copy(update={"optimizer": OptimizerSection(warmup_steps=4)})
     world, rates, step = build_world(spec), [], Stepper.step
@@ -223,11 +224,42 @@ def test_who_begins_late_or_again_warms_up():
         rates.append(rate)
         return step(world.parts.stepper, blocks_BT, rate)
 
-    world.parts.stepper.step = noted
+    monkeypatch.setattr(world.parts.stepper, "step", noted)
     run(world, order(3, quota=4), order(4, quota=4), *[PAUSE] * 6, Load(5), order(5, quota=4))
     begun = [(12, done) for done in range(6)] + [(20, done) for done in range(4)]
     assert rates == [learning_rate(spec.optimizer, first + own, 40, own) for first, own in begun]
     assert rates[0] == learning_rate(spec.optimizer, 12, 40) / 4
+
+
+class NotedResult:
+    """The numbers of a step; notes when they are looked at."""
+
+    def __init__(self, step, log):
+        self.step, self.log = step, log
+
+    def settled(self):
+        self.log.append(f"look {self.step}")
+        return 1.0, 0.5
+
+
+def test_numbers_are_looked_at_when_the_next_step_has_begun_but_before_anything_is_told():
+    world, log = build_world(tiny_spec()), []
+
+    def noted(blocks_BT, rate):
+        step = sum(entry.startswith("step") for entry in log) + 1
+        log.append(f"step {step}")
+        return NotedResult(step, log)
+
+    def answer(event):
+        log.append(type(event).__name__)
+        return []
+
+    world.parts.stepper.step = noted
+    run(world, order(0, quota=6), answer=answer)
+    assert log == [
+        *["step 1", "step 2", "look 1", "step 3", "look 2", "look 3", "Progress"],
+        *["step 4", "step 5", "look 4", "step 6", "look 5", "look 6", "RoundClosed"],
+    ]
 
 
 @pytest.mark.parametrize("where", [0, 700])

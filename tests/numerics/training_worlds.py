@@ -138,9 +138,11 @@ def run(world: World, *commands, answer: Answer = lambda event: [], before=lambd
 
 
 def order(round_: int, quota: int = 4, position: int = 0) -> TrainRound:
-    return TrainRound(round_, quota, MEMBERS, 0, position, float(INNER_STEPS * round_))
+    stride = INNER_STEPS / max(1, quota)
+    return TrainRound(round_, quota, MEMBERS, 0, position, float(INNER_STEPS * round_), stride)
 
 
 def next_order(closed: RoundClosed) -> TrainRound:
     following, start_step = closed.round + 1, closed.step
-    return TrainRound(following, 4, MEMBERS, closed.epoch, closed.position, start_step)
+    place = closed.epoch, closed.position
+    return TrainRound(following, 4, MEMBERS, *place, start_step, INNER_STEPS / 4)

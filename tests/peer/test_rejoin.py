@@ -1,6 +1,7 @@
 """A process beyond healing joins again in a new one."""
 
 import sys
+from typing import Any
 
 import pytest
 import trio
@@ -42,11 +43,13 @@ class Nowhere:
 
 
 def _membership(roster: Roster) -> Membership:
+    network: Any = Nowhere()
+    directory: Any = BrokenDirectory()
     return Membership(
         "0" * 32,
         1,
-        network=Nowhere(),
-        directory=BrokenDirectory(),
+        network=network,
+        directory=directory,
         roster=roster,
         sign=lambda _: b"s" * 64,
     )

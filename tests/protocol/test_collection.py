@@ -12,7 +12,7 @@ def test_complete_when_all_have_come_were_excused_or_lost():
     assert collection.add("a", 1, {0: BASE, 2: BASE})
     assert not collection.add("b", 0, {})
     collection.excuse("c")
-    assert (collection.is_complete, collection.awaited) == (False, {"d"})
+    assert (collection.is_complete, collection.awaited) == (False, frozenset("d"))
     assert collection.add("d", 1, {0: BASE, 2: BASE})
     assert collection.is_complete
 

@@ -5,7 +5,9 @@ import itertools
 import pytest
 
 from protocol.errors import LocalProtocolError
-from protocol.exchange import TRANSITIONS, Action, Event, Exchange, State
+from protocol.exchange import TRANSITIONS, Action, Event, Exchange, State, exchange_id
+from protocol.matchmaking import pair_rank
+from protocol.messages import Received, decode_message, encode_message
 from protocol.outcomes import SkipReason
 
 
@@ -101,3 +103,22 @@ def test_an_impossible_event_is_our_bug_and_a_late_one_is_ignored() -> None:
     exchange.step(Event.STREAM_LOST)
     assert exchange.step(Event.VECTOR_ARRIVED) is None
     assert exchange.state is State.SKIPPED
+
+
+# --- the name of an exchange ----------------------------------------------------------------------
+def test_the_name_of_an_exchange_is_the_same_for_both_and_new_with_every_round_of_either() -> None:
+    assert exchange_id("group", ("a", 3), ("b", 9)) == exchange_id("group", ("b", 9), ("a", 3))
+    names = {
+        exchange_id("group", ("a", mine), (other, theirs))
+        for mine in (3, 4)
+        for theirs in (3, 8, 9)
+        for other in "bc"
+    }
+    assert len(names) == 12
+    assert exchange_id("another", ("a", 3), ("b", 9)) not in names
+
+
+def test_a_name_goes_into_a_message_and_tells_nothing_of_the_rank() -> None:
+    name = exchange_id("group", ("a", 3), ("b", 9))
+    assert decode_message(encode_message(Received(name, name))) == Received(name, name)
+    assert name != pair_rank("group", ("a", 3), ("b", 9)).hex()

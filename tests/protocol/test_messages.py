@@ -1,7 +1,7 @@
 """The codec of messages: what goes in comes out, and what is wrong is named."""
 
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import msgpack
@@ -64,27 +64,46 @@ DIGEST = "ab" * 16
 PEER = "12D3KooWPeer"
 ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWPeer"
 SHORT = bytes(range(16))
+EXCHANGE = "0f1e2d3c4b5a6978" * 2
+PROPOSE = Propose(GROUP, 3, 150, False, DIGEST, "int8", 1, 50, 51200)
+SETTLED = Settled(EXCHANGE, SettledOutcome.AVERAGED)
 STATE_REPLY = StateReply(3, DIGEST * 2, 1 << 30, 1 << 20, 0, 40, 4096, DIGEST)
 STAMP = ChunkStamp(2, 6, 24, SHORT)
 
 EXAMPLES: tuple[Message, ...] = (
-    Hello("loco-peer 0.1.0", ("hello/1",), RUN, 7, (ADDRESS,), 1.5e9, "training", 3, DIGEST, GROUP),
+    Hello(
+        "loco-peer 0.1.0",
+        ("hello/1",),
+        RUN,
+        7,
+        (ADDRESS,),
+        1.5e9,
+        "training",
+        3,
+        DIGEST,
+        GROUP,
+        150,
+    ),
     Hello("loco-peer 0.1.0", (), None, 7, (), 1.5e9, "starting", 0, None),
     Refusal(RefusalReason.BEHIND, "I am in round 3.", 3),
     Refusal(RefusalReason.BUSY, "Paired."),
-    Beat(1, "training", 2, 0.5, 10.0, 0, 40, 75, 4096, 12.5, 11.5, 0.25, 1.5e9, 8, 1e6, GROUP),
+    Beat(
+        *(1, "training", 2, 0.5, 10.0, 0, 40, 75, 4096, 12.5, 11.5, 0.25, 1.5e9, 8, 1e6),
+        *(1, 70, True, GROUP),
+    ),
     Beat(1, "training", 2, 1.5, 10.0, 0, 40, 75, 4096, 12.5, None, 0.0, 1.5e9),
     PeerList((PeerEntry(PEER, 7, (ADDRESS,)), PeerEntry("sim-1", 1, ()))),
     AskAlive(PEER, 7),
     AliveReply(PEER, 7, True),
     Leaving(),
-    Propose(GROUP, 3, DIGEST, "int8", 1, 50, 51200),
-    Accept(3, 50, 51200),
-    Vector(3, 50, 51200, "int8", 2, DIGEST),
-    Received(3, DIGEST),
-    Settle(GROUP, 3),
-    Settled(3, SettledOutcome.AVERAGED),
-    Join(GROUP, 3),
+    PROPOSE,
+    replace(PROPOSE, final=True, stripes=8, roster=RUN, meeting=2),
+    Accept(3, 9, 50, 51200),
+    Vector(EXCHANGE, 50, 51200, "int8", 2, DIGEST),
+    Received(EXCHANGE, DIGEST),
+    Settle(EXCHANGE),
+    SETTLED,
+    Join(EXCHANGE),
     Piece(1 << 20),
     GetSpec(),
     SpecReply(b"k" * 32, b"s" * 64),
@@ -109,11 +128,17 @@ EXAMPLES: tuple[Message, ...] = (
 DEFAULTS = {
     (Refusal, "round"),
     (Propose, "stripes"),
+    (Propose, "roster"),
+    (Propose, "meeting"),
     (Accept, "stripes"),
     (Beat, "received_bytes"),
     (Beat, "may_send_bytes_per_s"),
+    (Beat, "free_round"),
+    (Beat, "free_step"),
+    (Beat, "ended"),
     (Beat, "group"),
     (Hello, "group"),
+    (Hello, "step"),
 }
 WITH_FIELDS = tuple(m for m in EXAMPLES if fields(m))
 
@@ -148,12 +173,21 @@ def test_a_missing_field_is_named_unless_it_has_a_default(message: Message) -> N
 
 
 def test_who_knows_no_stripes_neither_proposes_nor_accepts_any() -> None:
-    for message in (Propose(GROUP, 3, DIGEST, "int8", 1, 50, 51200, 8), Accept(3, 50, 51200, 8)):
+    for message in (replace(PROPOSE, stripes=8), Accept(3, 9, 50, 51200, 8)):
         tree = tree_of(message)
         del tree["stripes"]
         older = decode_message(msgpack.packb(tree))
         assert isinstance(older, Propose | Accept)
         assert older.stripes == 0
+
+
+def test_who_says_nothing_of_being_free_is_not_free() -> None:
+    tree = tree_of(EXAMPLES[4])
+    for name in ("free_round", "free_step", "ended"):
+        del tree[name]
+    beat = decode_message(msgpack.packb(tree))
+    assert isinstance(beat, Beat)
+    assert (beat.free_round, beat.free_step, beat.ended) == (None, 0, False)
 
 
 def test_a_field_with_a_default_may_be_missing() -> None:
@@ -177,17 +211,36 @@ def test_an_unknown_extra_field_is_ignored(message: Message) -> None:
 @pytest.mark.parametrize(
     ("message", "field", "value"),
     [
-        (Accept(3, 1, 1), "round", -1),
-        (Accept(3, 1, 1), "round", 1 << 63),
-        (Accept(3, 1, 1), "round", True),
-        (Accept(3, 1, 1), "round", 3.0),
-        (Accept(3, 1, 1), "stripes", limits.MAX_STRIPES + 1),
-        (Accept(3, 1, 1), "stripes", -1),
-        (EXAMPLES[10], "vectors", 3),
-        (EXAMPLES[10], "vectors", 0),
-        (EXAMPLES[10], "codec", "INT 8"),
-        (EXAMPLES[10], "group", "no-hex"),
-        (EXAMPLES[10], "group", "ab" * 33),
+        (Accept(3, 9, 1, 1), "round", -1),
+        (Accept(3, 9, 1, 1), "round", 1 << 63),
+        (Accept(3, 9, 1, 1), "round", True),
+        (Accept(3, 9, 1, 1), "round", 3.0),
+        (Accept(3, 9, 1, 1), "stripes", limits.MAX_STRIPES + 1),
+        (Accept(3, 9, 1, 1), "stripes", -1),
+        (Accept(3, 9, 1, 1), "proposed", -1),
+        (PROPOSE, "step", -1),
+        (PROPOSE, "step", 1 << 63),
+        (PROPOSE, "step", 150.5),
+        (PROPOSE, "final", 1),
+        (PROPOSE, "final", None),
+        (PROPOSE, "roster", "no-hex"),
+        (PROPOSE, "roster", "ab" * 33),
+        (PROPOSE, "meeting", -1),
+        (PROPOSE, "meeting", None),
+        (PROPOSE, "vectors", 3),
+        (PROPOSE, "vectors", 0),
+        (PROPOSE, "codec", "INT 8"),
+        (PROPOSE, "group", "no-hex"),
+        (PROPOSE, "group", "ab" * 33),
+        (Received(EXCHANGE, DIGEST), "exchange", 3),
+        (Received(EXCHANGE, DIGEST), "exchange", "ab" * 8),
+        (Settle(EXCHANGE), "exchange", None),
+        (Join(EXCHANGE), "exchange", "AB" * 16),
+        (EXAMPLES[4], "free_round", -1),
+        (EXAMPLES[4], "free_round", 1.5),
+        (EXAMPLES[4], "free_step", None),
+        (EXAMPLES[4], "ended", 0),
+        (EXAMPLES[0], "step", -1),
         (EXAMPLES[4], "sent_s", float("nan")),
         (EXAMPLES[4], "sent_s", float("inf")),
         (EXAMPLES[4], "sent_s", "1.0"),
@@ -201,7 +254,7 @@ def test_an_unknown_extra_field_is_ignored(message: Message) -> None:
         (EXAMPLES[0], "addresses", [ADDRESS] * (limits.MAX_ADDRESSES_PER_PEER + 1)),
         (EXAMPLES[2], "reason", "because"),
         (EXAMPLES[2], "sentence", "x" * (MAX_SENTENCE_CHARS + 1)),
-        (EXAMPLES[15], "outcome", "perhaps"),
+        (SETTLED, "outcome", "perhaps"),
         (AliveReply(PEER, 7, True), "alive", 1),
         (SpecReply(b"k" * 32, b"s" * 64), "signature", b"s" * 63),
         (SpecReply(b"k" * 32, b"s" * 64), "signature", "s" * 64),
@@ -255,7 +308,7 @@ def test_damaged_messages_raise_nothing_else(message: Message, data: st.DataObje
 
 def test_what_we_send_badly_is_our_fault() -> None:
     with pytest.raises(LocalProtocolError, match="Accept: field 'steps'"):
-        encode_message(Accept(1, -1, 0))
+        encode_message(Accept(1, 2, -1, 0))
     with pytest.raises(LocalProtocolError, match="'sent_s'"):
         encode_message(Beat(1, "x", 2, 0, 0, 0, 0, 0, 0, 10**400, None, 0, 0))
 

@@ -1,16 +1,17 @@
-"""Quotas, nominal steps and jumps."""
+"""Quotas, places in nominal steps, jumps and losses."""
 
 import pytest
 
 from protocol.deadline import FIRST_OBSERVATIONS, ObservedDeadline
 from protocol.rounds import (
     LOST_LAG_ROUNDS,
+    TOGETHER_ROUNDS,
     Quotas,
     catch_up,
     is_left_behind,
     is_lost,
+    keep_together,
     next_round,
-    nominal_step,
     oldest_useful,
     owed_steps,
     place,
@@ -33,22 +34,41 @@ def test_a_peer_owes_steps_by_its_speed(own: float, others: list[float], expecte
     assert owed_steps(50, own, others) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("others", "expected"),
-    [([], 50), ([4.0], 50), ([3.2, 3.9], 50), ([4.2, 4.2, 9.0], 40), ([4.9], 25), ([6.0], 25)],
-)
-def test_a_peer_behind_shortens_its_round_by_half_at_most(
-    others: list[float], expected: int
+H = 50
+OWN = 4 * H
+LAGS = [([], 0.0), ([0.0], 0.0), ([-0.8, -0.1], -0.45), ([0.2, 0.2, 5.0], 0.2), ([0.9], 0.9)]
+"""How far the others are ahead, in rounds, and their median."""
+
+
+@pytest.mark.parametrize(("ahead", "lag"), LAGS)
+def test_a_peer_behind_shortens_its_round_by_half_at_most(ahead: list[float], lag: float) -> None:
+    places = [OWN + rounds * H for rounds in ahead]
+    assert catch_up(40.0, OWN, places, H) == pytest.approx(40 * (1 - min(0.5, max(0.0, lag))))
+
+
+@pytest.mark.parametrize(("ahead", "lag"), [*LAGS, ([-0.9, -3.0, -0.7], -0.9), ([6.0], 1.5)])
+def test_where_nobody_waits_the_nominal_pace_follows_the_lag(
+    ahead: list[float], lag: float
 ) -> None:
-    assert catch_up(50, 4, others) == pytest.approx(expected)
+    places = [OWN + rounds * H for rounds in ahead]
+    owed = keep_together(40.0, OWN, places, H)
+    assert 40.0 / owed == pytest.approx(1 + lag / TOGETHER_ROUNDS)
+
+
+@pytest.mark.parametrize("lag", [0.1, 0.9, 1.5, 40.0])
+def test_peers_ahead_are_slowed_down_as_much_as_those_behind_are_sped_up(lag: float) -> None:
+    behind, ahead = (keep_together(40.0, OWN, [OWN + rounds * H], H) for rounds in (lag, -lag))
+    assert (40.0 / behind + 40.0 / ahead) / 2 == pytest.approx(1.0)
+    assert 40.0 / behind <= 1.5
 
 
 def test_where_a_peer_is_by_now_is_guessed_from_when_it_told_us() -> None:
-    assert place(3, 0.25, 0.0, 0.1) == 3.25
-    assert place(3, 0.25, 2.0, 0.1) == pytest.approx(3.45)
-    assert place(3, 0.9, 2.0, 0.1) == 4.0, "it may wait there for its partner"
-    assert place(3, 1.4, 0.0, 0.1) == 4.0
-    assert place(3, 0.25, -1.0, 0.1) == 3.25
+    assert place(160, 0.0, 5.0, H) == 160
+    assert place(160, 2.0, 5.0, H) == pytest.approx(170)
+    assert place(160, 9.0, 5.0, H) == pytest.approx(205), "its round may be longer than another"
+    assert place(160, 11.0, 5.0, H) == 160 + H, "what it has not told is not believed for ever"
+    assert place(160, 11.0, 0.0, H) == 160
+    assert place(160, -1.0, 5.0, H) == 160
 
 
 @pytest.mark.parametrize("owed", [1.0, 1.9, 2.4, 3.6, 8 / 3, 50.0, 0.7 * 50])
@@ -70,20 +90,6 @@ def test_who_owes_less_than_a_step_does_one_and_runs_up_no_debt() -> None:
     assert quotas.next(3.0) == 3
 
 
-def test_peers_of_all_speeds_come_to_the_same_nominal_steps() -> None:
-    assert nominal_step(150, 50, 0, 20) == 150
-    assert nominal_step(150, 50, 10, 20) == nominal_step(150, 50, 40, 80) == 175
-    assert nominal_step(150.5, 50, 80, 80) == 200.5
-
-
-def test_the_nominal_step_goes_on_rising_past_the_quota() -> None:
-    assert nominal_step(150, 50, 90, 80) == 206.25
-
-
-def test_a_round_of_no_steps_stays_where_it_begins() -> None:
-    assert nominal_step(150.5, 50, 0, 0) == 150.5
-
-
 def test_a_peer_one_round_behind_catches_up_and_further_behind_jumps() -> None:
     assert next_round(4, [5, 6]) == 5
     assert next_round(4, [5, 7]) == 7
@@ -93,9 +99,16 @@ def test_a_peer_one_round_behind_catches_up_and_further_behind_jumps() -> None:
 
 
 def test_a_peer_far_behind_is_lost() -> None:
-    assert not is_lost(5, [])
-    assert not is_lost(5, [5 + LOST_LAG_ROUNDS])
-    assert is_lost(5, [5 + LOST_LAG_ROUNDS + 1])
+    far = LOST_LAG_ROUNDS * H
+    assert not is_lost(5, [], H)
+    assert not is_lost(5, [5 + far], H)
+    assert is_lost(5, [5 + far + 1], H)
+
+
+def test_one_peer_that_says_it_is_far_ahead_makes_nobody_lost() -> None:
+    lie = 5 + 1000.0 * H
+    assert not is_lost(5, [5, 6, lie], H)
+    assert is_lost(5, [5, lie, lie], H)
 
 
 def test_deadline_follows_what_was_observed() -> None:

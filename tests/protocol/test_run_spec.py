@@ -85,8 +85,11 @@ DILOCO = '[sync]\nmethod = "diloco"\n'
             "sync.codec: too coarse for whole weights; use 'int8' (got 'int4')",
         ),
         (
-            DILOCO + "final_rounds = 1",
-            "sync.final_rounds: belongs to noloco; DiLoCo's keys are in [sync.diloco] (got 1)",
+            DILOCO + "final_averaging = false",
+            (
+                "sync.final_averaging: belongs to noloco; DiLoCo's keys are in [sync.diloco]"
+                " (got False)"
+            ),
         ),
         (
             DILOCO + "inner_steps = 5\n[sync.diloco]\noverlap_steps = 7",

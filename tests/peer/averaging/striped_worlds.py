@@ -1,8 +1,9 @@
 """Two peers that gossip in virtual time: real ones, and one that keeps to no rules."""
 
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import blake3
 import numpy as np
@@ -10,41 +11,91 @@ import torch
 import trio
 
 from peer.averaging.exchange_io import Contribution
-from peer.averaging.gossip import Gossip
+from peer.averaging.exchanges import Exchanges
+from peer.averaging.final_meetings import FinalMeetings
+from peer.averaging.gossip import Bounds, Gossip
 from peer.averaging.outcome import Agreement, Outcome
 from peer.codec import get_codec
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.network.simulated_link import LinkModel
 from peer.observe.events import EventLog
+from peer.ports import PeerId
 from peer.simulated_ports import SimulatedWork
-from protocol.messages import Accept, Join, Piece, Propose, Received, Vector
+from protocol.exchange import exchange_id
+from protocol.matchmaking_events import Snapshot
+from protocol.messages import Accept, Join, Piece, Received, Vector
+from protocol.outcomes import RefusalReason
 from protocol.peer_id import peer_id_from_public_key
 from protocol.versions import GOSSIP
 
 GROUP, LAYOUT = "ab" * 16, "12" * 16
-ROUND = 1
+ROUNDS = (3, 11)
+"""Of the two peers: each numbers its own."""
+STEP, H = 40, 10
 PIECE = 4096
 PARAMETERS = 128 * 320
-SEARCH_S = 5.0
-EXCHANGE_S = 60.0
+BOUNDS = Bounds(fresh_s=0.0, search_s=5.0, exchange_s=60.0)
 IDS = [peer_id_from_public_key(bytes([n]) * 32) for n in (1, 2)]
+NAME = exchange_id(GROUP, (IDS[0], ROUNDS[0]), (IDS[1], ROUNDS[1]))
 LINK = LinkModel(latency_s=0.02, bandwidth_bytes_per_s=2e6)
 
 
 def agreement(parameters: int = PARAMETERS) -> Agreement:
-    return Agreement(GROUP, LAYOUT, "int8", 1, parameters)
+    return Agreement(GROUP, H, LAYOUT, "int8", 1, parameters)
 
 
 def contribution(seed: int, parameters: int = PARAMETERS) -> Contribution:
-    """Codes of noise, different for each seed."""
+    """Codes of noise, different for each seed; seeds 1 and 2 are of the first and second peer."""
     codec = get_codec("int8")
     codes = np.empty(codec.code_bytes(parameters), dtype=np.uint8)
     noise_P = torch.randn(parameters, generator=torch.manual_seed(seed))
     codec.encode(noise_P, torch.from_numpy(codes))
     payload = memoryview(codes.tobytes())
     digest = blake3.blake3(payload).hexdigest(length=16)
-    return Contribution(ROUND, 1, 1, "int8", 1, digest, payload)
+    return Contribution(
+        round=ROUNDS[(seed - 1) % 2],
+        step=STEP,
+        final=False,
+        steps=1,
+        tokens=1,
+        codec="int8",
+        vectors=1,
+        digest=digest,
+        payload=payload,
+    )
+
+
+class Company:
+    """The other peers, as the test says, and what is told to them."""
+
+    def __init__(self, *others: PeerId) -> None:
+        self.others = others
+        self.free_now: dict[PeerId, Snapshot] = {}
+        self.announced: list[Snapshot | None] = []
+        self.others_ended = False
+        self._changed = trio.Event()
+
+    def free(self) -> Sequence[tuple[PeerId, Snapshot]]:
+        return tuple(self.free_now.items())
+
+    def present(self, *, ended: bool) -> Sequence[PeerId]:
+        return self.others if ended == self.others_ended else ()
+
+    def announce(self, snapshot: Snapshot | None) -> None:
+        self.announced.append(snapshot)
+
+    async def changed(self) -> None:
+        await self._changed.wait()
+
+    def tell(self, peer_id: PeerId, snapshot: Snapshot) -> None:
+        """That peer is free, with this."""
+        self.free_now[peer_id] = snapshot
+        self.ring()
+
+    def ring(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
 
 
 @dataclass
@@ -53,16 +104,21 @@ class Peer:
 
     network: SimulatedNetwork
     gossip: Gossip
+    exchanges: Exchanges
+    meetings: FinalMeetings
+    company: Company
+    refused: Counter[RefusalReason]
     own: Contribution
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     outcome: Outcome | None = None
     ended_s: float = 0.0
 
-    async def average(self, *candidates: str) -> None:
+    async def average(self, *free: Contribution) -> None:
+        """Average with whoever asks, or with the other peer if it is known to be free."""
+        for other in free:
+            self.company.tell(self.company.others[0], other.snapshot)
         with self.scope:
-            self.outcome = await self.gossip.average(
-                self.own, candidates, search_s=SEARCH_S, exchange_s=EXCHANGE_S
-            )
+            self.outcome, _ = await self.gossip.average(self.own, BOUNDS)
         self.ended_s = trio.current_time()
 
 
@@ -71,12 +127,27 @@ async def real_peer(
     network: SimulatedNetwork, seed: int, parameters: int = PARAMETERS
 ) -> AsyncIterator[Peer]:
     log = EventLog(lambda _: None, peer=network.peer_id, wall_time_s=lambda: 0.0, stream=None)
-    gossip = Gossip(agreement(parameters), network=network, work=SimulatedWork(), events=log)
+    agreed = agreement(parameters)
+    company = Company(*(peer_id for peer_id in IDS if peer_id != network.peer_id))
+    exchanges = Exchanges(agreed, network, SimulatedWork())
+    meetings = FinalMeetings(
+        agreed, network.peer_id, company=company, exchanges=exchanges, events=log
+    )
+    refused: Counter[RefusalReason] = Counter()
+    gossip = Gossip(
+        agreed,
+        company=company,
+        network=network,
+        exchanges=exchanges,
+        meetings=meetings,
+        events=log,
+        refused=refused,
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(gossip.run)
         await trio.sleep(0.01)
-        gossip.round_opened(ROUND)
-        yield Peer(network, gossip, contribution(seed, parameters))
+        parts = (network, gossip, exchanges, meetings, company, refused)
+        yield Peer(*parts, contribution(seed, parameters))
         nursery.cancel_scope.cancel()
 
 
@@ -106,11 +177,11 @@ class Rogue:
 
     async def say_head(self) -> None:
         own = self.own
-        await self.talk.send(Vector(own.round, 1, 1, own.codec, own.vectors, own.digest))
+        await self.talk.send(Vector(NAME, 1, 1, own.codec, own.vectors, own.digest))
 
-    async def join(self, group: str = GROUP, round_: int = ROUND) -> Conversation:
+    async def join(self, exchange: str = NAME) -> Conversation:
         stripe = Conversation(await self.network.open_stream(IDS[1], GOSSIP))
-        await stripe.send(Join(group, round_))
+        await stripe.send(Join(exchange))
         return stripe
 
     def starts(self) -> list[int]:
@@ -130,7 +201,7 @@ class Rogue:
         head, _ = await self.talk.receive(Vector)
         receipt, _ = await self.talk.receive(Received)
         assert receipt.digest == self.own.digest
-        await self.talk.send(Received(ROUND, head.digest))
+        await self.talk.send(Received(NAME, head.digest))
 
 
 @asynccontextmanager
@@ -141,9 +212,11 @@ async def rogue(stripes: int = 8) -> AsyncIterator[tuple[Rogue, Peer]]:
         real_peer(b, seed=2) as peer,
         trio.open_nursery() as nursery,
     ):
-        talk = Conversation(await a.open_stream(b.peer_id, GOSSIP))
-        await talk.send(Propose(GROUP, ROUND, LAYOUT, "int8", 1, 1, 1, stripes))
-        await trio.sleep(0.1)  # held until the round is closed
         nursery.start_soon(peer.average)
+        await trio.sleep(0.1)  # it is free, and waits to be asked
+        own = contribution(1)
+        proposal = replace(agreement().proposal(own), stripes=stripes)
+        talk = Conversation(await a.open_stream(b.peer_id, GOSSIP))
+        await talk.send(proposal)
         accept, _ = await talk.receive(Accept)
-        yield Rogue(a, contribution(1), talk, accept), peer
+        yield Rogue(a, own, talk, accept), peer

@@ -69,6 +69,10 @@ async def test_stamps_that_make_no_sense_are_none(answer, autojump_clock, nurser
 
 
 def never(*_: object) -> None:
+    raise AssertionError("nothing came that could be put")
+
+
+async def never_written(*_: object) -> None:
     raise AssertionError("nothing came that could be written")
 
 
@@ -106,7 +110,7 @@ async def test_of_two_equal_histories_the_lower_digest_wins_when_the_run_is_over
             network=ours,
             work=SimulatedWork(),
             outer=outer,
-            write=never,
+            write=never_written,
             put=never,
             is_over=lambda: is_over,
         )

@@ -5,7 +5,7 @@ import trio
 import trio.testing
 from owner_worlds import FRAGMENT, GROUP, IDS, codes_of, outer_copy
 
-from peer.averaging.fragment_items import Arrived, Held, Passed, Sent
+from peer.averaging.fragment_items import Arrived, Held, Passed, Returned, Sent
 from peer.averaging.fragment_keeper import FragmentKeeper
 from peer.averaging.fragment_owner import short_digest
 from peer.averaging.inbox import Inbox
@@ -47,6 +47,9 @@ class Owner:
     def settled(self, fragment, cycle, digest) -> None:
         pass
 
+    def heal(self, fragment, chunk, sender) -> None:
+        raise AssertionError("nobody is ahead")
+
     def is_healing(self, fragment) -> bool:
         return False
 
@@ -54,7 +57,8 @@ class Owner:
 class World:
     def __init__(self) -> None:
         self.outer = outer_copy()
-        self.returned, self.writes = [], 0
+        self.returned: list[Returned] = []
+        self.writes = 0
         self.keeper = FragmentKeeper(
             FRAGMENT,
             IDS[0],
@@ -140,7 +144,7 @@ async def test_a_result_that_comes_twice_is_written_once(world, autojump_clock):
 
 
 async def test_what_is_looked_at_stays_until_it_is_taken():
-    inbox = Inbox(2)
+    inbox = Inbox[int](2)
     assert inbox.look() is None
     for item in (1, 2):
         inbox.put(item)

@@ -9,11 +9,13 @@ import pytest
 import trio
 import trio.testing
 from striped_worlds import (
+    BOUNDS,
     IDS,
     LINK,
+    NAME,
     PARAMETERS,
     PIECE,
-    ROUND,
+    ROUNDS,
     Peer,
     agreement,
     contribution,
@@ -68,8 +70,8 @@ async def both_average(parameters: int) -> tuple[Peer, Peer, int]:
     ):
         most = 0
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(two.average, IDS[0])
-            nursery.start_soon(one.average, IDS[1])
+            nursery.start_soon(two.average, one.own)
+            nursery.start_soon(one.average, two.own)
             while one.outcome is None or two.outcome is None:
                 most = max(most, a.statistics().open_streams)
                 await trio.sleep(0.01)
@@ -111,13 +113,14 @@ async def test_an_exchange_that_is_over_keeps_no_vector(
     monkeypatch.setattr(outcome, "STRIPE_FROM_BYTES", stripe_from_bytes)
     async with two_networks() as (a, b), real_peer(a, 1) as one, real_peer(b, 2) as two:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(two.average, IDS[0])
-            nursery.start_soon(one.average, IDS[1])
+            nursery.start_soon(two.average, one.own)
+            nursery.start_soon(one.average, two.own)
         assert averaged_with(one, 2)
         payloads = [weakref.ref(peer.own.payload) for peer in (one, two)]
         for peer in (one, two):
-            peer.own = replace(contribution(3), round=ROUND + 1)
-            await peer.gossip.average(peer.own, (), search_s=1.0, exchange_s=1.0)
+            peer.company.free_now.clear()
+            peer.own = replace(contribution(3), round=20)
+            await peer.gossip.average(peer.own, BOUNDS)
         gc.collect()
         assert [payload() for payload in payloads] == [None, None]
 
@@ -219,7 +222,7 @@ async def test_the_digest_covers_the_whole(autojump_clock, small):
 async def test_a_vector_on_the_first_stream_is_not_what_was_agreed(autojump_clock, small):
     async with rogue() as (r, peer):
         own = r.own
-        head = Vector(own.round, 1, 1, own.codec, own.vectors, own.digest)
+        head = Vector(NAME, 1, 1, own.codec, own.vectors, own.digest)
         with pytest.raises(StreamLost):
             await r.talk.send(head, own.payload)
             await r.talk.receive(Vector)
@@ -233,8 +236,7 @@ async def test_stripes_beyond_the_bound_or_of_no_exchange_are_refused_alone(auto
         await trio.sleep(1.0)
         for refused, reason in (
             (await r.join(), RefusalReason.TOO_MANY),
-            (await r.join(round_=ROUND + 1), RefusalReason.UNAVAILABLE),
-            (await r.join(group="cd" * 16), RefusalReason.UNAVAILABLE),
+            (await r.join(exchange="cd" * 16), RefusalReason.UNAVAILABLE),
         ):
             with pytest.raises(Refused) as info:
                 await refused.receive(Piece)
@@ -277,7 +279,7 @@ async def test_stripes_that_are_not_taken_lose_the_exchange(autojump_clock, smal
         talk = Conversation(stream)
         message, _ = await talk.receive(Propose, Join)
         if isinstance(message, Propose):
-            await talk.send(Accept(ROUND, 1, 1, message.stripes))
+            await talk.send(Accept(message.round, ROUNDS[1], 1, 1, message.stripes))
             await talk.receive(Vector)
             await trio.sleep(30.0)
         elif answer == "refuse":
@@ -285,7 +287,7 @@ async def test_stripes_that_are_not_taken_lose_the_exchange(autojump_clock, smal
 
     async with two_networks() as (a, b), real_peer(a, seed=1) as peer:
         await b.serve(GOSSIP, serve)
-        await peer.average(b.peer_id)
+        await peer.average(contribution(2))
         assert skipped(peer) is SkipReason.PARTNER_LOST
         assert a.statistics().open_streams == 0
 
@@ -293,21 +295,21 @@ async def test_stripes_that_are_not_taken_lose_the_exchange(autojump_clock, smal
 async def test_more_stripes_than_proposed_are_no_agreement(autojump_clock):
     async def serve(stream):
         talk = Conversation(stream)
-        await talk.receive(Propose)
-        await talk.send(Accept(ROUND, 1, 1, 1))
+        proposal, _ = await talk.receive(Propose)
+        await talk.send(Accept(proposal.round, ROUNDS[1], 1, 1, 1))
         await trio.sleep(30.0)
 
     async with two_networks() as (a, b), real_peer(a, seed=1) as peer:
         await b.serve(GOSSIP, serve)
-        await peer.average(b.peer_id)
-        assert skipped(peer) is SkipReason.NO_PARTNER
+        await peer.average(contribution(2))
+        assert skipped(peer) is SkipReason.DEADLINE  # as if it had said nothing
 
 
 async def test_who_knows_no_stripes_gets_one_stream(autojump_clock, small):
     async with rogue(stripes=0) as (r, peer):
         assert r.accept.stripes == 0
         own = r.own
-        head = Vector(own.round, 1, 1, own.codec, own.vectors, own.digest)
+        head = Vector(NAME, 1, 1, own.codec, own.vectors, own.digest)
         await r.talk.send(head, own.payload)
         await r.finish()
     assert averaged_with(peer, 1)
@@ -324,8 +326,8 @@ async def test_cancelled_at_any_time_no_stream_is_left(autojump_clock, small, wh
         real_peer(networks[1], 2) as two,
         trio.open_nursery() as nursery,
     ):
-        nursery.start_soon(two.average, IDS[0])
-        nursery.start_soon(one.average, IDS[1])
+        nursery.start_soon(two.average, one.own)
+        nursery.start_soon(one.average, two.own)
         await trio.sleep(whole_s * eighths / 8)
         (one, two)[who].scope.cancel()
         internet.kill(IDS[who])

@@ -1,6 +1,7 @@
 """`loco-peer export`: from the state file of the daemon to a checkpoint for transformers."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,7 +49,8 @@ def test_the_slow_weights_are_exported(home: Home, state: Path, tmp_path: Path) 
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     layout = Layout.from_shapes(model_shapes(SPEC, BYTE_VOCABULARY))
     entry = next(e for e in layout.entries if e.name == "model.embed_tokens.weight")
-    first = model.get_input_embeddings().weight.detach().numpy().ravel()[:3]
+    embeddings: Any = model.get_input_embeddings()
+    first = embeddings.weight.detach().numpy().ravel()[:3]
     assert first.tolist() == pytest.approx([(entry.offset + i) / 1e6 for i in range(3)])
     assert '"round": 3' in (tmp_path / "hf" / "loco_peer.json").read_text()
     assert AutoTokenizer.from_pretrained(tmp_path / "hf")("h\u00e9")["input_ids"] == [104, 195, 169]

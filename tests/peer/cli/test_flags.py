@@ -37,7 +37,7 @@ FROZEN = {
 
 
 def test_commands_and_options_are_these() -> None:
-    group = typer.main.get_command(app)
+    group = typer.main.get_group(app)
     found = {
         name: sorted(option for parameter in command.params for option in parameter.opts)
         for name, command in group.commands.items()
@@ -51,11 +51,11 @@ def test_every_peer_option_is_one_of_the_configuration() -> None:
 
 
 def test_every_option_is_explained() -> None:
-    group = typer.main.get_command(app)
+    group = typer.main.get_group(app)
     for name, command in group.commands.items():
         assert command.help, name
         for parameter in command.params:
-            assert parameter.help, (name, parameter.name)
+            assert getattr(parameter, "help", ""), (name, parameter.name)
 
 
 def test_help_goes_by_two_names() -> None:

@@ -2,6 +2,7 @@
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -28,7 +29,7 @@ def keys(model: BaseModel, prefix: str = "") -> set[str]:
     return found
 
 
-def keys_of(tree: dict, prefix: str = "") -> set[str]:
+def keys_of(tree: dict[str, Any], prefix: str = "") -> set[str]:
     found = set()
     for name, value in tree.items():
         inner = keys_of(value, f"{prefix}{name}.") if isinstance(value, dict) else set()

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -250,6 +251,7 @@ def test_without_numba_the_plain_loops_give_the_same(
         monkeypatch.delitem(sys.modules, f"peer.codec.{name}", raising=False)
     compiled.kernels_of.cache_clear()
     try:
+        assert isinstance(codec, BlockCodec)
         assert codec._kernels() is None
         said = codec.loops_for(x.numel(), MAIN_MEMORY)
         assert said.startswith("plain: ModuleNotFoundError: import of numba halted")
@@ -295,7 +297,7 @@ def test_where_nothing_can_be_kept_kernels_are_compiled_all_the_same(
 
     whole = numba.njit
 
-    def njit(*args: object, **settings: object) -> object:
+    def njit(*args: Any, **settings: Any) -> object:
         if settings.get("cache"):
             raise RuntimeError("no locator available")
         return whole(*args, **settings)

@@ -75,7 +75,8 @@ def install(tap: Tap, monkeypatch: pytest.MonkeyPatch) -> None:
     async def tapped_send(
         talk: Conversation, message: Message, *arguments: Any, **options: Any
     ) -> None:
-        within: Any = talk._stream._stream  # its pace
+        paced: Any = talk._stream
+        within = paced._stream
         if tap.hears(within) and tap.on_message(within, message):
             return
         await send(talk, message, *arguments, **options)

@@ -4,16 +4,22 @@ from collections import Counter
 from typing import Any, Final
 
 import numpy as np
-from swarm_worlds import toy_spec
+from swarm_worlds import STEP_S, toy_spec
 
+from peer.averaging.fragment_keeper import MIN_RETURN_S
+from peer.averaging.fragment_owner import MIN_COLLECT_S, TICK_S
 from peer.observe.event_names import EventName
 from peer.simulation.peer import SimulatedPeer
 from peer.simulation.swarm import SwarmOptions
 from protocol.run_spec import RunSpec
 
 ROUNDS: Final = 6
-LONGEST_ROUND_S: Final = 2.0 + 10.0 + 2.0
-"""A round, the silence after which a peer is gone, and some slack."""
+ROUND_S: Final = 20 * STEP_S
+DEADLINE_S: Final = MIN_COLLECT_S + TICK_S
+"""Of an owner that has seen all contributions come at once, and looks at its watch now and then."""
+LONGEST_ROUND_S: Final = ROUND_S + DEADLINE_S + MIN_RETURN_S
+"""A round in which a contribution was waited for in vain, and after that an owner. It is far below
+the silence after which a peer is gone: nobody is waited for until then."""
 OPTIONS: Final = SwarmOptions(padded_parameters=6 * 16384)
 """A fragment of one chunk (0), and three of three chunks; with `whole` one of twelve."""
 PLAIN_MEAN: Final = {"learning_rate": 1.0, "momentum": 0.0}
@@ -31,10 +37,15 @@ def returned(peer: SimulatedPeer, after: int = -1) -> list[dict[str, Any]]:
     return [e for e in peer.events(EventName.FRAGMENT_RETURNED) if e["round"] > after]
 
 
-def returned_in(peer: SimulatedPeer, fragment: int, cycle: int) -> dict[str, Any] | None:
+def has_returned(peer: SimulatedPeer, fragment: int, cycle: int) -> bool:
+    """Whether this send has ended."""
+    return any((e["fragment"], e["round"]) == (fragment, cycle) for e in returned(peer))
+
+
+def returned_in(peer: SimulatedPeer, fragment: int, cycle: int) -> dict[str, Any]:
     """The end of this send."""
     ends = [e for e in returned(peer) if (e["fragment"], e["round"]) == (fragment, cycle)]
-    return ends[0] if ends else None
+    return ends[0]
 
 
 def contributors(peer: SimulatedPeer, after: int = -1) -> Counter[int]:

@@ -1,5 +1,6 @@
 """A partner is killed or cancelled, or a stream is cut, at every step of an exchange."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -102,7 +103,7 @@ def test_a_partner_killed_at_any_operation_costs_the_others_one_skip(
     reasons = set()
     for at in range(1, last + 1, every):
         swarm, tap = run_in_virtual_time(
-            seed, lambda at=at: harmed_swarm(seed, tmp_path / str(at), monkeypatch, at, "kill")
+            seed, partial(harmed_swarm, seed, tmp_path / str(at), monkeypatch, at, "kill")
         )
         assert tap.struck
         a, c = swarm["a"], swarm["c"]
@@ -150,7 +151,7 @@ def test_a_peer_that_ends_at_any_operation_leaves_nothing_behind(harm, tmp_path,
     last = operations_of_a_round(1, tmp_path / "whole", monkeypatch)
     for at in range(1, last + 1, 3):
         swarm, tap = run_in_virtual_time(
-            1, lambda at=at: harmed_swarm(1, tmp_path / str(at), monkeypatch, at, harm)
+            1, partial(harmed_swarm, 1, tmp_path / str(at), monkeypatch, at, harm)
         )
         assert tap.struck
         b = swarm["b"]

@@ -4,6 +4,7 @@ Both promises are about links, and hold in virtual time, so both are exact.
 """
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import trio
@@ -95,7 +96,7 @@ def shaped(swarm: SimulatedSwarm, link: LinkModel) -> None:
 def test_streaming_hardly_stands_still_on_links_on_which_plain_diloco_does(tmp_path, names):
     """On them a fragment and its average come and go within tau steps, the whole model does not."""
 
-    async def share(folder: str, diloco: dict) -> float:
+    async def share(folder: str, diloco: dict[str, Any]) -> float:
         spec = fragment_spec(LAST + 2, **diloco)
         options = SwarmOptions(padded_parameters=PARAMETERS)
         async with open_swarm(SEED, spec, tmp_path / folder, options) as swarm:

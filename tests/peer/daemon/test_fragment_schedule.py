@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter, defaultdict
+from typing import Any
 
 import blake3
 import numpy as np
@@ -107,7 +108,9 @@ def test_each_fragment_is_sent_once_in_h_steps_and_merged_tau_steps_later(
     run()
 
 
-def flights(events: list, kind: type, fragment: int) -> dict[int, tuple]:
+def flights(
+    events: list[tuple[float, Any]], kind: type[FragmentSent | FragmentMerged], fragment: int
+) -> dict[int, tuple[float, Any]]:
     """By cycle, when this befell a fragment, and the event."""
     found = [each for each in events if isinstance(each[1], kind) and each[1].fragment == fragment]
     by_cycle = {each[1].cycle: each for each in found}
@@ -149,7 +152,8 @@ def test_outer_copies_are_identical_again_before_each_next_send(tmp_path, monkey
     async def run():
         async with open_swarm(SEED, fragment_spec(10, codec), tmp_path, OPTIONS) as swarm:
             tap = watch(swarm, monkeypatch)
-            lost, settled = Counter(), set()
+            lost = Counter[str]()
+            settled = set[tuple[str, int, int]]()
 
             def lose(sender: str, receiver: str, message: Message) -> bool:
                 if isinstance(message, FragmentSettled):
@@ -213,5 +217,5 @@ def test_a_join_request_during_an_exchange_neither_aborts_nor_delays_it(
     run()
 
 
-def ends_of(swarm: SimulatedSwarm, name: str) -> list[dict]:
+def ends_of(swarm: SimulatedSwarm, name: str) -> list[dict[str, Any]]:
     return returned(swarm[name]) if swarm[name].lines else []

@@ -5,8 +5,8 @@ longest patience: half a minute or a whole one, in which nobody trains.
 """
 
 import pytest
+from streaming_worlds import LONGEST_ROUND_S, assert_equal, fragment_spec, longest_round_s
 from swarm_worlds import simulated, start
-from test_fragment_swarm import LONGEST_ROUND_S, assert_equal, fragment_spec, longest_round_s
 
 from peer.network.simulated_link import LinkModel
 from peer.simulation.swarm import SwarmOptions, open_swarm

@@ -1,6 +1,7 @@
 """Looking for the swarm by addresses that users gave."""
 
 import json
+from typing import Any
 
 import pytest
 import trio
@@ -20,8 +21,9 @@ class NoLinks:
 
 
 def _bootstrap(resolve, lines):
+    links: Any = NoLinks()
     events = EventLog(lines.append, peer="me", wall_time_s=trio.current_time, stream=None)
-    return Bootstrap(["h:1"], resolve=resolve, links=NoLinks(), facts=Facts("me", 1), events=events)
+    return Bootstrap(["h:1"], resolve=resolve, links=links, facts=Facts("me", 1), events=events)
 
 
 async def test_our_own_identity_at_the_bootstrap_address_is_refused(autojump_clock):

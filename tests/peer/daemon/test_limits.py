@@ -1,5 +1,7 @@
 """Limits of the line in whole swarms: they hold, and cost nobody its place."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import trio
@@ -23,7 +25,7 @@ LIMITED = Machine(limits=BandwidthLimits(LIMIT_MBPS, LIMIT_MBPS))
 
 def spec(method: str, rounds: int = 3) -> RunSpec:
     """Rounds of 10 s. A joiner has 13 Mbit to fetch, a peer about 2 Mbit to send in a round."""
-    section = {"diloco": {"blocks_per_fragment": 2, "overlap_steps": 20}}
+    section: dict[str, Any] = {"diloco": {"blocks_per_fragment": 2, "overlap_steps": 20}}
     return toy_spec(rounds, 100, method=method, **(section if method == "diloco" else {}))
 
 

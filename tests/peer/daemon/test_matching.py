@@ -10,10 +10,12 @@ from swarm_worlds import distance, partners, simulated, start, tally, toy_spec
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SwarmOptions, open_swarm
 from peer.training.toy import SimulatedSpeed
+from protocol.run_spec import SyncSection
 
 LEAST_MATCHED = 0.95
-DISTANCE_BAND = (0.8, 1.25)
-"""Mean distance of replicas, against pairs drawn at random."""
+DISTANCE_BAND = (0.9, 1.1)
+"""Mean distance of replicas, against pairs drawn at random. Outer momentum of 0.5 in the reference,
+where the run has 0.3, makes 0.85; a pair in five that does not average makes 1.14."""
 
 
 @pytest.mark.slow
@@ -69,7 +71,9 @@ async def mean_distance(folder, rounds: int, names: list[str]) -> float:
         return float(np.mean([distance(one, other) for one, other in pairs]))
 
 
-def perfect_pairs_distance(rounds: int, peers: int, parameters: int = 256) -> float:
+def perfect_pairs_distance(
+    sync: SyncSection, rounds: int, peers: int, parameters: int = 256
+) -> float:
     """The same toy problem and outer step in plain numpy, with perfect random pairs."""
     rng = np.random.default_rng(5)
     phi = np.zeros((peers, parameters))
@@ -82,7 +86,7 @@ def perfect_pairs_distance(rounds: int, peers: int, parameters: int = 256) -> fl
         mean = np.empty_like(theta)
         for one, other in zip(order[::2], order[1::2], strict=True):
             mean[one] = mean[other] = (theta[one] + theta[other]) / 2
-        delta = 0.5 * delta + 0.7 * (mean - phi)
+        delta = sync.alpha * delta + sync.beta * (mean - phi)
         phi = phi + delta
         theta = phi.copy()
     distances = [
@@ -96,6 +100,7 @@ def perfect_pairs_distance(rounds: int, peers: int, parameters: int = 256) -> fl
 async def test_replicas_stay_as_close_as_with_perfect_random_pairs(tmp_path):
     names = [f"p{i}" for i in range(8)]
     measured = await mean_distance(tmp_path, 8, names)
-    expected = np.mean([perfect_pairs_distance(rounds, 8) for rounds in (8, 12, 16)])
+    sync = toy_spec().sync
+    expected = np.mean([perfect_pairs_distance(sync, rounds, 8) for rounds in (8, 12, 16)])
     print(f"mean replica distance {measured:.4f}, with perfect random pairs {expected:.4f}")
     assert DISTANCE_BAND[0] < measured / expected < DISTANCE_BAND[1]

@@ -40,7 +40,7 @@ async def two_peers(
 
 def once(kind, harm):
     """Do harm at the first message of this kind."""
-    struck = []
+    struck: list[object] = []
 
     def on_message(swarm, stream, message):
         if isinstance(message, kind) and not struck:
@@ -53,7 +53,7 @@ def once(kind, harm):
 
 @simulated()
 async def test_a_receipt_lost_with_its_stream_is_asked_for(tmp_path, monkeypatch):
-    asked = []
+    asked: list[object] = []
 
     def on_message(swarm, stream, message):
         if isinstance(message, Settle | Settled):

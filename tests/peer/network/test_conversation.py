@@ -34,8 +34,8 @@ from protocol.outcomes import RefusalReason
 
 DIGEST = "ab" * 16
 PAYLOAD = bytes(range(256)) * (3 * READ_BYTES // 256) + b"tail"
-VECTOR = Vector(3, 50, 51200, "int8", 1, DIGEST)
-ACCEPT = Accept(3, 50, 51200)
+VECTOR = Vector("cd" * 16, 50, 51200, "int8", 1, DIGEST)
+ACCEPT = Accept(3, 7, 50, 51200)
 
 
 Pair = tuple[Conversation, Conversation]

@@ -10,7 +10,7 @@ from protocol.messages import Leaving, Vector
 from protocol.peer_id import peer_id_from_public_key
 
 PAYLOAD = bytes(range(256)) * (3 * READ_BYTES // 256) + b"tail"
-VECTOR = Vector(3, 50, 51200, "int8", 1, "ab" * 16)
+VECTOR = Vector("cd" * 16, 50, 51200, "int8", 1, "ab" * 16)
 
 
 async def test_over_the_simulated_network(autojump_clock: trio.testing.MockClock) -> None:

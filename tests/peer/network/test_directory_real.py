@@ -46,7 +46,7 @@ async def _inside(peer, function):
 
 
 def _place_key(key):
-    from peer.network.dht_node import DHTID
+    from hivemind.dht.routing import DHTID
 
     return DHTID.from_bytes(place_of(key))
 
@@ -54,9 +54,10 @@ def _place_key(key):
 async def test_hostile_stores_are_refused_by_the_node_that_gets_them(world):
     honest, hostile = await world.peer(1), await world.peer(2)
     value = await honest.announce(KEY)
+    from hivemind.dht.storage import DictionaryDHTValue
+    from hivemind.p2p import PeerID
+    from hivemind.proto import dht_pb2
     from hivemind.utils import MSGPackSerializer
-
-    from peer.network.dht_node import DictionaryDHTValue, PeerID, dht_pb2
 
     peer = PeerID.from_base58(honest.peer_id)
     expires_s = hostile.directory.swarm_time_s() + 3000
@@ -106,7 +107,8 @@ async def test_a_hostile_replica_neither_hangs_nor_misleads_a_reader(world):
     reader, hostile = await world.peer(1), await world.peer(2)
     value = await reader.announce(KEY)
     forever = hostile.directory.swarm_time_s() + 1e8
-    from peer.network.dht_node import DictionaryDHTValue, ValueWithExpiration
+    from hivemind.dht.storage import DictionaryDHTValue
+    from hivemind.utils.timed_storage import ValueWithExpiration
 
     for poison in [
         b"\xc1 does not decode",
@@ -127,7 +129,8 @@ async def test_a_hostile_replica_neither_hangs_nor_misleads_a_reader(world):
 async def test_a_replicas_word_on_expiry_is_not_taken(world):
     """hivemind ends a search as soon as an answer claims to be fresh enough."""
     reader, hostile = await world.peer(1), await world.peer(2)
-    from peer.network.dht_node import PeerID, ValueWithExpiration
+    from hivemind.p2p import PeerID
+    from hivemind.utils.timed_storage import ValueWithExpiration
 
     await hostile.announce(KEY, lifetime_s=60.0)
     key, forever = _place_key(KEY), hostile.directory.swarm_time_s() + 1e8
@@ -157,7 +160,7 @@ async def test_the_node_follows_the_directorys_clock_and_not_the_machines(world)
 
 
 def _dictionary(entries, expires_s):
-    from peer.network.dht_node import DictionaryDHTValue
+    from hivemind.dht.storage import DictionaryDHTValue
 
     dictionary = DictionaryDHTValue()
     for subkey, value in entries.items():

@@ -90,7 +90,7 @@ class World:
     async def send(self, talk: Conversation) -> float:
         """Seconds until a vector of BULK bytes was taken."""
         began_s = trio.current_time()
-        await talk.send(Vector(1, 1, 1, "int8", 1, "ab" * 16), BULK)
+        await talk.send(Vector("cd" * 16, 1, 1, "int8", 1, "ab" * 16), BULK)
         await talk.receive(Vector)
         return trio.current_time() - began_s
 

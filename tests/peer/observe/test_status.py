@@ -5,7 +5,14 @@ import json
 
 from rich.console import Console
 
-from peer.observe.status import Outcomes, PeerState, PeerStatus, Status, render
+from peer.observe.status import (
+    RECENT_ROUNDS,
+    Outcomes,
+    PeerState,
+    PeerStatus,
+    Status,
+    render,
+)
 from protocol.outcomes import SkipReason
 
 FULL = Status(
@@ -17,10 +24,10 @@ FULL = Status(
     tokens=1_234_567,
     train_loss=2.5,
     validation_loss=2.25,
-    outcomes=Outcomes(2, {SkipReason.DEADLINE: 1, SkipReason.NO_PARTNER: 0}),
+    outcomes=Outcomes(2, {SkipReason.DEADLINE: 1, SkipReason.NO_PARTNER: 0}, 0.75),
     peers=(
         PeerStatus("12D3KooWcccccccc", PeerState.DOWNLOADING),
-        PeerStatus("12D3KooWdddddddd", PeerState.TRAINING, round=3, rtt_s=0.0125),
+        PeerStatus("12D3KooWdddddddd", PeerState.TRAINING, round=7, rtt_s=0.0125, step=4171),
     ),
     metrics="http://127.0.0.1:1/metrics",
     codec="int8: daemon compiled, trainer plain: ImportError: no numba",
@@ -39,10 +46,22 @@ def test_json_has_exactly_these_keys() -> None:
         "tokens": 1_234_567,
         "train_loss": 2.5,
         "validation_loss": 2.25,
-        "outcomes": {"averaged": 2, "skipped": {"deadline": 1}},
+        "outcomes": {"averaged": 2, "skipped": {"deadline": 1}, "recent_share": 0.75},
         "peers": [
-            {"peer_id": "12D3KooWcccccccc", "state": "downloading", "round": None, "rtt_s": None},
-            {"peer_id": "12D3KooWdddddddd", "state": "training", "round": 3, "rtt_s": 0.0125},
+            {
+                "peer_id": "12D3KooWcccccccc",
+                "state": "downloading",
+                "round": None,
+                "rtt_s": None,
+                "step": None,
+            },
+            {
+                "peer_id": "12D3KooWdddddddd",
+                "state": "training",
+                "round": 7,
+                "rtt_s": 0.0125,
+                "step": 4171,
+            },
         ],
         "metrics": "http://127.0.0.1:1/metrics",
         "codec": "int8: daemon compiled, trainer plain: ImportError: no numba",
@@ -54,7 +73,7 @@ def test_json_has_exactly_these_keys() -> None:
 def test_unknown_is_null() -> None:
     tree = json.loads(json.dumps(Status().to_json()))
     assert tree["state"] == "starting"
-    assert tree["outcomes"] == {"averaged": 0, "skipped": {}}
+    assert tree["outcomes"] == {"averaged": 0, "skipped": {}, "recent_share": None}
     unknown = set(tree) - {"state", "outcomes", "peers"}
     assert all(tree[name] is None for name in unknown)
 
@@ -78,7 +97,9 @@ def test_people_see_a_table() -> None:
         "training [round 3] (12 s)",
         "1,234,567",
         "deadline 1",
+        f"75% of the last {RECENT_ROUNDS} averaged",
         "dddddddd",
+        "4,171",  # of the other peer: its rounds have numbers of their own
         "12.5 ms",
         "2.2500",
         "trainer plain: ImportError: no numba",
@@ -91,3 +112,4 @@ def test_a_table_of_nothing_known() -> None:
     stream = io.StringIO()
     Console(file=stream, width=100).print(render(Status()))
     assert "starting" in stream.getvalue()
+    assert "%" not in stream.getvalue()

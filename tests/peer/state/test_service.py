@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import blake3
@@ -42,7 +41,7 @@ class Source:
     group = GROUP
 
     def __init__(self) -> None:
-        self.round = 4
+        self.round, self.step = 4, 250
         self.writes = 0
         rng = np.random.default_rng(0)
         self.phi_P, self.delta_P = (rng.normal(size=P).astype(np.float32) for _ in range(2))
@@ -142,25 +141,11 @@ async def test_a_state_that_is_too_old_is_refused_and_not_written(
     async with world(tmp_path) as made, made.fetcher() as fetcher:
         step = made.source.step
         with pytest.raises(Refused, match=f"of step {step}, {step + 1} or later") as refused:
-            await fetcher.state(SIGNED.run_id, *_empty_vectors(), minimum_step=step + 1)
+            await fetcher.state(GROUP, *_empty_vectors(), minimum_step=step + 1)
         assert refused.value.reason is RefusalReason.UNAVAILABLE
         assert made.source.writes == 0
-        state = await fetcher.state(SIGNED.run_id, *_empty_vectors(), minimum_step=step)
+        state = await fetcher.state(GROUP, *_empty_vectors(), minimum_step=step)
         assert state.round == made.source.round
-
-
-async def test_a_state_that_is_older_than_was_asked_for_is_not_taken(
-    autojump_clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with world(tmp_path) as made, made.fetcher() as fetcher:
-        plain = StateService._send_manifest
-        monkeypatch.setattr(
-            StateService,
-            "_send_manifest",
-            lambda service, talk, asked: plain(service, talk, replace(asked, minimum_round=0)),
-        )
-        with pytest.raises(RemoteProtocolError, match="a state of round 5, 6 was asked for"):
-            await fetcher.state(SIGNED.run_id, *_empty_vectors(), minimum_round=6)
 
 
 async def test_a_blob_with_other_bytes_is_not_believed(

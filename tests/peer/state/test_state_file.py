@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,7 +137,7 @@ def test_memory_that_holds_no_state_is_refused(
         {"tokens": 1},
     ],
 )
-def test_every_scalar_is_under_the_root(change: dict[str, object]) -> None:
+def test_every_scalar_is_under_the_root(change: dict[str, Any]) -> None:
     vector = np.zeros(128, np.float32)
     manifest, chunks = _forged(SCALARS, vector, vector)
     changed = replace(SCALARS, **change)
@@ -213,5 +214,6 @@ def test_vectors_that_do_not_belong_together_are_refused(tmp_path: Path, length:
             tmp_path / "a.state", SCALARS, np.zeros(128, np.float32), np.zeros(length, np.float32)
         )
     with pytest.raises(ValueError, match="fp32"):
-        write_state_file(tmp_path / "a.state", SCALARS, np.zeros(128), np.zeros(128))
+        doubles: Any = np.zeros(128)
+        write_state_file(tmp_path / "a.state", SCALARS, doubles, doubles)
     assert not list(tmp_path.iterdir())

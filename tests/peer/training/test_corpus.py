@@ -124,7 +124,7 @@ def test_the_standard_library_is_bounded_and_repeats_itself(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".npy", ".bin", ".u32"])
 def test_a_token_file_is_used_where_it_lies_and_its_end_is_held_out(tmp_path, suffix):
-    tokens = np.arange(200, dtype={".npy": np.int64, ".bin": "<u2", ".u32": "<u4"}[suffix])
+    tokens = np.arange(200).astype({".npy": "<i8", ".bin": "<u2", ".u32": "<u4"}[suffix])
     path = tmp_path / f"tokens{suffix}"
     if suffix == ".npy":
         np.save(path, tokens)

@@ -55,7 +55,7 @@ async def test_silence_counts_from_the_order_even_if_we_waited_before(autojump_c
             await trio.sleep(10_000)  # nothing to do: no hang
             assert not child.killed
             await trainer.send(Load(0))
-            await trainer.send(TrainRound(0, 5, (("a", 1),), 0, 0, 0.0))
+            await trainer.send(TrainRound(0, 5, (("a", 1),), 0, 0, 0.0, 1.0))
 
         nursery.start_soon(order_later)
         with pytest.raises(TrainerDied, match="hung"):

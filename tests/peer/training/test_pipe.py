@@ -1,5 +1,7 @@
 """Messages between daemon and trainer: there and back, and nothing else."""
 
+from typing import Any
+
 import msgpack
 import pytest
 from hypothesis import given
@@ -21,9 +23,9 @@ from peer.training.messages import (
 )
 from peer.training.settings import TrainerSettings
 
-MESSAGES = [
+MESSAGES: list[Any] = [
     Load(3),
-    TrainRound(7, 50, (("a", 4), ("b", 2)), 1, 99, 362.5),
+    TrainRound(7, 50, (("a", 4), ("b", 2)), 1, 99, 362.5, 1.25),
     Progress(7, 3, 24, 2.5, 0.001, 0.5, 0.25, 353.0),
     Apply(7),
     Evaluated(7, 2.5, 8192, 0.25),
@@ -48,7 +50,7 @@ def _frame(tree):
 def test_messages_survive_in_pieces(size):
     data = b"".join(pipe.encode(message) for message in MESSAGES)
     decoder = pipe.Decoder()
-    received = []
+    received: list[object] = []
     for start in range(0, len(data), size):
         received += decoder.feed(data[start : start + size])
     assert received == MESSAGES

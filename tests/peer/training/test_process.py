@@ -36,7 +36,7 @@ from peer.training.messages import (
 )
 from peer.training.model import FlatModel, initial_module, model_shapes
 from peer.training.ports import TrainerDied
-from peer.training.process import create_model, trainer_starter
+from peer.training.process import ProcessTrainer, create_model, trainer_starter
 from peer.training.settings import TrainerSettings
 from peer.training.shared import NUM_SLOTS, SharedVector
 from protocol.layout import Layout
@@ -102,7 +102,7 @@ async def test_it_learns_and_says_why_it_refuses(corpus):
         await trainer.send(Load(0))
         await trainer.send(Evaluate(0))
         before = (await _next(trainer, Evaluated)).loss
-        await trainer.send(TrainRound(0, 30, MEMBERS, 0, 0, 0.0))
+        await trainer.send(TrainRound(0, 30, MEMBERS, 0, 0, 0.0, 1.0))
         closed = await _next(trainer, RoundClosed)
         codes = trainer.codes(closed.slot)
         assert blake3.blake3(codes).hexdigest(length=16) == closed.digest
@@ -149,7 +149,7 @@ async def test_kill_in_mid_write_harms_nothing(corpus):
         before = slow.array.copy()
         for round_ in range(100):
             slot = round_ % NUM_SLOTS
-            await trainer.send(TrainRound(round_, 1, MEMBERS, 0, 0, 0.0))
+            await trainer.send(TrainRound(round_, 1, MEMBERS, 0, 0, 0.0, 1.0))
             if round_ >= NUM_SLOTS and await _stopped_in_mid_write(trainer, slot, round_):
                 break
             closed = await _next(trainer, RoundClosed)
@@ -171,7 +171,7 @@ async def test_fragments_come_and_go(corpus):
         slow.array[:] *= 1.01
         await trainer.send(Amend(1, (), (), (0,)))
         for round_ in range(2):
-            await trainer.send(TrainRound(round_, 10, MEMBERS, 0, 20 * round_, 0.0))
+            await trainer.send(TrainRound(round_, 10, MEMBERS, 0, 20 * round_, 0.0, 1.0))
         sent, merged, closed = [], [], None
         while closed is None or closed.round == 0:
             event = await trainer.receive()
@@ -196,7 +196,7 @@ async def test_kill_while_a_fragment_is_written_leaves_its_region_empty(corpus):
     async with _trainer(settings) as (trainer, _):
         await trainer.send(Load(0))
         for round_ in range(100):
-            await trainer.send(TrainRound(round_, 2, MEMBERS, 0, 0, 0.0))
+            await trainer.send(TrainRound(round_, 2, MEMBERS, 0, 0, 0.0, 1.0))
             if round_ and await _stopped_in_mid_write(trainer, 1, round_):
                 break
             while not isinstance(event := await trainer.receive(), RoundClosed):
@@ -211,7 +211,7 @@ async def test_weights_that_are_not_numbers_are_reported(corpus):
     async with _trainer(_settings(corpus)) as (trainer, slow):
         slow.array[:] = np.nan
         await trainer.send(Load(0))
-        await trainer.send(TrainRound(0, 5, MEMBERS, 0, 0, 0.0))
+        await trainer.send(TrainRound(0, 5, MEMBERS, 0, 0, 0.0, 1.0))
         failed = await trainer.receive()
         assert isinstance(failed, Failed)
         assert failed.reason == "non_finite"
@@ -261,9 +261,10 @@ async def test_initial_weights_follow_from_the_seed_and_whoever_made_them_can_tr
             slow.array[:] = np.fromfile(tmp_path / "first", "<f4")
             async with trainer_starter(settings, slow, None, spare)(slow.array, None) as trainer:
                 assert (await _next(trainer, Ready)).layout_digest == layout.digest
+                assert isinstance(trainer, ProcessTrainer)
                 assert trainer.process_id == process_id
                 await trainer.send(Load(0))
-                await trainer.send(TrainRound(0, 5, MEMBERS, 0, 0, 0.0))
+                await trainer.send(TrainRound(0, 5, MEMBERS, 0, 0, 0.0, 1.0))
                 await _next(trainer, RoundClosed)
     first = np.fromfile(tmp_path / "first", "<f4")
     assert np.array_equal(first, expected.theta_P.numpy())

@@ -26,7 +26,6 @@ from peer.training.round_machine import RoundMachine, Settle, TrainStep, Wait
 from peer.training.schedule import learning_rate
 from peer.training.snapshot import Snapshot
 from protocol.data_plan import DataPlan
-from protocol.rounds import nominal_step
 from protocol.run_spec import OptimizerSection, RunSpec, SyncSection, TrainingSection
 
 H = 10
@@ -91,9 +90,11 @@ class Driver:
     def obey(self, command, **options):
         self.machine.obey(command, self.now_s, **options)
 
-    def order(self, round_, quota=4, start_step=None, place=(0, 0)):
+    def order(self, round_, quota=4, start_step=None, place=(0, 0), stride=None):
+        """A round; H nominal steps are done in its quota unless the stride says otherwise."""
         start_step = float(H * round_) if start_step is None else start_step
-        self.obey(TrainRound(round_, quota, MEMBERS, *place, start_step))
+        stride = H / max(1, quota) if stride is None else stride
+        self.obey(TrainRound(round_, quota, MEMBERS, *place, start_step, stride))
 
     def next_action(self):
         """What comes next but for looking at numbers."""
@@ -154,15 +155,29 @@ def test_an_order_that_waits_begins_with_the_close():
 def test_a_due_round_that_is_held_up_trains_on_at_rising_nominal_steps():
     driver = Driver()
     driver.sync.holds_close = True
-    driver.order(3)
+    driver.order(3, quota=4, stride=2.25)
     driver.train(7)
     assert driver.of(RoundClosed) == []
-    assert [step.nominal_step for step in driver.steps] == [30 + H * k / 4 for k in range(7)]
-    assert [event.step for event in driver.of(Progress)] == [30 + H * k / 4 for k in range(1, 8)]
+    assert [step.nominal_step for step in driver.steps] == [30 + 2.25 * k for k in range(7)]
+    assert [event.step for event in driver.of(Progress)] == [30 + 2.25 * k for k in range(1, 8)]
     driver.sync.holds_close = False
     driver.next_action()
     (closed,) = driver.of(RoundClosed)
-    assert (closed.steps, closed.step) == (7, 47.5)
+    assert (closed.steps, closed.step) == (7, 45.75)
+
+
+@pytest.mark.parametrize(("quota", "stride"), [(4, 0.75), (4, 5.5), (1, 20.0), (0, 20.0)])
+def test_the_nominal_step_rises_by_the_stride_whatever_the_quota(quota, stride):
+    driver = Driver()
+    driver.order(0, quota=quota, start_step=12.25, stride=stride)
+    driver.train()
+    (closed,) = driver.of(RoundClosed)
+    assert closed.step == 12.25 + stride * quota
+    assert [step.nominal_step for step in driver.steps] == [
+        12.25 + stride * own for own in range(quota)
+    ]
+    rates = [learning_rate(SPEC.optimizer, 12.25 + stride * k, 200, k) for k in range(quota)]
+    assert [step.learning_rate for step in driver.steps] == rates
 
 
 def test_what_holds_up_training_does_not_hold_up_commands():
@@ -327,7 +342,7 @@ def test_the_place_is_that_of_the_plan_whether_the_blocks_are_taken_or_not(quota
     blocks = []
     for quota in quotas:
         reader, idler = (
-            RoundData(plan, "me", BATCH, TrainRound(0, quota, MEMBERS, *at, 0.0))
+            RoundData(plan, "me", BATCH, TrainRound(0, quota, MEMBERS, *at, 0.0, 1.0))
             for at in (reading, idle)
         )
         for step in range(quota):
@@ -376,7 +391,7 @@ def test_stop_is_the_end():
 
 # --- commands that make no sense ------------------------------------------------------------------
 def order(round_, quota=4, members=MEMBERS):
-    return TrainRound(round_, quota, members, 0, 0, 0.0)
+    return TrainRound(round_, quota, members, 0, 0, 0.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -441,7 +456,7 @@ def test_whatever_is_held_up_rounds_close_in_order_with_their_steps(quotas, turn
     assert [event.round for event in closed] == list(range(len(quotas)))
     assert sum(event.steps for event in closed) == len(driver.steps)
     for event, quota in zip(closed, quotas, strict=True):
-        assert event.step == nominal_step(H * event.round, H, event.steps, quota)
+        assert event.step == H * event.round + H / max(1, quota) * event.steps
         own = [step for step in driver.steps if step.round == event.round]
         assert [step.steps for step in own] == list(range(event.steps))
         assert event.steps > 0 or quota == 0

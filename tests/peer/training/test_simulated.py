@@ -1,6 +1,6 @@
 """The simulated trainer keeps the conversation of messages.py, in virtual time."""
 
-import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ async def test_a_round_takes_its_steps_and_no_longer(autojump_clock: MockClock) 
         assert ready.steps_per_s == 2
         await trainer.send(Load(0))
         began_s = trio.current_time()
-        await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0, 0.0))
+        await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0, 0.0, 1.0))
         for steps in range(1, 11):
             progress = await trainer.receive()
             assert isinstance(progress, Progress)
@@ -67,9 +67,9 @@ async def test_a_pending_snapshot_keeps_the_next_round_open(autojump_clock: Mock
     async with simulated_starter(SPEC, "me")(slow, None) as trainer:
         await trainer.receive()
         await trainer.send(Load(0))
-        await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0, 0.0))
+        await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0, 0.0, 1.0))
         await _next(trainer, RoundClosed)
-        await trainer.send(TrainRound(1, 10, MEMBERS, 0, 80, 0.0))
+        await trainer.send(TrainRound(1, 10, MEMBERS, 0, 80, 0.0, 1.0))
         await _next(trainer, Progress)
         with trio.move_on_after(3):
             await _after_progress(trainer)
@@ -87,9 +87,9 @@ async def test_without_overlap_nothing_is_trained_before_apply(autojump_clock: M
     async with simulated_starter(blocking, "me")(slow, None) as trainer:
         await trainer.receive()
         await trainer.send(Load(0))
-        await trainer.send(TrainRound(0, 4, MEMBERS, 0, 0, 0.0))
+        await trainer.send(TrainRound(0, 4, MEMBERS, 0, 0, 0.0, 1.0))
         await _next(trainer, RoundClosed)
-        await trainer.send(TrainRound(1, 4, MEMBERS, 0, 32, 0.0))
+        await trainer.send(TrainRound(1, 4, MEMBERS, 0, 32, 0.0, 1.0))
         await trio.sleep(10)
         await trainer.send(Apply(0))
         applied_s = trio.current_time()
@@ -104,7 +104,7 @@ async def test_close_round_ends_it_with_the_step_in_progress(autojump_clock: Moc
     async with simulated_starter(SPEC, "me", SimulatedSpeed(step_s=1.0))(slow, None) as trainer:
         await trainer.receive()
         await trainer.send(Load(0))
-        await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0, 0.0))
+        await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0, 0.0, 1.0))
         await trio.sleep(6.5)
         await trainer.send(CloseRound(0))
         closed = await _next(trainer, RoundClosed)
@@ -121,12 +121,13 @@ async def test_planned_failures_are_reported_and_end_the_life(
     autojump_clock: MockClock, field: str, reason: str
 ) -> None:
     slow = np.zeros(256, np.float32)
-    speed = dataclasses.replace(SimulatedSpeed(), **{field: frozenset({3})})
+    planned: dict[str, Any] = {field: frozenset({3})}
+    speed = SimulatedSpeed(**planned)
     start = simulated_starter(SPEC, "me", speed)
     async with start(slow, None) as trainer:
         await trainer.receive()
         await trainer.send(Load(0))
-        await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0, 0.0))
+        await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0, 0.0, 1.0))
         failed = await _after_progress(trainer)
         assert isinstance(failed, Failed)
         assert failed.reason == reason
@@ -135,7 +136,7 @@ async def test_planned_failures_are_reported_and_end_the_life(
     async with start(slow, None) as trainer:  # the next life gets past that step
         await trainer.receive()
         await trainer.send(Load(0))
-        await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0, 0.0))
+        await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0, 0.0, 1.0))
         await _next(trainer, RoundClosed)
 
 
@@ -145,7 +146,7 @@ async def test_a_killed_trainer_says_so(autojump_clock: MockClock) -> None:
     async with simulated_starter(SPEC, "me", speed)(slow, None) as trainer:
         await trainer.receive()
         await trainer.send(Load(0))
-        await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0, 0.0))
+        await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0, 0.0, 1.0))
         with pytest.raises(TrainerDied, match="signal 9"):
             await _after_progress(trainer)
         with pytest.raises(TrainerDied):
@@ -153,12 +154,12 @@ async def test_a_killed_trainer_says_so(autojump_clock: MockClock) -> None:
 
 
 async def test_it_learns_and_repeats_itself(autojump_clock: MockClock) -> None:
-    async def train() -> tuple[float, str]:
+    async def train() -> tuple[float, str | None]:
         slow = np.zeros(256, np.float32)
         async with simulated_starter(SPEC, "me")(slow, None) as trainer:
             await trainer.receive()
             await trainer.send(Load(0))
-            await trainer.send(TrainRound(0, 100, MEMBERS, 0, 0, 0.0))
+            await trainer.send(TrainRound(0, 100, MEMBERS, 0, 0, 0.0, 1.0))
             closed = await _next(trainer, RoundClosed)
             assert isinstance(closed, RoundClosed)
             await trainer.send(Evaluate(0))

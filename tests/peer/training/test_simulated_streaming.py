@@ -33,7 +33,7 @@ H = 12
 
 
 def spec_of(**diloco: object) -> RunSpec:
-    section = {"overlap_steps": 2, **diloco}
+    section = DilocoSection.model_validate({"overlap_steps": 2, **diloco})
     return RunSpec(sync=SyncSection(method="diloco", inner_steps=H, diloco=section))
 
 
@@ -44,7 +44,7 @@ async def training(spec: RunSpec, quota: int = H):
     async with simulated_starter(spec, "me", SimulatedSpeed(step_s=1.0))(phi, None) as trainer:
         await trainer.receive()
         await trainer.send(Load(0))
-        await trainer.send(TrainRound(0, quota, MEMBERS, 0, 0, 0.0))
+        await trainer.send(TrainRound(0, quota, MEMBERS, 0, 0, 0.0, 1.0))
         yield trainer, phi
 
 
@@ -52,7 +52,8 @@ async def until_closed(
     trainer: Trainer, answer: Callable[[FragmentSent], tuple[float, Merge]]
 ) -> list[tuple[float, TrainerEvent]]:
     """What came until the round was closed, and when; each send is answered after a while."""
-    began_s, seen = trio.current_time(), []
+    began_s = trio.current_time()
+    seen: list[tuple[float, TrainerEvent]] = []
     async with trio.open_nursery() as nursery:
 
         async def answer_later(after_s: float, merge: Merge) -> None:

@@ -2,16 +2,17 @@
 
 from collections import Counter
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.training.fragments import FragmentSnapshot
 from peer.training.messages import Amend, FragmentMerged, FragmentSent, Merge, TrainRound, Yield
 from peer.training.messages import Yielded as YieldedEvent
 from peer.training.streaming import FragmentSync
-from protocol.run_spec import RunSpec, SyncSection
+from protocol.run_spec import DilocoSection, RunSpec, SyncSection
 
 pytestmark = pytest.mark.slow
 
@@ -46,12 +47,13 @@ class Loop:
     """The inner loop around a FragmentSync, without training; an answer takes so many turns."""
 
     def __init__(self, late, overlap_steps, delays, yields):
-        section = {"late": late, "overlap_steps": overlap_steps}
+        section = DilocoSection(late=late, overlap_steps=overlap_steps)
+        snapshots: Any = NoValues()
         spec = RunSpec(sync=SyncSection(method="diloco", inner_steps=H, diloco=section))
-        self.sync = FragmentSync(spec, NoValues(), self.emit, lambda: float(self.turn))
+        self.sync = FragmentSync(spec, snapshots, self.emit, lambda: float(self.turn))
         self.delays, self.yields = list(delays), list(yields)
         self.turn = self.steps = 0
-        self.waiting: list[tuple[int, object]] = []
+        self.waiting: list[tuple[int, Merge | Amend]] = []
         self.sent: list[tuple[FragmentSent, int]] = []
         self.merged: list[tuple[FragmentMerged, int]] = []
 
@@ -77,7 +79,7 @@ class Loop:
         return not self.sync.holds_training
 
     def train(self, round_, quota):
-        order = TrainRound(round_, quota, (), 0, 0, 0.0)
+        order = TrainRound(round_, quota, (), 0, 0, 0.0, 1.0)
         self.sync.begin(order)
         self.sync.advance()
         steps = 0
@@ -102,6 +104,7 @@ class Loop:
             self.take_a_turn()
 
 
+@settings(deadline=None)
 @given(
     late=st.sampled_from(["wait", "skip"]),
     overlap_steps=st.integers(0, H - 1),
@@ -120,7 +123,7 @@ def test_every_fragment_comes_and_goes_once_a_round(late, overlap_steps, quotas,
     expected |= {(0, k + 1) for k in range(len(quotas))}
     assert Counter(sent) == Counter(expected)
     assert Counter((event.fragment, event.cycle) for event, _ in loop.merged) == Counter(sent)
-    trained = Counter()
+    trained = Counter[int]()
     for event, _ in loop.sent:
         trained[event.fragment] += event.steps
         assert event.tokens == event.steps * TOKENS
@@ -129,6 +132,7 @@ def test_every_fragment_comes_and_goes_once_a_round(late, overlap_steps, quotas,
 
 
 @pytest.mark.parametrize("delay", range(1, 6))
+@settings(deadline=None)
 @given(
     overlap_steps=st.integers(0, 3),
     quota=st.integers(H, 3 * H),

@@ -52,12 +52,21 @@ async def a_round_is_told_until_it_closes(life: Life) -> None:
     steps = [event.steps for event in told]
     assert steps == sorted(set(steps))
     assert 3 in steps  # half the quota
-    assert_steps([*told, closed], quota=6, start_step=0.0)
+    assert_steps([*told, closed], 0.0, H / 6)
     assert (closed.round, closed.steps, closed.step) == (0, 6, H)
     assert closed.tokens == 6 * life.spec.tokens_per_step
     assert (closed.epoch, closed.position) == life.place_after(6)
     following = await life.train_on(1, quota=6)
     assert (following.epoch, following.position) == life.place_after(12)
+
+
+async def the_stride_and_not_the_quota_tells_the_nominal_step(life: Life) -> None:
+    """A quota may be shorter than what is owed: no round's length is a measure of it."""
+    await life.load()
+    await life.order_at(0, quota=4, start_step=30.5, stride=0.75)
+    closed = await life.until(RoundClosed)
+    assert_steps([*life.of(Progress), closed], 30.5, 0.75)
+    assert (closed.steps, closed.step) == (4, 33.5)
 
 
 async def a_round_closes_when_asked_to(life: Life) -> None:
@@ -67,7 +76,7 @@ async def a_round_closes_when_asked_to(life: Life) -> None:
     await life.trainer.send(CloseRound(0))
     closed = await life.until(RoundClosed)
     assert told.steps <= closed.steps < FOREVER
-    assert_steps([told, closed], quota=FOREVER, start_step=4.5)
+    assert_steps([told, closed], 4.5, H / FOREVER)
     await life.trainer.send(CloseRound(0))  # that has crossed the close
     await life.trainer.send(Evaluate(0))
     assert isinstance(await life.until(Evaluated), Evaluated)
@@ -125,7 +134,8 @@ async def snapshots_lie_in_two_slots_in_turns(life: Life) -> None:
 async def a_round_that_is_held_up_trains_on_at_rising_nominal_steps(life: Life) -> None:
     await life.load()
     await life.train(0, quota=4)
-    await life.order(1, quota=4)
+    stride = 1.75
+    await life.order_at(1, 4, float(H), stride)
     while (await life.until(Progress)).steps <= 8:
         pass
     await life.trainer.send(Apply(0))
@@ -133,8 +143,8 @@ async def a_round_that_is_held_up_trains_on_at_rising_nominal_steps(life: Life) 
     assert kinds == [Applied, RoundClosed]
     told = [event for event in life.of(Progress) if event.round == 1]
     closed = life.of(RoundClosed)[-1]
-    assert_steps([*told, closed], quota=4, start_step=float(H))
-    assert closed.step >= told[-1].step > 2 * H
+    assert_steps([*told, closed], float(H), stride)
+    assert closed.step >= told[-1].step > H + 8 * stride
     assert (closed.epoch, closed.position) == life.place_after(4 + closed.steps)
 
 
@@ -227,6 +237,7 @@ async def a_late_merge_is_waited_for(life: Life) -> None:
 
 ALWAYS = [
     a_round_is_told_until_it_closes,
+    the_stride_and_not_the_quota_tells_the_nominal_step,
     a_round_closes_when_asked_to,
     a_round_of_no_steps_closes_where_it_begins,
     validation_says_of_which_round_and_leaves_the_slow_weights,

@@ -26,7 +26,8 @@ class Trainers:
     async def start(self, _, micro_batch_cap):
         self.started += 1
         self.living += 1
-        number, said = self.started, []
+        number = self.started
+        said: list[TrainerEvent] = []
         trainers = self
 
         class One:

@@ -20,7 +20,7 @@ from protocol.run_spec import RunSpec, SyncSection
 
 READY = Ready(1, 128, "", "cpu", "fp32", 1, 10.0)
 CLOSED = RoundClosed(0, 0, 1, 1, 0.0, "", 0, 0, 0.0, 0.0)
-ORDER = TrainRound(0, 5, (("a", 1),), 0, 0, 0.0)
+ORDER = TrainRound(0, 5, (("a", 1),), 0, 0, 0.0, 1.0)
 
 
 def test_it_may_be_silent_when_there_is_nothing_to_do():

@@ -32,7 +32,6 @@ from peer.training.settings import TrainerSettings
 from peer.training.shared import SharedVector
 from peer.training.simulated import SimulatedSpeed, ToyProblem, simulated_starter
 from protocol.data_plan import DataPlan
-from protocol.rounds import nominal_step
 from protocol.run_spec import (
     DataSection,
     ModelSection,
@@ -82,8 +81,14 @@ class Life:
         self.seen, self.place = [], (0, 0)
 
     async def order(self, round_: int, quota: int = H, start_step: float | None = None) -> None:
+        """A round whose quota is all that is owed, so that H nominal steps are done in it."""
         start_step = float(H * round_) if start_step is None else start_step
-        await self.trainer.send(TrainRound(round_, quota, MEMBERS, *self.place, start_step))
+        stride = H / max(1, quota)
+        await self.order_at(round_, quota, start_step, stride)
+
+    async def order_at(self, round_: int, quota: int, start_step: float, stride: float) -> None:
+        order = TrainRound(round_, quota, MEMBERS, *self.place, start_step, stride)
+        await self.trainer.send(order)
 
     async def receive(self) -> TrainerEvent:
         event = await self.trainer.receive()
@@ -126,11 +131,10 @@ class Life:
         return (taken.epoch, taken.position) if steps else place
 
 
-def assert_steps(events: list[Progress | RoundClosed], quota: int, start_step: float) -> None:
+def assert_steps(events: list[Progress | RoundClosed], start_step: float, stride: float) -> None:
     """That their nominal steps are those of their own steps."""
-    assert [event.step for event in events] == [
-        nominal_step(start_step, H, event.steps, quota) for event in events
-    ]
+    expected = [start_step + stride * event.steps for event in events]
+    assert [event.step for event in events] == expected
 
 
 def digest_of(codes: memoryview) -> str:

@@ -1,0 +1,111 @@
+"""Peers that gossip in a measurement, without a daemon: what links would tell, and the parts."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import trio
+
+from peer.averaging.company import Company
+from peer.averaging.exchanges import Exchanges
+from peer.averaging.final_meetings import FinalMeetings
+from peer.averaging.gossip import Gossip
+from peer.averaging.outcome import Agreement
+from peer.daemon.bell import Bell
+from peer.observe.events import EventLog
+from peer.ports import Network, PeerId, Work
+from protocol.matchmaking_events import Snapshot
+
+INNER_STEPS: Final = 1
+"""H, where nothing is trained: rounds follow each other by one nominal step."""
+
+
+def gossip_of(
+    agreement: Agreement, *, company: Company, network: Network, work: Work, events: EventLog
+) -> Gossip:
+    """The gossip of one peer, put together as the daemon does it."""
+    exchanges = Exchanges(agreement, network, work)
+    meetings = FinalMeetings(
+        agreement, network.peer_id, company=company, exchanges=exchanges, events=events
+    )
+    return Gossip(
+        agreement,
+        company=company,
+        network=network,
+        exchanges=exchanges,
+        meetings=meetings,
+        events=events,
+        refused=Counter(),
+    )
+
+
+class OneOther:
+    """A single other peer, which comes to the same rounds as we do. Implements `Company`.
+
+    Attributes:
+        other: its id; to be set before the first round.
+    """
+
+    def __init__(self) -> None:
+        self.other: PeerId = ""
+        self._own: Snapshot | None = None
+
+    def __repr__(self) -> str:
+        return f"<OneOther {self.other}>"
+
+    def free(self) -> Sequence[tuple[PeerId, Snapshot]]:
+        """The other one, with what we bring ourselves."""
+        return [] if self._own is None else [(self.other, self._own)]
+
+    def present(self, *, ended: bool) -> Sequence[PeerId]:
+        """The other one trains."""
+        return [] if ended else [self.other]
+
+    def announce(self, snapshot: Snapshot | None) -> None:
+        """It comes to this round, too."""
+        self._own = snapshot
+
+    async def changed(self) -> None:
+        """It never does."""
+        await trio.sleep_forever()
+
+
+class Neighbour:
+    """One of many peers, each of which hears from some. Implements `Company`.
+
+    Args:
+        tell: takes what this peer announces, and sees to it that the others hear it.
+    """
+
+    def __init__(self, others: Sequence[PeerId], tell: Callable[[Snapshot | None], None]) -> None:
+        self._others = others
+        self._tell = tell
+        self._free: dict[PeerId, Snapshot] = {}
+        self._heard = Bell()
+
+    def __repr__(self) -> str:
+        return f"<Neighbour of {len(self._others)}, {len(self._free)} of them free>"
+
+    def hear(self, peer_id: PeerId, snapshot: Snapshot | None) -> None:
+        """That peer looks for a partner with this, or for none."""
+        if snapshot is None:
+            self._free.pop(peer_id, None)
+        else:
+            self._free[peer_id] = snapshot
+        self._heard.ring()
+
+    def free(self) -> Sequence[tuple[PeerId, Snapshot]]:
+        """Those that have said so."""
+        return list(self._free.items())
+
+    def present(self, *, ended: bool) -> Sequence[PeerId]:
+        """All train."""
+        return [] if ended else self._others
+
+    def announce(self, snapshot: Snapshot | None) -> None:
+        """Tell all that hear us."""
+        self._tell(snapshot)
+
+    async def changed(self) -> None:
+        """Wait until something is heard."""
+        await self._heard.wait()

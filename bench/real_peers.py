@@ -1,0 +1,176 @@
+"""Real daemons on hosts of a routed network, of this checkout or another.
+
+Each is `loco-peer start` or `join` with a home of its own, in the namespace of its host, under the
+demo's keeper, which ends it with all it has started when we are gone. Everything is read from
+outside: the ready line, the control socket, the event log.
+
+The daemon's code is that of a *checkout*, a folder with `peer` and `protocol` in it; the
+environment (torch, hivemind) is ours.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from demo import keeper
+from peer.observe.control import ask
+from peer.observe.log_file import read_events
+from peer.state.home import Home
+
+from .gossip_report import Event
+from .router.network import RoutedNetwork
+
+HERE: Final = Path(__file__).resolve().parents[1]
+"""The checkout of this file."""
+RUN_DAEMON: Final = "from peer.cli import main; main()"
+READY_S: Final = 240.0
+"""Six interpreters that import torch at once on two cores."""
+STOP_S: Final = keeper.GRACE_S + 10.0
+POLL_S: Final = 0.25
+PEER_GRACE_S: Final = 4.0
+LAST_WORDS_BYTES: Final = 2000
+
+
+class PeerFailed(Exception):
+    """A daemon ended, or did not get so far in time; the message holds its last words."""
+
+
+class RealPeer:
+    """One daemon.
+
+    Args:
+        folder: for its home and what it says; removed by whoever made it.
+        command: how it runs on its host.
+    """
+
+    def __init__(self, folder: Path, checkout: Path, command: Callable[..., list[str]]) -> None:
+        self._folder = folder
+        self._checkout = checkout
+        self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
+        self.home = Home(folder / "home")
+
+    def __repr__(self) -> str:
+        return f"<RealPeer {self._folder.name}>"
+
+    def start(self, *arguments: str, listen: str) -> None:
+        """Run `loco-peer ARGUMENTS`."""
+        options = ["--home", str(self.home.root), "--listen", listen, "--device", "cpu"]
+        options += ["--threads", "1", "--json-ready", "--grace", f"{PEER_GRACE_S}"]
+        daemon = [sys.executable, "-c", RUN_DAEMON, *arguments, *options]
+        kept = [sys.executable, keeper.__file__, *self._command(daemon)]
+        self._folder.mkdir()
+        with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
+            self._process = subprocess.Popen(
+                kept,
+                stdin=subprocess.PIPE,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+                cwd=self._checkout,
+                env=_environment(self._checkout),
+            )
+
+    @property
+    def _stdout(self) -> Path:
+        return self._folder / "stdout"
+
+    @property
+    def _stderr(self) -> Path:
+        return self._folder / "stderr"
+
+    def ready(self) -> dict[str, Any]:
+        """The line of --json-ready. Raises PeerFailed."""
+        self.wait_until(lambda: b"\n" in self._stdout.read_bytes(), "was ready", READY_S)
+        tree: dict[str, Any] = json.loads(self._stdout.read_bytes().partition(b"\n")[0])
+        return tree
+
+    def events(self) -> list[Event]:
+        """All of its log so far."""
+        try:
+            return list(read_events(self.home.event_log_path))
+        except FileNotFoundError:
+            return []
+
+    def status(self) -> dict[str, Any]:
+        """What it says of itself."""
+        return trio.run(ask, self.home.control_socket, "status")
+
+    def wait_until(self, condition: Callable[[], object], what: str, timeout_s: float) -> None:
+        """Raises PeerFailed."""
+        deadline_s = time.monotonic() + timeout_s
+        while not condition():
+            self.check(f"before it {what}")
+            if time.monotonic() > deadline_s:
+                raise self._failure(f"was running for {timeout_s:.0f} s before it {what}")
+            time.sleep(POLL_S)
+
+    def check(self, when: str) -> None:
+        """Raises PeerFailed if it has ended."""
+        if self._process is None or self._process.poll() is not None:
+            raise self._failure(f"ended {when}")
+
+    def _failure(self, what: str) -> PeerFailed:
+        said = self._stderr.read_bytes()[-LAST_WORDS_BYTES:].decode(errors="replace").strip()
+        return PeerFailed(f"{self._folder.name} {what}; its last words:\n{said}")
+
+    def stop(self) -> None:
+        """Ask it to end; `wait_gone` waits."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def wait_gone(self) -> None:
+        """Until it has ended with all it started."""
+        if self._process is not None:
+            self._process.wait(STOP_S)
+
+
+@contextmanager
+def real_swarm(
+    network: RoutedNetwork, run_toml: str, folder: Path, checkout: Path
+) -> Iterator[Sequence[RealPeer]]:
+    """A daemon on each host, the founder on the first; they are ready to average.
+
+    Raises:
+        PeerFailed
+    """
+    spec = folder / "run.toml"
+    spec.write_text(run_toml)
+    with ExitStack() as stack:
+        stack.callback(lambda: _stop_all(peers))
+        peers = [
+            RealPeer(folder / f"peer{host}", checkout, _on_host(network, host))
+            for host in range(network.num_hosts)
+        ]
+        peers[0].start("start", str(spec), listen=f"{network.address(0)}:0")
+        address = peers[0].ready()["addresses"][0]
+        for host, peer in enumerate(peers[1:], start=1):
+            peer.start("join", "--bootstrap", address, listen=f"{network.address(host)}:0")
+        for peer in peers[1:]:
+            peer.ready()
+        yield peers
+
+
+def _on_host(network: RoutedNetwork, host: int) -> Callable[..., list[str]]:
+    return lambda command: network.command(host, command)
+
+
+def _stop_all(peers: Sequence[RealPeer]) -> None:
+    for peer in peers:
+        peer.stop()
+    for peer in peers:
+        peer.wait_gone()
+
+
+def _environment(checkout: Path) -> dict[str, str]:
+    """Ours, with the checkout's code, and without settings of another run."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("LOCO_")}
+    return kept | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}

@@ -1,0 +1,222 @@
+"""What a run spec may say of training, as a founder does it with a real child: create, train.
+
+Checkpoints, compilation, bf16 and the presets; each with as little model as shows that it works.
+"""
+
+import math
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import trio
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from peer.cli.new import METHODS, PRESETS, preset_toml
+from peer.training.child_process import spare_child
+from peer.training.corpus import prepare_corpus
+from peer.training.messages import (
+    Evaluate,
+    Evaluated,
+    Failed,
+    FragmentSent,
+    Load,
+    Merge,
+    Ready,
+    RoundClosed,
+    TrainRound,
+)
+from peer.training.model import FlatModel, model_shapes
+from peer.training.ports import Trainer, TrainerDied
+from peer.training.process import create_model, trainer_starter
+from peer.training.settings import TrainerSettings
+from peer.training.shared import SharedVector
+from protocol.layout import Layout
+from protocol.run_spec import FrozenSection, RunSpec, parse_toml
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+
+LIMIT_S = 300
+"""A compiler may be at work, on a busy machine."""
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_layers": 2, "num_heads": 2}
+SENTENCE = "to be or not to be, that is the question that was to be asked. "
+VOCABULARY = 300
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Texts, and a tokenizer of them."""
+    folder = tmp_path_factory.mktemp("founding")
+    for number in range(20):
+        (folder / f"{number}.txt").write_text(f"{number}: " + SENTENCE * 200)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([SENTENCE], trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def spec_of(folder, **sections):
+    tree = {
+        "data": {"source": f"text:{folder}/*.txt", "validation_blocks": 4},
+        "model": SIZES,
+        "optimizer": {"warmup_steps": 0, "learning_rate": 1e-2},
+        "training": {"batch_size": 2},
+        "sync": {"inner_steps": 10},
+    }
+    return RunSpec.model_validate(tree | sections)
+
+
+@dataclass
+class Founded:
+    """A trainer that has said `Ready`, and the model that it was given."""
+
+    spec: RunSpec
+    layout: Layout
+    ready: Ready
+    trainer: Trainer
+    weights: np.ndarray
+    vocabulary: int
+
+    async def next(self, kind):
+        while not isinstance(event := await self.trainer.receive(), kind):
+            assert not isinstance(event, Failed), event
+            if isinstance(event, FragmentSent):
+                await self.trainer.send(Merge(event.fragment, event.cycle, (), ()))
+        return event
+
+    async def loss(self):
+        """Of the first weights, on the blocks kept for validation."""
+        await self.trainer.send(Evaluate(0))
+        return (await self.next(Evaluated)).loss
+
+    async def train(self, num_steps):
+        await self.trainer.send(TrainRound(0, num_steps, (("me", 1),), 0, 0, 0.0, 1.0))
+        return await self.next(RoundClosed)
+
+
+@asynccontextmanager
+async def founded(spec, folder, cache):
+    corpus = prepare_corpus(spec, cache)
+    vocabulary = corpus.vocabulary_size
+    settings = TrainerSettings(
+        spec.to_bytes(), "me", str(corpus.path), vocabulary, device="cpu", threads=1
+    )
+    with trio.fail_after(LIMIT_S):
+        async with spare_child(threads=1) as spare:
+            layout, config = await create_model(settings, cache / "weights", spare)
+        frozen = FrozenSection(
+            config=config,
+            layout_digest=layout.digest,
+            parameters=layout.parameters,
+            padded_parameters=layout.padded_parameters,
+        )
+        spec = spec.model_copy(update={"frozen": frozen})
+        settings = TrainerSettings(
+            spec.to_bytes(), "me", str(corpus.path), vocabulary, device="cpu", threads=1
+        )
+        with SharedVector(layout.padded_parameters) as slow:
+            slow.array[:] = weights = np.fromfile(cache / "weights", "<f4")
+            async with trainer_starter(settings, slow)(slow.array, None) as trainer:
+                ready = await trainer.receive()
+                assert isinstance(ready, Ready), ready
+                assert ready.layout_digest == layout.digest
+                await trainer.send(Load(0))
+                yield Founded(spec, layout, ready, trainer, weights, vocabulary)
+
+
+# --- from a checkpoint ----------------------------------------------------------------------------
+def checkpoint(folder, **changes):
+    torch.manual_seed(3)
+    sizes = {
+        "vocab_size": 260,
+        "hidden_size": 24,
+        "intermediate_size": 40,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+    }
+    module = LlamaForCausalLM(LlamaConfig(**(sizes | changes)))
+    module.save_pretrained(folder)
+    return module
+
+
+async def test_a_run_goes_on_from_a_checkpoint_with_its_sizes(folder, tmp_path):
+    expected = FlatModel(checkpoint(tmp_path / "hf"), torch.device("cpu"))
+    spec = spec_of(folder, model={"init_from": str(tmp_path / "hf"), "context_length": 32})
+    async with founded(spec, folder, tmp_path) as run:
+        assert run.layout == expected.layout
+        np.testing.assert_array_equal(run.weights, expected.theta_P.numpy())
+        assert run.ready.parameters == expected.layout.parameters
+        before = await run.loss()
+        assert (await run.train(30)).loss < before - 0.5
+        # Who joins has no checkpoint: the frozen config says it all.
+        gone = run.spec.model_copy(
+            update={"model": run.spec.model.model_copy(update={"init_from": "/nowhere"})}
+        )
+        assert Layout.from_shapes(model_shapes(gone, 256)) == run.layout
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"), [({"vocab_size": 100}, "100 embeddings"), (None, "nowhere")]
+)
+async def test_a_checkpoint_that_does_not_fit_is_refused(folder, tmp_path, changes, sentence):
+    source = tmp_path / "nowhere"
+    if changes is not None:
+        checkpoint(source, **changes)
+    with pytest.raises(TrainerDied, match=sentence):
+        async with founded(spec_of(folder, model={"init_from": str(source)}), folder, tmp_path):
+            pass
+
+
+# --- how steps are computed -----------------------------------------------------------------------
+async def test_bf16_trains_in_bf16_where_it_was_asked_for(folder, tmp_path):
+    spec = spec_of(folder, training={"batch_size": 2, "precision": "bf16"})
+    async with founded(spec, folder, tmp_path) as run:
+        assert run.ready.precision == "bf16"
+        before = await run.loss()
+        assert (await run.train(30)).loss < before - 0.5
+
+
+@pytest.mark.long
+async def test_a_compiled_model_trains(folder, tmp_path):
+    spec = spec_of(folder, training={"batch_size": 2, "compile": True})
+    async with founded(spec, folder, tmp_path) as run:
+        before = await run.loss()
+        assert (await run.train(30)).loss < before - 0.5
+
+
+# --- presets --------------------------------------------------------------------------------------
+CUTS = {"125m": {"hidden_size": 48}, "1b": {"hidden_size": 64}}
+"""As many heads as the preset has, so narrow ones."""
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("preset", CUTS)
+async def test_a_large_preset_trains_when_it_is_cut_to_size(folder, tmp_path, preset, method):
+    tree = parse_toml(preset_toml(preset, method)).model_dump()
+    tree["model"] |= {"num_layers": 2, "intermediate_size": 96, **CUTS[preset]}
+    tree["data"] |= {
+        "source": f"text:{folder}/*.txt",
+        "tokenizer": str(folder / "tokenizer.json"),
+        "validation_blocks": 2,
+    }
+    tree["training"] |= {"batch_size": 2}
+    async with founded(RunSpec.model_validate(tree), folder, tmp_path) as run:
+        closed = await run.train(4)
+        assert closed.steps == 4
+        assert closed.tokens == 4 * 2 * tree["model"]["context_length"]
+        # It has not begun to learn yet: the presets warm up for a thousand steps.
+        assert closed.loss == pytest.approx(math.log(run.vocabulary), abs=0.3)
+        assert set(PRESETS) == {"demo", *CUTS}
