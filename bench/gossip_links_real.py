@@ -60,7 +60,7 @@ from .router.network import congestion_control, missing, routed_network
 
 CORES: Final = 2
 EXCHANGES_BEFORE: Final = 2
-"""Of each peer, before anything is counted."""
+"""Exchanges of each peer before anything is counted."""
 SETTLED_S: Final = 240.0
 """Patience until then."""
 LOOK_EVERY_S: Final = 5.0

@@ -98,7 +98,7 @@ class PeerFigures:
 
     @property
     def speed_share(self) -> float | None:
-        """Of the trainer alone, when it started."""
+        """Speed beside that of the trainer alone, when it started."""
         return self.steps_per_s / self.alone_steps_per_s if self.alone_steps_per_s else None
 
     def to_json(self) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class LinkTable:
         return len(self.uplinks_bits_per_s)
 
     def round_trip_s(self, a: int, b: int) -> float:
-        """Of an empty link, there and back."""
+        """Round trip of an empty link."""
         return self.links[a, b].delay_s + self.links[b, a].delay_s
 
     def rate(self, source: int, destination: int) -> float:

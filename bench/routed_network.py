@@ -35,7 +35,7 @@ SEED: Final = 0
 THIN_HOST: Final = 5
 THIN_BITS_PER_S: Final = 10e6
 WIRE_PER_PAYLOAD: Final = 1500 / 1448
-"""Of a full segment with timestamps."""
+"""Payload of a full segment with timestamps."""
 BUFFER_BYTES: Final = 1 << 26
 PINGS: Final = 20
 RAMP_S: Final = 4.0

@@ -106,7 +106,7 @@ def cut(spec: RunSpec) -> RunSpec:
 
 
 def flops_per_token(config: LlamaConfig, context_length: int) -> float:
-    """Of one step, forward and backward (see the top of the file)."""
+    """Operations of one step, forward and backward (see the top of the file)."""
     width, heads = config.hidden_size, config.num_attention_heads
     head_width = width // heads
     keys = 2 * width * (config.num_key_value_heads or heads) * head_width

@@ -74,7 +74,7 @@ class OurLoop:
 
 
 class PlainLoop:
-    """As one writes it down: the module, torch's fused AdamW, torch's clipping; nothing is read
+    """The plain loop: the module, torch's fused AdamW, torch's clipping; nothing is read
     before the last step.
     """
 

@@ -55,7 +55,7 @@ TOGETHER_ROUNDS: Final = 3.0
 overshoot where an exchange, and so a round, lasts for several."""
 
 LARGEST_CHANGE_OF_PACE: Final = 0.5
-"""Of the nominal steps in a second, up or down: as much either way, or all would drift."""
+"""Largest change of the pace, up or down: as much either way, or all would drift."""
 
 
 def owed_steps(inner_steps: int, own_speed: float, member_speeds: Sequence[float]) -> float:

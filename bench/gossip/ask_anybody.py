@@ -25,7 +25,7 @@ from .swarm import Swarm, Trainee
 
 
 class Merging(Enum):
-    """Who merges what."""
+    """The sides that merge, and what."""
 
     PULL = auto()
     BOTH = auto()

@@ -1,4 +1,4 @@
-"""Whoever is free averages with whoever is free: the rule of protocol/matchmaking.py, abstractly.
+"""A free peer averages with any other free peer: the rule of protocol/matchmaking.py, abstractly.
 
 A round closes when its quota is done and the exchange before it has ended. A peer that has closed
 one is free, and exchanges with a random other that is free. Three parts can be left out:

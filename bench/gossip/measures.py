@@ -11,7 +11,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class PairFigures:
-    """Who met whom.
+    """Pairs that have met.
 
     Attributes:
         least, most: meetings of a pair, over the mean of all pairs.

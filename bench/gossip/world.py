@@ -59,7 +59,7 @@ class World:
         return owed_steps(self.inner_steps, speeds[place], speeds)
 
     def alone_s(self, one: int, other: int) -> dict[str, float]:
-        """By line, how long an exchange of these two takes if nothing else uses that line."""
+        """The length of an exchange of these two on each line, if nothing else uses it."""
         uplinks = dict(self.uplinks[each] for each in (one, other) if each in self.uplinks)
         return uplinks | {f"{one}-{other}": self.line(one, other).vector_s}
 

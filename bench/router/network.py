@@ -38,7 +38,7 @@ class RoutedNetwork:
         return len(self._namespaces)
 
     def namespace(self, host: int) -> str:
-        """As `ip netns` knows it."""
+        """The name that `ip netns` knows."""
         return self._namespaces[host]
 
     def address(self, host: int) -> str:

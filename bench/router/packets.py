@@ -19,7 +19,7 @@ _IPV4_BYTES: Final = 20
 _MULTICAST: Final = 224
 """The first byte of addresses that are no host's, and of all after them."""
 _TCP_LENGTH_AT: Final = 12
-"""Of the byte whose upper half is the length of TCP's header in words of four bytes."""
+"""Place of the byte whose upper half is the length of TCP's header, in words of four bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,7 +274,7 @@ class VectorExchange:
         await stripes.carry(talk)
 
     async def _close_stripes(self) -> None:
-        """Who was joined only lets go: the streams end with whoever serves them."""
+        """Let go of stripes; those that we opened are closed, others end where they are served."""
         self.over.set()
         self._nursery = None
         if not self.following:

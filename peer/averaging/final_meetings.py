@@ -2,7 +2,7 @@
 
 The plan is that of protocol/final_averaging.py. Here the two sides of a meeting come together: the
 one asks until the other has come to the same meeting, the other waits to be asked. A proposal that
-comes before its turn is held (at most MAX_HELD_PROPOSALS). Whoever waits cannot know whether it
+comes before its turn is held (at most MAX_HELD_PROPOSALS). A peer that waits cannot know whether it
 waits in vain, for a partner with another roster has another plan. So now and then it asks too, and
 is refused, with the reason.
 """
