@@ -122,7 +122,6 @@ def test_nothing_unpickles_and_no_shared_memory_tracker(path):
 SPEECHLESS = re.compile(r"(Of|With whom|By|In which|As|To what)\b")
 """Beginnings of first lines that say what a thing belongs to, and not what it is or does."""
 STILL_TO_BE_WORDED = {
-    "peer/averaging/exchange_io.py",
     "peer/averaging/fragment_exchange.py",
     "peer/averaging/fragment_healing.py",
     "peer/averaging/fragment_inbound.py",

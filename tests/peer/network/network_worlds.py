@@ -57,6 +57,6 @@ async def real_network(folder: Path, name: str, **options: object) -> AsyncItera
     async with open_libp2p_network(
         folder / f"{name}.key",
         runtime_dir=folder,
-        **options,  # type: ignore[arg-type]
+        **options,
     ) as network:
         yield network
