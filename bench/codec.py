@@ -36,7 +36,7 @@ from unittest import mock
 import torch
 
 from bench import report
-from peer.averaging.noloco import Factors, outer_step
+from peer.averaging.noloco.outer_step import Factors, outer_step
 from peer.codec import Codec, compiled, get_codec
 from peer.codec.int8 import split
 from peer.codec.int8_plain import PlainLoops

@@ -6,15 +6,15 @@ from typing import Final
 
 import trio
 
-from peer.averaging.company import Company
-from peer.averaging.exchanges import Exchanges
-from peer.averaging.final_meetings import FinalMeetings
-from peer.averaging.gossip import Gossip
-from peer.averaging.outcome import Agreement
+from peer.averaging.gossip.company import Company
+from peer.averaging.gossip.exchanges import Exchanges
+from peer.averaging.gossip.final_meetings import FinalMeetings
+from peer.averaging.gossip.gossip import Gossip
+from peer.averaging.gossip.outcome import Agreement
 from peer.daemon.bell import Bell
 from peer.observe.events import EventLog
 from peer.ports import Network, PeerId, Work
-from protocol.matchmaking_events import Snapshot
+from protocol.gossip.matchmaking_events import Snapshot
 
 INNER_STEPS: Final = 1
 """H, where nothing is trained: rounds follow each other by one nominal step."""

@@ -2,9 +2,9 @@
 
 Everything moves the same bytes, the int8 codes of one vector, both ways at once:
 
-    gossip   peer/averaging/gossip.py itself: proposal, answer, exchange; timed from the answer on
-    bare     streams of p2pd, or TCP connections of trio (bare.py)
-    echo     1 KB there and back, on a conversation or on a bare stream of p2pd
+    gossip   peer/averaging/gossip/gossip.py itself: proposal, answer, exchange; timed from the
+    answer on bare     streams of p2pd, or TCP connections of trio (bare.py) echo     1 KB there and
+    back, on a conversation or on a bare stream of p2pd
 """
 
 import sys
@@ -19,17 +19,17 @@ import psutil
 import torch
 import trio
 
-from peer.averaging.exchange_io import Contribution
-from peer.averaging.gossip import Bounds
-from peer.averaging.outcome import Agreement, Averaged
+from peer.averaging.gossip.exchange_io import Contribution
+from peer.averaging.gossip.gossip import Bounds
+from peer.averaging.gossip.outcome import Agreement, Averaged
 from peer.codec import get_codec
-from peer.identity import load_or_create
 from peer.network.conversation import Conversation
+from peer.network.identity import load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from peer.observe.events import EventLog
 from peer.ports import Stream
-from peer.real_ports import RealEntropy, RealWork
-from protocol.messages import Chunk
+from peer.ports.real import RealEntropy, RealWork
+from protocol.wire.messages import Chunk
 
 from .bare import Buffers, Bytes, TcpBytes, answer_swap, echo, echo_times, swap_all
 from .children import Answer, answer_parent

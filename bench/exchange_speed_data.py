@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from protocol.layout import ALIGNMENT, Layout
+from protocol.run.layout import ALIGNMENT, Layout
 
 REPEATED: Final = 1 << 20
 SCALE: Final = 0.02

@@ -22,16 +22,16 @@ import numpy as np
 import torch
 import trio
 
-from peer.averaging.fragment_exchange import FragmentExchange, FragmentSurroundings
-from peer.averaging.fragment_items import Changes, Held, Returned, Sent
-from peer.averaging.nesterov import Factors
-from peer.averaging.outer_fragments import OuterFragments
+from peer.averaging.diloco.fragment_exchange import FragmentExchange, FragmentSurroundings
+from peer.averaging.diloco.fragment_items import Changes, Held, Returned, Sent
+from peer.averaging.diloco.nesterov import Factors
+from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import get_codec
-from peer.identity import Identity, load_or_create
+from peer.network.identity import Identity, load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
-from peer.real_ports import RealEntropy, RealWork
-from protocol.fragments import Fragment, cut_fragments
-from protocol.layout import Layout
+from peer.ports.real import RealEntropy, RealWork
+from protocol.fragment.fragments import Fragment, cut_fragments
+from protocol.run.layout import Layout
 
 from .children import Answer, answer_parent
 from .exchange_speed_data import mean_of_all, model_layout, noise, relative_error

@@ -1,16 +1,17 @@
 """Peers that gossip over unequal lines, in virtual time: the protocol's own decisions, no bytes.
 
 What decides is the real code: `Matchmaker`, `OwnRounds` and `Patience` of each peer, and the rules
-of protocol/rounds.py. What is pretended is the rest: messages take the latency of their pair, steps
-the time of their machine, and an exchange the rate of its line, where peers behind one uplink share
-it (gossip/lines.py). So a few hundred rounds of two dozen peers take seconds, from a seed.
+of protocol/schedule/rounds.py. What is pretended is the rest: messages take the latency of their
+pair, steps the time of their machine, and an exchange the rate of its line, where peers behind one
+uplink share it (gossip/lines.py). So a few hundred rounds of two dozen peers take seconds, from a
+seed.
 
     train |-- quota --|-- past it, while the exchange before is under way --|-- next round ...
     free  |-- looking for a partner --|-- exchange --|
 
 Two things are better than in the daemon: a trainer is slowed down by nothing, so its speed beside
 its speed alone is 1 by construction; and peers know each other's true places and speeds, where the
-daemon reckons them from what it heard last (peer/daemon/pace.py). No peer ever fails.
+daemon reckons them from what it heard last (peer/rounds/pace.py). No peer ever fails.
 """
 
 import math
@@ -22,13 +23,13 @@ from typing import Final
 from bench.gossip.agenda import Agenda
 from bench.gossip.lines import SharedLines
 from bench.gossip.world import World
-from peer.daemon.outer_steps import MIN_SEARCH_S, SEARCH_ROUNDS
-from protocol import matchmaking_events as m
-from protocol.gossip_patience import Patience
-from protocol.matchmaking import Matchmaker
+from peer.averaging.gossip.outer_steps import MIN_SEARCH_S, SEARCH_ROUNDS
+from protocol.gossip import matchmaking_events as m
+from protocol.gossip.matchmaking import Matchmaker
+from protocol.gossip.patience import Patience
 from protocol.outcomes import SkipReason
-from protocol.own_rounds import OwnRounds, RoundPlan
-from protocol.rounds import keep_together
+from protocol.schedule.own_rounds import OwnRounds, RoundPlan
+from protocol.schedule.rounds import keep_together
 
 GROUP: Final = "group"
 FOREVER: Final = 10**9

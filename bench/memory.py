@@ -30,7 +30,7 @@ from demo.processes import open_peers
 from peer.codec import get_codec
 from peer.observe.event_names import EventName
 from peer.state.home import Home
-from protocol.run_spec import RunSpec
+from protocol.run.run_spec import RunSpec
 
 from .memory_maps import Held, Kind, areas_of_process, held, take_highest_rss_bytes
 from .memory_soak import soak

@@ -38,7 +38,7 @@ from bench.quality.settings import Setting
 from bench.quality.tails import Tails
 from peer.codec import BLOCK, Codec, get_codec
 from peer.training.model import model_shapes
-from protocol.layout import Layout
+from protocol.run.layout import Layout
 
 CODES: Final = ("e3m0", "int4", "int8")
 BETAS: Final = (0.0, 0.95, 1.0)

@@ -42,7 +42,7 @@ from peer.training.process import ProcessTrainer, create_model, trainer_starter
 from peer.training.settings import TrainerSettings
 from peer.training.shared import CodeRegions, SharedVector, slot_bytes
 from peer.training.snapshot import Snapshots
-from protocol.run_spec import RunSpec
+from protocol.run.run_spec import RunSpec
 
 VECTOR_BYTES: Final = 64 * 10**6
 ROUND_S: Final = 30.0

@@ -17,18 +17,18 @@ import torch
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from peer.averaging.exchange_io import Contribution
-from peer.averaging.gossip import Bounds, Gossip
-from peer.averaging.outcome import Agreement, Averaged
+from peer.averaging.gossip.exchange_io import Contribution
+from peer.averaging.gossip.gossip import Bounds, Gossip
+from peer.averaging.gossip.outcome import Agreement, Averaged
 from peer.codec import get_codec
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.network.simulated_link import LinkModel
 from peer.observe.events import EventLog
-from peer.simulated_ports import SimulatedWork
+from peer.ports.simulated import SimulatedWork
 from peer.simulation.swarm import identity_of
 from peer.simulation.virtual_time import run_in_virtual_time
+from protocol.gossip.matchmaking_events import Snapshot
 from protocol.limits import MAX_LINKS
-from protocol.matchmaking_events import Snapshot
 
 from .company import INNER_STEPS, Neighbour, gossip_of
 

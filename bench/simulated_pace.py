@@ -22,7 +22,7 @@ from peer.simulation.peer import SimulatedPeer
 from peer.simulation.swarm import SimulatedSwarm, open_swarm
 from peer.simulation.virtual_time import run_in_virtual_time
 from peer.training.toy import SimulatedSpeed
-from protocol.run_spec import RunSpec
+from protocol.run.run_spec import RunSpec
 
 STEP_S: Final = 2.0
 """Length of a step of a peer of speed 1."""

@@ -7,15 +7,15 @@ from typing import Final
 
 import trio
 
-from peer.identity import load_or_create
 from peer.network.conversation import Conversation
+from peer.network.identity import load_or_create
 from peer.network.libp2p import open_libp2p_network
 from peer.network.paced import PacedNetwork
 from peer.network.pacing import NO_LIMITS, Pacing
 from peer.ports import Network, PeerId, Stream
-from peer.real_ports import RealEntropy
-from protocol.messages import Beat, Chunk
-from protocol.versions import HELLO
+from peer.ports.real import RealEntropy
+from protocol.wire.messages import Beat, Chunk
+from protocol.wire.versions import HELLO
 
 from .children import Answer, answer_parent
 

@@ -20,19 +20,19 @@ import psutil
 import torch
 import trio
 
-from peer.averaging.exchange_io import Contribution
-from peer.averaging.gossip import Bounds
-from peer.averaging.outcome import Agreement, Averaged
-from peer.averaging.outer_state import Factors, OuterState
+from peer.averaging.gossip.exchange_io import Contribution
+from peer.averaging.gossip.gossip import Bounds
+from peer.averaging.gossip.outcome import Agreement, Averaged
+from peer.averaging.gossip.outer_state import Factors, OuterState
 from peer.codec import get_codec
-from peer.identity import load_or_create
+from peer.network.identity import load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from peer.network.libp2p_stream import Libp2pStream
 from peer.network.wrapped import WrappedNetwork, WrappedStream
 from peer.observe.events import EventLog
 from peer.observe.log_file import LineFile
 from peer.ports import Stream
-from peer.real_ports import RealEntropy, RealWork
+from peer.ports.real import RealEntropy, RealWork
 from protocol.errors import StreamLost
 
 from .children import Answer, answer_parent

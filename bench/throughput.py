@@ -39,7 +39,7 @@ from peer.cli.new import PRESETS, preset_spec
 from peer.training.calibrate import starting_micro_batch
 from peer.training.device import choose_device, choose_precision
 from peer.training.model import initial_module
-from protocol.run_spec import RunSpec
+from protocol.run.run_spec import RunSpec
 
 from .report import Goal, Report, Row, options
 from .throughput_loops import Blocks, OurLoop, PlainLoop, Way, fit_together, matmul

@@ -15,7 +15,7 @@ from peer.training.device import Precision, autocast, is_out_of_memory
 from peer.training.model import FlatModel
 from peer.training.optimizer import FlatAdamW
 from peer.training.step import Stepper, StepResult
-from protocol.run_spec import RunSpec
+from protocol.run.run_spec import RunSpec
 
 Blocks = npt.NDArray[np.int64]
 """[B, T+1] tokens of one step."""

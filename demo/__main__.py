@@ -10,8 +10,8 @@ from typing import Final
 
 import trio
 
-from peer.exception_groups import leaves
-from peer.exit_codes import ExitCode
+from peer.options.exit_codes import ExitCode
+from peer.process.exception_groups import leaves
 
 from .folder import FolderRefused, demo_folder
 from .plan import METHODS, Plan

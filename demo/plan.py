@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import tomlkit
 
-from protocol.run_spec import RunSpec
+from protocol.run.run_spec import RunSpec
 
 PEERS: Final = 4
 STEPS: Final = {"noloco": 700, "diloco": 480}

@@ -15,7 +15,7 @@ from peer.observe.control import ControlFailed, NoDaemon, ask
 from peer.observe.event_names import EventName
 from peer.observe.status import Status
 from peer.state.home import Home
-from protocol.versions import FRAGMENT, GOSSIP
+from protocol.wire.versions import FRAGMENT, GOSSIP
 
 SPEED_ROUNDS: Final = 5
 """Rounds over which tokens per second are averaged."""

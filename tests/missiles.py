@@ -3,16 +3,16 @@
 import random
 import struct
 
-from protocol.field_types import MAX_COUNT
-from protocol.fragment_messages import MAX_WEIGHT, ChunkResult, ChunkStamp
-from protocol.frames import FRAME_VERSION, MAGIC, encode_frame
 from protocol.limits import (
     MAX_CHUNKS_PER_FRAGMENT,
     MAX_FRAGMENTS,
     MAX_HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
 )
-from protocol.messages import (
+from protocol.wire.field_types import MAX_COUNT
+from protocol.wire.fragment_messages import MAX_WEIGHT, ChunkResult, ChunkStamp
+from protocol.wire.frames import FRAME_VERSION, MAGIC, encode_frame
+from protocol.wire.messages import (
     Contribution,
     FragmentSettled,
     GetChunks,
@@ -31,7 +31,7 @@ from protocol.messages import (
     Vector,
     encode_message,
 )
-from protocol.versions import SPOKEN
+from protocol.wire.versions import SPOKEN
 
 DIGEST = "0" * 32
 SHORT_DIGEST = bytes(16)

@@ -14,11 +14,11 @@ import typer.main
 from pydantic import BaseModel
 
 from peer.cli.app import app
-from peer.config import ENVIRONMENT_PREFIX, OPTIONS
-from peer.exit_codes import ExitCode
 from peer.observe.status import PeerState
+from peer.options.config import ENVIRONMENT_PREFIX, OPTIONS
+from peer.options.exit_codes import ExitCode
 from protocol.outcomes import RefusalReason, SkipReason
-from protocol.run_spec import RunSpec, SyncSection
+from protocol.run.run_spec import RunSpec, SyncSection
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]

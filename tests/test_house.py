@@ -122,23 +122,23 @@ def test_nothing_unpickles_and_no_shared_memory_tracker(path):
 SPEECHLESS = re.compile(r"(Of|With whom|By|In which|As|To what)\b")
 """Beginnings of first lines that say what a thing belongs to, and not what it is or does."""
 STILL_TO_BE_WORDED = {
-    "peer/averaging/fragment_exchange.py",
-    "peer/averaging/fragment_healing.py",
-    "peer/averaging/fragment_inbound.py",
-    "peer/averaging/fragment_owner.py",
+    "peer/averaging/diloco/fragment_exchange.py",
+    "peer/averaging/diloco/fragment_healing.py",
+    "peer/averaging/diloco/fragment_inbound.py",
+    "peer/averaging/diloco/fragment_owner.py",
     "peer/daemon/averaging.py",
     "peer/daemon/duplicates.py",
-    "peer/daemon/fragment_rounds.py",
+    "peer/averaging/diloco/fragment_rounds.py",
     "peer/daemon/link.py",
     "peer/daemon/run.py",
     "peer/simulation/peer.py",
     "peer/training/process.py",
-    "protocol/exchange.py",
-    "protocol/fragment_messages.py",
-    "protocol/owners.py",
-    "protocol/records.py",
-    "protocol/run_spec.py",
-    "protocol/view.py",
+    "protocol/gossip/exchange.py",
+    "protocol/wire/fragment_messages.py",
+    "protocol/fragment/owners.py",
+    "protocol/membership/records.py",
+    "protocol/run/run_spec.py",
+    "protocol/membership/view.py",
 }
 """Files whose docstrings are not in that form yet."""
 

@@ -19,7 +19,7 @@ exchange that the peer asked for has ended.
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from protocol.own_rounds import LEAST_QUOTA_SHARE, MAX_DEBT_ROUNDS
+from protocol.schedule.own_rounds import LEAST_QUOTA_SHARE, MAX_DEBT_ROUNDS
 
 from .swarm import Swarm, Trainee
 

@@ -1,19 +1,20 @@
-"""A free peer averages with any other free peer: the rule of protocol/matchmaking.py, abstractly.
+"""A free peer averages with any other free peer: the rule of protocol/gossip/matchmaking.py,
+abstractly.
 
 A round closes when its quota is done and the exchange before it has ended. A peer that has closed
 one is free, and exchanges with a random other that is free. Three parts can be left out:
 
-  debt       protocol/own_rounds.py, rule 2: what was trained past a quota shortens later ones
-  savings    protocol/gossip_patience.py, rule 2: now and then a longer wait for a new partner
-  put off    protocol/matchmaking.py, rule 5: peers met last go behind those not met of late
+  debt       protocol/schedule/own_rounds.py, rule 2: what was trained past a quota shortens later
+  ones savings    protocol/gossip/patience.py, rule 2: now and then a longer wait for a new partner
+  put off    protocol/gossip/matchmaking.py, rule 5: peers met last go behind those not met of late
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 
-from protocol.gossip_patience import Patience
-from protocol.matchmaking import PUT_OFF_SHARE
-from protocol.own_rounds import LEAST_QUOTA_SHARE, MAX_DEBT_ROUNDS
+from protocol.gossip.matchmaking import PUT_OFF_SHARE
+from protocol.gossip.patience import Patience
+from protocol.schedule.own_rounds import LEAST_QUOTA_SHARE, MAX_DEBT_ROUNDS
 
 from .swarm import Swarm, Trainee
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from protocol.rounds import owed_steps
+from protocol.schedule.rounds import owed_steps
 
 INNER_STEPS: Final = 60
 ROUND_S: Final = 60.0

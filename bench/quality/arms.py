@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from peer.averaging.noloco import Factors
+from peer.averaging.noloco.outer_step import Factors
 
 Group = Literal["gradients", "pairs", "all", "nobody"]
 """A group that averages: gradients of all in each step, weights in pairs or of all, or none."""

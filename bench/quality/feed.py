@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from peer.training.corpus import Corpus
-from protocol.data_plan import DataPlan
+from protocol.schedule.data_plan import DataPlan
 
 from .pairing import peer_names
 from .replicas import Blocks
@@ -16,7 +16,7 @@ class Feed:
 
     Args:
         batch_size: sequences per step and replica.
-        weights: of each replica, as the daemon publishes them (peer/daemon/shares.py).
+        weights: of each replica, as the daemon publishes them (peer/rounds/shares.py).
     """
 
     def __init__(self, corpus: Corpus, seed: int, batch_size: int, weights: Sequence[int]) -> None:

@@ -1,9 +1,9 @@
 """Replicas that average their fragments, in one process: who sends what when, and the outer step.
 
 Each replica's side is the trainer's (peer/training/fragments.py), the schedule the protocol's
-(protocol/fragments.py), the average and the step the daemon's (peer/averaging/nesterov.py). What
-lies between them is left out: here every send arrives, and comes back after tau steps. So phi and v
-are the same on all replicas, and held once.
+(protocol/fragment/fragments.py), the average and the step the daemon's
+(peer/averaging/diloco/nesterov.py). What lies between them is left out: here every send arrives,
+and comes back after tau steps. So phi and v are the same on all replicas, and held once.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from peer.averaging.nesterov import (
+from peer.averaging.diloco.nesterov import (
     PLAIN_AVERAGE,
     ChunkState,
     Contribution,
@@ -23,8 +23,8 @@ from peer.codec import Codec, codes_as_tensor, get_codec
 from peer.training.fragments import FragmentSnapshots
 from peer.training.model import FlatModel
 from peer.training.shared import CodeRegions, region_bytes
-from protocol.fragments import Span, fragments_of_run, sends_between
-from protocol.run_spec import DilocoSection
+from protocol.fragment.fragments import Span, fragments_of_run, sends_between
+from protocol.run.run_spec import DilocoSection
 
 
 @dataclass(frozen=True, slots=True)

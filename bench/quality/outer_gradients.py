@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from peer.averaging.noloco import outer_step
+from peer.averaging.noloco.outer_step import outer_step
 from peer.codec import get_codec
 
 from .arms import ARMS

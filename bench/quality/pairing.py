@@ -1,12 +1,12 @@
 """The pairs that form when all peers know each other and are ready at once.
 
 Then the matchmaker's rules make the greedy matching over all pairs in the order of their rank
-(protocol/matchmaking.py).
+(protocol/gossip/matchmaking.py).
 """
 
 from itertools import combinations
 
-from protocol.matchmaking import pair_rank
+from protocol.gossip.matchmaking import pair_rank
 
 from .arms import Group
 

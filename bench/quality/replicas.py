@@ -26,7 +26,7 @@ from peer.training.device import Precision, autocast
 from peer.training.model import FlatModel, initial_module
 from peer.training.optimizer import FlatAdamW
 from peer.training.step import Stepper
-from protocol.run_spec import RunSpec
+from protocol.run.run_spec import RunSpec
 
 Blocks = npt.NDArray[np.int64]
 

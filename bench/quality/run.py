@@ -18,15 +18,15 @@ from typing import Any
 import torch
 
 from bench.report import machine
-from peer.averaging.noloco import outer_step
-from peer.daemon.shares import MEMBER_WEIGHT
+from peer.averaging.noloco.outer_step import outer_step
+from peer.rounds.shares import MEMBER_WEIGHT
 from peer.training.corpus import Corpus, open_corpus, prepare_corpus
 from peer.training.device import Precision, choose_device, choose_precision
 from peer.training.model import FlatModel, initial_module
 from peer.training.optimizer import FlatAdamW
 from peer.training.schedule import learning_rate
 from peer.training.step import Stepper
-from protocol.run_spec import RunSpec
+from protocol.run.run_spec import RunSpec
 
 from .arms import Arm
 from .exchange import Shared, exchange_of

@@ -7,7 +7,7 @@ are close, so what codes round away is largest in comparison.
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from protocol.run_spec import RunSpec
+from protocol.run.run_spec import RunSpec
 
 LEARNING_RATE: Final = 2e-3
 """Best for one peer alone in 250 steps of batch 8 (docs/log.md); the same for all arms."""

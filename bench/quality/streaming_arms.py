@@ -11,8 +11,8 @@ rate: with more replicas each has a smaller batch, as in the paper (arXiv 2501.1
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from protocol.fragments import Pattern
-from protocol.run_spec import DilocoSection
+from protocol.fragment.fragments import Pattern
+from protocol.run.run_spec import DilocoSection
 
 Group = Literal["all", "gradients", "nobody"]
 

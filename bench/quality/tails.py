@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from peer.codec import BLOCK, get_codec
-from protocol.layout import LayoutEntry
+from protocol.run.layout import LayoutEntry
 
 from .measures import mean
 

@@ -8,16 +8,16 @@
     without         the slow peers stay away
 
 A round is H steps of a peer of speed 1. In the first three a peer of speed s does s H steps of it,
-as the daemon's quotas say (protocol/rounds.py). Where peers wait, everybody meets the slowest
-sooner or later, since partners are drawn anew in each round; so all train at its pace, and their
-schedule is stretched to end with the others' time.
+as the daemon's quotas say (protocol/schedule/rounds.py). Where peers wait, everybody meets the
+slowest sooner or later, since partners are drawn anew in each round; so all train at its pace, and
+their schedule is stretched to end with the others' time.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from protocol.rounds import whole_steps
+from protocol.schedule.rounds import whole_steps
 
 from .arms import Arm
 from .pace import in_lowest_terms

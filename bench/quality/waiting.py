@@ -13,8 +13,9 @@ overlap     b_i(r + 1) = c_i: nobody waits. A round that is due before the one b
 early       whoever trains while its partner has closed closes too, after the step in progress, if
             half of its quota is done: a rule that the matchmaker had once (docs/log.md)
 
-Not in the model, but in the daemon (bench/simulated_pace.py): catching up (protocol/rounds.py,
-rule 3), partners of second choice, matches that fail, the time that finding a partner takes.
+Not in the model, but in the daemon (bench/simulated_pace.py): catching up
+(protocol/schedule/rounds.py, rule 3), partners of second choice, matches that fail, the time that
+finding a partner takes.
 """
 
 from collections.abc import Iterator, Sequence

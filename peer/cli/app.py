@@ -92,7 +92,7 @@ def join(
 
 def _run(given: dict[str, object], run_toml: Path | None) -> None:
     with reported(verbose=bool(given["verbose"])):
-        from peer.config import load_config
+        from peer.options.config import load_config
 
         from .first_line import say_starting
 

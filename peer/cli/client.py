@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import trio
 
-from peer.config import resolve_home
 from peer.observe.control import REPLY_TIMEOUT_S, ControlFailed, NoDaemon, ask
+from peer.options.config import resolve_home
 from peer.state.home import Home
 
 LEAVE_TIMEOUT_S: Final = 60.0

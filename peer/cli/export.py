@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from peer.config import ConfigError
+from peer.options.config import ConfigError
 from peer.state.export import export_hugging_face
 from peer.state.home import Home, HomeError
 from peer.state.state_file import HEADER_BYTES, state_bytes
@@ -19,8 +19,8 @@ from peer.training.tokenizer import (
     tokenizer_path,
 )
 from protocol.errors import LocoError
-from protocol.layout import Layout
-from protocol.run_spec import RunSpec
+from protocol.run.layout import Layout
+from protocol.run.run_spec import RunSpec
 
 
 class ExportFailed(LocoError):

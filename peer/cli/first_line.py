@@ -3,7 +3,7 @@
 import sys
 from importlib.metadata import version as version_of
 
-from peer.config import LogFormat, PeerConfig
+from peer.options.config import LogFormat, PeerConfig
 
 
 def say_starting(config: PeerConfig) -> None:

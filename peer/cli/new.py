@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from peer.config import ConfigError
-from protocol.run_spec import NOLOCO_ONLY, RunSpec, SyncSection
+from peer.options.config import ConfigError
+from protocol.run.run_spec import NOLOCO_ONLY, RunSpec, SyncSection
 
 from .explanations import EXAMPLES, EXPLANATIONS, SECTIONS
 

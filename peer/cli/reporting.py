@@ -7,19 +7,19 @@ from contextlib import contextmanager
 
 import typer
 
-from peer.exception_groups import leaves
-from peer.exit_codes import ExitCode
+from peer.options.exit_codes import ExitCode
+from peer.process.exception_groups import leaves
 from protocol.errors import InvalidRunSpec, LocoError, Refused
 
 
 def exit_code_of(error: LocoError) -> ExitCode:
     """The exit code that goes with `error`."""
-    from peer.config import (
-        ConfigError,  # here, because a command that goes well needs none of these
-    )
-    from peer.identity import IdentityUnusable
+    from peer.network.identity import IdentityUnusable
     from peer.observe.control import NoDaemon
     from peer.observe.endpoint import EndpointUnavailable
+    from peer.options.config import (
+        ConfigError,  # here, because a command that goes well needs none of these
+    )
     from peer.state.home import HomeError
     from peer.training.errors import CannotTrain
 

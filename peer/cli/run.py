@@ -6,17 +6,17 @@ from pathlib import Path
 
 import trio
 
-from peer.config import ConfigError, PeerConfig
-from peer.exception_groups import leaves
-from peer.exit_codes import ExitCode
-from peer.imports import large_imports
-from peer.rejoin import JoinAgain, rejoin_command
-from peer.run_options import check_options
+from peer.options.config import ConfigError, PeerConfig
+from peer.options.exit_codes import ExitCode
+from peer.options.run_options import check_options
+from peer.process.exception_groups import leaves
+from peer.process.imports import large_imports
+from peer.process.rejoin import JoinAgain, rejoin_command
 from peer.state.home import Home
 from peer.training.child_process import spare_child
 from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_SPEC_BYTES
-from protocol.run_spec import RunSpec, parse_toml
+from protocol.run.run_spec import RunSpec, parse_toml
 
 
 async def _run_daemon(config: PeerConfig, spec: RunSpec | None, home: Home) -> ExitCode:

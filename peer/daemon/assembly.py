@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 import trio
 
-from peer.identity import Identity
+from peer.network.identity import Identity
 from peer.network.paced import PacedNetwork
 from peer.network.pacing import NO_LIMITS, BandwidthLimits, Pacing
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
+from peer.observe.facts import Facts
 from peer.ports import Directory, Network, Work
-from protocol.run_spec import RunSpec
-from protocol.signed_spec import SignedSpec
-from protocol.view import Roster
+from protocol.membership.view import Roster
+from protocol.run.run_spec import RunSpec
+from protocol.run.signed_spec import SignedSpec
 
-from .facts import Facts
 from .hello import Greeter
 from .joining import Bootstrap
 from .links import Links

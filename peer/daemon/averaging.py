@@ -11,33 +11,33 @@ from typing import Protocol
 import numpy as np
 import trio
 
-from peer.averaging.company import Company
-from peer.averaging.exchanges import Exchanges
-from peer.averaging.final_meetings import FinalMeetings
-from peer.averaging.gossip import Gossip
-from peer.averaging.outcome import Agreement
-from peer.averaging.outer_state import Factors, OuterState
+from peer.averaging.diloco.fragment_rounds import FragmentMeans, FragmentRounds
+from peer.averaging.gossip.company import Company
+from peer.averaging.gossip.exchanges import Exchanges
+from peer.averaging.gossip.final_meetings import FinalMeetings
+from peer.averaging.gossip.final_rounds import FinalRounds
+from peer.averaging.gossip.gossip import Gossip
+from peer.averaging.gossip.gossip_rounds import GossipRounds
+from peer.averaging.gossip.outcome import Agreement
+from peer.averaging.gossip.outer_state import Factors, OuterState
+from peer.averaging.gossip.outer_steps import OuterSteps, RoundTiming
 from peer.codec import get_codec
 from peer.observe.events import EventLog
+from peer.observe.facts import Facts
 from peer.observe.status import PeerState
 from peer.ports import Network, Work
+from peer.rounds.loop import RoundLoop
+from peer.rounds.pace import Pace
+from peer.rounds.shares import DataShares
+from peer.rounds.validation import Validation
+from peer.rounds.way import Way
 from peer.training.ports import Float32Vector, StartTrainer
+from protocol.membership.records import Sign
 from protocol.outcomes import RefusalReason
-from protocol.own_rounds import OwnRounds
-from protocol.records import Sign
-from protocol.run_spec import RunSpec
+from protocol.run.run_spec import RunSpec
+from protocol.schedule.own_rounds import OwnRounds
 
-from .facts import Facts
-from .final_rounds import FinalRounds
-from .fragment_rounds import FragmentMeans, FragmentRounds
-from .gossip_rounds import GossipRounds
 from .held_part import HeldPart
-from .outer_steps import OuterSteps, RoundTiming
-from .pace import Pace
-from .rounds import RoundLoop
-from .shares import DataShares
-from .validation import Validation
-from .way import Way
 
 
 @dataclass(frozen=True, slots=True)

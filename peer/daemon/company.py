@@ -1,19 +1,19 @@
 """The other peers of the group, for gossip: what the view knows and the links tell.
 
-Implements `peer.averaging.company.Company`.
+Implements `peer.averaging.gossip.company.Company`.
 """
 
 from collections.abc import Sequence
 
 import trio
 
+from peer.observe.facts import Facts
 from peer.observe.status import PeerState
 from peer.ports import PeerId
-from protocol.matchmaking_events import Snapshot
-from protocol.view import Member, View
+from protocol.gossip.matchmaking_events import Snapshot
+from protocol.membership.view import Member, View
 
 from .bell import Bell
-from .facts import Facts
 
 
 class LinkedCompany:

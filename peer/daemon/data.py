@@ -21,7 +21,7 @@ from peer.training.corpus.prepare import (
 )
 from peer.training.tokenizer import BYTES, FileTokenizer, tokenizer_file, tokenizer_path
 from protocol.errors import InvalidRunSpec
-from protocol.run_spec import RunSpec
+from protocol.run.run_spec import RunSpec
 
 
 async def freeze_data(spec: RunSpec, cache_dir: Path, work: Work) -> tuple[RunSpec, PreparedCorpus]:

@@ -21,9 +21,9 @@ from typing import Protocol as Interface
 import trio
 
 from peer.ports import PeerId
-from protocol.messages import AliveReply, AskAlive, Refusal
+from protocol.membership.view import Roster
 from protocol.outcomes import RefusalReason
-from protocol.view import Roster
+from protocol.wire.messages import AliveReply, AskAlive, Refusal
 
 BEAT_S: Final = 1.0
 DUPLICATE_PROBE_S: Final = 2.5 * BEAT_S

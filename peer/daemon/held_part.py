@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Self
 
 from protocol.errors import InvalidRunSpec
-from protocol.group import Group
-from protocol.run_spec import RunSpec
-from protocol.view import View
+from protocol.membership.group import Group
+from protocol.membership.view import View
+from protocol.run.run_spec import RunSpec
 
 
 @dataclass(frozen=True, slots=True)
 class PartShape:
-    """What a part of a model looks like, as its layout says (protocol/layout.py)."""
+    """What a part of a model looks like, as its layout says (protocol/run/layout.py)."""
 
     layout_digest: str
     padded_parameters: int

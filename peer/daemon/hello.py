@@ -1,17 +1,16 @@
 """The hello of a link: what we say of ourselves, and what in theirs makes us decline.
 
 A hello also carries the sender's clock, which corrects ours when we join
-(protocol/clock_offset.py). Clocks are never compared to judge whether somebody is alive.
+(protocol/membership/clock_offset.py). Clocks are never compared to judge whether somebody is alive.
 """
 
+from peer.observe.facts import Facts
 from peer.ports import Directory, Network, PeerId
-from protocol.clock_offset import ClockOffsetEstimator
 from protocol.limits import MAX_LINKS
-from protocol.messages import Hello, Refusal
+from protocol.membership.clock_offset import ClockOffsetEstimator
 from protocol.outcomes import RefusalReason
-from protocol.versions import SPOKEN, missing, version_sentence
-
-from .facts import Facts
+from protocol.wire.messages import Hello, Refusal
+from protocol.wire.versions import SPOKEN, missing, version_sentence
 
 
 class Greeter:

@@ -12,12 +12,12 @@ import trio
 
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
+from peer.observe.facts import Facts
 from peer.ports import Address, PeerId
 from protocol.errors import LocoError, Refused, StreamLost
-from protocol.messages import Hello
 from protocol.outcomes import RefusalReason
+from protocol.wire.messages import Hello
 
-from .facts import Facts
 from .links import Links
 
 REPORT_EVERY_S: Final = 1.0

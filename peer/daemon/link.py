@@ -7,11 +7,10 @@ import trio
 
 from peer.network.conversation import Conversation
 from peer.network.pacing import Pacing
+from peer.observe.facts import Facts
 from peer.ports import PeerId
-from protocol.messages import AliveReply, AskAlive, Beat, PeerList
-from protocol.view import Progress
-
-from .facts import Facts
+from protocol.membership.view import Progress
+from protocol.wire.messages import AliveReply, AskAlive, Beat, PeerList
 
 Outgoing = Beat | PeerList | AskAlive | AliveReply
 RTT_SHARE: Final = 0.2

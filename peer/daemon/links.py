@@ -28,18 +28,18 @@ from peer.network.conversation import Conversation, StreamStalled
 from peer.network.pacing import Pacing
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
+from peer.observe.facts import Facts
 from peer.observe.status import PeerState
 from peer.ports import Address, Directory, Network, PeerId, Stream
 from protocol.errors import LocoError, Refused, StreamLost
 from protocol.limits import MAX_LINKS, MAX_PEERS_PER_EXCHANGE
-from protocol.messages import AliveReply, AskAlive, Beat, Hello, Leaving, PeerList, peer_entry
-from protocol.records import PeerRecord
-from protocol.versions import HELLO
-from protocol.view import Progress, Roster
+from protocol.membership.records import PeerRecord
+from protocol.membership.view import Progress, Roster
+from protocol.wire.messages import AliveReply, AskAlive, Beat, Hello, Leaving, PeerList, peer_entry
+from protocol.wire.versions import HELLO
 
 from .bell import Bell
 from .duplicates import BEAT_S, Duplicates
-from .facts import Facts
 from .hello import Greeter
 from .link import Link, Outgoing, beat_to, progress_in
 from .redials import Redials

@@ -11,10 +11,17 @@ from typing import Final
 import trio
 
 from peer.ports import Directory, DirectoryUnrecoverable, Network
-from peer.rejoin import JoinAgain, addresses_of
+from peer.process.rejoin import JoinAgain, addresses_of
 from protocol.errors import RemoteProtocolError
-from protocol.records import PeerRecord, Sign, decode_record, encode_record, record_key, record_keys
-from protocol.view import Roster
+from protocol.membership.records import (
+    PeerRecord,
+    Sign,
+    decode_record,
+    encode_record,
+    record_key,
+    record_keys,
+)
+from protocol.membership.view import Roster
 
 PUBLISH_EVERY_S: Final = 30.0
 RECORD_LIFETIME_S: Final = 120.0

@@ -13,38 +13,38 @@ from typing import Final, TypeVar
 
 import trio
 
+from peer.averaging.gossip.outer_steps import RoundTiming
 from peer.codec import MAIN_MEMORY, get_codec
 from peer.network.pacing import Pacing
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
+from peer.observe.facts import Facts
 from peer.observe.status import PeerState
 from peer.ports import Directory, Network, PeerId, Work
+from peer.rounds.loop import RoundLoop
+from peer.rounds.shares import DataShares
 from peer.state.service import Fetcher, StateService, fetch_from
 from peer.state.state_file import StateScalars
 from peer.training.ports import StartTrainer
 from peer.training.warm import warmed_up
-from protocol.data_plan import DataPlan, start_position
 from protocol.errors import InvalidRunSpec, LocoError
-from protocol.group import Group
-from protocol.records import Sign
-from protocol.rounds import oldest_useful
-from protocol.run_spec import RunSpec
-from protocol.signed_spec import SignedSpec
-from protocol.view import Roster, View
+from protocol.membership.group import Group
+from protocol.membership.records import Sign
+from protocol.membership.view import Roster, View
+from protocol.run.run_spec import RunSpec
+from protocol.run.signed_spec import SignedSpec
+from protocol.schedule.data_plan import DataPlan, start_position
+from protocol.schedule.rounds import oldest_useful
 
 from .averaging import Averaging, AveragingParts, averaging_of
 from .company import LinkedCompany
-from .facts import Facts
 from .held_part import HeldPart
 from .hello import Greeter
 from .joining import Bootstrap, is_final
 from .links import Links
 from .membership import Membership
 from .outer_source import OuterSource
-from .outer_steps import RoundTiming
 from .provision import Provision, Supplies
-from .rounds import RoundLoop
-from .shares import DataShares
 
 T = TypeVar("T")
 

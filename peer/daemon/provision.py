@@ -19,8 +19,8 @@ from peer.training.process import create_model
 from peer.training.settings import TrainerSettings
 from peer.training.tokenizer import tokenizer_path
 from protocol.errors import InvalidRunSpec
-from protocol.group import WHOLE_MODEL
-from protocol.run_spec import FrozenSection, RunSpec
+from protocol.membership.group import WHOLE_MODEL
+from protocol.run.run_spec import FrozenSection, RunSpec
 
 from .data import freeze_data, obtain_data
 from .engine import Engine, TorchEngine
@@ -36,7 +36,7 @@ class Supplies:
         num_blocks: training blocks of an epoch.
         shape: of the part of the model that the engine trains.
         begins_group: this peer makes the first weights of its group, which nobody has yet.
-        part: which part that is (protocol/group.py).
+        part: which part that is (protocol/membership/group.py).
     """
 
     engine: Engine

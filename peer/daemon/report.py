@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 import trio
 
+from peer.averaging.gossip.outer_steps import RoundTiming
+from peer.observe.facts import Facts
 from peer.observe.metrics import Metrics, MetricsSnapshot, Phase
 from peer.observe.status import Outcomes, PeerState, PeerStatus, Status
 from peer.ports import Network
-from protocol.view import Roster
+from protocol.membership.view import Roster
 
-from .facts import Facts
 from .links import Links
-from .outer_steps import RoundTiming
 
 
 @dataclass(slots=True)

@@ -13,29 +13,29 @@ from urllib.parse import urlsplit
 
 import trio
 
-from peer.addresses import HostPort
-from peer.config import PeerConfig
-from peer.exit_codes import ExitCode
-from peer.identity import Identity, load_or_create
 from peer.network.directory import HivemindDirectory, open_hivemind_directory
+from peer.network.identity import Identity, load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from peer.network.pacing import BandwidthLimits
 from peer.observe.control import Handler, serve_control
 from peer.observe.endpoint import serve_metrics
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
+from peer.observe.facts import Facts
 from peer.observe.log_file import LineFile
-from peer.real_ports import RealEntropy, RealWork
-from peer.run_options import check_options
-from peer.signals import run_until_signalled
+from peer.options.addresses import HostPort
+from peer.options.config import PeerConfig
+from peer.options.exit_codes import ExitCode
+from peer.options.run_options import check_options
+from peer.ports.real import RealEntropy, RealWork
+from peer.process.signals import run_until_signalled
 from peer.state.home import Home
 from peer.training.child_process import SpareChild
 from protocol.errors import LocoError
-from protocol.run_spec import RunSpec
-from protocol.view import Roster
+from protocol.membership.view import Roster
+from protocol.run.run_spec import RunSpec
 
 from .assembly import Assembly, Ports
-from .facts import Facts
 from .links import SILENCE_S
 from .peer import Peer, PeerSettings
 from .provision import RealProvision

@@ -1,7 +1,7 @@
 """A conversation: messages and payloads over one stream.
 
-The thin trio shell of protocol/frames.py and protocol/messages.py. It only adds what the pure core
-cannot do: waiting, patience, counting.
+The thin trio shell of protocol/wire/frames.py and protocol/wire/messages.py. It only adds what the
+pure core cannot do: waiting, patience, counting.
 
 - Large payloads go out in writes of at most WRITE_BYTES, each in its turn, and come in straight
   into the caller's buffer, so that progress is visible and a stall is noticed, without a copy.
@@ -25,7 +25,9 @@ import trio
 
 from peer.ports import Stream
 from protocol.errors import LocalProtocolError, Refused, RemoteProtocolError, StreamLost
-from protocol.frames import (
+from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES
+from protocol.outcomes import RefusalReason
+from protocol.wire.frames import (
     FrameEnd,
     FrameReader,
     FrameStart,
@@ -33,8 +35,7 @@ from protocol.frames import (
     PayloadChunk,
     encode_frame,
 )
-from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES
-from protocol.messages import (
+from protocol.wire.messages import (
     Message,
     Refusal,
     decode_message,
@@ -42,7 +43,6 @@ from protocol.messages import (
     max_payload_bytes,
     printable_sentence,
 )
-from protocol.outcomes import RefusalReason
 
 WRITE_BYTES: Final = 256 * 1024
 READ_BYTES: Final = 64 * 1024

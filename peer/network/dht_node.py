@@ -55,10 +55,10 @@ from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.timed_storage import ValueWithExpiration
 
+from protocol.address.peer_id import peer_id_to_bytes
 from protocol.errors import RemoteProtocolError
 from protocol.limits import MAX_RECORD_BYTES, MAX_RECORDS_PER_SHARD
-from protocol.peer_id import peer_id_to_bytes
-from protocol.records import valid_record_at
+from protocol.membership.records import valid_record_at
 
 WAIT_TIMEOUT_S: Final = 2.0
 NUM_REPLICAS: Final = 5

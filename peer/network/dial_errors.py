@@ -13,7 +13,7 @@ from typing import Final
 import trio
 
 from peer.ports import PeerId
-from protocol import multiaddr
+from protocol.address import multiaddr
 
 MAX_DETAIL_CHARACTERS: Final = 300
 RESOLVE_TIMEOUT_S: Final = 5.0

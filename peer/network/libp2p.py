@@ -21,12 +21,12 @@ from typing import Final
 
 import trio
 
-from peer.exception_groups import leaves
 from peer.ports import Address, NetworkStatistics, PeerId, StreamHandler
-from protocol import multiaddr
+from peer.process.exception_groups import leaves
+from protocol.address import multiaddr
+from protocol.address.peer_id import peer_id_from_bytes, peer_id_to_bytes
 from protocol.errors import LocoError, StreamLost
 from protocol.limits import MAX_ADDRESSES_PER_PEER, MAX_MEMBERS
-from protocol.peer_id import peer_id_from_bytes, peer_id_to_bytes
 
 from .dial_errors import dial_sentence, unresolved_sentence
 from .handlers import Handlers
@@ -366,7 +366,7 @@ async def open_libp2p_network(
     """Run p2pd, and speak libp2p through it.
 
     Args:
-        identity_path: an identity file as `peer.identity` writes it.
+        identity_path: an identity file as `peer.network.identity` writes it.
         listen: TCP multiaddrs; port 0 takes a free port, and keeps it through restarts.
         announce: multiaddrs that others should dial; empty announces those listened on.
         runtime_dir: where the unix sockets go; None takes `runtime_directory()`.

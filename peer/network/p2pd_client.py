@@ -14,8 +14,8 @@ from typing import Final
 
 import trio
 
+from protocol.address.varint import MAX_UVARINT_BYTES, decode_uvarint, encode_uvarint
 from protocol.errors import LocoError, RemoteProtocolError
-from protocol.varint import MAX_UVARINT_BYTES, decode_uvarint, encode_uvarint
 
 from . import p2pd_messages as messages
 from .p2pd_messages import PeerAddresses, RequestType, Response, StreamInfo

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from protocol.address.varint import decode_uvarint, encode_uvarint
 from protocol.errors import RemoteProtocolError
-from protocol.varint import decode_uvarint, encode_uvarint
 
 MAX_CONTROL_MESSAGE_BYTES: Final = 4 << 20
 """Longest message accepted from p2pd; LIST_PEERS with thousands of peers stays below."""

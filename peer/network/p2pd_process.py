@@ -30,7 +30,7 @@ from typing import Final, Self
 import trio
 
 from peer.ports import Address
-from protocol import multiaddr
+from protocol.address import multiaddr
 from protocol.errors import LocoError
 
 START_TIMEOUT_S: Final = 20.0

@@ -7,7 +7,7 @@ waits too, but for the messages of links.
 from contextlib import nullcontext
 
 from peer.ports import Arrived, Network, Stream
-from protocol.versions import HELLO
+from protocol.wire.versions import HELLO
 
 from .pacing import Pacing
 from .wrapped import WrappedNetwork, WrappedStream

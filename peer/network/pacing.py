@@ -10,7 +10,8 @@ Rules
   2. Whatever has left a sender arrives at the speed of the line: by reading slowly we can only fill
      the buffers on the way. So a peer with a download limit tells each of the others how much it
      may send, and they keep to it. It reads slowly too, for those that do not.
-  3. Bulk to a peer goes at most at the rate that protocol/link_rate.py finds for the path.
+  3. Bulk to a peer goes at most at the rate that protocol/membership/link_rate.py finds for the
+     path.
   4. Turns are taken in the order in which they were asked for.
 """
 
@@ -25,7 +26,7 @@ import trio
 
 from peer.ports import PeerId
 from protocol.limits import MAX_MEMBERS
-from protocol.link_rate import LinkRate
+from protocol.membership.link_rate import LinkRate
 
 WIRE_FACTOR: Final = 1.06
 """Bytes on the interface for one byte of a stream: TLS, yamux, TCP/IP and Ethernet headers."""

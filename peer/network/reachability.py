@@ -4,7 +4,7 @@ import ipaddress
 from collections.abc import Iterable, Sequence
 
 from peer.ports import Address
-from protocol.multiaddr import HOST_PROTOCOLS, InvalidAddress, from_bytes, parse
+from protocol.address.multiaddr import HOST_PROTOCOLS, InvalidAddress, from_bytes, parse
 
 
 def best_first(addresses: Iterable[Address]) -> list[Address]:

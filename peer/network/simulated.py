@@ -27,9 +27,9 @@ from typing import Final
 import trio
 
 from peer.ports import Address, NetworkStatistics, PeerId, StreamHandler
-from protocol import multiaddr
+from protocol.address import multiaddr
+from protocol.address.peer_id import peer_id_to_bytes
 from protocol.errors import StreamLost
-from protocol.peer_id import peer_id_to_bytes
 
 from .handlers import Handlers
 from .simulated_link import Link, LinkModel

@@ -17,7 +17,7 @@ import trio
 
 from peer.ports import Address
 from protocol.limits import MAX_RECORDS_PER_SHARD
-from protocol.records import place_of, valid_record_at
+from protocol.membership.records import place_of, valid_record_at
 
 EPOCH_S: Final = 1_700_000_000.0
 """Unix time of the simulated world at trio's time zero."""

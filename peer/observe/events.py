@@ -16,7 +16,7 @@ from typing import Any, Final, TextIO
 import structlog
 import trio
 
-from peer.config import LogFormat
+from peer.options.config import LogFormat
 
 from .event_names import FIELDS, EventName
 from .log_file import MAX_LINE_BYTES

@@ -10,7 +10,7 @@ from typing import Final
 
 import blake3
 
-from protocol.view import Member, Roster
+from protocol.membership.view import Member, Roster
 
 _STEPS: Final = 2**64
 

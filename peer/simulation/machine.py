@@ -26,8 +26,8 @@ from peer.training.ports import Float32Vector, StartTrainer, Trainer
 from peer.training.simulated import simulated_starter
 from peer.training.toy import SimulatedSpeed, ToyProblem, simulated_layout
 from protocol.errors import InvalidRunSpec
-from protocol.group import WHOLE_MODEL
-from protocol.run_spec import FrozenSection, RunSpec
+from protocol.membership.group import WHOLE_MODEL
+from protocol.run.run_spec import FrozenSection, RunSpec
 
 DEFAULT_PARAMETERS: Final = 256
 CORPUS_BYTES: Final = 8192
@@ -46,7 +46,7 @@ class Machine:
         limits: what its line may carry.
         overlap_steps: tau of its peer; None is the run's.
         unusable: why nothing can be trained on it; None when it can.
-        part: of the model that its peer holds (protocol/group.py).
+        part: of the model that its peer holds (protocol/membership/group.py).
         begins_group: its peer joins the run as the first that holds this part, so it makes the
             part's first weights, as the founder does for its own.
     """

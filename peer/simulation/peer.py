@@ -11,27 +11,27 @@ from typing import Any, Final
 
 import trio
 
-from peer.config import Origin
+from peer.averaging.gossip.outer_steps import RoundTiming
 from peer.daemon.assembly import Assembly, Ports
-from peer.daemon.facts import Facts
 from peer.daemon.links import Links
-from peer.daemon.outer_steps import RoundTiming
 from peer.daemon.peer import Peer, PeerSettings
 from peer.daemon.report import Report
-from peer.daemon.rounds import TrainingImpossible
-from peer.identity import Identity
+from peer.network.identity import Identity
 from peer.network.simulated import SimulatedNetwork
 from peer.network.simulated_directory import SimulatedDirectory
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
+from peer.observe.facts import Facts
 from peer.observe.status import Status
+from peer.options.config import Origin
+from peer.options.run_options import check_overlap_steps
 from peer.ports import PeerId
-from peer.run_options import check_overlap_steps
-from peer.simulated_ports import SimulatedWork
+from peer.ports.simulated import SimulatedWork
+from peer.rounds.loop import TrainingImpossible
 from peer.training.ports import Float32Vector
 from protocol.errors import LocoError
-from protocol.run_spec import RunSpec
-from protocol.view import Roster, View
+from protocol.membership.view import Roster, View
+from protocol.run.run_spec import RunSpec
 
 from .machine import Gate, Machine, SimulatedProvision
 

@@ -25,16 +25,16 @@ from typing import Final
 import trio
 
 from peer.daemon.links import SILENCE_S
-from peer.identity import SEED_BYTES, Identity
+from peer.network.identity import SEED_BYTES, Identity
 from peer.network.simulated import SimulatedInternet
 from peer.network.simulated_directory import SimulatedDhtWorld
 from peer.network.simulated_link import LinkModel
 from peer.observe.status import PeerState
 from peer.ports import PeerId
-from peer.simulated_ports import SimulatedEntropy
+from peer.ports.simulated import SimulatedEntropy
 from peer.training.toy import ToyProblem
-from protocol.run_spec import RunSpec
-from protocol.view import Roster
+from protocol.membership.view import Roster
+from protocol.run.run_spec import RunSpec
 
 from .holes import HoledRoster
 from .machine import DEFAULT_PARAMETERS, Machine, SimulatedProvision
@@ -56,7 +56,7 @@ class SwarmOptions:
         hidden_records_fraction: part of the directory's writers that each reader does not see.
         padded_parameters: of the part of the model that a peer holds, unless that is one of
             `parts`.
-        parts: padded parameters of parts of the model, by name (protocol/group.py).
+        parts: padded parameters of parts of the model, by name (protocol/membership/group.py).
     """
 
     link: LinkModel = DEFAULT_LINK

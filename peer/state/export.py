@@ -19,8 +19,8 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from peer.training.model import model_config, model_shapes
 from peer.training.tokenizer import BYTES, ByteTokenizer, FileTokenizer, Tokenizer
-from protocol.layout import Layout, LayoutEntry
-from protocol.run_spec import RunSpec
+from protocol.run.layout import Layout, LayoutEntry
+from protocol.run.run_spec import RunSpec
 
 Float32Vector = npt.NDArray[np.float32]
 

@@ -34,7 +34,7 @@ from typing import Any, Final
 import blake3
 
 from protocol.errors import LocoError, RemoteProtocolError
-from protocol.signed_spec import SignedSpec
+from protocol.run.signed_spec import SignedSpec
 
 MAX_UNIX_PATH_BYTES: Final = 107
 """Room in `sockaddr_un`, without the closing zero."""

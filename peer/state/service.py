@@ -21,14 +21,16 @@ import trio
 from peer.network.conversation import Conversation
 from peer.ports import Network, PeerId, Stream, Work
 from protocol.errors import RemoteProtocolError
-from protocol.group import other_group_sentence
 from protocol.limits import (
     MAX_BLOB_BYTES,
     MAX_SPEC_BYTES,
     MAX_STATE_READERS,
     STATE_CHUNK_BYTES,
 )
-from protocol.messages import (
+from protocol.membership.group import other_group_sentence
+from protocol.outcomes import RefusalReason
+from protocol.run.signed_spec import SignedSpec
+from protocol.wire.messages import (
     BlobReply,
     Chunk,
     GetBlob,
@@ -38,9 +40,7 @@ from protocol.messages import (
     SpecReply,
     StateReply,
 )
-from protocol.outcomes import RefusalReason
-from protocol.signed_spec import SignedSpec
-from protocol.versions import STATE
+from protocol.wire.versions import STATE
 
 from .state_file import (
     Float32Vector,

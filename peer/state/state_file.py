@@ -7,7 +7,7 @@ A state is a run of bytes, cut into chunks of `STATE_CHUNK_BYTES`:
     delta, fp32 [P]
 
 Numbers are little-endian. The scalars are part of the first chunk, so the Merkle root
-(protocol/merkle.py) covers them too.
+(protocol/run/merkle.py) covers them too.
 
 Rules:
 - The file is written under another name and renamed when it is whole and on the disk: a reader
@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from protocol.errors import RemoteProtocolError
 from protocol.limits import STATE_CHUNK_BYTES
-from protocol.merkle import chunk_digest, chunk_matches, list_matches_root, merkle_root
+from protocol.run.merkle import chunk_digest, chunk_matches, list_matches_root, merkle_root
 
 Float32Vector = npt.NDArray[np.float32]
 
@@ -49,10 +49,10 @@ class StateScalars:
     """The scalars of a state: where it stands in the run.
 
     Attributes:
-        group: digest of the one whose state it is; it covers the run (protocol/group.py).
-        round: round of its last outer step.
-        epoch, position: where the data stands (see protocol/data_plan.py).
-        tokens: tokens that the writer has trained.
+        group: digest of the one whose state it is; it covers the run
+        (protocol/membership/group.py). round: round of its last outer step. epoch, position: where
+        the data stands (see protocol/schedule/data_plan.py). tokens: tokens that the writer has
+        trained.
     """
 
     group: str

@@ -6,7 +6,7 @@ python -m peer.training SOCKET_FD
 import signal
 import sys
 
-from peer.imports import large_imports
+from peer.process.imports import large_imports
 
 from .channel import SocketChannel
 

@@ -14,7 +14,7 @@ import torch
 
 from peer.codec import get_codec
 from protocol.errors import LocoError
-from protocol.run_spec import RunSpec
+from protocol.run.run_spec import RunSpec
 
 from . import calibrate
 from .channel import SocketChannel

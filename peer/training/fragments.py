@@ -34,8 +34,8 @@ import blake3
 import torch
 
 from peer.codec import Codec
-from protocol.fragments import Fragment
-from protocol.run_spec import DilocoSection
+from protocol.fragment.fragments import Fragment
+from protocol.run.run_spec import DilocoSection
 
 from .errors import NonFinite
 from .shared import CodeRegions

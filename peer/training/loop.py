@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from protocol.run_spec import RunSpec
+from protocol.run.run_spec import RunSpec
 
 from .corpus import Corpus
 from .errors import NonFinite

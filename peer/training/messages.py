@@ -21,8 +21,8 @@ A round is closed by the trainer itself when its quota is done and no earlier sn
 `Apply`; while one does, the trainer trains on past its quota, and the nominal step goes on rising.
 It waits only when it has no round to train.
 
-And when fragments of the model are averaged by all (protocol/fragments.py), in each round, for each
-fragment p, in cycle k:
+And when fragments of the model are averaged by all (protocol/fragment/fragments.py), in each round,
+for each fragment p, in cycle k:
 
     daemon                              trainer
                                         FragmentSent(p, k)            codes are in p's region
@@ -72,7 +72,7 @@ class TrainRound:
         included.
         epoch: epoch to take data from.
         position: place in the epoch's order up to which our blocks are done (see
-        protocol/data_plan.py).
+        protocol/schedule/data_plan.py).
         start_step: nominal step at which the round begins. (Fragments are sent by the number of
         the round, all the same.)
         stride: nominal steps of one own step.

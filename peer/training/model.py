@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
-from protocol.layout import Layout, LayoutEntry
-from protocol.run_spec import ModelSection, RunSpec
+from protocol.run.layout import Layout, LayoutEntry
+from protocol.run.run_spec import ModelSection, RunSpec
 
 
 def model_config(spec: RunSpec, vocabulary_size: int) -> LlamaConfig:

@@ -2,7 +2,7 @@
 
 import torch
 
-from protocol.run_spec import OptimizerSection
+from protocol.run.run_spec import OptimizerSection
 
 from .model import FlatModel
 

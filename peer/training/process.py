@@ -22,8 +22,8 @@ from typing import Final, get_args
 
 import trio
 
-from protocol.layout import Layout
-from protocol.run_spec import RunSpec
+from protocol.run.layout import Layout
+from protocol.run.run_spec import RunSpec
 
 from . import pipe
 from .child_process import STOP_GRACE_S, SpareChild, TrainerChild

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from protocol.data_plan import DataPlan
+from protocol.schedule.data_plan import DataPlan
 
 from .messages import TrainRound
 

@@ -48,8 +48,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from protocol.data_plan import DataPlan
-from protocol.run_spec import RunSpec
+from protocol.run.run_spec import RunSpec
+from protocol.schedule.data_plan import DataPlan
 
 from .errors import WrongCommand
 from .messages import (

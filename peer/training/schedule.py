@@ -1,8 +1,8 @@
 """The learning rate, as a function of the nominal step.
 
-Every peer of a run is at some nominal step (protocol/rounds.py), whatever its speed; so two peers
-at the same place of the run train with the same rate, and a joiner takes up the schedule where the
-swarm is.
+Every peer of a run is at some nominal step (protocol/schedule/rounds.py), whatever its speed; so
+two peers at the same place of the run train with the same rate, and a joiner takes up the schedule
+where the swarm is.
 
 Warm-up is linear. A trainer that begins later, or again, warms up as well: AdamW's second moment is
 then that of a few gradients, its first steps are as large in every weight, and what they spoil goes
@@ -18,7 +18,7 @@ falls linearly over the last `decay_fraction` of the run; `constant` stays. The 
 
 import math
 
-from protocol.run_spec import OptimizerSection
+from protocol.run.run_spec import OptimizerSection
 
 
 def learning_rate(

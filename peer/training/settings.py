@@ -5,7 +5,7 @@ The run spec says what all peers agree on; the rest is particular to this machin
 
 from dataclasses import dataclass
 
-from protocol.run_spec import RunSpec, parse_bytes
+from protocol.run.run_spec import RunSpec, parse_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,9 +31,9 @@ import numpy as np
 import numpy.typing as npt
 
 from peer.codec import Codec, get_codec
-from protocol.fragments import Fragment, fragments_of_run
-from protocol.layout import Layout
-from protocol.run_spec import RunSpec
+from protocol.fragment.fragments import Fragment, fragments_of_run
+from protocol.run.layout import Layout
+from protocol.run.run_spec import RunSpec
 
 NUM_SLOTS: Final = 2
 HEADER_BYTES: Final = 4096

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 import trio
 
-from protocol.run_spec import RunSpec
+from protocol.run.run_spec import RunSpec
 
 from .errors import NonFinite, WrongCommand
 from .messages import Evaluate, Evaluated, Failed, Ready, Stop, TrainerCommand, TrainerEvent

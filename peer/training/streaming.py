@@ -1,6 +1,6 @@
 """Streaming, the trainer's side: each fragment is sent at its own moment, and merged later.
 
-The schedule is that of protocol/fragments.py, the values are those of fragments.py.
+The schedule is that of protocol/fragment/fragments.py, the values are those of fragments.py.
 
 Rules (tau: `overlap_steps`, the run's unless this peer has its own: peers send at the same nominal
 steps and may merge at different ones; steps are our own, the schedule counts nominal ones, from
@@ -20,8 +20,8 @@ round * H to (round + 1) * H)
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from protocol.fragments import offset, sends_between
-from protocol.run_spec import RunSpec
+from protocol.fragment.fragments import offset, sends_between
+from protocol.run.run_spec import RunSpec
 
 from .errors import WrongCommand
 from .fragments import FragmentSnapshots

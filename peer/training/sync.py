@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 
 from peer.codec import get_codec
-from protocol.fragments import fragments_of_run
-from protocol.run_spec import RunSpec
+from protocol.fragment.fragments import fragments_of_run
+from protocol.run.run_spec import RunSpec
 
 from .fragments import FragmentSnapshots
 from .messages import SyncCommand, SyncEvent, TrainRound

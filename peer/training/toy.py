@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from protocol.layout import ALIGNMENT, Layout
+from protocol.run.layout import ALIGNMENT, Layout
 
 from .ports import Float32Vector
 

@@ -12,7 +12,7 @@ Rules:
 import math
 from typing import Final
 
-from protocol.run_spec import RunSpec
+from protocol.run.run_spec import RunSpec
 
 from .messages import (
     Amend,

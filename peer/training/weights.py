@@ -4,7 +4,7 @@ from typing import Protocol
 
 import torch
 
-from protocol.layout import Layout
+from protocol.run.layout import Layout
 
 
 class FastWeights(Protocol):

@@ -12,9 +12,9 @@ from bench.quality.store import Store
 from bench.quality.streaming import StreamingResult, setting_of, train_streaming_arm
 from bench.quality.streaming_arms import DEFAULT, STREAMING_ARMS
 from bench.quality.study import Study
-from peer.averaging.nesterov import ChunkState, Factors
-from peer.averaging.noloco import Factors as PairFactors
-from peer.averaging.noloco import outer_step as noloco_step
+from peer.averaging.diloco.nesterov import ChunkState, Factors
+from peer.averaging.noloco.outer_step import Factors as PairFactors
+from peer.averaging.noloco.outer_step import outer_step as noloco_step
 from peer.codec import get_codec
 from peer.training.model import FlatModel, initial_module
 

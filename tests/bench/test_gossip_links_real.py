@@ -12,7 +12,7 @@ from bench.gossip_links_real import (
 )
 from bench.gossip_report import Window, peer_figures
 from bench.routed_network import THIN_BITS_PER_S, THIN_HOST, cases, rate_between, six_links
-from protocol.run_spec import parse_toml
+from protocol.run.run_spec import parse_toml
 
 WINDOW = Window(0.0, 100.0)
 

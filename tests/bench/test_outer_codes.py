@@ -11,7 +11,7 @@ from bench.quality.run import World
 from bench.quality.settings import SMOKE
 from bench.quality.tails import Tails, known_spreads, median_peak, parts_of
 from peer.codec import BLOCK, get_codec
-from protocol.layout import Layout
+from protocol.run.layout import Layout
 
 P = 4 * BLOCK
 

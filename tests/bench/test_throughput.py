@@ -8,7 +8,7 @@ from bench.throughput import Turn, Work, cut, flops_per_token, rows_of, take_tur
 from bench.throughput_loops import OurLoop, PlainLoop, Way, fit_together
 from peer.cli.new import preset_spec
 from peer.training.model import initial_module, model_config
-from protocol.run_spec import RunSpec
+from protocol.run.run_spec import RunSpec
 
 TINY = RunSpec.model_validate(
     {

@@ -16,7 +16,7 @@ from bench.quality.store import Store
 from bench.quality.unequal import ARMS, SLOW, Pooling, UnequalArm
 from bench.quality.waiting import Pace, Rules, waits
 from bench.simulated_pace import Kept, keep_pace
-from peer.averaging.noloco import outer_step
+from peer.averaging.noloco.outer_step import outer_step
 from peer.codec import get_codec
 
 CPU = torch.device("cpu")

@@ -3,9 +3,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from demo.plan import INNER_STEPS, METHODS, Plan, to_toml, whole_rounds
-from protocol.fragments import fragments_of_run
-from protocol.layout import Layout
-from protocol.run_spec import parse_toml
+from protocol.fragment.fragments import fragments_of_run
+from protocol.run.layout import Layout
+from protocol.run.run_spec import parse_toml
 
 
 @given(st.integers(30, 100_000))

@@ -8,7 +8,7 @@ from readings import ended
 
 import demo.__main__ as program
 from demo.summary import Summary
-from peer.exit_codes import ExitCode
+from peer.options.exit_codes import ExitCode
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import pytest
 import yaml
 from dashboard import ROOT
 
-from peer.addresses import parse_host_port
-from peer.config import DEFAULT_GRACE_S, check_environment
-from protocol.run_spec import parse_toml
+from peer.options.addresses import parse_host_port
+from peer.options.config import DEFAULT_GRACE_S, check_environment
+from protocol.run.run_spec import parse_toml
 
 
 def instructions() -> list[tuple[str, str]]:

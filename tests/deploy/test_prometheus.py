@@ -16,9 +16,9 @@ from dashboard import queries
 from prometheus import Prometheus, needs_prometheus, running_prometheus
 from snapshots import full_metrics, full_snapshot
 
-from peer.addresses import HostPort
 from peer.observe.endpoint import serve_metrics
 from peer.observe.metrics import Phase
+from peer.options.addresses import HostPort
 
 LIVE_S = 300
 """Two peers on a busy machine: start, a few rounds, a few scrapes."""

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import trio
 
-from peer.identity import load_or_create
+from peer.network.identity import load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
-from peer.real_ports import RealEntropy
+from peer.ports.real import RealEntropy
 from protocol.errors import LocoError
 
 ANSWER_S = 15.0

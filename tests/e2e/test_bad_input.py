@@ -5,13 +5,13 @@ import shutil
 import pytest
 from swarm import START_S, Peer, Swarm, all_averaging, ending, free_port
 
-from peer.exit_codes import ExitCode
-from peer.identity import Identity
+from peer.network.identity import Identity
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
+from peer.options.exit_codes import ExitCode
 from peer.state.home import Home
-from protocol.run_spec import RunSpec
-from protocol.signed_spec import SignedSpec
+from protocol.run.run_spec import RunSpec
+from protocol.run.signed_spec import SignedSpec
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 

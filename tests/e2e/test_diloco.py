@@ -16,7 +16,7 @@ from raw_client import cut_short, drip, raw_client, throw
 from swarm import RUN_SPEC, START_S, Peer, Swarm, has_said, nothing_broke
 
 from peer.observe.event_names import EventName
-from protocol.versions import FRAGMENT
+from protocol.wire.versions import FRAGMENT
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 

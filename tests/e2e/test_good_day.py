@@ -7,9 +7,9 @@ import signal
 import pytest
 from swarm import NUM_ROUNDS_ALONE, Peer, Swarm, all_averaging, port_of
 
-from peer.exit_codes import ExitCode
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
+from peer.options.exit_codes import ExitCode
 from protocol.outcomes import SkipReason
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]

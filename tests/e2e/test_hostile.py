@@ -13,10 +13,10 @@ from peer.network.conversation import Conversation
 from peer.network.handlers import MAX_INBOUND_STREAMS_PER_PEER
 from peer.observe.event_names import EventName
 from protocol.errors import Refused
-from protocol.field_types import MAX_COUNT, MAX_SECONDS
-from protocol.messages import Beat, Hello, PeerEntry, PeerList
 from protocol.outcomes import RefusalReason
-from protocol.versions import GOSSIP, HELLO, STATE
+from protocol.wire.field_types import MAX_COUNT, MAX_SECONDS
+from protocol.wire.messages import Beat, Hello, PeerEntry, PeerList
+from protocol.wire.versions import GOSSIP, HELLO, STATE
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 

@@ -27,7 +27,7 @@ from swarm import (
     within,
 )
 
-from peer.averaging.exchanges import SETTLE_S
+from peer.averaging.gossip.exchanges import SETTLE_S
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
 from protocol.outcomes import SkipReason

@@ -10,8 +10,8 @@ from swarm import Peer, Swarm, all_averaging, ending
 
 from peer.network.directory import open_hivemind_directory
 from peer.observe.event_names import EventName
-from protocol.group import Group
-from protocol.records import decode_record, record_key
+from protocol.membership.group import Group
+from protocol.membership.records import decode_record, record_key
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 

@@ -9,8 +9,8 @@ from peer.codec import codes_as_tensor, get_codec
 from peer.training.fragments import FragmentSnapshots
 from peer.training.model import FlatModel
 from peer.training.shared import CodeRegions, region_bytes
-from protocol.fragments import Fragment, fragments_of_run
-from protocol.run_spec import DilocoSection
+from protocol.fragment.fragments import Fragment, fragments_of_run
+from protocol.run.run_spec import DilocoSection
 
 SHAPES = {
     "embed": (2, 9000),

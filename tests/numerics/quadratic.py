@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from peer.averaging.noloco import Factors, outer_step
+from peer.averaging.noloco.outer_step import Factors, outer_step
 from peer.codec import get_codec
 
 DIMENSIONS = 64

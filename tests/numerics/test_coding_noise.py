@@ -16,7 +16,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from peer.averaging.noloco import Factors, outer_step
+from peer.averaging.noloco.outer_step import Factors, outer_step
 from peer.codec import get_codec
 
 P = 2048

@@ -8,8 +8,8 @@ from bench.quality.fragment_swarm import FragmentSwarm
 from bench.quality.replicas import LoopedReplicas
 from bench.quality.settings import STREAMING_SMOKE
 from peer.training.model import FlatModel, initial_module
-from protocol.fragments import cut_fragments
-from protocol.run_spec import DilocoSection
+from protocol.fragment.fragments import cut_fragments
+from protocol.run.run_spec import DilocoSection
 
 M = 3
 SPEC = STREAMING_SMOKE.spec(0)

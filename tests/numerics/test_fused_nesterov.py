@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.averaging import fused_nesterov, nesterov
-from peer.averaging.nesterov import (
+from peer.averaging.diloco import fused_nesterov, nesterov
+from peer.averaging.diloco.nesterov import (
     ChunkState,
     Contribution,
     Factors,

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.averaging import fused_step, noloco
-from peer.averaging.noloco import Factors, OuterStepMeasures
+from peer.averaging.noloco import fused_step
+from peer.averaging.noloco import outer_step as noloco
+from peer.averaging.noloco.outer_step import Factors, OuterStepMeasures
 from peer.codec import BLOCK, compiled, get_codec
 
 pytest.importorskip("numba")

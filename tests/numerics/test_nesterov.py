@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from peer.averaging.nesterov import (
+from peer.averaging.diloco.nesterov import (
     ChunkState,
     Contribution,
     Factors,
@@ -211,7 +211,7 @@ def test_digest_sees_every_change(changed):
 _ELSEWHERE = """
 import json, sys
 import numpy as np, torch
-from peer.averaging.nesterov import *
+from peer.averaging.diloco.nesterov import *
 from peer.codec import get_codec
 
 random, found = np.random.default_rng(0), {}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from peer.averaging.outer_state import Factors, OuterState
+from peer.averaging.gossip.outer_state import Factors, OuterState
 from peer.codec import get_codec
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 

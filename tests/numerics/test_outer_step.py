@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from peer.averaging.noloco import Factors, group_mean, outer_step
+from peer.averaging.noloco.outer_step import Factors, group_mean, outer_step
 from peer.codec import TILE, Codec, get_codec
 
 P = 384

@@ -30,8 +30,8 @@ from peer.training.messages import (
 from peer.training.model import initial_module
 from peer.training.schedule import learning_rate
 from peer.training.step import Stepper
-from protocol.data_plan import DataPlan
-from protocol.run_spec import OptimizerSection
+from protocol.run.run_spec import OptimizerSection
+from protocol.schedule.data_plan import DataPlan
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from peer.training.optimizer import FlatAdamW
 from peer.training.shared import CodeRegions, regions_of_run
 from peer.training.step import Stepper
 from peer.training.sync import snapshots_of_run
-from protocol.run_spec import (
+from protocol.run.run_spec import (
     DataSection,
     ModelSection,
     OptimizerSection,

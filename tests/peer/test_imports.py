@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from peer.imports import large_imports
+from peer.process.imports import large_imports
 
 
 def test_nothing_is_collected_meanwhile_and_everything_afterwards():

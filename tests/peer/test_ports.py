@@ -7,8 +7,8 @@ import pytest
 import trio
 
 from peer.ports import Disk, Entropy, Work
-from peer.real_ports import RealDisk, RealEntropy, RealWork
-from peer.simulated_ports import SimulatedDisk, SimulatedEntropy, SimulatedWork
+from peer.ports.real import RealDisk, RealEntropy, RealWork
+from peer.ports.simulated import SimulatedDisk, SimulatedEntropy, SimulatedWork
 from protocol.errors import LocalProtocolError
 
 

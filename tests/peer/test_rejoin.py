@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import trio
 
-from peer.config import load_config
 from peer.daemon.membership import Membership
+from peer.options.config import load_config
 from peer.ports import DirectoryUnrecoverable
-from peer.rejoin import JoinAgain, rejoin_command
-from protocol.view import Roster
+from peer.process.rejoin import JoinAgain, rejoin_command
+from protocol.membership.view import Roster
 
 
 def test_the_command_keeps_what_the_command_line_said(monkeypatch, tmp_path):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from peer.config import ConfigError, load_config
-from peer.run_options import check_options
-from protocol.run_spec import RunSpec, SyncSection
+from peer.options.config import ConfigError, load_config
+from peer.options.run_options import check_options
+from protocol.run.run_spec import RunSpec, SyncSection
 
 PAIRS = RunSpec()
 FRAGMENTS = RunSpec(sync=SyncSection(method="diloco", inner_steps=10))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.chunk_ledger import NEVER, ChunkLedger, Outcome, Stamp, Verdict
 from protocol.errors import LocalProtocolError
+from protocol.fragment.chunk_ledger import NEVER, ChunkLedger, Outcome, Stamp, Verdict
 
 BASE = Stamp(3, 9, b"base")
 AHEAD = Stamp(3, 10, b"zzzz")

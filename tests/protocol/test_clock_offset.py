@@ -2,7 +2,11 @@ import random
 
 import pytest
 
-from protocol.clock_offset import MAX_CLOCK_PEERS, MAX_SAMPLES_PER_PEER, ClockOffsetEstimator
+from protocol.membership.clock_offset import (
+    MAX_CLOCK_PEERS,
+    MAX_SAMPLES_PER_PEER,
+    ClockOffsetEstimator,
+)
 
 
 def test_nothing_is_known_without_samples():

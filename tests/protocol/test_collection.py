@@ -1,7 +1,7 @@
 """An owner averages what is there, on one base, in one order."""
 
-from protocol.chunk_ledger import Stamp
-from protocol.collection import Collection
+from protocol.fragment.chunk_ledger import Stamp
+from protocol.fragment.collection import Collection
 
 BASE = Stamp(3, 9, b"base")
 BETTER = Stamp(4, 9, b"base")

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.data_plan import (
+from protocol.errors import LocalProtocolError
+from protocol.schedule.data_plan import (
     DataPlan,
     LostAndRepeated,
     MemberPosition,
     Members,
     start_position,
 )
-from protocol.errors import LocalProtocolError
 
 SIZES = (1, 2, 3, 5, 7, 64, 65, 1000, 1023, 4097)
 

@@ -5,10 +5,10 @@ import itertools
 import pytest
 
 from protocol.errors import LocalProtocolError
-from protocol.exchange import TRANSITIONS, Action, Event, Exchange, State, exchange_id
-from protocol.matchmaking import pair_rank
-from protocol.messages import Received, decode_message, encode_message
+from protocol.gossip.exchange import TRANSITIONS, Action, Event, Exchange, State, exchange_id
+from protocol.gossip.matchmaking import pair_rank
 from protocol.outcomes import SkipReason
+from protocol.wire.messages import Received, decode_message, encode_message
 
 
 class Pair:

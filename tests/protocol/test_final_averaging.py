@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.final_averaging import meetings, roster_digest
+from protocol.gossip.final_averaging import meetings, roster_digest
 
 
 @pytest.mark.parametrize("num_peers", range(1, 20))

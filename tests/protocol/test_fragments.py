@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.fragments import cut_chunks, cut_fragments, last_sent, offset, sends_between
-from protocol.layout import ALIGNMENT, Layout
+from protocol.fragment.fragments import cut_chunks, cut_fragments, last_sent, offset, sends_between
 from protocol.limits import MAX_CHUNKS_PER_FRAGMENT
+from protocol.run.layout import ALIGNMENT, Layout
 
 
 def layout_of(num_layers: int) -> Layout:

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StreamLost
-from protocol.frames import (
+from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES, MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES
+from protocol.wire.frames import (
     FRAME_VERSION,
     MAGIC,
     NEED_DATA,
@@ -25,7 +26,6 @@ from protocol.frames import (
     State,
     encode_frame,
 )
-from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES, MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES
 
 Frame = tuple[bytes, bytes]
 FRAMES = st.lists(st.tuples(st.binary(max_size=40), st.binary(max_size=60)), max_size=4)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import LocalProtocolError
-from protocol.group import KINDS, WHOLE_MODEL, Group, other_group_sentence
+from protocol.membership.group import KINDS, WHOLE_MODEL, Group, other_group_sentence
 
 RUN, OTHER_RUN = "ab" * 16, "cd" * 16
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from protocol import matchmaking_events as m
+from protocol.gossip import matchmaking_events as m
+from protocol.gossip.matchmaking import ANSWER_S, MAX_APART_ROUNDS, Matchmaker, pair_rank
+from protocol.gossip.resting import REST_FIRST_S, REST_MAX_S, Resting
+from protocol.gossip.search import Phase
 from protocol.limits import MAX_HELD_PROPOSALS, MAX_PROPOSAL_TRIES
-from protocol.matchmaking import ANSWER_S, MAX_APART_ROUNDS, Matchmaker, pair_rank
 from protocol.outcomes import RefusalReason, SkipReason
-from protocol.resting import REST_FIRST_S, REST_MAX_S, Resting
-from protocol.search import Phase
 
 GROUP = "group"
 H = 10

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from protocol import limits
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.field_types import MAX_SENTENCE_CHARS
-from protocol.fragment_messages import ChunkResult, ChunkStamp
-from protocol.messages import (
+from protocol.outcomes import RefusalReason
+from protocol.wire.field_types import MAX_SENTENCE_CHARS
+from protocol.wire.fragment_messages import ChunkResult, ChunkStamp
+from protocol.wire.messages import (
     TYPES,
     Accept,
     AliveReply,
@@ -56,7 +57,6 @@ from protocol.messages import (
     peer_entry,
     printable_sentence,
 )
-from protocol.outcomes import RefusalReason
 
 RUN = "0123456789abcdef" * 2
 GROUP = "fedcba9876543210" * 2

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import multiaddr
-from protocol.multiaddr import InvalidAddress
-from protocol.peer_id import peer_id_from_public_key
+from protocol.address import multiaddr
+from protocol.address.multiaddr import InvalidAddress
+from protocol.address.peer_id import peer_id_from_public_key
 
 PEER, OTHER = (peer_id_from_public_key(bytes([n]) * 32) for n in (1, 2))
 

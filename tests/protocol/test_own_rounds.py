@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from protocol.gossip_patience import LUMP_SHARE, SAVED_SHARE, Patience
-from protocol.own_rounds import JUMP_ROUNDS, MAX_DEBT_ROUNDS, OwnRounds
+from protocol.gossip.patience import LUMP_SHARE, SAVED_SHARE, Patience
+from protocol.schedule.own_rounds import JUMP_ROUNDS, MAX_DEBT_ROUNDS, OwnRounds
 
 H = 20
 

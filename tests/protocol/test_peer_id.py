@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.errors import RemoteProtocolError
-from protocol.peer_id import (
+from protocol.address.peer_id import (
     MAX_PEER_ID_TEXT,
     peer_id_from_bytes,
     peer_id_from_public_key,
     peer_id_to_bytes,
     public_key_from_peer_id,
 )
+from protocol.errors import RemoteProtocolError
 
 # The Ed25519 key is that of the libp2p peer id specification's test vectors.
 SPEC_PUBLIC_KEY = bytes.fromhex("1ed1e8fae2c4a144b8be8fd4b47bf3d3b34b871c3cacf6010f0e42d474fce27e")

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import RemoteProtocolError
 from protocol.limits import PIECE_BYTES
-from protocol.pieces import Incoming, Outgoing
+from protocol.wire.pieces import Incoming, Outgoing
 
 TOTAL = 3 * PIECE_BYTES + 5
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from protocol.deadline import FIRST_OBSERVATIONS, ObservedDeadline
-from protocol.rounds import (
+from protocol.schedule.deadline import FIRST_OBSERVATIONS, ObservedDeadline
+from protocol.schedule.rounds import (
     LOST_LAG_ROUNDS,
     TOGETHER_ROUNDS,
     Quotas,

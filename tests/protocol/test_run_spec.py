@@ -6,7 +6,7 @@ import pytest
 
 from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_SPEC_BYTES
-from protocol.run_spec import (
+from protocol.run.run_spec import (
     MAX_SHOWN_CHARS,
     DilocoSection,
     RunSpec,

@@ -5,8 +5,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protocol.errors import RemoteProtocolError
-from protocol.run_spec import RunSpec
-from protocol.signed_spec import DOMAIN, MAX_SIGNED_SPEC_BYTES, SignedSpec
+from protocol.run.run_spec import RunSpec
+from protocol.run.signed_spec import DOMAIN, MAX_SIGNED_SPEC_BYTES, SignedSpec
 
 FOUNDER = Ed25519PrivateKey.from_private_bytes(b"f" * 32)
 OTHER = Ed25519PrivateKey.from_private_bytes(b"o" * 32)

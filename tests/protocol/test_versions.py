@@ -2,8 +2,8 @@
 
 import pytest
 
-from protocol import versions
-from protocol.messages import Hello, decode_message, encode_message
+from protocol.wire import versions
+from protocol.wire.messages import Hello, decode_message, encode_message
 
 OURS = ("hello/1", "gossip/1", "gossip/2", "state/1")
 

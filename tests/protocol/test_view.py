@@ -2,8 +2,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.limits import MAX_ADDRESSES_PER_PEER
-from protocol.records import PeerRecord
-from protocol.view import Progress, Roster, View
+from protocol.membership.records import PeerRecord
+from protocol.membership.view import Progress, Roster, View
 
 BEAT_S = 1.0
 SILENCE_S = 3.5

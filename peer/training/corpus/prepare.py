@@ -6,7 +6,7 @@ from pathlib import Path
 
 import blake3
 
-from protocol.run_spec import RunSpec
+from protocol.run.run_spec import RunSpec
 
 from ..tokenizer import Tokenizer, load_tokenizer
 from .blocks import open_corpus

@@ -3,15 +3,15 @@
 import numpy as np
 import torch
 
-from peer.averaging.fragment_owner import short_digest
-from peer.averaging.nesterov import Factors
-from peer.averaging.outer_fragments import OuterFragments
+from peer.averaging.diloco.fragment_owner import short_digest
+from peer.averaging.diloco.nesterov import Factors
+from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import codes_as_tensor, get_codec
-from peer.identity import Identity
-from protocol.fragment_messages import ChunkStamp
-from protocol.fragments import cut_fragments
-from protocol.layout import Layout
-from protocol.messages import Contribution
+from peer.network.identity import Identity
+from protocol.fragment.fragments import cut_fragments
+from protocol.run.layout import Layout
+from protocol.wire.fragment_messages import ChunkStamp
+from protocol.wire.messages import Contribution
 
 GROUP = "ab" * 16
 IDENTITIES = [Identity(bytes([n]) * 32) for n in (1, 2, 3)]

@@ -10,24 +10,24 @@ import numpy as np
 import torch
 import trio
 
-from peer.averaging.exchange_io import Contribution
-from peer.averaging.exchanges import Exchanges
-from peer.averaging.final_meetings import FinalMeetings
-from peer.averaging.gossip import Bounds, Gossip
-from peer.averaging.outcome import Agreement, Outcome
+from peer.averaging.gossip.exchange_io import Contribution
+from peer.averaging.gossip.exchanges import Exchanges
+from peer.averaging.gossip.final_meetings import FinalMeetings
+from peer.averaging.gossip.gossip import Bounds, Gossip
+from peer.averaging.gossip.outcome import Agreement, Outcome
 from peer.codec import get_codec
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.network.simulated_link import LinkModel
 from peer.observe.events import EventLog
 from peer.ports import PeerId
-from peer.simulated_ports import SimulatedWork
-from protocol.exchange import exchange_id
-from protocol.matchmaking_events import Snapshot
-from protocol.messages import Accept, Join, Piece, Received, Vector
+from peer.ports.simulated import SimulatedWork
+from protocol.address.peer_id import peer_id_from_public_key
+from protocol.gossip.exchange import exchange_id
+from protocol.gossip.matchmaking_events import Snapshot
 from protocol.outcomes import RefusalReason
-from protocol.peer_id import peer_id_from_public_key
-from protocol.versions import GOSSIP
+from protocol.wire.messages import Accept, Join, Piece, Received, Vector
+from protocol.wire.versions import GOSSIP
 
 GROUP, LAYOUT = "ab" * 16, "12" * 16
 ROUNDS = (3, 11)

@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from peer.averaging.departures import WAIT_S, Departures
+from peer.averaging.diloco.departures import WAIT_S, Departures
 
 
 @pytest.mark.parametrize("arriving", [(0, 1, 2), (2, 1, 0)])

@@ -7,14 +7,14 @@ import trio
 import trio.testing
 from owner_worlds import FRAGMENT, GROUP, IDS, outer_copy
 
-from peer.averaging.fragment_healing import FragmentHealing
+from peer.averaging.diloco.fragment_healing import FragmentHealing
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedInternet
-from peer.simulated_ports import SimulatedWork
-from protocol.fragment_messages import ChunkStamp
-from protocol.messages import GetResult, GetStamps, Refusal, Stamps
+from peer.ports.simulated import SimulatedWork
 from protocol.outcomes import RefusalReason
-from protocol.versions import FRAGMENT as PROTOCOL
+from protocol.wire.fragment_messages import ChunkStamp
+from protocol.wire.messages import GetResult, GetStamps, Refusal, Stamps
+from protocol.wire.versions import FRAGMENT as PROTOCOL
 
 AHEAD = [ChunkStamp(chunk, 9, 9, bytes(16)) for chunk in range(3)]
 

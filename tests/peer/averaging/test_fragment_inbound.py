@@ -6,14 +6,14 @@ import pytest
 from owner_worlds import FRAGMENT, GROUP, IDENTITIES, IDS, codes_of, contribution, outer_copy
 from pipe_streams import pipe
 
-from peer.averaging.fragment_inbound import FragmentInbound, OtherGroup
-from peer.averaging.fragment_owner import short_digest
+from peer.averaging.diloco.fragment_inbound import FragmentInbound, OtherGroup
+from peer.averaging.diloco.fragment_owner import short_digest
 from peer.network.conversation import Conversation
-from peer.simulated_ports import SimulatedWork
+from peer.ports.simulated import SimulatedWork
 from protocol.errors import RemoteProtocolError
-from protocol.fragment_messages import ChunkResult, signed_result
-from protocol.frames import encode_frame
-from protocol.messages import (
+from protocol.wire.fragment_messages import ChunkResult, signed_result
+from protocol.wire.frames import encode_frame
+from protocol.wire.messages import (
     FragmentSettled,
     GetChunkState,
     GetResult,

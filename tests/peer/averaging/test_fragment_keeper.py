@@ -7,19 +7,19 @@ import trio
 import trio.testing
 from owner_worlds import CYCLE, FRAGMENT, GROUP, IDS, codes_of, outer_copy
 
-from peer.averaging.fragment_items import Arrived, Changes, Fetched, Held, Passed, Sent
-from peer.averaging.fragment_keeper import (
+from peer.averaging.diloco.fragment_items import Arrived, Changes, Fetched, Held, Passed, Sent
+from peer.averaging.diloco.fragment_keeper import (
     MAX_EARLY_FOR_A_CHUNK,
     MAX_INBOX,
     MAX_RETURN_S,
     FragmentKeeper,
     digest_of,
 )
-from peer.averaging.fragment_owner import short_digest
-from peer.averaging.outer_fragments import OuterFragments
-from protocol.chunk_ledger import Outcome, Stamp
-from protocol.fragment_messages import ChunkResult
-from protocol.messages import Result
+from peer.averaging.diloco.fragment_owner import short_digest
+from peer.averaging.diloco.outer_fragments import OuterFragments
+from protocol.fragment.chunk_ledger import Outcome, Stamp
+from protocol.wire.fragment_messages import ChunkResult
+from protocol.wire.messages import Result
 
 NUM_CHUNKS = 2
 """Of the one fragment of `outer_copy`."""

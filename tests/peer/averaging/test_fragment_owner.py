@@ -7,11 +7,11 @@ import trio.lowlevel
 from owner_worlds import CYCLE, FRAGMENT, GROUP, IDENTITIES, IDS, contribution, outer_copy
 from pipe_streams import pipe
 
-from peer.averaging.fragment_inbound import FragmentInbound
-from peer.averaging.fragment_owner import MAX_COLLECT_S, Averages, FragmentOwner
+from peer.averaging.diloco.fragment_inbound import FragmentInbound
+from peer.averaging.diloco.fragment_owner import MAX_COLLECT_S, Averages, FragmentOwner
 from peer.codec.base import LARGEST_MAGNITUDE
 from peer.network.conversation import Conversation
-from peer.simulated_ports import SimulatedWork
+from peer.ports.simulated import SimulatedWork
 from protocol.outcomes import RefusalReason
 
 

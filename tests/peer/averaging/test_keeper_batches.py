@@ -5,12 +5,12 @@ import trio
 import trio.testing
 from owner_worlds import FRAGMENT, GROUP, IDS, codes_of, outer_copy
 
-from peer.averaging.fragment_items import Arrived, Held, Passed, Returned, Sent
-from peer.averaging.fragment_keeper import FragmentKeeper
-from peer.averaging.fragment_owner import short_digest
-from peer.averaging.inbox import Inbox
-from protocol.fragment_messages import ChunkResult
-from protocol.messages import Result
+from peer.averaging.diloco.fragment_items import Arrived, Held, Passed, Returned, Sent
+from peer.averaging.diloco.fragment_keeper import FragmentKeeper
+from peer.averaging.diloco.fragment_owner import short_digest
+from peer.averaging.diloco.inbox import Inbox
+from protocol.wire.fragment_messages import ChunkResult
+from protocol.wire.messages import Result
 
 CHUNKS = 2
 

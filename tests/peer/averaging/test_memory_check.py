@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from peer.averaging.memory_check import memory_check
-from peer.averaging.spare_memory import SpareMemory
+from peer.averaging.memory.memory_check import memory_check
+from peer.averaging.memory.spare_memory import SpareMemory
 
 VALUES = 1024
 

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from peer.averaging.nesterov import Factors
-from peer.averaging.outer_fragments import OuterFragments
+from peer.averaging.diloco.nesterov import Factors
+from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import codes_as_tensor, get_codec
-from protocol.chunk_ledger import NEVER, Outcome
 from protocol.errors import RemoteProtocolError
-from protocol.fragments import Fragment, cut_chunks, cut_fragments
-from protocol.layout import Layout
+from protocol.fragment.chunk_ledger import NEVER, Outcome
+from protocol.fragment.fragments import Fragment, cut_chunks, cut_fragments
+from protocol.run.layout import Layout
 
 LAYOUT = Layout.from_shapes(
     {"embed.weight": (70, 128)}

@@ -25,18 +25,18 @@ from striped_worlds import (
     two_networks_of,
 )
 
-from peer.averaging import outcome
-from peer.averaging.exchange_io import STALL_S
-from peer.averaging.outcome import Averaged, Skipped
+from peer.averaging.gossip import outcome
+from peer.averaging.gossip.exchange_io import STALL_S
+from peer.averaging.gossip.outcome import Averaged, Skipped
 from peer.network.conversation import Conversation
 from peer.network.handlers import MAX_INBOUND_STREAMS_PER_PEER
 from peer.network.simulated import SimulatedInternet
-from protocol import pieces
 from protocol.errors import Refused, StreamLost
 from protocol.limits import MAX_STRIPES, STRIPE_FROM_BYTES
-from protocol.messages import Accept, Join, Piece, Propose, Vector
 from protocol.outcomes import RefusalReason, SkipReason
-from protocol.versions import GOSSIP
+from protocol.wire import pieces
+from protocol.wire.messages import Accept, Join, Piece, Propose, Vector
+from protocol.wire.versions import GOSSIP
 
 LONG = STRIPE_FROM_BYTES // 128 * 128
 """Parameters whose int8 codes are a little longer than what stays on one stream."""

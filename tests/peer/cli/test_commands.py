@@ -18,14 +18,14 @@ import trio
 from typer.testing import CliRunner, Result
 
 from peer.cli.app import app
-from peer.config import PeerConfig
-from peer.exit_codes import ExitCode
 from peer.observe.status import PeerState, Status
+from peer.options.config import PeerConfig
+from peer.options.exit_codes import ExitCode
 from peer.state.home import Home
 from peer.training.errors import CannotTrain
 from protocol.errors import Refused, StreamLost
 from protocol.outcomes import RefusalReason
-from protocol.run_spec import RunSpec
+from protocol.run.run_spec import RunSpec
 
 
 @pytest.fixture(autouse=True)
@@ -258,10 +258,10 @@ def test_no_command_shows_the_help() -> None:
 PROCESS = """
 import contextlib, sys, types
 import trio
-from peer.exit_codes import ExitCode
+from peer.options.exit_codes import ExitCode
 from peer.observe.control import serve_control
 from peer.observe.status import PeerState, Status
-from peer.signals import run_until_signalled
+from peer.process.signals import run_until_signalled
 
 async def run_daemon(config, spec, home, spare):
     stop = trio.Event()

@@ -9,13 +9,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from peer.cli.export import ExportFailed, export_state
-from peer.config import ConfigError
+from peer.options.config import ConfigError
 from peer.state.home import Home, HomeError
 from peer.state.state_file import StateScalars, write_state_file
 from peer.training.model import model_shapes
-from protocol.layout import Layout
-from protocol.run_spec import RunSpec
-from protocol.signed_spec import SignedSpec
+from protocol.run.layout import Layout
+from protocol.run.run_spec import RunSpec
+from protocol.run.signed_spec import SignedSpec
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,7 @@ import typer
 from typer.testing import CliRunner
 
 from peer.cli.app import app
-from peer.config import OPTIONS
+from peer.options.config import OPTIONS
 
 PEER_OPTIONS = [
     "--announce",

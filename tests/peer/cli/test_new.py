@@ -16,8 +16,8 @@ from peer.cli.new import (
     preset_toml,
     write_new,
 )
-from peer.config import ConfigError
-from protocol.run_spec import NOLOCO_ONLY, parse_toml
+from peer.options.config import ConfigError
+from protocol.run.run_spec import NOLOCO_ONLY, parse_toml
 
 
 def keys(model: BaseModel, prefix: str = "") -> set[str]:

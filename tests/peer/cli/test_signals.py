@@ -8,8 +8,8 @@ import sys
 import pytest
 import trio
 
-from peer.exit_codes import ExitCode
-from peer.signals import run_until_signalled
+from peer.options.exit_codes import ExitCode
+from peer.process.signals import run_until_signalled
 
 
 def send(number: int) -> None:
@@ -117,7 +117,7 @@ async def test_errors_of_the_job_come_through() -> None:
 
 STUCK = """
 import functools, threading, trio
-import peer.signals as signals
+import peer.process.signals as signals
 signals.HARD_EXIT_S = 0.05
 
 async def stuck():

@@ -13,17 +13,17 @@ import pytest
 import torch
 import trio
 
-from peer.averaging.fragment_exchange import FragmentExchange
-from peer.averaging.fragment_items import Sent
-from peer.averaging.outer_fragments import Float32Vector, OuterFragments
+from peer.averaging.diloco.fragment_exchange import FragmentExchange
+from peer.averaging.diloco.fragment_items import Sent
+from peer.averaging.diloco.outer_fragments import Float32Vector, OuterFragments
 from peer.codec import codes_as_tensor
 from peer.network.conversation import Conversation
 from peer.simulation.machine import _GatedTrainer
 from peer.simulation.swarm import SimulatedSwarm
 from peer.training.messages import TrainerEvent
-from protocol.chunk_ledger import Stamp
-from protocol.messages import ChunkState, Contribution, Message, Result
-from protocol.versions import FRAGMENT
+from protocol.fragment.chunk_ledger import Stamp
+from protocol.wire.messages import ChunkState, Contribution, Message, Result
+from protocol.wire.versions import FRAGMENT
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from swarm_worlds import exchanges
 
-from peer.averaging.exchange_io import VectorExchange
-from peer.averaging.exchanges import Exchanges
-from peer.averaging.outcome import Averaged, Outcome
+from peer.averaging.gossip.exchange_io import VectorExchange
+from peer.averaging.gossip.exchanges import Exchanges
+from peer.averaging.gossip.outcome import Averaged, Outcome
 from peer.network.conversation import Conversation
 from peer.network.simulated_stream import SimulatedStream
 from peer.ports import PeerId
 from peer.simulation.peer import SimulatedPeer
-from protocol.messages import Message
-from protocol.versions import GOSSIP
+from protocol.wire.messages import Message
+from protocol.wire.versions import GOSSIP
 
 
 @dataclass

@@ -6,12 +6,12 @@ from typing import Any, Final
 import numpy as np
 from swarm_worlds import STEP_S, toy_spec
 
-from peer.averaging.fragment_keeper import MIN_RETURN_S
-from peer.averaging.fragment_owner import MIN_COLLECT_S, TICK_S
+from peer.averaging.diloco.fragment_keeper import MIN_RETURN_S
+from peer.averaging.diloco.fragment_owner import MIN_COLLECT_S, TICK_S
 from peer.observe.event_names import EventName
 from peer.simulation.peer import SimulatedPeer
 from peer.simulation.swarm import SwarmOptions
-from protocol.run_spec import RunSpec
+from protocol.run.run_spec import RunSpec
 
 ROUNDS: Final = 6
 ROUND_S: Final = 20 * STEP_S

@@ -12,7 +12,7 @@ from peer.observe.event_names import EventName
 from peer.simulation.peer import Event, SimulatedPeer
 from peer.simulation.swarm import SimulatedSwarm
 from peer.simulation.virtual_time import run_in_virtual_time
-from protocol.run_spec import OptimizerSection, RunSpec, SyncSection, TrainingSection
+from protocol.run.run_spec import OptimizerSection, RunSpec, SyncSection, TrainingSection
 
 STEP_S = 0.1  # of the simulated trainer, by default
 HOUR_S = 3600.0

@@ -23,10 +23,10 @@ from peer.observe.status import PeerState
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import identity_of, open_swarm
 from protocol.errors import Refused
-from protocol.group import Group
-from protocol.messages import Accept, Beat, Hello, Propose
+from protocol.membership.group import Group
 from protocol.outcomes import RefusalReason
-from protocol.versions import GOSSIP, HELLO, SPOKEN
+from protocol.wire.messages import Accept, Beat, Hello, Propose
+from protocol.wire.versions import GOSSIP, HELLO, SPOKEN
 
 GREETING = Hello(
     software="loco-peer test",

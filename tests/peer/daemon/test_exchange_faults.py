@@ -18,7 +18,7 @@ from swarm_worlds import (
     toy_spec,
 )
 
-from peer.averaging import outcome
+from peer.averaging.gossip import outcome
 from peer.network.simulated_link import LinkModel
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
@@ -27,7 +27,7 @@ from peer.simulation.peer import SimulatedPeer
 from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
 from peer.simulation.virtual_time import run_in_virtual_time
 from peer.training.toy import SimulatedSpeed
-from protocol import pieces
+from protocol.wire import pieces
 
 ROUNDS, INNER_STEPS, STEP_S = 3, 6, 1.3
 VECTORS = SwarmOptions(padded_parameters=68 * 1024, link=LinkModel(0.02, bandwidth_bytes_per_s=2e6))

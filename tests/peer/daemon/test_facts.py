@@ -1,6 +1,6 @@
 """What a peer counts of its own rounds."""
 
-from peer.daemon.facts import Facts
+from peer.observe.facts import Facts
 from peer.observe.status import RECENT_ROUNDS
 from protocol.outcomes import SkipReason
 

@@ -18,18 +18,18 @@ from swarm_worlds import (
     training_outcomes,
 )
 
-from peer.daemon.rounds import MAX_FAILURES_IN_A_ROW, TrainingImpossible
-from peer.daemon.validation import MAX_VALIDATION_SHARE
 from peer.network.simulated_link import LinkModel
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
-from peer.rejoin import JoinAgain
+from peer.process.rejoin import JoinAgain
+from peer.rounds.loop import MAX_FAILURES_IN_A_ROW, TrainingImpossible
+from peer.rounds.validation import MAX_VALIDATION_SHARE
 from peer.simulation.machine import Machine
 from peer.simulation.peer import GRACE_S
 from peer.simulation.swarm import SwarmOptions, open_swarm
 from peer.training.errors import CannotTrain
 from peer.training.toy import SimulatedSpeed
-from protocol.versions import STATE
+from protocol.wire.versions import STATE
 
 ROUNDS = 5
 

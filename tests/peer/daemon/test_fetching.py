@@ -10,7 +10,7 @@ from peer.simulation.swarm import SimulatedSwarm, open_swarm
 from peer.state.service import StateService
 from protocol.errors import Refused
 from protocol.outcomes import RefusalReason
-from protocol.rounds import LOST_LAG_ROUNDS
+from protocol.schedule.rounds import LOST_LAG_ROUNDS
 
 pytestmark = pytest.mark.slow
 

@@ -10,16 +10,16 @@ import trio
 from gossip_tap import Tap, assert_both_or_neither, install
 from swarm_worlds import distance, final_outcomes, simulated, start, toy_spec
 
-from peer.averaging.final_meetings import FinalMeetings
-from peer.daemon.final_rounds import FinalRounds
+from peer.averaging.gossip.final_meetings import FinalMeetings
+from peer.averaging.gossip.final_rounds import FinalRounds
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
-from peer.rejoin import JoinAgain
+from peer.process.rejoin import JoinAgain
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
 from peer.simulation.virtual_time import run_in_virtual_time
 from peer.training.toy import SimulatedSpeed
-from protocol.final_averaging import MIN_WAIT_S, WAIT_ROUNDS
+from protocol.gossip.final_averaging import MIN_WAIT_S, WAIT_ROUNDS
 
 ROUNDS, INNER_STEPS, ROUND_S = 3, 10, 1.0
 

@@ -22,18 +22,18 @@ from streaming_worlds import (
 )
 from swarm_worlds import STEP_S, simulated, start
 
-from peer.averaging.fragment_exchange import FragmentExchange
-from peer.averaging.fragment_keeper import MAX_RETURN_S, MIN_RETURN_S
-from peer.averaging.fragment_owner import TICK_S, short_digest
+from peer.averaging.diloco.fragment_exchange import FragmentExchange
+from peer.averaging.diloco.fragment_keeper import MAX_RETURN_S, MIN_RETURN_S
+from peer.averaging.diloco.fragment_owner import TICK_S, short_digest
 from peer.network.conversation import Conversation
 from peer.network.simulated_link import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.peer import SimulatedPeer
 from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, identity_of, open_swarm
-from protocol.deadline import ObservedDeadline
-from protocol.messages import Contribution, FragmentSettled, Message
 from protocol.outcomes import RefusalReason
-from protocol.versions import FRAGMENT
+from protocol.schedule.deadline import ObservedDeadline
+from protocol.wire.messages import Contribution, FragmentSettled, Message
+from protocol.wire.versions import FRAGMENT
 
 pytestmark = pytest.mark.slow
 

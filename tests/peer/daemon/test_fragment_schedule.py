@@ -18,7 +18,7 @@ from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
 from peer.training.messages import FragmentMerged, FragmentSent
 from peer.training.streaming import FragmentSync
 from peer.training.toy import SimulatedSpeed, ToyProblem, optimum
-from protocol.messages import Contribution, FragmentSettled, Message, Result
+from protocol.wire.messages import Contribution, FragmentSettled, Message, Result
 
 pytestmark = pytest.mark.slow
 

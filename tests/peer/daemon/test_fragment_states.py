@@ -21,14 +21,14 @@ from streaming_worlds import (
 )
 from swarm_worlds import STEP_S, simulated, start
 
-from peer.averaging.fragment_owner import FragmentOwner
+from peer.averaging.diloco.fragment_owner import FragmentOwner
 from peer.observe.event_names import EventName
 from peer.simulation.swarm import identity_of, open_swarm
 from peer.training.messages import Progress, Ready, RoundClosed
 from peer.training.schedule import learning_rate
-from protocol.chunk_ledger import Stamp
-from protocol.messages import ChunkState, Contribution, Result
-from protocol.run_spec import OptimizerSection
+from protocol.fragment.chunk_ledger import Stamp
+from protocol.run.run_spec import OptimizerSection
+from protocol.wire.messages import ChunkState, Contribution, Result
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from swarm_worlds import simulated, start
 from peer.ports import Network
 from peer.simulation.swarm import identity_of, open_swarm
 from protocol.errors import LocoError
-from protocol.versions import FRAGMENT
+from protocol.wire.versions import FRAGMENT
 
 pytestmark = pytest.mark.slow
 

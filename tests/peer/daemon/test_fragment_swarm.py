@@ -22,15 +22,15 @@ from streaming_worlds import (
 from swarm_worlds import STEP_S, simulated, start, toy_spec
 
 from peer.codec import get_codec
-from peer.config import ConfigError
 from peer.network.simulated_link import LinkModel
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
+from peer.options.config import ConfigError
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SwarmOptions, open_swarm
 from peer.training import simulated as trainers_module
 from peer.training.simulated import SimulatedTrainer
-from protocol.versions import FRAGMENT
+from protocol.wire.versions import FRAGMENT
 
 pytestmark = pytest.mark.slow
 

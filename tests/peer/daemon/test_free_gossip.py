@@ -27,9 +27,9 @@ from peer.simulation.peer import SimulatedPeer
 from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
 from peer.training.toy import SimulatedSpeed
 from protocol.errors import StreamLost
-from protocol.matchmaking import ANSWER_S
-from protocol.own_rounds import LEAST_QUOTA_SHARE
-from protocol.versions import GOSSIP
+from protocol.gossip.matchmaking import ANSWER_S
+from protocol.schedule.own_rounds import LEAST_QUOTA_SHARE
+from protocol.wire.versions import GOSSIP
 
 pytestmark = pytest.mark.slow
 

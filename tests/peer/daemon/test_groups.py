@@ -15,9 +15,11 @@ from peer.simulation.machine import Machine
 from peer.simulation.peer import SimulatedPeer
 from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
 from protocol.errors import Refused
-from protocol.exchange import exchange_id
-from protocol.group import Group
-from protocol.messages import (
+from protocol.gossip.exchange import exchange_id
+from protocol.membership.group import Group
+from protocol.membership.records import record_keys
+from protocol.outcomes import RefusalReason
+from protocol.wire.messages import (
     Contribution,
     GetChunkState,
     GetStamps,
@@ -30,9 +32,7 @@ from protocol.messages import (
     Settled,
     SettledOutcome,
 )
-from protocol.outcomes import RefusalReason
-from protocol.records import record_keys
-from protocol.versions import FRAGMENT, GOSSIP, STATE
+from protocol.wire.versions import FRAGMENT, GOSSIP, STATE
 
 pytestmark = pytest.mark.slow
 

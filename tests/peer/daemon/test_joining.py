@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import trio
 
-from peer.daemon.facts import Facts
 from peer.daemon.joining import Bootstrap
 from peer.observe.events import EventLog
+from peer.observe.facts import Facts
 from protocol.errors import Refused, StreamLost
 from protocol.outcomes import RefusalReason
 

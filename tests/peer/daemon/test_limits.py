@@ -12,7 +12,7 @@ from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.peer import SimulatedPeer
 from peer.simulation.swarm import SwarmOptions, open_swarm
-from protocol.run_spec import RunSpec
+from protocol.run.run_spec import RunSpec
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,8 @@ import numpy as np
 import trio
 from trio.testing import MockClock
 
-from peer.daemon.facts import Facts
 from peer.daemon.outer_source import OuterSource
+from peer.observe.facts import Facts
 from peer.state.state_file import copy_state, seal_state
 
 P = 256

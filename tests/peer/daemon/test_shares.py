@@ -2,10 +2,10 @@
 
 import pytest
 
-from peer.daemon.facts import Facts
-from peer.daemon.shares import MAX_APART_PLACES, MEMBER_WEIGHT, DataShares
-from protocol.data_plan import DataPlan
-from protocol.view import Member, Progress
+from peer.observe.facts import Facts
+from peer.rounds.shares import MAX_APART_PLACES, MEMBER_WEIGHT, DataShares
+from protocol.membership.view import Member, Progress
+from protocol.schedule.data_plan import DataPlan
 
 NUM_BLOCKS = 10_000
 PLAN = DataPlan(seed=7, num_blocks=NUM_BLOCKS)

@@ -8,12 +8,12 @@ from typing import Any
 
 import trio
 
-from peer.identity import Identity
 from peer.network import p2pd_client
 from peer.network.directory import open_hivemind_directory
+from peer.network.identity import Identity
 from peer.network.p2pd_process import P2pdConfig, P2pdProcess, run_p2pd
 from peer.network.simulated_directory import SimulatedDhtWorld
-from protocol.records import PeerRecord, encode_record
+from protocol.membership.records import PeerRecord, encode_record
 
 ADDRESS = "/ip4/203.0.113.5/tcp/4001"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import trio
 
-from peer.identity import Identity, load_or_create
+from peer.network.identity import Identity, load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from peer.network.simulated import SimulatedNetwork
 

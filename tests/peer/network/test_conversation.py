@@ -16,9 +16,10 @@ from peer.network.conversation import (
     StreamStalled,
 )
 from protocol.errors import LocalProtocolError, Refused, RemoteProtocolError, StreamLost
-from protocol.frames import PREFIX_BYTES, encode_frame
 from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES, STATE_CHUNK_BYTES
-from protocol.messages import (
+from protocol.outcomes import RefusalReason
+from protocol.wire.frames import PREFIX_BYTES, encode_frame
+from protocol.wire.messages import (
     Accept,
     BlobReply,
     Chunk,
@@ -30,7 +31,6 @@ from protocol.messages import (
     Vector,
     encode_message,
 )
-from protocol.outcomes import RefusalReason
 
 DIGEST = "ab" * 16
 PAYLOAD = bytes(range(256)) * (3 * READ_BYTES // 256) + b"tail"

@@ -4,7 +4,7 @@ import pytest
 import trio.testing
 from directory_worlds import SimulatedWorld, eventually, real_world
 
-from protocol.records import decode_record, record_keys
+from protocol.membership.records import decode_record, record_keys
 
 KEY, OTHER_KEY = record_keys("run")[:2]
 

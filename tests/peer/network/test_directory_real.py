@@ -11,7 +11,7 @@ from peer.network.directory import open_hivemind_directory
 from peer.ports import DirectoryUnrecoverable
 from protocol.errors import StreamLost
 from protocol.limits import MAX_RECORDS_PER_SHARD
-from protocol.records import place_of, record_keys
+from protocol.membership.records import place_of, record_keys
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 KEY, OTHER_KEY = record_keys("run")[:2]
@@ -171,7 +171,7 @@ def _dictionary(entries, expires_s):
 async def test_a_shard_does_not_grow_beyond_its_bound(world):
     from directory_worlds import Peer
 
-    from peer.identity import Identity
+    from peer.network.identity import Identity
 
     first, second = await world.peer(1), await world.peer(2)
     for number in range(MAX_RECORDS_PER_SHARD + 5):

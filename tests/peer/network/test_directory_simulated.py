@@ -4,10 +4,10 @@ import pytest
 import trio
 from directory_worlds import ADDRESS, Peer
 
-from peer.identity import Identity
+from peer.network.identity import Identity
 from peer.network.simulated_directory import SimulatedDhtWorld
 from protocol.limits import MAX_RECORDS_PER_SHARD
-from protocol.records import record_keys
+from protocol.membership.records import record_keys
 
 KEY = record_keys("run")[0]
 

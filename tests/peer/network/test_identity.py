@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from network_worlds import SeededEntropy
 
-from peer.identity import Identity, IdentityUnusable, load, load_or_create, verify
+from peer.network.identity import Identity, IdentityUnusable, load, load_or_create, verify
 
 ENTROPY = SeededEntropy("identity")
 

@@ -23,8 +23,8 @@ from peer.network.pacing import (
 )
 from peer.network.simulated import SimulatedInternet
 from peer.ports import Stream
-from protocol.messages import Leaving, Vector
-from protocol.versions import GOSSIP, HELLO
+from protocol.wire.messages import Leaving, Vector
+from protocol.wire.versions import GOSSIP, HELLO
 
 A, B = peer_id_of("a"), peer_id_of("b")
 MBIT = 125_000.0

@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import NameOID
 from network_worlds import SeededEntropy
 
-from peer.identity import Identity
+from peer.network.identity import Identity
 from peer.network.tls_probe import peer_id_of_certificate, read_peer_id
+from protocol.address.peer_id import KEY_PROTOBUF_PREFIX
 from protocol.errors import StreamLost
-from protocol.peer_id import KEY_PROTOBUF_PREFIX
 
 IDENTITY = Identity(SeededEntropy("tls").token_bytes(32))
 OID = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")

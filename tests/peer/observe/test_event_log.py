@@ -10,11 +10,11 @@ import pytest
 import trio
 
 import peer
-from peer.config import LogFormat
 from peer.observe.event_names import FIELDS, EventName
 from peer.observe.events import EventLog
 from peer.observe.log_file import MAX_LINE_BYTES, LineFile, read_events, rotated
-from peer.simulated_ports import SimulatedDisk
+from peer.options.config import LogFormat
+from peer.ports.simulated import SimulatedDisk
 
 PEER = "12D3KooWQYV9dGMFoRzNStwpXztXaBUjtPqi6aU76ZgUriHhKust"
 

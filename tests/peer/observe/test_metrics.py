@@ -7,7 +7,6 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from peer.addresses import HostPort
 from peer.observe.endpoint import (
     MAX_CONNECTIONS,
     MAX_REQUEST_BYTES,
@@ -18,6 +17,7 @@ from peer.observe.endpoint import (
 )
 from peer.observe.metrics import REFUSED_CONTRIBUTIONS, Metrics, MetricsSnapshot, Phase
 from peer.observe.status import Outcomes, PeerState
+from peer.options.addresses import HostPort
 from protocol.outcomes import RefusalReason, SkipReason
 
 NAMES = {

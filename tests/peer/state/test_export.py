@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from peer.state.export import MARKER, export_hugging_face
 from peer.training.model import FlatModel, initial_module
 from peer.training.tokenizer import ByteTokenizer
-from protocol.layout import Layout
-from protocol.run_spec import DataSection, ModelSection, RunSpec
+from protocol.run.layout import Layout
+from protocol.run.run_spec import DataSection, ModelSection, RunSpec
 
 pytestmark = pytest.mark.slow
 

@@ -18,8 +18,8 @@ from peer.state.home import (
     HomeInUse,
     OtherRun,
 )
-from protocol.run_spec import RunSpec
-from protocol.signed_spec import SignedSpec
+from protocol.run.run_spec import RunSpec
+from protocol.run.signed_spec import SignedSpec
 
 
 @pytest.fixture

@@ -11,17 +11,17 @@ import trio
 from trio.testing import MockClock
 
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
-from peer.simulated_ports import SimulatedWork
+from peer.ports.simulated import SimulatedWork
 from peer.simulation.swarm import identity_of
 from peer.state.service import REQUEST_S, StateService, fetch_from
 from peer.state.state_file import StateManifest, StateScalars, write_state_file
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
-from protocol.group import Group
 from protocol.limits import MAX_STATE_READERS, STATE_CHUNK_BYTES
+from protocol.membership.group import Group
 from protocol.outcomes import RefusalReason
-from protocol.run_spec import RunSpec
-from protocol.signed_spec import SignedSpec
-from protocol.versions import STATE
+from protocol.run.run_spec import RunSpec
+from protocol.run.signed_spec import SignedSpec
+from protocol.wire.versions import STATE
 
 P = 3 * STATE_CHUNK_BYTES // 8
 FOUNDER = identity_of(1, "founder")

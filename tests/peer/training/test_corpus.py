@@ -16,7 +16,7 @@ from peer.training.corpus import (
 )
 from peer.training.corpus.packed import read_manifest
 from peer.training.corpus.sources import STDLIB_BYTES, stdlib_texts
-from protocol.run_spec import DataSection, ModelSection, RunSpec
+from protocol.run.run_spec import DataSection, ModelSection, RunSpec
 
 
 def _spec(source, **data):

@@ -33,8 +33,8 @@ from peer.training.ports import Trainer, TrainerDied
 from peer.training.process import create_model, trainer_starter
 from peer.training.settings import TrainerSettings
 from peer.training.shared import SharedVector
-from protocol.layout import Layout
-from protocol.run_spec import FrozenSection, RunSpec, parse_toml
+from protocol.run.layout import Layout
+from protocol.run.run_spec import FrozenSection, RunSpec, parse_toml
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 

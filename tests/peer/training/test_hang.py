@@ -8,7 +8,7 @@ from peer.training.ports import TrainerDied
 from peer.training.process import ProcessTrainer
 from peer.training.shared import CodeRegions
 from peer.training.watchdog import SILENCE_FLOOR_S, START_TIMEOUT_S, Watchdog
-from protocol.run_spec import RunSpec
+from protocol.run.run_spec import RunSpec
 
 READY = Ready(1, 128, "", "cpu", "fp32", 1, 10.0)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.layout import ALIGNMENT, Layout
+from protocol.run.layout import ALIGNMENT, Layout
 
 SHAPES = st.dictionaries(
     st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=8),

@@ -39,8 +39,8 @@ from peer.training.ports import TrainerDied
 from peer.training.process import ProcessTrainer, create_model, trainer_starter
 from peer.training.settings import TrainerSettings
 from peer.training.shared import NUM_SLOTS, SharedVector
-from protocol.layout import Layout
-from protocol.run_spec import (
+from protocol.run.layout import Layout
+from protocol.run.run_spec import (
     DataSection,
     FrozenSection,
     ModelSection,

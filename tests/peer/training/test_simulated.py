@@ -23,7 +23,7 @@ from peer.training.messages import (
 )
 from peer.training.ports import Trainer, TrainerDied
 from peer.training.simulated import SimulatedSpeed, simulated_starter
-from protocol.run_spec import RunSpec
+from protocol.run.run_spec import RunSpec
 
 SPEC = RunSpec()
 MEMBERS = (("me", 1),)

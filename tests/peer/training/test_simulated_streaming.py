@@ -24,8 +24,8 @@ from peer.training.messages import (
 from peer.training.ports import Trainer
 from peer.training.simulated import SimulatedSpeed, simulated_starter
 from peer.training.toy import simulated_layout
-from protocol.fragments import fragments_of_run
-from protocol.run_spec import DilocoSection, RunSpec, SyncSection
+from protocol.fragment.fragments import fragments_of_run
+from protocol.run.run_spec import DilocoSection, RunSpec, SyncSection
 
 MEMBERS = (("me", 1),)
 PARAMETERS = 7 * 128

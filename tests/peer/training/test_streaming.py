@@ -12,7 +12,7 @@ from peer.training.fragments import FragmentSnapshot
 from peer.training.messages import Amend, FragmentMerged, FragmentSent, Merge, TrainRound, Yield
 from peer.training.messages import Yielded as YieldedEvent
 from peer.training.streaming import FragmentSync
-from protocol.run_spec import DilocoSection, RunSpec, SyncSection
+from protocol.run.run_spec import DilocoSection, RunSpec, SyncSection
 
 pytestmark = pytest.mark.slow
 

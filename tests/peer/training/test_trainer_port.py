@@ -38,7 +38,7 @@ from peer.training.messages import (
 )
 from peer.training.ports import TrainerDied
 from peer.training.schedule import learning_rate
-from protocol.run_spec import DataSection, RunSpec
+from protocol.run.run_spec import DataSection, RunSpec
 
 FOREVER = 10**6
 """Steps that are never done."""

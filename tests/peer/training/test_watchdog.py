@@ -16,7 +16,7 @@ from peer.training.messages import (
     Yielded,
 )
 from peer.training.watchdog import SILENCE_FLOOR_S, START_TIMEOUT_S, Watchdog
-from protocol.run_spec import RunSpec, SyncSection
+from protocol.run.run_spec import RunSpec, SyncSection
 
 READY = Ready(1, 128, "", "cpu", "fp32", 1, 10.0)
 CLOSED = RoundClosed(0, 0, 1, 1, 0.0, "", 0, 0, 0.0, 0.0)

@@ -31,8 +31,7 @@ from peer.training.process import trainer_starter
 from peer.training.settings import TrainerSettings
 from peer.training.shared import SharedVector
 from peer.training.simulated import SimulatedSpeed, ToyProblem, simulated_starter
-from protocol.data_plan import DataPlan
-from protocol.run_spec import (
+from protocol.run.run_spec import (
     DataSection,
     ModelSection,
     OptimizerSection,
@@ -40,6 +39,7 @@ from protocol.run_spec import (
     SyncSection,
     TrainingSection,
 )
+from protocol.schedule.data_plan import DataPlan
 
 H = 10
 MEMBERS = (("me", 1), ("you", 2))

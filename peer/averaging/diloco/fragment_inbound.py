@@ -1,0 +1,142 @@
+"""What comes on fragment streams, checked before anybody acts on it.
+
+A message is of our group, names a fragment and chunks that there are, and its codes have the size,
+the digest and the form that they must have; a result is signed by its owner. Who sends anything
+else has broken the protocol (RemoteProtocolError), and the stream ends.
+"""
+
+from peer.codec import codes_as_tensor
+from peer.network.conversation import Conversation
+from peer.ports import Work
+from protocol.errors import RemoteProtocolError
+from protocol.membership.group import other_group_sentence
+from protocol.wire.messages import (
+    Contribution,
+    FragmentSettled,
+    GetChunkState,
+    GetResult,
+    GetStamps,
+    Message,
+    NoResult,
+    Refusal,
+    Result,
+)
+
+from .fragment_owner import short_digest
+from .fragment_posts import STALL_S
+from .outer_fragments import OuterFragments
+
+Inbound = Contribution | Result | NoResult | FragmentSettled | GetStamps | GetResult | GetChunkState
+Parts = dict[int, memoryview]
+"""Codes by chunk."""
+
+
+class OtherGroup(RemoteProtocolError):
+    """A message is meant for another group than ours."""
+
+
+class FragmentInbound:
+    """Reads one stream."""
+
+    def __init__(self, group: str, outer: OuterFragments, work: Work) -> None:
+        self._group = group
+        self._outer = outer
+        self._work = work
+        self._room = memoryview(b"")
+
+    def __repr__(self) -> str:
+        return f"<FragmentInbound with room for {len(self._room)} bytes>"
+
+    async def next(self, talk: Conversation) -> tuple[Inbound, Parts]:
+        """The next message.
+
+        Raises:
+            StreamLost, RemoteProtocolError (OtherGroup)
+        """
+        message, _ = await talk.receive(
+            Contribution,
+            Result,
+            NoResult,
+            FragmentSettled,
+            GetStamps,
+            GetResult,
+            GetChunkState,
+            place=self._place,
+            stall_s=STALL_S,
+        )
+        assert isinstance(message, Inbound)
+        if isinstance(message, Contribution | Result):
+            return message, await self._work.run(self._checked, message, self._taken())
+        self._check_place(message)
+        return message, {}
+
+    async def answer(self, talk: Conversation) -> tuple[Result | None, Parts]:
+        """A result that was asked for; None when it was refused."""
+        message, _ = await talk.receive(Result, Refusal, place=self._place, stall_s=STALL_S)
+        if isinstance(message, Refusal):
+            return None, {}
+        assert isinstance(message, Result)
+        return message, await self._work.run(self._checked, message, self._taken())
+
+    def _taken(self) -> memoryview:
+        """The codes of the message; who gets them alone says for how long they are needed."""
+        room, self._room = self._room, memoryview(b"")
+        return room
+
+    # --- checks -----------------------------------------------------------------------------------
+    def _place(self, message: Message, num_bytes: int) -> memoryview:
+        assert isinstance(message, Contribution | Result)
+        self._check_place(message)
+        fragment = message.fragment
+        expected = sum(self._outer.chunk_code_bytes(fragment, c) for c in _carried(message))
+        if num_bytes != expected:
+            raise RemoteProtocolError(f"{num_bytes} bytes of codes, expected {expected}")
+        self._room = self._outer.spare.take(num_bytes)
+        return self._room
+
+    def _check_place(self, message: Inbound) -> None:
+        """Our group, and a fragment and chunks that there are."""
+        if message.group != self._group:
+            raise OtherGroup(other_group_sentence(self._group, message.group))
+        if message.fragment >= len(self._outer.fragments):
+            raise RemoteProtocolError(f"there is no fragment {message.fragment}")
+        num_chunks = len(self._outer.fragments[message.fragment].chunks)
+        chunks = _named(message)
+        if len(set(chunks)) != len(chunks) or any(chunk >= num_chunks for chunk in chunks):
+            raise RemoteProtocolError(f"chunks {chunks} of a fragment of {num_chunks}")
+
+    def _checked(self, message: Contribution | Result, codes: memoryview) -> Parts:
+        parts = self._outer.split_codes(message.fragment, _carried(message), codes)
+        if isinstance(message, Contribution):
+            if short_digest(codes) != message.digest:
+                raise RemoteProtocolError("a contribution's codes do not fit its digest")
+        elif not message.is_genuine():
+            raise RemoteProtocolError("a result that its owner has not signed")
+        else:
+            for chunk in message.chunks:
+                if chunk.chunk in parts and short_digest(parts[chunk.chunk]) != chunk.digest:
+                    raise RemoteProtocolError("a result's codes do not fit its digest")
+        if not all(self._outer.codec.validate(codes_as_tensor(part)) for part in parts.values()):
+            raise RemoteProtocolError("codes that are malformed, or not finite")
+        return parts
+
+
+def _carried(message: Contribution | Result) -> tuple[int, ...]:
+    if isinstance(message, Contribution):
+        return tuple(stamp.chunk for stamp in message.stamps)
+    return message.carried
+
+
+def _named(message: Inbound) -> tuple[int, ...]:
+    match message:
+        case Contribution():
+            return _carried(message)
+        case Result():
+            known = tuple(chunk.chunk for chunk in message.chunks)
+            if not set(message.carried) <= set(known):
+                raise RemoteProtocolError("codes of chunks of which the result says nothing")
+            return known
+        case GetResult(chunk=chunk) | GetChunkState(chunk=chunk):
+            return (chunk,)
+        case _:
+            return ()

@@ -1,0 +1,273 @@
+"""The outer copy of a model, fragment by fragment: values, momentum, and what may be undone.
+
+phi and v lie in the caller's memory, in the order of the flat vector, where a chunk lies in one
+piece or several; it is stepped where it lies. What a chunk was before its last step is kept until
+the fragment is sent again, so that the step can be taken anew with a result that wins (protocol/
+chunk_ledger.py). There is a second pair of vectors for that, used again with each step: memory
+that is new for each chunk costs several times what the step does.
+
+Everything here is blocking work of some milliseconds per chunk, for one thread at a time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from peer.averaging.memory.memory_check import memory_check
+from peer.averaging.memory.spare_memory import SpareMemory
+from peer.codec import Codec, codes_as_tensor
+from peer.codec.compiled import COMPILED_FROM
+from protocol.errors import RemoteProtocolError
+from protocol.fragment.chunk_ledger import NEVER, ChunkLedger, Outcome, Stamp
+from protocol.fragment.fragments import Fragment, Span
+
+from .nesterov import PLAIN_AVERAGE, ChunkState, Factors, digest_of_pieces, step_pieces
+
+Float32Vector = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentStatistics:
+    """Counts since the start."""
+
+    steps: int
+    redone: int
+    healed: int
+
+
+class OuterFragments:
+    """phi, v and the ledgers of all fragments.
+
+    Args:
+        factors: of the outer steps.
+        last_cycle: that of the sends after the run's last inner step, which are averaged plainly;
+            None when there is none.
+
+    Attributes:
+        fragments: of the model.
+        ledgers: one per fragment.
+        spare: memory for codes that come and go.
+    """
+
+    def __init__(
+        self,
+        fragments: Sequence[Fragment],
+        phi_P: Float32Vector,
+        v_P: Float32Vector,
+        codec: Codec,
+        factors: Factors,
+        last_cycle: int | None = None,
+    ) -> None:
+        self.fragments = tuple(fragments)
+        self.codec = codec
+        self._factors = factors
+        self._last_cycle = last_cycle
+        self._phi, self._v = torch.from_numpy(phi_P), torch.from_numpy(v_P)
+        self._before_phi, self._before_v = torch.empty_like(self._phi), torch.empty_like(self._v)
+        self._spoilt: list[set[int]] = [set() for _ in self.fragments]
+        self._checks: list[list[bytes]] = []
+        self._steps = self._redone = self._healed = 0
+        self.ledgers: list[ChunkLedger] = []
+        self.spare = SpareMemory(self.code_bytes)
+
+    def __repr__(self) -> str:
+        return f"<OuterFragments, {len(self.fragments)} fragments, {self.ledgers}>"
+
+    def begin(self) -> None:
+        """The values are there: name the state of every chunk, as of the start of a run."""
+        self.ledgers = [
+            ChunkLedger(
+                [
+                    self._stamp(fragment.index, chunk, NEVER, 0, 0)
+                    for chunk in range(len(fragment.chunks))
+                ]
+            )
+            for fragment in self.fragments
+        ]
+        self._checks = [
+            [self._check(fragment.index, chunk) for chunk in range(len(fragment.chunks))]
+            for fragment in self.fragments
+        ]
+
+    def sends_at_once(self, cycle: int) -> int:
+        """Fragments that are on their way together: all of them after the run's last step."""
+        return len(self.fragments) if cycle == self._last_cycle else 1
+
+    # --- sizes ------------------------------------------------------------------------------------
+    def chunk_values(self, fragment: int, chunk: int) -> int:
+        """Values of a chunk, padding included."""
+        start, stop = self.fragments[fragment].chunks[chunk]
+        return stop - start
+
+    def chunk_code_bytes(self, fragment: int, chunk: int) -> int:
+        """Bytes of its codes."""
+        return self.codec.code_bytes(self.chunk_values(fragment, chunk))
+
+    @property
+    def is_long(self) -> bool:
+        """Whether compiled loops are worth loading."""
+        return len(self._phi) >= COMPILED_FROM
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of the codes of all chunks of all fragments."""
+        return sum(
+            self.chunk_code_bytes(fragment.index, chunk)
+            for fragment in self.fragments
+            for chunk in range(len(fragment.chunks))
+        )
+
+    def split_codes(
+        self, fragment: int, chunks: Sequence[int], codes: memoryview
+    ) -> dict[int, memoryview]:
+        """The codes of each of these chunks, which lie one after another.
+
+        Raises:
+            RemoteProtocolError: they have another length.
+        """
+        parts, start = {}, 0
+        for chunk in chunks:
+            stop = start + self.chunk_code_bytes(fragment, chunk)
+            parts[chunk] = codes[start:stop]
+            start = stop
+        if start != len(codes):
+            raise RemoteProtocolError(f"{len(codes)} bytes of codes, expected {start}")
+        return parts
+
+    # --- steps ------------------------------------------------------------------------------------
+    def step(
+        self, fragment: int, chunk: int, cycle: int, codes: memoryview, outcome: Outcome
+    ) -> None:
+        """Apply a result to the present state."""
+        ledger = self.ledgers[fragment]
+        base = ledger.stamp(chunk)
+        stamp = self._take(fragment, chunk, cycle, codes, base, outcome, keep=True)
+        ledger.stepped(chunk, cycle, outcome, stamp)
+        self._steps += 1
+
+    def redo(self, fragment: int, chunk: int, codes: memoryview, outcome: Outcome) -> None:
+        """Apply a winning result to the state before the last step."""
+        ledger = self.ledgers[fragment]
+        base = ledger.before(chunk)
+        cycle = ledger.cycle(chunk)
+        stamp = self._take(fragment, chunk, cycle, codes, base, outcome, keep=False)
+        ledger.redone(chunk, outcome, stamp)
+        self._redone += 1
+
+    def _take(
+        self,
+        fragment: int,
+        chunk: int,
+        cycle: int,
+        codes: memoryview,
+        base: Stamp,
+        outcome: Outcome,
+        *,
+        keep: bool,
+    ) -> Stamp:
+        """Step from the state before the last step, or from the present one, which is kept."""
+        before = self._states(self._before_phi, self._before_v, fragment, chunk)
+        pieces = list(zip(before, self._states(self._phi, self._v, fragment, chunk), strict=True))
+        factors = PLAIN_AVERAGE if cycle == self._last_cycle else self._factors
+        step_pieces(pieces, codes_as_tensor(codes), self.codec, factors, keep=keep)
+        self._checks[fragment][chunk] = self._check(fragment, chunk)
+        return self._stamp(fragment, chunk, cycle, base.steps + 1, base.weight + outcome.weight)
+
+    def sent(self, fragment: int) -> None:
+        """The fragment was sent again: its last steps stand."""
+        self.ledgers[fragment].sent()
+
+    # --- whole chunks -----------------------------------------------------------------------------
+    def read(self, fragment: int, chunk: int) -> bytes:
+        """phi and v of a chunk, fp32, one after the other."""
+        pieces = self._pieces(fragment, chunk)
+        return b"".join(
+            vector[start:stop].numpy().tobytes()
+            for vector in (self._phi, self._v)
+            for start, stop in pieces
+        )
+
+    def heal(self, fragment: int, chunk: int, cycle: int, stamp: Stamp, values: memoryview) -> None:
+        """Take over a chunk from another peer.
+
+        Raises:
+            RemoteProtocolError: the values are not those of the stamp; nothing was written.
+        """
+        size = self.chunk_values(fragment, chunk)
+        if len(values) != 8 * size:
+            raise RemoteProtocolError(f"{len(values)} bytes of a chunk, expected {8 * size}")
+        both = torch.from_numpy(np.frombuffer(values, "<f4").copy())
+        state = ChunkState(both[:size], both[size:])
+        if _stamp([state], cycle, stamp.steps, stamp.weight) != stamp:
+            raise RemoteProtocolError("a chunk's values do not fit its stamp")
+        if not bool(torch.isfinite(both).all()):
+            raise RemoteProtocolError("a chunk's values are not finite")
+        self._scatter(fragment, chunk, state)
+        self._checks[fragment][chunk] = self._check(fragment, chunk)
+        self._spoilt[fragment].discard(chunk)
+        self.ledgers[fragment].healed(chunk, cycle, stamp)
+        self._healed += 1
+
+    def verify(self, fragment: int) -> None:
+        """See which chunks are no longer what was written: their memory was spoilt.
+
+        So is every difference from them. Under a stamp behind all others' it is left out of the
+        averages, and the chunk healed.
+        """
+        ledger, checks = self.ledgers[fragment], self._checks[fragment]
+        for chunk, known in enumerate(checks):
+            now = self._check(fragment, chunk)
+            if now != known:
+                cycle = ledger.cycle(chunk)
+                ledger.healed(chunk, cycle, self._stamp(fragment, chunk, cycle, 0, 0))
+                checks[chunk] = now
+                self._spoilt[fragment].add(chunk)
+
+    def is_spoilt(self, fragment: int, chunk: int) -> bool:
+        """Whether the chunk was found spoilt, and is not healed yet."""
+        return chunk in self._spoilt[fragment]
+
+    def adopt(self, fragment: int, chunk: int, cycle: int, stamp: Stamp) -> None:
+        """Take over a stamp of another peer, if it is that of the values that we have."""
+        ours = self._stamp(fragment, chunk, cycle, stamp.steps, stamp.weight)
+        if ours == stamp and stamp.is_ahead_of(self.ledgers[fragment].stamp(chunk)):
+            self.ledgers[fragment].healed(chunk, cycle, stamp)
+
+    def statistics(self) -> FragmentStatistics:
+        """Counts since the start."""
+        return FragmentStatistics(self._steps, self._redone, self._healed)
+
+    # --- memory -----------------------------------------------------------------------------------
+    def _stamp(self, fragment: int, chunk: int, cycle: int, steps: int, weight: int) -> Stamp:
+        return _stamp(self._states(self._phi, self._v, fragment, chunk), cycle, steps, weight)
+
+    def _states(
+        self, phi_P: torch.Tensor, v_P: torch.Tensor, fragment: int, chunk: int
+    ) -> list[ChunkState]:
+        """The pieces of a chunk in a pair of vectors, in order."""
+        pieces = self._pieces(fragment, chunk)
+        return [ChunkState(phi_P[start:stop], v_P[start:stop]) for start, stop in pieces]
+
+    def _check(self, fragment: int, chunk: int) -> bytes:
+        pieces = self._pieces(fragment, chunk)
+        return memory_check(
+            vector[start:stop] for vector in (self._phi, self._v) for start, stop in pieces
+        )
+
+    def _pieces(self, fragment: int, chunk: int) -> tuple[Span, ...]:
+        """Where a chunk's values lie in the flat vector."""
+        return self.fragments[fragment].chunk_spans(chunk)
+
+    def _scatter(self, fragment: int, chunk: int, state: ChunkState) -> None:
+        done = 0
+        for start, stop in self._pieces(fragment, chunk):
+            self._phi[start:stop] = state.phi_C[done : done + stop - start]
+            self._v[start:stop] = state.v_C[done : done + stop - start]
+            done += stop - start
+
+
+def _stamp(pieces: Sequence[ChunkState], cycle: int, steps: int, weight: int) -> Stamp:
+    return Stamp(steps, weight, digest_of_pieces(pieces, cycle, steps, weight))

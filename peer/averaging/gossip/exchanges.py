@@ -1,0 +1,215 @@
+"""All exchanges of one peer: agree on one, run it, remember how it ended, ask when it broke off.
+
+The decisions are in protocol/gossip/exchange.py; what one exchange does on its stream is in
+exchange_io.py. Here is what outlives a stream: a partner may ask later how an exchange ended
+(`answer`), and so may we (`_settle`).
+"""
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final
+
+import blake3
+import trio
+
+from peer.codec import codes_as_tensor, get_codec
+from peer.network.conversation import Conversation
+from peer.ports import Network, PeerId, Work
+from protocol.errors import LocoError, RemoteProtocolError, StreamLost
+from protocol.gossip.exchange import Event, Exchange, State, exchange_id
+from protocol.outcomes import RefusalReason, SkipReason
+from protocol.wire.messages import Accept, Join, Propose, Settle, Settled, SettledOutcome
+from protocol.wire.versions import GOSSIP
+
+from .exchange_io import STALL_S, Contribution, VectorExchange
+from .outcome import Agreement, Averaged, Outcome, Skipped
+
+SETTLE_S: Final = 5.0
+"""How long we try to learn how a broken exchange ended for the partner."""
+SETTLE_RETRY_S: Final = 0.5
+MAX_REMEMBERED_EXCHANGES: Final = 16
+"""Exchanges about which a partner may still ask."""
+
+_TOLD: Final = {
+    SettledOutcome.AVERAGED: Event.TOLD_AVERAGED,
+    SettledOutcome.SKIPPED: Event.TOLD_SKIPPED,
+    SettledOutcome.UNKNOWN: Event.NOT_TOLD,
+}
+
+
+class Exchanges:
+    """One at a time is run; its partner's codes lie in one buffer, reused by the next."""
+
+    def __init__(self, agreement: Agreement, network: Network, work: Work) -> None:
+        self._agreement = agreement
+        self._network = network
+        self._work = work
+        self._codec = get_codec(agreement.codec)
+        self._buffer = bytearray(agreement.payload_bytes)
+        self._remembered: OrderedDict[tuple[PeerId, str], VectorExchange] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<Exchanges, {len(self._remembered)} remembered>"
+
+    @asynccontextmanager
+    async def open(self, peer_id: PeerId) -> AsyncIterator[Conversation]:
+        """A new gossip stream to a peer. Raises StreamLost."""
+        stream = await self._network.open_stream(peer_id, GOSSIP)
+        try:
+            yield Conversation(stream)
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+                await stream.aclose()
+
+    async def ask(self, talk: Conversation, proposal: Propose) -> Accept:
+        """Send a proposal, and take the answer. Raises Refused, StreamLost, RemoteProtocolError."""
+        await talk.send(proposal, stall_s=STALL_S)
+        answer, _ = await talk.receive(Accept)
+        if answer.proposed != proposal.round:
+            raise RemoteProtocolError("accepted another round than proposed")
+        if answer.stripes > self._agreement.stripes:
+            raise RemoteProtocolError("accepted more stripes than proposed")
+        return answer
+
+    async def lead(
+        self, talk: Conversation, own: Contribution, answer: Accept, exchange_s: float
+    ) -> Outcome:
+        """Exchange vectors with a peer that has said yes, until a defined end."""
+        exchange = self._prepare(talk, own, answer.round, num_stripes=answer.stripes)
+        return await self._run(exchange, trio.current_time() + exchange_s)
+
+    async def accept(
+        self, talk: Conversation, own: Contribution, proposal: Propose, exchange_s: float
+    ) -> Outcome | None:
+        """Say yes to a proposal, and exchange vectors until a defined end.
+
+        Returns:
+            None when they had gone before they sent anything: nothing has happened.
+        """
+        num_stripes = min(proposal.stripes, self._agreement.stripes)
+        # Before the answer is out: a stripe may come as soon as they have it.
+        exchange = self._prepare(talk, own, proposal.round, num_stripes=num_stripes, following=True)
+        try:
+            answer = Accept(proposal.round, own.round, own.steps, own.tokens, num_stripes)
+            await talk.send(answer, stall_s=STALL_S)
+            heard_bytes = talk.bytes_received
+            outcome = await self._run(exchange, trio.current_time() + exchange_s)
+        except StreamLost:
+            return None
+        finally:
+            exchange.end()
+        lost = isinstance(outcome, Skipped) and outcome.reason is SkipReason.PARTNER_LOST
+        return None if lost and talk.bytes_received == heard_bytes else outcome
+
+    def _prepare(
+        self,
+        talk: Conversation,
+        own: Contribution,
+        their_round: int,
+        *,
+        num_stripes: int,
+        following: bool = False,
+    ) -> VectorExchange:
+        """An exchange on an agreed stream; from now on the partner may open stripes, and ask.
+
+        Args:
+            num_stripes: further streams agreed on.
+            following: we were asked; the other side begins.
+        """
+        peer_id = talk.remote_peer_id
+        name = exchange_id(
+            self._agreement.group, (self._network.peer_id, own.round), (peer_id, their_round)
+        )
+        exchange = VectorExchange(
+            name,
+            Exchange(),
+            talk,
+            own,
+            memoryview(self._buffer),
+            self._check,
+            following=following,
+            num_stripes=num_stripes,
+            open_stripe=None if following else partial(self._open_stripe, peer_id, name),
+        )
+        self._remember(peer_id, exchange)
+        return exchange
+
+    async def _run(self, exchange: VectorExchange, deadline_s: float) -> Outcome:
+        peer_id, machine = exchange.talk.remote_peer_id, exchange.machine
+        await exchange.run(deadline_s)
+        if exchange.must_ask:
+            await self._settle(machine, peer_id, exchange.name)
+        if machine.state is State.AVERAGED and exchange.theirs is not None:
+            theirs = exchange.theirs
+            return Averaged(peer_id, theirs.steps, theirs.tokens, memoryview(self._buffer))
+        return Skipped(machine.reason or SkipReason.LEAVING, peer_id)
+
+    async def join(self, talk: Conversation, stripe: Join) -> None:
+        """A stream from outside that says it is a stripe: keep it until its exchange is over."""
+        exchange = self._remembered.get((talk.remote_peer_id, stripe.exchange))
+        if exchange is None:
+            await talk.refuse(RefusalReason.UNAVAILABLE, "there is no such exchange")
+        elif not exchange.takes_stripe():
+            await talk.refuse(RefusalReason.TOO_MANY, "that exchange takes no further stripe")
+        else:
+            exchange.join(talk)
+            await exchange.over.wait()
+
+    def answer(self, peer_id: PeerId, question: Settle) -> Settled:
+        """How our exchange with that peer ended.
+
+        Asking is itself news: the stream is dead for them.
+        """
+        exchange = self._remembered.get((peer_id, question.exchange))
+        if exchange is None:
+            return Settled(question.exchange, SettledOutcome.UNKNOWN)
+        exchange.asked()
+        averaged = exchange.machine.state is State.AVERAGED
+        outcome = SettledOutcome.AVERAGED if averaged else SettledOutcome.SKIPPED
+        return Settled(question.exchange, outcome)
+
+    def _remember(self, peer_id: PeerId, exchange: VectorExchange) -> None:
+        self._remembered[peer_id, exchange.name] = exchange
+        while len(self._remembered) > MAX_REMEMBERED_EXCHANGES:
+            self._remembered.popitem(last=False)
+
+    async def _open_stripe(self, peer_id: PeerId, name: str) -> Conversation:
+        stream = await self._network.open_stream(peer_id, GOSSIP)
+        try:
+            talk = Conversation(stream)
+            await talk.send(Join(name))
+        except BaseException:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+                await stream.aclose()
+            raise
+        return talk
+
+    async def _check(self, payload: memoryview, digest: str) -> bool:
+        return await self._work.run(self._is_good, payload, digest)
+
+    def _is_good(self, payload: memoryview, digest: str) -> bool:
+        if blake3.blake3(payload).hexdigest(length=16) != digest:
+            return False
+        size = len(payload) // self._agreement.vectors
+        parts = (payload[i * size : (i + 1) * size] for i in range(self._agreement.vectors))
+        return all(self._codec.validate(codes_as_tensor(part)) for part in parts)
+
+    async def _settle(self, machine: Exchange, peer_id: PeerId, name: str) -> None:
+        told: Event | None = None
+        with trio.move_on_after(SETTLE_S):
+            while told is None and not machine.is_final:
+                told = await self._settle_once(peer_id, name)
+        if not machine.is_final:
+            machine.step(told or Event.NOT_TOLD)
+
+    async def _settle_once(self, peer_id: PeerId, name: str) -> Event | None:
+        try:
+            async with self.open(peer_id) as talk:
+                await talk.send(Settle(name), stall_s=STALL_S)
+                answer, _ = await talk.receive(Settled)
+        except LocoError:
+            await trio.sleep(SETTLE_RETRY_S)
+            return None
+        return _TOLD[answer.outcome]

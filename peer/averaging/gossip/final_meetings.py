@@ -1,0 +1,250 @@
+"""Planned meetings of the final averaging: each with a given partner, at its turn.
+
+The plan is that of protocol/gossip/final_averaging.py. Here the two sides of a meeting come
+together: the one asks until the other has come to the same meeting, the other waits to be asked. A
+proposal that comes before its turn is held (at most MAX_HELD_PROPOSALS). A peer that waits cannot
+know whether it waits in vain, for a partner with another roster has another plan. So now and then
+it asks too, and is refused, with the reason.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+
+from peer.network.conversation import Conversation
+from peer.observe.event_names import EventName
+from peer.observe.events import EventLog
+from peer.ports import PeerId, Stream
+from protocol.errors import LocoError, Refused, StreamLost
+from protocol.gossip.final_averaging import Meeting
+from protocol.limits import MAX_HELD_PROPOSALS
+from protocol.outcomes import RefusalReason, SkipReason
+from protocol.wire.messages import Propose
+
+from .company import Company
+from .exchange_io import Contribution
+from .exchanges import Exchanges
+from .outcome import Agreement, Averaged, Outcome, Skipped, Timing
+
+RETRY_S: Final = 1.0
+"""Between two tries to reach a partner."""
+LOOK_EVERY_S: Final = 1.0
+"""Between two looks whether a partner that should call is still there."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """A proposal that waits for its meeting; the exchange is run where its stream is served.
+
+    Attributes:
+        own: our contribution, once its turn has come.
+        outcome: of the exchange, once it is over; None when they had gone before.
+    """
+
+    proposal: Propose
+    decided: trio.Event = field(default_factory=trio.Event)
+    over: trio.Event = field(default_factory=trio.Event)
+    refusal: RefusalReason | None = None
+    own: Contribution | None = None
+    exchange_s: float = 0.0
+    outcome: Outcome | None = None
+
+    async def hold(self, own: Contribution, exchange_s: float) -> Outcome | None:
+        """Its turn has come: wait until its exchange is over."""
+        self.own, self.exchange_s = own, exchange_s
+        self.decided.set()
+        await self.over.wait()
+        return self.outcome
+
+    def refuse(self, reason: RefusalReason) -> None:
+        """Say no."""
+        self.refusal = reason
+        self.decided.set()
+
+
+class FinalMeetings:
+    """The planned meetings of one peer. `Gossip` hands over the proposals that belong to them.
+
+    Attributes:
+        disagreements: meetings left out because the partner sees another roster than we.
+    """
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        own_id: PeerId,
+        *,
+        company: Company,
+        exchanges: Exchanges,
+        events: EventLog,
+    ) -> None:
+        self._agreement = agreement
+        self._own_id = own_id
+        self._company = company
+        self._exchanges = exchanges
+        self._events = events
+        self._roster: str | None = None
+        self._number = 0
+        self._calls: dict[PeerId, _Call] = {}
+        self._called = trio.Event()
+        self.disagreements = 0
+
+    def __repr__(self) -> str:
+        return f"<FinalMeetings at {self._number} of roster {self._roster}>"
+
+    def begin(self, roster: str) -> None:
+        """From now on the roster with this digest is ours."""
+        self._roster, self._number = roster, 0
+        for call in self._calls.values():
+            if call.proposal.roster != roster:
+                call.refuse(RefusalReason.OTHER_ROSTER)
+
+    async def meet(
+        self, own: Contribution, meeting: Meeting, wait_s: float
+    ) -> tuple[Outcome, Timing]:
+        """Hold a meeting: exchange vectors with its partner.
+
+        Args:
+            own: our contribution; its payload must lie still until this returns.
+            wait_s: how long the partner may take to come, and then the exchange.
+        """
+        began_s = trio.current_time()
+        self._number = meeting.number
+        outcome: Outcome = Skipped(SkipReason.DEADLINE, meeting.partner)
+        with trio.move_on_after(wait_s) as patience:
+            hold = self._ask if meeting.asks else self._wait
+            outcome = await hold(own, meeting, wait_s, patience)
+        self._number = meeting.number + 1
+        seconds = trio.current_time() - began_s
+        exchanged = isinstance(outcome, Averaged)
+        return outcome, Timing(0.0, seconds) if exchanged else Timing(seconds, 0.0)
+
+    # --- the side that asks -----------------------------------------------------------------------
+    async def _ask(
+        self, own: Contribution, meeting: Meeting, wait_s: float, patience: trio.CancelScope
+    ) -> Outcome:
+        assert self._roster is not None
+        partner = meeting.partner
+        proposal = self._agreement.proposal(own, roster=self._roster, meeting=meeting.number)
+        while self._is_present(partner):
+            try:
+                async with self._exchanges.open(partner) as talk:
+                    answer = await self._exchanges.ask(talk, proposal)
+                    patience.deadline = math.inf  # an exchange ends by itself
+                    return await self._exchanges.lead(talk, own, answer, wait_s)
+            except Refused as refused:
+                self._note_refused(own, partner, refused.reason, refused.sentence)
+                if refused.reason is not RefusalReason.TOO_MANY:
+                    self.disagreements += refused.reason is RefusalReason.OTHER_ROSTER
+                    return Skipped(SkipReason.NO_PARTNER, partner)
+            except LocoError as error:
+                self._note_refused(own, partner, "unreachable", str(error))
+            await trio.sleep(RETRY_S)
+        return Skipped(SkipReason.PARTNER_LOST, partner)
+
+    def _is_present(self, peer_id: PeerId) -> bool:
+        return peer_id in self._company.present(ended=True)
+
+    def _note_refused(self, own: Contribution, partner: PeerId, reason: str, sentence: str) -> None:
+        self._events.emit(
+            EventName.PROPOSAL_REFUSED,
+            round=own.round,
+            remote=partner,
+            reason=reason,
+            sentence=sentence,
+        )
+
+    # --- the side that is asked -------------------------------------------------------------------
+    async def _wait(
+        self, own: Contribution, meeting: Meeting, wait_s: float, patience: trio.CancelScope
+    ) -> Outcome:
+        partner, until_s = meeting.partner, patience.deadline
+        while self._is_present(partner):
+            call = self._calls.get(partner)
+            if call is not None and call.proposal.meeting == meeting.number:
+                patience.deadline = math.inf  # an exchange ends by itself
+                if (outcome := await call.hold(own, wait_s)) is not None:
+                    return outcome
+                patience.deadline = until_s
+            elif await self._is_called():
+                pass
+            elif await self._sees_another_roster(own, meeting):
+                self.disagreements += 1
+                return Skipped(SkipReason.NO_PARTNER, partner)
+        return Skipped(SkipReason.PARTNER_LOST, partner)
+
+    async def _is_called(self) -> bool:
+        """Wait for a call; whether one has come."""
+        with trio.move_on_after(LOOK_EVERY_S):
+            await self._called.wait()
+            return True
+        return False
+
+    async def _sees_another_roster(self, own: Contribution, meeting: Meeting) -> bool:
+        """Ask a partner that should ask us: it refuses, and says why."""
+        assert self._roster is not None
+        proposal = self._agreement.proposal(own, roster=self._roster, meeting=meeting.number)
+        try:
+            async with self._exchanges.open(meeting.partner) as talk:
+                await self._exchanges.ask(talk, proposal)
+        except Refused as refused:
+            if refused.reason is RefusalReason.OTHER_ROSTER:
+                self._note_refused(own, meeting.partner, refused.reason, refused.sentence)
+                return True
+        except LocoError:
+            pass  # the look whether it is there says more
+        return False
+
+    async def called(self, talk: Conversation, stream: Stream, proposal: Propose) -> None:
+        """A proposal for a meeting has come: hold it until its turn, then until it is over."""
+        peer_id = stream.remote_peer_id
+        refusal = self._reason_to_refuse(peer_id, proposal)
+        if refusal is None:
+            call = self._calls[peer_id] = _Call(proposal)
+            self._called.set()
+            self._called = trio.Event()
+            try:
+                await self._wait_decided(stream, call)
+                refusal = call.refusal
+            finally:
+                del self._calls[peer_id]
+            if call.own is not None:
+                await self._accept(talk, call, call.own)
+        if refusal is not None:
+            sentence = f"meeting {proposal.meeting} is not possible with me: {refusal}"
+            await talk.refuse(refusal, sentence)
+
+    async def _accept(self, talk: Conversation, call: _Call, own: Contribution) -> None:
+        try:
+            call.outcome = await self._exchanges.accept(talk, own, call.proposal, call.exchange_s)
+        finally:
+            call.over.set()
+
+    def _reason_to_refuse(self, peer_id: PeerId, proposal: Propose) -> RefusalReason | None:
+        if self._roster is not None and proposal.roster != self._roster:
+            return RefusalReason.OTHER_ROSTER
+        if peer_id > self._own_id:  # with the same roster, it is we who ask
+            return RefusalReason.BUSY
+        if self._roster is not None and proposal.meeting < self._number:
+            return RefusalReason.AHEAD
+        full = peer_id in self._calls or len(self._calls) >= MAX_HELD_PROPOSALS
+        return RefusalReason.TOO_MANY if full else None
+
+    async def _wait_decided(self, stream: Stream, call: _Call) -> None:
+        """Wait for the meeting's turn, and watch whether the caller goes away meanwhile."""
+        if call.decided.is_set():
+            return
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                try:
+                    await stream.receive_some(1)
+                except StreamLost:
+                    pass
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch)
+            await call.decided.wait()
+            nursery.cancel_scope.cancel()

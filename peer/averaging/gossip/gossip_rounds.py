@@ -1,0 +1,130 @@
+"""Rounds of gossip: each closed round is averaged with one partner while the next one is trained.
+
+    trainer   |---- round r ----|---- round r+1 ----------|----
+    here                        | search, exchange, outer step, Apply |
+
+- A round is opened when the one before is closed (overlap), or when that one is settled (without
+  overlap, and after the last round of training).
+- A round is closed when its quota is done and the one before is settled; meanwhile it trains on
+  (protocol/schedule/own_rounds.py). So at most one round is being settled.
+- An exchange under way when the trainer dies is finished: its codes lie in memory that outlives the
+  trainer.
+- After the training: the final averaging (final_rounds.py).
+"""
+
+from collections.abc import Sequence
+
+import trio
+
+from peer.averaging.gossip.outer_state import OuterState
+from peer.rounds.pace import Pace
+from peer.rounds.validation import Validation
+from peer.rounds.way import TrainerLine
+from peer.training.messages import Apply, Progress, Ready, RoundClosed, SyncEvent
+from protocol.membership.view import Member
+from protocol.schedule.own_rounds import OwnRounds, RoundPlan
+from protocol.schedule.rounds import keep_together
+
+from .final_rounds import FinalRounds
+from .outer_steps import OuterSteps
+
+
+class GossipRounds:
+    """See the top of the file. Implements `peer.rounds.way.Way`."""
+
+    def __init__(
+        self,
+        rounds: OwnRounds,
+        pace: Pace,
+        *,
+        overlap: bool,
+        outer: OuterState,
+        steps: OuterSteps,
+        finale: FinalRounds,
+        validation: Validation,
+    ) -> None:
+        self._rounds = rounds
+        self._pace = pace
+        self._overlap = overlap
+        self._outer = outer
+        self._steps = steps
+        self._finale = finale
+        self._validation = validation
+        self._line: TrainerLine | None = None
+        self._settled = trio.Event()
+        self._settled.set()
+
+    def __repr__(self) -> str:
+        return f"<GossipRounds {self._rounds!r} {self._outer!r}>"
+
+    @property
+    def version(self) -> int:
+        """Version of the slow weights."""
+        return self._outer.version
+
+    # --- which rounds are trained -----------------------------------------------------------------
+    def enter(self, others: Sequence[Member]) -> None:
+        """Go on where the others are, if they are ahead."""
+        self._rounds.enter([m.progress.step for m in others])
+
+    def next_round(self, others: Sequence[Member]) -> RoundPlan | None:
+        """The next round of training; None when the training is over."""
+        if self._rounds.is_over:
+            return None
+        return self._rounds.plan(self._pace.owed(self._rounds.step, others, keep_together))
+
+    def is_behind(self, others: Sequence[Member]) -> bool:
+        """Never: a peer that is behind jumps when it closes its round."""
+        return False
+
+    async def next_final_round(self) -> RoundPlan | None:
+        """The next round of the final averaging."""
+        assert self._line is not None
+        if not await self._finale.goes_on(self._line):
+            return None
+        return self._rounds.plan(1.0)
+
+    # --- what happens to them ---------------------------------------------------------------------
+    def began(self, line: TrainerLine, ready: Ready) -> None:
+        """A trainer has started."""
+        self._line = line
+
+    def progressed(self, progress: Progress) -> None:
+        """Nothing to do."""
+
+    async def closed(self, closed: RoundClosed, others: Sequence[Member]) -> None:
+        """Average a closed round; the next one may begin at once if averaging overlaps."""
+        await self._settled.wait()  # it is: no round is closed before the last is applied
+        self._settled = trio.Event()
+        self._rounds.closed(closed.step, [m.progress.step for m in others])
+        line = self._line
+        assert line is not None
+        line.nursery.start_soon(self._settle, line, closed, int(self._rounds.step))
+        if not self._overlap or self._rounds.is_over:
+            await self._settled.wait()
+
+    async def took(self, event: SyncEvent) -> None:
+        """Nothing to do: `Applied` follows what we sent."""
+
+    async def died(self) -> None:
+        """An exchange under way needs no trainer: let it end."""
+        await self._settled.wait()
+        self._line = None
+
+    async def wait_settled(self) -> None:
+        """Wait until no exchange is under way."""
+        await self._settled.wait()
+
+    # --- settling a closed round ------------------------------------------------------------------
+    async def _settle(self, line: TrainerLine, closed: RoundClosed, step: int) -> None:
+        """Average a closed round, take the outer step, and tell the trainer."""
+        meeting = self._finale.meeting
+        try:
+            averaging = await self._steps.average(line.trainer, closed, step, meeting)
+            await self._validation.wait_idle()  # the slow weights lie still meanwhile
+            await self._steps.take(averaging, meeting)
+            await line.send(Apply(closed.round))
+            if self._validation.is_due(closed.round) and not self._finale.has_begun:
+                await self._validation.begin(line, closed.round)
+        finally:
+            self._settled.set()

@@ -1,0 +1,157 @@
+"""The outer state of one peer: slow weights, outer momentum, and the round they stand at.
+
+Invariants:
+
+- phi and delta belong together: a step checks everything it reads before it writes the first value.
+- A round is stepped at most once, and rounds only rise.
+- `version` rises with every change of phi, so a reader of shared memory can say which phi it took.
+
+One thread at a time may call a method (the daemon runs them as blocking work); nothing here locks.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from peer.averaging.noloco.outer_step import Factors, OuterStepMeasures, outer_step
+from peer.codec import CodeBuffer, Codec, codes_as_tensor
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+
+__all__ = ["Factors", "OuterState", "OuterStatistics"]
+
+Float32Vector = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class OuterStatistics:
+    """The outer state now, and the last step's measures (`OuterStepMeasures`; None before it)."""
+
+    version: int
+    round: int
+    steps: int
+    steps_alone: int
+    delta_rms: float | None
+    replica_distance: float | None
+
+
+class OuterState:
+    """Holds phi and delta (fp32 [P], the caller's memory, changed in place).
+
+    Attributes:
+        version: rises with every change of phi.
+        round: round of the last step; -1 before the first.
+    """
+
+    def __init__(
+        self, phi_P: Float32Vector, delta_P: Float32Vector, codec: Codec, factors: Factors
+    ) -> None:
+        """Raises ValueError unless both are writable fp32 vectors of one length."""
+        if phi_P.shape != delta_P.shape or not (phi_P.flags.writeable and delta_P.flags.writeable):
+            raise ValueError("phi and delta must be writable and of one length")
+        self.phi_P, self.delta_P = phi_P, delta_P
+        self.version, self.round = 0, -1
+        self._phi, self._delta = torch.from_numpy(phi_P), torch.from_numpy(delta_P)
+        self._codec, self._factors = codec, factors
+        self._steps = self._steps_alone = 0
+        self._last: OuterStepMeasures | None = None
+        self._distance: float | None = None
+
+    def __repr__(self) -> str:
+        return f"OuterState(P={self.phi_P.size}, round={self.round}, version={self.version})"
+
+    @property
+    def needs_phi_codes(self) -> bool:
+        """Whether the codes of phi travel too (gamma != beta)."""
+        return self._factors.pulls
+
+    def encode_phi(self, codes: memoryview) -> None:
+        """Write the codes of phi into `codes`. Raises ValueError if phi is not finite."""
+        self._codec.encode(self._phi, torch.frombuffer(codes, dtype=torch.uint8))
+
+    def step(
+        self,
+        round: int,
+        own_codes: CodeBuffer,
+        partner_codes: CodeBuffer | None = None,
+        own_phi_codes: CodeBuffer | None = None,
+        partner_phi_codes: CodeBuffer | None = None,
+        factors: Factors | None = None,
+        own_share: float = 0.5,
+    ) -> OuterStepMeasures:
+        """Take the outer step of `round` with the partner's codes, or alone.
+
+        Args:
+            round: number of the round; higher than that of the step before.
+            own_codes: codes of our theta.
+            partner_codes: codes of the partner's theta; None alone.
+            own_phi_codes: codes of our phi before the step; needed in a pair with gamma != beta.
+            partner_phi_codes: the partner's.
+            factors: other factors for this step than the run's.
+            own_share: weight of our theta in the pair's mean.
+
+        Raises:
+            LocalProtocolError: our own codes are bad or the round was stepped before; nothing was
+                written.
+            RemoteProtocolError: the partner's codes are bad; nothing was written.
+        """
+        if round <= self.round:
+            raise LocalProtocolError(
+                f"outer step of round {round} after that of round {self.round}"
+            )
+        used = factors or self._factors
+        theta_codes = [self._own(own_codes)]
+        phi_codes: list[torch.Tensor] = []
+        if partner_codes is not None:
+            theta_codes.append(self._partners(partner_codes))
+            if used.pulls:
+                phi_codes = [self._own(own_phi_codes), self._partners(partner_phi_codes)]
+        shares = None if own_share == 0.5 else (own_share, 1 - own_share)[: len(theta_codes)]
+        measures = outer_step(
+            self._phi, self._delta, theta_codes, self._codec, used, phi_codes, shares
+        )
+        self._note(round, measures)
+        return measures
+
+    def arrived(self, round: int) -> None:
+        """A joiner's state is whole in phi and delta, as it stood after the step of `round`."""
+        self.version, self.round = self.version + 1, round
+
+    def statistics(self) -> OuterStatistics:
+        """Counters and the last step's measures; the distance is of the last step in a pair."""
+        return OuterStatistics(
+            version=self.version,
+            round=self.round,
+            steps=self._steps,
+            steps_alone=self._steps_alone,
+            delta_rms=None if self._last is None else self._last.delta_rms,
+            replica_distance=self._distance,
+        )
+
+    def _note(self, round: int, measures: OuterStepMeasures) -> None:
+        self.version, self.round, self._last = self.version + 1, round, measures
+        self._steps += 1
+        self._steps_alone += measures.replica_distance is None
+        if measures.replica_distance is not None:
+            self._distance = measures.replica_distance
+
+    def _own(self, codes: CodeBuffer | None) -> torch.Tensor:
+        tensor = self._valid(codes)
+        if tensor is None:
+            raise LocalProtocolError("our own codes are missing or not valid")
+        return tensor
+
+    def _partners(self, codes: CodeBuffer | None) -> torch.Tensor:
+        tensor = self._valid(codes)
+        if tensor is None:
+            raise RemoteProtocolError("the partner's codes are missing, malformed or not finite")
+        return tensor
+
+    def _valid(self, codes: CodeBuffer | None) -> torch.Tensor | None:
+        """`codes` as a tensor if they are there, fit phi and are valid; else None."""
+        if codes is None:
+            return None
+        tensor = codes_as_tensor(codes)
+        expected = self._codec.code_bytes(self.phi_P.size)
+        return tensor if tensor.numel() == expected and self._codec.validate(tensor) else None

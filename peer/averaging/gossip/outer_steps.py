@@ -1,0 +1,204 @@
+"""From a closed round to moved slow weights: find a partner, exchange, take the outer step, count.
+
+The outer state moves only here, once per round, under `lock` (state transfer reads under the same
+lock, so what it reads is one state). A round ends in `averaged` or `skipped(reason)` and is counted
+as one of them; without a partner the n = 1 step is taken, and in the final averaging none.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import blake3
+import trio
+
+from peer.averaging.gossip.exchange_io import Contribution
+from peer.averaging.gossip.final_meetings import FinalMeetings
+from peer.averaging.gossip.gossip import Bounds, Gossip
+from peer.averaging.gossip.outcome import Averaged, Outcome, Timing
+from peer.averaging.gossip.outer_state import Factors, OuterState
+from peer.observe.event_names import EventName
+from peer.observe.events import EventLog
+from peer.observe.facts import Facts
+from peer.ports import Work
+from peer.training.messages import RoundClosed
+from peer.training.ports import Trainer
+from protocol.gossip.final_averaging import Meeting
+from protocol.gossip.patience import Patience
+from protocol.run.run_spec import RunSpec
+
+SEARCH_ROUNDS: Final = 2.0
+"""A partner is looked for as long as so many rounds take; then the n = 1 step is taken."""
+MIN_SEARCH_S: Final = 2.0
+MAX_EXCHANGE_ROUNDS: Final = 8.0
+"""An exchange may take as long as so many rounds. So an average is at most 10 rounds old (search
+and exchange) when it is merged."""
+MIN_EXCHANGE_S: Final = 30.0
+PLAIN_AVERAGE: Final = Factors(alpha=0.0, beta=1.0, gamma=1.0)
+"""The final averaging trains no more: both sides take the mean of their weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTiming:
+    """Seconds that one round spent in each phase."""
+
+    train_s: float
+    match_s: float
+    exchange_s: float
+    apply_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SettledRound:
+    """A closed round with what we brought to it, how averaging ended, and how long that took."""
+
+    own: Contribution
+    closed: RoundClosed
+    outcome: Outcome
+    timing: Timing
+
+
+class OuterSteps:
+    """Takes the outer steps of one peer.
+
+    Attributes:
+        lock: held while the outer state moves.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        *,
+        facts: Facts,
+        outer: OuterState,
+        gossip: Gossip,
+        meetings: FinalMeetings,
+        work: Work,
+        events: EventLog,
+        observe_round: Callable[[RoundTiming], None],
+    ) -> None:
+        self._spec = spec
+        self._facts = facts
+        self._outer = outer
+        self._gossip = gossip
+        self._meetings = meetings
+        self._work = work
+        self._events = events
+        self._observe_round = observe_round
+        self._patience = Patience()
+        self.lock = trio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<OuterSteps {self._outer!r}, {self._patience!r}>"
+
+    async def average(
+        self, trainer: Trainer, closed: RoundClosed, step: int, meeting: Meeting | None
+    ) -> SettledRound:
+        """Find a partner for a closed round and exchange vectors; its end is always a defined one.
+
+        Args:
+            step: the nominal step of its snapshot.
+            meeting: of the final averaging's plan; None to average with whoever is free.
+        """
+        own = await self._work.run(self._contribution, trainer, closed, step)
+        if meeting is None:
+            outcome, timing = await self._gossip.average(own, self._bounds())
+        else:
+            outcome, timing = await self._meetings.meet(own, meeting, self._exchange_s())
+        if isinstance(outcome, Averaged):
+            self._patience.exchanged(timing.match_s, timing.exchange_s, self._slack_s())
+        return SettledRound(own, closed, outcome, timing)
+
+    async def take(self, settled: SettledRound, meeting: Meeting | None) -> None:
+        """Take the outer step, and count how the round ended."""
+        started_s = trio.current_time()
+        own, outcome = settled.own, settled.outcome
+        partner = outcome.payload if isinstance(outcome, Averaged) else None
+        theta, phi = _split(own.payload, own.vectors)
+        their_theta, their_phi = _split(partner, own.vectors)
+        assert theta is not None
+        async with self.lock:
+            measures = await self._work.run(
+                self._outer.step,
+                own.round,
+                theta,
+                their_theta,
+                phi,
+                their_phi,
+                PLAIN_AVERAGE if own.final else None,
+                0.5 if meeting is None else meeting.own_share,
+            )
+        if measures.replica_distance is not None:
+            self._facts.replica_distance = measures.replica_distance
+        self._count(settled, trio.current_time() - started_s)
+
+    def _bounds(self) -> Bounds:
+        round_s = self._facts.round_s
+        return Bounds(
+            fresh_s=self._patience.for_fresh_s(self._slack_s()),
+            search_s=max(MIN_SEARCH_S, SEARCH_ROUNDS * round_s),
+            exchange_s=self._exchange_s(),
+        )
+
+    def _slack_s(self) -> float:
+        """For how long a partner may be awaited at no cost, exchange included."""
+        return self._facts.round_s if self._spec.sync.overlap else 0.0
+
+    def _exchange_s(self) -> float:
+        return max(MIN_EXCHANGE_S, MAX_EXCHANGE_ROUNDS * self._facts.round_s)
+
+    def _contribution(self, trainer: Trainer, closed: RoundClosed, step: int) -> Contribution:
+        assert closed.slot is not None
+        assert closed.digest is not None
+        payload, digest, vectors = trainer.codes(closed.slot), closed.digest, 1
+        if self._outer.needs_phi_codes:
+            both = memoryview(bytearray(2 * len(payload)))
+            both[: len(payload)] = payload
+            self._outer.encode_phi(both[len(payload) :])
+            payload = both
+            digest, vectors = blake3.blake3(payload).hexdigest(length=16), 2
+        return Contribution(
+            round=closed.round,
+            step=step,
+            final=self._facts.ended,
+            steps=closed.steps,
+            tokens=closed.tokens,
+            codec=self._spec.sync.codec,
+            vectors=vectors,
+            digest=digest,
+            payload=payload,
+        )
+
+    def _count(self, settled: SettledRound, apply_s: float) -> None:
+        facts, timing = self._facts, settled.timing
+        closed, outcome = settled.closed, settled.outcome
+        if isinstance(outcome, Averaged):
+            facts.count_averaged()
+            self._events.emit(
+                EventName.ROUND_AVERAGED,
+                round=closed.round,
+                partner=outcome.partner_id,
+                seconds=timing.exchange_s,
+                searched_s=timing.match_s,
+                distance=facts.replica_distance,
+                step=closed.step,
+                age=facts.nominal_step - closed.step,
+            )
+        else:
+            facts.count_skipped(outcome.reason)
+            self._events.emit(
+                EventName.ROUND_SKIPPED,
+                round=closed.round,
+                reason=outcome.reason,
+                partner=outcome.partner_id,
+                step=closed.step,
+            )
+        self._observe_round(RoundTiming(closed.seconds, timing.match_s, timing.exchange_s, apply_s))
+
+
+def _split(payload: memoryview | None, vectors: int) -> tuple[memoryview | None, memoryview | None]:
+    """Codes of theta, and those of phi where they travel too."""
+    if payload is None or vectors == 1:
+        return payload, None
+    half = len(payload) // vectors
+    return payload[:half], payload[half:]

@@ -1,0 +1,133 @@
+"""What this peer knows of itself: the one place that beats, `status`, metrics and the events read.
+
+Only the part that makes a fact true writes it. Everything else reads.
+"""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+import trio
+
+from peer.daemon.held_part import HeldPart
+from peer.observe.status import RECENT_ROUNDS, PeerState
+from protocol.gossip.matchmaking_events import Snapshot
+from protocol.outcomes import RefusalReason, SkipReason
+
+
+@dataclass(slots=True)
+class Facts:
+    """The present.
+
+    Attributes:
+        fraction: share of our quota done in the round in training.
+        nominal_step: as last told by the trainer.
+        free: the snapshot that we look for a partner with; None while we look for none.
+        ended: our last round of training is averaged.
+        recent: whether each of the last RECENT_ROUNDS rounds was averaged, oldest first.
+        replica_loss: validation loss of our own replica at the end of the training, before the
+            final averaging.
+        tokens, inner_steps: trained by this daemon since its start.
+        steps_per_s: inner steps per second, smoothed.
+        alone_steps_per_s: those of the trainer alone, by its calibration.
+        training_since_s: trio's time of the first training; None before.
+        stalled_s: time for which training stood still for averages that were late.
+        diverged, healed, healed_s: chunks of the outer copy found to differ from a better one,
+            those that were fetched, and how long that took.
+        held: the part of the model that we hold; None before the run spec is here.
+        refused: contributions of others to fragments that were not taken, and whatever was meant
+            for another group, by reason.
+        lost_blocks, repeated_blocks: of the whole swarm, by changes of its members.
+        restarts: trainer restarts by reason.
+        codec: of the run; None while unknown.
+        loops: what codes in it, for `trainer` and `daemon` (`peer.codec.Codec.loops_for`).
+    """
+
+    peer_id: str
+    incarnation: int
+    run_id: str | None = None
+    state: PeerState = PeerState.STARTING
+    round: int = 0
+    fraction: float = 0.0
+    nominal_step: float = 0.0
+    free: Snapshot | None = None
+    ended: bool = False
+    recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT_ROUNDS))
+    replica_loss: float | None = None
+    inner_steps_per_round: int = 1
+    tokens: int = 0
+    inner_steps: int = 0
+    tokens_per_step: int = 0
+    epoch: int = 0
+    position: int = 0
+    steps_per_s: float = 0.0
+    alone_steps_per_s: float = 0.0
+    training_since_s: float | None = None
+    train_loss: float | None = None
+    validation_loss: float | None = None
+    validation_round: int | None = None
+    replica_distance: float | None = None
+    held: HeldPart | None = None
+    parameters: int | None = None
+    averaged: int = 0
+    stalled_s: float = 0.0
+    diverged: int = 0
+    healed: int = 0
+    healed_s: float = 0.0
+    refused: Counter[RefusalReason] = field(default_factory=Counter)
+    lost_blocks: int = 0
+    repeated_blocks: int = 0
+    skipped: Counter[SkipReason] = field(default_factory=Counter)
+    restarts: Counter[str] = field(default_factory=Counter)
+    codec: str | None = None
+    loops: dict[str, str] = field(default_factory=dict)
+    doing: str = "starting"
+    doing_since_s: float = 0.0
+
+    def now_doing(self, sentence: str, state: PeerState | None = None) -> None:
+        """Say what goes on, and in which state that is."""
+        if state is not None:
+            self.state = state
+        if sentence != self.doing:
+            self.doing, self.doing_since_s = sentence, trio.current_time()
+
+    @property
+    def group(self) -> str | None:
+        """Digest of the group that we are in."""
+        return None if self.held is None else self.held.group.digest
+
+    @property
+    def layout_digest(self) -> str | None:
+        """Digest of the layout of the part that we hold."""
+        return None if self.held is None else self.held.shape.layout_digest
+
+    @property
+    def step(self) -> int:
+        """Nominal inner step, in whole ones."""
+        return int(self.nominal_step)
+
+    @property
+    def round_s(self) -> float:
+        """How long H steps take at our speed; 0 before it is known."""
+        return self.inner_steps_per_round / self.steps_per_s if self.steps_per_s else 0.0
+
+    def count_averaged(self) -> None:
+        """A round was averaged."""
+        self.averaged += 1
+        self.recent.append(True)
+
+    def count_skipped(self, reason: SkipReason) -> None:
+        """A round was not averaged."""
+        self.skipped[reason] += 1
+        self.recent.append(False)
+
+    def averaged_share(self) -> float | None:
+        """Share of the last RECENT_ROUNDS rounds that were averaged; None before the first."""
+        return sum(self.recent) / len(self.recent) if self.recent else None
+
+    def compute_utilisation(self) -> float | None:
+        """Tokens trained over what the trainer alone would have trained in the same wall time."""
+        if self.training_since_s is None or not self.alone_steps_per_s:
+            return None
+        elapsed_s = trio.current_time() - self.training_since_s
+        possible = elapsed_s * self.alone_steps_per_s * self.tokens_per_step
+        return self.tokens / possible if possible > 0 else None

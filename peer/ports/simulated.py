@@ -1,0 +1,72 @@
+"""Simulated Disk, Work and Entropy: in memory, inline, from a seed."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import blake3
+import trio
+
+from .real import inside
+
+T = TypeVar("T")
+
+
+class SimulatedDisk:
+    """Files in memory. Survives the simulated daemon, as a disk does: give it to the next one."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, bytearray] = {}
+
+    def __repr__(self) -> str:
+        return f"<SimulatedDisk {len(self._files)} files>"
+
+    def read(self, path: Path) -> bytes:
+        """Raises FileNotFoundError."""
+        try:
+            return bytes(self._files[inside(path)])
+        except KeyError:
+            raise FileNotFoundError(str(path)) from None
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Replace."""
+        self._files[inside(path)] = bytearray(data)
+
+    def append_line(self, path: Path, line: bytes) -> None:
+        """Append `line` and a newline."""
+        self._files.setdefault(inside(path), bytearray()).extend(line + b"\n")
+
+
+class SimulatedWork:
+    """Work done inline, taking `duration_s` of virtual time."""
+
+    def __init__(self, duration_s: float = 0.0) -> None:
+        self._duration_s = duration_s
+
+    def __repr__(self) -> str:
+        return f"<SimulatedWork {self._duration_s} s each>"
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        """`function(*args)`, here and now, then the time it would have taken."""
+        await trio.lowlevel.checkpoint()
+        result = function(*args)
+        with trio.CancelScope(shield=True):
+            await trio.sleep(self._duration_s)
+        return result
+
+
+class SimulatedEntropy:
+    """Bytes that follow from the seed, and look random."""
+
+    def __init__(self, seed: int) -> None:
+        self._hasher = blake3.blake3(f"loco-entropy {seed}".encode())
+        self._position = 0
+
+    def __repr__(self) -> str:
+        return f"<SimulatedEntropy at {self._position}>"
+
+    def token_bytes(self, n: int) -> bytes:
+        """The next `n` bytes of the seed's stream."""
+        taken = self._hasher.digest(length=n, seek=self._position)
+        self._position += n
+        return taken

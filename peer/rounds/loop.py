@@ -1,0 +1,306 @@
+"""The outer loop: one round after another, through one trainer's life after another.
+
+`RoundLoop` starts trainers, opens and closes rounds, follows the swarm's pace, validates, and ends
+the run. What is exchanged with the other peers, and when, is its way of averaging (way.py).
+
+What it promises:
+
+- A dead trainer costs at most the round it was in: the next life loads the slow weights and goes on
+  where the swarm is.
+- Nobody writes the slow weights while they are validated.
+- The next round is opened as soon as the way of averaging lets it, and never two at once.
+"""
+
+from typing import Final
+
+import trio
+
+from peer.observe.event_names import EventName
+from peer.observe.events import EventLog
+from peer.observe.facts import Facts
+from peer.observe.status import PeerState
+from peer.process.exception_groups import leaves
+from peer.process.rejoin import JoinAgain, addresses_of
+from peer.training.messages import (
+    CloseRound,
+    Evaluated,
+    Failed,
+    Load,
+    Progress,
+    Ready,
+    RoundClosed,
+    Stop,
+    TrainerEvent,
+    TrainRound,
+)
+from peer.training.ports import Float32Vector, StartTrainer, Trainer, TrainerDied
+from protocol.errors import LocoError
+from protocol.membership.view import Member, View
+from protocol.schedule.own_rounds import RoundPlan
+from protocol.schedule.rounds import is_lost
+
+from .shares import DataShares
+from .validation import Validation
+from .way import TrainerLine, Way
+
+MAX_FAILURES_IN_A_ROW: Final = 5
+"""Trainer lives that close no round before we give up."""
+RESTART_PAUSE_S: Final = 1.0
+SPEED_SMOOTHING: Final = 0.3
+
+
+class TrainingImpossible(LocoError):
+    """The trainer fails again and again; the message says how."""
+
+
+class RoundLoop:
+    """Runs the rounds of one peer; see the top of the file.
+
+    Args:
+        total_steps: nominal steps of the run.
+        slow_P: the slow weights, which trainers start from.
+    """
+
+    def __init__(
+        self,
+        way: Way,
+        *,
+        inner_steps: int,
+        total_steps: int,
+        facts: Facts,
+        view: View,
+        shares: DataShares,
+        validation: Validation,
+        slow_P: Float32Vector,
+        start_trainer: StartTrainer,
+        events: EventLog,
+    ) -> None:
+        self._way = way
+        self._inner_steps = inner_steps
+        self._total_steps = total_steps
+        self._facts = facts
+        self._view = view
+        self._shares = shares
+        self._validation = validation
+        self._slow_P = slow_P
+        self._start_trainer = start_trainer
+        self._events = events
+        self._quota = inner_steps
+        self._given_up = False
+        self._micro_batch_cap: int | None = None
+        self._failures_in_a_row = 0
+        self.finished = False
+
+    def __repr__(self) -> str:
+        return f"<RoundLoop round={self._facts.round} quota={self._quota} {self._way!r}>"
+
+    async def wait_settled(self) -> None:
+        """Wait until no exchange is under way that is worth waiting for."""
+        await self._way.wait_settled()
+
+    # --- lives of the trainer ---------------------------------------------------------------------
+    async def run(self) -> None:
+        """Train until the run is over.
+
+        Raises:
+            TrainingImpossible
+        """
+        while not self.finished:
+            self._facts.now_doing("starting the trainer")
+            try:
+                async with self._start_trainer(self._slow_P, self._micro_batch_cap) as trainer:
+                    await self._live(trainer)
+            except* TrainerDied as died:
+                await self._note_death(str(leaves(died)[0]))
+
+    async def _live(self, trainer: Trainer) -> None:
+        self._validation.forget()
+        ready = await trainer.receive()
+        if isinstance(ready, Failed):
+            raise self._death(ready)
+        assert isinstance(ready, Ready)
+        self._note_start(ready)
+        async with trio.open_nursery() as nursery:
+            line = TrainerLine(trainer, nursery)
+            self._way.began(line, ready)
+            await trainer.send(Load(self._way.version))
+            if self._way.version == 0:  # a founder's first weights
+                self._check_lost()
+            self._way.enter(self._others())
+            nursery.start_soon(self._open_next, line)
+            try:
+                while not self.finished:
+                    await self._take(line, await trainer.receive())
+            except TrainerDied:
+                if not self.finished:
+                    self._validation.forget()
+                    await self._way.died()
+                    raise
+
+    def _note_start(self, ready: Ready) -> None:
+        facts = self._facts
+        if ready.layout_digest != facts.layout_digest:
+            raise TrainingImpossible("the trainer's model has another layout than the run's")
+        facts.parameters, facts.alone_steps_per_s = ready.parameters, ready.steps_per_s
+        facts.steps_per_s = facts.steps_per_s or ready.steps_per_s
+        facts.loops["trainer"] = ready.loops
+        self._micro_batch_cap = ready.micro_batch
+        if facts.training_since_s is None:
+            facts.training_since_s = trio.current_time()
+        self._events.emit(
+            EventName.TRAINER_STARTED,
+            device=ready.device,
+            precision=ready.precision,
+            parameters=ready.parameters,
+            micro_batch=ready.micro_batch,
+            steps_per_s=ready.steps_per_s,
+            codec=ready.loops,
+        )
+
+    async def _note_death(self, why: str) -> None:
+        self._facts.restarts[_death_reason(why)] += 1
+        self._events.emit(EventName.TRAINER_DIED, reason=_death_reason(why), detail=why)
+        self._failures_in_a_row += 1
+        if self._failures_in_a_row > MAX_FAILURES_IN_A_ROW:
+            raise TrainingImpossible(
+                f"the trainer failed {self._failures_in_a_row} times without closing a round: {why}"
+            )
+        self._facts.now_doing(f"restarting the trainer: {why}")
+        await trio.sleep(RESTART_PAUSE_S * (self._failures_in_a_row - 1))
+
+    def _death(self, failed: Failed) -> TrainerDied:
+        if failed.reason == "out_of_memory" and self._micro_batch_cap is not None:
+            self._micro_batch_cap = max(1, self._micro_batch_cap // 2)
+        return TrainerDied(f"{failed.reason}: {failed.detail}")
+
+    # --- events of the trainer --------------------------------------------------------------------
+    async def _take(self, line: TrainerLine, event: TrainerEvent) -> None:
+        match event:
+            case Progress():
+                self._note_progress(line, event)
+            case RoundClosed():
+                self._note_closed(event)
+                line.nursery.start_soon(self._go_on, line, event)
+            case Evaluated():
+                self._validation.ended(event)
+            case Failed():
+                raise self._death(event)
+            case Ready():
+                pass
+            case _:
+                await self._way.took(event)
+
+    def _note_progress(self, line: TrainerLine, progress: Progress) -> None:
+        facts = self._facts
+        if progress.round != facts.round:
+            return
+        facts.fraction = progress.steps / max(1, self._quota)
+        facts.nominal_step = progress.step
+        facts.train_loss = progress.loss
+        if progress.step_s > 0:
+            speed = 1 / progress.step_s
+            facts.steps_per_s += SPEED_SMOOTHING * (speed - facts.steps_per_s)
+        self._way.progressed(progress)
+        self._check_lost()
+        if not self._given_up and self._way.is_behind(self._others()):
+            self._given_up = True
+            line.send_soon(CloseRound(facts.round))
+
+    def _note_closed(self, closed: RoundClosed) -> None:
+        facts = self._facts
+        self._failures_in_a_row = 0
+        facts.epoch, facts.position = closed.epoch, closed.position
+        facts.nominal_step = closed.step
+        facts.tokens += closed.tokens
+        facts.inner_steps += closed.steps
+        if closed.steps:
+            facts.train_loss = closed.loss
+        self._events.emit(
+            EventName.ROUND_CLOSED,
+            round=closed.round,
+            steps=closed.steps,
+            tokens=closed.tokens,
+            loss=closed.loss,
+            seconds=closed.seconds,
+            step=closed.step,
+        )
+
+    # --- opening and closing rounds ---------------------------------------------------------------
+    def _others(self) -> list[Member]:
+        """The others that train; but for those that say they are past the end."""
+        training = self._view.members_training(trio.current_time())
+        return [m for m in training if m.progress.step <= self._total_steps]
+
+    def _check_lost(self) -> None:
+        """Raises JoinAgain when our weights are of another time than the swarm's."""
+        others, own_step = self._others(), self._facts.step
+        if is_lost(own_step, [m.progress.step for m in others], self._inner_steps):
+            addresses = addresses_of(others)
+            if addresses:
+                raise JoinAgain(addresses, f"step {own_step} is far behind the swarm's")
+
+    async def _go_on(self, line: TrainerLine, closed: RoundClosed) -> None:
+        """Average a closed round, as far as the next one has to wait for that, and open that."""
+        await self._way.closed(closed, self._others())
+        await self._open_next(line)
+
+    async def _open_next(self, line: TrainerLine) -> None:
+        plan = self._way.next_round(self._others()) or await self._way.next_final_round()
+        if plan is None:
+            await self._finish(line)
+        else:
+            await self._open(line, plan)
+
+    async def _open(self, line: TrainerLine, plan: RoundPlan) -> None:
+        facts = self._facts
+        members = self._shares.now(self._others())
+        self._quota = plan.quota
+        facts.round, facts.nominal_step = plan.round, plan.start_step
+        facts.fraction, self._given_up = 0.0, False
+        facts.now_doing("training", PeerState.TRAINING)
+        self._events.emit(
+            EventName.ROUND_OPENED,
+            round=plan.round,
+            quota=plan.quota,
+            members=len(members),
+            step=plan.start_step,
+        )
+        await line.send(
+            TrainRound(
+                plan.round,
+                plan.quota,
+                members,
+                facts.epoch,
+                facts.position,
+                plan.start_step,
+                plan.stride,
+            )
+        )
+
+    async def _finish(self, line: TrainerLine) -> None:
+        facts = self._facts
+        facts.fraction, facts.nominal_step = 1.0, float(self._total_steps)
+        await self._validation.wait_idle()
+        before = self._validation.answers
+        await self._validation.begin(line, facts.round)
+        await self._validation.wait_idle()
+        if self._validation.answers == before:
+            return  # the trainer died over it; its next life comes here again
+        self.finished = True
+        await line.trainer.send(Stop())
+        self._events.emit(
+            EventName.RUN_FINISHED,
+            round=facts.round,
+            step=facts.step,
+            validation_loss=facts.validation_loss,
+            replica_loss=facts.replica_loss,
+        )
+        facts.now_doing("the run is over; serving its state", PeerState.FINISHED)
+
+
+def _death_reason(why: str) -> str:
+    """One word for the metrics: what the trainer said of itself, else how it went."""
+    said = why.partition(":")[0]
+    if said in ("out_of_memory", "non_finite", "error", "unusable"):
+        return said
+    return "hung" if said.endswith("hung") else "died"

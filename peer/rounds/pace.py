@@ -1,0 +1,44 @@
+"""How many steps of a round are ours: the rules of protocol/schedule/rounds.py with what we have
+heard.
+"""
+
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import trio
+
+from peer.observe.facts import Facts
+from protocol.membership.view import Member
+from protocol.schedule.rounds import owed_steps, place
+
+
+class Pace:
+    """What one peer owes to a round.
+
+    Args:
+        inner_steps: H.
+        facts: of this peer.
+    """
+
+    def __init__(self, inner_steps: int, facts: Facts) -> None:
+        self._inner_steps = inner_steps
+        self._facts = facts
+
+    def __repr__(self) -> str:
+        return f"<Pace of {self._inner_steps} steps>"
+
+    def owed(self, step: float, others: Sequence[Member], adjusted: Callable[..., float]) -> float:
+        """Our steps of a round that begins now, at this nominal step; not whole.
+
+        Args:
+            others: those that train.
+            adjusted: `catch_up` or `keep_together`.
+        """
+        own_speed, now_s = self._facts.steps_per_s, trio.current_time()
+        speeds = [*(m.progress.steps_per_s for m in others), own_speed]
+        places = [
+            place(m.progress.step, now_s - m.told_s, median(speeds), self._inner_steps)
+            for m in others
+        ]
+        owed = owed_steps(self._inner_steps, own_speed, speeds)
+        return adjusted(owed, step, places, self._inner_steps)

@@ -1,0 +1,88 @@
+"""The share of the data that each member takes, and the blocks that changes of it have cost.
+
+The data plan gives every member blocks in proportion to its weight, and the weight follows from its
+speed: a peer of median speed has MEMBER_WEIGHT, and small differences of speed count as none. So
+the shares stay as they are until somebody comes, goes, or changes its pace; then what lies between
+the members' positions is lost, or trained twice (protocol/schedule/data_plan.py), and is counted
+here.
+
+Each peer counts for the whole swarm, by what it has heard, so two peers may count differently.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from peer.observe.facts import Facts
+from protocol.membership.view import Member
+from protocol.schedule.data_plan import DataPlan, MemberPosition
+from protocol.schedule.rounds import whole_steps
+
+MEMBER_WEIGHT: Final = 4
+"""Data weight of a peer of median speed; others in proportion."""
+MAX_MEMBER_WEIGHT: Final = 16 * MEMBER_WEIGHT
+"""What a peer says of its speed is not checked: this bounds the data it can claim by it."""
+MAX_APART_PLACES: Final = 1 << 16
+"""Nor is its position checked: a peer that says it is further away is left out of the count."""
+
+
+class DataShares:
+    """The shares of one run, as this peer sees them. Writes `facts.lost_blocks`, `repeated_blocks`.
+
+    Args:
+        plan: of the run's corpus.
+        facts: of this peer, a member itself.
+    """
+
+    def __init__(self, plan: DataPlan, facts: Facts) -> None:
+        self._plan = plan
+        self._facts = facts
+        self._members: dict[str, MemberPosition] = {}
+
+    def __repr__(self) -> str:
+        return f"<DataShares of {len(self._members)} members>"
+
+    def now(self, training: Sequence[Member]) -> tuple[tuple[str, int], ...]:
+        """Members and weights for the round that begins now; a change since the last is counted.
+
+        Args:
+            training: the others that train.
+        """
+        facts = self._facts
+        speeds = [*(m.progress.steps_per_s for m in training), facts.steps_per_s]
+
+        def weight(speed: float) -> int:
+            return min(MAX_MEMBER_WEIGHT, whole_steps(MEMBER_WEIGHT, speed, speeds))
+
+        own = MemberPosition(facts.peer_id, weight(facts.steps_per_s), facts.epoch, facts.position)
+        members = {m.peer_id: _position(m, weight(m.progress.steps_per_s)) for m in training}
+        members[own.peer_id] = own
+        self._count(members, own)
+        self._members = members
+        return tuple((m.peer_id, m.weight) for _, m in sorted(members.items()))
+
+    def _count(self, members: dict[str, MemberPosition], own: MemberPosition) -> None:
+        before = {peer_id: m.weight for peer_id, m in self._members.items()}
+        if not before or before == {peer_id: m.weight for peer_id, m in members.items()}:
+            return
+        # Those who stay are where they are now; those who went, where they were last seen.
+        stood = [
+            MemberPosition(peer_id, m.weight, at.epoch, at.position)
+            for peer_id, m in self._members.items()
+            for at in [members.get(peer_id, m)]
+        ]
+        cost = self._plan.lost_and_repeated(
+            [m for m in stood if self._is_near(m, own)],
+            [m for m in members.values() if self._is_near(m, own)],
+        )
+        self._facts.lost_blocks += cost.lost
+        self._facts.repeated_blocks += cost.repeated
+
+    def _is_near(self, member: MemberPosition, own: MemberPosition) -> bool:
+        epochs = member.epoch - own.epoch
+        places = epochs * self._plan.num_blocks + member.position - own.position
+        return abs(places) <= MAX_APART_PLACES
+
+
+def _position(member: Member, weight: int) -> MemberPosition:
+    progress = member.progress
+    return MemberPosition(member.peer_id, weight, progress.epoch, progress.position)

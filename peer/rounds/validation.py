@@ -1,0 +1,77 @@
+"""Validation of the slow weights: when it is due, and that nothing moves them meanwhile.
+
+One validation at a time is under way, from the command to the trainer's answer; a slow peer, which
+has to keep up, validates less often than the run asks for.
+"""
+
+import math
+from typing import Final
+
+import trio
+
+from peer.observe.event_names import EventName
+from peer.observe.events import EventLog
+from peer.observe.facts import Facts
+from peer.training.messages import Evaluate, Evaluated
+
+from .way import TrainerLine
+
+MAX_VALIDATION_SHARE: Final = 0.1
+"""Largest part of a peer's time that goes into validation."""
+
+
+class Validation:
+    """See the top of the file.
+
+    Args:
+        every_rounds: rounds between two validations, at least.
+
+    Attributes:
+        answers: of the trainer, since the start.
+    """
+
+    def __init__(self, every_rounds: int, facts: Facts, events: EventLog) -> None:
+        self._every_rounds = every_rounds
+        self._facts = facts
+        self._events = events
+        self._idle = trio.Event()
+        self._idle.set()
+        self._not_before_s = -math.inf
+        self.answers = 0
+
+    def __repr__(self) -> str:
+        return f"<Validation {'idle' if self.is_idle else 'under way'}>"
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether none is under way."""
+        return self._idle.is_set()
+
+    async def wait_idle(self) -> None:
+        """Wait until none is under way: then the slow weights may be written."""
+        await self._idle.wait()
+
+    def is_due(self, round_: int) -> bool:
+        """Whether the slow weights after this round should be validated."""
+        due = round_ % self._every_rounds == 0
+        return due and self.is_idle and trio.current_time() >= self._not_before_s
+
+    async def begin(self, line: TrainerLine, round_: int) -> None:
+        """Have the slow weights measured; they must lie still from now on until it is idle."""
+        self._idle = trio.Event()
+        await line.send(Evaluate(round_))
+
+    def ended(self, result: Evaluated) -> None:
+        """The trainer's answer is here."""
+        facts = self._facts
+        self.answers += 1
+        facts.validation_loss, facts.validation_round = result.loss, result.round
+        self._not_before_s = trio.current_time() + result.seconds / MAX_VALIDATION_SHARE
+        self._events.emit(
+            EventName.VALIDATED, round=result.round, loss=result.loss, seconds=result.seconds
+        )
+        self._idle.set()
+
+    def forget(self) -> None:
+        """Nobody is left to answer."""
+        self._idle.set()

@@ -1,0 +1,234 @@
+"""Multiaddrs: where a peer can be reached, as text and as bytes.
+
+An address is a chain of parts, each a protocol name with or without a value:
+`/ip4/203.0.113.5/tcp/4001/p2p/12D3KooW...`. In bytes each part is the protocol's code (uvarint),
+then its value: of fixed length for numbers, with a uvarint length before it for names and peer ids
+(multiformats/multiaddr, protocols.csv). Only what loco-peer uses is understood; other parts are
+refused by name, never skipped.
+"""
+
+import ipaddress
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.errors import LocoError, RemoteProtocolError
+
+from .peer_id import peer_id_from_bytes, peer_id_to_bytes
+from .varint import decode_uvarint, encode_uvarint
+
+Address = str
+PeerId = str
+
+MAX_MULTIADDR_BYTES: Final = 512
+MAX_PARTS: Final = 16
+MAX_NAME_BYTES: Final = 253
+MAX_UNIX_PATH_BYTES: Final = 107
+MAX_PORT: Final = 65535
+_HOST_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9.])?")
+
+
+class InvalidAddress(LocoError):
+    """Not an address that loco-peer can use; the message says what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Protocol:
+    """How one protocol's value is written.
+
+    `size` is None for values with a length prefix, 0 for none.
+    """
+
+    name: str
+    code: int
+    size: int | None
+    to_bytes: Callable[[str], bytes]
+    to_text: Callable[[bytes], str]
+
+
+def _port_to_bytes(text: str) -> bytes:
+    if not (text.isascii() and text.isdecimal()) or int(text) > MAX_PORT:
+        raise InvalidAddress(f"{text!r} is not a port: use a number from 0 to {MAX_PORT}")
+    return int(text).to_bytes(2, "big")
+
+
+def _name_to_bytes(text: str) -> bytes:
+    if len(text) > MAX_NAME_BYTES or not _HOST_NAME.fullmatch(text):
+        raise InvalidAddress(f"{text!r} is not a host name")
+    return text.encode("ascii")
+
+
+def _name_to_text(data: bytes) -> str:
+    text = data.decode("ascii")
+    _name_to_bytes(text)
+    return text
+
+
+def _path_to_bytes(text: str) -> bytes:
+    data = text.encode()
+    if not text.startswith("/") or len(data) > MAX_UNIX_PATH_BYTES:
+        raise InvalidAddress(
+            f"{text!r} is not an absolute path of at most {MAX_UNIX_PATH_BYTES} bytes"
+        )
+    return data
+
+
+_PROTOCOLS: Final = (
+    _Protocol(
+        "ip4",
+        4,
+        4,
+        lambda text: ipaddress.IPv4Address(text).packed,
+        lambda data: str(ipaddress.IPv4Address(data)),
+    ),
+    _Protocol(
+        "ip6",
+        41,
+        16,
+        lambda text: ipaddress.IPv6Address(text).packed,
+        lambda data: str(ipaddress.IPv6Address(data)),
+    ),
+    _Protocol("tcp", 6, 2, _port_to_bytes, lambda data: str(int.from_bytes(data, "big"))),
+    _Protocol("udp", 273, 2, _port_to_bytes, lambda data: str(int.from_bytes(data, "big"))),
+    _Protocol("dns", 53, None, _name_to_bytes, _name_to_text),
+    _Protocol("dns4", 54, None, _name_to_bytes, _name_to_text),
+    _Protocol("dns6", 55, None, _name_to_bytes, _name_to_text),
+    _Protocol("p2p", 421, None, peer_id_to_bytes, peer_id_from_bytes),
+    _Protocol("unix", 400, None, _path_to_bytes, lambda data: data.decode()),
+    _Protocol("quic-v1", 461, 0, lambda _: b"", lambda _: ""),
+    _Protocol("p2p-circuit", 290, 0, lambda _: b"", lambda _: ""),
+)
+_BY_NAME: Final = {protocol.name: protocol for protocol in _PROTOCOLS}
+_BY_CODE: Final = {protocol.code: protocol for protocol in _PROTOCOLS}
+HOST_PROTOCOLS: Final = ("ip4", "ip6", "dns", "dns4", "dns6")
+
+
+def parse(address: Address) -> list[tuple[str, str]]:
+    """The parts of an address: (protocol name, value), the value empty where there is none.
+
+    Raises:
+        InvalidAddress
+    """
+    parts = list(_split(address))
+    if not parts or len(parts) > MAX_PARTS:
+        raise InvalidAddress(f"{address!r} has {len(parts)} parts; 1 to {MAX_PARTS} are allowed")
+    return parts
+
+
+def _split(address: Address) -> Iterator[tuple[str, str]]:
+    if not address.startswith("/"):
+        raise InvalidAddress(
+            f"{address!r} is not a multiaddr: it must begin with '/', as in "
+            "/ip4/203.0.113.5/tcp/4001"
+        )
+    words = iter(address[1:].removesuffix("/").split("/"))
+    for name in words:
+        protocol = _BY_NAME.get(name)
+        if protocol is None:
+            known = ", ".join(_BY_NAME)
+            raise InvalidAddress(f"{address!r}: unknown part {name!r}; known are {known}")
+        if name == "unix":
+            yield name, "/" + "/".join(words)
+        else:
+            yield name, "" if protocol.size == 0 else _value(address, name, next(words, None))
+
+
+def _value(address: Address, name: str, value: str | None) -> str:
+    if not value:
+        raise InvalidAddress(f"{address!r}: '/{name}' needs a value after it")
+    return value
+
+
+def to_bytes(address: Address) -> bytes:
+    """The binary form of an address.
+
+    Raises:
+        InvalidAddress
+    """
+    encoded = b"".join(_part_to_bytes(address, name, value) for name, value in parse(address))
+    if len(encoded) > MAX_MULTIADDR_BYTES:
+        raise InvalidAddress(f"{address[:80]!r}... is longer than {MAX_MULTIADDR_BYTES} bytes")
+    return encoded
+
+
+def _part_to_bytes(address: Address, name: str, value: str) -> bytes:
+    protocol = _BY_NAME[name]
+    try:
+        data = protocol.to_bytes(value)
+    except (ValueError, LocoError) as error:
+        raise InvalidAddress(f"{address!r}: {error}") from error
+    length = encode_uvarint(len(data)) if protocol.size is None else b""
+    return encode_uvarint(protocol.code) + length + data
+
+
+def from_bytes(data: bytes) -> Address:
+    """The text of a binary address.
+
+    Raises:
+        InvalidAddress
+    """
+    if not data or len(data) > MAX_MULTIADDR_BYTES:
+        raise InvalidAddress(
+            f"an address of {len(data)} bytes; 1 to {MAX_MULTIADDR_BYTES} are allowed"
+        )
+    text, offset = "", 0
+    try:
+        while offset < len(data):
+            part, offset = _part_from_bytes(data, offset)
+            text += part
+    except (ValueError, RemoteProtocolError) as error:
+        raise InvalidAddress(f"not an address: {error} ({data.hex()})") from error
+    return text
+
+
+def _part_from_bytes(data: bytes, offset: int) -> tuple[str, int]:
+    code, offset = decode_uvarint(data, offset)
+    protocol = _BY_CODE.get(code)
+    if protocol is None:
+        raise ValueError(f"unknown protocol code {code}")
+    if protocol.size is None:
+        size, offset = decode_uvarint(data, offset)
+    else:
+        size = protocol.size
+    value = data[offset : offset + size]
+    if len(value) < size:
+        raise ValueError(f"{protocol.name} is cut off")
+    text = protocol.to_text(value)
+    separator = "" if protocol.name == "unix" or not size else "/"
+    return f"/{protocol.name}{separator}{text}", offset + size
+
+
+def normalise(address: Address) -> Address:
+    """The one canonical text of an address.
+
+    Raises:
+        InvalidAddress
+    """
+    return from_bytes(to_bytes(address))
+
+
+def split_peer_id(address: Address) -> tuple[Address, PeerId | None]:
+    """An address without its last `/p2p/` part, and the peer id in that part.
+
+    Raises:
+        InvalidAddress
+    """
+    parts = parse(address)
+    if parts[-1][0] != "p2p":
+        return address, None
+    return join_parts(parts[:-1]), parts[-1][1]
+
+
+def with_peer_id(address: Address, peer_id: PeerId) -> Address:
+    """The address with `/p2p/` and the peer id at its end, once."""
+    bare, _ = split_peer_id(address)
+    return f"{bare}/p2p/{peer_id}"
+
+
+def join_parts(parts: Iterable[tuple[str, str]]) -> Address:
+    """The text of a chain of parts."""
+    return "".join(
+        f"/{name}" + (value if name == "unix" else f"/{value}" if value else "")
+        for name, value in parts
+    )

@@ -1,0 +1,171 @@
+"""Which state each chunk is in, and what a result that arrives means for it.
+
+Idea. Everybody holds the same outer copy, although nobody hands it out: each peer applies the same
+results to the same values with the same arithmetic. A chunk's state is named by a *stamp*, and a
+result says to which stamp it is to be applied. So a peer sees from any header whether it is where
+the others are, and every difference has a winner that all agree on.
+
+Rules
+  1. A stamp is (outer steps taken, weight admitted in all of them, digest of values and momentum).
+     One with more steps is ahead, then one with more weight: a chunk that went on with more peers
+     has learnt more. Of equal ones nobody can tell by themselves which is right; the next result
+     decides, whose owner has seen how many stand on which (collection.py): who is not on its base
+     heals, if more than one peer stands there, or if there its digest is lower than ours. (So the
+     majority's bytes never move for one peer whose memory was spoilt; two peers that differ have
+     no majority, and the digest breaks the tie.)
+  2. Of two results for one chunk and cycle, on the same base, the larger weight wins, then the
+     lower digest of the codes. A result beats none.
+  3. The state before the last step is kept until the fragment is sent again. Until then a winning
+     result replaces the one that was applied (redo).
+  4. A result on a base that is not ours: if that base is right (rule 1), we are the ones that
+     differ, and take the chunk from who has it (heal); else it is for others to heal.
+  5. A cycle is never stepped twice, and none before the last: what comes for an older cycle is
+     over.
+
+Invariant: two peers that have seen the same set of results, each before its next send of the
+fragment, and had equal stamps before them, have equal stamps after them, in whatever order they
+came.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from protocol.errors import LocalProtocolError
+
+NEVER: Final = -1
+"""Cycle of a chunk that was not stepped yet."""
+ONE_PEER: Final = 1
+"""Weight of one contributor: what stands on our own stamp for certain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """The state of one chunk.
+
+    Attributes:
+        steps: outer steps that led to it.
+        weight: admitted in all of them together.
+        digest: of outer copy, momentum and the numbers above.
+    """
+
+    steps: int
+    weight: int
+    digest: bytes
+
+    def is_ahead_of(self, other: "Stamp") -> bool:
+        """Whether it has more behind it (rule 1)."""
+        return (self.steps, self.weight) > (other.steps, other.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One result for one chunk: the weight that went into it, and the digest of its codes."""
+
+    weight: int
+    digest: bytes
+
+    def beats(self, other: "Outcome") -> bool:
+        """Rule 2; an outcome does not beat itself."""
+        return self.weight > other.weight or (
+            self.weight == other.weight and self.digest < other.digest
+        )
+
+
+class Verdict(Enum):
+    """What to do about a result."""
+
+    STEP = "step"
+    """Apply it to the present state."""
+    REDO = "redo"
+    """Apply it to the state before the last step, in place of what was applied there."""
+    HEAL = "heal"
+    """Take the chunk's state from who made or sent it."""
+    IGNORE = "ignore"
+
+
+@dataclass(slots=True)
+class _Entry:
+    stamp: Stamp
+    cycle: int = NEVER
+    before: Stamp | None = None
+    applied: Outcome | None = None
+
+
+class ChunkLedger:
+    """The stamps of one fragment's chunks."""
+
+    def __init__(self, stamps: list[Stamp], cycles: list[int] | None = None) -> None:
+        last = cycles or [NEVER] * len(stamps)
+        self._entries = [_Entry(stamp, cycle) for stamp, cycle in zip(stamps, last, strict=True)]
+
+    def __repr__(self) -> str:
+        return f"<ChunkLedger {[(entry.cycle, entry.stamp.steps) for entry in self._entries]}>"
+
+    def stamp(self, chunk: int) -> Stamp:
+        """The chunk's present state."""
+        return self._entries[chunk].stamp
+
+    def cycle(self, chunk: int) -> int:
+        """Cycle of its last step; NEVER before the first."""
+        return self._entries[chunk].cycle
+
+    def before(self, chunk: int) -> Stamp:
+        """The state before its last step. Raises LocalProtocolError when that was let go."""
+        before = self._entries[chunk].before
+        if before is None:
+            raise LocalProtocolError(f"chunk {chunk} has no step that could be redone")
+        return before
+
+    @property
+    def stamps(self) -> list[Stamp]:
+        """All present states."""
+        return [entry.stamp for entry in self._entries]
+
+    def judge(self, chunk: int, cycle: int, base: Stamp, outcome: Outcome) -> Verdict:
+        """What a result for this chunk means (rules 2 to 5)."""
+        entry = self._entries[chunk]
+        if cycle < entry.cycle:
+            return Verdict.IGNORE
+        if cycle > entry.cycle:
+            return _on_base(base, entry.stamp, outcome, Verdict.STEP)
+        if entry.before is None or entry.applied is None:
+            return Verdict.IGNORE
+        if base == entry.before and not outcome.beats(entry.applied):
+            return Verdict.IGNORE
+        return _on_base(base, entry.before, outcome, Verdict.REDO)
+
+    def stepped(self, chunk: int, cycle: int, outcome: Outcome, stamp: Stamp) -> None:
+        """A result was applied to the present state, which became `stamp`."""
+        entry = self._entries[chunk]
+        if cycle <= entry.cycle:
+            raise LocalProtocolError(f"chunk {chunk} was stepped in cycle {entry.cycle} already")
+        entry.before, entry.stamp = entry.stamp, stamp
+        entry.cycle, entry.applied = cycle, outcome
+
+    def redone(self, chunk: int, outcome: Outcome, stamp: Stamp) -> None:
+        """A winning result took the place of the one applied."""
+        self.before(chunk)
+        entry = self._entries[chunk]
+        entry.applied, entry.stamp = outcome, stamp
+
+    def healed(self, chunk: int, cycle: int, stamp: Stamp) -> None:
+        """The chunk's state was taken from another peer, as it stood after `cycle`."""
+        self._entries[chunk] = _Entry(stamp, cycle)
+
+    def sent(self) -> None:
+        """The fragment was sent again: what lies before its last steps is let go (rule 3)."""
+        for entry in self._entries:
+            entry.before = entry.applied = None
+
+
+def _on_base(base: Stamp, ours: Stamp, outcome: Outcome, same: Verdict) -> Verdict:
+    """What a result on this base means for one who is on `ours` (rules 1 and 4)."""
+    if base == ours:
+        return same
+    if base.is_ahead_of(ours):
+        return Verdict.HEAL
+    if ours.is_ahead_of(base):
+        return Verdict.IGNORE
+    tied = outcome.weight <= ONE_PEER
+    return Verdict.IGNORE if tied and ours.digest < base.digest else Verdict.HEAL

@@ -1,0 +1,180 @@
+"""One exchange of vectors between two peers: when may it be applied?
+
+The idea. Both send their vector on one stream, both at once, and confirm the other's with a
+receipt. Whoever holds the partner's vector *and* knows that the partner holds its own applies. The
+last receipt can be lost, as in every such protocol; who then holds a vector without a receipt asks
+the partner on a new stream, and does as the partner did.
+
+States
+
+    EXCHANGING   neither vector nor receipt has come
+    HOLDING      we have their vector, not their receipt
+    DELIVERED    we have their receipt, not their vector
+    SETTLING     the stream ended while HOLDING: we are asking how it ended for them
+    AVERAGED     apply                                                       (final)
+    SKIPPED      do not apply; `reason` says why                             (final)
+
+Rules
+  1. Applied on one side implies held on both: AVERAGED is reached only with their vector here and
+     ours there.
+  2. Only a HOLDING peer asks. So the one asked knows that the asker holds its vector: if it is
+     HOLDING itself it becomes AVERAGED; if it lacks the asker's vector it becomes SKIPPED, and says
+     so.
+  3. A HOLDING peer that gets no answer skips as `unsettled`. That is the only way in which the two
+     sides can differ; it is counted, and healed by the consensus term of the averaging itself,
+     which pulls slow weights together at every later exchange.
+
+The transitions are data (`TRANSITIONS`); an event that is not in the table for a state is ignored
+in final states, and else is a `LocalProtocolError`, because the shell must not have produced it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import Final
+
+import blake3
+
+from protocol.errors import LocalProtocolError
+from protocol.outcomes import SkipReason
+
+
+def exchange_id(group: str, one: tuple[str, int], other: tuple[str, int]) -> str:
+    """The name of an exchange, the same for both sides: 32 hex digits.
+
+    Args:
+        group: its digest.
+        one, other: peer id and its own number of the round that it brings.
+    """
+    (low, low_round), (high, high_round) = sorted((one, other))
+    text = f"exchange/{group}/{low}/{low_round}/{high}/{high_round}"
+    return blake3.blake3(text.encode()).hexdigest(length=16)
+
+
+class State(Enum):
+    """See the top of the file."""
+
+    EXCHANGING = "exchanging"
+    HOLDING = "holding"
+    DELIVERED = "delivered"
+    SETTLING = "settling"
+    AVERAGED = "averaged"
+    SKIPPED = "skipped"
+
+
+class Event(Enum):
+    """What can happen in an exchange."""
+
+    VECTOR_ARRIVED = "vector arrived"
+    """Whole, with the right digest and finite."""
+    VECTOR_BAD = "vector bad"
+    RECEIPT_ARRIVED = "receipt arrived"
+    STREAM_LOST = "stream lost"
+    STALLED = "stalled"
+    DEADLINE_PASSED = "deadline passed"
+    CANCELLED = "cancelled"
+    """We are leaving."""
+    ASKED = "asked"
+    """The partner, HOLDING, asks how it ended for us."""
+    TOLD_AVERAGED = "told averaged"
+    TOLD_SKIPPED = "told skipped"
+    NOT_TOLD = "not told"
+    """Nobody answered, or the answer was that they do not know."""
+
+
+class Action(Enum):
+    """What the shell does on a transition."""
+
+    SEND_RECEIPT = "send receipt"
+    ASK = "ask how it ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """Where an event leads."""
+
+    state: State
+    reason: SkipReason | None = None
+    action: Action | None = None
+
+
+def _skip(reason: SkipReason) -> Transition:
+    return Transition(State.SKIPPED, reason=reason)
+
+
+_LACKING: Final = {
+    Event.VECTOR_BAD: _skip(SkipReason.BAD_VECTOR),
+    Event.STREAM_LOST: _skip(SkipReason.PARTNER_LOST),
+    Event.STALLED: _skip(SkipReason.PARTNER_STALLED),
+    Event.DEADLINE_PASSED: _skip(SkipReason.DEADLINE),
+    Event.CANCELLED: _skip(SkipReason.LEAVING),
+    Event.ASKED: _skip(SkipReason.PARTNER_LOST),
+}
+"""As long as their vector is not here nothing can be applied."""
+
+_ASK: Final = Transition(State.SETTLING, action=Action.ASK)
+_AVERAGED: Final = Transition(State.AVERAGED)
+
+TRANSITIONS: Final[Mapping[State, Mapping[Event, Transition]]] = MappingProxyType(
+    {
+        State.EXCHANGING: {
+            **_LACKING,
+            Event.VECTOR_ARRIVED: Transition(State.HOLDING, action=Action.SEND_RECEIPT),
+            Event.RECEIPT_ARRIVED: Transition(State.DELIVERED),
+        },
+        State.DELIVERED: {
+            **_LACKING,
+            Event.VECTOR_ARRIVED: Transition(State.AVERAGED, action=Action.SEND_RECEIPT),
+        },
+        State.HOLDING: {
+            Event.RECEIPT_ARRIVED: _AVERAGED,
+            Event.STREAM_LOST: _ASK,
+            Event.STALLED: _ASK,
+            Event.DEADLINE_PASSED: _ASK,
+            Event.CANCELLED: _ASK,
+            Event.ASKED: _AVERAGED,
+        },
+        State.SETTLING: {
+            Event.ASKED: _AVERAGED,
+            Event.TOLD_AVERAGED: _AVERAGED,
+            Event.TOLD_SKIPPED: _skip(SkipReason.PARTNER_LOST),
+            Event.NOT_TOLD: _skip(SkipReason.UNSETTLED),
+        },
+        State.AVERAGED: {},
+        State.SKIPPED: {},
+    }
+)
+
+FINAL: Final = frozenset({State.AVERAGED, State.SKIPPED})
+
+
+class Exchange:
+    """One peer's side of one exchange."""
+
+    def __init__(self) -> None:
+        self.state = State.EXCHANGING
+        self.reason: SkipReason | None = None
+
+    def __repr__(self) -> str:
+        why = f" ({self.reason})" if self.reason else ""
+        return f"<Exchange {self.state.value}{why}>"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it is over."""
+        return self.state in FINAL
+
+    def step(self, event: Event) -> Action | None:
+        """Take one event; returns what the shell has to do.
+
+        Raises:
+            LocalProtocolError: the shell reported what cannot happen in this state.
+        """
+        transition = TRANSITIONS[self.state].get(event)
+        if transition is None:
+            if self.is_final:
+                return None
+            raise LocalProtocolError(f"'{event.value}' cannot happen while {self.state.value}")
+        self.state, self.reason = transition.state, transition.reason
+        return transition.action

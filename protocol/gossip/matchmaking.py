@@ -1,0 +1,375 @@
+"""Finding a partner without a clock: whoever is free averages with whoever is free.
+
+The idea. A peer is *free* from the close of a round until its exchange begins. It says so in its
+beats, with the number of its round, so free peers know of each other after one message. Every pair
+of free peers has a rank: a hash of the group and of both ends, each with its own round's number.
+Both ends compute the same rank, no round is shared, and a pair gets a new rank each time. Each free
+peer asks the others in the order of that rank. Among peers that are free together this is the
+greedy matching of a random order of all pairs: partners are random, and nearly everybody gets one.
+With views that differ it is still a matching, because a pair exists only when both have agreed.
+
+The rules
+  1. Peers average when the nominal steps of their snapshots are at most MAX_APART_ROUNDS rounds
+     apart, and when both snapshots belong to the training, or both to the final averaging.
+  2. A peer that is not free refuses as `busy`, at once: nobody is made to close a round early.
+  3. While our own proposal is pending, proposals of others are held; when ours is refused, the best
+     one held is taken. A proposal that ranks better than our pending one is taken at once. So of
+     peers that wait for each other in a circle, the pair that ranks best is made.
+  4. If two peers propose to each other, the proposal of the lower peer id stands, and the other is
+     withdrawn.
+  5. Of two peers with steady speeds one would always be free when the other is. So the peers met
+     last (a quarter of the group) are put off: nobody asks or takes them before `fresh_until_s`,
+     which the caller chooses so that waiting costs little (gossip_patience.py). One that asks
+     before is refused as `met`; we ask it ourselves when that time is over.
+  6. A peer that could not be reached, or gave no answer, is not asked again for REST_FIRST_S, and
+     twice as long after each further time, at most REST_MAX_S. What it proposes itself is welcome.
+  7. The search ends at its deadline, and at once when there is nobody who is or may become free.
+  8. A yes may cross a withdrawal. A peer that said yes to somebody that does not wait any more
+     looks on.
+
+Invariants: at most one `Paired` per round that is not taken back by rule 8; every proposal received
+is answered, withdrawn or held (at most MAX_HELD_PROPOSALS); every search ends in exactly one
+`Paired` or `Unmatched`; a peer is asked at most once with one pair of snapshots, and a search asks
+at most MAX_PROPOSAL_TRIES times.
+
+Pure: time comes in with each event, `next_deadline_s` says when the next `Tick` is due.
+Source: design 5; docs/decisions/0016-gossip-without-a-clock.md compares it with other rules. The
+paper's permutation (NoLoCo, arXiv 2506.10911, section 3) is the case of all peers free at once.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import blake3
+
+from protocol.limits import MAX_HELD_PROPOSALS, MAX_PROPOSAL_TRIES
+from protocol.outcomes import RefusalReason, SkipReason
+
+from .matchmaking_events import (
+    AcceptProposal,
+    BecameFree,
+    Command,
+    Event,
+    Paired,
+    PeersSeen,
+    ProposalAccepted,
+    ProposalReceived,
+    ProposalRefused,
+    ProposalWithdrawn,
+    Propose,
+    RefuseProposal,
+    RoundSettled,
+    SearchStopped,
+    Snapshot,
+    Tick,
+    Unmatched,
+    Withdraw,
+)
+from .resting import Resting
+from .search import Phase, Search
+
+MAX_APART_ROUNDS: Final = 8
+"""Partners' snapshots are at most so many rounds (of H nominal steps) apart."""
+ANSWER_S: Final = 5.0
+"""How long a peer may take to answer a proposal."""
+PUT_OFF_SHARE: Final = 4
+"""One of so many peers of the group has been met of late."""
+
+
+def pair_rank(group: str, one: tuple[str, int], other: tuple[str, int]) -> bytes:
+    """Rank of a pair of free peers: lower comes first; the same for both (16 bytes).
+
+    Args:
+        group: its digest.
+        one, other: peer id and its own number of the round that it has closed.
+    """
+    (low, low_round), (high, high_round) = sorted((one, other))
+    text = f"{group}/{low}/{low_round}/{high}/{high_round}"
+    return blake3.blake3(text.encode()).digest(length=16)
+
+
+@dataclass(frozen=True, slots=True)
+class MatchmakerStatistics:
+    """Counts since the start."""
+
+    paired: int
+    unmatched: int
+    proposals_sent: int
+    proposals_received: int
+
+
+class Matchmaker:
+    """One peer's search for partners, round after round. See the top of the file.
+
+    Args:
+        group: digest of the group.
+        inner_steps: H, the nominal steps of a round.
+    """
+
+    def __init__(self, group: str, own_id: str, inner_steps: int) -> None:
+        self._group = group
+        self._own_id = own_id
+        self._max_apart = MAX_APART_ROUNDS * inner_steps
+        self._search = Search()
+        self._free: dict[str, Snapshot] = {}
+        self._present = 0
+        self._held: dict[str, Snapshot] = {}
+        self._met: deque[str] = deque()
+        self._resting = Resting()
+        self._now_s = 0.0
+        self._paired = self._unmatched = self._sent = self._received = 0
+
+    def __repr__(self) -> str:
+        search = self._search
+        return f"<Matchmaker {search.phase.name} {search.snapshot} held={len(self._held)}>"
+
+    @property
+    def phase(self) -> Phase:
+        """Where the search stands."""
+        return self._search.phase
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether we are free."""
+        return self._search.phase in (Phase.ASKING, Phase.OPEN)
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When a `Tick` is due, in the time of `step`; None while nothing waits."""
+        search = self._search
+        if not self.is_looking:
+            return None
+        if search.phase is Phase.ASKING:
+            return min(search.deadline_s, search.answer_until_s)
+        if self._now_s < search.fresh_until_s:
+            return min(search.deadline_s, search.fresh_until_s)
+        return search.deadline_s
+
+    def statistics(self) -> MatchmakerStatistics:
+        """Counts since the start."""
+        return MatchmakerStatistics(self._paired, self._unmatched, self._sent, self._received)
+
+    def step(self, now_s: float, event: Event) -> tuple[Command, ...]:
+        """Take one event; say what to do. Events that no longer matter are ignored."""
+        self._now_s = now_s
+        handle = _HANDLERS[type(event)]
+        return tuple(handle(self, now_s, event))
+
+    # --- our own rounds ---------------------------------------------------------------------------
+    def _became_free(self, now_s: float, event: BecameFree) -> Iterable[Command]:
+        self._search = Search(
+            snapshot=event.snapshot,
+            phase=Phase.OPEN,
+            fresh_until_s=event.fresh_until_s,
+            deadline_s=event.deadline_s,
+        )
+        yield from self._seek(now_s)
+
+    def _settled(self, _now_s: float, event: RoundSettled) -> Iterable[Command]:
+        if event.round == self._search.snapshot.round:
+            self._search.phase = Phase.IDLE
+        yield from ()
+
+    def _stopped(self, _now_s: float, event: SearchStopped) -> Iterable[Command]:
+        if event.round == self._search.snapshot.round and self.is_looking:
+            yield from self._give_up(event.reason)
+
+    def _seen(self, now_s: float, event: PeersSeen) -> Iterable[Command]:
+        self._free, self._present = dict(event.free), event.present
+        self._resting.keep_only(now_s)
+        while len(self._met) > self._put_off():
+            self._met.popleft()
+        if self._search.phase is Phase.OPEN:
+            yield from self._seek(now_s)
+
+    def _put_off(self) -> int:
+        """How many of the peers met last are put off (rule 5): never all of them."""
+        return 0 if self._present < 2 else max(1, self._present // PUT_OFF_SHARE)
+
+    # --- being asked ------------------------------------------------------------------------------
+    def _asked(self, now_s: float, event: ProposalReceived) -> Iterable[Command]:
+        self._received += 1
+        self._resting.answered(event.peer_id)
+        refusal = self._reason_to_refuse(now_s, event.peer_id, event.snapshot)
+        if refusal is None and len(self._held) >= MAX_HELD_PROPOSALS:
+            refusal = RefusalReason.TOO_MANY
+        if refusal is not None:
+            yield RefuseProposal(event.peer_id, event.snapshot.round, refusal)
+            return
+        self._held[event.peer_id] = event.snapshot
+        if self._search.phase is Phase.OPEN or self._is_preferred(event.peer_id, event.snapshot):
+            yield from self._seek(now_s)
+
+    def _reason_to_refuse(
+        self, now_s: float, peer_id: str, theirs: Snapshot
+    ) -> RefusalReason | None:
+        """Rules 1, 2 and 5."""
+        if not self.is_looking:
+            return RefusalReason.BUSY
+        if self._is_fit(theirs):
+            return RefusalReason.MET if self._is_put_off(peer_id, now_s) else None
+        ours = self._search.snapshot
+        is_ahead = (ours.final, ours.step) > (theirs.final, theirs.step)
+        return RefusalReason.AHEAD if is_ahead else RefusalReason.BEHIND
+
+    def _is_fit(self, theirs: Snapshot) -> bool:
+        """Rule 1."""
+        ours = self._search.snapshot
+        near = abs(ours.step - theirs.step) <= self._max_apart
+        return near and ours.final == theirs.final
+
+    def _is_preferred(self, peer_id: str, theirs: Snapshot) -> bool:
+        """Whether their proposal goes before our pending one (rules 3 and 4)."""
+        pending = self._search.pending
+        assert pending is not None
+        if pending[0] == peer_id:
+            return peer_id < self._own_id
+        return self._rank(peer_id, theirs) < self._rank(*pending)
+
+    def _withdrawn(self, now_s: float, event: ProposalWithdrawn) -> Iterable[Command]:
+        held = self._held.get(event.peer_id)
+        if held is not None and held.round == event.round:
+            del self._held[event.peer_id]
+        search = self._search
+        if search.phase is Phase.PAIRED and search.taken == (event.peer_id, event.round):
+            self._paired -= 1
+            search.taken, search.phase = None, Phase.OPEN
+            search.tried.add((event.peer_id, event.round))
+            yield from self._seek(now_s)
+
+    # --- asking -----------------------------------------------------------------------------------
+    def _seek(self, now_s: float) -> Iterable[Command]:
+        """Take the best proposal held, else ask the best free peer, else wait."""
+        search = self._search
+        if now_s >= search.deadline_s:
+            yield from self._end(now_s)
+        elif held := self._best(now_s, self._held):
+            yield from self._take(held)
+        elif free := self._best(now_s, self._askable(now_s)):
+            search.pending, search.phase = (free, self._free[free]), Phase.ASKING
+            search.answer_until_s = now_s + ANSWER_S
+            search.tried.add((free, self._free[free].round))
+            self._sent += 1
+            yield Propose(free, search.snapshot.round)
+        else:
+            search.pending, search.phase = None, Phase.OPEN
+            if not (self._present or self._held):
+                yield from self._give_up(SkipReason.NO_PARTNER)
+
+    def _askable(self, now_s: float) -> dict[str, Snapshot]:
+        if len(self._search.tried) >= MAX_PROPOSAL_TRIES:
+            return {}
+        return {
+            peer_id: snapshot
+            for peer_id, snapshot in self._free.items()
+            if self._is_fit(snapshot)
+            and (peer_id, snapshot.round) not in self._search.tried
+            and not self._resting.is_resting(peer_id, now_s)
+        }
+
+    def _best(self, now_s: float, among: dict[str, Snapshot]) -> str | None:
+        """The best-ranked of these that is not put off: those not met of late go first."""
+        fresh = [peer_id for peer_id in among if peer_id not in self._met]
+        fit = fresh or [peer_id for peer_id in among if not self._is_put_off(peer_id, now_s)]
+        return min(fit, key=lambda peer_id: self._rank(peer_id, among[peer_id]), default=None)
+
+    def _is_put_off(self, peer_id: str, now_s: float) -> bool:
+        """Rule 5."""
+        return peer_id in self._met and now_s < self._search.fresh_until_s
+
+    def _take(self, peer_id: str) -> Iterable[Command]:
+        search = self._search
+        if search.pending is not None:
+            yield Withdraw(search.pending[0], search.snapshot.round)
+        theirs = self._held.pop(peer_id)
+        search.taken = (peer_id, theirs.round)
+        yield AcceptProposal(peer_id, theirs.round)
+        yield from self._pair(peer_id, leading=False)
+
+    def _pair(self, peer_id: str, *, leading: bool) -> Iterable[Command]:
+        self._search.phase, self._search.pending = Phase.PAIRED, None
+        self._paired += 1
+        if peer_id in self._met:
+            self._met.remove(peer_id)
+        self._met.append(peer_id)
+        yield Paired(peer_id, self._search.snapshot.round, leading)
+        yield from self._refuse_held()
+
+    def _accepted(self, _now_s: float, event: ProposalAccepted) -> Iterable[Command]:
+        if self._is_pending(event.peer_id, event.round):
+            self._resting.answered(event.peer_id)
+            self._held.pop(event.peer_id, None)
+            yield from self._pair(event.peer_id, leading=True)
+        else:
+            yield Withdraw(event.peer_id, event.round)
+
+    def _refused(self, now_s: float, event: ProposalRefused) -> Iterable[Command]:
+        if event.reason is None:
+            self._resting.failed(event.peer_id, now_s)
+        if self._is_pending(event.peer_id, event.round):
+            self._search.saw_silence |= event.reason is None
+            self._search.pending, self._search.phase = None, Phase.OPEN
+            yield from self._seek(now_s)
+
+    def _is_pending(self, peer_id: str, round_: int) -> bool:
+        search = self._search
+        return (
+            search.phase is Phase.ASKING
+            and search.pending is not None
+            and (search.pending[0], search.snapshot.round) == (peer_id, round_)
+        )
+
+    def _ticked(self, now_s: float, _event: Tick) -> Iterable[Command]:
+        search = self._search
+        if not self.is_looking:
+            return
+        if now_s >= search.deadline_s:
+            yield from self._end(now_s)
+        elif search.phase is Phase.OPEN:
+            yield from self._seek(now_s)
+        elif now_s >= search.answer_until_s:
+            assert search.pending is not None
+            search.saw_silence = True
+            self._resting.failed(search.pending[0], now_s)
+            yield Withdraw(search.pending[0], search.snapshot.round)
+            search.pending, search.phase = None, Phase.OPEN
+            yield from self._seek(now_s)
+
+    def _end(self, _now_s: float) -> Iterable[Command]:
+        search = self._search
+        silent = search.saw_silence or search.phase is Phase.ASKING
+        yield from self._give_up(SkipReason.DEADLINE if silent else SkipReason.NO_PARTNER)
+
+    def _give_up(self, reason: SkipReason) -> Iterable[Command]:
+        search = self._search
+        if search.pending is not None:
+            yield Withdraw(search.pending[0], search.snapshot.round)
+            search.pending = None
+        search.phase = Phase.IDLE
+        self._unmatched += 1
+        yield Unmatched(search.snapshot.round, reason)
+        yield from self._refuse_held()
+
+    def _refuse_held(self) -> Iterable[Command]:
+        for peer_id, theirs in self._held.items():
+            yield RefuseProposal(peer_id, theirs.round, RefusalReason.BUSY)
+        self._held.clear()
+
+    def _rank(self, peer_id: str, theirs: Snapshot) -> bytes:
+        own = (self._own_id, self._search.snapshot.round)
+        return pair_rank(self._group, own, (peer_id, theirs.round))
+
+
+_HANDLERS: Final[dict[type[Event], Callable[..., Iterable[Command]]]] = {
+    BecameFree: Matchmaker._became_free,
+    PeersSeen: Matchmaker._seen,
+    ProposalReceived: Matchmaker._asked,
+    ProposalWithdrawn: Matchmaker._withdrawn,
+    ProposalAccepted: Matchmaker._accepted,
+    ProposalRefused: Matchmaker._refused,
+    RoundSettled: Matchmaker._settled,
+    SearchStopped: Matchmaker._stopped,
+    Tick: Matchmaker._ticked,
+}

@@ -1,0 +1,286 @@
+"""Who is in the run, and who of them in a group, as one peer sees it.
+
+There is no list of members anywhere. Each peer keeps a roster of its own of all peers of the run,
+as links are the run's; it is fed by directory records (somebody says it exists) and by whatever
+arrives from peers themselves (it lives). A view is what the roster shows of one group: those who
+say that they hold its part of the model. Rosters and views differ between peers, and everything
+built on them allows for that.
+
+Rules:
+- Liveness is judged on our own monotonic clock by what we have received: any byte is a sign of
+  life. A record is none: it may be old, so it introduces a peer that is not yet known to be
+  alive.
+- An incarnation is one life of an identity. A newer one replaces the older at once, with
+  everything known about it; an older one is ignored, so that nothing that was delayed brings a
+  dead life back.
+- `gone` ends one incarnation. That incarnation may return by a sign of life, since a link can
+  break while the peer lives; a peer that said it was leaving, or that went silent, is in no way
+  barred.
+- Silence for longer than the bound takes a peer out of the living; one late beat does not.
+- A peer is in the group that it last told with its progress, and in none before it told one. Only
+  it can say so: a record or hearsay puts nobody into a view.
+- MAX_MEMBERS bound the roster. When it is full, a newcomer takes the place of the peer that is
+  not alive and was heard longest ago; when all are alive, it is not taken in.
+
+Invariant: `alive` is a subset of the members, sorted by peer id, so that equal views give equal
+answers.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+from protocol.limits import MAX_ADDRESSES_PER_PEER, MAX_MEMBERS
+
+from .records import PeerRecord
+
+TRAINING: Final = "training"
+NEVER: Final = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a peer last said of its work.
+
+    Attributes:
+        state: `starting`, `training`, ... as in `status`.
+        fraction: part of the round's quota that is done.
+        epoch, position: where its data stands.
+        step: the nominal step.
+        free_round, free_step: of the round that it wants averaged; None while it looks for no
+            partner.
+        ended: its last round of training is averaged.
+        group: digest of the group whose part it holds (group.py); None while it holds none.
+    """
+
+    state: str = "unknown"
+    round: int = 0
+    fraction: float = 0.0
+    steps_per_s: float = 0.0
+    epoch: int = 0
+    position: int = 0
+    step: int = 0
+    free_round: int | None = None
+    free_step: int = 0
+    ended: bool = False
+    group: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One peer of the run.
+
+    Attributes:
+        last_heard_s: our monotonic clock at the last sign of life; minus infinity before the first.
+        told_s: our clock when it last told of its progress; minus infinity before it did.
+        alive: heard within the silence bound, and not gone.
+        rtt_s: round-trip time; None before it was measured.
+    """
+
+    peer_id: str
+    incarnation: int
+    addresses: tuple[str, ...] = ()
+    last_heard_s: float = NEVER
+    alive: bool = False
+    progress: Progress = Progress()
+    told_s: float = NEVER
+    rtt_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RosterStatistics:
+    """The roster in numbers; the counts since the start."""
+
+    members: int
+    alive: int
+    evicted_silent: int
+    stale_ignored: int
+    replaced: int
+    refused_full: int
+
+
+class Roster:
+    """All peers of the run that one peer knows, but for itself.
+
+    Args:
+        silence_s: a peer not heard for longer than this is taken for dead.
+        max_members: bound on members, dead ones included.
+    """
+
+    def __init__(self, silence_s: float, max_members: int = MAX_MEMBERS) -> None:
+        self.silence_s = silence_s
+        self._max_members = max_members
+        self._members: dict[str, Member] = {}
+        self._evicted_silent = 0
+        self._stale_ignored = 0
+        self._replaced = 0
+        self._refused_full = 0
+
+    def __repr__(self) -> str:
+        num_alive = sum(member.alive for member in self._members.values())
+        return f"<Roster {num_alive} alive of {len(self._members)}, silence {self.silence_s} s>"
+
+    def heard(
+        self,
+        now_s: float,
+        peer_id: str,
+        incarnation: int,
+        *,
+        addresses: tuple[str, ...] | None = None,
+        progress: Progress | None = None,
+        rtt_s: float | None = None,
+    ) -> bool:
+        """A sign of life from the peer itself; what is None stays as it was.
+
+        Returns:
+            Whether it was taken in: not an older incarnation, nor a newcomer in a full roster.
+        """
+        known = self._current(peer_id, incarnation)
+        if known is None:
+            return False
+        self._members[peer_id] = replace(
+            known,
+            addresses=known.addresses if addresses is None else addresses[:MAX_ADDRESSES_PER_PEER],
+            last_heard_s=max(now_s, known.last_heard_s),
+            alive=True,
+            progress=known.progress if progress is None else progress,
+            told_s=known.told_s if progress is None else now_s,
+            rtt_s=known.rtt_s if rtt_s is None else rtt_s,
+        )
+        return True
+
+    def record(self, now_s: float, record: PeerRecord) -> bool:
+        """A directory record: where a peer can be reached, and that this life was there once.
+
+        Returns:
+            Whether it told anything new.
+        """
+        before = self._members.get(record.peer_id)
+        known = self._current(record.peer_id, record.incarnation)
+        if known is None:
+            return False
+        heard_itself = known.last_heard_s > NEVER and bool(known.addresses)
+        if before is known and (heard_itself or known.addresses == record.addresses):
+            return False  # what the peer itself says of its addresses is newer than any record
+        self._members[record.peer_id] = replace(known, addresses=record.addresses)
+        return True
+
+    def gone(self, now_s: float, peer_id: str, incarnation: int) -> bool:
+        """The link to this life was lost, or it is leaving. Whether that changed anything."""
+        known = self._members.get(peer_id)
+        if known is None or incarnation < known.incarnation or not known.alive:
+            return False
+        self._members[peer_id] = replace(known, alive=False)
+        return True
+
+    def forget(self, peer_id: str) -> None:
+        """Drop everything known about a peer."""
+        self._members.pop(peer_id, None)
+
+    def expire(self, now_s: float) -> tuple[str, ...]:
+        """Take out of the living whoever has been silent for longer than the bound.
+
+        Returns:
+            Peer ids of those that went silent since the last call, sorted.
+        """
+        silent = tuple(
+            sorted(
+                peer_id
+                for peer_id, member in self._members.items()
+                if member.alive and self._is_silent(member, now_s)
+            )
+        )
+        for peer_id in silent:
+            self._members[peer_id] = replace(self._members[peer_id], alive=False)
+        self._evicted_silent += len(silent)
+        return silent
+
+    def alive(self, now_s: float) -> tuple[Member, ...]:
+        """Everybody alive now, by peer id; exact between two calls of `expire` too."""
+        return tuple(
+            member
+            for member in self.members()
+            if member.alive and not self._is_silent(member, now_s)
+        )
+
+    def members_training(self, now_s: float) -> tuple[Member, ...]:
+        """Those alive that train, by peer id."""
+        return tuple(member for member in self.alive(now_s) if member.progress.state == TRAINING)
+
+    def members(self) -> tuple[Member, ...]:
+        """Everybody known, alive or not, by peer id."""
+        return tuple(member for _, member in sorted(self._members.items()))
+
+    def get(self, peer_id: str) -> Member | None:
+        """What is known about one peer."""
+        return self._members.get(peer_id)
+
+    def statistics(self) -> RosterStatistics:
+        """The roster in numbers."""
+        return RosterStatistics(
+            members=len(self._members),
+            alive=sum(member.alive for member in self._members.values()),
+            evicted_silent=self._evicted_silent,
+            stale_ignored=self._stale_ignored,
+            replaced=self._replaced,
+            refused_full=self._refused_full,
+        )
+
+    def _is_silent(self, member: Member, now_s: float) -> bool:
+        return now_s - member.last_heard_s > self.silence_s
+
+    def _current(self, peer_id: str, incarnation: int) -> Member | None:
+        """The member to update, a fresh one for a new life; None for what is not taken in."""
+        known = self._members.get(peer_id)
+        if known is not None and incarnation < known.incarnation:
+            self._stale_ignored += 1
+            return None
+        if known is not None and incarnation == known.incarnation:
+            return known
+        if known is not None:
+            self._replaced += 1
+        elif not self._make_room():
+            self._refused_full += 1
+            return None
+        return Member(peer_id, incarnation)
+
+    def _make_room(self) -> bool:
+        if len(self._members) < self._max_members:
+            return True
+        dead = [member for member in self._members.values() if not member.alive]
+        if not dead:
+            return False
+        oldest = min(dead, key=lambda member: (member.last_heard_s, member.peer_id))
+        del self._members[oldest.peer_id]
+        return True
+
+
+class View:
+    """What a roster shows of one group. It holds nothing of its own.
+
+    Args:
+        roster: of the run.
+        group: the group's digest.
+    """
+
+    def __init__(self, roster: Roster, group: str) -> None:
+        self._roster = roster
+        self._group = group
+
+    def __repr__(self) -> str:
+        return f"<View of group {self._group} in {self._roster!r}>"
+
+    def alive(self, now_s: float) -> tuple[Member, ...]:
+        """Everybody of the group who is alive now, by peer id."""
+        return self._ours(self._roster.alive(now_s))
+
+    def members(self) -> tuple[Member, ...]:
+        """Everybody of the group, alive or not, by peer id."""
+        return self._ours(self._roster.members())
+
+    def members_training(self, now_s: float) -> tuple[Member, ...]:
+        """Those of them that train, by peer id."""
+        return self._ours(self._roster.members_training(now_s))
+
+    def _ours(self, members: tuple[Member, ...]) -> tuple[Member, ...]:
+        return tuple(member for member in members if member.progress.group == self._group)

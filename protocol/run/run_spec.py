@@ -1,0 +1,335 @@
+"""The run spec: everything that all peers of a run must agree on, and nothing else.
+
+A run spec is written by people as TOML, and travels as canonical bytes. Its digest, together with
+the founder's public key, *is* the run id: `run_id = blake3(founder_public_key + spec_bytes)`. A
+joiner that holds the run id can therefore take the spec from anybody, and knows from the founder's
+signature that it is the founder's.
+
+What is particular to one machine (device, home, addresses, data paths) is not in here.
+Rules: every field has a default except the data; an unknown key is refused with the nearest valid
+name; a value that cannot work is refused before anything starts, with a sentence that says what to
+change.
+"""
+
+import difflib
+import json
+import tomllib
+from typing import Annotated, Any, Final, Literal, Self, get_args
+
+import blake3
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from protocol.errors import InvalidRunSpec
+from protocol.limits import MAX_SPEC_BYTES
+
+MAX_SHOWN_CHARS: Final = 80
+"""Of a wrong value, in the sentence that refuses it."""
+_MISFIT: Final = "misfit"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+
+    def _misfit(self, key: str, what: str) -> PydanticCustomError:
+        """A value that is wrong beside the others of its section; the error names it alone."""
+        return PydanticCustomError(
+            _MISFIT, "{what}", {"what": what, "key": key, "value": getattr(self, key)}
+        )
+
+
+class ModelSection(_Section):
+    """A Llama-family decoder, from these sizes or from a checkpoint."""
+
+    family: Literal["llama"] = "llama"
+    hidden_size: Annotated[int, Field(ge=8, le=65536)] = 128
+    intermediate_size: Annotated[int, Field(ge=8, le=1 << 20)] = 384
+    num_layers: Annotated[int, Field(ge=1, le=1024)] = 4
+    num_heads: Annotated[int, Field(ge=1, le=1024)] = 4
+    num_kv_heads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    context_length: Annotated[int, Field(ge=8, le=1 << 20)] = 128
+    rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
+    tie_embeddings: bool = True
+    init_from: str | None = None
+    """A local directory or hub id in Hugging Face format; the sizes above are then read from it."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.init_from is None and self.hidden_size % (2 * self.num_heads):
+            raise self._misfit(
+                "hidden_size", f"must be a multiple of 2 * num_heads ({2 * self.num_heads})"
+            )
+        if self.init_from is None and self.num_heads % (self.num_kv_heads or self.num_heads):
+            raise self._misfit(
+                "num_heads", f"must be a multiple of num_kv_heads ({self.num_kv_heads})"
+            )
+        return self
+
+
+class DataSection(_Section):
+    """The corpus. `manifest` is filled in by `start`: it freezes the corpus by digest."""
+
+    source: str = "stdlib"
+    """`stdlib` (the Python standard library's source text), `text:GLOB` or `tokens:FILE`."""
+    tokenizer: str = "bytes"
+    """`bytes`, or a local tokenizer.json, directory or hub id in Hugging Face format."""
+    validation_blocks: Annotated[int, Field(ge=1, le=65536)] = 64
+    manifest: str | None = None
+    """Digest of the corpus manifest; set by the founder's `start`."""
+    tokenizer_digest: str | None = None
+    """Digest of the tokenizer's file; set by the founder's `start`."""
+
+    @model_validator(mode="after")
+    def _known_source(self) -> Self:
+        kind = self.source.partition(":")[0]
+        if kind not in ("stdlib", "text", "tokens"):
+            raise self._misfit(
+                "source", "unknown data source; use 'stdlib', 'text:GLOB' or 'tokens:FILE'"
+            )
+        return self
+
+
+class OptimizerSection(_Section):
+    """AdamW and its schedule, all in nominal steps."""
+
+    learning_rate: Annotated[float, Field(gt=0, lt=10)] = 3e-3
+    min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    warmup_steps: Annotated[int, Field(ge=0)] = 60
+    decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """WSD only: the last part of the run over which the rate falls."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
+        0.9,
+        0.95,
+    )
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    clip_norm: Annotated[float, Field(gt=0)] = 1.0
+
+
+class TrainingSection(_Section):
+    """One inner step."""
+
+    total_steps: Annotated[int, Field(ge=1)] = 1200
+    """Nominal inner steps of the whole run; rounded up to whole rounds."""
+    batch_size: Annotated[int, Field(ge=1)] = 8
+    """Sequences per inner step and peer."""
+    micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Sequences per forward pass; `auto` finds the largest that fits by a dry run."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """`auto` is bf16 where the device computes in it, else fp32. Weights are kept in fp32."""
+    compile: bool = False
+    """Use torch.compile."""
+
+
+class DilocoSection(_Section):
+    """Streaming DiLoCo: fragments of the model are averaged by all, each at its own moment."""
+
+    fragments: Literal["strided", "sequential", "whole"] = "strided"
+    """How blocks are put together (protocol/fragment/fragments.py); `whole` is plain DiLoCo."""
+    blocks_per_fragment: Annotated[int, Field(ge=1, le=1024)] = 3
+    """At most so many transformer blocks in one fragment."""
+    learning_rate: Annotated[float, Field(gt=0, le=2)] = 0.4
+    """Of the outer optimizer (SGD with Nesterov momentum)."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    overlap_steps: Annotated[int, Field(ge=0, le=1000)] = 1
+    """tau: inner steps between the send of a fragment and its return; 0 waits for it at once. A
+    peer may have its own."""
+    merge: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Share of the own weights when a fragment comes back (the paper's alpha); 0 takes the average
+    alone, 1 none of it."""
+    late: Literal["wait", "skip"] = "wait"
+    """When a fragment is not back after `overlap_steps`: wait for it, or train on and merge it when
+    it comes."""
+    error_feedback: bool = False
+    """Add to each send what coding took from the one before."""
+
+
+FOUR_BIT: Final = ("int4", "e3m0")
+NOLOCO_ONLY: Final = ("alpha", "beta", "gamma", "overlap", "final_averaging")
+"""Keys of [sync] that say nothing to DiLoCo."""
+
+
+class SyncSection(_Section):
+    """How peers average. NoLoCo's defaults are the paper's, but for alpha (decision 0014)."""
+
+    method: Literal["noloco", "diloco"] = "noloco"
+    inner_steps: Annotated[int, Field(ge=1)] = 50
+    """H: nominal inner steps of a round."""
+    alpha: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    """Outer momentum."""
+    beta: Annotated[float, Field(gt=0)] = 0.7
+    """Outer learning rate."""
+    gamma: Annotated[float, Field(ge=0)] | None = None
+    """Consensus strength; beta when not given, and then only one vector travels."""
+    codec: Literal["int8", "bf16", "fp32", "int4", "e3m0"] = "int8"
+    """`int4` and `e3m0` are for differences, as DiLoCo sends them."""
+    overlap: bool = True
+    """Train on while vectors travel; `false` is the paper's blocking form."""
+    final_averaging: bool = True
+    """End the run with the mean of all replicas (protocol/gossip/final_averaging.py)."""
+    validate_every: Annotated[int, Field(ge=1)] = 1
+    """Rounds between two validations of the slow weights."""
+    diloco: DilocoSection | None = None
+    """With `method = "diloco"` only, and then never None."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_diloco(cls, tree: Any) -> Any:
+        if isinstance(tree, dict) and tree.get("method") == "diloco":
+            return {**tree, "diloco": tree.get("diloco") or {}}
+        return tree
+
+    @model_validator(mode="after")
+    def _keys_of_the_method(self) -> Self:
+        if self.diloco is not None and self.method != "diloco":
+            raise self._misfit("method", '[sync.diloco] needs method = "diloco"')
+        if self.codec in FOUR_BIT and self.method != "diloco":
+            raise self._misfit("codec", "too coarse for whole weights; use 'int8'")
+        for key in NOLOCO_ONLY if self.method == "diloco" else ():
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise self._misfit(key, "belongs to noloco; DiLoCo's keys are in [sync.diloco]")
+        return self
+
+    @model_validator(mode="after")
+    def _back_before_the_next_send(self) -> Self:
+        if self.diloco is not None and self.diloco.overlap_steps >= self.inner_steps:
+            raise self._misfit(
+                "inner_steps",
+                f"must be above diloco.overlap_steps ({self.diloco.overlap_steps}): a fragment"
+                " comes back before it is sent again; raise it, or lower overlap_steps",
+            )
+        return self
+
+    @property
+    def effective_gamma(self) -> float:
+        """gamma, beta when not given."""
+        return self.beta if self.gamma is None else self.gamma
+
+    @model_validator(mode="after")
+    def _stable(self) -> Self:
+        if self.method != "noloco":
+            return self
+        bound = (2 + self.alpha**2) ** 0.5
+        if self.effective_gamma >= bound:
+            key = "beta" if self.gamma is None else "gamma"
+            raise self._misfit(key, f"diverges: must be below sqrt(2 + alpha^2) = {bound:.3f}")
+        return self
+
+
+class FrozenSection(_Section):
+    """What the founder's `start` found out, so that no joiner has to. People do not write it."""
+
+    config: Annotated[str, Field(max_length=65536)]
+    """The model's configuration as Hugging Face's config.json."""
+    layout_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{32,64}$")]
+    parameters: Annotated[int, Field(ge=1)]
+    padded_parameters: Annotated[int, Field(ge=128, multiple_of=128)]
+
+
+class RunSpec(_Section):
+    """One run."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = "run"
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    optimizer: OptimizerSection = OptimizerSection()
+    training: TrainingSection = TrainingSection()
+    sync: SyncSection = SyncSection()
+    frozen: FrozenSection | None = None
+    """Set by the founder's `start`."""
+
+    @property
+    def total_rounds(self) -> int:
+        """Rounds of the whole run."""
+        return -(-self.training.total_steps // self.sync.inner_steps)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one inner step of one peer."""
+        return self.training.batch_size * self.model.context_length
+
+    def to_bytes(self) -> bytes:
+        """The canonical bytes: JSON, keys sorted, no spaces, every field present."""
+        return json.dumps(
+            self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")
+        ).encode()
+
+    def run_id(self, founder_public_key: bytes) -> str:
+        """The run id under this founder's key (32 bytes): 32 hex digits."""
+        return run_id_of(self.to_bytes(), founder_public_key)
+
+
+def run_id_of(spec_bytes: bytes, founder_public_key: bytes) -> str:
+    """Digest of the founder's key (32 bytes) and the canonical spec: 32 hex digits."""
+    return blake3.blake3(founder_public_key + spec_bytes).hexdigest(length=16)
+
+
+def parse_toml(text: str) -> RunSpec:
+    """Read a run spec as people write it.
+
+    Raises:
+        InvalidRunSpec: says which line or key is wrong, and what would be right.
+    """
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidRunSpec(f"not TOML: {error}") from error
+    return _validated(tree)
+
+
+def parse_bytes(data: bytes) -> RunSpec:
+    """Read canonical bytes as they travel; refuses what is not canonical.
+
+    Raises:
+        InvalidRunSpec
+    """
+    if len(data) > MAX_SPEC_BYTES:
+        raise InvalidRunSpec(f"run spec of {len(data)} bytes; at most {MAX_SPEC_BYTES} are allowed")
+    try:
+        tree = json.loads(data)
+    except ValueError as error:
+        raise InvalidRunSpec(f"not JSON: {error}") from error
+    spec = _validated(tree)
+    if spec.to_bytes() != data:
+        raise InvalidRunSpec("the run spec's bytes are not in canonical form")
+    return spec
+
+
+def _validated(tree: Any) -> RunSpec:
+    try:
+        return RunSpec.model_validate(tree)
+    except ValidationError as error:
+        raise InvalidRunSpec("; ".join(_sentence(e) for e in error.errors())) from error
+
+
+def _sentence(error: Any) -> str:
+    path = [str(part) for part in error["loc"]]
+    where = ".".join(path)
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(path[-1], _field_names(path[:-1]), n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        return f"unknown key '{where}'{hint}"
+    if error["type"] == _MISFIT:
+        path, value = [*path, error["ctx"]["key"]], error["ctx"]["value"]
+    else:
+        value = error["input"]
+    got = "" if isinstance(value, dict) else f" (got {_shown(value)})"  # a section is no value
+    return f"{'.'.join(path) or 'run spec'}: {error['msg']}{got}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
+
+
+def _field_names(path: list[str]) -> list[str]:
+    section: type[BaseModel] = RunSpec
+    for part in path:
+        annotation = section.model_fields[part].annotation
+        kinds = [annotation, *get_args(annotation)]
+        found = [k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)]
+        if not found:
+            return []
+        section = found[0]
+    return list(section.model_fields)

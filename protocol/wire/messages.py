@@ -1,0 +1,392 @@
+"""Everything that peers say to each other, and its codec.
+
+A message is a frozen dataclass; on the wire it is a msgpack map, `{"t": type, field: value, ...}`,
+the header of one frame (frames.py). Some of them announce a payload of raw bytes behind the header;
+for all others the payload must be empty (`max_payload_bytes`). The dialogues, > from the opener of
+the stream, < from the other:
+
+    /loco/hello/1     > Hello   < Hello or Refusal   then both, for as long as the link lasts:
+                      Beat, PeerList, AskAlive, AliveReply, Leaving
+    /loco/gossip/1    > Propose < Accept or Refusal  then both: Vector + payload, Received
+                      > Join    then both: Piece + payload    (a stripe of a long exchange)
+                      > Settle  < Settled            (a later stream, when a receipt was lost)
+    /loco/state/1     > GetSpec < SpecReply + run spec          > GetBlob   < BlobReply + blob
+                      > GetState < StateReply + chunk digests
+                      > GetChunks < Chunk + bytes, `count` times
+                      each answer may be a Refusal instead
+    /loco/fragment/1  > Contribution + codes, Result + codes, NoResult, FragmentSettled ...
+                        nothing comes back on a lasting stream
+                      > GetStamps < Stamps           > GetResult < Result + codes
+                      > GetChunkState < ChunkState + values          or a Refusal
+
+Rules:
+- Decoding is strict about what a field holds (kind, bounds: fields.py) and a missing field is an
+  error.
+- Unknown *additional* fields are ignored, so that a minor release may add a field (with a default)
+  and still talk to its elders. They cannot hurt: the header is bounded and nothing reads them. What
+  an old peer must not overlook takes a new major version instead.
+- An unknown type is an error: both sides know every type of a major version. A minor release may
+  add one that is said only to who asked for it in an additional field (Join and Piece: stripes).
+- Encoding checks by the same rules. What they send badly is a RemoteProtocolError, what we do a
+  LocalProtocolError.
+
+Invariants: decode_message(encode_message(m)) == m for each m that can be encoded; the bounds of the
+fields keep every header below MAX_HEADER_BYTES.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import msgpack
+
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.limits import (
+    MAX_BLOB_BYTES,
+    MAX_CONTROL_PAYLOAD_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_PAYLOAD_BYTES,
+    MAX_PEERS_PER_EXCHANGE,
+    MAX_RECORD_ADDRESSES,
+    MAX_SPEC_BYTES,
+    PIECE_BYTES,
+    STATE_CHUNK_BYTES,
+)
+from protocol.outcomes import RefusalReason
+
+from .field_types import (
+    MAX_SENTENCE_CHARS,
+    MAX_STATE_BYTES,
+    Addresses,
+    Count,
+    Digest,
+    FewAddresses,
+    MaybeCount,
+    MaybeDigest,
+    MaybeNonNegative,
+    MaybeSeconds,
+    Name,
+    NonNegative,
+    PeerIdText,
+    Protocols,
+    Seconds,
+    Sentence,
+)
+from .fields import Binary, Choice, Flag, Integer, Many, Record, Text, read_record, write_record
+from .fragment_messages import (
+    ChunkState,
+    Contribution,
+    FragmentSettled,
+    GetChunkState,
+    GetResult,
+    GetStamps,
+    NoResult,
+    Result,
+    Stamps,
+)
+from .gossip_messages import (
+    Accept,
+    Join,
+    Piece,
+    Propose,
+    Received,
+    Settle,
+    Settled,
+    SettledOutcome,
+    Vector,
+)
+
+__all__ = [
+    "TYPES", "Accept", "AliveReply", "AskAlive", "Beat", "BlobReply", "Chunk", "ChunkState",
+    "Contribution", "FragmentSettled", "GetBlob", "GetChunkState", "GetChunks", "GetResult",
+    "GetSpec", "GetStamps", "GetState", "Hello", "Join", "Leaving", "Message", "NoResult",
+    "PeerEntry", "PeerList", "Piece", "Propose", "Received", "Refusal", "Result", "Settle",
+    "Settled", "SettledOutcome", "SpecReply", "Stamps", "StateReply", "Vector", "decode_message",
+    "encode_message", "max_payload_bytes", "peer_entry", "printable_sentence",
+]  # fmt: skip
+
+
+# --- hello ----------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message of both sides of a link.
+
+    Attributes:
+        software: name and version, for people.
+        protocols: what the sender speaks, as `name/major` (versions.py).
+        run_id: None from a joiner that takes whatever the other one runs.
+        incarnation: grows with each start of the same identity.
+        swarm_time_s: the sender's idea of the Unix time.
+        state: `starting`, `training`, ... as in `status`.
+        round, layout_digest: of the group.
+        group: digest of the one that the sender is in; None while it is in none.
+        step: the nominal step.
+    """
+
+    software: Annotated[str, Text(64)]
+    protocols: Protocols
+    run_id: MaybeDigest
+    incarnation: Count
+    addresses: Addresses
+    swarm_time_s: Seconds
+    state: Name
+    round: Count
+    layout_digest: MaybeDigest
+    group: MaybeDigest = None
+    step: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The sender declines, in any conversation; `round` is the one it is in, where that matters."""
+
+    reason: Annotated[RefusalReason, Choice(RefusalReason)]
+    sentence: Sentence
+    round: MaybeCount = None
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A sign of life and progress.
+
+    Attributes:
+        fraction: part of the round's quota that is done; above 1 past the quota.
+        group: digest of the one whose progress this is; None while the sender is in none.
+        sent_s: the sender's monotonic clock.
+        echo_s: `sent_s` of the newest beat that the sender has received; None before the first.
+        echo_hold_s: how long the sender held that beat: round trip = now - echo_s - echo_hold_s.
+        received_bytes: what has come from the receiver of this beat, on all streams, since the
+        sender's start. may_send_bytes_per_s: how fast it may go on; None for as fast as it likes.
+    """
+
+    sequence: Count
+    state: Name
+    round: Count
+    fraction: NonNegative
+    steps_per_s: NonNegative
+    epoch: Count
+    position: Count
+    step: Count
+    tokens: Count
+    sent_s: Seconds
+    echo_s: MaybeSeconds
+    echo_hold_s: NonNegative
+    swarm_time_s: Seconds
+    received_bytes: Count = 0
+    may_send_bytes_per_s: MaybeNonNegative = None
+    free_round: MaybeCount = None
+    free_step: Count = 0
+    ended: Annotated[bool, Flag()] = False
+    group: MaybeDigest = None
+
+
+@dataclass(frozen=True, slots=True)
+class PeerEntry:
+    """Where a third peer is; few addresses, so that a full PeerList always fits one header."""
+
+    peer_id: PeerIdText
+    incarnation: Count
+    addresses: FewAddresses
+
+
+def peer_entry(peer_id: str, incarnation: int, addresses: tuple[str, ...]) -> PeerEntry:
+    """An entry with the first of the addresses (they are sorted, best first)."""
+    return PeerEntry(peer_id, incarnation, addresses[:MAX_RECORD_ADDRESSES])
+
+
+@dataclass(frozen=True, slots=True)
+class PeerList:
+    """Peers that the sender knows to be alive."""
+
+    peers: Annotated[tuple[PeerEntry, ...], Many(Record(PeerEntry), MAX_PEERS_PER_EXCHANGE)]
+
+
+@dataclass(frozen=True, slots=True)
+class AskAlive:
+    """Is that peer alive in another incarnation than this one? Please see whether it beats."""
+
+    peer_id: PeerIdText
+    incarnation: Count
+
+
+@dataclass(frozen=True, slots=True)
+class AliveReply:
+    """Answer to AskAlive: whether another incarnation has just shown the sender that it lives."""
+
+    peer_id: PeerIdText
+    incarnation: Count
+    alive: Annotated[bool, Flag()]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The sender leaves the run on purpose."""
+
+
+# --- state ----------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class GetSpec:
+    """Send me the run spec."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpecReply:
+    """The spec's canonical bytes follow; signed by the founder (Ed25519)."""
+
+    founder_public_key: Annotated[bytes, Binary(32)]
+    signature: Annotated[bytes, Binary(64)]
+
+
+@dataclass(frozen=True, slots=True)
+class GetBlob:
+    """Send me the blob (tokenizer, manifest, corpus file) with this digest."""
+
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class BlobReply:
+    """The blob follows."""
+
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class GetState:
+    """Describe your state, if it is of this group, and at the nominal step `minimum_step` or later.
+
+    Attributes:
+        minimum_step: an older state is refused as `unavailable`.
+    """
+
+    group: Digest
+    minimum_step: Count
+
+
+@dataclass(frozen=True, slots=True)
+class StateReply:
+    """What the sender can serve; the chunks' 32-byte digests follow.
+
+    Attributes:
+        root: digest of the whole state, which chunks are asked by.
+        epoch, position: where the sender's data stands.
+    """
+
+    round: Count
+    root: Digest
+    total_bytes: Annotated[int, Integer(1, MAX_STATE_BYTES)]
+    chunk_bytes: Annotated[int, Integer(1, STATE_CHUNK_BYTES)]
+    epoch: Count
+    position: Count
+    tokens: Count
+    layout_digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class GetChunks:
+    """Send me `count` chunks of that state, from `first` on."""
+
+    root: Digest
+    first: Count
+    count: Annotated[int, Integer(1, MAX_CONTROL_PAYLOAD_BYTES // 32)]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One chunk of the state follows."""
+
+    root: Digest
+    index: Count
+
+
+Message = (
+    Hello | Refusal | Beat | PeerList | AskAlive | AliveReply | Leaving
+    | Propose | Accept | Vector | Received | Join | Piece | Settle | Settled
+    | GetSpec | SpecReply | GetBlob | BlobReply | GetState | StateReply | GetChunks | Chunk
+    | Contribution | Result | NoResult | FragmentSettled | GetStamps | Stamps | GetResult
+    | GetChunkState | ChunkState
+)  # fmt: skip
+
+TYPES: Final[dict[str, type[Message]]] = {
+    "hello": Hello, "refusal": Refusal, "beat": Beat, "peers": PeerList, "ask_alive": AskAlive,
+    "alive": AliveReply, "leaving": Leaving,
+    "propose": Propose, "accept": Accept, "vector": Vector, "received": Received,
+    "join": Join, "piece": Piece,
+    "settle": Settle, "settled": Settled,
+    "get_spec": GetSpec, "spec": SpecReply, "get_blob": GetBlob, "blob": BlobReply,
+    "get_state": GetState, "state": StateReply, "get_chunks": GetChunks, "chunk": Chunk,
+    "contribution": Contribution, "result": Result, "no_result": NoResult,
+    "fragment_settled": FragmentSettled,
+    "get_stamps": GetStamps, "stamps": Stamps, "get_result": GetResult,
+    "get_chunk_state": GetChunkState, "chunk_state": ChunkState,
+}  # fmt: skip
+"""Every message, by its name on the wire."""
+
+_NAMES: Final = {kind: name for name, kind in TYPES.items()}
+
+_MAX_PAYLOAD_BYTES: Final[dict[type[Message], int]] = {
+    Vector: MAX_PAYLOAD_BYTES,
+    Piece: PIECE_BYTES,
+    SpecReply: MAX_SPEC_BYTES,
+    BlobReply: MAX_BLOB_BYTES,
+    StateReply: MAX_CONTROL_PAYLOAD_BYTES,
+    Chunk: STATE_CHUNK_BYTES,
+    Contribution: MAX_PAYLOAD_BYTES,
+    Result: MAX_PAYLOAD_BYTES,
+    ChunkState: MAX_PAYLOAD_BYTES,
+}
+
+
+def max_payload_bytes(kind: type[Message]) -> int:
+    """The longest payload that may follow a message of this type; 0 for most."""
+    return _MAX_PAYLOAD_BYTES.get(kind, 0)
+
+
+def encode_message(message: Message) -> bytes:
+    """The header of a frame.
+
+    Raises:
+        LocalProtocolError: a field, which is named, holds what the other side would not take.
+    """
+    tree = {"t": _NAMES[type(message)], **write_record(message)}
+    try:
+        read_record(type(message), tree)
+    except ValueError as error:
+        raise LocalProtocolError(f"cannot send {type(message).__name__}: {error}") from None
+    header: bytes = msgpack.packb(tree)
+    return header
+
+
+def decode_message(header: bytes | bytearray | memoryview) -> Message:
+    """The message in a header.
+
+    Raises:
+        RemoteProtocolError: not msgpack, not a map, an unknown type, or a field (named) that is
+        missing or wrong.
+    """
+    if len(header) > MAX_HEADER_BYTES:
+        raise RemoteProtocolError(f"header of {len(header)} bytes; at most {MAX_HEADER_BYTES}")
+    tree = _unpack(header)
+    if not isinstance(tree, dict) or not isinstance(tree.get("t"), str):
+        raise RemoteProtocolError("header is not a map with a message type 't'")
+    kind = TYPES.get(tree["t"])
+    if kind is None:
+        raise RemoteProtocolError(f"unknown message type {tree['t'][:64]!r}")
+    try:
+        message: Message = read_record(kind, tree)
+    except ValueError as error:
+        raise RemoteProtocolError(f"{kind.__name__}: {error}") from None
+    return message
+
+
+def printable_sentence(text: str) -> str:
+    """`text` as a Refusal can carry it: one line, printable, bounded."""
+    line = " ".join(text.split())
+    return "".join(c if c.isprintable() else "?" for c in line)[:MAX_SENTENCE_CHARS]
+
+
+def _unpack(header: bytes | bytearray | memoryview) -> Any:
+    try:
+        return msgpack.unpackb(header, raw=False, strict_map_key=True)
+    except ValueError as error:
+        # msgpack's own errors (too deep, too long, cut off) and bad UTF-8 are all ValueErrors.
+        raise RemoteProtocolError(f"header is not msgpack: {error}") from None
