@@ -13,7 +13,8 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from peer.options.config import ConfigError
-from protocol.run.run_spec import NOLOCO_ONLY, RunSpec, SyncSection
+from protocol.run.run_spec import RunSpec, SyncSection
+from protocol.run.ways import WAYS, others_keys
 
 from .explanations import EXAMPLES, EXPLANATIONS, SECTIONS
 
@@ -127,7 +128,9 @@ def _is_idle(section: BaseModel, name: str) -> bool:
     """Whether the chosen method does not use a key."""
     if not isinstance(section, SyncSection):
         return False
-    return name in (NOLOCO_ONLY if section.method == "diloco" else ("diloco",))
+    own = WAYS[section.method].section
+    others_sections = {row.section for row in WAYS.values()} - {own}
+    return name in others_keys(section.method) or name in others_sections
 
 
 def _literal(value: Any) -> str:

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
+from peer.averaging.parts import Averaging
 from peer.observe.facts import Facts
 from peer.ports import Work
 from peer.state.state_file import StateManifest, StateScalars, copy_state, seal_state
-
-from .averaging import Averaging
 
 
 class OuterSource:

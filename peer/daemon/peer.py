@@ -13,7 +13,8 @@ from typing import Final, TypeVar
 
 import trio
 
-from peer.averaging.gossip.outer_steps import RoundTiming
+from peer.averaging.parts import Averaging, AveragingParts
+from peer.averaging.ways import averaging_of
 from peer.codec import MAIN_MEMORY, get_codec
 from peer.network.pacing import Pacing
 from peer.observe.event_names import EventName
@@ -23,6 +24,8 @@ from peer.observe.status import PeerState
 from peer.ports import Directory, Network, PeerId, Work
 from peer.rounds.loop import RoundLoop
 from peer.rounds.shares import DataShares
+from peer.rounds.timing import RoundTiming
+from peer.state.held_part import HeldPart
 from peer.state.service import Fetcher, StateService, fetch_from
 from peer.state.state_file import StateScalars
 from peer.training.ports import StartTrainer
@@ -36,9 +39,7 @@ from protocol.run.signed_spec import SignedSpec
 from protocol.schedule.data_plan import DataPlan, start_position
 from protocol.schedule.rounds import oldest_useful
 
-from .averaging import Averaging, AveragingParts, averaging_of
 from .company import LinkedCompany
-from .held_part import HeldPart
 from .hello import Greeter
 from .joining import Bootstrap, is_final
 from .links import Links

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from peer.ports import PeerId, Work
+from peer.state.held_part import PartShape
 from peer.state.service import Fetcher
 from peer.training.child_process import SpareChild
 from peer.training.corpus.prepare import PreparedCorpus
@@ -24,7 +25,6 @@ from protocol.run.run_spec import FrozenSection, RunSpec
 
 from .data import freeze_data, obtain_data
 from .engine import Engine, TorchEngine
-from .held_part import PartShape
 
 
 @dataclass(frozen=True, slots=True)

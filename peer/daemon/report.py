@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import trio
 
-from peer.averaging.gossip.outer_steps import RoundTiming
 from peer.observe.facts import Facts
 from peer.observe.metrics import Metrics, MetricsSnapshot, Phase
 from peer.observe.status import Outcomes, PeerState, PeerStatus, Status
 from peer.ports import Network
+from peer.rounds.timing import RoundTiming
 from protocol.membership.view import Roster
 
 from .links import Links

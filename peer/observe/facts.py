@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import trio
 
-from peer.daemon.held_part import HeldPart
 from peer.observe.status import RECENT_ROUNDS, PeerState
+from peer.state.held_part import HeldPart
 from protocol.gossip.matchmaking_events import Snapshot
 from protocol.outcomes import RefusalReason, SkipReason
 

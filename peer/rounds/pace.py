@@ -1,6 +1,4 @@
-"""How many steps of a round are ours: the rules of protocol/schedule/rounds.py with what we have
-heard.
-"""
+"""How many steps of a round are ours, by what is heard (protocol/schedule/rounds.py)."""
 
 from collections.abc import Callable, Sequence
 from statistics import median

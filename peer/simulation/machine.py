@@ -16,10 +16,10 @@ import numpy as np
 import trio
 
 from peer.daemon.engine import SlowWeights
-from peer.daemon.held_part import PartShape
 from peer.daemon.provision import Supplies
 from peer.network.pacing import NO_LIMITS, BandwidthLimits
 from peer.ports import PeerId
+from peer.state.held_part import PartShape
 from peer.state.service import Fetcher
 from peer.training.messages import Failed, TrainerCommand, TrainerEvent
 from peer.training.ports import Float32Vector, StartTrainer, Trainer

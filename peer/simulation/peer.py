@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import trio
 
-from peer.averaging.gossip.outer_steps import RoundTiming
 from peer.daemon.assembly import Assembly, Ports
 from peer.daemon.links import Links
 from peer.daemon.peer import Peer, PeerSettings
@@ -28,6 +27,7 @@ from peer.options.run_options import check_overlap_steps
 from peer.ports import PeerId
 from peer.ports.simulated import SimulatedWork
 from peer.rounds.loop import TrainingImpossible
+from peer.rounds.timing import RoundTiming
 from peer.training.ports import Float32Vector
 from protocol.errors import LocoError
 from protocol.membership.view import Roster, View

@@ -27,9 +27,9 @@ from .model import FlatModel, empty_module, initial_module
 from .optimizer import FlatAdamW
 from .pipe import ModelCreated, PipeError
 from .settings import TrainerSettings
-from .shared import CodeRegions, map_vector, regions_of_run
+from .shared import CodeRegions, map_vector
 from .step import Stepper
-from .sync import snapshots_of_run
+from .sync import trainer_side
 
 MAX_DETAIL_CHARS: Final = 2000
 """Length at which what is said of a failure is cut."""
@@ -124,9 +124,9 @@ def build(settings: TrainerSettings, slow_fd: int, codes_fd: int) -> tuple[Train
         raise ValueError(
             f"slow weights of {slow_P.numel()} values for {model.layout.padded_parameters}"
         )
-    regions = CodeRegions.create_in(codes_fd, regions_of_run(spec, model.layout))
+    regions = CodeRegions.create_in(codes_fd, trainer_side(spec).regions_of(spec, model.layout))
     codec = get_codec(spec.sync.codec, part_of=model.layout.padded_parameters)
-    snapshots = snapshots_of_run(spec, model, slow_P, regions)
+    snapshots = trainer_side(spec).snapshots_of(spec, model, slow_P, regions)
     parts = TrainerParts(
         spec,
         settings.peer_id,

@@ -24,7 +24,7 @@ from .optimizer import FlatAdamW
 from .round_machine import Action, RoundMachine, Settle, TrainStep, Wait
 from .snapshot import Snapshots
 from .step import Stepper, StepResult
-from .sync import sync_of_run
+from .sync import trainer_side
 
 
 class Channel(Protocol):
@@ -77,7 +77,7 @@ class InnerLoop:
         self._clock_s = clock_s
         self._validation_BT = parts.corpus.validation_blocks(parts.spec.data.validation_blocks)
         self._events: deque[TrainerEvent] = deque()
-        sync = sync_of_run(
+        sync = trainer_side(parts.spec).sync_of(
             parts.spec, parts.snapshots, self._events.append, clock_s, parts.overlap_steps
         )
         self._round_machine = RoundMachine(

@@ -8,9 +8,17 @@ Rules
 import math
 from collections.abc import Callable
 
+import torch
+
+from peer.codec import get_codec
+from protocol.run.layout import Layout
+from protocol.run.run_spec import RunSpec
+
 from .errors import WrongCommand
 from .messages import Applied, Apply, SyncCommand, SyncEvent, TrainRound
+from .shared import CodeRegions, slot_bytes
 from .snapshot import Snapshot, Snapshots
+from .weights import FastWeights
 
 
 class PairSync:
@@ -70,3 +78,26 @@ class PairSync:
     def close(self, order: TrainRound) -> Snapshot:
         """Take the round's snapshot. Raises NonFinite."""
         return self._snapshots.take(order.round)
+
+
+def regions_of(spec: RunSpec, layout: Layout) -> tuple[int, ...]:
+    """Two slots for the codes of all weights."""
+    return slot_bytes(get_codec(spec.sync.codec).code_bytes(layout.padded_parameters))
+
+
+def snapshots_of(
+    spec: RunSpec, weights: FastWeights, slow_P: torch.Tensor, regions: CodeRegions
+) -> Snapshots:
+    """Snapshots of all weights."""
+    return Snapshots(weights, slow_P, regions, get_codec(spec.sync.codec))
+
+
+def sync_of(
+    spec: RunSpec,
+    snapshots: Snapshots,
+    emit: Callable[[SyncEvent], None],
+    clock_s: Callable[[], float],  # noqa: ARG001 - all ways have one shape (sync.py)
+    overlap_steps: int | None,  # noqa: ARG001
+) -> PairSync:
+    """One at the close of each round."""
+    return PairSync(snapshots, emit, overlap=spec.sync.overlap)

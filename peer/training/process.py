@@ -30,7 +30,8 @@ from .child_process import STOP_GRACE_S, SpareChild, TrainerChild
 from .messages import Failed, FragmentSent, Ready, RoundClosed, Stop, TrainerCommand, TrainerEvent
 from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
 from .settings import TrainerSettings
-from .shared import CodeRegions, SharedVector, code_memory, regions_of_run
+from .shared import CodeRegions, SharedVector, code_memory
+from .sync import trainer_side
 from .watchdog import START_TIMEOUT_S, Watchdog
 
 _EVENTS: Final = get_args(TrainerEvent)
@@ -165,7 +166,7 @@ def trainer_starter(
 
 def _regions(spec: RunSpec, fd: int, ready: Ready) -> CodeRegions:
     layout = Layout.from_shapes(dict(ready.shapes))
-    return CodeRegions(fd, regions_of_run(spec, layout), writable=False)
+    return CodeRegions(fd, trainer_side(spec).regions_of(spec, layout), writable=False)
 
 
 async def _stop(child: TrainerChild) -> None:

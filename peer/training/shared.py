@@ -30,10 +30,8 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from peer.codec import Codec, get_codec
-from protocol.fragment.fragments import Fragment, fragments_of_run
-from protocol.run.layout import Layout
-from protocol.run.run_spec import RunSpec
+from peer.codec import Codec
+from protocol.fragment.fragments import Fragment
 
 NUM_SLOTS: Final = 2
 HEADER_BYTES: Final = 4096
@@ -192,14 +190,6 @@ def region_bytes(fragments: Sequence[Fragment], codec: Codec) -> tuple[int, ...]
         sum(codec.code_bytes(stop - start) for start, stop in fragment.chunks)
         for fragment in fragments
     )
-
-
-def regions_of_run(spec: RunSpec, layout: Layout) -> tuple[int, ...]:
-    """The regions of a run's trainers."""
-    codec = get_codec(spec.sync.codec)
-    if spec.sync.diloco is None:
-        return slot_bytes(codec.code_bytes(layout.padded_parameters))
-    return region_bytes(fragments_of_run(spec.sync.diloco, layout), codec)
 
 
 def _starts(code_bytes: Sequence[int]) -> list[int]:

@@ -32,8 +32,8 @@ from .errors import NonFinite, WrongCommand
 from .messages import Evaluate, Evaluated, Failed, Ready, Stop, TrainerCommand, TrainerEvent
 from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
 from .round_machine import Action, RoundMachine, TrainStep, Wait
-from .shared import CodeRegions, regions_of_run
-from .sync import snapshots_of_run, sync_of_run
+from .shared import CodeRegions
+from .sync import trainer_side
 from .toy import SimulatedSpeed, ToyProblem, ToyWeights, loss_of, optimum, simulated_layout
 
 __all__ = [
@@ -79,7 +79,9 @@ class SimulatedTrainer:
         self._micro_batch = min(batch_size, micro_batch_cap or batch_size)
         self._optimum = optimum(spec.seed, slow.size)
         self._weights = ToyWeights(slow)
-        self._regions = CodeRegions(-1, regions_of_run(spec, self._weights.layout), writable=True)
+        self._regions = CodeRegions(
+            -1, trainer_side(spec).regions_of(spec, self._weights.layout), writable=True
+        )
         self._events: deque[TrainerEvent] = deque()
         self._round_machine = self._new_round_machine(overlap_steps)
         self._action: Action = Wait()
@@ -95,8 +97,8 @@ class SimulatedTrainer:
     def _new_round_machine(self, overlap_steps: int | None) -> RoundMachine:
         spec, emit = self._spec, self._events.append
         slow_P = torch.from_numpy(self._slow)
-        snapshots = snapshots_of_run(spec, self._weights, slow_P, self._regions)
-        sync = sync_of_run(spec, snapshots, emit, lambda: self._now_s, overlap_steps)
+        snapshots = trainer_side(spec).snapshots_of(spec, self._weights, slow_P, self._regions)
+        sync = trainer_side(spec).sync_of(spec, snapshots, emit, lambda: self._now_s, overlap_steps)
         return RoundMachine(spec, self._peer_id, self._problem.num_blocks, sync, self._events)
 
     async def send(self, command: TrainerCommand) -> None:

@@ -20,7 +20,11 @@ round * H to (round + 1) * H)
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from protocol.fragment.fragments import offset, sends_between
+import torch
+
+from peer.codec import get_codec
+from protocol.fragment.fragments import fragments_of_run, offset, sends_between
+from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec
 
 from .errors import WrongCommand
@@ -36,6 +40,8 @@ from .messages import (
     Yield,
     Yielded,
 )
+from .shared import CodeRegions, region_bytes
+from .weights import FastWeights
 
 
 @dataclass(slots=True)
@@ -300,3 +306,31 @@ class FragmentSync:
 def _check_chunks(command: SyncCommand, known: Iterable[int], named: tuple[int, ...]) -> None:
     if len(set(named)) != len(named) or not set(known).issuperset(named):
         raise WrongCommand(f"{command}: chunks named twice, or not of {sorted(known)}")
+
+
+def regions_of(spec: RunSpec, layout: Layout) -> tuple[int, ...]:
+    """A region for the codes of each fragment."""
+    assert spec.sync.diloco is not None
+    return region_bytes(fragments_of_run(spec.sync.diloco, layout), get_codec(spec.sync.codec))
+
+
+def snapshots_of(
+    spec: RunSpec, weights: FastWeights, slow_P: torch.Tensor, regions: CodeRegions
+) -> FragmentSnapshots:
+    """The values of each fragment."""
+    diloco = spec.sync.diloco
+    assert diloco is not None
+    fragments = fragments_of_run(diloco, weights.layout)
+    codec = get_codec(spec.sync.codec)
+    return FragmentSnapshots(weights, slow_P, regions, codec, fragments, diloco)
+
+
+def sync_of(
+    spec: RunSpec,
+    snapshots: FragmentSnapshots,
+    emit: Callable[[SyncEvent], None],
+    clock_s: Callable[[], float],
+    overlap_steps: int | None,
+) -> FragmentSync:
+    """Each at its own moment; `overlap_steps` is tau of this peer, None that of the run."""
+    return FragmentSync(spec, snapshots, emit, clock_s, overlap_steps)

@@ -5,20 +5,18 @@ of them at their own moments. The round machine asks its way of averaging at eve
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from importlib import import_module
+from typing import Any, Protocol
 
 import torch
 
-from peer.codec import get_codec
-from protocol.fragment.fragments import fragments_of_run
+from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec
+from protocol.run.ways import WAYS
 
-from .fragments import FragmentSnapshots
 from .messages import SyncCommand, SyncEvent, TrainRound
-from .pairs import PairSync
 from .shared import CodeRegions
-from .snapshot import Snapshot, Snapshots
-from .streaming import FragmentSync
+from .snapshot import Snapshot
 from .weights import FastWeights
 
 
@@ -59,29 +57,29 @@ class Sync(Protocol):
         """A round is over: the snapshot that is sent, if that is the way. Raises NonFinite."""
 
 
-def snapshots_of_run(
-    spec: RunSpec, weights: FastWeights, slow_P: torch.Tensor, regions: CodeRegions
-) -> Snapshots | FragmentSnapshots:
-    """What a run sends of these weights, and takes back from the slow ones."""
-    codec, diloco = get_codec(spec.sync.codec), spec.sync.diloco
-    if diloco is None:
-        return Snapshots(weights, slow_P, regions, codec)
-    fragments = fragments_of_run(diloco, weights.layout)
-    return FragmentSnapshots(weights, slow_P, regions, codec, fragments, diloco)
+class TrainerSide(Protocol):
+    """A way of averaging on the trainer's side: what its module has (protocol/run/ways.py)."""
+
+    def regions_of(self, spec: RunSpec, layout: Layout) -> tuple[int, ...]:
+        """Bytes of each region of the shared memory for codes."""
+
+    def snapshots_of(
+        self, spec: RunSpec, weights: FastWeights, slow_P: torch.Tensor, regions: CodeRegions
+    ) -> Any:
+        """What is sent of these weights, and how averages come back into them."""
+
+    def sync_of(
+        self,
+        spec: RunSpec,
+        snapshots: Any,
+        emit: Callable[[SyncEvent], None],
+        clock_s: Callable[[], float],
+        overlap_steps: int | None,
+    ) -> Sync:
+        """When that is done. `snapshots` are those of `snapshots_of`."""
 
 
-def sync_of_run(
-    spec: RunSpec,
-    snapshots: Snapshots | FragmentSnapshots,
-    emit: Callable[[SyncEvent], None],
-    clock_s: Callable[[], float],
-    overlap_steps: int | None = None,
-) -> Sync:
-    """The way of averaging of a run.
-
-    Args:
-        overlap_steps: tau of this peer, with fragments; None is the run's.
-    """
-    if isinstance(snapshots, FragmentSnapshots):
-        return FragmentSync(spec, snapshots, emit, clock_s, overlap_steps)
-    return PairSync(snapshots, emit, overlap=spec.sync.overlap)
+def trainer_side(spec: RunSpec) -> TrainerSide:
+    """The way of averaging of a run."""
+    side: TrainerSide = import_module(WAYS[spec.sync.method].trainer)  # type: ignore[assignment]  # a module
+    return side

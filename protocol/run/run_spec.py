@@ -23,6 +23,8 @@ from pydantic_core import PydanticCustomError
 from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_SPEC_BYTES
 
+from .ways import WAYS, others_keys
+
 MAX_SHOWN_CHARS: Final = 80
 """Of a wrong value, in the sentence that refuses it."""
 _MISFIT: Final = "misfit"
@@ -145,14 +147,13 @@ class DilocoSection(_Section):
 
 
 FOUR_BIT: Final = ("int4", "e3m0")
-NOLOCO_ONLY: Final = ("alpha", "beta", "gamma", "overlap", "final_averaging")
-"""Keys of [sync] that say nothing to DiLoCo."""
 
 
 class SyncSection(_Section):
     """How peers average. NoLoCo's defaults are the paper's, but for alpha (decision 0014)."""
 
-    method: Literal["noloco", "diloco"] = "noloco"
+    method: str = "noloco"
+    """One of the ways of averaging (ways.py)."""
     inner_steps: Annotated[int, Field(ge=1)] = 50
     """H: nominal inner steps of a round."""
     alpha: Annotated[float, Field(ge=0, lt=1)] = 0.3
@@ -174,20 +175,25 @@ class SyncSection(_Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_diloco(cls, tree: Any) -> Any:
-        if isinstance(tree, dict) and tree.get("method") == "diloco":
-            return {**tree, "diloco": tree.get("diloco") or {}}
+    def _with_section(cls, tree: Any) -> Any:
+        if isinstance(tree, dict) and (row := WAYS.get(tree.get("method", ""))) and row.section:
+            return {**tree, row.section: tree.get(row.section) or {}}
         return tree
 
     @model_validator(mode="after")
     def _keys_of_the_method(self) -> Self:
-        if self.diloco is not None and self.method != "diloco":
-            raise self._misfit("method", '[sync.diloco] needs method = "diloco"')
-        if self.codec in FOUR_BIT and self.method != "diloco":
+        if self.method not in WAYS:
+            raise self._misfit("method", f"unknown: use one of {', '.join(WAYS)}")
+        own_section = WAYS[self.method].section
+        for name, row in WAYS.items():
+            if row.section and row.section != own_section and getattr(self, row.section):
+                raise self._misfit("method", f'[sync.{row.section}] needs method = "{name}"')
+        if self.codec in FOUR_BIT and own_section is None:
             raise self._misfit("codec", "too coarse for whole weights; use 'int8'")
-        for key in NOLOCO_ONLY if self.method == "diloco" else ():
+        for key in others_keys(self.method):
             if getattr(self, key) != type(self).model_fields[key].default:
-                raise self._misfit(key, "belongs to noloco; DiLoCo's keys are in [sync.diloco]")
+                keys = f"its keys are in [sync.{own_section}]" if own_section else "leave it out"
+                raise self._misfit(key, f"says nothing to {self.method}; {keys}")
         return self
 
     @model_validator(mode="after")

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from peer.averaging.gossip.outer_state import Factors, OuterState
+from peer.averaging.gossip.outer_state import OuterState
+from peer.averaging.noloco.outer_step import Factors
 from peer.codec import get_codec
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 

@@ -13,9 +13,9 @@ from peer.training.loop import InnerLoop, TrainerParts
 from peer.training.messages import Load, RoundClosed, Stop, TrainerCommand, TrainerEvent, TrainRound
 from peer.training.model import FlatModel, initial_module
 from peer.training.optimizer import FlatAdamW
-from peer.training.shared import CodeRegions, regions_of_run
+from peer.training.shared import CodeRegions
 from peer.training.step import Stepper
-from peer.training.sync import snapshots_of_run
+from peer.training.sync import trainer_side
 from protocol.run.run_spec import (
     DataSection,
     ModelSection,
@@ -72,12 +72,12 @@ def build_world(spec: RunSpec, micro_batch: int = 4, overlap_steps: int | None =
     model = FlatModel(initial_module(spec, VOCABULARY), torch.device("cpu"))
     slow = model.theta_P.numpy().copy()
     slow_P = torch.from_numpy(slow)
-    daemon = CodeRegions.create(regions_of_run(spec, model.layout))
+    daemon = CodeRegions.create(trainer_side(spec).regions_of(spec, model.layout))
     slots = CodeRegions(daemon.fd, daemon.code_bytes, writable=True)
     daemon.close()
     optimizer = FlatAdamW(model, spec.optimizer)
     stepper = Stepper(model, optimizer, "fp32", micro_batch)
-    snapshots = snapshots_of_run(spec, model, slow_P, slots)
+    snapshots = trainer_side(spec).snapshots_of(spec, model, slow_P, slots)
     corpus = tiny_corpus(spec)
     parts = TrainerParts(
         spec, "me", corpus, model, optimizer, stepper, snapshots, slow_P, overlap_steps

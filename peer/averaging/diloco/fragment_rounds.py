@@ -25,7 +25,6 @@ from peer.averaging.diloco.fragment_exchange import FragmentExchange, FragmentSu
 from peer.averaging.diloco.fragment_items import Changes, Held, Returned, Sent
 from peer.averaging.diloco.nesterov import Factors
 from peer.averaging.diloco.outer_fragments import OuterFragments
-from peer.averaging.gossip.outer_steps import RoundTiming
 from peer.codec import get_codec
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
@@ -34,6 +33,7 @@ from peer.observe.status import PeerState
 from peer.ports import Network, PeerId, Work
 from peer.process.rejoin import join_the_finished
 from peer.rounds.pace import Pace
+from peer.rounds.timing import RoundTiming
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
 from peer.training.messages import (

@@ -9,19 +9,64 @@ Invariants:
 One thread at a time may call a method (the daemon runs them as blocking work); nothing here locks.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from peer.averaging.noloco.outer_step import Factors, OuterStepMeasures, outer_step
 from peer.codec import CodeBuffer, Codec, codes_as_tensor
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 
-__all__ = ["Factors", "OuterState", "OuterStatistics"]
-
 Float32Vector = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class OuterStepMeasures:
+    """What a step found, per padded parameter.
+
+    Attributes:
+        delta_rms: root mean square of the move of phi.
+        replica_distance: root mean square of our theta less the mean of the others' (the
+            partner's); None alone.
+    """
+
+    delta_rms: float
+    replica_distance: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """What an outer step takes in: codes of each member, ourselves first; valid ones.
+
+    Attributes:
+        theta: codes of the fast weights.
+        phi: codes of the slow weights, where they travel too.
+        shares: weight of each member in the mean; None for equal ones.
+        plain: phi becomes the mean of theta: the training is over.
+        is_first: nothing was stepped before, so there is no momentum.
+    """
+
+    theta: Sequence[torch.Tensor]
+    phi: Sequence[torch.Tensor] = ()
+    shares: Sequence[float] | None = None
+    plain: bool = False
+    is_first: bool = False
+
+
+class OuterRule(Protocol):
+    """How phi and the outer momentum move: what tells one way in pairs from another."""
+
+    @property
+    def pulls(self) -> bool:
+        """Whether the codes of phi travel too."""
+
+    def step(
+        self, phi_P: torch.Tensor, delta_P: torch.Tensor, codec: Codec, exchanged: Exchanged
+    ) -> OuterStepMeasures:
+        """Move phi and delta, fp32 [P], in place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +90,7 @@ class OuterState:
     """
 
     def __init__(
-        self, phi_P: Float32Vector, delta_P: Float32Vector, codec: Codec, factors: Factors
+        self, phi_P: Float32Vector, delta_P: Float32Vector, codec: Codec, rule: OuterRule
     ) -> None:
         """Raises ValueError unless both are writable fp32 vectors of one length."""
         if phi_P.shape != delta_P.shape or not (phi_P.flags.writeable and delta_P.flags.writeable):
@@ -53,7 +98,7 @@ class OuterState:
         self.phi_P, self.delta_P = phi_P, delta_P
         self.version, self.round = 0, -1
         self._phi, self._delta = torch.from_numpy(phi_P), torch.from_numpy(delta_P)
-        self._codec, self._factors = codec, factors
+        self._codec, self._rule = codec, rule
         self._steps = self._steps_alone = 0
         self._last: OuterStepMeasures | None = None
         self._distance: float | None = None
@@ -63,8 +108,8 @@ class OuterState:
 
     @property
     def needs_phi_codes(self) -> bool:
-        """Whether the codes of phi travel too (gamma != beta)."""
-        return self._factors.pulls
+        """Whether the codes of phi travel too."""
+        return self._rule.pulls
 
     def encode_phi(self, codes: memoryview) -> None:
         """Write the codes of phi into `codes`. Raises ValueError if phi is not finite."""
@@ -77,7 +122,8 @@ class OuterState:
         partner_codes: CodeBuffer | None = None,
         own_phi_codes: CodeBuffer | None = None,
         partner_phi_codes: CodeBuffer | None = None,
-        factors: Factors | None = None,
+        *,
+        plain: bool = False,
         own_share: float = 0.5,
     ) -> OuterStepMeasures:
         """Take the outer step of `round` with the partner's codes, or alone.
@@ -88,7 +134,7 @@ class OuterState:
             partner_codes: codes of the partner's theta; None alone.
             own_phi_codes: codes of our phi before the step; needed in a pair with gamma != beta.
             partner_phi_codes: the partner's.
-            factors: other factors for this step than the run's.
+            plain: phi becomes the mean of theta, whatever the run's factors are.
             own_share: weight of our theta in the pair's mean.
 
         Raises:
@@ -100,17 +146,15 @@ class OuterState:
             raise LocalProtocolError(
                 f"outer step of round {round} after that of round {self.round}"
             )
-        used = factors or self._factors
         theta_codes = [self._own(own_codes)]
         phi_codes: list[torch.Tensor] = []
         if partner_codes is not None:
             theta_codes.append(self._partners(partner_codes))
-            if used.pulls:
+            if self._rule.pulls and not plain:
                 phi_codes = [self._own(own_phi_codes), self._partners(partner_phi_codes)]
         shares = None if own_share == 0.5 else (own_share, 1 - own_share)[: len(theta_codes)]
-        measures = outer_step(
-            self._phi, self._delta, theta_codes, self._codec, used, phi_codes, shares
-        )
+        exchanged = Exchanged(theta_codes, phi_codes, shares, plain, is_first=self.version == 0)
+        measures = self._rule.step(self._phi, self._delta, self._codec, exchanged)
         self._note(round, measures)
         return measures
 

@@ -7,6 +7,7 @@ as one of them; without a partner the n = 1 step is taken, and in the final aver
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import blake3
@@ -16,11 +17,12 @@ from peer.averaging.gossip.exchange_io import Contribution
 from peer.averaging.gossip.final_meetings import FinalMeetings
 from peer.averaging.gossip.gossip import Bounds, Gossip
 from peer.averaging.gossip.outcome import Averaged, Outcome, Timing
-from peer.averaging.gossip.outer_state import Factors, OuterState
+from peer.averaging.gossip.outer_state import OuterState
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
 from peer.ports import Work
+from peer.rounds.timing import RoundTiming
 from peer.training.messages import RoundClosed
 from peer.training.ports import Trainer
 from protocol.gossip.final_averaging import Meeting
@@ -34,18 +36,6 @@ MAX_EXCHANGE_ROUNDS: Final = 8.0
 """An exchange may take as long as so many rounds. So an average is at most 10 rounds old (search
 and exchange) when it is merged."""
 MIN_EXCHANGE_S: Final = 30.0
-PLAIN_AVERAGE: Final = Factors(alpha=0.0, beta=1.0, gamma=1.0)
-"""The final averaging trains no more: both sides take the mean of their weights."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoundTiming:
-    """Seconds that one round spent in each phase."""
-
-    train_s: float
-    match_s: float
-    exchange_s: float
-    apply_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +108,12 @@ class OuterSteps:
         their_theta, their_phi = _split(partner, own.vectors)
         assert theta is not None
         async with self.lock:
-            measures = await self._work.run(
+            step = partial(
                 self._outer.step,
-                own.round,
-                theta,
-                their_theta,
-                phi,
-                their_phi,
-                PLAIN_AVERAGE if own.final else None,
-                0.5 if meeting is None else meeting.own_share,
+                plain=own.final,
+                own_share=0.5 if meeting is None else meeting.own_share,
             )
+            measures = await self._work.run(step, own.round, theta, their_theta, phi, their_phi)
         if measures.replica_distance is not None:
             self._facts.replica_distance = measures.replica_distance
         self._count(settled, trio.current_time() - started_s)

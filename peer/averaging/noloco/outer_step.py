@@ -32,9 +32,11 @@ int8 vectors go through a compiled loop that does the same (`fused_step`).
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
+from peer.averaging.gossip.outer_state import Exchanged, OuterStepMeasures
 from peer.codec import TILE, Codec
 
 from .fused_step import fused_step
@@ -53,19 +55,18 @@ class Factors:
         """Whether gamma differs from beta: then phi travels too."""
         return self.gamma != self.beta
 
+    def step(
+        self, phi_P: torch.Tensor, delta_P: torch.Tensor, codec: Codec, exchanged: Exchanged
+    ) -> OuterStepMeasures:
+        """Take the outer step. Implements `peer.averaging.gossip.outer_state.OuterRule`."""
+        factors = PLAIN_AVERAGE if exchanged.plain else self
+        return outer_step(
+            phi_P, delta_P, exchanged.theta, codec, factors, exchanged.phi, exchanged.shares
+        )
 
-@dataclass(frozen=True, slots=True)
-class OuterStepMeasures:
-    """What a step found, per padded parameter.
 
-    Attributes:
-        delta_rms: root mean square of the move of phi.
-        replica_distance: root mean square of our theta less the mean of the others' (the
-            partner's); None alone, and where only our own counts.
-    """
-
-    delta_rms: float
-    replica_distance: float | None
+PLAIN_AVERAGE: Final = Factors(alpha=0.0, beta=1.0, gamma=1.0)
+"""In the final averaging: nothing is trained any more, so momentum leads nowhere."""
 
 
 def outer_step(

@@ -17,7 +17,8 @@ from peer.cli.new import (
     write_new,
 )
 from peer.options.config import ConfigError
-from protocol.run.run_spec import NOLOCO_ONLY, parse_toml
+from protocol.run.run_spec import parse_toml
+from protocol.run.ways import WAYS
 
 
 def keys(model: BaseModel, prefix: str = "") -> set[str]:
@@ -49,7 +50,7 @@ def test_every_key_is_explained_and_no_other() -> None:
 def test_presets_are_valid_and_whole(preset: str, method: str) -> None:
     text = preset_toml(preset, method)
     assert parse_toml(text) == preset_spec(preset, method)
-    idle = {f"sync.{key}" for key in NOLOCO_ONLY}
+    idle = {f"sync.{key}" for key in WAYS["noloco"].keys}
     if method == "noloco":
         idle = {key for key in ALL_KEYS if key.startswith("sync.diloco")}
     written = keys_of(tomllib.loads(text))

@@ -2,7 +2,7 @@
 
 The run has spec, links, clock, data plan and admission, whichever part a peer holds. A group has
 what is here, and the state: weights and momentum of the part, where they stand, and the rounds that
-move them (averaging.py). Of the run a group knows what any peer knows.
+move them (peer/averaging). Of the run a group knows what any peer knows.
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,71 @@
+"""Streaming DiLoCo, put together: fragments among all, and their rounds."""
+
+import numpy as np
+import trio
+
+from peer.averaging.diloco.fragment_rounds import FragmentMeans, FragmentRounds
+from peer.averaging.parts import AveragingParts
+from peer.observe.status import PeerState
+from peer.rounds.loop import RoundLoop
+from peer.training.ports import StartTrainer
+
+
+class FragmentAveraging:
+    """Streaming DiLoCo."""
+
+    def __init__(self, parts: AveragingParts) -> None:
+        self._parts = parts
+        self.slow_P, self.momentum_P = parts.slow_P, np.zeros_like(parts.slow_P)
+        self._rounds: FragmentRounds | None = None
+        self._joined = False
+        self._begun = trio.Event()
+        self.lock = trio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<FragmentAveraging {self._rounds!r}>"
+
+    @property
+    def round(self) -> int:
+        """The last that is over; fragments are stepped within rounds."""
+        facts = self._parts.facts
+        return facts.round if facts.state is PeerState.FINISHED else facts.round - 1
+
+    @property
+    def senders(self) -> int:
+        """All the others, once there are rounds: who has finished still heals us."""
+        if self._rounds is None:
+            return 1
+        return len(self._parts.held.view.alive(trio.current_time()))
+
+    def arrived(self, round_: int) -> None:
+        """A joiner's vectors are whole. What each chunk lacks since, it heals."""
+        self._joined = True
+
+    def begin(self, start_trainer: StartTrainer) -> RoundLoop:
+        """The rounds."""
+        parts, validation = self._parts, self._parts.validation()
+        self._rounds = FragmentRounds(
+            parts.spec,
+            facts=parts.facts,
+            view=parts.held.view,
+            slow_P=parts.slow_P,
+            momentum_P=self.momentum_P,
+            lock=self.lock,
+            joined=self._joined,
+            validation=validation,
+            means=FragmentMeans(
+                network=parts.network,
+                work=parts.work,
+                sign=parts.sign,
+                events=parts.events,
+                observe_round=parts.observe_round,
+            ),
+        )
+        self._begun.set()
+        return parts.loop(self._rounds, validation, start_trainer)
+
+    async def serve(self) -> None:
+        """Average with the others until cancelled."""
+        await self._begun.wait()
+        assert self._rounds is not None
+        await self._rounds.serve()

@@ -1,0 +1,98 @@
+"""What a way of averaging is put together from, and what the peer sees of it.
+
+Each way has two vectors, the slow weights and an outer momentum, which are what a joiner takes
+over; a lock under which they move; rounds, which drive the trainer; and something that serves other
+peers.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import trio
+
+from peer.averaging.gossip.company import Company
+from peer.observe.events import EventLog
+from peer.observe.facts import Facts
+from peer.ports import Network, Work
+from peer.rounds.loop import RoundLoop
+from peer.rounds.shares import DataShares
+from peer.rounds.timing import RoundTiming
+from peer.rounds.validation import Validation
+from peer.rounds.way import Way
+from peer.state.held_part import HeldPart
+from peer.training.ports import Float32Vector, StartTrainer
+from protocol.membership.records import Sign
+from protocol.run.run_spec import RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class AveragingParts:
+    """What both ways are put together from.
+
+    Attributes:
+        held: what belongs to our group.
+        slow_P: memory for the slow weights.
+    """
+
+    spec: RunSpec
+    held: HeldPart
+    slow_P: Float32Vector
+    facts: Facts
+    company: Company
+    shares: DataShares
+    network: Network
+    work: Work
+    sign: Sign
+    events: EventLog
+    observe_round: Callable[[RoundTiming], None]
+
+    def validation(self) -> Validation:
+        """Of the slow weights, as often as the run asks for."""
+        return Validation(self.spec.sync.validate_every, self.facts, self.events)
+
+    def loop(self, way: Way, validation: Validation, start_trainer: StartTrainer) -> RoundLoop:
+        """The rounds of this way of averaging."""
+        spec = self.spec
+        return RoundLoop(
+            way,
+            inner_steps=spec.sync.inner_steps,
+            total_steps=spec.total_rounds * spec.sync.inner_steps,
+            facts=self.facts,
+            view=self.held.view,
+            shares=self.shares,
+            validation=validation,
+            slow_P=self.slow_P,
+            start_trainer=start_trainer,
+            events=self.events,
+        )
+
+
+class Averaging(Protocol):
+    """A way of averaging, before and while rounds run.
+
+    Attributes:
+        slow_P, momentum_P: fp32 [P].
+        lock: held while they move.
+    """
+
+    slow_P: Float32Vector
+    momentum_P: Float32Vector
+    lock: trio.Lock
+
+    @property
+    def round(self) -> int:
+        """Of the last outer step; -1 before the first."""
+
+    @property
+    def senders(self) -> int:
+        """Peers that send us their weights at the same time."""
+
+    def arrived(self, round_: int) -> None:
+        """A joiner's vectors are whole, as they stood after this round."""
+
+    def begin(self, start_trainer: StartTrainer) -> RoundLoop:
+        """The rounds."""
+
+    async def serve(self) -> None:
+        """Serve other peers until cancelled."""

@@ -1,0 +1,50 @@
+"""The ways of averaging, one row each: all that tells one from another at its name.
+
+A way is a package on the daemon's side (peer/averaging/<way>/) and a module on the trainer's
+(peer/training/). Both are named here and loaded by name, for either process must start without the
+other's; adding a way adds a row, and a section of the run spec if it has keys of its own.
+
+    daemon     module:function; makes an `Averaging` of `AveragingParts` (peer/averaging/parts.py)
+    trainer    module with `regions_of`, `snapshots_of` and `sync_of` (peer/training/sync.py)
+    keys       of [sync] that say nothing to the other ways
+    section    of the run spec, [sync.<section>], that belongs to it; None where it has none
+    state      what its state holds for a joiner beside slow weights and outer momentum
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class WayRow:
+    """One way of averaging; see the top of the file."""
+
+    daemon: str
+    trainer: str
+    keys: tuple[str, ...] = ()
+    section: str | None = None
+    state: tuple[str, ...] = ()
+
+
+WAYS: Final[Mapping[str, WayRow]] = MappingProxyType(
+    {
+        "noloco": WayRow(
+            daemon="peer.averaging.noloco.way:averaging",
+            trainer="peer.training.pairs",
+            keys=("alpha", "beta", "gamma", "overlap", "final_averaging"),
+        ),
+        "diloco": WayRow(
+            daemon="peer.averaging.diloco.way:FragmentAveraging",
+            trainer="peer.training.streaming",
+            section="diloco",
+            state=("stamps of chunks, asked of the others on arrival",),
+        ),
+    }
+)
+
+
+def others_keys(method: str) -> frozenset[str]:
+    """Keys of [sync] that say nothing to this way: those that belong to others."""
+    return frozenset(key for name, row in WAYS.items() if name != method for key in row.keys)
