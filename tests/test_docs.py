@@ -19,6 +19,7 @@ from peer.options.config import ENVIRONMENT_PREFIX, OPTIONS
 from peer.options.exit_codes import ExitCode
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.run.run_spec import RunSpec, SyncSection
+from protocol.run.ways import WAYS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -159,10 +160,12 @@ def test_readme_explains_every_exit_code():
 def test_every_key_of_the_run_spec_is_documented_with_its_default():
     page = text_of(ROOT / "docs/run-spec.md")
     rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \|", page, re.MULTILINE)
-    both = defaults(RunSpec()) | defaults(RunSpec(sync=SyncSection(method="diloco")))
-    both |= {"sync.method": defaults(RunSpec())["sync.method"]}
-    del both["sync.diloco"]
-    assert dict(rows) == both
+    every: dict[str, str] = {}
+    for method in reversed(WAYS):  # the default's own last
+        every |= defaults(RunSpec(sync=SyncSection(method=method)))
+    for row in WAYS.values():
+        every.pop(f"sync.{row.section}", None)
+    assert dict(rows) == every
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,6 @@ STILL_TO_BE_WORDED = {
     "peer/averaging/diloco/fragment_healing.py",
     "peer/averaging/diloco/fragment_inbound.py",
     "peer/averaging/diloco/fragment_owner.py",
-    "peer/averaging/parts.py",
     "peer/daemon/duplicates.py",
     "peer/averaging/diloco/fragment_rounds.py",
     "peer/daemon/link.py",

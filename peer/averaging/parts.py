@@ -82,7 +82,7 @@ class Averaging(Protocol):
 
     @property
     def round(self) -> int:
-        """Of the last outer step; -1 before the first."""
+        """The round of the last outer step; -1 before the first."""
 
     @property
     def senders(self) -> int:

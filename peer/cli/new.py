@@ -60,7 +60,7 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
 """Presets by name: the keys whose values differ from the run spec's defaults."""
 
 
-METHODS: Final = ("noloco", "diloco")
+METHODS: Final = tuple(WAYS)
 
 
 def write_new(path: Path, preset: str, method: str = METHODS[0], *, force: bool) -> None:

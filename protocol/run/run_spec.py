@@ -146,6 +146,13 @@ class DilocoSection(_Section):
     """Add to each send what coding took from the one before."""
 
 
+class GaslocSection(_Section):
+    """GASLoC: gossip in pairs, with momentum on each peer's own iterate."""
+
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """gamma of the method; 0 is plain averaging in pairs."""
+
+
 FOUR_BIT: Final = ("int4", "e3m0")
 
 
@@ -172,6 +179,8 @@ class SyncSection(_Section):
     """Rounds between two validations of the slow weights."""
     diloco: DilocoSection | None = None
     """With `method = "diloco"` only, and then never None."""
+    gasloc: GaslocSection | None = None
+    """With `method = "gasloc"` only, and then never None."""
 
     @model_validator(mode="before")
     @classmethod
@@ -188,7 +197,7 @@ class SyncSection(_Section):
         for name, row in WAYS.items():
             if row.section and row.section != own_section and getattr(self, row.section):
                 raise self._misfit("method", f'[sync.{row.section}] needs method = "{name}"')
-        if self.codec in FOUR_BIT and own_section is None:
+        if self.codec in FOUR_BIT and self.method != "diloco":
             raise self._misfit("codec", "too coarse for whole weights; use 'int8'")
         for key in others_keys(self.method):
             if getattr(self, key) != type(self).model_fields[key].default:

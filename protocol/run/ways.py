@@ -28,12 +28,15 @@ class WayRow:
     state: tuple[str, ...] = ()
 
 
+GOSSIP_KEYS: Final = ("overlap", "final_averaging")
+"""Keys of [sync] that all ways in pairs have."""
+
 WAYS: Final[Mapping[str, WayRow]] = MappingProxyType(
     {
         "noloco": WayRow(
             daemon="peer.averaging.noloco.way:averaging",
             trainer="peer.training.pairs",
-            keys=("alpha", "beta", "gamma", "overlap", "final_averaging"),
+            keys=("alpha", "beta", "gamma", *GOSSIP_KEYS),
         ),
         "diloco": WayRow(
             daemon="peer.averaging.diloco.way:FragmentAveraging",
@@ -41,10 +44,16 @@ WAYS: Final[Mapping[str, WayRow]] = MappingProxyType(
             section="diloco",
             state=("stamps of chunks, asked of the others on arrival",),
         ),
+        "gasloc": WayRow(
+            daemon="peer.averaging.gasloc.way:averaging",
+            trainer="peer.training.pairs",
+            keys=GOSSIP_KEYS,
+            section="gasloc",
+        ),
     }
 )
 
 
 def others_keys(method: str) -> frozenset[str]:
-    """Keys of [sync] that say nothing to this way: those that belong to others."""
-    return frozenset(key for name, row in WAYS.items() if name != method for key in row.keys)
+    """Keys of [sync] that say nothing to this way: those that belong to others alone."""
+    return frozenset(key for row in WAYS.values() for key in row.keys) - set(WAYS[method].keys)

@@ -53,8 +53,7 @@ def test_a_step_changes_the_callers_memory_and_counts() -> None:
 @pytest.mark.parametrize("own_share", [0.0, 0.25, 0.5, 1.0])
 def test_a_step_weighs_the_own_weights_by_their_share(own_share: float) -> None:
     state = _state()
-    plain = Factors(0.0, 1.0, 1.0)
-    state.step(0, _codes(1), _codes(2), factors=plain, own_share=own_share)
+    state.step(0, _codes(1), _codes(2), plain=True, own_share=own_share)
     mean = own_share * _vector(1) + (1 - own_share) * _vector(2)
     np.testing.assert_allclose(state.phi_P, mean, atol=0.03)
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from peer.averaging.noloco.outer_step import Factors, group_mean, outer_step
+from peer.averaging.gossip.group_mean import group_mean
+from peer.averaging.noloco.outer_step import Factors, outer_step
 from peer.codec import TILE, Codec, get_codec
 
 P = 384

@@ -87,7 +87,7 @@ DILOCO = '[sync]\nmethod = "diloco"\n'
         (
             DILOCO + "final_averaging = false",
             (
-                "sync.final_averaging: belongs to noloco; DiLoCo's keys are in [sync.diloco]"
+                "sync.final_averaging: says nothing to diloco; its keys are in [sync.diloco]"
                 " (got False)"
             ),
         ),
@@ -160,7 +160,7 @@ def test_diloco_brings_its_section_and_noloco_none() -> None:
     [
         ("[sync.diloco]\nmomentum = 0.5\n", "needs method"),
         ('[sync]\ncodec = "int4"\n', "too coarse for whole weights"),
-        ('[sync]\nmethod = "diloco"\nalpha = 0.5\n', "sync.alpha: belongs to noloco"),
+        ('[sync]\nmethod = "diloco"\nalpha = 0.5\n', "sync.alpha: says nothing to diloco"),
         ('[sync]\nmethod = "diloco"\n[sync.diloco]\noverlap = 1\n', "did you mean 'overlap_steps'"),
     ],
 )

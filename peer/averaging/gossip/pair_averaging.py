@@ -83,7 +83,7 @@ class PairAveraging:
 
     @property
     def round(self) -> int:
-        """Of the last outer step; -1 before the first."""
+        """The round of the last outer step; -1 before the first."""
         return self._outer.round
 
     @property

@@ -36,6 +36,7 @@ from typing import Final
 
 import torch
 
+from peer.averaging.gossip.group_mean import group_mean
 from peer.averaging.gossip.outer_state import Exchanged, OuterStepMeasures
 from peer.codec import TILE, Codec
 
@@ -109,29 +110,6 @@ def outer_step(
         step.take(phi_P[start : start + TILE], delta_P[start : start + TILE], start)
     own_share = shares[0] if shares else 1 / len(theta_codes)
     return _measures(step.delta_squares, step.distance_squares, phi_P.numel(), own_share)
-
-
-def group_mean(
-    group_codes: Sequence[torch.Tensor],
-    codec: Codec,
-    start: int,
-    out_mean: torch.Tensor,
-    out_own: torch.Tensor,
-    scratch: torch.Tensor,
-    shares: Sequence[float] | None = None,
-) -> None:
-    """Write the mean of the decoded values from `start` on, and the first member's own values.
-
-    All three are fp32 [n]; values start .. start + n - 1 are read. The members weigh the same, or
-    as `shares` says.
-    """
-    stop = start + out_mean.numel()
-    weights = shares or [1.0 / len(group_codes)] * len(group_codes)
-    codec.decode_range(group_codes[0], start, stop, out_own)
-    torch.mul(out_own, weights[0], out=out_mean)
-    for codes, weight in zip(group_codes[1:], weights[1:], strict=True):
-        codec.decode_range(codes, start, stop, scratch)
-        out_mean.add_(scratch.mul_(weight))
 
 
 class _GroupStep:

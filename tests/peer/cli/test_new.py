@@ -18,7 +18,7 @@ from peer.cli.new import (
 )
 from peer.options.config import ConfigError
 from protocol.run.run_spec import parse_toml
-from protocol.run.ways import WAYS
+from protocol.run.ways import WAYS, others_keys
 
 
 def keys(model: BaseModel, prefix: str = "") -> set[str]:
@@ -38,7 +38,7 @@ def keys_of(tree: dict[str, Any], prefix: str = "") -> set[str]:
     return found
 
 
-ALL_KEYS = keys(preset_spec("demo", "diloco"))
+ALL_KEYS = set().union(*(keys(preset_spec("demo", method)) for method in METHODS))
 
 
 def test_every_key_is_explained_and_no_other() -> None:
@@ -50,16 +50,19 @@ def test_every_key_is_explained_and_no_other() -> None:
 def test_presets_are_valid_and_whole(preset: str, method: str) -> None:
     text = preset_toml(preset, method)
     assert parse_toml(text) == preset_spec(preset, method)
-    idle = {f"sync.{key}" for key in WAYS["noloco"].keys}
-    if method == "noloco":
-        idle = {key for key in ALL_KEYS if key.startswith("sync.diloco")}
+    idle = {f"sync.{key}" for key in others_keys(method)}
+    for other, row in WAYS.items():
+        if row.section and other != method:
+            idle |= {key for key in ALL_KEYS if key.startswith(f"sync.{row.section}")}
     written = keys_of(tomllib.loads(text))
     assert written | (set(EXAMPLES) - idle) | SET_BY_START == ALL_KEYS - idle
     assert max(map(len, text.splitlines())) <= 110
 
 
 def test_an_unknown_method_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown method 'fedavg': use noloco or diloco"):
+    with pytest.raises(
+        ConfigError, match="unknown method 'fedavg': use noloco or diloco or gasloc"
+    ):
         write_new(tmp_path / "run.toml", "demo", "fedavg", force=False)
 
 
