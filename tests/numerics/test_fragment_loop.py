@@ -71,7 +71,7 @@ class Swarm:
             self.waited_s.append(event.waited_s)
         if isinstance(event, RoundClosed) and event.round + 1 < self.rounds:
             following, place = event.round + 1, (event.epoch, event.position)
-            start_step, stride = float(H * following), H / self.quota
+            start_step, stride = float(H * following), H / max(1, self.quota)
             return [TrainRound(following, self.quota, MEMBERS, *place, start_step, stride)]
         return []
 
