@@ -13,6 +13,7 @@ from peer.network.conversation import Conversation
 from peer.network.handlers import MAX_INBOUND_STREAMS_PER_PEER
 from peer.observe.event_names import EventName
 from protocol.errors import Refused
+from protocol.membership.group import Group
 from protocol.outcomes import RefusalReason
 from protocol.wire.field_types import MAX_COUNT, MAX_SECONDS
 from protocol.wire.messages import Beat, Hello, PeerEntry, PeerList
@@ -27,21 +28,22 @@ NUM_ROUNDS = 3
 """Rounds that a peer opens while it is lied to."""
 
 
-def beat(sequence: int, round_: int, steps_per_s: float) -> Beat:
+def beat(sequence: int, group: str, step: int, steps_per_s: float) -> Beat:
     return Beat(
         sequence=sequence,
         state="training",
-        round=round_,
+        round=step,
         fraction=0.5,
         steps_per_s=steps_per_s,
         epoch=MAX_COUNT,
         position=MAX_COUNT,
-        step=0,
+        step=step,
         tokens=0,
         sent_s=0.0,
         echo_s=None,
         echo_hold_s=0.0,
         swarm_time_s=0.0,
+        group=group,
     )
 
 
@@ -85,7 +87,7 @@ async def test_too_many_silent_streams_of_a_stranger_shut_out_only_the_stranger(
             await stream.aclose()
 
 
-async def test_a_stranger_that_lies_about_its_round_and_speed_ends_nothing(
+async def test_a_stranger_that_lies_about_its_step_and_speed_ends_nothing(
     swarm: Swarm, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     peers = swarm.at_least(2)
@@ -93,14 +95,15 @@ async def test_a_stranger_that_lies_about_its_round_and_speed_ends_nothing(
     status = peers[0].status()
     folder = Path(tmp_path_factory.mktemp("raw"))
     async with raw_client(folder, peers[0].address) as (network, peer_id):
-        for round_ in (MAX_COUNT, status["round"]):
+        group = Group(status["run_id"]).digest
+        for step in (MAX_COUNT, status["step"]):
             talk = Conversation(await network.open_stream(peer_id, HELLO))
             await talk.send(hello(run_id=status["run_id"]))
             await talk.receive(Hello, timeout_s=ANSWER_S)
             closed = len(peers[0].events(EventName.ROUND_CLOSED))
             with trio.fail_after(LIES_S):
                 for sequence in itertools.count(1):
-                    await talk.send(beat(sequence, round_, MAX_SECONDS))
+                    await talk.send(beat(sequence, group, step, MAX_SECONDS))
                     await talk.receive(timeout_s=ANSWER_S)
                     if len(peers[0].events(EventName.ROUND_CLOSED)) > closed + NUM_ROUNDS:
                         break
