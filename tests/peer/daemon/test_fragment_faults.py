@@ -40,9 +40,10 @@ pytestmark = pytest.mark.slow
 SEED, CYCLE, VICTIM = 1, 5, 1
 """What is harmed: this cycle of this fragment."""
 IDS = {name: identity_of(SEED, name).peer_id for name in "abcde"}
-STALL_COST_S = {"trainer": DEADLINE_S, "machine": MIN_RETURN_S}
-"""One deadline of an owner that waits for a contribution; of a peer that waits for an owner, which
-is longer and runs at the same time. Both are far below the stalls."""
+STALL_COST_S = {"trainer": DEADLINE_S, "machine": DEADLINE_S + MIN_RETURN_S}
+"""One deadline of an owner that waits for a contribution; with a machine also one of a peer that
+waits for an owner. The two are of different fragments, so they may follow each other. Both together
+are below the stalls, and as long for a long one as for a short one."""
 
 
 def mean_of(tap: Tap, fragment: int, cycle: int, names: str) -> list[np.ndarray]:
