@@ -81,5 +81,5 @@ class TrainerSide(Protocol):
 
 def trainer_side(spec: RunSpec) -> TrainerSide:
     """The way of averaging of a run."""
-    side: TrainerSide = import_module(WAYS[spec.sync.method].trainer)  # type: ignore[assignment]  # a module
+    side: TrainerSide = import_module(WAYS[spec.sync.method].trainer)
     return side

@@ -53,7 +53,7 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
         return fake.code
 
     module = types.ModuleType("peer.daemon.run")
-    module.run_daemon = run_daemon  # type: ignore[attr-defined]
+    module.run_daemon = run_daemon
     monkeypatch.setitem(sys.modules, "peer.daemon.run", module)
     monkeypatch.setattr("peer.cli.run.spare_child", nullcontext)
     return fake
