@@ -87,7 +87,7 @@ class RoundInProgress:
     def steps_to_progress(self, end_s: float, step_s: float) -> int:
         """Steps to the next `Progress`, if the next ends at `end_s` and each takes `step_s`."""
         wait_s = self._told.since_s + PROGRESS_INTERVAL_S - end_s
-        usual = max(1, 1 + math.ceil(wait_s / step_s))
+        usual = max(1, 1 + math.ceil(wait_s / step_s - 1e-6))
         to_half = math.ceil(self.order.quota / 2) - self.steps
         return min(usual, to_half) if to_half > 0 else usual
 
