@@ -48,7 +48,7 @@ class AveragingParts:
     observe_round: Callable[[RoundTiming], None]
 
     def validation(self) -> Validation:
-        """Of the slow weights, as often as the run asks for."""
+        """Validation of the slow weights, as often as the run asks for."""
         return Validation(self.spec.sync.validate_every, self.facts, self.events)
 
     def loop(self, way: Way, validation: Validation, start_trainer: StartTrainer) -> RoundLoop:
