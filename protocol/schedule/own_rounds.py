@@ -7,15 +7,22 @@ nominal step. So it is a debt, and later quotas are smaller until it is paid: as
 are shorter than rounds on the average, there is one average per H nominal steps on the average,
 whatever single rounds do.
 
+Peers of one speed that never vary would close their rounds at the same distance from each other for
+ever: the same few would be free together, and a peer that closes just after another would make it
+wait each time. So lengths are drawn anew for each round, and who is near whom changes.
+
 The rules
-  1. A round's quota is what the peer owes (rounds.py) less the debt; at least half of what it owes,
-     in whole steps. The part of a step that is left over is a credit: a debt below zero.
-  2. The debt is what the rounds so far have trained more than H nominal steps each, but no more
-     than MAX_DEBT_ROUNDS rounds: on a line that is too thin for one average a round there is
-     nothing to make up for.
-  3. A peer that closes a round more than JUMP_ROUNDS rounds behind the middle of the others jumps:
+  1. A round's length is H nominal steps, and up to VARIED more or less: drawn by a hash of the peer
+     and the round, so that it can be told afterwards. Lengths are H on the average.
+  2. A round's quota is its length less the debt, in what the peer owes (rounds.py); at least half
+     of what it owes, in whole steps. The part of a step that is left over is a credit: a debt below
+     zero.
+  3. The debt is what the rounds so far have trained more than their lengths, but no more than
+     MAX_DEBT_ROUNDS rounds: on a line that is too thin for one average a round there is nothing to
+     make up for.
+  4. A peer that closes a round more than JUMP_ROUNDS rounds behind the middle of the others jumps:
      its nominal step becomes theirs, for the snapshot and for the next round. No round is given up.
-  4. The training is over at the run's last nominal step. The last round ends there; one that would
+  5. The training is over at the run's last nominal step. The last round ends there; one that would
      be shorter than a quarter of a round is put to the round before.
 
 Source: docs/decisions/0016-gossip-without-a-clock.md.
@@ -27,9 +34,13 @@ from dataclasses import dataclass
 from statistics import median_high
 from typing import Final
 
+import blake3
+
 JUMP_ROUNDS: Final = 2.0
 MAX_DEBT_ROUNDS: Final = 2.0
 LEAST_QUOTA_SHARE: Final = 0.5
+VARIED: Final = 0.25
+"""The length of a round is within so much of H."""
 SHORTEST_LAST_ROUND: Final = 0.25
 _EPSILON: Final = 1e-6
 
@@ -54,16 +65,29 @@ class OwnRounds:
     """The rounds of one peer.
 
     Args:
+        peer_id: whose they are.
         inner_steps: H.
         total_steps: nominal steps of the whole run.
         round: number of the first round.
         step: the nominal step at which it begins.
+        varied: lengths of rounds are within so much of H.
 
     Attributes:
         round, step: of the next round.
     """
 
-    def __init__(self, inner_steps: int, total_steps: int, round: int, step: float) -> None:
+    def __init__(
+        self,
+        peer_id: str,
+        inner_steps: int,
+        total_steps: int,
+        round: int,
+        step: float,
+        *,
+        varied: float = VARIED,
+    ) -> None:
+        self._peer_id = peer_id
+        self._varied = varied
         self._inner_steps = inner_steps
         self._total_steps = total_steps
         self._debt = 0.0
@@ -75,7 +99,7 @@ class OwnRounds:
 
     @property
     def is_over(self) -> bool:
-        """Whether the training is over (rule 4)."""
+        """Whether the training is over (rule 5)."""
         return self.step >= self._total_steps - _EPSILON
 
     def plan(self, owed: float) -> RoundPlan:
@@ -87,7 +111,7 @@ class OwnRounds:
         stride = self._inner_steps / owed
         if self.is_over:
             return RoundPlan(self.round, 0, float(self._total_steps), stride)
-        wanted = max(LEAST_QUOTA_SHARE * self._inner_steps, self._inner_steps - self._debt)
+        wanted = max(LEAST_QUOTA_SHARE * self._inner_steps, self._length() - self._debt)
         left = self._total_steps - self.step
         if left - wanted < SHORTEST_LAST_ROUND * self._inner_steps:
             quota = max(1, math.ceil(left / stride - _EPSILON))
@@ -101,12 +125,18 @@ class OwnRounds:
         Args:
             heard_steps: where the others are.
         """
-        debt = self._debt + step - self.step - self._inner_steps
+        debt = self._debt + step - self.step - self._length()
         self._debt = min(max(-self._inner_steps, debt), MAX_DEBT_ROUNDS * self._inner_steps)
         self.round += 1
         self.step = min(step, float(self._total_steps))
         if heard_steps and median_high(heard_steps) - step > JUMP_ROUNDS * self._inner_steps:
             self.enter(heard_steps)
+
+    def _length(self) -> float:
+        """Nominal steps of the next round, before debts (rule 1)."""
+        digest = blake3.blake3(f"{self._peer_id}/{self.round}".encode()).digest(length=4)
+        drawn = int.from_bytes(digest, "big") / 2**32  # in [0, 1)
+        return self._inner_steps * (1 + self._varied * (2 * drawn - 1))
 
     def enter(self, heard_steps: Sequence[float]) -> None:
         """Go on where the others are, if they are ahead."""

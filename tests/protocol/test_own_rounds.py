@@ -5,13 +5,24 @@ import random
 import pytest
 
 from protocol.gossip.patience import LUMP_SHARE, SAVED_SHARE, Patience
-from protocol.schedule.own_rounds import JUMP_ROUNDS, MAX_DEBT_ROUNDS, OwnRounds
+from protocol.schedule.own_rounds import JUMP_ROUNDS, MAX_DEBT_ROUNDS, VARIED, OwnRounds
 
 H = 20
 
 
 def rounds(total: int = 1000, step: float = 0.0) -> OwnRounds:
-    return OwnRounds(H, total, 0, step)
+    """Rounds of equal lengths."""
+    return OwnRounds("a", H, total, 0, step, varied=0.0)
+
+
+def varied_quotas(peer_id: str, count: int) -> list[int]:
+    own = OwnRounds(peer_id, H, 10**9, 0, 0.0)
+    found = []
+    for _ in range(count):
+        plan = own.plan(H)
+        found.append(plan.quota)
+        own.closed(plan.start_step + plan.quota, [])
+    return found
 
 
 def test_rounds_of_equal_quotas_follow_each_other() -> None:
@@ -20,6 +31,20 @@ def test_rounds_of_equal_quotas_follow_each_other() -> None:
         plan = own.plan(H)
         assert (plan.round, plan.quota, plan.start_step, plan.stride) == (number, H, number * H, 1)
         own.closed(plan.start_step + H, [])
+
+
+def test_lengths_of_rounds_vary_by_a_quarter_and_are_h_on_the_average() -> None:
+    quotas = varied_quotas("a", 400)
+    assert (min(quotas), max(quotas)) == (H - VARIED * H, H + VARIED * H)
+    assert sum(quotas) / len(quotas) == pytest.approx(H, rel=0.03)
+    assert quotas[:50] == varied_quotas("a", 50)
+
+
+def test_peers_that_closed_together_drift_apart() -> None:
+    """What was drawn longer or shorter is no debt: else they would close together for ever."""
+    one, other = varied_quotas("a", 400), varied_quotas("b", 400)
+    apart = [abs(sum(one[:n]) - sum(other[:n])) for n in range(400)]
+    assert max(apart) > 2 * H
 
 
 def test_a_slow_peer_counts_more_for_each_step() -> None:

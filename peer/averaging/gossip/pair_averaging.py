@@ -110,7 +110,9 @@ class PairAveraging:
             events=parts.events,
         )
         way = GossipRounds(
-            OwnRounds(sync.inner_steps, total_steps, facts.round, facts.nominal_step),
+            OwnRounds(
+                facts.peer_id, sync.inner_steps, total_steps, facts.round, facts.nominal_step
+            ),
             Pace(sync.inner_steps, facts),
             overlap=sync.overlap,
             outer=self._outer,
