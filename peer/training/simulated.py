@@ -170,7 +170,7 @@ class SimulatedTrainer:
             if self._next_step_s > now_s:
                 break
             self._now_s = self._next_step_s
-            self._next_step_s += self._speed.step_s
+            self._next_step_s += self._speed.duration_s(self._machine.steps + 1)
             self._train(step)
         self._now_s = now_s
 
@@ -184,7 +184,7 @@ class SimulatedTrainer:
             self._fail("non_finite", str(error))
             return
         if isinstance(action, TrainStep) and not trained:
-            self._next_step_s = self._now_s + self._speed.step_s
+            self._next_step_s = self._now_s + self._speed.duration_s(self._machine.steps)
         elif isinstance(action, Stop):
             self._death = "the trainer exited with 0"
         self._action = action
@@ -207,7 +207,8 @@ class SimulatedTrainer:
         loss = loss_of(theta, self._optimum)
         gradient = theta - self._optimum + np.float32(self._problem.sigma) * noise
         theta -= np.float32(rate) * gradient
-        self._round_machine.stepped(step, self._now_s, self._speed.step_s)
+        took_s = self._speed.duration_s(self._machine.steps - 1)
+        self._round_machine.stepped(step, self._now_s, took_s)
         self._round_machine.settled(loss, 0.0, 0.0)
         self._follow()
 
@@ -231,6 +232,8 @@ class SimulatedTrainer:
         """When something will happen by itself."""
         if not isinstance(self._action, TrainStep):
             return math.inf
+        if self._speed.scatter:
+            return self._next_step_s  # how long those after it take is not known
         step_s = self._speed.step_s
         to_event = self._round_machine.steps_to_event(self._next_step_s, step_s)
         steps = min(to_event, self._steps_to_failure())

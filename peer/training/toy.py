@@ -21,6 +21,8 @@ from protocol.run.layout import ALIGNMENT, Layout
 from .ports import Float32Vector
 
 LOSS_FLOOR: Final = 1.0
+SHORTEST_STEP: Final = 0.3
+"""No scattered step takes less than this share of its mean."""
 MAX_LAYERS: Final = 6
 """With fragments of three layers, as they are by default, three fragments."""
 
@@ -30,7 +32,10 @@ class SimulatedSpeed:
     """How fast a machine is, and when it fails.
 
     Attributes:
-        step_s: virtual duration of an inner step.
+        step_s: virtual duration of an inner step, the mean of all.
+        scatter: standard deviation of that duration, as a share.
+        stretch_steps: so many steps in a row take equally long, so that rounds scatter, too.
+        scatter_seed: of this machine's scatter.
         start_s: virtual time from start to `Ready`.
         validation_s: for how long a validation holds up training.
         die_at_steps: counts of this machine's steps at which its trainer is killed.
@@ -39,11 +44,22 @@ class SimulatedSpeed:
     """
 
     step_s: float = 0.1
+    scatter: float = 0.0
+    stretch_steps: int = 1
+    scatter_seed: int = 0
     start_s: float = 1.0
     validation_s: float = 0.0
     die_at_steps: frozenset[int] = frozenset()
     non_finite_at_steps: frozenset[int] = frozenset()
     out_of_memory_at_steps: frozenset[int] = frozenset()
+
+    def duration_s(self, step: int) -> float:
+        """Virtual duration of the machine's step of this number, from 0."""
+        if not self.scatter:
+            return self.step_s
+        drawn = np.random.default_rng([self.scatter_seed, step // self.stretch_steps])
+        scattered = 1 + self.scatter * float(drawn.standard_normal())
+        return self.step_s * max(SHORTEST_STEP, scattered)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """The simulated trainer keeps the conversation of messages.py, in virtual time."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,25 @@ async def _next(trainer: Trainer, kind: type[TrainerEvent]) -> TrainerEvent:
     while not isinstance(event := await trainer.receive(), kind):
         assert not isinstance(event, Failed)
     return event
+
+
+async def test_scattered_steps_take_as_long_as_their_machine_says(
+    autojump_clock: MockClock,
+) -> None:
+    speed = SimulatedSpeed(step_s=0.5, scatter=0.25, stretch_steps=4, scatter_seed=7)
+    durations_s = [speed.duration_s(step) for step in range(400)]
+    assert len(set(durations_s[:4])) == 1
+    assert durations_s[3] != durations_s[4]
+    assert np.mean(durations_s) == pytest.approx(0.5, rel=0.1)
+    assert durations_s[0] != dataclasses.replace(speed, scatter_seed=8).duration_s(0)
+    slow = np.zeros(256, np.float32)
+    async with simulated_starter(SPEC, "me", speed)(slow, None) as trainer:
+        await trainer.receive()
+        await trainer.send(Load(0))
+        began_s = trio.current_time()
+        await trainer.send(TrainRound(0, 10, MEMBERS, 0, 0, 0.0, 1.0))
+        await _next(trainer, RoundClosed)
+        assert trio.current_time() - began_s == pytest.approx(sum(durations_s[:10]))
 
 
 async def test_a_round_takes_its_steps_and_no_longer(autojump_clock: MockClock) -> None:
