@@ -1,11 +1,12 @@
 """Gossip without a clock over unequal lines: how much is averaged, between whom, how late.
 
 Real matchmaking, rounds and patience in virtual time (gossip_world.py), 24 and 6 peers, an exchange
-of 0.1 to 2 rounds. Three kinds of world:
+of 0.1 to 2 rounds. Four kinds of world:
 
-  unequal  speeds, rates and delays differ, rounds scatter by 25%, peers 0 and 1 share an uplink
-  steady   the same, but rounds do not scatter: do the same two always end together?
-  equal    equal speeds and lines, rounds scatter, no shared uplink
+  unequal    speeds, rates and delays differ, rounds scatter by 25%, peers 0 and 1 share an uplink
+  steady     the same, but rounds do not scatter: do the same two always end together?
+  equal      equal speeds and lines, rounds scatter, no shared uplink
+  clockwork  the same, but rounds do not scatter
 
 The columns: `exchanged`, completed exchanges * H / nominal steps, the mean of the peers that are
 not behind the shared uplink; `least`, the lowest of these; `uplink`, the mean of the two behind it,
@@ -23,8 +24,8 @@ Goals (unequal): `exchanged` at least 0.95 up to 0.7 with 24 peers, 0.90 with si
 
     python -m bench.gossip_links [--full] [--json FILE] [--record FOLDER]
 
-`--record` writes what a replay of the learning needs, a file per world: rounds with their own steps
-and nominal steps, exchanges with both sides' rounds and delays.
+`--record` writes a file per world: rounds with their own steps and nominal steps, exchanges with
+both sides' rounds and delays. gossip_learning.py trains by such records.
 """
 
 import json
@@ -45,6 +46,7 @@ KINDS: Final[Mapping[str, dict[str, Any]]] = {
     "unequal": {},
     "steady": {"scatter": 0.0},
     "equal": {"equal": True},
+    "clockwork": {"equal": True, "scatter": 0.0},
 }
 ROUNDS: Final = {24: 80, 6: 200}
 SEEDS: Final = {24: 2, 6: 4}
@@ -151,12 +153,13 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
 
 
 def recorded(world: World, run: GossipWorld) -> dict[str, Any]:
-    """What a replay needs, as plain values (`ClosedRound` and `Exchange` of gossip_world.py)."""
+    """What was trained and averaged, as plain values (the records of gossip_world.py)."""
     return {
         "inner_steps": world.inner_steps,
         "owed": [world.owed(place) for place in range(world.num_peers)],
         "rounds": [asdict(each) for each in run.closed],
         "exchanges": [asdict(each) for each in run.exchanges],
+        "alone": [asdict(each) for each in run.alone],
     }
 
 

@@ -75,6 +75,14 @@ class Exchange:
     sides: tuple[Side, Side]
 
 
+@dataclass(frozen=True, slots=True)
+class LoneStep:
+    """A round for which nobody was found: the step without a partner, at this time."""
+
+    ended_s: float
+    side: Side
+
+
 @dataclass(slots=True)
 class PeerRecord:
     """What one peer has done.
@@ -107,6 +115,7 @@ class _Peer:
     step_s: float = 1.0
     snapshot: m.Snapshot = field(default=m.Snapshot(-1, 0))
     freed_s: float = 0.0
+    next_round_s: float = 0.0
     own_at_snapshot: int = 0
     quota_done: bool = False
     settled: bool = True
@@ -133,6 +142,7 @@ class GossipWorld:
         records: by place.
         closed: rounds that were closed, in order.
         exchanges: that have ended, in order.
+        alone: rounds without a partner, in order.
     """
 
     def __init__(self, world: World, seed: int) -> None:
@@ -145,6 +155,7 @@ class GossipWorld:
         self.records = [PeerRecord() for _ in self._ids]
         self.closed: list[ClosedRound] = []
         self.exchanges: list[Exchange] = []
+        self.alone: list[LoneStep] = []
         self._peers = [self._new_peer(place) for place in range(world.num_peers)]
 
     def __repr__(self) -> str:
@@ -217,7 +228,8 @@ class GossipWorld:
     # --- looking for a partner --------------------------------------------------------------------
     def _look(self, peer: _Peer) -> None:
         round_s = self._round_s(peer)
-        fresh_s = peer.patience.for_fresh_s(round_s)
+        peer.next_round_s = peer.plan.quota * self._world.step_s[peer.place]
+        fresh_s = peer.patience.for_fresh_s(peer.next_round_s)
         search_s = max(MIN_SEARCH_S, SEARCH_ROUNDS * round_s)
         self._announce(peer, peer.snapshot)
         self._feed(peer, self._seen(peer))
@@ -275,6 +287,7 @@ class GossipWorld:
             case m.Unmatched(_, reason):
                 self._announce(peer, None)
                 peer.record.skipped[reason] = peer.record.skipped.get(reason, 0) + 1
+                self.alone.append(LoneStep(self.now_s, self._side(peer)))
                 self._settle(peer)
 
     # --- exchanges --------------------------------------------------------------------------------
@@ -297,7 +310,7 @@ class GossipWorld:
             peer.record.averaged += 1
             peer.record.exchanged_s += seconds
             peer.record.searched_s += waited_s
-            peer.patience.exchanged(waited_s, seconds, self._round_s(peer))
+            peer.patience.exchanged(waited_s, seconds, peer.next_round_s)
             self._settle(peer)
 
     def _side(self, peer: _Peer) -> Side:

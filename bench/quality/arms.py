@@ -8,6 +8,8 @@ fp32). Each arm below it changes one factor, but for two ladders and a search:
                     weights in each step, then every H steps, then in pairs, then outer momentum
     closing         at no more bytes than noloco in fp32: what int8 buys is spent on shorter rounds,
                     and the learning rate fits the outer gain
+    ways            the run spec's defaults as a whole (alpha 0.3, int8, overlap), and GASLoC's
+                    outer step with its momenta, coded and overlapped as the defaults are
 
 All train the same tokens in the same order, from the same weights, and at the same learning rate
 unless they say otherwise.
@@ -17,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from peer.averaging.gasloc.outer_step import LookAhead
+from peer.averaging.gossip.outer_state import OuterRule
 from peer.averaging.noloco.outer_step import Factors
 
 Group = Literal["gradients", "pairs", "all", "nobody"]
@@ -33,6 +37,7 @@ class Arm:
         code: what travels, by its name in exchange.py.
         delay: share of a round after which the others' vectors arrive; training goes on meanwhile.
         rate_of: learning rate, in the setting's.
+        look_ahead: momentum of GASLoC's outer step, which then stands in NoLoCo's place.
     """
 
     name: str
@@ -44,10 +49,13 @@ class Arm:
     delay: float = 0.0
     gamma: float | None = None
     rate_of: float = 1.0
+    look_ahead: float | None = None
 
     @property
-    def factors(self) -> Factors:
-        """The factors of the outer step."""
+    def rule(self) -> OuterRule:
+        """The rule of the outer step."""
+        if self.look_ahead is not None:
+            return LookAhead(self.look_ahead)
         return Factors(self.alpha, self.beta, self.beta if self.gamma is None else self.gamma)
 
     def inner_steps(self, setting_inner_steps: int) -> int:
@@ -130,8 +138,14 @@ _EXTRA: Final = (
     Arm("alpha-0.3-8h", alpha=0.3, rounds_of=8),
     Arm("int8-overlap", code="int8", delay=0.2),
 )
+_WAYS: Final = (
+    Arm("default", alpha=0.3, code="int8", delay=0.2),
+    Arm("gasloc-0", code="int8", delay=0.2, look_ahead=0.0),
+    Arm("gasloc-0.2", code="int8", delay=0.2, look_ahead=0.2),
+    Arm("gasloc-0.5", code="int8", delay=0.2, look_ahead=0.5),
+)
 
-ARMS: Final = {arm.name: arm for arm in (*_STUDY, *_CLOSING, *_EXTRA)}
+ARMS: Final = {arm.name: arm for arm in (*_STUDY, *_CLOSING, *_EXTRA, *_WAYS)}
 STUDY_ARMS: Final = tuple(arm.name for arm in _STUDY)
 """What runs unless arms are named; the rest: the search for what closes the gap; codes of the late
 phase, one of them too coarse, which shows that the comparison can see it; fp32 at int8's bytes;

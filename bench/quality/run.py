@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from bench.report import machine
-from peer.averaging.noloco.outer_step import outer_step
+from peer.averaging.gossip.outer_state import Exchanged
 from peer.rounds.shares import MEMBER_WEIGHT
 from peer.training.corpus import Corpus, open_corpus, prepare_corpus
 from peer.training.device import Precision, choose_device, choose_precision
@@ -197,7 +197,7 @@ class _Run:
             for theta_P, ahead_P in zip(self._replicas.thetas, ahead, strict=True)
         ]
         shared = self._exchange.share(sent, groups)
-        slow = self._exchange.share(self._phis, groups) if self._arm.factors.pulls else None
+        slow = self._exchange.share(self._phis, groups) if self._arm.rule.pulls else None
         self._pending = _Pending(shared, slow, groups, ahead)
 
     def _ahead(self, index: int) -> torch.Tensor | None:
@@ -232,7 +232,9 @@ class _Run:
             codes = [shared.codes[member] for member in members]
             phi_codes = [slow.codes[member] for member in members] if slow else []
             phi_P, delta_P = self._phis[own], self._deltas[own]
-            outer_step(phi_P, delta_P, codes, shared.codec, self._arm.factors, phi_codes)
+            is_first = not self.result.deviations
+            exchanged = Exchanged(codes, phi_codes, is_first=is_first)
+            self._arm.rule.step(phi_P, delta_P, shared.codec, exchanged)
 
     def _slow(self) -> list[torch.Tensor]:
         """The weights that are judged; the fast ones, where there are no slow ones."""

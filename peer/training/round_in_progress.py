@@ -59,9 +59,9 @@ class RoundInProgress:
             due = min(due, self.close_at_steps)
         return due - self.steps
 
-    def ask_to_close(self, *, in_step: bool) -> None:
-        """Close it after the step in progress, else at once; but not without a step."""
-        asked = max(1, self.steps + in_step)
+    def ask_to_close(self) -> None:
+        """Close it at once; but not without a step."""
+        asked = max(1, self.steps)
         self.close_at_steps = min(asked, self.close_at_steps or asked)
 
     def stepped(self, learning_rate: float, now_s: float, seconds: float) -> None:

@@ -141,11 +141,8 @@ class RoundMachine:
 
     # --- commands -------------------------------------------------------------------------------
 
-    def obey(self, command: TrainerCommand, now_s: float, *, in_step: bool = False) -> None:
-        """Take a command.
-
-        Args:
-            in_step: it comes in the middle of a step that will be done.
+    def obey(self, command: TrainerCommand, now_s: float) -> None:
+        """Take a command, between two steps.
 
         Raises:
             WrongCommand: it makes no sense now.
@@ -157,7 +154,7 @@ class RoundMachine:
             case TrainRound():
                 self._take_order(command, now_s)
             case CloseRound(round_):
-                self._ask_to_close(round_, in_step=in_step)
+                self._ask_to_close(round_)
             case Evaluate():
                 self._evaluations.append(command)
             case Stop():
@@ -179,10 +176,10 @@ class RoundMachine:
         if state.round is None:
             self._begin_round(now_s)
 
-    def _ask_to_close(self, round_: int, *, in_step: bool) -> None:
+    def _ask_to_close(self, round_: int) -> None:
         current = self._state.round
         if current is not None and current.order.round == round_:
-            current.ask_to_close(in_step=in_step)
+            current.ask_to_close()
         elif round_ > self._state.last_closed:
             raise WrongCommand(f"CloseRound({round_}), a round that has not begun")
 

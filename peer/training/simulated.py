@@ -8,8 +8,7 @@ Time is trio's clock, and it is read, not waited for: a step is done when its ti
 or not somebody looks; so the simulation needs no task of its own, and costs one wake-up per event
 rather than per step.
 
-A command is obeyed at once, also in the middle of a step. (A real trainer finishes the step first.)
-Only a close waits for the step in progress, which counts.
+A command that comes in the middle of a step is obeyed when the step is done, as a real trainer does.
 
 Failures are planned by the machine's own count of steps, which goes on over the lives of its
 trainers.
@@ -85,6 +84,7 @@ class SimulatedTrainer:
         self._events: deque[TrainerEvent] = deque()
         self._round_machine = self._new_round_machine(overlap_steps)
         self._action: Action = Wait()
+        self._waiting: deque[TrainerCommand] = deque()
         self._death: str | None = None
         self._now_s = trio.current_time()
         self._next_step_s = math.inf
@@ -106,7 +106,10 @@ class SimulatedTrainer:
         await trio.lowlevel.checkpoint()
         self._advance(trio.current_time())
         self._raise_if_dead()
-        self._obey(command)
+        if isinstance(self._action, TrainStep):
+            self._waiting.append(command)
+        else:
+            self._obey(command)
         self._changed.set()
         self._changed = trio.Event()
 
@@ -153,9 +156,8 @@ class SimulatedTrainer:
     # --- what the round machine says ------------------------------------------------------------
 
     def _obey(self, command: TrainerCommand) -> None:
-        in_step = isinstance(self._action, TrainStep)
         try:
-            self._round_machine.obey(command, self._now_s, in_step=in_step)
+            self._round_machine.obey(command, self._now_s)
         except WrongCommand as error:
             self._fail("error", f"WrongCommand: {error}")
         else:
@@ -172,6 +174,8 @@ class SimulatedTrainer:
             self._now_s = self._next_step_s
             self._next_step_s += self._speed.duration_s(self._machine.steps + 1)
             self._train(step)
+            while self._waiting and self._death is None:
+                self._obey(self._waiting.popleft())
         self._now_s = now_s
 
     def _follow(self) -> None:
@@ -232,8 +236,8 @@ class SimulatedTrainer:
         """When something will happen by itself."""
         if not isinstance(self._action, TrainStep):
             return math.inf
-        if self._speed.scatter:
-            return self._next_step_s  # how long those after it take is not known
+        if self._waiting or self._speed.scatter:
+            return self._next_step_s  # with scatter, how long those after it take is not known
         step_s = self._speed.step_s
         to_event = self._round_machine.steps_to_event(self._next_step_s, step_s)
         steps = min(to_event, self._steps_to_failure())

@@ -102,6 +102,11 @@ class OwnRounds:
         """Whether the training is over (rule 5)."""
         return self.step >= self._total_steps - _EPSILON
 
+    @property
+    def next_length(self) -> float:
+        """Nominal steps of the next round, debts taken off (rule 2), unless the run ends in it."""
+        return max(LEAST_QUOTA_SHARE * self._inner_steps, self._length() - self._debt)
+
     def plan(self, owed: float) -> RoundPlan:
         """The next round; of no steps when the training is over.
 
@@ -111,7 +116,7 @@ class OwnRounds:
         stride = self._inner_steps / owed
         if self.is_over:
             return RoundPlan(self.round, 0, float(self._total_steps), stride)
-        wanted = max(LEAST_QUOTA_SHARE * self._inner_steps, self._length() - self._debt)
+        wanted = self.next_length
         left = self._total_steps - self.step
         if left - wanted < SHORTEST_LAST_ROUND * self._inner_steps:
             quota = max(1, math.ceil(left / stride - _EPSILON))

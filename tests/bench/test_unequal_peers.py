@@ -16,7 +16,7 @@ from bench.quality.store import Store
 from bench.quality.unequal import ARMS, SLOW, Pooling, UnequalArm
 from bench.quality.waiting import Pace, Rules, waits
 from bench.simulated_pace import Kept, keep_pace
-from peer.averaging.noloco.outer_step import outer_step
+from peer.averaging.gossip.outer_state import Exchanged
 from peer.codec import get_codec
 
 CPU = torch.device("cpu")
@@ -64,7 +64,7 @@ def test_votes_make_the_mean_of_the_outer_step_a_weighted_one():
     members = as_often_as_voted(7, (3, 7), arm.votes([8, 2]))
     phi_P, delta_P = torch.zeros(P), torch.zeros(P)
     codes = [thetas[member].view(torch.uint8) for member in members]
-    outer_step(phi_P, delta_P, codes, get_codec("fp32"), arm.factors)
+    arm.rule.step(phi_P, delta_P, get_codec("fp32"), Exchanged(codes))
     torch.testing.assert_close(phi_P, torch.full((P,), 0.2))
 
 
@@ -80,7 +80,7 @@ def test_quotas_follow_the_speeds_and_waiting_costs_time():
 def test_equal_arms_are_those_of_the_other_study():
     plain, unequal = Arm("noloco"), UnequalArm("noloco", slow=())
     assert plain.quotas(8, 8) == unequal.quotas(8, 8)
-    assert (plain.factors, plain.step_time) == (unequal.factors, unequal.step_time)
+    assert (plain.rule, plain.step_time) == (unequal.rule, unequal.step_time)
 
 
 @pytest.mark.parametrize("setting", [SMOKE_UNEQUAL, SHORT, FULL])

@@ -99,7 +99,7 @@ class GossipRounds:
         self._rounds.closed(closed.step, [m.progress.step for m in others])
         line = self._line
         assert line is not None
-        line.nursery.start_soon(self._settle, line, closed, int(self._rounds.step))
+        line.nursery.start_soon(self._settle, line, closed)
         if not self._overlap or self._rounds.is_over:
             await self._settled.wait()
 
@@ -116,11 +116,12 @@ class GossipRounds:
         await self._settled.wait()
 
     # --- settling a closed round ------------------------------------------------------------------
-    async def _settle(self, line: TrainerLine, closed: RoundClosed, step: int) -> None:
+    async def _settle(self, line: TrainerLine, closed: RoundClosed) -> None:
         """Average a closed round, take the outer step, and tell the trainer."""
-        meeting = self._finale.meeting
+        meeting, step = self._finale.meeting, int(self._rounds.step)
+        meanwhile = self._rounds.next_length if self._overlap else 0.0
         try:
-            averaging = await self._steps.average(line.trainer, closed, step, meeting)
+            averaging = await self._steps.average(line.trainer, closed, step, meeting, meanwhile)
             await self._validation.wait_idle()  # the slow weights lie still meanwhile
             await self._steps.take(averaging, meeting)
             await line.send(Apply(closed.round))

@@ -82,21 +82,28 @@ class OuterSteps:
         return f"<OuterSteps {self._outer!r}, {self._patience!r}>"
 
     async def average(
-        self, trainer: Trainer, closed: RoundClosed, step: int, meeting: Meeting | None
+        self,
+        trainer: Trainer,
+        closed: RoundClosed,
+        step: int,
+        meeting: Meeting | None,
+        meanwhile: float,
     ) -> SettledRound:
         """Find a partner for a closed round and exchange vectors; its end is always a defined one.
 
         Args:
             step: the nominal step of its snapshot.
             meeting: of the final averaging's plan; None to average with whoever is free.
+            meanwhile: nominal steps of the round that is trained while this one is averaged.
         """
+        slack_s = self._facts.round_s * meanwhile / self._spec.sync.inner_steps
         own = await self._work.run(self._contribution, trainer, closed, step)
         if meeting is None:
-            outcome, timing = await self._gossip.average(own, self._bounds())
+            outcome, timing = await self._gossip.average(own, self._bounds(slack_s))
         else:
             outcome, timing = await self._meetings.meet(own, meeting, self._exchange_s())
         if isinstance(outcome, Averaged):
-            self._patience.exchanged(timing.match_s, timing.exchange_s, self._slack_s())
+            self._patience.exchanged(timing.match_s, timing.exchange_s, slack_s)
         return SettledRound(own, closed, outcome, timing)
 
     async def take(self, settled: SettledRound, meeting: Meeting | None) -> None:
@@ -118,17 +125,14 @@ class OuterSteps:
             self._facts.replica_distance = measures.replica_distance
         self._count(settled, trio.current_time() - started_s)
 
-    def _bounds(self) -> Bounds:
+    def _bounds(self, slack_s: float) -> Bounds:
+        """Args: for how long a partner may be awaited at no cost, exchange included."""
         round_s = self._facts.round_s
         return Bounds(
-            fresh_s=self._patience.for_fresh_s(self._slack_s()),
+            fresh_s=self._patience.for_fresh_s(slack_s),
             search_s=max(MIN_SEARCH_S, SEARCH_ROUNDS * round_s),
             exchange_s=self._exchange_s(),
         )
-
-    def _slack_s(self) -> float:
-        """For how long a partner may be awaited at no cost, exchange included."""
-        return self._facts.round_s if self._spec.sync.overlap else 0.0
 
     def _exchange_s(self) -> float:
         return max(MIN_EXCHANGE_S, MAX_EXCHANGE_ROUNDS * self._facts.round_s)

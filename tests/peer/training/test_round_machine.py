@@ -87,8 +87,8 @@ class Driver:
         if loaded:
             self.obey(Load(0))
 
-    def obey(self, command, **options):
-        self.machine.obey(command, self.now_s, **options)
+    def obey(self, command):
+        self.machine.obey(command, self.now_s)
 
     def order(self, round_, quota=4, start_step=None, place=(0, 0), stride=None):
         """A round; H nominal steps are done in its quota unless the stride says otherwise."""
@@ -205,15 +205,12 @@ def test_a_round_of_no_steps_closes_where_it_begins(start_step):
     assert (closed.epoch, closed.position) == (2, 60)
 
 
-@pytest.mark.parametrize(
-    ("steps_before", "in_step", "steps"),
-    [(0, False, 1), (0, True, 1), (3, False, 3), (3, True, 4)],
-)
-def test_a_round_closes_when_asked_to_but_not_without_a_step(steps_before, in_step, steps):
+@pytest.mark.parametrize(("steps_before", "steps"), [(0, 1), (3, 3)])
+def test_a_round_closes_when_asked_to_but_not_without_a_step(steps_before, steps):
     driver = Driver()
     driver.order(0, quota=100)
     driver.train(steps_before)
-    driver.obey(CloseRound(0), in_step=in_step)
+    driver.obey(CloseRound(0))
     driver.train(10)
     driver.obey(CloseRound(0))
     assert [closed.steps for closed in driver.of(RoundClosed)] == [steps]
@@ -226,7 +223,7 @@ def test_to_be_asked_twice_does_not_put_the_close_off():
     driver.train(3)
     driver.obey(CloseRound(0))
     driver.train(2)
-    driver.obey(CloseRound(0), in_step=True)
+    driver.obey(CloseRound(0))
     driver.sync.holds_close = False
     driver.next_action()
     assert [closed.steps for closed in driver.of(RoundClosed)] == [5]
