@@ -39,11 +39,9 @@ async def test_views_that_differ_by_a_tenth_match_95_percent_per_round(tmp_path)
         assert counted["averaged"] >= LEAST_MATCHED * counted.total(), counted
 
 
-@pytest.mark.xfail(reason="six equal peers at steady speeds meet unevenly (docs/open.md)")
 @pytest.mark.slow
 @simulated()
 async def test_partners_are_close_to_uniformly_random(tmp_path):
-    """At steady speeds they are not yet: docs/open.md."""
     rounds, names = 60, [f"p{i}" for i in range(6)]
     async with open_swarm(1, toy_spec(rounds, 4, final_averaging=False), tmp_path) as swarm:
         machines = {name: Machine(SimulatedSpeed(step_s=1.0)) for name in names}
