@@ -36,6 +36,7 @@ from bench.report import Goal, Report, Row
 
 RESULTS: Final = Path(__file__).parent / "results" / "gossip_learning"
 DIGITS: Final = 4
+Pairing = Literal["free", "same round"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +44,24 @@ class PairingArm(Arm):
     """One way to pair the machines.
 
     Attributes:
-        rule: by which they are paired.
+        pairing: the rule by which they are paired.
         ratio: of an exchange to a round; the delay of a merge where rounds are shared.
     """
 
-    rule: Literal["free", "same round"] = "free"
+    pairing: Pairing = "free"
     ratio: float = 0.25
 
     def pairings(self, setting: Setting, seed: int) -> Pairings:
         """The program of the machines of this seed."""
         places = machines(setting.replicas, self.ratio, seed, setting.inner_steps)
-        if self.rule == "free":
+        if self.pairing == "free":
             return free_pairings(places, seed, setting.steps)
         return same_round_pairings(places, seed, setting.steps, self.ratio)
 
 
-def _arm(rule: Literal["free", "same round"], ratio: float) -> PairingArm:
-    name = f"{rule.replace(' ', '-')}-{ratio}"
-    return PairingArm(name, alpha=0.3, code="int8", rule=rule, ratio=ratio)
+def _arm(pairing: Pairing, ratio: float) -> PairingArm:
+    name = f"{pairing.replace(' ', '-')}-{ratio}"
+    return PairingArm(name, alpha=0.3, code="int8", pairing=pairing, ratio=ratio)
 
 
 _ALL: Final = (

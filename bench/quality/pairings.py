@@ -19,7 +19,9 @@ from protocol.schedule.rounds import Quotas
 from .pairing import groups_of_round
 
 SLACK: Final = 1.5
-"""Slow rounds included, a run of so many times its length has all the nominal steps."""
+SLACK_ROUNDS: Final = 10
+"""Slow rounds included, a run of so many times its length, and so many more rounds, has all the
+nominal steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ def machines(num_peers: int, ratio: float, seed: int, inner_steps: int) -> World
 def free_pairings(world: World, seed: int, total_steps: int) -> Pairings:
     """Gossip without a clock."""
     run = GossipWorld(world, seed)
-    run.run(SLACK * total_steps / world.inner_steps * ROUND_S)
+    run.run((SLACK * total_steps / world.inner_steps + SLACK_ROUNDS) * ROUND_S)
     rounds: list[list[TrainedRound]] = [[] for _ in run.records]
     for closed in run.closed:
         rounds[closed.peer].append(TrainedRound(closed.own_steps, closed.step))

@@ -90,7 +90,7 @@ def test_programs_have_about_one_merge_per_round_and_peer_and_rise_with_it() -> 
 def test_free_gossip_is_compared_with_the_same_delay() -> None:
     for name, reference in COMPARED.items():
         assert ARMS[name].ratio == ARMS[reference].ratio
-        assert (ARMS[name].rule, ARMS[reference].rule) == ("free", "same round")
+        assert (ARMS[name].pairing, ARMS[reference].pairing) == ("free", "same round")
     runs = {
         name: {seed: Result({}, {}, seed, 1, averaged_loss=1.0 + seed * loss) for seed in range(3)}
         for name, loss in (("free-0.7", 0.2), ("same-round-0.7", 0.1))
