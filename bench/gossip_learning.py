@@ -1,8 +1,8 @@
 """What gossip without a clock costs in learning: recorded pairings, real text, the real outer step.
 
 Eight machines of unequal speeds and lines (the unequal world of gossip_links.py, seeded) average in
-virtual time. Their steps, meetings and delays are recorded, and what they did is then trained
-again by eight replicas of a model (quality/replay.py), with the run spec's default: alpha 0.3, int8.
+virtual time. Their steps, meetings and delays are recorded, and what they did is then trained again
+by eight replicas of a model (quality/replay.py), with the run spec's default: alpha 0.3, int8.
 
     same round, R   all close each round at the same nominal step, are paired at random, and merge
                     R of a round later: the old condition, if it never failed

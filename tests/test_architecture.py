@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ WITH_ROOMS_INSIDE = ("protocol", "peer", "peer/averaging")
 """Folders whose own folders are rooms."""
 
 
+@cache
 def rooms() -> list[str]:
     """Every room, as the drawing names it."""
     inside = [
@@ -43,6 +45,7 @@ def imported(file: Path) -> Iterator[str]:
             yield from (f"{base}.{name.name}" for name in node.names)
 
 
+@cache
 def arrows() -> dict[str, set[str]]:
     """Each room, and the rooms that it imports."""
     found: dict[str, set[str]] = {room: set() for room in rooms()}
@@ -55,6 +58,7 @@ def arrows() -> dict[str, set[str]]:
     return found
 
 
+@cache
 def drawn() -> dict[str, set[str]]:
     """The table of docs/architecture.md."""
     text = (ROOT / "docs/architecture.md").read_text()

@@ -84,7 +84,8 @@ class Replay:
         started_s = time.perf_counter()
         total = self._world.setting.steps
         for merge in self._pairings.merges:
-            if all([self._reach(part) for part in merge]):
+            reached = [self._reach(part) for part in merge]
+            if all(reached):
                 self._merge(merge)
         for peer, replica in enumerate(self._replicas):
             while replica.nominal < total:

@@ -8,7 +8,7 @@ Time is trio's clock, and it is read, not waited for: a step is done when its ti
 or not somebody looks; so the simulation needs no task of its own, and costs one wake-up per event
 rather than per step.
 
-A command that comes in the middle of a step is obeyed when the step is done, as a real trainer does.
+A command that comes in the middle of a step is obeyed when the step is done, as by a real trainer.
 
 Failures are planned by the machine's own count of steps, which goes on over the lives of its
 trainers.

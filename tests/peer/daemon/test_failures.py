@@ -1,6 +1,5 @@
 """Trainers that fail, machines that differ, peers that come, go and sleep."""
 
-
 import pytest
 import trio
 from swarm_worlds import (
