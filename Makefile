@@ -41,8 +41,15 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 	@echo "env: ready"
 
-test: env  ## All tests, slow ones included
+# Tests in one process share the processors; those with real processes have them to themselves, for
+# they wait for what users would see within bounds.
+test: env  ## All tests, slow ones included; PYTEST='...' gives pytest options, and runs one by one
+ifeq ($(strip $(PYTEST)),)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not e2e and not long"
+	@$(BIN)/python -m pytest -m "e2e and not long"
+else
 	@$(BIN)/python -m pytest $(PYTEST)
+endif
 
 test-fast: env  ## The tests that take less than a quarter of a second each
 	@$(BIN)/python -m pytest -m "not slow and not e2e" $(PYTEST)

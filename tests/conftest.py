@@ -1,5 +1,17 @@
 """For all tests."""
 
-from left_out import pytest_configure, pytest_deselected, pytest_terminal_summary
+from left_out import (
+    pytest_configure,
+    pytest_deselected,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+    pytest_testnodedown,
+)
 
-__all__ = ["pytest_configure", "pytest_deselected", "pytest_terminal_summary"]
+__all__ = [
+    "pytest_configure",
+    "pytest_deselected",
+    "pytest_sessionfinish",
+    "pytest_terminal_summary",
+    "pytest_testnodedown",
+]

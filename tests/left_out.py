@@ -1,6 +1,11 @@
-"""A run of the tests says at its end what it has left out, and how to run it: a pytest plugin."""
+"""A run of the tests says at its end what it has left out, and how to run it: a pytest plugin.
+
+With several processes (pytest-xdist) each worker collects all tests, and tells the first process,
+which speaks for them, what it deselected.
+"""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -16,6 +21,18 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
     for item in items:
         chosen = item.config.getoption("keyword")  # whoever names tests knows what is left out
         item.config.stash[LONG] += not chosen and item.get_closest_marker("long") is not None
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    told = getattr(session.config, "workeroutput", None)
+    if told is not None:
+        told["long"] = session.config.stash[LONG]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    told = getattr(node, "workeroutput", {})
+    node.config.stash[LONG] = max(node.config.stash[LONG], told.get("long", 0))
 
 
 def pytest_terminal_summary(

@@ -34,6 +34,7 @@ SKIPPED = {
     ("options", "expected"),
     [
         (["-m", "not long"], {LONG, *SKIPPED}),
+        (["-m", "not long", "-n", "2"], {LONG, *SKIPPED}),
         ([], SKIPPED),
         (["-m", "long"], set()),
         (["-k", "one"], set()),
