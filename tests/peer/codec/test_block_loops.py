@@ -10,11 +10,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from peer.codec import BLOCK, MAIN_MEMORY, compiled, four_bit, get_codec, int8
+from peer.codec import BLOCK, MAIN_MEMORY, compiled, get_codec
 from peer.codec.base import LARGEST_MAGNITUDE
 from peer.codec.blocks import BlockCodec, BlockLoops
 from peer.codec.blocks_compiled import CompiledLoops
 from peer.codec.blocks_plain import TiledLoops
+from protocol.run.codecs import CODECS
 
 pytest.importorskip("numba")
 pytestmark = pytest.mark.slow  # the first run on a machine compiles for some seconds
@@ -34,11 +35,11 @@ class Ways:
 
 @pytest.fixture(
     scope="module",
-    params=[int8.Int8Codec, four_bit.E3m0Codec, four_bit.Int4Codec],
+    params=[codec for codec in map(get_codec, CODECS) if isinstance(codec, BlockCodec)],
     ids=lambda codec: codec.name,
 )
 def ways(request: pytest.FixtureRequest) -> Ways:
-    codec = request.param()
+    codec = request.param
     kernels = codec._kernels()
     assert kernels is not None
     return Ways(codec, codec._plain, CompiledLoops(kernels))
