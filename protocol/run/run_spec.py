@@ -34,7 +34,7 @@ from .codecs import CODECS, codecs_for
 from .ways import WAYS, others_keys
 
 MAX_SHOWN_CHARS: Final = 80
-"""Of a wrong value, in the sentence that refuses it."""
+"""The most that is shown of a wrong value in the sentence that refuses it."""
 _MISFIT: Final = "misfit"
 
 
@@ -139,7 +139,7 @@ class DilocoSection(_Section):
     blocks_per_fragment: Annotated[int, Field(ge=1, le=1024)] = 3
     """At most so many transformer blocks in one fragment."""
     learning_rate: Annotated[float, Field(gt=0, le=2)] = 0.4
-    """Of the outer optimizer (SGD with Nesterov momentum)."""
+    """The outer optimizer's (SGD with Nesterov momentum)."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     overlap_steps: Annotated[int, Field(ge=0, le=1000)] = 1
     """tau: inner steps between the send of a fragment and its return; 0 waits for it at once. A
