@@ -113,7 +113,7 @@ async def test_who_does_not_train_takes_no_proposal_and_says_so(tmp_path):
             await swarm.until(lambda: a.facts.fraction > 0)
             for state, reason in (
                 (PeerState.DOWNLOADING, RefusalReason.NOT_TRAINING),
-                (PeerState.PAUSED, RefusalReason.NOT_TRAINING),
+                (PeerState.CONNECTING, RefusalReason.NOT_TRAINING),
                 (PeerState.LEAVING, RefusalReason.LEAVING),
             ):
                 a.facts.state = state
