@@ -162,7 +162,7 @@ def test_every_key_of_the_run_spec_is_documented_with_its_default():
     page = text_of(ROOT / "docs/run-spec.md")
     rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \|", page, re.MULTILINE)
     every: dict[str, str] = {}
-    for method in reversed(WAYS):  # the default's own last
+    for method in reversed(list(WAYS)):  # the default's own last
         every |= defaults(RunSpec(sync=SyncSection(method=method)))
     for row in WAYS.values():
         every.pop(f"sync.{row.section}", None)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -69,14 +70,14 @@ def _hard_values(codec: BlockCodec, seed: int, blocks: int) -> torch.Tensor:
     )
 
 
-def _ties(largest: float, rng: np.random.Generator) -> np.ndarray:
+def _ties(largest: float, rng: np.random.Generator) -> npt.NDArray[Any]:
     """Values halfway between two codes: the scale is a bf16 number here."""
     halves = rng.integers(-2 * int(largest), 2 * int(largest) + 1, BLOCK) / 2
     halves[0] = largest
     return halves * 2.0 ** rng.integers(-100, 100)
 
 
-def _powers(rng: np.random.Generator) -> np.ndarray:
+def _powers(rng: np.random.Generator) -> npt.NDArray[Any]:
     """Powers of two and what lies midway between them, and one step beside."""
     steps = rng.integers(-1, 2, BLOCK).astype(np.int32)
     powers = rng.choice([1.0, -1.0, 1.5, -1.5], BLOCK) * 2.0 ** rng.integers(-9, 1, BLOCK)

@@ -1,8 +1,10 @@
 """The codecs: error bounds, sizes, determinism, and what they refuse."""
 
 import math
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given, settings
@@ -39,7 +41,7 @@ def _random(seed: int, blocks: int, magnitude: float = 1.0) -> torch.Tensor:
     return (x / x.abs().amax(1, keepdim=True) * magnitude).reshape(-1)
 
 
-def _reference_int8(x: np.ndarray) -> bytes:
+def _reference_int8(x: npt.NDArray[Any]) -> bytes:
     """The int8 code as plainly as it can be said, block by block."""
     codes, scales = [], []
     for block in x.reshape(-1, BLOCK):

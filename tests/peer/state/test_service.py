@@ -4,9 +4,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import blake3
 import numpy as np
+import numpy.typing as npt
 import pytest
 import trio
 from trio.testing import MockClock
@@ -34,7 +36,7 @@ GROUP = Group(SIGNED.run_id).digest
 DIGEST = blake3.blake3(BLOB).hexdigest(length=16)
 
 
-def _empty_vectors() -> tuple[np.ndarray, np.ndarray]:
+def _empty_vectors() -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     return np.zeros(P, np.float32), np.zeros(P, np.float32)
 
 
