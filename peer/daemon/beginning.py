@@ -162,9 +162,11 @@ def _oldest_useful_step(spec: RunSpec, view: View) -> int:
 
 
 def _step(state: StateScalars, spec: RunSpec, view: View) -> int:
-    """The state's nominal step, no further than the middle of the others and the end of the run."""
-    last = spec.total_rounds * spec.sync.inner_steps
-    return min(state.step, median_high(_heard_steps(spec, view) or [last]))
+    """The state's nominal step, no further than the middle of the others.
+
+    While none of them is heard it is 0; where the others are is gone to when they are.
+    """
+    return min(state.step, median_high(_heard_steps(spec, view) or [0]))
 
 
 def _position(state: StateScalars, view: View) -> tuple[int, int]:
