@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from streaming_worlds import fragment_spec
+from fragment_tap import watch
+from streaming_worlds import OPTIONS, fragment_spec
 from swarm_worlds import outcomes, simulated, start, toy_spec
 
 from peer.daemon import beginning
@@ -113,6 +114,22 @@ async def test_no_source_alone_moves_us_ahead_of_the_others(
     monkeypatch.setattr(beginning, "_heard_steps", lambda *_: heard)
     taken = await Fetched().take(arrival([], OneState(scalars(step=said))))
     assert taken.step == believed
+
+
+@pytest.mark.slow
+@simulated()
+async def test_whoever_begins_in_the_first_round_of_fragments_says_nothing_of_any_before(
+    tmp_path, monkeypatch
+):
+    async with open_swarm(1, fragment_spec(3), tmp_path, OPTIONS) as swarm:
+        tap = watch(swarm, monkeypatch)
+        await start(swarm, "a", "b")
+        assert {swarm[name].facts.round for name in "ab"} == {0}
+        await swarm.until(lambda: swarm["b"].facts.round == 2)
+        for name in "ab":
+            posted = tap.exchanges[name]._posts.statistics()
+            assert posted.posted
+            assert not posted.lost
 
 
 class Restored:
