@@ -38,8 +38,8 @@ import torch
 from bench import report
 from peer.averaging.noloco.outer_step import Factors, outer_step
 from peer.codec import Codec, compiled, get_codec
-from peer.codec.int8 import split
-from peer.codec.int8_plain import PlainLoops
+from peer.codec.int8_plain import INT8_FORMAT, PlainLoops
+from protocol.run.codecs import CODECS
 
 FULL_VALUES: Final = 64 * 1024 * 1024
 SHORT_VALUES: Final = 16 * 1024 * 1024
@@ -138,7 +138,7 @@ def _operations(values: int, device: torch.device) -> Operations:
     x_P = torch.randn(values, generator=generator).mul_(0.02).to(device)
     out_P = torch.empty_like(x_P)
     operations: Operations = {MEMCPY: lambda: out_P.copy_(x_P)}
-    for name in ("int8", "e3m0", "int4", "bf16", "fp32"):
+    for name in CODECS:
         codec = get_codec(name)
         codes = torch.empty(codec.code_bytes(values), dtype=torch.uint8, device=device)
         codec.encode(x_P, codes)
@@ -173,8 +173,8 @@ def _of_int8(x_P: torch.Tensor, out_P: torch.Tensor) -> Operations:
 
     return {
         ("int8", "outer step"): step,
-        ("int8 plain", "encode"): lambda: plain.encode(x_P, *split(codes)),
-        ("int8 plain", "decode"): lambda: plain.decode(*split(codes), 0, out_P),
+        ("int8 plain", "encode"): lambda: plain.encode(x_P, *INT8_FORMAT.split(codes)),
+        ("int8 plain", "decode"): lambda: plain.decode(*INT8_FORMAT.split(codes), 0, out_P),
         ("int8 plain", "outer step"): plain_step,
     }
 

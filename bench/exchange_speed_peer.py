@@ -88,7 +88,6 @@ class SpeedPeer:
             present=lambda: self._members,
             expected=lambda _: self._members,
             is_over=lambda: False,
-            joined=False,
             last_sent=[-1] * len(fragments),
         )
         self._exchange = FragmentExchange(

@@ -40,7 +40,7 @@ class RefusalReason(StrEnum):
     OTHER_ROSTER = "other_roster"
     """The two do not see the same peers at the end of the run."""
     NOT_TRAINING = "not_training"
-    """The asked peer is starting, downloading, paused or finished."""
+    """The asked peer is starting, downloading or finished."""
     OTHER_RUN = "other_run"
     OTHER_GROUP = "other_group"
     """It is meant for peers that hold another part of the model."""

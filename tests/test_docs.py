@@ -14,6 +14,7 @@ import typer.main
 from pydantic import BaseModel
 
 from peer.cli.app import app
+from peer.cli.explanations import EXPLANATIONS
 from peer.observe.status import PeerState
 from peer.options.config import ENVIRONMENT_PREFIX, OPTIONS
 from peer.options.exit_codes import ExitCode
@@ -161,11 +162,17 @@ def test_every_key_of_the_run_spec_is_documented_with_its_default():
     page = text_of(ROOT / "docs/run-spec.md")
     rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \|", page, re.MULTILINE)
     every: dict[str, str] = {}
-    for method in reversed(WAYS):  # the default's own last
+    for method in reversed(list(WAYS)):  # the default's own last
         every |= defaults(RunSpec(sync=SyncSection(method=method)))
     for row in WAYS.values():
         every.pop(f"sync.{row.section}", None)
     assert dict(rows) == every
+
+
+def test_the_page_of_keys_explains_them_as_a_new_run_spec_does():
+    page = text_of(ROOT / "docs/run-spec.md")
+    rows = re.findall(r"^\| `([^`]+)` \| [^|]+ \| ([^|]+) \|", page, re.MULTILINE)
+    assert {key: said for key, said in rows if key in EXPLANATIONS} == EXPLANATIONS
 
 
 @pytest.mark.parametrize(

@@ -126,18 +126,7 @@ STILL_TO_BE_WORDED = {
     "peer/averaging/diloco/fragment_healing.py",
     "peer/averaging/diloco/fragment_inbound.py",
     "peer/averaging/diloco/fragment_owner.py",
-    "peer/daemon/duplicates.py",
     "peer/averaging/diloco/fragment_rounds.py",
-    "peer/daemon/link.py",
-    "peer/daemon/run.py",
-    "peer/simulation/peer.py",
-    "peer/training/process.py",
-    "protocol/gossip/exchange.py",
-    "protocol/wire/fragment_messages.py",
-    "protocol/fragment/owners.py",
-    "protocol/membership/records.py",
-    "protocol/run/run_spec.py",
-    "protocol/membership/view.py",
 }
 """Files whose docstrings are not in that form yet."""
 

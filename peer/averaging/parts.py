@@ -88,8 +88,8 @@ class Averaging(Protocol):
     def senders(self) -> int:
         """Peers that send us their weights at the same time."""
 
-    def arrived(self, round_: int) -> None:
-        """A joiner's vectors are whole, as they stood after this round."""
+    def stands_after(self, round_: int) -> None:
+        """The vectors hold our first state, as it stood after this round; -1 before the first."""
 
     def begin(self, start_trainer: StartTrainer) -> RoundLoop:
         """The rounds."""

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Final
 
+from protocol.run.codecs import CODECS, codecs_for
+from protocol.run.ways import WAYS
+
 SECTIONS: Final[Mapping[str, str]] = {
     "model": "A Llama-family decoder.",
     "data": "The corpus. `start` freezes it by digest: every peer trains on the same bytes.",
@@ -12,6 +15,18 @@ SECTIONS: Final[Mapping[str, str]] = {
     "sync.diloco": "Streaming DiLoCo: all peers average fragments, each at its moment.",
     "sync.gasloc": "GASLoC: pairs average, with momentum on each peer's own iterate.",
 }
+
+
+def of_codecs() -> str:
+    """What each codec takes, and which are for ways that send differences alone."""
+    shown = {name: f"'{name}' {row.bytes_per_value:.1g}" for name, row in CODECS.items()}
+    everywhere = [shown[name] for name, row in CODECS.items() if not row.differences_only]
+    coarse = [shown[name] for name, row in CODECS.items() if row.differences_only]
+    ways = [way for way in WAYS if set(codecs_for(way)) == set(CODECS)]
+    return (
+        f"Bytes a value: {', '.join(everywhere)}; with {', '.join(ways)} also {', '.join(coarse)}."
+    )
+
 
 EXPLANATIONS: Final[Mapping[str, str]] = {
     "name": "For people: letters, digits, '.', '_' and '-'.",
@@ -47,7 +62,7 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "sync.alpha": "Outer momentum.",
     "sync.beta": "Outer learning rate.",
     "sync.gamma": "Pull between slow weights; beta when left out, which halves the bytes.",
-    "sync.codec": "'int8', 'bf16', 'fp32': 1, 2, 4 bytes a value; DiLoCo's 'int4', 'e3m0': a half.",
+    "sync.codec": of_codecs(),
     "sync.overlap": "Train on while weights travel; false is the paper's blocking form.",
     "sync.final_averaging": "End the run with the mean of all replicas.",
     "sync.validate_every": (

@@ -9,27 +9,18 @@ input gives equal codes on every machine, because both ends of an exchange compu
 values of the same bytes.
 """
 
-from collections.abc import Callable
+from importlib import import_module
+
+from protocol.run.codecs import CODECS
 
 from .base import BLOCK, MAIN_MEMORY, TILE, Codec
 from .buffers import CodeBuffer, codes_as_tensor
-from .four_bit import E3m0Codec, Int4Codec
-from .int8 import Int8Codec
-from .plain import Bf16Codec, Fp32Codec
 
 __all__ = ["BLOCK", "MAIN_MEMORY", "TILE", "CodeBuffer", "Codec", "codes_as_tensor", "get_codec"]
 
-_CODECS: dict[str, Callable[[int], Codec]] = {
-    "bf16": lambda _: Bf16Codec(),
-    "e3m0": E3m0Codec,
-    "fp32": lambda _: Fp32Codec(),
-    "int4": Int4Codec,
-    "int8": Int8Codec,
-}
-
 
 def get_codec(name: str, *, part_of: int = 0) -> Codec:
-    """A codec by its name: `int8`, `bf16` or `fp32`, and for outer gradients `e3m0` or `int4`.
+    """The codec of this name, as its row in protocol/run/codecs.py says.
 
     A codec owns scratch memory: use one per thread.
 
@@ -40,6 +31,8 @@ def get_codec(name: str, *, part_of: int = 0) -> Codec:
     Raises:
         ValueError: no such codec; the message lists those there are.
     """
-    if name not in _CODECS:
-        raise ValueError(f"unknown codec {name!r}: use one of {', '.join(sorted(_CODECS))}")
-    return _CODECS[name](part_of)
+    if name not in CODECS:
+        raise ValueError(f"unknown codec {name!r}: use one of {', '.join(CODECS)}")
+    module, _, kind = CODECS[name].made_by.partition(":")
+    codec: Codec = getattr(import_module(module), kind)(part_of)
+    return codec

@@ -1,7 +1,11 @@
 """The promises of every codec, and the checks that all codecs share."""
 
-from typing import Final, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Final, Protocol
 
+import numpy.typing as npt
 import torch
 
 BLOCK: Final = 128
@@ -13,6 +17,22 @@ LARGEST_MAGNITUDE: Final = 2.0**120
 """No value beyond this is coded or accepted: sums of a few such values stay finite, so a hostile
 vector of huge finite values cannot put an infinity into the slow weights."""
 NOT_FINITE: Final = "not finite: the vector holds a NaN or a value beyond 2**120"
+
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FusedLoops:
+    """Compiled loops that take an outer step straight from codes.
+
+    Attributes:
+        kernels: the module of loops; each goes over blocks of `BLOCK` values.
+        codes: the arrays that the loops read, of each vector of codes that they were asked for.
+    """
+
+    kernels: ModuleType
+    codes: tuple[tuple[Array, ...], ...]
 
 
 class Codec(Protocol):
@@ -53,6 +73,22 @@ class Codec(Protocol):
 
         Where others were wanted and did not work, why follows: `plain: ImportError: ...`. Loads
         what it names, so it may take seconds.
+        """
+
+    def fused_loops(
+        self,
+        way: str,
+        all_codes: Sequence[torch.Tensor],
+        vectors: Sequence[torch.Tensor],
+        start: int = 0,
+    ) -> FusedLoops | None:
+        """Loops that take a way's outer step from these codes; None if there are none that fit.
+
+        Args:
+            way: the way of averaging, as the codec's row names it (protocol/run/codecs.py).
+            all_codes: codes of vectors of one length.
+            vectors: what else the loops read and write.
+            start: the value of the codes that the vectors begin at.
         """
 
 

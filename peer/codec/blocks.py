@@ -20,14 +20,17 @@ loops for long vectors in main memory (`blocks_compiled`), and on CUDA what a co
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, Protocol
 
 import torch
 
-from .base import BLOCK, check_codes, check_range, check_values
-from .blocks_compiled import CompiledLoops, Kernels
-from .compiled import is_aligned, is_long, plain_because
+from protocol.run.codecs import CODECS
+
+from .base import BLOCK, FusedLoops, check_codes, check_range, check_values
+from .blocks_compiled import CompiledLoops, Kernels, scale_bits
+from .compiled import is_aligned, is_long, kernels_of, plain_because
 
 _SCALE_BYTES: Final = 2
 
@@ -141,6 +144,28 @@ class BlockCodec(ABC):
         if is_long(num_values, device, self._part_of):
             return "compiled" if self._kernels() else plain_because(self.kernels_module)
         return "plain"
+
+    def fused_loops(
+        self,
+        way: str,
+        all_codes: Sequence[torch.Tensor],
+        vectors: Sequence[torch.Tensor],
+        start: int = 0,
+    ) -> FusedLoops | None:
+        """Loops that take a way's outer step from these codes, as `Codec` has it."""
+        module = CODECS[self.name].fused.get(way)
+        if module is None or any(n % BLOCK for n in (start, *(v.numel() for v in vectors))):
+            return None
+        parts = [self.format.split(codes) for codes in all_codes]
+        num_values = self.format.num_values(all_codes[0].numel())
+        if not self.is_compiled_for(num_values, *vectors, *(scales for _, scales in parts)):
+            return None
+        kernels, block = kernels_of(module), start // BLOCK
+        if kernels is None:
+            return None
+        first = block * self.format.code_bytes // self.format.code_type.itemsize
+        arrays = ((codes[first:].numpy(), scale_bits(scales[block:])) for codes, scales in parts)
+        return FusedLoops(kernels, tuple(arrays))
 
     @abstractmethod
     def _kernels(self) -> Kernels | None:

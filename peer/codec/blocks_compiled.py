@@ -1,15 +1,13 @@
 """Codes of blocks through compiled loops, shared out among threads (`peer.codec.compiled`)."""
 
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from .base import BLOCK, LARGEST_MAGNITUDE, NOT_FINITE
+from .base import BLOCK, LARGEST_MAGNITUDE, NOT_FINITE, Array
 from .compiled import in_chunks
-
-Array = npt.NDArray[Any]
 
 _LARGEST_MAGNITUDE_BITS: Final = int(np.float32(LARGEST_MAGNITUDE).view(np.int32))
 

@@ -41,8 +41,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from .base import Array
 from .blocks import BlockCodec, BlockFormat
-from .blocks_compiled import Array, Kernels
+from .blocks_compiled import Kernels
 from .compiled import kernels_of
 from .four_bit_grid import E3M0_GRID, INT4_GRID, Grid
 from .four_bit_plain import PlainLoops

@@ -16,7 +16,7 @@ A block is coded to itself again if its largest code is 127. Where rounding up l
 shrinks by one bf16 step on the second coding, and the values move by at most half the scale again.
 """
 
-from typing import ClassVar, Final, cast
+from typing import ClassVar, cast
 
 from .blocks import BlockCodec, BlockFormat, BlockLoops
 from .blocks_compiled import Kernels
@@ -42,7 +42,3 @@ class Int8Codec(BlockCodec):
         assert self.triton_module is not None
         triton = kernels_of(self.triton_module)
         return cast("BlockLoops", triton.TritonLoops()) if triton else None
-
-
-split: Final = INT8_FORMAT.split
-"""The int8 codes [P] and bf16 scales [P / 128] inside a vector of codes, as views."""

@@ -1,5 +1,6 @@
 """bf16 and fp32: the values themselves, to compare int8 with. Native (little-endian) byte order."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -9,17 +10,25 @@ from .base import (
     LARGEST_MAGNITUDE,
     NOT_FINITE,
     TILE,
+    FusedLoops,
     check_codes,
     check_range,
     check_values,
 )
 
 
-class _PlainCodec:
-    """Each value as one element of `dtype`, rounded to nearest, ties to even."""
+class PlainCodec:
+    """Each value as one element of `dtype`, rounded to nearest, ties to even.
+
+    Args:
+        part_of: as `get_codec` has it; the same loops code vectors of any length.
+    """
 
     name: ClassVar[str]
     dtype: ClassVar[torch.dtype]
+
+    def __init__(self, part_of: int = 0) -> None:
+        pass
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -65,19 +74,29 @@ class _PlainCodec:
         """Torch's own, always."""
         return "plain"
 
+    def fused_loops(
+        self,
+        way: str,
+        all_codes: Sequence[torch.Tensor],
+        vectors: Sequence[torch.Tensor],
+        start: int = 0,
+    ) -> FusedLoops | None:
+        """None: torch's operations do."""
+        return None
+
 
 def _in_range(values: torch.Tensor) -> bool:
     return bool((values.abs() <= LARGEST_MAGNITUDE).all())
 
 
-class Bf16Codec(_PlainCodec):
+class Bf16Codec(PlainCodec):
     """Two bytes per value."""
 
     name = "bf16"
     dtype = torch.bfloat16
 
 
-class Fp32Codec(_PlainCodec):
+class Fp32Codec(PlainCodec):
     """Four bytes per value, exact."""
 
     name = "fp32"

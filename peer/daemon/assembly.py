@@ -19,6 +19,7 @@ from protocol.membership.view import Roster
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 
+from .entry import Entry, Founding, Joining
 from .hello import Greeter
 from .joining import Bootstrap
 from .links import Links
@@ -26,6 +27,7 @@ from .peer import Peer, PeerParts, PeerSettings
 from .provision import Provision
 from .report import Report, Restarts
 from .resolve import resolve_bootstrap
+from .sources import Sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +53,13 @@ class Assembly:
     """
 
     def __init__(self, ports: Ports, identity: Identity, incarnation: int, version: str) -> None:
+        self._ports = ports
         self._identity = identity
         self._version = version
         pacing = Pacing(ports.limits)
         network = PacedNetwork(ports.network, pacing)
         facts = Facts(identity.peer_id, incarnation, doing_since_s=trio.current_time())
-        greeter = Greeter(
+        self._greeter = Greeter(
             network=network,
             directory=ports.directory,
             facts=facts,
@@ -69,18 +72,17 @@ class Assembly:
             roster=ports.roster,
             facts=facts,
             events=ports.events,
-            greeter=greeter,
+            greeter=self._greeter,
         )
         self.parts = PeerParts(
             network=network,
             pacing=pacing,
             directory=ports.directory,
             work=ports.work,
-            provision=ports.provision,
+            sources=Sources(network, facts),
             facts=facts,
             roster=ports.roster,
             links=links,
-            greeter=greeter,
             events=ports.events,
             sign=identity.sign,
         )
@@ -113,20 +115,32 @@ class Assembly:
         """Found the run of `spec`, or join one through the bootstrap addresses, until it ends.
 
         Raises:
-            LocoError: as `Peer.found` and `Peer.join` do.
+            LocoError: as `Peer.run` does.
         """
-        if spec is not None:
-            await peer.found(spec, self._sign)
-            return
+        await peer.run(self._joining(bootstrap) if spec is None else self._founding(spec))
+
+    def _founding(self, spec: RunSpec) -> Entry:
+        provision, facts = self._ports.provision, self.parts.facts
+        return Founding(spec, sign_spec=self._sign, provision=provision, facts=facts)
+
+    def _joining(self, bootstrap: Sequence[str]) -> Entry:
         parts = self.parts
-        entry = Bootstrap(
-            bootstrap,
-            resolve=resolve_bootstrap,
-            links=parts.links,
+        return Joining(
+            Bootstrap(
+                bootstrap,
+                resolve=resolve_bootstrap,
+                links=parts.links,
+                facts=parts.facts,
+                events=parts.events,
+            ),
+            directory=parts.directory,
+            roster=parts.roster,
+            greeter=self._greeter,
+            sources=parts.sources,
+            provision=self._ports.provision,
             facts=parts.facts,
             events=parts.events,
         )
-        await peer.join(entry)
 
     def _sign(self, spec: RunSpec) -> SignedSpec:
         return SignedSpec.signed_by(spec, self._identity.public_key, self._identity.sign)

@@ -130,7 +130,7 @@ class Duplicates:
         return known is not None and known.incarnation not in (0, incarnation)
 
     async def _peers_say(self, question: AskAlive) -> bool:
-        """Rule 2. Whoever asks the same meanwhile waits for the same answers."""
+        """Rule 2. Another who asks the same meanwhile waits for the same answers."""
         asked = self._questions.get(question)
         if asked is None:
             asked = self._questions[question] = _Question()

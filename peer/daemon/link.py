@@ -14,7 +14,7 @@ from protocol.wire.messages import AliveReply, AskAlive, Beat, PeerList
 
 Outgoing = Beat | PeerList | AskAlive | AliveReply
 RTT_SHARE: Final = 0.2
-"""Of the newest sample in the smoothed round-trip time."""
+"""The part that the newest sample has in the smoothed round-trip time."""
 
 
 @dataclass(slots=True, eq=False)

@@ -45,6 +45,7 @@ class OuterSource:
             scalars = StateScalars(
                 group=self.group,
                 round=averaging.round,
+                step=self.step,
                 layout_digest=facts.layout_digest or "",
                 epoch=facts.epoch,
                 position=facts.position,

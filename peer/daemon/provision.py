@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from peer.ports import PeerId, Work
 from peer.state.held_part import PartShape
 from peer.state.service import Fetcher
 from peer.training.child_process import SpareChild
 from peer.training.corpus.prepare import PreparedCorpus
-from peer.training.ports import TrainerDied
+from peer.training.ports import Float32Vector, TrainerDied
 from peer.training.process import create_model
 from peer.training.settings import TrainerSettings
 from peer.training.tokenizer import tokenizer_path
@@ -23,6 +25,7 @@ from protocol.errors import InvalidRunSpec
 from protocol.membership.group import WHOLE_MODEL
 from protocol.run.run_spec import FrozenSection, RunSpec
 
+from .beginning import Beginning, Fetched, Fresh
 from .data import freeze_data, obtain_data
 from .engine import Engine, TorchEngine
 
@@ -35,7 +38,7 @@ class Supplies:
         blobs: digest to file, for joiners to fetch from us.
         num_blocks: training blocks of an epoch.
         shape: of the part of the model that the engine trains.
-        begins_group: this peer makes the first weights of its group, which nobody has yet.
+        beginning: where the first state of its group comes from.
         part: which part that is (protocol/membership/group.py).
     """
 
@@ -43,7 +46,7 @@ class Supplies:
     blobs: Mapping[str, Path]
     num_blocks: int
     shape: PartShape
-    begins_group: bool
+    beginning: Beginning
     part: str = WHOLE_MODEL
 
 
@@ -101,21 +104,21 @@ class RealProvision:
             padded_parameters=layout.padded_parameters,
         )
         spec = spec.model_copy(update={"frozen": frozen})
-        return spec, self._supplies(spec, corpus, weights)
+
+        async def initialise(slow_P: Float32Vector) -> None:
+            slow_P[:] = await self._work.run(np.fromfile, weights, "<f4")
+            weights.unlink()
+
+        return spec, self._supplies(spec, corpus, Fresh(initialise))
 
     async def obtain(self, spec: RunSpec, fetcher: Fetcher) -> Supplies:
         """Take the corpus from here or from a peer."""
         corpus = await obtain_data(spec, self._cache_dir, fetcher, self._work)
-        return self._supplies(spec, corpus, None)
+        return self._supplies(spec, corpus, Fetched())
 
-    def _supplies(self, spec: RunSpec, corpus: PreparedCorpus, weights: Path | None) -> Supplies:
-        engine = TorchEngine(
-            self._trainer_settings(spec, corpus),
-            work=self._work,
-            memory_dir=self._state_dir,
-            first_weights=weights,
-            spare=self._spare,
-        )
+    def _supplies(self, spec: RunSpec, corpus: PreparedCorpus, beginning: Beginning) -> Supplies:
+        settings = self._trainer_settings(spec, corpus)
+        engine = TorchEngine(settings, memory_dir=self._state_dir, spare=self._spare)
         blobs = {corpus.manifest_digest: corpus.path}
         tokenizer = tokenizer_path(self._cache_dir, corpus.tokenizer_digest)
         if tokenizer.is_file():
@@ -125,7 +128,7 @@ class RealProvision:
             blobs,
             corpus.num_blocks,
             shape=PartShape.of_whole_model(spec),
-            begins_group=weights is not None,
+            beginning=beginning,
         )
 
     def _trainer_settings(self, spec: RunSpec, corpus: PreparedCorpus) -> TrainerSettings:

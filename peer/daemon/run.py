@@ -215,7 +215,7 @@ class _Control:
         return f"<_Control of {self._peer!r}>"
 
     def handlers(self) -> dict[str, Handler]:
-        """By request name."""
+        """The handler of each request, by its name."""
         return {"status": self.status, "leave": self.leave, "write_state": self.write_state}
 
     async def status(self, _: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,6 @@ class PeerState(StrEnum):
     DOWNLOADING = "downloading"
     """Taking run spec, data or weights from peers."""
     TRAINING = "training"
-    PAUSED = "paused"
     FINISHED = "finished"
     """The run is over; serving its state."""
     LEAVING = "leaving"

@@ -15,6 +15,7 @@ import blake3
 import numpy as np
 import trio
 
+from peer.daemon.beginning import Beginning, Fetched, Fresh
 from peer.daemon.engine import SlowWeights
 from peer.daemon.provision import Supplies
 from peer.network.pacing import NO_LIMITS, BandwidthLimits
@@ -129,13 +130,6 @@ class SimulatedEngine:
         self.slow_P = np.zeros(padded_parameters, np.float32)
         yield PlainMemory(self.slow_P)
 
-    async def initialise(self, slow: SlowWeights) -> None:
-        """Write a group's first weights; they follow from the run's seed."""
-        await trio.lowlevel.checkpoint()
-        noise = np.random.default_rng([self._spec.seed, 1])
-        drawn = noise.standard_normal(slow.array.size, dtype=np.float32)
-        slow.array[:] = np.float32(FIRST_WEIGHTS_SCALE) * drawn
-
     def starter(self, slow: SlowWeights) -> StartTrainer:
         """Starts trainers on this machine."""
         return self._started
@@ -222,16 +216,17 @@ class SimulatedProvision:
             padded_parameters=self._padded_parameters,
         )
         spec = spec.model_copy(update={"data": data, "frozen": frozen})
-        return spec, self._supplies(spec, corpus, begins_group=True)
+        return spec, self._supplies(spec, corpus, _fresh(spec))
 
     async def obtain(self, spec: RunSpec, fetcher: Fetcher) -> Supplies:
         """Fetch the pretended corpus. Raises what `Fetcher.blob` raises, and InvalidRunSpec."""
         if spec.data.manifest is None:
             raise InvalidRunSpec("the run spec does not name its corpus by digest")
         corpus = await fetcher.blob(spec.data.manifest)
-        return self._supplies(spec, corpus, begins_group=self._machine.begins_group)
+        beginning = _fresh(spec) if self._machine.begins_group else Fetched()
+        return self._supplies(spec, corpus, beginning)
 
-    def _supplies(self, spec: RunSpec, corpus: bytes, *, begins_group: bool) -> Supplies:
+    def _supplies(self, spec: RunSpec, corpus: bytes, beginning: Beginning) -> Supplies:
         self._corpus.write_bytes(corpus)
         self.engine = SimulatedEngine(spec, self._peer_id, self._machine, self._problem, self._gate)
         blobs = {_digest(corpus): self._corpus}
@@ -241,9 +236,21 @@ class SimulatedProvision:
             blobs,
             self._problem.num_blocks,
             shape=PartShape(layout.digest, layout.padded_parameters),
-            begins_group=begins_group,
+            beginning=beginning,
             part=self._machine.part,
         )
+
+
+def _fresh(spec: RunSpec) -> Fresh:
+    """A group's first weights; they follow from the run's seed."""
+
+    async def initialise(slow_P: Float32Vector) -> None:
+        await trio.lowlevel.checkpoint()
+        noise = np.random.default_rng([spec.seed, 1])
+        drawn = noise.standard_normal(slow_P.size, dtype=np.float32)
+        slow_P[:] = np.float32(FIRST_WEIGHTS_SCALE) * drawn
+
+    return Fresh(initialise)
 
 
 def _digest(data: bytes) -> str:

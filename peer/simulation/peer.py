@@ -96,12 +96,12 @@ class SimulatedPeer:
 
     @property
     def view(self) -> View:
-        """Of its group; there is one as soon as it has the run spec."""
+        """The view of its group; there is one as soon as it has the run spec."""
         assert self.facts.held is not None
         return self.facts.held.view
 
     def status(self) -> Status:
-        """As `loco-peer status` would show it."""
+        """What `loco-peer status` would show."""
         return self.report.status()
 
     def slow_weights(self) -> Float32Vector:

@@ -124,9 +124,10 @@ class StateService:
 
     async def write(self) -> tuple[Path, StateManifest] | None:
         """The newest state as a file; None while there is none."""
-        source = self._source
-        if source is None:
-            return None
+        return None if self._source is None else await self._newest(self._source)
+
+    async def _newest(self, source: "StateSource") -> tuple[Path, StateManifest]:
+        """The state as it stands after the last outer step; written once."""
         async with self._writing:
             newest = next(reversed(self._states.values()), None)
             if newest is None or newest[1].scalars.round != source.round:
@@ -182,20 +183,20 @@ class StateService:
             sentence = other_group_sentence(source.group, request.group)
             await talk.refuse(RefusalReason.OTHER_GROUP, sentence)
             return
-        if source is not None and source.step < request.minimum_step:
-            sentence = (
-                f"my state is of step {source.step}, {request.minimum_step} or later was asked for"
-            )
-            await talk.refuse(RefusalReason.UNAVAILABLE, sentence)
-            return
-        written = await self.write()
-        if written is None:
+        if source is None:
             await talk.refuse(RefusalReason.UNAVAILABLE, "I have no state yet")
             return
-        _, manifest = written
+        if source.step < request.minimum_step:  # nothing need be written to see that
+            await self._refuse_as_too_old(talk, source.step, request)
+            return
+        _, manifest = await self._newest(source)
         scalars = manifest.scalars
+        if scalars.step < request.minimum_step:
+            await self._refuse_as_too_old(talk, scalars.step, request)
+            return
         reply = StateReply(
             round=scalars.round + 1,
+            step=scalars.step,
             root=manifest.root.hex(),
             total_bytes=manifest.total_bytes,
             chunk_bytes=STATE_CHUNK_BYTES,
@@ -205,6 +206,10 @@ class StateService:
             layout_digest=scalars.layout_digest,
         )
         await talk.send(reply, b"".join(manifest.digests))
+
+    async def _refuse_as_too_old(self, talk: Conversation, step: int, request: GetState) -> None:
+        sentence = f"my state is of step {step}, {request.minimum_step} or later was asked for"
+        await talk.refuse(RefusalReason.UNAVAILABLE, sentence)
 
     async def _send_chunks(self, talk: Conversation, request: GetChunks) -> None:
         known = self._states.get(request.root)
@@ -280,6 +285,9 @@ class Fetcher:
         """
         await self._talk.send(GetState(group, minimum_step))
         reply, digests = await self._talk.receive(StateReply, timeout_s=WRITE_S, stall_s=STALL_S)
+        if reply.step < minimum_step:
+            sentence = f"a state of step {reply.step}, where {minimum_step} or later was asked for"
+            raise RemoteProtocolError(sentence)
         assembler = StateAssembler(_manifest(group, reply, digests), phi_P, delta_P)
         total = len(assembler.missing())
         while not assembler.complete:
@@ -315,6 +323,7 @@ def _manifest(group: str, reply: StateReply, digests: bytes) -> StateManifest:
     scalars = StateScalars(
         group=group,
         round=reply.round - 1,
+        step=reply.step,
         layout_digest=reply.layout_digest,
         epoch=reply.epoch,
         position=reply.position,

@@ -50,13 +50,16 @@ class StateScalars:
 
     Attributes:
         group: digest of the one whose state it is; it covers the run
-        (protocol/membership/group.py). round: round of its last outer step. epoch, position: where
-        the data stands (see protocol/schedule/data_plan.py). tokens: tokens that the writer has
-        trained.
+            (protocol/membership/group.py).
+        round: round of its last outer step; -1 before the first.
+        step: the nominal step that the writer was at.
+        epoch, position: where the data stands (see protocol/schedule/data_plan.py).
+        tokens: tokens that the writer has trained.
     """
 
     group: str
     round: int
+    step: int
     layout_digest: str
     epoch: int
     position: int

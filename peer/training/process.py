@@ -66,7 +66,7 @@ class ProcessTrainer:
 
     @property
     def process_id(self) -> int:
-        """Of the child."""
+        """The child's process id."""
         return self._child.process.pid
 
     async def send(self, command: TrainerCommand) -> None:

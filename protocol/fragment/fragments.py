@@ -145,7 +145,12 @@ def offset(fragment: int, num_fragments: int, inner_steps: int) -> int:
 
 
 def last_sent(fragment: int, num_fragments: int, inner_steps: int, round_: int) -> int:
-    """The last cycle of a fragment that is sent before this round's first step (rule 2)."""
+    """The last cycle of a fragment that is sent before this round's first step (rule 2); -1: none.
+
+    What goes at the end of a round has no cycle 0, for there is no round before the first.
+    """
+    if round_ == 0:
+        return -1
     return round_ - (offset(fragment, num_fragments, inner_steps) > 0)
 
 

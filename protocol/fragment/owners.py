@@ -1,4 +1,4 @@
-"""Who averages which chunk: a choice that every peer can make for itself.
+"""The owner of each chunk, who averages it: a choice that every peer can make for itself.
 
 Idea. Each chunk of each round has one owner, to whom all send their codes. Nobody hands out the
 chunks: every peer ranks the members for each chunk by a hash (rendezvous hashing), and takes the
@@ -11,7 +11,7 @@ Rules
      order of their number.
   3. The key names group, fragment and cycle, so that the chunks go round.
 
-Two peers whose views differ may both own a chunk; their results are ordered in `results.py`.
+Two peers whose views differ may both own a chunk; their results are ordered (chunk_ledger.py).
 """
 
 from collections import Counter

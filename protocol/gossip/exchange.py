@@ -1,9 +1,9 @@
 """One exchange of vectors between two peers: when may it be applied?
 
 The idea. Both send their vector on one stream, both at once, and confirm the other's with a
-receipt. Whoever holds the partner's vector *and* knows that the partner holds its own applies. The
-last receipt can be lost, as in every such protocol; who then holds a vector without a receipt asks
-the partner on a new stream, and does as the partner did.
+receipt. A peer that holds the partner's vector *and* knows that the partner holds its own applies.
+The last receipt can be lost, as in every such protocol; a peer that then holds a vector without a
+receipt asks the partner on a new stream, and does as the partner did.
 
 States
 
@@ -111,7 +111,7 @@ _LACKING: Final = {
     Event.CANCELLED: _skip(SkipReason.LEAVING),
     Event.ASKED: _skip(SkipReason.PARTNER_LOST),
 }
-"""As long as their vector is not here nothing can be applied."""
+"""Nothing can be applied as long as their vector is not here."""
 
 _ASK: Final = Transition(State.SETTLING, action=Action.ASK)
 _AVERAGED: Final = Transition(State.AVERAGED)

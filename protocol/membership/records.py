@@ -124,7 +124,7 @@ def decode_record(
 def decode_record_at(
     place: bytes, subkey: str, value: bytes, verify: Verify = verify_with_peer_id
 ) -> PeerRecord:
-    """As `decode_record`, for those who know only the key's place (20 bytes).
+    """Decode and check a record as `decode_record` does, from the key's place (20 bytes) alone.
 
     Raises:
         RemoteProtocolError: anything about it is wrong.
@@ -142,9 +142,9 @@ def decode_record_at(
 
 @lru_cache(maxsize=8192)
 def valid_record_at(place: bytes, subkey: str, value: bytes) -> PeerRecord | None:
-    """As `decode_record_at` with the usual check; None when it is not valid.
+    """The record, if it passes the usual check of `decode_record_at`; None when it does not.
 
-    Remembered, for checking a signature takes long.
+    The answer is remembered, for checking a signature takes long.
     """
     try:
         return decode_record_at(place, subkey, value)

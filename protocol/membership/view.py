@@ -1,4 +1,4 @@
-"""Who is in the run, and who of them in a group, as one peer sees it.
+"""The peers of a run, and those of a group in it, as one peer sees them.
 
 There is no list of members anywhere. Each peer keeps a roster of its own of all peers of the run,
 as links are the run's; it is fed by directory records (somebody says it exists) and by whatever

@@ -21,7 +21,7 @@ import blake3
 import msgpack
 
 ALIGNMENT: Final = 128
-"""Values; the block of the int8 code."""
+"""Values; the granularity of every codec divides it (codecs.py)."""
 
 
 @dataclass(frozen=True, slots=True)

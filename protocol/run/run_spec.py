@@ -17,16 +17,24 @@ import tomllib
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
 import blake3
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_SPEC_BYTES
 
+from .codecs import CODECS, codecs_for
 from .ways import WAYS, others_keys
 
 MAX_SHOWN_CHARS: Final = 80
-"""Of a wrong value, in the sentence that refuses it."""
+"""The most that is shown of a wrong value in the sentence that refuses it."""
 _MISFIT: Final = "misfit"
 
 
@@ -131,7 +139,7 @@ class DilocoSection(_Section):
     blocks_per_fragment: Annotated[int, Field(ge=1, le=1024)] = 3
     """At most so many transformer blocks in one fragment."""
     learning_rate: Annotated[float, Field(gt=0, le=2)] = 0.4
-    """Of the outer optimizer (SGD with Nesterov momentum)."""
+    """The outer optimizer's (SGD with Nesterov momentum)."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     overlap_steps: Annotated[int, Field(ge=0, le=1000)] = 1
     """tau: inner steps between the send of a fragment and its return; 0 waits for it at once. A
@@ -153,7 +161,12 @@ class GaslocSection(_Section):
     """gamma of the method; 0 is plain averaging in pairs."""
 
 
-FOUR_BIT: Final = ("int4", "e3m0")
+def _known_codec(name: str) -> str:
+    """The name of a codec, if it is one."""
+    if name not in CODECS:
+        names = ", ".join(CODECS)
+        raise PydanticCustomError("codec", "unknown: use one of {names}", {"names": names})
+    return name
 
 
 class SyncSection(_Section):
@@ -169,8 +182,8 @@ class SyncSection(_Section):
     """Outer learning rate."""
     gamma: Annotated[float, Field(ge=0)] | None = None
     """Consensus strength; beta when not given, and then only one vector travels."""
-    codec: Literal["int8", "bf16", "fp32", "int4", "e3m0"] = "int8"
-    """`int4` and `e3m0` are for differences, as DiLoCo sends them."""
+    codec: Annotated[str, AfterValidator(_known_codec)] = "int8"
+    """One of the codecs (codecs.py)."""
     overlap: bool = True
     """Train on while vectors travel; `false` is the paper's blocking form."""
     final_averaging: bool = True
@@ -197,8 +210,10 @@ class SyncSection(_Section):
         for name, row in WAYS.items():
             if row.section and row.section != own_section and getattr(self, row.section):
                 raise self._misfit("method", f'[sync.{row.section}] needs method = "{name}"')
-        if self.codec in FOUR_BIT and self.method != "diloco":
-            raise self._misfit("codec", "too coarse for whole weights; use 'int8'")
+        if self.codec not in (fitting := codecs_for(self.method)):
+            raise self._misfit(
+                "codec", f"too coarse for whole weights: use one of {', '.join(fitting)}"
+            )
         for key in others_keys(self.method):
             if getattr(self, key) != type(self).model_fields[key].default:
                 keys = f"its keys are in [sync.{own_section}]" if own_section else "leave it out"

@@ -9,6 +9,8 @@ other's; adding a way adds a row, and a section of the run spec if it has keys o
     keys       of [sync] that say nothing to the other ways
     section    of the run spec, [sync.<section>], that belongs to it; None where it has none
     state      what its state holds for a joiner beside slow weights and outer momentum
+    sends_differences  whether peers send how far they have come, and not whole weights: coarser
+               codecs do for that (codecs.py)
 """
 
 from collections.abc import Mapping
@@ -26,6 +28,7 @@ class WayRow:
     keys: tuple[str, ...] = ()
     section: str | None = None
     state: tuple[str, ...] = ()
+    sends_differences: bool = False
 
 
 GOSSIP_KEYS: Final = ("overlap", "final_averaging")
@@ -43,6 +46,7 @@ WAYS: Final[Mapping[str, WayRow]] = MappingProxyType(
             trainer="peer.training.streaming",
             section="diloco",
             state=("stamps of chunks, asked of the others on arrival",),
+            sends_differences=True,
         ),
         "gasloc": WayRow(
             daemon="peer.averaging.gasloc.way:averaging",

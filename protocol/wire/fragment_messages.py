@@ -49,12 +49,12 @@ class ChunkStamp:
 
     @classmethod
     def of(cls, chunk: int, stamp: Stamp) -> Self:
-        """As it is said on the wire."""
+        """A chunk's stamp in the form that it has on the wire."""
         return cls(chunk, stamp.steps, stamp.weight, stamp.digest)
 
     @property
     def stamp(self) -> Stamp:
-        """As the ledger has it."""
+        """The stamp in the form that the ledger has."""
         return Stamp(self.steps, self.weight, self.digest)
 
 
@@ -102,7 +102,7 @@ class ChunkResult:
 
     @property
     def base_stamp(self) -> Stamp:
-        """As the ledger has it."""
+        """The stamp of the base in the form that the ledger has."""
         return Stamp(self.steps, self.weight, self.base)
 
 
@@ -131,7 +131,7 @@ class Result:
         return next((chunk for chunk in self.chunks if chunk.chunk == index), None)
 
     def contributors_of(self, chunk: ChunkResult) -> tuple[str, ...]:
-        """Who is in the average of a chunk."""
+        """The peers that are in the average of a chunk."""
         return tuple(peer_id for i, peer_id in enumerate(self.contributors) if chunk.mask >> i & 1)
 
     def outcome(self, chunk: ChunkResult) -> Outcome:

@@ -267,11 +267,13 @@ class StateReply:
     """What the sender can serve; the chunks' 32-byte digests follow.
 
     Attributes:
+        step: the nominal step that the sender was at when this state was its present one.
         root: digest of the whole state, which chunks are asked by.
         epoch, position: where the sender's data stands.
     """
 
     round: Count
+    step: Count
     root: Digest
     total_bytes: Annotated[int, Integer(1, MAX_STATE_BYTES)]
     chunk_bytes: Annotated[int, Integer(1, STATE_CHUNK_BYTES)]

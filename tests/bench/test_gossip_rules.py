@@ -19,8 +19,11 @@ def _arrivals(*transfers):
     arrived: dict[int, float] = {}
     for number, (begin_s, alone_s) in enumerate(transfers):
 
-        def begin(number=number, alone_s=alone_s):
-            lines.begin(alone_s, lambda: arrived.setdefault(number, agenda.now_s))
+        def arrive(number=number):
+            arrived[number] = agenda.now_s
+
+        def begin(alone_s=alone_s, arrive=arrive):
+            lines.begin(alone_s, arrive)
 
         agenda.after(begin_s, begin)
     agenda.run(1000.0)

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 import pytest
+from existing import existing
 
 from bench.link_table import DELAYS_S, RATES_BITS_PER_S, Link, LinkTable, draw_table
 from bench.router.network import missing, routed_network
@@ -150,10 +151,13 @@ def test_hosts_reach_each_other_not_before_their_delay_and_nothing_stays_behind(
         stream = [sys.executable, "-m", "bench.router.stream"]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         with subprocess.Popen(network.command(1, [*stream, "echo"]), **pipes) as there:
-            port = there.stdout.readline().strip()
+            port = existing(there.stdout).readline().strip()
             ask = network.command(0, [*stream, "ask", network.address(1), port, "3"])
             with subprocess.Popen(ask, **pipes) as here:
-                took_s = [float(each) for each in here.stdout.readline().strip("[]\n").split(",")]
+                took_s = [
+                    float(each)
+                    for each in existing(here.stdout).readline().strip("[]\n").split(",")
+                ]
                 here.communicate()
             there.communicate()
         assert all(each >= drawn.round_trip_s(0, 1) for each in took_s)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from existing import existing
 
 from bench.shaped_network import AccessLink, Traffic, missing, shaped_network
 
@@ -50,10 +51,11 @@ def test_what_a_host_sends_is_counted_where_it_leaves_and_where_it_arrives():
             network.command(0, [sys.executable, "-c", RECEIVE]), stdout=subprocess.PIPE, text=True
         )
         with receiver:
-            port = receiver.stdout.readline().strip()
+            said = existing(receiver.stdout)
+            port = said.readline().strip()
             sender = network.command(1, [sys.executable, "-c", SEND, network.address(0), port])
             subprocess.run(sender, check=True, timeout=30)
-            assert int(receiver.stdout.readline()) == SENT_BYTES
+            assert int(said.readline()) == SENT_BYTES
         arrived, left = network.traffic(0), network.traffic(1)
     for data_bytes, back_bytes in (
         (arrived.received_bytes, arrived.sent_bytes),

@@ -18,6 +18,7 @@ import pytest
 import trio
 import yaml
 from dashboard import ROOT
+from existing import existing
 
 SCRAPE_INTERVAL_S = 1
 START_S = 30
@@ -104,11 +105,11 @@ async def _wait_ready(process: trio.Process) -> None:
     said = b""
     with trio.fail_after(START_S):
         while b"Server is ready" not in said:
-            more = await process.stderr.receive_some()
+            more = await existing(process.stderr).receive_some()
             assert more, said.decode()
             said += more
 
 
 async def _drain(process: trio.Process) -> None:
-    async for _ in process.stderr:
+    async for _ in existing(process.stderr):
         pass

@@ -1,8 +1,10 @@
 """Replicas of a small model of three fragments, in one process, without data or loop."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from peer.codec import codes_as_tensor, get_codec
@@ -25,29 +27,33 @@ class Replica:
 
     snapshots: FragmentSnapshots
     regions: CodeRegions
-    theta: np.ndarray
-    phi: np.ndarray
-    gradient: np.ndarray
+    theta: npt.NDArray[Any]
+    phi: npt.NDArray[Any]
+    gradient: npt.NDArray[Any]
     codec: str
 
-    def values(self, vector: np.ndarray, fragment: int, chunk: int | None = None) -> np.ndarray:
+    def values(
+        self, vector: npt.NDArray[Any], fragment: int, chunk: int | None = None
+    ) -> npt.NDArray[Any]:
         found = self.snapshots.fragments[fragment]
         spans = found.spans if chunk is None else found.chunk_spans(chunk)
         return np.concatenate([vector[start:stop] for start, stop in spans])
 
-    def write(self, vector: np.ndarray, fragment: int, chunk: int, values: np.ndarray) -> None:
+    def write(
+        self, vector: npt.NDArray[Any], fragment: int, chunk: int, values: npt.NDArray[Any]
+    ) -> None:
         begin = 0
         for start, stop in self.snapshots.fragments[fragment].chunk_spans(chunk):
             vector[start:stop] = values[begin : begin + stop - start]
             begin += stop - start
 
-    def decoded(self, fragment: int) -> np.ndarray:
+    def decoded(self, fragment: int) -> npt.NDArray[Any]:
         return decoded(
             self.snapshots.fragments[fragment], self.snapshots.codes(fragment), self.codec
         )
 
 
-def decoded(fragment: Fragment, codes: memoryview, codec_name: str) -> np.ndarray:
+def decoded(fragment: Fragment, codes: memoryview, codec_name: str) -> npt.NDArray[Any]:
     """What the codes of a fragment stand for: chunk by chunk."""
     codec, begin, parts = get_codec(codec_name), 0, []
     for start, stop in fragment.chunks:

@@ -1,6 +1,9 @@
 """Streaming DiLoCo against straight-line code; without fragments and overlap it is plain DiLoCo."""
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -22,7 +25,7 @@ def _trained() -> LoopedReplicas:
     return LoopedReplicas(SPEC, M, VOCABULARY, torch.device("cpu"), "fp32", 2)
 
 
-def _tokens(steps: int) -> np.ndarray:
+def _tokens(steps: int) -> npt.NDArray[Any]:
     return np.random.default_rng(0).integers(0, VOCABULARY, (steps, M, 2, 17))
 
 
@@ -39,9 +42,9 @@ def _pretend_to_train(models: list[FlatModel], step: int) -> None:
 
 
 def _nesterov(
-    phi: np.ndarray,
-    v: np.ndarray,
-    thetas: list[np.ndarray],
+    phi: npt.NDArray[Any],
+    v: npt.NDArray[Any],
+    thetas: list[npt.NDArray[Any]],
     rate: np.float32 = RATE,
     momentum: np.float32 = MOMENTUM,
 ) -> None:
@@ -55,7 +58,7 @@ def _nesterov(
 
 def _plain_diloco(
     steps: int, inner_steps: int, last_cycle: int | None = None
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """DiLoCo as its paper has it, but for the last cycle: phi, and the momentum."""
     replicas = _trained()
     thetas = [theta_P.numpy() for theta_P in replicas.thetas]
@@ -86,13 +89,13 @@ def test_whole_at_once_and_in_fp32_it_is_plain_diloco_to_the_last_bit(last_cycle
     assert float((swarm.phi_P - _models()[0].theta_P).abs().max()) > 0.01
 
 
-def _streaming(diloco: DilocoSection, steps: int, inner_steps: int) -> list[np.ndarray]:
+def _streaming(diloco: DilocoSection, steps: int, inner_steps: int) -> list[npt.NDArray[Any]]:
     """Algorithm 2 of the paper, in fp32: phi, then each theta."""
     models, tau, a = _models(), diloco.overlap_steps, np.float32(diloco.merge)
     thetas = [model.theta_P.numpy() for model in models]
     phi, v = thetas[0].copy(), np.zeros_like(thetas[0])
     cuts = cut_fragments(models[0].layout, diloco.fragments, diloco.blocks_per_fragment)
-    sent: dict[int, list[np.ndarray]] = {}
+    sent: dict[int, list[npt.NDArray[Any]]] = {}
     for step in range(1, steps + 1):
         _pretend_to_train(models, step)
         for p, fragment in enumerate(cuts):

@@ -1,13 +1,16 @@
 """Streaming through the inner loop: what is sent and merged after which step."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from training_worlds import MEMBERS, PAUSE, World, build_world, order, run, tiny_spec
 
 from peer.training.errors import NonFinite, WrongCommand
+from peer.training.fragments import FragmentSnapshots
 from peer.training.messages import (
     Amend,
     Apply,
@@ -22,6 +25,7 @@ from peer.training.messages import (
     Yield,
     Yielded,
 )
+from protocol.fragment.fragments import Span
 
 pytestmark = pytest.mark.slow
 
@@ -187,8 +191,14 @@ def test_two_rounds_of_no_steps_follow_each_other():
     assert len(swarm.merged) == 4
 
 
-def values(world: World, vector: np.ndarray, fragment: int) -> np.ndarray:
-    spans = world.parts.snapshots.fragments[fragment].spans
+def spans_of(world: World, fragment: int) -> Sequence[Span]:
+    snapshots = world.parts.snapshots
+    assert isinstance(snapshots, FragmentSnapshots)
+    return snapshots.fragments[fragment].spans
+
+
+def values(world: World, vector: npt.NDArray[Any], fragment: int) -> npt.NDArray[Any]:
+    spans = spans_of(world, fragment)
     return np.concatenate([vector[start:stop] for start, stop in spans])
 
 
@@ -196,12 +206,12 @@ def values(world: World, vector: np.ndarray, fragment: int) -> np.ndarray:
 class Watched(Swarm):
     """Notes the fast weights at each event, and moves phi when a fragment was sent."""
 
-    thetas: list[tuple[Any, np.ndarray]] = field(default_factory=list)
+    thetas: list[tuple[Any, npt.NDArray[Any]]] = field(default_factory=list)
 
     def answer(self, event):
         self.thetas.append((event, self.world.theta.copy()))
         if isinstance(event, FragmentSent):
-            for start, stop in self.world.parts.snapshots.fragments[event.fragment].spans:
+            for start, stop in spans_of(self.world, event.fragment):
                 self.world.slow[start:stop] += 0.01
         return super().answer(event)
 

@@ -1,8 +1,12 @@
 """What is sent of a fragment and what comes back, against straight-line code."""
 
+from typing import Any
+
 import blake3
 import numpy as np
+import numpy.typing as npt
 import pytest
+from existing import existing
 from fragment_worlds import Replica, random_replica
 
 from peer.codec.int8 import Int8Codec
@@ -24,7 +28,7 @@ def all_chunks(world: Replica, fragment: int) -> tuple[int, ...]:
     return tuple(range(len(world.snapshots.fragments[fragment].chunks)))
 
 
-def way(world: Replica, fragment: int) -> np.ndarray:
+def way(world: Replica, fragment: int) -> npt.NDArray[Any]:
     return world.values(world.phi, fragment) - world.values(world.theta, fragment)
 
 
@@ -34,7 +38,7 @@ def test_a_send_is_the_way_from_the_outer_copy(fragment):
     sent = world.snapshots.send(fragment, 7)
     np.testing.assert_array_equal(world.decoded(fragment), way(world, fragment))
     assert sent.digest == blake3.blake3(world.snapshots.codes(fragment)).hexdigest(length=16)
-    header = world.regions.header(fragment)
+    header = existing(world.regions.header(fragment))
     assert (header.round, header.digest) == (sent.cycle, sent.digest) == (7, sent.digest)
     assert not world.gradient.any()
     assert [world.regions.header(other) for other in FRAGMENTS if other != fragment] == [None] * 2

@@ -1,16 +1,20 @@
 """The fused outer step leaves the bits of the plain one."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from peer.averaging.gossip.outer_state import OuterStepMeasures
 from peer.averaging.noloco import fused_step
 from peer.averaging.noloco import outer_step as noloco
-from peer.averaging.noloco.outer_step import Factors, OuterStepMeasures
+from peer.averaging.noloco.outer_step import Factors
 from peer.codec import BLOCK, compiled, get_codec
+from protocol.run import codecs
+from protocol.run.codecs import CODECS
 
 pytest.importorskip("numba")
 pytestmark = pytest.mark.slow  # the first run on a machine compiles for a second
@@ -86,6 +90,16 @@ def test_the_number_of_threads_changes_no_measure(monkeypatch: pytest.MonkeyPatc
         found.append(_step(state, codes, Factors(0.5, 0.7, 0.7)))
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]
+
+
+def test_a_codec_without_loops_of_its_own_takes_the_plain_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state, codes = _world(3, 2, 4)
+    with monkeypatch.context() as patch:
+        patch.setitem(codecs._ROWS, "int8", replace(CODECS["int8"], fused={}))
+        assert fused_step.fused_step(state[0], state[1], codes, get_codec("int8"), 0.5, 0.7) is None
+    assert fused_step.fused_step(state[0], state[1], codes, get_codec("int8"), 0.5, 0.7)
 
 
 @pytest.mark.parametrize("members", [2, 3])

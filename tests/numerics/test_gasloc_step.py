@@ -1,6 +1,9 @@
 """GASLoC's outer step against the equations in plain numpy."""
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -12,26 +15,26 @@ P = TILE + 3 * 128
 GAMMA = 0.25
 
 
-def codes_of(values: np.ndarray) -> memoryview:
+def codes_of(values: npt.NDArray[Any]) -> memoryview:
     codec = get_codec("fp32")
     codes = torch.empty(codec.code_bytes(P), dtype=torch.uint8)
     codec.encode(torch.from_numpy(values), codes)
-    return memoryview(codes.numpy())
+    return codes.numpy().data
 
 
-def vectors(count: int) -> list[np.ndarray]:
+def vectors(count: int) -> list[npt.NDArray[Any]]:
     rng = np.random.default_rng(3)
     return [rng.standard_normal(P, dtype=np.float32) for _ in range(count)]
 
 
-def state(phi: np.ndarray) -> OuterState:
+def state(phi: npt.NDArray[Any]) -> OuterState:
     return OuterState(phi.copy(), np.zeros(P, np.float32), get_codec("fp32"), LookAhead(GAMMA))
 
 
 def test_pairs_follow_the_equations_round_after_round() -> None:
     start, *thetas = vectors(7)
     ours, theirs = state(start), state(start)
-    before: dict[int, np.ndarray] = {}
+    before: dict[int, npt.NDArray[Any]] = {}
     for round_ in range(3):
         a, b = thetas[2 * round_], thetas[2 * round_ + 1]
         measures = ours.step(round_, codes_of(a), codes_of(b))

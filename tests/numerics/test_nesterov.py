@@ -5,9 +5,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import blake3
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -26,18 +28,18 @@ PAPER = Factors(learning_rate=0.4, momentum=0.9)
 SIZES = [C, pytest.param(TILE + 256, marks=pytest.mark.slow)]
 
 
-def _vectors(count: int, num_values: int = C, seed: int = 0) -> np.ndarray:
+def _vectors(count: int, num_values: int = C, seed: int = 0) -> npt.NDArray[Any]:
     return np.random.default_rng(seed).standard_normal((count, num_values), dtype=np.float32)
 
 
-def _codes(name: str, vector: np.ndarray) -> torch.Tensor:
+def _codes(name: str, vector: npt.NDArray[Any]) -> torch.Tensor:
     codec = get_codec(name)
     codes = torch.empty(codec.code_bytes(vector.size), dtype=torch.uint8)
     codec.encode(torch.from_numpy(vector), codes)
     return codes
 
 
-def _decoded(name: str, codes: torch.Tensor, num_values: int = C) -> np.ndarray:
+def _decoded(name: str, codes: torch.Tensor, num_values: int = C) -> npt.NDArray[Any]:
     values = torch.empty(num_values)
     get_codec(name).decode(codes, values)
     return values.numpy()
@@ -49,7 +51,7 @@ def _state(seed: int = 0, num_values: int = C) -> ChunkState:
 
 
 def _average(
-    name: str, vectors: np.ndarray, weights: list[int], num_values: int = C
+    name: str, vectors: npt.NDArray[Any], weights: list[int], num_values: int = C
 ) -> torch.Tensor:
     given = [
         Contribution(_codes(name, vector), weight)
@@ -60,11 +62,13 @@ def _average(
     return out
 
 
-def _same_bits(one: torch.Tensor | np.ndarray, other: np.ndarray) -> bool:
+def _same_bits(one: torch.Tensor | npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
     return np.asarray(one).tobytes() == other.tobytes()
 
 
-def _plain_step(phi: np.ndarray, v: np.ndarray, D: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _plain_step(
+    phi: npt.NDArray[Any], v: npt.NDArray[Any], D: npt.NDArray[Any]
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """The equations, one rounded operation after the other."""
     lr, mu = np.float32(PAPER.learning_rate), np.float32(PAPER.momentum)
     v = mu * v + D

@@ -1,6 +1,9 @@
 """The outer state: never half-applied, never twice, errors by blame."""
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -12,11 +15,11 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError
 P = 256
 
 
-def _vector(seed: int) -> np.ndarray:
+def _vector(seed: int) -> npt.NDArray[Any]:
     return np.random.default_rng(seed).normal(size=P).astype(np.float32)
 
 
-def _codes(seed: int) -> np.ndarray:
+def _codes(seed: int) -> npt.NDArray[Any]:
     codec = get_codec("int8")
     codes = np.empty(codec.code_bytes(P), dtype=np.uint8)
     codec.encode(torch.from_numpy(_vector(seed)), torch.from_numpy(codes))
@@ -109,11 +112,11 @@ def test_gamma_apart_from_beta_needs_the_codes_of_phi() -> None:
     np.testing.assert_allclose(state.delta_P, expected, atol=0.03)
 
 
-def test_who_joined_goes_on_from_the_round_that_arrived() -> None:
+def test_a_first_state_goes_on_from_the_round_that_it_stands_after() -> None:
     state = _state()
     state.phi_P[:], state.delta_P[:] = _vector(1), _vector(2)
-    state.arrived(9)
-    assert (state.version, state.round) == (1, 9)
+    state.stands_after(9)
+    assert (state.version, state.round) == (10, 9)
     assert "round=9" in repr(state)
     with pytest.raises(LocalProtocolError, match="round 9 after"):
         state.step(9, _codes(1))

@@ -1,6 +1,9 @@
 """The outer step against its equations, said plainly; and the identities it must keep."""
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -25,8 +28,12 @@ def _encoded(codec: Codec, vectors: torch.Tensor) -> torch.Tensor:
 
 
 def _plain_step(
-    phi: np.ndarray, delta: np.ndarray, theta: np.ndarray, group: list[int], gamma: float
-) -> np.ndarray:
+    phi: npt.NDArray[Any],
+    delta: npt.NDArray[Any],
+    theta: npt.NDArray[Any],
+    group: list[int],
+    gamma: float,
+) -> npt.NDArray[Any]:
     """Equation 2 and 3 as printed, with +beta, for the group's first member: phi and delta."""
     own = group[0]
     outer_gradients = theta[group] - phi[group]
@@ -106,7 +113,7 @@ PLAIN = Factors(0.0, 1.0, 1.0)
 SHARES = [1.0, 0.0, 0.25, 1 / 3, 2 / 3, 3 / 5, 4 / 7]
 
 
-def _decoded(codec: Codec, codes: torch.Tensor, num_values: int) -> np.ndarray:
+def _decoded(codec: Codec, codes: torch.Tensor, num_values: int) -> npt.NDArray[Any]:
     values = torch.empty(num_values)
     codec.decode_range(codes, 0, num_values, values)
     return values.numpy()
@@ -142,9 +149,9 @@ def test_a_pair_of_unequal_shares_takes_the_weighted_mean_bit_for_bit(
 def test_both_peers_of_an_unequal_pair_compute_one_mean(share: float) -> None:
     codec = get_codec("int8")
     codes = _encoded(codec, _vectors(2, TILE) * torch.logspace(-12, 4, TILE))
-    means, spare = torch.empty(2, TILE), torch.empty(2, TILE)
-    group_mean([codes[0], codes[1]], codec, 0, means[0], *spare, (share, 1 - share))
-    group_mean([codes[1], codes[0]], codec, 0, means[1], *spare, (1 - share, share))
+    means, (own, spare) = torch.empty(2, TILE), torch.empty(2, TILE)
+    group_mean([codes[0], codes[1]], codec, 0, means[0], own, spare, (share, 1 - share))
+    group_mean([codes[1], codes[0]], codec, 0, means[1], own, spare, (1 - share, share))
     assert torch.equal(means[0].view(torch.int32), means[1].view(torch.int32))
 
 
@@ -154,8 +161,8 @@ def test_a_share_of_all_or_nothing_is_the_weights_of_one(share: float, whose: in
     codec = get_codec("int8")
     phi, delta = _vectors(1)[0], _vectors(1, seed=3)[0]
     codes = _encoded(codec, _vectors(2, seed=1))
-    mean = torch.empty(P)
-    group_mean(list(codes), codec, 0, mean, *torch.empty(2, P), (share, 1 - share))
+    mean, own, spare = torch.empty(3, P)
+    group_mean(list(codes), codec, 0, mean, own, spare, (share, 1 - share))
     np.testing.assert_array_equal(mean.numpy(), _decoded(codec, codes[whose], P))
     outer_step(phi, delta, list(codes), codec, PLAIN, (), (share, 1 - share))
     # phi + (theta - phi) is theta but for one unit in the last place.

@@ -29,6 +29,7 @@ from peer.training.messages import (
 )
 from peer.training.model import initial_module
 from peer.training.schedule import learning_rate
+from peer.training.snapshot import Snapshots
 from peer.training.step import Stepper
 from protocol.run.run_spec import OptimizerSection
 from protocol.schedule.data_plan import DataPlan
@@ -242,8 +243,11 @@ class NotedResult:
         return 1.0, 0.5
 
 
-def test_numbers_are_looked_at_when_the_next_step_has_begun_but_before_anything_is_told():
-    world, log = build_world(tiny_spec()), []
+def test_numbers_are_looked_at_when_the_next_step_has_begun_but_before_anything_is_told(
+    monkeypatch,
+):
+    world = build_world(tiny_spec())
+    log: list[str] = []
 
     def noted(blocks_BT, rate):
         step = sum(entry.startswith("step") for entry in log) + 1
@@ -254,7 +258,7 @@ def test_numbers_are_looked_at_when_the_next_step_has_begun_but_before_anything_
         log.append(type(event).__name__)
         return []
 
-    world.parts.stepper.step = noted
+    monkeypatch.setattr(world.parts.stepper, "step", noted)
     run(world, order(0, quota=6), answer=answer)
     assert log == [
         *["step 1", "step 2", "look 1", "step 3", "look 2", "look 3", "Progress"],
@@ -276,10 +280,12 @@ def test_a_nan_never_gets_into_a_snapshot(where):
 def test_infinite_weights_are_refused_by_the_snapshot():
     world = build_world(tiny_spec())
     world.parts.model.theta_P[3] = torch.inf
+    snapshots = world.parts.snapshots
+    assert isinstance(snapshots, Snapshots)
     with pytest.raises(NonFinite, match="close of round 3"):
-        world.parts.snapshots.take(3)
+        snapshots.take(3)
     assert world.slots.header(0) is None
-    assert world.parts.snapshots.pending is None
+    assert snapshots.pending is None
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from peer.codec import get_codec
@@ -53,14 +55,14 @@ def tiny_corpus(spec: RunSpec) -> Corpus:
 class World:
     spec: RunSpec
     parts: TrainerParts
-    slow: np.ndarray
+    slow: npt.NDArray[Any]
     slots: CodeRegions
 
     @property
-    def theta(self) -> np.ndarray:
+    def theta(self) -> npt.NDArray[Any]:
         return self.parts.model.theta_P.numpy()
 
-    def decoded(self, slot: int) -> np.ndarray:
+    def decoded(self, slot: int) -> npt.NDArray[Any]:
         out = np.empty_like(self.slow)
         codes = torch.frombuffer(self.slots.codes(slot), dtype=torch.uint8)
         get_codec(self.spec.sync.codec).decode(codes, torch.from_numpy(out))

@@ -1,5 +1,7 @@
 """An owner averages what is there, on one base, in one order."""
 
+from existing import existing
+
 from protocol.fragment.chunk_ledger import Stamp
 from protocol.fragment.collection import Collection
 
@@ -21,7 +23,7 @@ def test_contributors_are_listed_by_peer_id_with_their_weights():
     collection = Collection(["b", "a"])
     collection.add("b", 2, {0: BASE})
     collection.add("a", 1, {0: BASE})
-    admitted = collection.admitted(0)
+    admitted = existing(collection.admitted(0))
     assert (list(admitted.weights.items()), admitted.weight) == ([("a", 1), ("b", 2)], 3)
 
 
@@ -29,7 +31,7 @@ def test_nobody_counts_twice():
     collection = Collection(["a", "b"])
     assert collection.add("a", 1, {0: BASE})
     assert not collection.add("a", 5, {0: BETTER})
-    assert collection.admitted(0).weight == 1
+    assert existing(collection.admitted(0)).weight == 1
 
 
 def test_what_comes_after_the_close_is_not_added():
@@ -44,11 +46,14 @@ def test_the_best_base_wins_whatever_the_owners_is():
     collection.add("owner", 1, {0: BASE, 1: BASE})
     collection.add("b", 1, {0: BETTER, 1: BASE})
     collection.add("a", 1, {0: BETTER, 1: BASE})
-    assert (collection.admitted(0).base, list(collection.admitted(0).weights)) == (
+    assert (
+        existing(collection.admitted(0)).base,
+        list(existing(collection.admitted(0)).weights),
+    ) == (
         BETTER,
         ["a", "b"],
     )
-    assert list(collection.admitted(1).weights) == ["a", "b", "owner"]
+    assert list(existing(collection.admitted(1)).weights) == ["a", "b", "owner"]
 
 
 def test_chunks_are_those_that_somebody_contributed_to():
@@ -56,7 +61,7 @@ def test_chunks_are_those_that_somebody_contributed_to():
     collection.add("a", 1, {1: BASE})
     collection.add("b", 1, {3: BASE, 1: BASE})
     assert collection.chunks == (1, 3)
-    assert list(collection.admitted(3).weights) == ["b"]
+    assert list(existing(collection.admitted(3)).weights) == ["b"]
 
 
 def test_of_equally_far_bases_the_one_with_more_weight_wins_then_the_lower_digest():
@@ -64,7 +69,10 @@ def test_of_equally_far_bases_the_one_with_more_weight_wins_then_the_lower_diges
     collection = Collection(["a", "b", "c"])
     collection.add("a", 1, {0: spoilt, 1: spoilt})
     collection.add("b", 1, {0: BASE, 1: BASE})
-    assert collection.admitted(0).base == spoilt
+    assert existing(collection.admitted(0)).base == spoilt
     collection.add("c", 1, {0: BASE})
-    assert (collection.admitted(0).base, list(collection.admitted(0).weights)) == (BASE, ["b", "c"])
-    assert collection.admitted(1).base == spoilt
+    assert (
+        existing(collection.admitted(0)).base,
+        list(existing(collection.admitted(0)).weights),
+    ) == (BASE, ["b", "c"])
+    assert existing(collection.admitted(1)).base == spoilt

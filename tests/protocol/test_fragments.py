@@ -145,3 +145,4 @@ def test_who_begins_with_a_round_knows_what_was_sent_before(num_fragments, inner
     for fragment in range(num_fragments):
         expected = last_sent(fragment, num_fragments, inner_steps, round_)
         assert sent[fragment] == expected
+        assert last_sent(fragment, num_fragments, inner_steps, 0) == -1

@@ -82,7 +82,11 @@ DILOCO = '[sync]\nmethod = "diloco"\n'
         ),
         (
             "[sync]\ncodec = 'int4'",
-            "sync.codec: too coarse for whole weights; use 'int8' (got 'int4')",
+            ("sync.codec: too coarse for whole weights: use one of int8, bf16, fp32 (got 'int4')"),
+        ),
+        (
+            "[sync]\ncodec = 'int5'",
+            "sync.codec: unknown: use one of int8, bf16, fp32, int4, e3m0 (got 'int5')",
         ),
         (
             DILOCO + "final_averaging = false",

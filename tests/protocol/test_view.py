@@ -1,3 +1,4 @@
+from existing import existing
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,12 +83,12 @@ def test_a_record_introduces_but_does_not_prove_life():
     roster = Roster(SILENCE_S)
     assert roster.record(0.0, _record("a"))
     assert roster.alive(0.0) == ()
-    assert roster.get("a").addresses == ("/ip4/1.2.3.4/tcp/5",)
+    assert existing(roster.get("a")).addresses == ("/ip4/1.2.3.4/tcp/5",)
     assert not roster.record(0.0, _record("a"))
     assert roster.record(0.0, _record("a", addresses=("/ip4/5.6.7.8/tcp/5",)))
     roster.heard(1.0, "a", 1, addresses=("/ip4/9.9.9.9/tcp/9",))
     assert not roster.record(1.0, _record("a"))
-    assert roster.get("a").addresses == ("/ip4/9.9.9.9/tcp/9",)
+    assert existing(roster.get("a")).addresses == ("/ip4/9.9.9.9/tcp/9",)
     assert _names(roster.alive(1.0)) == ["a"]
 
 
@@ -96,23 +97,23 @@ def test_a_record_of_a_newer_life_replaces_the_old_one():
     roster.heard(0.0, "a", 1, addresses=("/ip4/9.9.9.9/tcp/9",))
     assert roster.record(0.1, _record("a", 2))
     assert roster.alive(0.1) == ()
-    assert roster.get("a").addresses == ("/ip4/1.2.3.4/tcp/5",)
+    assert existing(roster.get("a")).addresses == ("/ip4/1.2.3.4/tcp/5",)
 
 
 def test_what_is_not_said_stays():
     roster = Roster(SILENCE_S)
     roster.heard(0.0, "a", 1, addresses=("/x",), progress=Progress(round=3), rtt_s=0.2)
     roster.heard(1.0, "a", 1)
-    member = roster.get("a")
+    member = existing(roster.get("a"))
     assert (member.addresses, member.progress.round, member.rtt_s) == (("/x",), 3, 0.2)
     roster.heard(0.5, "a", 1)
-    assert roster.get("a").last_heard_s == 1.0
+    assert existing(roster.get("a")).last_heard_s == 1.0
 
 
 def test_addresses_are_bounded():
     roster = Roster(SILENCE_S)
     roster.heard(0.0, "a", 1, addresses=tuple(f"/{n}" for n in range(100)))
-    assert len(roster.get("a").addresses) == MAX_ADDRESSES_PER_PEER
+    assert len(existing(roster.get("a")).addresses) == MAX_ADDRESSES_PER_PEER
 
 
 def test_a_full_roster_gives_the_places_of_the_dead_to_newcomers():

@@ -53,8 +53,8 @@ class FragmentSurroundings:
             that have finished.
         expected: those of them that should contribute to a cycle about now.
         is_over: whether we have finished.
-        joined: our values came from another peer.
-        last_sent: the last cycle of each fragment that was sent before we were there.
+        last_sent: the last cycle of each fragment that was sent before our first round; -1 before
+            the first.
     """
 
     group: str
@@ -65,7 +65,6 @@ class FragmentSurroundings:
     present: Callable[[], set[PeerId]]
     expected: Callable[[int], set[PeerId]]
     is_over: Callable[[], bool]
-    joined: bool
     last_sent: Sequence[int]
 
 
@@ -90,7 +89,7 @@ class FragmentExchange:
         lock: trio.Lock,
         returned: Callable[[Returned], None],
     ) -> None:
-        self._group, self._joined, self._round = around.group, around.joined, around.round
+        self._group, self._round = around.group, around.round
         self._present, self._expected = around.present, around.expected
         self._last_sent = around.last_sent
         self._network, self._work = around.network, around.work
@@ -150,11 +149,11 @@ class FragmentExchange:
             nursery.start_soon(self._owner.run)
             await nursery.start(self._healing.run)
             await self._network.serve(FRAGMENT, self._serve)
-            if self._joined:
-                await self._healing.adopt_stamps(sorted(self._others()))
-                for keeper, cycle in zip(self._keepers, self._last_sent, strict=True):
+            await self._healing.adopt_stamps(sorted(self._others()))
+            for keeper, cycle in zip(self._keepers, self._last_sent, strict=True):
+                if cycle >= 0:
                     keeper.begin(cycle)
-                self._introduce(self._others())
+            self._introduce(self._others())
             for keeper in self._keepers:
                 nursery.start_soon(keeper.run)
             await trio.sleep_forever()

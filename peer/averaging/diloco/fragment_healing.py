@@ -114,7 +114,7 @@ class FragmentHealing:
             self._start(self._ask_stamps, fragment, peer_id)
 
     async def adopt_stamps(self, peer_ids: Sequence[PeerId]) -> None:
-        """A joiner has values, but does not know their stamps: the others do.
+        """We begin with values, but do not know their stamps: the others do, if they have them.
 
         Chunks that were stepped since the values were taken are healed when that shows.
         """

@@ -74,8 +74,8 @@ class FragmentKeeper:
     Attributes:
         cycle: of the last send.
         results: of the last cycle, by chunk: what others may ask for.
-        settled: cycle and digest of the last flight that is over; None before. A joiner begins with
-            the last cycle that it has no part in.
+        settled: cycle and digest of the last flight that is over; None before. One that begins
+            later than the run has the last cycle that it has no part in.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class FragmentKeeper:
         self._passed = {peer: cycle for peer, cycle in self._passed.items() if peer in peer_ids}
 
     def begin(self, cycle: int) -> None:
-        """Begin as a joiner, after the send of this cycle, with no part in it."""
+        """Begin after the send of this cycle, with no part in it."""
         self.settled = (cycle, digest_of(self._outer.ledgers[self.fragment].stamps))
 
     async def run(self) -> None:

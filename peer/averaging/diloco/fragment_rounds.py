@@ -79,7 +79,6 @@ class FragmentRounds:
     Args:
         momentum_P: v, in the order of the flat vector.
         lock: held while slow weights and momentum move.
-        joined: both came from another peer.
     """
 
     def __init__(
@@ -91,7 +90,6 @@ class FragmentRounds:
         slow_P: Float32Vector,
         momentum_P: Float32Vector,
         lock: trio.Lock,
-        joined: bool,
         validation: Validation,
         means: FragmentMeans,
     ) -> None:
@@ -101,7 +99,6 @@ class FragmentRounds:
         self._slow_P = slow_P
         self._momentum_P = momentum_P
         self._lock = lock
-        self._joined = joined
         self._validation = validation
         self._means = means
         self._network = means.network
@@ -216,7 +213,6 @@ class FragmentRounds:
             present=self._present,
             is_over=lambda: self._facts.state is PeerState.FINISHED,
             expected=self._expected,
-            joined=self._joined,
             last_sent=[
                 last_sent(index, len(fragments), sync.inner_steps, self._next_round)
                 for index in range(len(fragments))

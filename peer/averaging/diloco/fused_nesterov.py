@@ -1,15 +1,15 @@
-"""Step and average of chunks through compiled loops (`int8_nesterov`), where they fit."""
+"""Step and average of chunks through the codec's compiled loops, where fit (`int8_nesterov`)."""
 
-from typing import Any
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from peer.codec import BLOCK, Codec
-from peer.codec.blocks_compiled import scale_bits
-from peer.codec.compiled import in_chunks, kernels_of
-from peer.codec.int8 import Int8Codec, split
+from peer.codec.compiled import in_chunks
+
+WAY: Final = "diloco"
+"""The name under which a codec's row has loops for both (protocol/run/codecs.py)."""
 
 Vectors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """phi and v before, phi and v after."""
@@ -33,16 +33,13 @@ def step(
     Returns:
         False, and nothing done, if no compiled loop fits.
     """
-    if start % BLOCK or vectors[0].numel() % BLOCK:
+    fused = codec.fused_loops(WAY, [result_codes], vectors, start)
+    if fused is None:
         return False
-    fitting = _fitting(codec, result_codes, vectors)
-    if fitting is None:
-        return False
-    kernels, (codes, scales, *arrays) = fitting
-    codes, scales = codes[start:], scales[start // BLOCK :]
+    arrays = (*fused.codes[0], *(vector.numpy() for vector in vectors))
     numbers = tuple(map(np.float32, factors))
     in_chunks(
-        lambda first, last: kernels.step_blocks(codes, scales, *arrays, numbers, keep, first, last),
+        lambda first, last: fused.kernels.step_blocks(*arrays, numbers, keep, first, last),
         vectors[0].numel() // BLOCK,
     )
     return True
@@ -50,25 +47,9 @@ def step(
 
 def add(codes: torch.Tensor, share: float, codec: Codec, start: int, mean: torch.Tensor) -> bool:
     """Add a share of the values from `start` on. False, and nothing done, if no loop fits."""
-    fitting = _fitting(codec, codes, (mean,))
-    if fitting is None:
+    fused = codec.fused_loops(WAY, [codes], [mean], start)
+    if fused is None:
         return False
-    kernels, arrays = fitting
-    first = start // BLOCK
-    kernels.add_blocks(*arrays, np.float32(share), first, first + mean.numel() // BLOCK)
+    last = mean.numel() // BLOCK
+    fused.kernels.add_blocks(*fused.codes[0], mean.numpy(), np.float32(share), 0, last)
     return True
-
-
-def _fitting(
-    codec: Codec, codes: torch.Tensor, vectors: tuple[torch.Tensor, ...]
-) -> tuple[Any, tuple[npt.NDArray[Any], ...]] | None:
-    """The loops, and what lies in memory as they take it."""
-    if not isinstance(codec, Int8Codec):
-        return None
-    codes_C, scales = split(codes)
-    if not codec.is_compiled_for(scales.numel() * BLOCK, scales, *vectors):
-        return None
-    kernels = kernels_of("peer.averaging.diloco.int8_nesterov")
-    if kernels is None:
-        return None
-    return kernels, (codes_C.numpy(), scale_bits(scales), *(vector.numpy() for vector in vectors))

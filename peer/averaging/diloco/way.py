@@ -17,7 +17,6 @@ class FragmentAveraging:
         self._parts = parts
         self.slow_P, self.momentum_P = parts.slow_P, np.zeros_like(parts.slow_P)
         self._rounds: FragmentRounds | None = None
-        self._joined = False
         self._begun = trio.Event()
         self.lock = trio.Lock()
 
@@ -37,9 +36,8 @@ class FragmentAveraging:
             return 1
         return len(self._parts.held.view.alive(trio.current_time()))
 
-    def arrived(self, round_: int) -> None:
-        """A joiner's vectors are whole. What each chunk lacks since, it heals."""
-        self._joined = True
+    def stands_after(self, round_: int) -> None:
+        """The vectors hold our first state. What each chunk lacks since, it heals."""
 
     def begin(self, start_trainer: StartTrainer) -> RoundLoop:
         """The rounds."""
@@ -51,7 +49,6 @@ class FragmentAveraging:
             slow_P=parts.slow_P,
             momentum_P=self.momentum_P,
             lock=self.lock,
-            joined=self._joined,
             validation=validation,
             means=FragmentMeans(
                 network=parts.network,

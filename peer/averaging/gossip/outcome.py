@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from peer.codec import get_codec
 from peer.ports import PeerId
 from protocol.limits import MAX_STRIPES, PIECE_BYTES, STRIPE_FROM_BYTES
 from protocol.membership.group import other_group_sentence
 from protocol.outcomes import RefusalReason, SkipReason
+from protocol.run.codecs import CODECS
 from protocol.wire.messages import Propose, Refusal
 
 from .exchange_io import Contribution
@@ -59,7 +59,7 @@ class Agreement:
     @property
     def payload_bytes(self) -> int:
         """Bytes of one contribution."""
-        return self.vectors * get_codec(self.codec).code_bytes(self.padded_parameters)
+        return self.vectors * CODECS[self.codec].code_bytes(self.padded_parameters)
 
     @property
     def stripes(self) -> int:

@@ -158,9 +158,12 @@ class OuterState:
         self._note(round, measures)
         return measures
 
-    def arrived(self, round: int) -> None:
-        """A joiner's state is whole in phi and delta, as it stood after the step of `round`."""
-        self.version, self.round = self.version + 1, round
+    def stands_after(self, round: int) -> None:
+        """Phi and delta hold the first state, as it stood after the step of `round`; -1 for none.
+
+        It has the version of one that took those steps here.
+        """
+        self.version, self.round = round + 1, round
 
     def statistics(self) -> OuterStatistics:
         """Counters and the last step's measures; the distance is of the last step in a pair."""

@@ -91,9 +91,9 @@ class PairAveraging:
         """A partner."""
         return 1
 
-    def arrived(self, round_: int) -> None:
-        """A joiner's vectors are whole, as they stood after this round."""
-        self._outer.arrived(round_)
+    def stands_after(self, round_: int) -> None:
+        """The vectors hold our first state, as it stood after this round; -1 before the first."""
+        self._outer.stands_after(round_)
 
     def begin(self, start_trainer: StartTrainer) -> RoundLoop:
         """The rounds."""

@@ -1,16 +1,18 @@
-"""The outer step through a compiled loop (`int8_step`), where one fits; else the caller's own."""
+"""The outer step through the codec's compiled loop, where it has one that fits (`int8_step`)."""
 
 from collections.abc import Sequence
-from types import ModuleType
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from peer.codec import BLOCK, Codec
-from peer.codec.blocks_compiled import scale_bits
-from peer.codec.compiled import in_chunks, kernels_of
-from peer.codec.int8 import Int8Codec, split
+from peer.codec.compiled import in_chunks
+
+WAY: Final = "noloco"
+"""The name under which a codec's row has loops for this step (protocol/run/codecs.py)."""
+MAX_MEMBERS: Final = 2
+"""The loops know one of us alone, and a pair."""
 
 
 def fused_step(
@@ -27,33 +29,19 @@ def fused_step(
         The sums of squares of delta and of our values less the mean; None, and nothing done, where
         no compiled loop fits: another code, a short vector, a larger group, numba missing.
     """
-    kernels = _kernels(phi_P, delta_P, theta_codes, codec)
-    if kernels is None:
+    if len(theta_codes) > MAX_MEMBERS:
+        return None
+    fused = codec.fused_loops(WAY, theta_codes, (phi_P, delta_P))
+    if fused is None:
         return None
     arrays = (
-        *_arrays(theta_codes[0]),
-        *_arrays(theta_codes[-1]),
+        *fused.codes[0],
+        *fused.codes[-1],
         phi_P.detach().numpy(),
         delta_P.detach().numpy(),
         (np.float32(1 / len(theta_codes)), np.float32(alpha), np.float32(beta)),
     )
     sums = in_chunks(
-        lambda first, last: kernels.step_blocks(*arrays, first, last), phi_P.numel() // BLOCK
+        lambda first, last: fused.kernels.step_blocks(*arrays, first, last), phi_P.numel() // BLOCK
     )
     return sum(delta for delta, _ in sums), sum(distance for _, distance in sums)
-
-
-def _kernels(
-    phi_P: torch.Tensor, delta_P: torch.Tensor, theta_codes: Sequence[torch.Tensor], codec: Codec
-) -> ModuleType | None:
-    if not isinstance(codec, Int8Codec) or len(theta_codes) > 2:
-        return None
-    scales = (split(codes)[1] for codes in theta_codes)
-    if not codec.is_compiled_for(phi_P.numel(), phi_P, delta_P, *scales):
-        return None
-    return kernels_of("peer.averaging.noloco.int8_step")
-
-
-def _arrays(codes: torch.Tensor) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.uint16]]:
-    codes_P, scales = split(codes)
-    return codes_P.numpy(), scale_bits(scales)

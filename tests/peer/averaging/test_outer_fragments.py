@@ -1,6 +1,9 @@
 """The outer copy by fragments: steps, steps taken anew, chunks taken over; equal bytes for all."""
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -39,11 +42,11 @@ def codes(outer: OuterFragments, chunk: int, value: float) -> memoryview:
     return room
 
 
-def flat(outer: OuterFragments) -> np.ndarray:
+def flat(outer: OuterFragments) -> npt.NDArray[Any]:
     return outer._phi.numpy().copy()
 
 
-def of_chunk(outer: OuterFragments, chunk: int) -> np.ndarray:
+def of_chunk(outer: OuterFragments, chunk: int) -> npt.NDArray[Any]:
     return np.frombuffer(outer.read(FRAGMENT, chunk), np.float32)
 
 

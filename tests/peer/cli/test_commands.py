@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
                 raise fake.raises
         return fake.code
 
-    module = types.ModuleType("peer.daemon.run")
+    module: Any = types.ModuleType("peer.daemon.run")
     module.run_daemon = run_daemon
     monkeypatch.setitem(sys.modules, "peer.daemon.run", module)
     monkeypatch.setattr("peer.cli.run.spare_child", nullcontext)

@@ -39,7 +39,7 @@ def state(home: Home) -> Path:
     layout = Layout.from_shapes(model_shapes(SPEC, BYTE_VOCABULARY))
     phi_P = np.arange(layout.padded_parameters, dtype=np.float32) / 1e6
     path = home.state_dir / "now.state"
-    scalars = StateScalars("ab" * 16, 3, layout.digest, 0, 0, 99)
+    scalars = StateScalars("ab" * 16, 3, 180, layout.digest, 0, 0, 99)
     write_state_file(path, scalars, phi_P, np.full_like(phi_P, 7.0))
     return path
 

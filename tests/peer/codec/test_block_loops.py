@@ -5,16 +5,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from peer.codec import BLOCK, MAIN_MEMORY, compiled, four_bit, get_codec, int8
+from peer.codec import BLOCK, MAIN_MEMORY, compiled, get_codec
 from peer.codec.base import LARGEST_MAGNITUDE
 from peer.codec.blocks import BlockCodec, BlockLoops
 from peer.codec.blocks_compiled import CompiledLoops
 from peer.codec.blocks_plain import TiledLoops
+from protocol.run.codecs import CODECS
 
 pytest.importorskip("numba")
 pytestmark = pytest.mark.slow  # the first run on a machine compiles for some seconds
@@ -34,11 +36,11 @@ class Ways:
 
 @pytest.fixture(
     scope="module",
-    params=[int8.Int8Codec, four_bit.E3m0Codec, four_bit.Int4Codec],
+    params=[codec for codec in map(get_codec, CODECS) if isinstance(codec, BlockCodec)],
     ids=lambda codec: codec.name,
 )
 def ways(request: pytest.FixtureRequest) -> Ways:
-    codec = request.param()
+    codec = request.param
     kernels = codec._kernels()
     assert kernels is not None
     return Ways(codec, codec._plain, CompiledLoops(kernels))
@@ -68,14 +70,14 @@ def _hard_values(codec: BlockCodec, seed: int, blocks: int) -> torch.Tensor:
     )
 
 
-def _ties(largest: float, rng: np.random.Generator) -> np.ndarray:
+def _ties(largest: float, rng: np.random.Generator) -> npt.NDArray[Any]:
     """Values halfway between two codes: the scale is a bf16 number here."""
     halves = rng.integers(-2 * int(largest), 2 * int(largest) + 1, BLOCK) / 2
     halves[0] = largest
     return halves * 2.0 ** rng.integers(-100, 100)
 
 
-def _powers(rng: np.random.Generator) -> np.ndarray:
+def _powers(rng: np.random.Generator) -> npt.NDArray[Any]:
     """Powers of two and what lies midway between them, and one step beside."""
     steps = rng.integers(-1, 2, BLOCK).astype(np.int32)
     powers = rng.choice([1.0, -1.0, 1.5, -1.5], BLOCK) * 2.0 ** rng.integers(-9, 1, BLOCK)

@@ -1,8 +1,10 @@
 """The codecs: error bounds, sizes, determinism, and what they refuse."""
 
 import math
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,8 +13,11 @@ from hypothesis import strategies as st
 from peer.codec import BLOCK, TILE, codes_as_tensor, get_codec
 from peer.codec.base import LARGEST_MAGNITUDE
 from peer.codec.int8_plain import INT8_FORMAT
+from protocol.run.codecs import CODECS, CodecRow
+from protocol.run.layout import ALIGNMENT
+from protocol.run.ways import WAYS
 
-NAMES = ("int8", "e3m0", "int4", "bf16", "fp32")
+NAMES = tuple(CODECS)
 magnitudes = st.floats(-12, 4).map(lambda exponent: 10.0**exponent)
 seeds = st.integers(0, 2**32 - 1)
 
@@ -36,7 +41,7 @@ def _random(seed: int, blocks: int, magnitude: float = 1.0) -> torch.Tensor:
     return (x / x.abs().amax(1, keepdim=True) * magnitude).reshape(-1)
 
 
-def _reference_int8(x: np.ndarray) -> bytes:
+def _reference_int8(x: npt.NDArray[Any]) -> bytes:
     """The int8 code as plainly as it can be said, block by block."""
     codes, scales = [], []
     for block in x.reshape(-1, BLOCK):
@@ -50,7 +55,7 @@ def _reference_int8(x: np.ndarray) -> bytes:
 
 
 def test_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="bf16, e3m0, fp32, int4, int8"):
+    with pytest.raises(ValueError, match=", ".join(CODECS)):
         get_codec("int5")
 
 
@@ -66,6 +71,31 @@ def test_unknown_name_lists_the_known_ones() -> None:
 )
 def test_bytes_per_value(name: str, low: float, high: float) -> None:
     assert low <= get_codec(name).code_bytes(1280) / 1280 <= high
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_codec_is_what_its_row_says(name: str) -> None:
+    codec, row = get_codec(name), CODECS[name]
+    assert codec.name == name
+    for values in (ALIGNMENT, 5 * ALIGNMENT):
+        assert codec.code_bytes(values) == row.code_bytes(values) == values * row.bytes_per_value
+    assert set(row.fused) <= set(WAYS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_granules_are_coded_apart_from_each_other(name: str) -> None:
+    x = _random(2, 2)
+    whole = _decoded(name, _codes(name, x), x.numel())
+    for granule in range(0, x.numel(), CODECS[name].granularity):
+        spoilt = torch.full_like(x, 3.0)
+        kept = slice(granule, granule + CODECS[name].granularity)
+        spoilt[kept] = x[kept]
+        assert torch.equal(_decoded(name, _codes(name, spoilt), x.numel())[kept], whole[kept])
+
+
+def test_what_does_not_fit_the_alignment_of_tensors_is_no_granularity() -> None:
+    with pytest.raises(ValueError, match="must divide the alignment of tensors, 128"):
+        CodecRow(made_by="a:B", granularity=256, granule_bytes=256)
 
 
 @given(seed=seeds, magnitude=magnitudes)

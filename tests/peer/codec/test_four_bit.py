@@ -1,8 +1,10 @@
 """The 4-bit codes: what they are, how far they err, and what they refuse."""
 
 import math
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -41,7 +43,7 @@ def _block(*values: float) -> torch.Tensor:
     return torch.tensor([*values, *[0.0] * (BLOCK - len(values))])
 
 
-def _reference(codec: FourBitCodec, x: np.ndarray) -> bytes:
+def _reference(codec: FourBitCodec, x: npt.NDArray[Any]) -> bytes:
     """The code as plainly as it can be said: the nearest level in double precision."""
     levels, codes, scales = np.array(codec.grid.magnitudes), [], []
     for block in x.reshape(-1, BLOCK):

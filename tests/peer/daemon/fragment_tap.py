@@ -6,9 +6,10 @@ the outer copies themselves.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 import trio
@@ -25,15 +26,17 @@ from protocol.fragment.chunk_ledger import Stamp
 from protocol.wire.messages import ChunkState, Contribution, Message, Result
 from protocol.wire.versions import FRAGMENT
 
+Kind = TypeVar("Kind", bound=Message)
+
 
 @dataclass(frozen=True)
-class Post:
+class Post(Generic[Kind]):
     """One message, and its codes, from one peer to another."""
 
     at_s: float
     sender: str
     receiver: str
-    message: Message
+    message: Kind
     payload: bytes
 
     @property
@@ -67,7 +70,7 @@ class Tap:
     swarm: SimulatedSwarm
     loses: Callable[[str, str, Message], bool | None] = lambda _sender, _receiver, _message: None
     delay_s: Callable[[Message], float] = lambda _message: 0.0
-    posts: list[Post] = field(default_factory=list)
+    posts: list[Post[Message]] = field(default_factory=list)
     sends: list[Send] = field(default_factory=list)
     told: list[tuple[str, float, TrainerEvent]] = field(default_factory=list)
     exchanges: dict[str, FragmentExchange] = field(default_factory=dict)
@@ -102,16 +105,16 @@ class Tap:
         """By peer, what the trainers sent of a fragment in a cycle."""
         return {s.peer: s for s in self.sends if (s.fragment, s.cycle) == (fragment, cycle)}
 
-    def messages(self, kind: type[Message], **fields: Any) -> list[Post]:
+    def messages(self, kind: type[Kind], **fields: Any) -> list[Post[Kind]]:
         """Posts of messages of a kind with these values."""
         return [
-            post
+            cast("Post[Kind]", post)
             for post in self.posts
             if isinstance(post.message, kind)
             and all(getattr(post.message, name) == value for name, value in fields.items())
         ]
 
-    def values(self, send: Send) -> list[np.ndarray]:
+    def values(self, send: Send) -> list[npt.NDArray[Any]]:
         """What the codes of a send stand for, by chunk."""
         outer = self.outer(send.peer)
         chunks = range(len(outer.fragments[send.fragment].chunks))
@@ -122,7 +125,7 @@ class Tap:
         ]
 
 
-def _decoded(outer: OuterFragments, size: int, codes: memoryview) -> np.ndarray:
+def _decoded(outer: OuterFragments, size: int, codes: memoryview) -> npt.NDArray[Any]:
     values = torch.empty(size)
     outer.codec.decode(codes_as_tensor(codes), values)
     return values.numpy()

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trio
+from existing import existing
 from gossip_tap import Tap, assert_both_or_neither, install
 from swarm_worlds import (
     assert_trains_on,
@@ -47,7 +48,7 @@ async def harmed_swarm(
         async with open_swarm(seed, toy_spec(ROUNDS, INNER_STEPS), folder, VECTORS) as swarm:
             tap.strike = {
                 "kill": lambda: swarm.kill("b"),
-                "cut": lambda: tap.struck_at.lose("cut by the test"),
+                "cut": lambda: existing(tap.struck_at).lose("cut by the test"),
                 "cancel": lambda: swarm["b"].scope.cancel(),  # noqa: PLW0108 - there is no b yet
                 "leave": lambda: swarm["b"].peer.request_stop(),  # noqa: PLW0108
             }[harm]
@@ -132,7 +133,7 @@ def test_a_stream_cut_at_any_operation_leaves_both_sides_averaged_or_neither(
     kinds = set()
     for at in range(seed, last + 1, every):
         swarm, tap = run_in_virtual_time(
-            seed, lambda at=at: harmed_swarm(seed, tmp_path / str(at), monkeypatch, at, "cut")
+            seed, partial(harmed_swarm, seed, tmp_path / str(at), monkeypatch, at, "cut")
         )
         assert tap.struck
         peers = [swarm[name] for name in "abc"]

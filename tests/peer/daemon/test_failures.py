@@ -1,5 +1,7 @@
 """Trainers that fail, machines that differ, peers that come, go and sleep."""
 
+from typing import Any
+
 import pytest
 import trio
 from swarm_worlds import (
@@ -33,7 +35,7 @@ from protocol.wire.versions import STATE
 ROUNDS = 5
 
 
-def failing(**at_steps: frozenset[int]) -> Machine:
+def failing(**at_steps: Any) -> Machine:
     return Machine(SimulatedSpeed(**at_steps))
 
 

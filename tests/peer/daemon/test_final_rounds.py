@@ -3,10 +3,13 @@
 import functools
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import trio
+from existing import existing
 from gossip_tap import Tap, assert_both_or_neither, install
 from swarm_worlds import distance, final_outcomes, simulated, start, toy_spec
 
@@ -26,9 +29,9 @@ ROUNDS, INNER_STEPS, ROUND_S = 3, 10, 1.0
 
 def replicas_before(
     swarm: SimulatedSwarm, monkeypatch: pytest.MonkeyPatch
-) -> dict[str, np.ndarray]:
+) -> dict[str, npt.NDArray[Any]]:
     """Slow weights of each peer, by name, as they are when its meetings begin."""
-    replicas: dict[str, np.ndarray] = {}
+    replicas: dict[str, npt.NDArray[Any]] = {}
     begin = FinalMeetings.begin
 
     def tapped(meetings: FinalMeetings, roster: str) -> None:
@@ -41,7 +44,7 @@ def replicas_before(
     return replicas
 
 
-def rounding(weights: np.ndarray) -> float:
+def rounding(weights: npt.NDArray[Any]) -> float:
     """Root mean square of what int8 codes round off, at most."""
     return float(np.abs(weights).max() / 127 / np.sqrt(12))
 
@@ -103,8 +106,10 @@ async def killed_at(at: int, folder: Path, patch: pytest.MonkeyPatch) -> bool:
             broken = [each for each in final_outcomes(peer) if each != "averaged"]
             assert set(broken) <= {"partner_lost", "unsettled"}, at
             assert len(broken) <= 2, at  # as often as it was to come
-        losses = [peer.facts.validation_loss for peer in others]
-        assert np.mean(losses) <= np.mean([peer.facts.replica_loss for peer in others]), at
+        losses = [existing(peer.facts.validation_loss) for peer in others]
+        assert np.mean(losses) <= np.mean([existing(peer.facts.replica_loss) for peer in others]), (
+            at
+        )
         assert trio.current_time() - began_s < MIN_WAIT_S, at
         assert_both_or_neither(tap, *others)
     return tap.struck
@@ -160,8 +165,8 @@ async def test_who_sees_another_roster_meets_random_peers(tmp_path, monkeypatch)
             assert peer.facts.state is PeerState.FINISHED
             assert "averaged" in final_outcomes(peer), peer.name
         assert "other_roster" in refused
-        losses = [peer.facts.validation_loss for peer in peers]
-        assert np.mean(losses) <= np.mean([peer.facts.replica_loss for peer in peers])
+        losses = [existing(peer.facts.validation_loss) for peer in peers]
+        assert np.mean(losses) <= np.mean([existing(peer.facts.replica_loss) for peer in peers])
 
 
 @pytest.mark.slow
@@ -175,8 +180,8 @@ async def test_with_views_full_of_holes_the_run_ends_and_replicas_come_closer(tm
         assert len({e["peers"] for p in peers for e in p.events(EventName.FINAL_AVERAGING)}) > 1
         assert len(peers) >= 5
         assert all("averaged" in final_outcomes(peer) for peer in peers)
-        losses = [peer.facts.validation_loss for peer in peers]
-        assert np.mean(losses) <= np.mean([peer.facts.replica_loss for peer in peers])
+        losses = [existing(peer.facts.validation_loss) for peer in peers]
+        assert np.mean(losses) <= np.mean([existing(peer.facts.replica_loss) for peer in peers])
 
 
 @simulated()

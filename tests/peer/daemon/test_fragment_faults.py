@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import trio
 from fragment_tap import Send, Tap, brings, contributes, watch
@@ -46,7 +47,7 @@ waits for an owner. The two are of different fragments, so they may follow each 
 are below the stalls, and as long for a long one as for a short one."""
 
 
-def mean_of(tap: Tap, fragment: int, cycle: int, names: str) -> list[np.ndarray]:
+def mean_of(tap: Tap, fragment: int, cycle: int, names: str) -> list[npt.NDArray[Any]]:
     """By chunk, the mean of what these peers sent."""
     sent = tap.sent(fragment, cycle)
     chunks = zip(*(tap.values(sent[name]) for name in names), strict=True)
@@ -243,8 +244,8 @@ async def test_a_result_that_one_side_lacks_leaves_its_chunks_as_they_were_until
         seen: dict[str, Any] = {}
 
         def lose(sender: str, receiver: str, message: Message) -> bool:
-            settled = isinstance(message, FragmentSettled) and message.fragment == VICTIM
-            if settled and (sender, message.cycle) == ("b", CYCLE):
+            settled = isinstance(message, FragmentSettled) and (message.fragment, message.cycle)
+            if (sender, settled) == ("b", (VICTIM, CYCLE)):
                 seen["phi"] = tap.phi("b", VICTIM)
                 seen["others"] = [tap.stamps(name, other) for other in (0, 2, 3) for name in "ab"]
             return (sender, not seen) == ("a", True) and brings(message, VICTIM, CYCLE)

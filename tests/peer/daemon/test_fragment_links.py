@@ -28,7 +28,9 @@ ALL_THERE = range(3, 7)
 """Cycles without a join."""
 
 
-def event_bytes(tap: Tap, kind: type, end: str) -> Counter[tuple[str, int, int]]:
+def event_bytes(
+    tap: Tap, kind: type[Contribution | Result], end: str
+) -> Counter[tuple[str, int, int]]:
     """Codes that each peer sent or received, by peer, fragment and cycle."""
     found: Counter[tuple[str, int, int]] = Counter()
     for post in tap.messages(kind):

@@ -6,6 +6,7 @@ from typing import Any
 
 import blake3
 import numpy as np
+import numpy.typing as npt
 import pytest
 import trio
 from fragment_tap import watch
@@ -28,7 +29,7 @@ H = 20
 
 
 # --- plain DiLoCo ---------------------------------------------------------------------------------
-def plain_diloco(start_P: np.ndarray, names: str, rounds: int) -> np.ndarray:
+def plain_diloco(start_P: npt.NDArray[Any], names: str, rounds: int) -> npt.NDArray[Any]:
     """DiLoCo as its paper has it, straight down, and the mean of all at the end."""
     problem, rate, momentum = ToyProblem(), np.float32(0.4), np.float32(0.9)
     best_P = optimum(SEED, start_P.size)

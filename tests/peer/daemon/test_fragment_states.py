@@ -94,8 +94,8 @@ async def test_after_a_comeback_the_learning_rate_rises_to_the_schedules_and_the
         swarm.join("b", through=["a"])
         came_s = trio.current_time()
         await swarm.finished()
-        rates = {"a": {}, "b": {}}
-        own_steps = Counter()  # of this life's rounds that are over
+        rates: dict[str, dict[float, float]] = {"a": {}, "b": {}}
+        own_steps: Counter[str] = Counter()  # of this life's rounds that are over
         shares = []  # of the schedule's rate, as b comes back
         for name, at_s, event in tap.told:
             if isinstance(event, Ready):

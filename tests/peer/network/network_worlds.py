@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -51,7 +52,7 @@ async def wait_until(condition: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def real_network(folder: Path, name: str, **options: object) -> AsyncIterator[Libp2pNetwork]:
+async def real_network(folder: Path, name: str, **options: Any) -> AsyncIterator[Libp2pNetwork]:
     """A real network with the identity called `name`."""
     load_or_create(folder / f"{name}.key", SeededEntropy(name))
     async with open_libp2p_network(

@@ -1,8 +1,10 @@
 """The export loads in transformers and computes what our model computes."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given, settings
@@ -29,7 +31,7 @@ def _spec(*, tied: bool = True, tokenizer: str = "bytes") -> RunSpec:
 
 def _trained(
     spec: RunSpec, vocabulary_size: int = 256
-) -> tuple[torch.nn.Module, np.ndarray, Layout]:
+) -> tuple[torch.nn.Module, npt.NDArray[Any], Layout]:
     """A model whose every parameter was moved, its flat vector and its layout."""
     module = initial_module(spec.model_copy(update={"seed": 1}), vocabulary_size)
     flat = FlatModel(module, torch.device("cpu"))

@@ -2,14 +2,18 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import blake3
 import numpy as np
+import numpy.typing as npt
 import pytest
 import trio
 from trio.testing import MockClock
 
+from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.ports.simulated import SimulatedWork
 from peer.simulation.swarm import identity_of
@@ -21,6 +25,7 @@ from protocol.membership.group import Group
 from protocol.outcomes import RefusalReason
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
+from protocol.wire.messages import GetState
 from protocol.wire.versions import STATE
 
 P = 3 * STATE_CHUNK_BYTES // 8
@@ -31,7 +36,7 @@ GROUP = Group(SIGNED.run_id).digest
 DIGEST = blake3.blake3(BLOB).hexdigest(length=16)
 
 
-def _empty_vectors() -> tuple[np.ndarray, np.ndarray]:
+def _empty_vectors() -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     return np.zeros(P, np.float32), np.zeros(P, np.float32)
 
 
@@ -42,6 +47,7 @@ class Source:
 
     def __init__(self) -> None:
         self.round, self.step = 4, 250
+        self.written_step = 250
         self.writes = 0
         rng = np.random.default_rng(0)
         self.phi_P, self.delta_P = (rng.normal(size=P).astype(np.float32) for _ in range(2))
@@ -49,7 +55,7 @@ class Source:
     async def write(self, directory: Path) -> tuple[Path, StateManifest]:
         self.writes += 1
         path = directory / f"{self.round}.state"
-        scalars = StateScalars(GROUP, self.round, "cd" * 16, 0, 77, 12)
+        scalars = StateScalars(GROUP, self.round, self.written_step, "cd" * 16, 0, 77, 12)
         return path, write_state_file(path, scalars, self.phi_P, self.delta_P)
 
 
@@ -145,7 +151,33 @@ async def test_a_state_that_is_too_old_is_refused_and_not_written(
         assert refused.value.reason is RefusalReason.UNAVAILABLE
         assert made.source.writes == 0
         state = await fetcher.state(GROUP, *_empty_vectors(), minimum_step=step)
-        assert state.round == made.source.round
+        assert (state.round, state.step) == (made.source.round, step)
+
+
+async def test_a_file_of_the_round_that_is_too_old_is_refused(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with world(tmp_path) as made, made.fetcher() as fetcher:
+        made.source.written_step = 230
+        await fetcher.state(GROUP, *_empty_vectors(), minimum_step=230)
+        with pytest.raises(Refused, match="of step 230, 231 or later"):
+            await fetcher.state(GROUP, *_empty_vectors(), minimum_step=231)
+
+
+async def test_an_old_state_for_one_who_asked_for_a_newer_is_not_taken(
+    autojump_clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = StateService._send_manifest
+
+    async def overlook(service: StateService, talk: Conversation, request: GetState) -> None:
+        await honest(service, talk, replace(request, minimum_step=0))
+
+    monkeypatch.setattr(StateService, "_send_manifest", overlook)
+    async with world(tmp_path) as made, made.fetcher() as fetcher:
+        phi_P, delta_P = _empty_vectors()
+        with pytest.raises(RemoteProtocolError, match="of step 250, where 251 or later"):
+            await fetcher.state(GROUP, phi_P, delta_P, minimum_step=251)
+        assert not phi_P.any()
 
 
 async def test_a_blob_with_other_bytes_is_not_believed(

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -26,15 +27,15 @@ from protocol.limits import STATE_CHUNK_BYTES
 from protocol.run.merkle import chunk_digest, merkle_root
 
 P = 3 * STATE_CHUNK_BYTES // 8 - HEADER_BYTES // 8 + 128
-SCALARS = StateScalars("ab" * 16, 7, "cd" * 16, 2, 12_345, 1 << 40)
+SCALARS = StateScalars("ab" * 16, 7, 390, "cd" * 16, 2, 12_345, 1 << 40)
 
 
-def _vectors() -> tuple[np.ndarray, np.ndarray]:
+def _vectors() -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     rng = np.random.default_rng(0)
     return rng.normal(size=P).astype(np.float32), rng.normal(size=P).astype(np.float32)
 
 
-def _zeros(num_values: int) -> tuple[np.ndarray, np.ndarray]:
+def _zeros(num_values: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     return np.zeros(num_values, np.float32), np.zeros(num_values, np.float32)
 
 
@@ -45,7 +46,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StateManife
 
 
 def _forged(
-    scalars: StateScalars, phi: np.ndarray, delta: np.ndarray
+    scalars: StateScalars, phi: npt.NDArray[Any], delta: npt.NDArray[Any]
 ) -> tuple[StateManifest, list[bytes]]:
     chunks = list(state_chunks(scalars, phi, delta))
     digests = tuple(chunk_digest(chunk) for chunk in chunks)
@@ -120,7 +121,7 @@ def test_a_manifest_of_another_size_is_refused_before_memory_is_taken(
     ],
 )
 def test_memory_that_holds_no_state_is_refused(
-    written: tuple[Path, StateManifest], vectors: tuple[np.ndarray, np.ndarray]
+    written: tuple[Path, StateManifest], vectors: tuple[npt.NDArray[Any], npt.NDArray[Any]]
 ) -> None:
     with pytest.raises(ValueError, match=r"differ|contiguous"):
         StateAssembler(written[1], *vectors)

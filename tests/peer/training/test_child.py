@@ -1,23 +1,38 @@
 """Running out of memory: found in the dry run, told apart in training."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
+from existing import existing
 
 from peer.training import calibrate, child
-from peer.training.channel import Task
+from peer.training.channel import SocketChannel, Task
 from peer.training.corpus.packed import InvalidCorpus
 from peer.training.device import choose_device, choose_precision, is_out_of_memory
+from peer.training.errors import NonFinite
 from peer.training.messages import Failed
 from peer.training.pipe import PipeError
-from peer.training.step import NonFinite
+from peer.training.settings import TrainerSettings
+from peer.training.step import Stepper
+
+SETTINGS = TrainerSettings(b"", "me", "corpus", 256)
+BLOCKS_BT = np.zeros((16, 3), np.int64)
 
 
-class FakeChannel:
-    def __init__(self):
-        self.events = []
+class FakeChannel(SocketChannel):
+    """Gives one task, and keeps what is told."""
+
+    def __init__(self, task=None):
+        self.events: list[Any] = []
+        self._task = task
 
     def emit(self, event):
         self.events.append(event)
+
+    def next_task(self):
+        return existing(self._task)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +64,7 @@ def test_failures_are_told_apart(monkeypatch, capsys, error, reason, when):
     monkeypatch.setattr(child, "build", build)
     monkeypatch.setattr(child, "InnerLoop", Loop)
     channel = FakeChannel()
-    assert child.train(channel, None, 0, 0) == 1
+    assert child.train(channel, SETTINGS, 0, 0) == 1
     failed = channel.events[-1]
     assert isinstance(failed, Failed)
     assert failed.reason == (reason or {"build": "unusable", "train": "error"}[when])
@@ -62,17 +77,17 @@ def test_a_model_that_cannot_be_made_is_told(monkeypatch, capsys):
         raise OSError("no such checkpoint")
 
     monkeypatch.setattr(child, "create", create)
-    channel = FakeChannel()
-    channel.next_task = lambda: Task("create", None, (3,))
+    channel = FakeChannel(Task("create", SETTINGS, (3,)))
     assert child.serve(channel) == 1
     assert channel.events == [Failed("unusable", "no such checkpoint")]
 
 
-class FullDevice:
+class FullDevice(Stepper):
     """A stepper on a device that holds two sequences."""
 
     def __init__(self, micro_batch, room=2):
-        self.micro_batch, self.room, self.tried = micro_batch, room, []
+        self.micro_batch, self.room = micro_batch, room
+        self.tried: list[int] = []
 
     def step(self, blocks_BT, learning_rate):
         self.tried.append(self.micro_batch)
@@ -83,10 +98,10 @@ class FullDevice:
 
 def test_the_dry_run_halves_until_it_fits():
     stepper = FullDevice(16)
-    calibrate.fit_micro_batch(stepper, None)
+    calibrate.fit_micro_batch(stepper, BLOCKS_BT)
     assert stepper.tried == [16, 8, 4, 2]
     with pytest.raises(torch.OutOfMemoryError):
-        calibrate.fit_micro_batch(FullDevice(4, room=0), None)
+        calibrate.fit_micro_batch(FullDevice(4, room=0), BLOCKS_BT)
 
 
 @pytest.mark.parametrize(
@@ -127,9 +142,8 @@ def test_a_missing_device_is_told_with_what_to_do(monkeypatch, built, count, sen
         choose_device("cuda:2" if count else "cuda")
 
 
-@pytest.mark.parametrize("task", [Task("dance", None, ()), Task("train", None, (3,))])
+@pytest.mark.parametrize("task", [Task("dance", SETTINGS, ()), Task("train", SETTINGS, (3,))])
 def test_what_is_no_task_ends_the_child(task):
-    channel = FakeChannel()
-    channel.next_task = lambda: task
+    channel = FakeChannel(task)
     with pytest.raises(PipeError, match=task.name):
         child.serve(channel)

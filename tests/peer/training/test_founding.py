@@ -6,8 +6,10 @@ Checkpoints, compilation, bf16 and the presets; each with as little model as sho
 import math
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 import trio
@@ -84,7 +86,7 @@ class Founded:
     layout: Layout
     ready: Ready
     trainer: Trainer
-    weights: np.ndarray
+    weights: npt.NDArray[Any]
     vocabulary: int
 
     async def next(self, kind):

@@ -19,6 +19,7 @@ from peer.training.messages import (
     Progress,
     RoundClosed,
     Stop,
+    TrainerEvent,
     TrainRound,
 )
 from peer.training.round_data import RoundData
@@ -79,7 +80,7 @@ class Driver:
 
     def __init__(self, step_s=1.0, *, loaded=True):
         self.sync = FakeSync()
-        self.events = deque()
+        self.events: deque[TrainerEvent] = deque()
         self.machine = RoundMachine(SPEC, "me", NUM_BLOCKS, self.sync, self.events)
         self.step_s, self.now_s, self.own_steps = step_s, 0.0, 0
         self.unsettled = False
@@ -94,7 +95,7 @@ class Driver:
         """A round; H nominal steps are done in its quota unless the stride says otherwise."""
         start_step = float(H * round_) if start_step is None else start_step
         stride = H / max(1, quota) if stride is None else stride
-        self.obey(TrainRound(round_, quota, MEMBERS, *place, start_step, stride))
+        self.obey(TrainRound(round_, quota, MEMBERS, place[0], place[1], start_step, stride))
 
     def next_action(self):
         """What comes next but for looking at numbers."""
@@ -339,7 +340,7 @@ def test_the_place_is_that_of_the_plan_whether_the_blocks_are_taken_or_not(quota
     blocks = []
     for quota in quotas:
         reader, idler = (
-            RoundData(plan, "me", BATCH, TrainRound(0, quota, MEMBERS, *at, 0.0, 1.0))
+            RoundData(plan, "me", BATCH, TrainRound(0, quota, MEMBERS, at[0], at[1], 0.0, 1.0))
             for at in (reading, idle)
         )
         for step in range(quota):
@@ -347,7 +348,7 @@ def test_the_place_is_that_of_the_plan_whether_the_blocks_are_taken_or_not(quota
         reading, idle = reader.after(quota), idler.after(quota)
         assert reading == idle
     if blocks:
-        taken = plan.take(*place, len(blocks), "me", MEMBERS)
+        taken = plan.take(place[0], place[1], len(blocks), "me", MEMBERS)
         assert blocks == list(taken.blocks)
         assert reading == (taken.epoch, taken.position)
     else:

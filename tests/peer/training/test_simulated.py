@@ -1,7 +1,7 @@
 """The simulated trainer keeps the conversation of messages.py, in virtual time."""
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -26,6 +26,8 @@ from peer.training.ports import Trainer, TrainerDied
 from peer.training.simulated import SimulatedSpeed, simulated_starter
 from protocol.run.run_spec import RunSpec
 
+Event = TypeVar("Event", bound=TrainerEvent)
+
 SPEC = RunSpec()
 MEMBERS = (("me", 1),)
 
@@ -37,7 +39,7 @@ async def _after_progress(trainer: Trainer) -> TrainerEvent:
     return event
 
 
-async def _next(trainer: Trainer, kind: type[TrainerEvent]) -> TrainerEvent:
+async def _next(trainer: Trainer, kind: type[Event]) -> Event:
     while not isinstance(event := await trainer.receive(), kind):
         assert not isinstance(event, Failed)
     return event

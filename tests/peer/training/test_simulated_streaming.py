@@ -81,7 +81,9 @@ def merge_after(after_s: float) -> Callable[[FragmentSent], tuple[float, Merge]]
     return lambda sent: (after_s, Merge(sent.fragment, sent.cycle, (0,), ()))
 
 
-def times_of(seen: list[tuple[float, TrainerEvent]], kind: type) -> list[tuple[int, float]]:
+def times_of(
+    seen: list[tuple[float, TrainerEvent]], kind: type[FragmentSent | FragmentMerged]
+) -> list[tuple[int, float]]:
     return [(event.fragment, when_s) for when_s, event in seen if isinstance(event, kind)]
 
 

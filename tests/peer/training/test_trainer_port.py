@@ -8,6 +8,7 @@ for `Load` begins anew.
 import itertools
 
 import pytest
+from existing import existing
 from trainer_worlds import (
     H,
     Life,
@@ -123,7 +124,7 @@ async def snapshots_lie_in_two_slots_in_turns(life: Life) -> None:
     for round_ in range(3):
         rounds.append(await life.train(round_, quota=4))
         for closed in rounds[-2:]:  # that before is still there
-            assert digest_of(life.trainer.codes(closed.slot)) == closed.digest
+            assert digest_of(life.trainer.codes(existing(closed.slot))) == closed.digest
         await life.trainer.send(Apply(round_))
         assert (await life.until(Applied)).round == round_
     slots = [closed.slot for closed in rounds]
@@ -160,7 +161,7 @@ async def an_order_may_wait_for_the_round_before(life: Life) -> None:
 async def a_round_of_no_steps_sends_the_weights_as_they_are(life: Life) -> None:
     await life.load()
     closed = await life.train(0, quota=0)
-    assert digest_of(life.trainer.codes(closed.slot)) == closed.digest
+    assert digest_of(life.trainer.codes(existing(closed.slot))) == closed.digest
     await life.trainer.send(Apply(0))
     applied = await life.until(Applied)
     assert applied.distance < 0.01  # the rounding

@@ -5,7 +5,9 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import blake3
 import numpy as np
@@ -27,7 +29,7 @@ from peer.training.messages import (
 )
 from peer.training.model import FlatModel, initial_module
 from peer.training.ports import Trainer
-from peer.training.process import trainer_starter
+from peer.training.process import ProcessTrainer, trainer_starter
 from peer.training.settings import TrainerSettings
 from peer.training.shared import SharedVector
 from peer.training.simulated import SimulatedSpeed, ToyProblem, simulated_starter
@@ -41,6 +43,8 @@ from protocol.run.run_spec import (
 )
 from protocol.schedule.data_plan import DataPlan
 
+Event = TypeVar("Event", bound=TrainerEvent)
+
 H = 10
 MEMBERS = (("me", 1), ("you", 2))
 LIMIT_S = 300.0
@@ -49,7 +53,7 @@ SIMULATED_PARAMETERS = 256
 """Two fragments, like the real model's."""
 
 
-def spec_of(**sync: object) -> RunSpec:
+def spec_of(**sync: Any) -> RunSpec:
     return RunSpec(
         model=ModelSection(hidden_size=16, intermediate_size=32, num_layers=1, num_heads=2),
         data=DataSection(validation_blocks=4),
@@ -97,7 +101,7 @@ class Life:
         self.seen.append(event)
         return event
 
-    async def until(self, kind: type[TrainerEvent]):
+    async def until(self, kind: type[Event]) -> Event:
         """The next event of a kind; fragments that are sent meanwhile are merged at once."""
         while not isinstance(event := await self.receive(), kind):
             assert not isinstance(event, Failed), event
@@ -108,12 +112,14 @@ class Life:
         if isinstance(event, FragmentSent):
             await self.trainer.send(Merge(event.fragment, event.cycle, (0,), ()))
 
-    async def train(self, round_: int, quota: int = H, start_step: float | None = None):
+    async def train(
+        self, round_: int, quota: int = H, start_step: float | None = None
+    ) -> RoundClosed:
         """One round, to its close."""
         await self.order(round_, quota, start_step)
         return await self.until(RoundClosed)
 
-    async def train_on(self, *rounds: int, quota: int):
+    async def train_on(self, *rounds: int, quota: int) -> RoundClosed:
         """Rounds, each averaged with nobody. The last one's end."""
         for round_ in rounds:
             closed = await self.train(round_, quota)
@@ -121,7 +127,7 @@ class Life:
                 await self.trainer.send(Apply(round_))
         return closed
 
-    def of(self, kind: type[TrainerEvent]) -> list:
+    def of(self, kind: type[Event]) -> list[Event]:
         return [event for event in self.seen if isinstance(event, kind)]
 
     def place_after(self, steps: int, place: tuple[int, int] = (0, 0)) -> tuple[int, int]:
@@ -163,5 +169,6 @@ async def real_life(spec: RunSpec, corpus_path: str) -> AsyncIterator[Life]:
         slow.array[:] = model.theta_P.numpy()
         async with trainer_starter(settings, slow)(slow.array, None) as trainer:
             assert isinstance(await trainer.receive(), Ready)
-            kill = lambda: os.kill(trainer.process_id, signal.SIGKILL)
+            assert isinstance(trainer, ProcessTrainer)
+            kill = partial(os.kill, trainer.process_id, signal.SIGKILL)
             yield Life(spec, trainer, corpus.num_blocks, kill)

@@ -1,0 +1,82 @@
+"""The codecs, one row each: all that others need to know of a codec by its name.
+
+A codec is a class of peer/codec, loaded by name. The run spec, its explanations and the sizes of
+messages read the rows; adding a codec adds one.
+
+    made_by           module:class; called with `part_of`, makes a `Codec` (peer/codec/base.py)
+    granularity       values that are coded together; whatever is coded is a multiple of it long
+    granule_bytes     bytes that so many values become
+    differences_only  whether it is too coarse for whole weights
+    fused             way of averaging (ways.py) to the module of compiled loops that take its outer
+                      step straight from these codes; other ways decode first
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from .layout import ALIGNMENT
+from .ways import WAYS
+
+
+@dataclass(frozen=True, slots=True)
+class CodecRow:
+    """One codec; see the top of the file."""
+
+    made_by: str
+    granularity: int
+    granule_bytes: int
+    differences_only: bool = False
+    fused: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what no vector could be cut into: tensors and chunks end at the alignment."""
+        if ALIGNMENT % self.granularity:
+            raise ValueError(
+                f"{self.made_by} codes {self.granularity} values together:"
+                f" that must divide the alignment of tensors, {ALIGNMENT}"
+            )
+
+    @property
+    def bytes_per_value(self) -> float:
+        """Bytes that one value becomes, on the average."""
+        return self.granule_bytes / self.granularity
+
+    def code_bytes(self, num_values: int) -> int:
+        """Bytes that so many values become, a multiple of the granularity."""
+        return num_values // self.granularity * self.granule_bytes
+
+
+_ROWS: Final[dict[str, CodecRow]] = {
+    "int8": CodecRow(
+        made_by="peer.codec.int8:Int8Codec",
+        granularity=128,
+        granule_bytes=130,
+        fused={
+            "noloco": "peer.averaging.noloco.int8_step",
+            "diloco": "peer.averaging.diloco.int8_nesterov",
+        },
+    ),
+    "bf16": CodecRow(made_by="peer.codec.plain:Bf16Codec", granularity=1, granule_bytes=2),
+    "fp32": CodecRow(made_by="peer.codec.plain:Fp32Codec", granularity=1, granule_bytes=4),
+    "int4": CodecRow(
+        made_by="peer.codec.four_bit:Int4Codec",
+        granularity=128,
+        granule_bytes=66,
+        differences_only=True,
+    ),
+    "e3m0": CodecRow(
+        made_by="peer.codec.four_bit:E3m0Codec",
+        granularity=128,
+        granule_bytes=66,
+        differences_only=True,
+    ),
+}
+CODECS: Final[Mapping[str, CodecRow]] = MappingProxyType(_ROWS)
+
+
+def codecs_for(method: str) -> tuple[str, ...]:
+    """Names of the codecs that are precise enough for what a way of averaging sends."""
+    coarse_too = WAYS[method].sends_differences
+    return tuple(name for name, row in CODECS.items() if coarse_too or not row.differences_only)

@@ -1,0 +1,177 @@
+"""Where first states come from, and that one more source of them is one more class."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from fragment_tap import watch
+from streaming_worlds import OPTIONS, fragment_spec
+from swarm_worlds import outcomes, simulated, start, toy_spec
+
+from peer.daemon import beginning
+from peer.daemon.beginning import NOTHING_TRAINED, Arrival, Fetched, FirstState, Fresh
+from peer.daemon.provision import Supplies
+from peer.observe.event_names import EventName
+from peer.observe.events import EventLog
+from peer.observe.facts import Facts
+from peer.simulation.machine import SimulatedProvision
+from peer.simulation.swarm import open_swarm
+from peer.state.held_part import HeldPart, PartShape
+from peer.state.state_file import StateScalars
+from protocol.errors import InvalidRunSpec
+from protocol.membership.group import Group
+from protocol.membership.view import Roster, View
+from protocol.run.run_spec import RunSpec
+
+P = 256
+LAYOUT = "cd" * 16
+SPEC = toy_spec(rounds=40)  # 800 steps
+GROUP = Group("ab" * 16)
+
+
+class OneState:
+    """Sources that all hold one state."""
+
+    def __init__(self, state: StateScalars) -> None:
+        self._state = state
+
+    async def fetch(self, ask: Callable[..., Awaitable[StateScalars]], among: View) -> StateScalars:
+        return await ask(self)
+
+    remote_peer_id = "source"
+
+    async def state(
+        self, group: str, phi_P: Any, delta_P: Any, on_progress: Any, *, minimum_step: int
+    ) -> StateScalars:
+        await trio.lowlevel.checkpoint()
+        assert (group, minimum_step) == (GROUP.digest, 0)
+        phi_P[:], delta_P[:] = 1.0, 2.0
+        on_progress(0.5)
+        return self._state
+
+
+def arrival(lines: list[bytes], sources: Any = None, spec: RunSpec = SPEC) -> Arrival:
+    view = View(Roster(5.0), GROUP.digest)
+    return Arrival(
+        spec,
+        HeldPart(GROUP, PartShape(LAYOUT, P), "int8", view),
+        np.zeros(P, np.float32),
+        np.zeros(P, np.float32),
+        facts=Facts("me", 1),
+        events=EventLog(lines.append, peer="me", wall_time_s=trio.current_time, stream=None),
+        sources=sources,
+        look_around=trio.sleep_forever,
+    )
+
+
+def scalars(**changes: Any) -> StateScalars:
+    return replace(StateScalars(GROUP.digest, 7, 150, LAYOUT, 1, 40, 9), **changes)
+
+
+async def test_fresh_weights_have_no_past(autojump_clock):
+    async def initialise(slow_P):
+        slow_P[:] = 3.0
+
+    lines: list[bytes] = []
+    place = arrival(lines)
+    assert await Fresh(initialise).take(place) == NOTHING_TRAINED
+    assert (place.slow_P == 3.0).all()
+    assert not place.momentum_P.any()
+    assert lines == []
+
+
+async def test_a_fetched_state_stands_where_its_source_stood(autojump_clock, monkeypatch):
+    monkeypatch.setattr(beginning, "_heard_steps", lambda *_: [150])
+    lines: list[bytes] = []
+    place = arrival(lines, OneState(scalars()))
+    assert await Fetched().take(place) == FirstState(round=7, step=150, epoch=1, position=40)
+    assert (place.slow_P[0], place.momentum_P[0]) == (1.0, 2.0)
+    assert place.facts.doing == "fetching the state: 50%"
+    (line,) = lines
+    assert EventName.STATE_RECEIVED.encode() in line
+
+
+async def test_a_fetched_state_of_another_layout_cannot_be_used(autojump_clock):
+    place = arrival([], OneState(scalars(layout_digest="ef" * 16)))
+    with pytest.raises(InvalidRunSpec, match="another layout"):
+        await Fetched().take(place)
+
+
+@pytest.mark.parametrize(
+    ("said", "heard", "believed"),
+    [
+        (150, [], 0),
+        (790, [100, 120, 140], 120),
+        (110, [100, 120, 140], 110),
+    ],
+)
+async def test_no_source_alone_moves_us_ahead_of_the_others(
+    autojump_clock, monkeypatch, said, heard, believed
+):
+    monkeypatch.setattr(beginning, "_heard_steps", lambda *_: heard)
+    taken = await Fetched().take(arrival([], OneState(scalars(step=said))))
+    assert taken.step == believed
+
+
+@pytest.mark.slow
+@simulated()
+async def test_whoever_begins_in_the_first_round_of_fragments_says_nothing_of_any_before(
+    tmp_path, monkeypatch
+):
+    async with open_swarm(1, fragment_spec(3), tmp_path, OPTIONS) as swarm:
+        tap = watch(swarm, monkeypatch)
+        await start(swarm, "a", "b")
+        assert {swarm[name].facts.round for name in "ab"} == {0}
+        await swarm.until(lambda: swarm["b"].facts.round == 2)
+        for name in "ab":
+            posted = tap.exchanges[name]._posts.statistics()
+            assert posted.posted
+            assert not posted.lost
+
+
+class Restored:
+    """A state from a checkpoint, as another beginning would be written."""
+
+    ages = False
+
+    def __init__(self, value: float, first: FirstState) -> None:
+        self._value, self._first = value, first
+
+    async def take(self, place: Arrival) -> FirstState:
+        await trio.lowlevel.checkpoint()
+        place.facts.now_doing("restoring the state")
+        place.slow_P[:], place.momentum_P[:] = self._value, 0.0
+        return self._first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", [toy_spec(8), fragment_spec(8)], ids=["noloco", "diloco"])
+def test_another_beginning_is_another_class(tmp_path, monkeypatch, spec):
+    H = spec.sync.inner_steps
+    restored = Restored(0.25, FirstState(round=4, step=5 * H, epoch=0, position=70))
+    found = SimulatedProvision.found
+
+    async def found_again(self: SimulatedProvision, spec: RunSpec) -> tuple[RunSpec, Supplies]:
+        frozen, supplies = await found(self, spec)
+        return frozen, replace(supplies, beginning=restored)
+
+    monkeypatch.setattr(SimulatedProvision, "found", found_again)
+
+    @simulated()
+    async def run() -> None:
+        async with open_swarm(1, spec, tmp_path) as swarm:
+            await start(swarm, "a", "b")
+            (received,) = swarm["b"].events(EventName.STATE_RECEIVED)
+            assert received["round"] >= 4
+            await swarm.finished()
+            opened = swarm["a"].events(EventName.ROUND_OPENED)
+            assert (opened[0]["round"], opened[0]["step"]) == (5, 5 * H)
+            for name in ("a", "b"):
+                assert not swarm[name].failure
+                assert swarm[name].facts.averaged
+            assert spec.sync.diloco or "averaged" in outcomes(swarm["a"])
+
+    run()
