@@ -244,13 +244,14 @@ def speed_share(speed: SimulatedSpeed, log: Sequence[Event], window: Window) -> 
     within_s = end_s - begin_s + speed.step_s / 100
     ends_s = accumulate(speed.duration_s(step) for step in count(first))
     alone = sum(1 for _ in takewhile(lambda s: s <= within_s, ends_s))
-    return (last - first) / alone
+    return float(last - first) / alone
 
 
 def bandwidth_share(place: Place, event: Event) -> float:
     """Part of its line that an exchange used."""
     line = place.link(event["place"], int(event["partner"]))
-    return VECTOR_BYTES / float(event["seconds"] * line.bandwidth_bytes_per_s)
+    seconds: float = event["seconds"]
+    return VECTOR_BYTES / (seconds * line.bandwidth_bytes_per_s)
 
 
 def meetings(averaged: Sequence[Event]) -> list[Pair]:
