@@ -33,6 +33,8 @@ class Arm:
         code: what travels, by its name in exchange.py.
         delay: share of a round after which the others' vectors arrive; training goes on meanwhile.
         rate_of: learning rate, in the setting's.
+        blocks_per_fragment: pairs average fragments of so many blocks, each with its own partner
+            and moment; 0 averages the whole at once.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Arm:
     delay: float = 0.0
     gamma: float | None = None
     rate_of: float = 1.0
+    blocks_per_fragment: int = 0
 
     @property
     def factors(self) -> Factors:
@@ -129,12 +132,15 @@ _EXTRA: Final = (
     Arm("noloco-8h", rounds_of=8),
     Arm("alpha-0.3-8h", alpha=0.3, rounds_of=8),
     Arm("int8-overlap", code="int8", delay=0.2),
+    Arm("int8-alpha-0.3-overlap", alpha=0.3, code="int8", delay=0.2),
+    Arm("int8-alpha-0.3-streaming", alpha=0.3, code="int8", delay=0.2, blocks_per_fragment=2),
 )
 
 ARMS: Final = {arm.name: arm for arm in (*_STUDY, *_CLOSING, *_EXTRA)}
 STUDY_ARMS: Final = tuple(arm.name for arm in _STUDY)
 """What runs unless arms are named; the rest: the search for what closes the gap; codes of the late
 phase, one of them too coarse, which shows that the comparison can see it; fp32 at int8's bytes;
-rounds of the run spec's length, for the long setting; and overlap as a daemon has it."""
+rounds of the run spec's length, for the long setting; overlap as a daemon has it; and the run
+spec's defaults, with the whole model at once and in fragments (streaming gossip)."""
 CODE_ARMS: Final = (REFERENCE, "bf16", "int8", "modulo8", "modulo4", "int4")
 """Arms that run in a late phase."""

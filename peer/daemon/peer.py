@@ -8,6 +8,7 @@ Whatever happens on the way, the nursery in `run` owns every task, and `request_
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -304,8 +305,12 @@ class Peer:
                     held=held,
                     slow_P=slow.array,
                     facts=facts,
-                    company=LinkedCompany(
-                        held.view, facts, heard=self._links.heard, tell=self._links.tell
+                    company_of=partial(
+                        LinkedCompany,
+                        held.view,
+                        facts,
+                        heard=self._links.heard,
+                        tell=self._links.tell,
                     ),
                     shares=DataShares(DataPlan(spec.seed, supplies.num_blocks), facts),
                     network=self._network,
