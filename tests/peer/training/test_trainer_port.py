@@ -246,8 +246,8 @@ async def fragments_leave_at_their_nominal_steps(life: Life) -> None:
         (1, 0, 5.0), (0, 0, 10.0), (1, 1, 15.0), (0, 1, 20.0),
     ]  # fmt: skip
     assert [e.steps for e in sent] == [5, 10, 10, 10]
-    merged = [(e.fragment, e.cycle) for e in life.of(FragmentMerged)]
-    assert merged[:3] == [(e.fragment, e.cycle) for e in sent[:3]]
+    merged = {(e.fragment, e.cycle) for e in life.of(FragmentMerged)}
+    assert {(e.fragment, e.cycle) for e in sent[:3]} <= merged
     for event in sent[-2:]:
         assert digest_of(life.trainer.fragment_codes(event.fragment)) == event.digest
 
