@@ -19,7 +19,7 @@
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -46,7 +46,25 @@ from protocol.schedule.rounds import keep_together
 from .fragment_lanes import FragmentLanes
 
 MEETINGS_AT_ONCE: Final = 4
-"""Fragments that hold a planned meeting at the same time; both sides take them in order."""
+"""Fragments that hold a planned meeting at the same time: each after the one so many before it.
+Both sides keep to that order, so neither waits for what the other has not come to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One flight's turn to exchange: after the one `before` if there is such, and then `ended`."""
+
+    before: trio.Event | None
+    ended: trio.Event
+
+    async def __aenter__(self) -> None:
+        """Wait for it."""
+        if self.before is not None:
+            await self.before.wait()
+
+    async def __aexit__(self, *_: object) -> None:
+        """The next one may come."""
+        self.ended.set()
 
 
 class StreamingRounds:
@@ -78,7 +96,7 @@ class StreamingRounds:
         self._lanes: FragmentLanes | None = None
         self._finale: FinalRounds | None = None
         self._at_rest = trio.Lock()
-        self._meetings = trio.CapacityLimiter(MEETINGS_AT_ONCE)
+        self._exchanged: dict[int, trio.Event] = {}
         self._flights = 0
         self._settled = trio.Event()
         self._settled.set()
@@ -159,7 +177,11 @@ class StreamingRounds:
         self._flights += 1
         if self._settled.is_set():
             self._settled = trio.Event()
-        self._line.nursery.start_soon(self._fly, self._line, event, self._finale.meeting)
+        before = self._exchanged.get(event.fragment - MEETINGS_AT_ONCE)
+        exchanged = self._exchanged[event.fragment] = trio.Event()
+        meeting = self._finale.meeting
+        turn = Turn(None if meeting is None else before, exchanged)
+        self._line.nursery.start_soon(self._fly, self._line, event, meeting, turn)
 
     async def died(self) -> None:
         """Flights under way need no trainer: let them end."""
@@ -172,7 +194,9 @@ class StreamingRounds:
         await self._settled.wait()
 
     # --- flights ----------------------------------------------------------------------------------
-    async def _fly(self, line: TrainerLine, sent: FragmentSent, meeting: Meeting | None) -> None:
+    async def _fly(
+        self, line: TrainerLine, sent: FragmentSent, meeting: Meeting | None, turn: Turn
+    ) -> None:
         """Average a fragment that was sent, take its outer step, and tell the trainer."""
         assert self._lanes is not None
         lane, now_s = self._lanes.lanes[sent.fragment], trio.current_time()
@@ -186,7 +210,7 @@ class StreamingRounds:
                 steps=sent.steps,
                 tokens=sent.tokens,
             )
-            async with nullcontext() if meeting is None else self._meetings:
+            async with turn:
                 settled = await lane.steps.average(own, meeting)
             async with self._at_rest:
                 await lane.steps.take(settled, meeting, train_s)

@@ -83,23 +83,30 @@ def assert_equal_at_the_end(*peers: SimulatedPeer) -> None:
 
 
 # --- what it is for -------------------------------------------------------------------------------
-@simulated()
-async def test_replicas_stay_close_and_end_equal(tmp_path: Path) -> None:
-    async with open_swarm(1, spec_of(), tmp_path, OPTIONS) as swarm:
-        await start(swarm, *"abcd")
-        await swarm.until(lambda: swarm["a"].facts.step >= (ROUNDS - 1) * H)
-        peers = [swarm[name] for name in "abcd"]
-        apart = max(distance(*pair) for pair in itertools.combinations(peers, 2))
-        await swarm.finished()
-        assert apart < 0.3, apart  # alone they would be 0.3 from the optimum, each elsewhere
-        assert_equal_at_the_end(*peers)
-        assert all(peer.facts.validation_loss < 1.2 for peer in peers)
-        for peer in peers:
-            assert_never_held_up(peer)
-            (planned,) = peer.events(EventName.FINAL_AVERAGING)
-            assert (planned["peers"], planned["meetings"]) == (4, 2)
-            (finished,) = peer.events(EventName.RUN_FINISHED)
-            assert finished["validation_loss"] <= finished["replica_loss"]
+@pytest.mark.parametrize(("blocks", "fragments"), [(3, FRAGMENTS), (1, 7)])
+def test_replicas_stay_close_and_end_equal(tmp_path: Path, blocks: int, fragments: int) -> None:
+    @simulated()
+    async def run() -> None:
+        spec = spec_of(streaming={"blocks_per_fragment": blocks})
+        async with open_swarm(1, spec, tmp_path, OPTIONS) as swarm:
+            await start(swarm, *"abcd")
+            await swarm.until(lambda: swarm["a"].facts.step >= (ROUNDS - 1) * H)
+            peers = [swarm[name] for name in "abcd"]
+            apart = max(distance(*pair) for pair in itertools.combinations(peers, 2))
+            await swarm.finished()
+            assert apart < 0.3, apart  # alone they would be 0.3 from the optimum, each elsewhere
+            assert_equal_at_the_end(*peers)
+            assert all(peer.facts.validation_loss < 1.2 for peer in peers)
+            for peer in peers:
+                assert_never_held_up(peer)
+                (planned,) = peer.events(EventName.FINAL_AVERAGING)
+                assert (planned["peers"], planned["meetings"]) == (4, 2)
+                (finished,) = peer.events(EventName.RUN_FINISHED)
+                assert finished["validation_loss"] <= finished["replica_loss"]
+                assert len(ends(peer, fragments - 1)) >= ROUNDS
+                assert ends(peer, fragments) == []
+
+    run()
 
 
 @simulated()
@@ -215,6 +222,8 @@ async def test_a_trainer_that_dies_with_fragments_in_flight_starts_again(tmp_pat
             if died_s - ROUND_S < event["monotonic_s"] < again_s
         ]
         assert meanwhile
+        # What was under way with it has been ended by both.
+        assert set(tally(swarm["a"], swarm["c"])) <= {"averaged", "no_partner"}
         for fragment in range(FRAGMENTS):
             numbers = [e["round"] for e in ends(b, fragment)]
             assert numbers == list(range(len(numbers)))

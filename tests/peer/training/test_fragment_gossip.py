@@ -134,8 +134,9 @@ def test_a_fragment_in_flight_is_sent_once_after_its_merge_and_nothing_waits() -
     loop.train(0.0, 3 * H, answer=False)
     assert moments(loop) == [(1, 4), (2, 8), (0, 12)]
     loop.answer(2)
+    assert len(moments(loop)) == 3  # between two rounds nothing is sent
     loop.begin(36.0, H)
-    assert moments(loop)[3:] == [(2, 36)]  # between two rounds nothing is sent
+    assert moments(loop)[3:] == [(2, 36)]
     assert not loop.sync.is_send_due
     loop.answer(1)
     assert moments(loop)[4:] == [(1, 36)]
