@@ -30,8 +30,8 @@ def gossip_of(
     )
     return Gossip(
         agreement,
+        network.peer_id,
         company=company,
-        network=network,
         exchanges=exchanges,
         meetings=meetings,
         events=events,

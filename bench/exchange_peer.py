@@ -19,6 +19,7 @@ import psutil
 import torch
 import trio
 
+from peer.averaging.gossip.door import GossipDoor
 from peer.averaging.gossip.exchange_io import Contribution
 from peer.averaging.gossip.gossip import Bounds
 from peer.averaging.gossip.outcome import Agreement, Averaged
@@ -68,7 +69,7 @@ class ExchangePeer:
     async def run(self) -> None:
         """Serve until the parent asks no more."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._gossip.run)
+            nursery.start_soon(GossipDoor(self._network, [self._gossip]).run)
             await self._network.serve(BARE, partial(answer_swap, buffers=self._buffers))
             await self._network.serve(ECHO, self._echo)
             await self._network.serve(TALK, self._talk_back)

@@ -17,6 +17,7 @@ import torch
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from peer.averaging.gossip.door import GossipDoor
 from peer.averaging.gossip.exchange_io import Contribution
 from peer.averaging.gossip.gossip import Bounds, Gossip
 from peer.averaging.gossip.outcome import Agreement, Averaged
@@ -77,8 +78,8 @@ async def _average_all(peers: int, seed: int, model: LinkModel) -> Seen:
             swarm = _Swarm(networks, nursery, model.latency_s)
             await swarm.connect()
             gossips = [swarm.gossip(agreement, number) for number in range(peers)]
-            for gossip in gossips:
-                nursery.start_soon(gossip.run)
+            for network, gossip in zip(networks, gossips, strict=True):
+                nursery.start_soon(GossipDoor(network, [gossip]).run)
             await wait_all_tasks_blocked()  # all serve
             await _average_at_once(gossips, _contribution(agreement), seen)
             nursery.cancel_scope.cancel()

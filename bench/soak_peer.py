@@ -20,6 +20,7 @@ import psutil
 import torch
 import trio
 
+from peer.averaging.gossip.door import GossipDoor
 from peer.averaging.gossip.exchange_io import Contribution
 from peer.averaging.gossip.gossip import Bounds
 from peer.averaging.gossip.outcome import Agreement, Averaged
@@ -103,7 +104,7 @@ class SoakPeer:
     async def run(self) -> None:
         """Serve until the parent asks no more."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._gossip.run)
+            nursery.start_soon(GossipDoor(self._network, [self._gossip]).run)
             await answer_parent(
                 {
                     "hello": self.hello,

@@ -44,6 +44,8 @@ PIECE_BYTES: Final = 1 << 20
 MAX_CHUNKS_PER_FRAGMENT: Final = 64
 """Pieces of a fragment that are averaged each by itself."""
 MAX_FRAGMENTS: Final = 1024
+MAX_FRAGMENTS_FREE: Final = 64
+"""Fragments for which one beat says that a partner is looked for; further ones wait their turn."""
 MAX_CONTRIBUTORS: Final = 63
 """Peers in one average of a fragment."""
 MIN_CHUNK_VALUES: Final = 8192

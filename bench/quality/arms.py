@@ -38,6 +38,8 @@ class Arm:
         delay: share of a round after which the others' vectors arrive; training goes on meanwhile.
         rate_of: learning rate, in the setting's.
         look_ahead: momentum of GASLoC's outer step, which then stands in NoLoCo's place.
+        blocks_per_fragment: pairs average fragments of so many blocks, each with its own partner
+            and moment; 0 averages the whole at once.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Arm:
     gamma: float | None = None
     rate_of: float = 1.0
     look_ahead: float | None = None
+    blocks_per_fragment: int = 0
 
     @property
     def rule(self) -> OuterRule:
@@ -140,6 +143,7 @@ _EXTRA: Final = (
 )
 _WAYS: Final = (
     Arm("default", alpha=0.3, code="int8", delay=0.2),
+    Arm("streaming", alpha=0.3, code="int8", delay=0.2, blocks_per_fragment=2),
     Arm("gasloc-0", code="int8", delay=0.2, look_ahead=0.0),
     Arm("gasloc-0.2", code="int8", delay=0.2, look_ahead=0.2),
     Arm("gasloc-0.5", code="int8", delay=0.2, look_ahead=0.5),
@@ -149,6 +153,7 @@ ARMS: Final = {arm.name: arm for arm in (*_STUDY, *_CLOSING, *_EXTRA, *_WAYS)}
 STUDY_ARMS: Final = tuple(arm.name for arm in _STUDY)
 """What runs unless arms are named; the rest: the search for what closes the gap; codes of the late
 phase, one of them too coarse, which shows that the comparison can see it; fp32 at int8's bytes;
-rounds of the run spec's length, for the long setting; and overlap as a daemon has it."""
+rounds of the run spec's length, for the long setting; overlap as a daemon has it; and the run
+spec's defaults, with the whole model at once and in fragments (streaming gossip)."""
 CODE_ARMS: Final = (REFERENCE, "bf16", "int8", "modulo8", "modulo4", "int4")
 """Arms that run in a late phase."""

@@ -31,6 +31,7 @@ from protocol.run.run_spec import RunSpec
 from .arms import Arm
 from .exchange import Shared, exchange_of
 from .feed import Feed
+from .fragment_pairs import FragmentPairs
 from .measures import mean, replica_deviation
 from .pace import active_at, as_often_as_voted
 from .pairing import groups_of_round
@@ -140,6 +141,21 @@ class _Run:
         parameters = self._judge.model.layout.parameters
         self.result = Result(asdict(arm), asdict(setting), world.spec.seed, parameters)
         self._sent_bytes, self._resent_blocks = 0.0, 0
+        self._fragments = self._new_fragments() if arm.blocks_per_fragment else None
+
+    def _new_fragments(self) -> FragmentPairs:
+        arm, world = self._arm, self._world
+        return FragmentPairs(
+            self._replicas.models,
+            self._phis,
+            self._deltas,
+            blocks_per_fragment=arm.blocks_per_fragment,
+            inner_steps=self._inner_steps,
+            code=arm.code,
+            rule=arm.rule,
+            delay=arm.delay_steps(world.setting.inner_steps),
+            run_id=f"quality-{world.spec.seed}",
+        )
 
     def train(self) -> None:
         """Train all steps and rounds, then take the last figures."""
@@ -155,7 +171,9 @@ class _Run:
             self._inner_step(feed, (done - 1) % inner_steps, self._rate(now - arm.step_time))
             if self._pending and done % inner_steps == delay:
                 self._apply(now)
-            if self._averages_weights and done % inner_steps == 0:
+            if self._fragments:
+                self._stream(self._fragments, done, is_last=done == steps)
+            elif self._averages_weights and done % inner_steps == 0:
                 self._close(done // inner_steps - 1)
                 if not delay or done == steps:
                     self._apply(now)
@@ -163,6 +181,18 @@ class _Run:
                 self._note_curve(now)
         self._finish()
         self.result.seconds = round(time.perf_counter() - started_s, 1)
+
+    def _stream(self, fragments: FragmentPairs, step: int, *, is_last: bool) -> None:
+        """Send and take in fragments; after the last step, what was trained since goes out too."""
+        if is_last:
+            fragments.flush(step)
+        else:
+            fragments.after_step(step)
+        if step % self._inner_steps == 0:
+            fast = replica_deviation(list(self._replicas.thetas), self.result.parameters)
+            slow = replica_deviation(self._phis, self.result.parameters)
+            self.result.deviations.append((step, self._rate(step - 1), slow, fast))
+        self._sent_bytes = fragments.sent_bytes
 
     @property
     def _averages_weights(self) -> bool:

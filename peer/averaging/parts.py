@@ -28,18 +28,20 @@ from protocol.run.run_spec import RunSpec
 
 @dataclass(frozen=True, slots=True)
 class AveragingParts:
-    """What both ways are put together from.
+    """What ways of averaging are put together from.
 
     Attributes:
         held: what belongs to our group.
         slow_P: memory for the slow weights.
+        company_of: the other peers, as those see them who look for partners for a fragment; 0
+            where the whole model is one vector.
     """
 
     spec: RunSpec
     held: HeldPart
     slow_P: Float32Vector
     facts: Facts
-    company: Company
+    company_of: Callable[[int], Company]
     shares: DataShares
     network: Network
     work: Work

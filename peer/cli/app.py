@@ -29,7 +29,10 @@ def new(
         str, typer.Option("--preset", metavar="demo|125m|1b", help="Sizes to begin with.")
     ] = "demo",
     method: Annotated[
-        str, typer.Option("--method", metavar="noloco|diloco|gasloc", help="How peers average.")
+        str,
+        typer.Option(
+            "--method", metavar="noloco|diloco|gasloc|streaming", help="How peers average."
+        ),
     ] = "noloco",
     force: Annotated[
         bool, typer.Option("--force", help="Replace the file if it is there.")

@@ -14,6 +14,7 @@ SECTIONS: Final[Mapping[str, str]] = {
     "sync": "How peers average.",
     "sync.diloco": "Streaming DiLoCo: all peers average fragments, each at its moment.",
     "sync.gasloc": "GASLoC: pairs average, with momentum on each peer's own iterate.",
+    "sync.streaming": "Streaming gossip: pairs average fragments, each at its moment.",
 }
 
 
@@ -57,7 +58,7 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "training.micro_batch": "Sequences per forward pass; 'auto' finds what fits the memory.",
     "training.precision": "'auto' (bf16 where the device computes in it), 'fp32' or 'bf16'.",
     "training.compile": "Use torch.compile: slower to start, faster to train.",
-    "sync.method": "'noloco' or 'gasloc' (gossip in pairs), or 'diloco' (fragments, by all).",
+    "sync.method": "'noloco', 'gasloc': pairs; 'streaming': fragments in pairs; 'diloco': by all.",
     "sync.inner_steps": "H: inner steps of a round. More of them: less traffic, looser replicas.",
     "sync.alpha": "Outer momentum.",
     "sync.beta": "Outer learning rate.",
@@ -69,6 +70,8 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
         "Rounds between two validations; more where they would take over a tenth of a peer's time."
     ),
     "sync.gasloc.momentum": "Momentum (gamma of the method); 0 is plain averaging in pairs.",
+    "sync.streaming.fragments": "'strided' or 'sequential' blocks, or 'whole': one fragment.",
+    "sync.streaming.blocks_per_fragment": "Transformer blocks in one fragment, at most.",
     "sync.diloco.fragments": "'strided' or 'sequential' blocks, or 'whole': plain DiLoCo.",
     "sync.diloco.blocks_per_fragment": "Transformer blocks in one fragment, at most.",
     "sync.diloco.learning_rate": "Rate of the outer optimizer, SGD with Nesterov momentum.",

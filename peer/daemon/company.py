@@ -20,25 +20,27 @@ class LinkedCompany:
     """See the top of the file.
 
     Args:
+        fragment: the one that partners are looked for; 0 where the whole model is one vector.
         heard: rung when a peer has told anything.
         tell: to be rung when all should be told of us at once.
     """
 
-    def __init__(self, view: View, facts: Facts, *, heard: Bell, tell: Bell) -> None:
+    def __init__(self, view: View, facts: Facts, fragment: int, *, heard: Bell, tell: Bell) -> None:
         self._view = view
         self._facts = facts
+        self._fragment = fragment
         self._heard = heard
         self._tell = tell
 
     def __repr__(self) -> str:
-        return f"<LinkedCompany of {self._facts.peer_id}>"
+        return f"<LinkedCompany of {self._facts.peer_id} for fragment {self._fragment}>"
 
     def free(self) -> Sequence[tuple[PeerId, Snapshot]]:
         """The others that say they look for a partner, and what they bring."""
         return [
-            (member.peer_id, Snapshot(told.free_round, told.free_step, told.ended))
+            (member.peer_id, Snapshot(*found, member.progress.ended))
             for member in self._training()
-            if (told := member.progress).free_round is not None
+            if (found := member.progress.free.get(self._fragment)) is not None
         ]
 
     def present(self, *, ended: bool) -> Sequence[PeerId]:
@@ -47,9 +49,14 @@ class LinkedCompany:
 
     def announce(self, snapshot: Snapshot | None) -> None:
         """Tell all that we look for a partner with this snapshot, or that we look for none."""
-        if self._facts.free != snapshot:
-            self._facts.free = snapshot
-            self._tell.ring()
+        free = self._facts.free
+        if free.get(self._fragment) == snapshot:
+            return
+        if snapshot is None:
+            del free[self._fragment]
+        else:
+            free[self._fragment] = snapshot
+        self._tell.ring()
 
     async def changed(self) -> None:
         """Wait until any of this may be another."""

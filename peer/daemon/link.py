@@ -9,8 +9,9 @@ from peer.network.conversation import Conversation
 from peer.network.pacing import Pacing
 from peer.observe.facts import Facts
 from peer.ports import PeerId
+from protocol.limits import MAX_FRAGMENTS_FREE
 from protocol.membership.view import Progress
-from protocol.wire.messages import AliveReply, AskAlive, Beat, PeerList
+from protocol.wire.messages import AliveReply, AskAlive, Beat, Free, PeerList
 
 Outgoing = Beat | PeerList | AskAlive | AliveReply
 RTT_SHARE: Final = 0.2
@@ -66,8 +67,7 @@ def beat_to(link: Link, facts: Facts, pacing: Pacing, sequence: int, swarm_time_
         swarm_time_s=swarm_time_s,
         received_bytes=pacing.received_bytes(link.peer_id),
         may_send_bytes_per_s=pacing.may_send_bytes_per_s,
-        free_round=facts.free.round if facts.free else None,
-        free_step=facts.free.step if facts.free else 0,
+        free=_free(facts),
         ended=facts.ended,
         group=facts.group,
     )
@@ -83,8 +83,12 @@ def progress_in(beat: Beat) -> Progress:
         epoch=beat.epoch,
         position=beat.position,
         step=beat.step,
-        free_round=beat.free_round,
-        free_step=beat.free_step,
+        free={free.fragment: (free.round, free.step) for free in beat.free},
         ended=beat.ended,
         group=beat.group,
     )
+
+
+def _free(facts: Facts) -> tuple[Free, ...]:
+    first = sorted(facts.free.items())[:MAX_FRAGMENTS_FREE]
+    return tuple(Free(fragment, own.round, own.step) for fragment, own in first)

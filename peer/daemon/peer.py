@@ -8,6 +8,7 @@ Whatever happens on the way, the nursery in `run` owns every task, and `request_
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -208,7 +209,9 @@ class Peer:
                 held=held,
                 slow_P=slow_P,
                 facts=facts,
-                company=LinkedCompany(held.view, facts, heard=links.heard, tell=links.tell),
+                company_of=partial(
+                    LinkedCompany, held.view, facts, heard=links.heard, tell=links.tell
+                ),
                 shares=DataShares(DataPlan(spec.seed, num_blocks), facts),
                 network=self._network,
                 work=self._work,

@@ -43,6 +43,7 @@ class EventName(StrEnum):
 
 _ROUND: Final = {"round": "number of the round", "step": "nominal"}
 _REMOTE: Final = {"remote": "the other peer's id"}
+_FRAGMENT: Final = {"fragment": "its number, in streaming gossip; then rounds are its sends"}
 
 FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
     EventName.DAEMON_STARTED: {
@@ -75,12 +76,14 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "loss": "mean training loss, nats per token",
         "seconds": "of training",
     },
-    EventName.PROPOSAL_SENT: _ROUND | _REMOTE,
-    EventName.PROPOSAL_ACCEPTED: _ROUND | _REMOTE,
+    EventName.PROPOSAL_SENT: _ROUND | _REMOTE | _FRAGMENT,
+    EventName.PROPOSAL_ACCEPTED: _ROUND | _REMOTE | _FRAGMENT,
     EventName.PROPOSAL_REFUSED: _ROUND
     | _REMOTE
+    | _FRAGMENT
     | {"reason": "a RefusalReason, `unreachable` or `withdrawn`", "sentence": "for people"},
     EventName.ROUND_AVERAGED: _ROUND
+    | _FRAGMENT
     | {
         "partner": "peer id",
         "seconds": "of the exchange",
@@ -98,6 +101,7 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "seconds": "since it was sent",
     },
     EventName.ROUND_SKIPPED: _ROUND
+    | _FRAGMENT
     | {"reason": "a SkipReason", "partner": "peer id, if there was one", "detail": "for people"},
     EventName.TRAINER_STARTED: {
         "device": "it trains on",

@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Final, TextIO
+from typing import Any, Final, Protocol, TextIO
 
 import structlog
 import trio
@@ -49,6 +49,28 @@ class EventLogStatistics:
     written: int
     lost: int
     undocumented: frozenset[str]
+
+
+class Events(Protocol):
+    """What takes events: the log itself, or one that adds to them what they are about."""
+
+    def emit(self, name: EventName | str, /, **fields: Any) -> None:
+        """Record that `name` happened."""
+
+
+class NamedEvents:
+    """Adds the same fields to every event."""
+
+    def __init__(self, events: Events, **fields: Any) -> None:
+        self._events = events
+        self._fields = fields
+
+    def __repr__(self) -> str:
+        return f"<NamedEvents {self._fields}>"
+
+    def emit(self, name: EventName | str, /, **fields: Any) -> None:
+        """Record that `name` happened."""
+        self._events.emit(name, **self._fields, **fields)
 
 
 class EventLog:

@@ -21,7 +21,8 @@ class Facts:
     Attributes:
         fraction: share of our quota done in the round in training.
         nominal_step: as last told by the trainer.
-        free: the snapshot that we look for a partner with; None while we look for none.
+        free: the snapshots that we look for partners with, by fragment; 0 where the whole model is
+            one vector.
         ended: our last round of training is averaged.
         recent: whether each of the last RECENT_ROUNDS rounds was averaged, oldest first.
         replica_loss: validation loss of our own replica at the end of the training, before the
@@ -49,7 +50,7 @@ class Facts:
     round: int = 0
     fraction: float = 0.0
     nominal_step: float = 0.0
-    free: Snapshot | None = None
+    free: dict[int, Snapshot] = field(default_factory=dict)
     ended: bool = False
     recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT_ROUNDS))
     replica_loss: float | None = None

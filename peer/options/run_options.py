@@ -14,7 +14,7 @@ def check_options(config: PeerConfig, spec: RunSpec) -> None:
 
 
 def check_overlap_steps(overlap_steps: int | None, origin: Origin, spec: RunSpec) -> None:
-    """Refuse a tau where no fragment is sent, and one that outlasts the way to the next send.
+    """Refuse a tau where no fragment has one, and one that outlasts the way to the next send.
 
     Raises:
         ConfigError: says where it was given, and what to do.
@@ -24,7 +24,7 @@ def check_overlap_steps(overlap_steps: int | None, origin: Origin, spec: RunSpec
     given = f"overlap-steps = {overlap_steps} ({origin})"
     if spec.sync.diloco is None:
         raise ConfigError(
-            f"{given}: this run sends no fragments (sync.method = '{spec.sync.method}');"
+            f"{given}: this run waits for no fragments (sync.method = '{spec.sync.method}');"
             " leave it out"
         )
     if overlap_steps >= spec.sync.inner_steps:

@@ -3,6 +3,7 @@
     RoundLoop (rounds.py)       lives of the trainer, rounds, validation, the end of the run
       has a Way                 what is exchanged with the other peers, and when
         GossipRounds            NoLoCo: one vector a round, with one partner
+        StreamingRounds         streaming gossip: fragments, each with a partner of its own
         FragmentRounds          Streaming DiLoCo: fragments, each at its own moment, with all
 
 Events go into a way; what it wants of the trainer goes through the `TrainerLine` of its life, and

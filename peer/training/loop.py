@@ -24,6 +24,7 @@ from .optimizer import FlatAdamW
 from .round_machine import Action, RoundMachine, Settle, TrainStep, Wait
 from .snapshot import Snapshots
 from .step import Stepper, StepResult
+from .streaming_gossip import FragmentDeltas
 from .sync import trainer_side
 
 
@@ -50,7 +51,7 @@ class TrainerParts:
     model: FlatModel
     optimizer: FlatAdamW
     stepper: Stepper
-    snapshots: Snapshots | FragmentSnapshots
+    snapshots: Snapshots | FragmentSnapshots | FragmentDeltas
     slow_P: torch.Tensor
     overlap_steps: int | None = None
 

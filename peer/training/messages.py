@@ -34,7 +34,12 @@ for each fragment p, in cycle k:
     (p of phi is written)               Progress ...
     Amend(p, ...)                       theta follows what happened to phi
 
-Rules of fragments:
+And when each fragment is averaged with one partner (streaming gossip): the same `FragmentSent`,
+`Merge` and `FragmentMerged`, for fragments of one chunk each. A `Merge` is taken at once: theta +=
+phi' - decoded. Nothing is yielded, and nothing is ever waited for: a fragment whose moment comes
+while it is in flight is sent after its merge.
+
+Rules of fragments that all average:
     1. The daemon writes a fragment of phi only from `FragmentSent` to `Merge`, and from `Yielded`
        to `Amend`. (Load and Evaluate read all of phi: nothing may be written while they run.)
     2. A fragment is in flight from its send to its merge, and is not sent again meanwhile: when its
@@ -121,6 +126,10 @@ class Merge:
     cycle: int
     stepped: tuple[int, ...]
     moved: tuple[int, ...]
+
+
+ONE_CHUNK: Final = (0,)
+"""The chunks of a fragment that is averaged as one: in streaming gossip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +263,7 @@ class FragmentSent:
         digest: blake3 (32 hex digits) of the codes.
         seconds: what the coding took.
         waited_s: how long training stood still before, for a fragment that was yielded.
+        step: the nominal step at which its values were taken.
     """
 
     fragment: int
@@ -263,6 +273,7 @@ class FragmentSent:
     digest: str
     seconds: float
     waited_s: float
+    step: float
 
 
 @dataclass(frozen=True, slots=True)

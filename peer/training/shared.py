@@ -2,8 +2,8 @@
 
 Two pieces. `SharedVector` holds the slow weights: the daemon writes, the trainer maps it read-only
 through a descriptor that was opened read-only. `CodeRegions` hold codes: the trainer writes, the
-daemon reads. Averaging in pairs has two equal slots for whole vectors, streaming one
-region for each fragment.
+daemon reads. Averaging in pairs has two equal slots for whole vectors, streaming one region for
+each fragment.
 
 Rules of the regions, so that a kill at any moment harms nothing:
     1. Codes that are on their way lie still. Slots alternate with the rounds; a fragment's region

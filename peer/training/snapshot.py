@@ -13,15 +13,19 @@ codes, rounding error theta_s - decoded left out; the line leaves just that in o
 that it is sent again with the next snapshot. Nothing is lost in the long run. With theta_s in its
 place an error of the size of the code's step would stay in the weights in each round, and they
 would take a random walk (tests/numerics/test_coding_noise.py shows both).
+
+The same two lines, for some of the values alone, send and merge a fragment (streaming_gossip.py).
 """
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import blake3
 import torch
 
 from peer.codec import Codec, codes_as_tensor
+from protocol.fragment.fragments import Span
 
 from .errors import NonFinite
 from .shared import NUM_SLOTS, CodeRegions
@@ -37,16 +41,95 @@ class Snapshot:
     digest: str
 
 
+class DeltaMerge:
+    """Sends values of the fast weights as codes, and takes over how the slow ones have moved since.
+
+    Spans say where the values lie in the flat vector; their codes are those of one vector.
+    """
+
+    def __init__(
+        self, model: FastWeights, slow_P: torch.Tensor, regions: CodeRegions, codec: Codec
+    ) -> None:
+        self._model = model
+        self._slow_P = slow_P
+        self._regions = regions
+        self._codec = codec
+
+    def __repr__(self) -> str:
+        return f"<DeltaMerge, {self._regions!r}>"
+
+    def load(self) -> None:
+        """theta := phi."""
+        self._model.theta_P.copy_(self._slow_P)
+
+    def send(self, region: int, number: int, spans: Sequence[Span]) -> str:
+        """Write the codes of theta in these spans to a region. Returns their digest.
+
+        Raises:
+            ValueError: theta holds a NaN or an infinity; nothing is committed.
+        """
+        memory = self._regions.begin(region)
+        self._encode(spans, memory)
+        digest = blake3.blake3(memory).hexdigest(length=16)
+        self._regions.commit(region, number, digest)
+        return digest
+
+    def merge(self, region: int, spans: Sequence[Span]) -> float:
+        """theta += phi' - decoded, in the spans whose codes are in the region.
+
+        Returns:
+            Length of that move, as a vector.
+        """
+        move = self._scratch(spans)
+        codes = codes_as_tensor(self._regions.codes(region))
+        self._codec.decode(codes.to(self._model.device), move)
+        move.neg_()
+        for own, span in _places(spans):
+            move[own].add_(self._slow_P[span].to(self._model.device))
+            self._model.theta_P[span].add_(move[own])
+        distance = float(torch.linalg.vector_norm(move))
+        move.zero_()
+        return distance
+
+    def _encode(self, spans: Sequence[Span], memory: memoryview) -> None:
+        shared = torch.frombuffer(memory, dtype=torch.uint8)
+        on_cpu = self._model.device.type == "cpu"
+        codes = shared if on_cpu else torch.empty_like(shared, device=self._model.device)
+        if len(spans) == 1:
+            self._codec.encode(self._model.theta_P[slice(*spans[0])], codes)
+        else:
+            values = self._scratch(spans)
+            try:
+                for own, span in _places(spans):
+                    values[own] = self._model.theta_P[span]
+                self._codec.encode(values, codes)
+            finally:
+                values.zero_()
+        if not on_cpu:
+            shared.copy_(codes)
+
+    def _scratch(self, spans: Sequence[Span]) -> torch.Tensor:
+        # The gradient is zero and idle between two steps: its memory serves as scratch.
+        return self._model.gradient_P[: sum(stop - start for start, stop in spans)]
+
+
+def _places(spans: Sequence[Span]) -> Iterator[tuple[slice, slice]]:
+    """Where the values of each span lie: one span after another, and in the flat vector."""
+    begin = 0
+    for start, stop in spans:
+        yield slice(begin, begin + stop - start), slice(start, stop)
+        begin += stop - start
+
+
 class Snapshots:
     """Takes snapshots, and applies the moves of the slow weights; at most one is pending."""
 
     def __init__(
         self, model: FastWeights, slow_P: torch.Tensor, slots: CodeRegions, codec: Codec
     ) -> None:
-        self._model = model
-        self._slow_P = slow_P
-        self._slots = slots
-        self._codec = codec
+        self._whole = ((0, model.theta_P.numel()),)
+        self._parameters = model.layout.parameters
+        self._merge = DeltaMerge(model, slow_P, slots, codec)
         self._next_slot = 0
         self.pending: Snapshot | None = None
 
@@ -55,7 +138,7 @@ class Snapshots:
 
     def load(self) -> None:
         """theta := phi; a pending snapshot is dropped."""
-        self._model.theta_P.copy_(self._slow_P)
+        self._merge.load()
         self.pending = None
 
     def take(self, round_: int) -> Snapshot:
@@ -65,24 +148,12 @@ class Snapshots:
             NonFinite: theta holds a NaN or an infinity; nothing is committed.
         """
         slot, self._next_slot = self._next_slot, (self._next_slot + 1) % NUM_SLOTS
-        memory = self._slots.begin(slot)
         try:
-            self._encode(memory)
+            digest = self._merge.send(slot, round_, self._whole)
         except ValueError as error:
             raise NonFinite(f"weights at the close of round {round_}: {error}") from error
-        digest = blake3.blake3(memory).hexdigest(length=16)
-        self._slots.commit(slot, round_, digest)
         self.pending = Snapshot(round_, slot, digest)
         return self.pending
-
-    def _encode(self, memory: memoryview) -> None:
-        shared = torch.frombuffer(memory, dtype=torch.uint8)
-        if self._model.device.type == "cpu":
-            self._codec.encode(self._model.theta_P, shared)
-            return
-        on_device = torch.empty_like(shared, device=self._model.device)
-        self._codec.encode(self._model.theta_P, on_device)
-        shared.copy_(on_device)
 
     def apply(self) -> float:
         """Take over the move of the slow weights since the pending snapshot.
@@ -93,12 +164,5 @@ class Snapshots:
         snapshot, self.pending = self.pending, None
         if snapshot is None:
             raise RuntimeError("no snapshot is pending")
-        # The gradient is zero and idle between two steps: its memory serves as scratch.
-        move_P = self._model.gradient_P
-        codes = codes_as_tensor(self._slots.codes(snapshot.slot))
-        self._codec.decode(codes.to(self._model.device), move_P)
-        move_P.neg_().add_(self._slow_P)
-        self._model.theta_P.add_(move_P)
-        distance = float(torch.linalg.vector_norm(move_P))
-        move_P.zero_()
-        return distance / math.sqrt(self._model.layout.parameters)
+        distance = self._merge.merge(snapshot.slot, self._whole)
+        return distance / math.sqrt(self._parameters)

@@ -220,6 +220,10 @@ class FragmentSync:
                 digest=sent.digest,
                 seconds=now_s - started_s,
                 waited_s=lane.standstill.taken_s(started_s),
+                step=float(
+                    cycle * self._inner_steps
+                    + offset(fragment, len(self._lanes), self._inner_steps)
+                ),
             )
         )
         lane.steps = lane.tokens = 0

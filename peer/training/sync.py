@@ -1,7 +1,8 @@
-"""How the fast weights of the inner loop meet those of other peers: two ways, one shape.
+"""How the fast weights of the inner loop meet those of other peers: several ways, one shape.
 
-`pairs.py` takes one snapshot of all weights at the close of a round, `streaming.py` sends fragments
-of them at their own moments. The round machine asks its way of averaging at every turn.
+`pairs.py` takes one snapshot of all weights at the close of a round, `streaming.py` and
+`streaming_gossip.py` send fragments of them at their own moments. The round machine asks its way of
+averaging at every turn.
 """
 
 from collections.abc import Callable

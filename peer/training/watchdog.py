@@ -6,7 +6,8 @@ Rules:
        within some steps of its own speed: a fixed floor, for machines that are suspended or swap,
        and many times its measured step time.
     3. With nothing to do it may be silent forever. So it may while it may be waiting for us: a
-       fragment is in flight or yielded, and we have not sent `Merge` or `Amend`.
+       fragment is in flight or yielded, and we have not sent `Merge` or `Amend`. (In streaming
+       gossip no fragment is waited for.)
 """
 
 import math
@@ -44,6 +45,7 @@ class Watchdog:
 
     def __init__(self, spec: RunSpec) -> None:
         self._overlap = spec.sync.overlap
+        self._waits_for_fragments = spec.sync.diloco is not None
         self._evaluation_steps = spec.data.validation_blocks / spec.training.batch_size
         self._ready = False
         self._slowest_step_s = 0.0
@@ -91,7 +93,8 @@ class Watchdog:
                 self._open_rounds = max(0, self._open_rounds - 1)
                 self._unapplied = int(event.slot is not None)
             case FragmentSent(fragment=fragment) | Yielded(fragment=fragment):
-                self._awaited.add(fragment)
+                if self._waits_for_fragments:
+                    self._awaited.add(fragment)
             case Applied():
                 self._unapplied = 0
                 self._owed = max(0, self._owed - 1)

@@ -26,9 +26,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Literal
 
+import blake3
+
 from protocol.limits import MAX_CHUNKS_PER_FRAGMENT, MIN_CHUNK_VALUES
 from protocol.run.layout import ALIGNMENT, Layout
-from protocol.run.run_spec import DilocoSection
+from protocol.run.run_spec import FragmentsSection
 
 Pattern = Literal["strided", "sequential", "whole"]
 Span = tuple[int, int]
@@ -86,9 +88,15 @@ def cut_fragments(
     )
 
 
-def fragments_of_run(diloco: DilocoSection, layout: Layout) -> tuple[Fragment, ...]:
+def fragments_of_run(section: FragmentsSection, layout: Layout) -> tuple[Fragment, ...]:
     """The fragments of a run's model."""
-    return cut_fragments(layout, diloco.fragments, diloco.blocks_per_fragment)
+    return cut_fragments(layout, section.fragments, section.blocks_per_fragment)
+
+
+def fragment_layout_digest(layout_digest: str, fragment: Fragment) -> str:
+    """What names the values of one fragment of a model, in order: 32 hex digits."""
+    spans = ",".join(f"{start}-{stop}" for start, stop in fragment.spans)
+    return blake3.blake3(f"{layout_digest}/{spans}".encode()).hexdigest(length=16)
 
 
 def _outside_blocks(layout: Layout) -> list[Span]:

@@ -27,7 +27,8 @@ answers.
 """
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from protocol.limits import MAX_ADDRESSES_PER_PEER, MAX_MEMBERS
@@ -47,8 +48,8 @@ class Progress:
         fraction: part of the round's quota that is done.
         epoch, position: where its data stands.
         step: the nominal step.
-        free_round, free_step: of the round that it wants averaged; None while it looks for no
-            partner.
+        free: (round, nominal step) of what it looks for a partner with, by fragment; 0 where the
+            whole model is one vector.
         ended: its last round of training is averaged.
         group: digest of the group whose part it holds (group.py); None while it holds none.
     """
@@ -60,8 +61,7 @@ class Progress:
     epoch: int = 0
     position: int = 0
     step: int = 0
-    free_round: int | None = None
-    free_step: int = 0
+    free: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     ended: bool = False
     group: str | None = None
 

@@ -131,13 +131,18 @@ class TrainingSection(_Section):
     """Use torch.compile."""
 
 
-class DilocoSection(_Section):
-    """Streaming DiLoCo: fragments of the model are averaged by all, each at its own moment."""
+class FragmentsSection(_Section):
+    """How a model is cut into fragments (protocol/fragment/fragments.py)."""
 
     fragments: Literal["strided", "sequential", "whole"] = "strided"
-    """How blocks are put together (protocol/fragment/fragments.py); `whole` is plain DiLoCo."""
+    """How blocks are put together; `whole` is one fragment of everything."""
     blocks_per_fragment: Annotated[int, Field(ge=1, le=1024)] = 3
     """At most so many transformer blocks in one fragment."""
+
+
+class DilocoSection(FragmentsSection):
+    """Streaming DiLoCo: fragments of the model are averaged by all, each at its own moment."""
+
     learning_rate: Annotated[float, Field(gt=0, le=2)] = 0.4
     """The outer optimizer's (SGD with Nesterov momentum)."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -159,6 +164,10 @@ class GaslocSection(_Section):
 
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """gamma of the method; 0 is plain averaging in pairs."""
+
+
+class StreamingSection(FragmentsSection):
+    """Streaming gossip: each fragment finds a partner of its own, at its own moment."""
 
 
 def _known_codec(name: str) -> str:
@@ -194,6 +203,8 @@ class SyncSection(_Section):
     """With `method = "diloco"` only, and then never None."""
     gasloc: GaslocSection | None = None
     """With `method = "gasloc"` only, and then never None."""
+    streaming: StreamingSection | None = None
+    """With `method = "streaming"` only, and then never None."""
 
     @model_validator(mode="before")
     @classmethod
@@ -237,7 +248,7 @@ class SyncSection(_Section):
 
     @model_validator(mode="after")
     def _stable(self) -> Self:
-        if self.method != "noloco":
+        if "alpha" not in WAYS[self.method].keys:
             return self
         bound = (2 + self.alpha**2) ** 0.5
         if self.effective_gamma >= bound:

@@ -54,6 +54,12 @@ WAYS: Final[Mapping[str, WayRow]] = MappingProxyType(
             keys=GOSSIP_KEYS,
             section="gasloc",
         ),
+        "streaming": WayRow(
+            daemon="peer.averaging.streaming.way:StreamingAveraging",
+            trainer="peer.training.streaming_gossip",
+            keys=("alpha", "beta", "final_averaging"),
+            section="streaming",
+        ),
     }
 )
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
+from protocol.limits import MAX_FRAGMENTS
+
 from .field_types import Count, Digest, MaybeDigest, Name, Stripes, Vectors
-from .fields import Choice, Flag
+from .fields import Choice, Flag, Integer
 
 
 class SettledOutcome(StrEnum):
@@ -19,6 +21,21 @@ class SettledOutcome(StrEnum):
     AVERAGED = "averaged"
     SKIPPED = "skipped"
     UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """A vector for which the sender of a beat looks for a partner.
+
+    Attributes:
+        fragment: its number; 0 where the whole model is one vector.
+        round: the sender's own number of what it wants averaged.
+        step: the nominal step of its snapshot.
+    """
+
+    fragment: Annotated[int, Integer(0, MAX_FRAGMENTS - 1)]
+    round: Count
+    step: Count
 
 
 @dataclass(frozen=True, slots=True)

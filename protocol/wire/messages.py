@@ -43,6 +43,7 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.limits import (
     MAX_BLOB_BYTES,
     MAX_CONTROL_PAYLOAD_BYTES,
+    MAX_FRAGMENTS_FREE,
     MAX_HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
     MAX_PEERS_PER_EXCHANGE,
@@ -85,6 +86,7 @@ from .fragment_messages import (
 )
 from .gossip_messages import (
     Accept,
+    Free,
     Join,
     Piece,
     Propose,
@@ -97,7 +99,7 @@ from .gossip_messages import (
 
 __all__ = [
     "TYPES", "Accept", "AliveReply", "AskAlive", "Beat", "BlobReply", "Chunk", "ChunkState",
-    "Contribution", "FragmentSettled", "GetBlob", "GetChunkState", "GetChunks", "GetResult",
+    "Contribution", "FragmentSettled", "Free", "GetBlob", "GetChunkState", "GetChunks", "GetResult",
     "GetSpec", "GetStamps", "GetState", "Hello", "Join", "Leaving", "Message", "NoResult",
     "PeerEntry", "PeerList", "Piece", "Propose", "Received", "Refusal", "Result", "Settle",
     "Settled", "SettledOutcome", "SpecReply", "Stamps", "StateReply", "Vector", "decode_message",
@@ -173,8 +175,7 @@ class Beat:
     swarm_time_s: Seconds
     received_bytes: Count = 0
     may_send_bytes_per_s: MaybeNonNegative = None
-    free_round: MaybeCount = None
-    free_step: Count = 0
+    free: Annotated[tuple[Free, ...], Many(Record(Free), MAX_FRAGMENTS_FREE)] = ()
     ended: Annotated[bool, Flag()] = False
     group: MaybeDigest = None
 

@@ -204,6 +204,21 @@ def test_arms_differ_as_they_should(world):
 
 
 @pytest.mark.slow
+def test_fragments_in_pairs_send_as_much_as_whole_models(world):
+    streaming = replace(ARMS["int8"], blocks_per_fragment=1, delay=0.5)
+    found, mean_P = train_arm(world, streaming)
+    whole, whole_P = train_arm(world, replace(ARMS["int8"], delay=0.5))
+    rounds = SMOKE.steps // SMOKE.inner_steps
+    assert len(found.deviations) == rounds
+    assert found.deviations[-1][2] > 1e-5
+    # What has a moment of its own is sent once more at the end.
+    assert 1 < found.bytes_per_parameter / whole.bytes_per_parameter < 1 + 1 / rounds
+    assert found.loss == pytest.approx(whole.loss, abs=0.1)
+    assert not torch.equal(mean_P, whole_P)
+    assert train_arm(world, streaming)[0].losses == found.losses
+
+
+@pytest.mark.slow
 def test_a_gamma_of_its_own_pulls_harder_and_doubles_the_bytes(world):
     found = {gamma: train_arm(world, replace(ARMS["noloco"], gamma=gamma))[0] for gamma in (0.7, 1)}
     assert found[1].bytes_per_parameter == 2 * found[0.7].bytes_per_parameter

@@ -70,6 +70,25 @@ def test_without_a_partner_a_share_means_nothing(own_share: float) -> None:
     assert one.statistics().steps_alone == 1
 
 
+def test_a_part_is_stepped_as_one_and_the_rest_lies_still() -> None:
+    spans = [(0, 128), (384, 512)]
+    phi, delta = np.tile(_vector(0), 2), np.tile(_vector(1), 2)
+    inside = np.concatenate([np.arange(*span) for span in spans])
+    whole = OuterState(phi[inside], delta[inside], get_codec("int8"), Factors(0.5, 0.7, 0.7))
+    before, momentum = phi.copy(), delta.copy()
+    part = OuterState(phi, delta, get_codec("int8"), Factors(0.5, 0.7, 0.7), spans)
+    for state in (whole, part):
+        state.step(0, _codes(2), _codes(3))
+        state.step(1, _codes(4))
+    np.testing.assert_array_equal(phi[inside], whole.phi_P)
+    np.testing.assert_array_equal(delta[inside], whole.delta_P)
+    np.testing.assert_array_equal(phi[128:384], before[128:384])
+    np.testing.assert_array_equal(delta[128:384], momentum[128:384])
+    assert not np.array_equal(phi, before)
+    with pytest.raises(RemoteProtocolError):
+        part.step(2, _codes(1), _codes(1)[:-1])
+
+
 def test_a_round_is_never_stepped_twice() -> None:
     state = _state()
     state.step(4, _codes(1))

@@ -30,7 +30,7 @@ def test_without_it_the_runs_holds(tmp_path, spec):
 
 def test_a_run_without_fragments_has_no_use_for_it(tmp_path):
     (tmp_path / "peer.toml").write_text("overlap_steps = 0")
-    with pytest.raises(ConfigError, match=r"overlap-steps = 0 \(file\): this run sends no fragme"):
+    with pytest.raises(ConfigError, match=r"overlap-steps = 0 \(file\): this run waits for no fr"):
         check_options(config(tmp_path), PAIRS)
 
 

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.fragment.fragments import cut_chunks, cut_fragments, last_sent, offset, sends_between
+from protocol.fragment.fragments import (
+    cut_chunks,
+    cut_fragments,
+    fragment_layout_digest,
+    last_sent,
+    offset,
+    sends_between,
+)
 from protocol.limits import MAX_CHUNKS_PER_FRAGMENT
 from protocol.run.layout import ALIGNMENT, Layout
 
@@ -28,6 +35,21 @@ def layers_of(layout: Layout, spans: tuple[tuple[int, int], ...]) -> list[int]:
             if start <= entry.offset < stop and ".layers." in entry.name
         }
     )
+
+
+def test_no_two_fragments_of_models_have_one_digest():
+    fragments = [
+        *cut_fragments(layout_of(6), "strided", 3),
+        *cut_fragments(layout_of(6), "whole", 3),
+    ]
+    digests = [
+        fragment_layout_digest(layout, each)
+        for layout in ("ab" * 16, "cd" * 16)
+        for each in fragments
+    ]
+    assert len(set(digests)) == len(digests) == 8
+    again = cut_fragments(layout_of(6), "strided", 3)[1]
+    assert fragment_layout_digest("ab" * 16, again) == digests[1]
 
 
 @given(

@@ -25,6 +25,7 @@ from protocol.wire.messages import (
     ChunkState,
     Contribution,
     FragmentSettled,
+    Free,
     GetBlob,
     GetChunks,
     GetChunkState,
@@ -66,6 +67,7 @@ ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWPeer"
 SHORT = bytes(range(16))
 EXCHANGE = "0f1e2d3c4b5a6978" * 2
 PROPOSE = Propose(GROUP, 3, 150, False, DIGEST, "int8", 1, 50, 51200)
+FREE = {"fragment": 0, "round": 1, "step": 70}
 SETTLED = Settled(EXCHANGE, SettledOutcome.AVERAGED)
 STATE_REPLY = StateReply(3, 190, DIGEST * 2, 1 << 30, 1 << 20, 0, 40, 4096, DIGEST)
 STAMP = ChunkStamp(2, 6, 24, SHORT)
@@ -89,7 +91,7 @@ EXAMPLES: tuple[Message, ...] = (
     Refusal(RefusalReason.BUSY, "Paired."),
     Beat(
         *(1, "training", 2, 0.5, 10.0, 0, 40, 75, 4096, 12.5, 11.5, 0.25, 1.5e9, 8, 1e6),
-        *(1, 70, True, GROUP),
+        *((Free(0, 1, 70), Free(3, 8, 65)), True, GROUP),
     ),
     Beat(1, "training", 2, 1.5, 10.0, 0, 40, 75, 4096, 12.5, None, 0.0, 1.5e9),
     PeerList((PeerEntry(PEER, 7, (ADDRESS,)), PeerEntry("sim-1", 1, ()))),
@@ -133,8 +135,7 @@ DEFAULTS = {
     (Accept, "stripes"),
     (Beat, "received_bytes"),
     (Beat, "may_send_bytes_per_s"),
-    (Beat, "free_round"),
-    (Beat, "free_step"),
+    (Beat, "free"),
     (Beat, "ended"),
     (Beat, "group"),
     (Hello, "group"),
@@ -183,11 +184,11 @@ def test_who_knows_no_stripes_neither_proposes_nor_accepts_any() -> None:
 
 def test_who_says_nothing_of_being_free_is_not_free() -> None:
     tree = tree_of(EXAMPLES[4])
-    for name in ("free_round", "free_step", "ended"):
+    for name in ("free", "ended"):
         del tree[name]
     beat = decode_message(msgpack.packb(tree))
     assert isinstance(beat, Beat)
-    assert (beat.free_round, beat.free_step, beat.ended) == (None, 0, False)
+    assert (beat.free, beat.ended) == ((), False)
 
 
 def test_a_field_with_a_default_may_be_missing() -> None:
@@ -236,9 +237,11 @@ def test_an_unknown_extra_field_is_ignored(message: Message) -> None:
         (Received(EXCHANGE, DIGEST), "exchange", "ab" * 8),
         (Settle(EXCHANGE), "exchange", None),
         (Join(EXCHANGE), "exchange", "AB" * 16),
-        (EXAMPLES[4], "free_round", -1),
-        (EXAMPLES[4], "free_round", 1.5),
-        (EXAMPLES[4], "free_step", None),
+        (EXAMPLES[4], "free", [{"fragment": 0, "round": -1, "step": 0}]),
+        (EXAMPLES[4], "free", [{"fragment": 0, "round": 1, "step": None}]),
+        (EXAMPLES[4], "free", [{"fragment": limits.MAX_FRAGMENTS, "round": 1, "step": 0}]),
+        (EXAMPLES[4], "free", [{"fragment": 0, "round": 1}]),
+        (EXAMPLES[4], "free", [FREE] * (limits.MAX_FRAGMENTS_FREE + 1)),
         (EXAMPLES[4], "ended", 0),
         (EXAMPLES[0], "step", -1),
         (EXAMPLES[4], "sent_s", float("nan")),

@@ -10,6 +10,7 @@ from protocol.run.run_spec import (
     MAX_SHOWN_CHARS,
     DilocoSection,
     RunSpec,
+    StreamingSection,
     parse_bytes,
     parse_toml,
     run_id_of,
@@ -171,6 +172,32 @@ def test_diloco_brings_its_section_and_noloco_none() -> None:
 def test_keys_of_the_other_method_are_refused(toml: str, sentence: str) -> None:
     with pytest.raises(InvalidRunSpec, match=sentence):
         parse_toml(toml)
+
+
+def test_streaming_gossip_has_noloco_s_factors_and_diloco_s_fragments() -> None:
+    spec = parse_toml(
+        '[sync]\nmethod = "streaming"\nalpha = 0.1\nbeta = 1.0\nfinal_averaging = false\n'
+        '[sync.streaming]\nfragments = "sequential"\nblocks_per_fragment = 2\n'
+    )
+    assert spec.sync.streaming == StreamingSection(fragments="sequential", blocks_per_fragment=2)
+    assert parse_bytes(spec.to_bytes()) == spec
+    assert parse_toml('[sync]\nmethod = "streaming"\n').sync.streaming == StreamingSection()
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ("gamma = 0.7", "sync.gamma: says nothing to streaming"),
+        ("overlap = false", "sync.overlap: says nothing to streaming"),
+        ("beta = 1.5", r"sync.beta: diverges: must be below sqrt\(2 \+ alpha\^2\)"),
+        ('codec = "int4"', "too coarse for whole weights"),
+        ("[sync.streaming]\npattern = 1", "unknown key"),
+        ("[sync.diloco]\nmerge = 0.5", "needs method"),
+    ],
+)
+def test_what_says_nothing_to_streaming_gossip_is_refused(keys: str, sentence: str) -> None:
+    with pytest.raises(InvalidRunSpec, match=sentence):
+        parse_toml(f'[sync]\nmethod = "streaming"\n{keys}\n')
 
 
 @pytest.mark.parametrize(("overlap_steps", "inner_steps"), [(1, 1), (10, 10), (11, 10)])

@@ -146,6 +146,10 @@ class Exchanges:
             return Averaged(peer_id, theirs.steps, theirs.tokens, memoryview(self._buffer))
         return Skipped(machine.reason or SkipReason.LEAVING, peer_id)
 
+    def remembers(self, peer_id: PeerId, name: str) -> bool:
+        """Whether an exchange of this name is under way with that peer, or was of late."""
+        return (peer_id, name) in self._remembered
+
     async def join(self, talk: Conversation, stripe: Join) -> None:
         """A stream from outside that says it is a stripe: keep it until its exchange is over."""
         exchange = self._remembered.get((talk.remote_peer_id, stripe.exchange))

@@ -15,7 +15,7 @@ import trio
 
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
-from peer.observe.events import EventLog
+from peer.observe.events import Events
 from peer.ports import PeerId, Stream
 from protocol.errors import LocoError, Refused, StreamLost
 from protocol.gossip.final_averaging import Meeting
@@ -67,8 +67,7 @@ class _Call:
 class FinalMeetings:
     """The planned meetings of one peer. `Gossip` hands over the proposals that belong to them.
 
-    Attributes:
-        disagreements: meetings left out because the partner sees another roster than we.
+    Implements `peer.averaging.gossip.final_rounds.Meetings`.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class FinalMeetings:
         *,
         company: Company,
         exchanges: Exchanges,
-        events: EventLog,
+        events: Events,
     ) -> None:
         self._agreement = agreement
         self._own_id = own_id
@@ -89,10 +88,15 @@ class FinalMeetings:
         self._number = 0
         self._calls: dict[PeerId, _Call] = {}
         self._called = trio.Event()
-        self.disagreements = 0
+        self._disagreements = 0
 
     def __repr__(self) -> str:
         return f"<FinalMeetings at {self._number} of roster {self._roster}>"
+
+    @property
+    def disagreements(self) -> int:
+        """Meetings left out because the partner sees another roster than we."""
+        return self._disagreements
 
     def begin(self, roster: str) -> None:
         """From now on the roster with this digest is ours."""
@@ -137,7 +141,7 @@ class FinalMeetings:
             except Refused as refused:
                 self._note_refused(own, partner, refused.reason, refused.sentence)
                 if refused.reason is not RefusalReason.TOO_MANY:
-                    self.disagreements += refused.reason is RefusalReason.OTHER_ROSTER
+                    self._disagreements += refused.reason is RefusalReason.OTHER_ROSTER
                     return Skipped(SkipReason.NO_PARTNER, partner)
             except LocoError as error:
                 self._note_refused(own, partner, "unreachable", str(error))
@@ -171,7 +175,7 @@ class FinalMeetings:
             elif await self._is_called():
                 pass
             elif await self._sees_another_roster(own, meeting):
-                self.disagreements += 1
+                self._disagreements += 1
                 return Skipped(SkipReason.NO_PARTNER, partner)
         return Skipped(SkipReason.PARTNER_LOST, partner)
 

@@ -5,12 +5,11 @@ without steps: the trainer's snapshot is what is averaged. The loss of our repli
 before it, that of the mean after it (by the round loop).
 """
 
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
 from peer.averaging.gossip.company import Company
-from peer.averaging.gossip.final_meetings import FinalMeetings
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
@@ -31,6 +30,20 @@ RANDOM: Final = None
 """The meeting of a round that is averaged with whoever is free."""
 
 
+class Meetings(Protocol):
+    """What holds the planned meetings: `FinalMeetings`, or those of all fragments.
+
+    Attributes:
+        disagreements: meetings left out because the partner sees another roster than we.
+    """
+
+    @property
+    def disagreements(self) -> int: ...
+
+    def begin(self, roster: str) -> None:
+        """From now on the roster with this digest is ours."""
+
+
 class FinalRounds:
     """See the top of the file.
 
@@ -49,7 +62,7 @@ class FinalRounds:
         facts: Facts,
         view: View,
         company: Company,
-        held: FinalMeetings,
+        held: Meetings,
         validation: Validation,
         events: EventLog,
     ) -> None:

@@ -1,38 +1,34 @@
 """Gossip in pairs: proposals, answers and exchanges, as the matchmaker decides.
 
 The thin shell around `protocol/gossip/matchmaking.py`: it turns streams and beats into the
-matchmaker's events and the matchmaker's commands into streams. One `Gossip` serves all rounds of
-one peer. `average` is the only door for the outer steps: it takes the snapshot of a closed round
-and returns how averaging ended, `Averaged` or `Skipped`, never an exception of a peer's making.
-Planned meetings at the end of the run have a door of their own (final_meetings.py).
+matchmaker's events and the matchmaker's commands into streams. One `Gossip` serves all snapshots of
+one vector: of the whole model, or of a fragment. `average` is the only door for the outer steps: it
+takes a snapshot and returns how averaging ended, `Averaged` or `Skipped`, never an exception of a
+peer's making. Planned meetings at the end of the run have a door of their own (final_meetings.py),
+and what comes from outside comes through door.py.
 """
 
 from collections import Counter
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
-from typing import Final
 
 import trio
 
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
-from peer.observe.events import EventLog
-from peer.ports import Network, PeerId, Stream
+from peer.observe.events import Events
+from peer.ports import PeerId, Stream
 from protocol.errors import LocoError, Refused, StreamLost
 from protocol.gossip import matchmaking_events as mm
 from protocol.gossip.matchmaking import Matchmaker, MatchmakerStatistics
 from protocol.outcomes import RefusalReason, SkipReason
-from protocol.wire.messages import Join, Propose, Settle
-from protocol.wire.versions import GOSSIP
+from protocol.wire.messages import Propose
 
 from .company import Company
 from .exchange_io import STALL_S, Contribution
 from .exchanges import Exchanges
 from .final_meetings import FinalMeetings
 from .outcome import Agreement, Outcome, Skipped, Timing
-
-FIRST_MESSAGE_S: Final = 10.0
-"""How long an inbound stream may stay silent before its first message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,31 +67,35 @@ class _Held:
 
 
 class Gossip:
-    """All proposals and exchanges of one peer. `run` must be running.
+    """All proposals and exchanges of one vector. `run` must be running.
 
     Args:
         refused: counts proposals that can never be ours to accept, by reason.
+
+    Attributes:
+        group: digest of the group that averages this vector.
+        exchanges: where stripes belong, and questions after broken exchanges.
     """
 
     def __init__(
         self,
         agreement: Agreement,
+        own_id: PeerId,
         *,
         company: Company,
-        network: Network,
         exchanges: Exchanges,
         meetings: FinalMeetings,
-        events: EventLog,
+        events: Events,
         refused: Counter[RefusalReason],
     ) -> None:
         self._agreement = agreement
         self._company = company
-        self._network = network
-        self._exchanges = exchanges
+        self.group = agreement.group
+        self.exchanges = exchanges
         self._meetings = meetings
         self._events = events
         self._refused_for_good = refused
-        self._matchmaker = Matchmaker(agreement.group, network.peer_id, agreement.inner_steps)
+        self._matchmaker = Matchmaker(agreement.group, own_id, agreement.inner_steps)
         self._attempt: _Attempt | None = None
         self._asking: dict[tuple[PeerId, int], trio.CancelScope] = {}
         self._held: dict[PeerId, _Held] = {}
@@ -107,10 +107,9 @@ class Gossip:
 
     # --- the outer steps' side --------------------------------------------------------------------
     async def run(self) -> None:
-        """Serve inbound streams and the matchmaker's timers until cancelled."""
+        """Serve the matchmaker's timers until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            await self._network.serve(GOSSIP, self.serve)
             nursery.start_soon(self._watch)
             await self._tick()
 
@@ -210,11 +209,11 @@ class Gossip:
         with trio.CancelScope() as scope:
             self._asking[peer_id, round_] = scope
             try:
-                async with self._exchanges.open(peer_id) as talk:
-                    answer = await self._exchanges.ask(talk, self._agreement.proposal(attempt.own))
+                async with self.exchanges.open(peer_id) as talk:
+                    answer = await self.exchanges.ask(talk, self._agreement.proposal(attempt.own))
                     self._feed(mm.ProposalAccepted(peer_id, round_))
                     if not scope.cancel_called:
-                        lead = self._exchanges.lead(talk, attempt.own, answer, attempt.exchange_s)
+                        lead = self.exchanges.lead(talk, attempt.own, answer, attempt.exchange_s)
                         await self._finish_with(attempt, peer_id, lead)
             except Refused as refused:
                 self._refused(peer_id, round_, refused.reason, refused.sentence)
@@ -248,21 +247,15 @@ class Gossip:
         self._feed(mm.ProposalRefused(peer_id, round_, reason))
 
     # --- being asked ------------------------------------------------------------------------------
-    async def serve(self, stream: Stream) -> None:
-        """One inbound stream: a proposal, a stripe, or a question about a broken exchange."""
-        talk = Conversation(stream)
-        message, _ = await talk.receive(Propose, Join, Settle, timeout_s=FIRST_MESSAGE_S)
-        if isinstance(message, Settle):
-            await talk.send(self._exchanges.answer(stream.remote_peer_id, message), stall_s=STALL_S)
-        elif isinstance(message, Join):
-            await self._exchanges.join(talk, message)
-        elif (unfit := self._agreement.unfit(message)) is not None:
+    async def proposed(self, talk: Conversation, stream: Stream, proposal: Propose) -> None:
+        """A proposal has come: serve it to the end of what comes of it."""
+        if (unfit := self._agreement.unfit(proposal)) is not None:
             self._refused_for_good[unfit.reason] += 1
             await talk.send(unfit, stall_s=STALL_S)
-        elif message.roster is not None:
-            await self._meetings.called(talk, stream, message)
+        elif proposal.roster is not None:
+            await self._meetings.called(talk, stream, proposal)
         else:
-            await self._proposed(talk, stream, message)
+            await self._proposed(talk, stream, proposal)
 
     async def _proposed(self, talk: Conversation, stream: Stream, proposal: Propose) -> None:
         peer_id = stream.remote_peer_id
@@ -306,7 +299,7 @@ class Gossip:
     async def _accept(self, talk: Conversation, proposal: Propose) -> None:
         attempt, peer_id = self._attempt, talk.remote_peer_id
         assert attempt is not None
-        accept = self._exchanges.accept(talk, attempt.own, proposal, attempt.exchange_s)
+        accept = self.exchanges.accept(talk, attempt.own, proposal, attempt.exchange_s)
         if not await self._finish_with(attempt, peer_id, accept):
             self._withdrew(attempt, peer_id, proposal.round)
 

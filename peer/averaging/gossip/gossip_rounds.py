@@ -121,9 +121,19 @@ class GossipRounds:
         meeting, step = self._finale.meeting, int(self._rounds.step)
         meanwhile = self._rounds.next_length if self._overlap else 0.0
         try:
-            averaging = await self._steps.average(line.trainer, closed, step, meeting, meanwhile)
+            assert closed.slot is not None
+            assert closed.digest is not None
+            own = await self._steps.contribution(
+                line.trainer.codes(closed.slot),
+                closed.digest,
+                round=closed.round,
+                step=step,
+                steps=closed.steps,
+                tokens=closed.tokens,
+            )
+            settled = await self._steps.average(own, meeting, meanwhile)
             await self._validation.wait_idle()  # the slow weights lie still meanwhile
-            await self._steps.take(averaging, meeting)
+            await self._steps.take(settled, meeting, closed.seconds)
             await line.send(Apply(closed.round))
             if self._validation.is_due(closed.round) and not self._finale.has_begun:
                 await self._validation.begin(line, closed.round)

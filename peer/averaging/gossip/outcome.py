@@ -46,6 +46,7 @@ class Agreement:
         group: its digest.
         inner_steps: H.
         declined_now: why we take no proposal at present; None when we do.
+        max_stripes: further streams that one exchange may have.
     """
 
     group: str
@@ -55,6 +56,7 @@ class Agreement:
     vectors: int
     padded_parameters: int
     declined_now: Callable[[], RefusalReason | None] = lambda: None
+    max_stripes: int = MAX_STRIPES
 
     @property
     def payload_bytes(self) -> int:
@@ -66,7 +68,7 @@ class Agreement:
         """Further streams that an exchange of ours may have: none that would carry no piece."""
         if self.payload_bytes < STRIPE_FROM_BYTES:
             return 0
-        return min(MAX_STRIPES, self.payload_bytes // PIECE_BYTES)
+        return min(self.max_stripes, self.payload_bytes // PIECE_BYTES)
 
     def proposal(
         self, own: Contribution, *, roster: str | None = None, meeting: int = 0

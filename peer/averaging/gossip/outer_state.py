@@ -6,6 +6,9 @@ Invariants:
 - A round is stepped at most once, and rounds only rise.
 - `version` rises with every change of phi, so a reader of shared memory can say which phi it took.
 
+The state may be that of a part of the vectors: spans of them, stepped as one. Then a step works on
+a copy of those values, which are written back when it has succeeded.
+
 One thread at a time may call a method (the daemon runs them as blocking work); nothing here locks.
 """
 
@@ -84,13 +87,21 @@ class OuterStatistics:
 class OuterState:
     """Holds phi and delta (fp32 [P], the caller's memory, changed in place).
 
+    Args:
+        spans: start and stop of each piece of the part that is stepped here; None for all.
+
     Attributes:
         version: rises with every change of phi.
         round: round of the last step; -1 before the first.
     """
 
     def __init__(
-        self, phi_P: Float32Vector, delta_P: Float32Vector, codec: Codec, rule: OuterRule
+        self,
+        phi_P: Float32Vector,
+        delta_P: Float32Vector,
+        codec: Codec,
+        rule: OuterRule,
+        spans: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         """Raises ValueError unless both are writable fp32 vectors of one length."""
         if phi_P.shape != delta_P.shape or not (phi_P.flags.writeable and delta_P.flags.writeable):
@@ -98,13 +109,15 @@ class OuterState:
         self.phi_P, self.delta_P = phi_P, delta_P
         self.version, self.round = 0, -1
         self._phi, self._delta = torch.from_numpy(phi_P), torch.from_numpy(delta_P)
+        self._spans = [slice(*span) for span in spans or [(0, phi_P.size)]]
+        self._size = sum(span.stop - span.start for span in self._spans)
         self._codec, self._rule = codec, rule
         self._steps = self._steps_alone = 0
         self._last: OuterStepMeasures | None = None
         self._distance: float | None = None
 
     def __repr__(self) -> str:
-        return f"OuterState(P={self.phi_P.size}, round={self.round}, version={self.version})"
+        return f"OuterState(P={self._size}, round={self.round}, version={self.version})"
 
     @property
     def needs_phi_codes(self) -> bool:
@@ -113,7 +126,7 @@ class OuterState:
 
     def encode_phi(self, codes: memoryview) -> None:
         """Write the codes of phi into `codes`. Raises ValueError if phi is not finite."""
-        self._codec.encode(self._phi, torch.frombuffer(codes, dtype=torch.uint8))
+        self._codec.encode(self._part(self._phi), torch.frombuffer(codes, dtype=torch.uint8))
 
     def step(
         self,
@@ -154,7 +167,10 @@ class OuterState:
                 phi_codes = [self._own(own_phi_codes), self._partners(partner_phi_codes)]
         shares = None if own_share == 0.5 else (own_share, 1 - own_share)[: len(theta_codes)]
         exchanged = Exchanged(theta_codes, phi_codes, shares, plain, is_first=self.version == 0)
-        measures = self._rule.step(self._phi, self._delta, self._codec, exchanged)
+        phi, delta = self._part(self._phi), self._part(self._delta)
+        measures = self._rule.step(phi, delta, self._codec, exchanged)
+        self._put_back(self._phi, phi)
+        self._put_back(self._delta, delta)
         self._note(round, measures)
         return measures
 
@@ -183,6 +199,18 @@ class OuterState:
         if measures.replica_distance is not None:
             self._distance = measures.replica_distance
 
+    def _part(self, vector_P: torch.Tensor) -> torch.Tensor:
+        """The part of a vector that is stepped here: a copy, unless it is of one piece."""
+        pieces = [vector_P[span] for span in self._spans]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def _put_back(self, vector_P: torch.Tensor, part: torch.Tensor) -> None:
+        if len(self._spans) == 1:
+            return
+        sizes = [span.stop - span.start for span in self._spans]
+        for span, piece in zip(self._spans, part.split(sizes), strict=True):
+            vector_P[span] = piece
+
     def _own(self, codes: CodeBuffer | None) -> torch.Tensor:
         tensor = self._valid(codes)
         if tensor is None:
@@ -200,5 +228,5 @@ class OuterState:
         if codes is None:
             return None
         tensor = codes_as_tensor(codes)
-        expected = self._codec.code_bytes(self.phi_P.size)
+        expected = self._codec.code_bytes(self._size)
         return tensor if tensor.numel() == expected and self._codec.validate(tensor) else None

@@ -1,8 +1,9 @@
-"""From a closed round to moved slow weights: find a partner, exchange, take the outer step, count.
+"""From a snapshot to moved slow weights: find a partner, exchange, take the outer step, count.
 
-The outer state moves only here, once per round, under `lock` (state transfer reads under the same
-lock, so what it reads is one state). A round ends in `averaged` or `skipped(reason)` and is counted
-as one of them; without a partner the n = 1 step is taken, and in the final averaging none.
+The outer state moves only here, once per snapshot, under `lock` (state transfer reads under the
+same lock, so what it reads is one state). A snapshot is that of a closed round, or of a fragment
+that was sent. It ends in `averaged` or `skipped(reason)` and is counted as one of them; without a
+partner the n = 1 step is taken, and in the final averaging none.
 """
 
 from collections.abc import Callable
@@ -19,12 +20,10 @@ from peer.averaging.gossip.gossip import Bounds, Gossip
 from peer.averaging.gossip.outcome import Averaged, Outcome, Timing
 from peer.averaging.gossip.outer_state import OuterState
 from peer.observe.event_names import EventName
-from peer.observe.events import EventLog
+from peer.observe.events import Events
 from peer.observe.facts import Facts
 from peer.ports import Work
 from peer.rounds.timing import RoundTiming
-from peer.training.messages import RoundClosed
-from peer.training.ports import Trainer
 from protocol.gossip.final_averaging import Meeting
 from protocol.gossip.patience import Patience
 from protocol.run.run_spec import RunSpec
@@ -39,19 +38,18 @@ MIN_EXCHANGE_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class SettledRound:
-    """A closed round with what we brought to it, how averaging ended, and how long that took."""
+class Settled:
+    """What we brought to averaging, how that ended, and how long it took."""
 
     own: Contribution
-    closed: RoundClosed
     outcome: Outcome
     timing: Timing
 
 
 class OuterSteps:
-    """Takes the outer steps of one peer.
+    """Takes the outer steps of one peer, or of one fragment.
 
-    Attributes:
+    Args:
         lock: held while the outer state moves.
     """
 
@@ -64,8 +62,9 @@ class OuterSteps:
         gossip: Gossip,
         meetings: FinalMeetings,
         work: Work,
-        events: EventLog,
+        events: Events,
         observe_round: Callable[[RoundTiming], None],
+        lock: trio.Lock,
     ) -> None:
         self._spec = spec
         self._facts = facts
@@ -76,45 +75,69 @@ class OuterSteps:
         self._events = events
         self._observe_round = observe_round
         self._patience = Patience()
-        self.lock = trio.Lock()
+        self._lock = lock
 
     def __repr__(self) -> str:
         return f"<OuterSteps {self._outer!r}, {self._patience!r}>"
 
-    async def average(
-        self,
-        trainer: Trainer,
-        closed: RoundClosed,
-        step: int,
-        meeting: Meeting | None,
-        meanwhile: float,
-    ) -> SettledRound:
-        """Find a partner for a closed round and exchange vectors; its end is always a defined one.
+    async def contribution(
+        self, codes: memoryview, digest: str, *, round: int, step: int, steps: int, tokens: int
+    ) -> Contribution:
+        """What a snapshot brings to averaging.
 
         Args:
-            step: the nominal step of its snapshot.
+            codes: of theta; digest: theirs.
+            round: its number among ours.
+            step: the nominal step at which it was taken.
+            steps, tokens: trained since the one before.
+        """
+        payload, vectors = codes, 1
+        if self._outer.needs_phi_codes:
+            payload = await self._work.run(self._with_phi, codes)
+            digest, vectors = blake3.blake3(payload).hexdigest(length=16), 2
+        return Contribution(
+            round=round,
+            step=step,
+            final=self._facts.ended,
+            steps=steps,
+            tokens=tokens,
+            codec=self._spec.sync.codec,
+            vectors=vectors,
+            digest=digest,
+            payload=payload,
+        )
+
+    async def average(
+        self, own: Contribution, meeting: Meeting | None, meanwhile: float
+    ) -> Settled:
+        """Find a partner for a snapshot and exchange vectors; its end is always a defined one.
+
+        Args:
             meeting: of the final averaging's plan; None to average with whoever is free.
-            meanwhile: nominal steps of the round that is trained while this one is averaged.
+            meanwhile: nominal steps until the next snapshot is due; 0 if training waits.
         """
         slack_s = self._facts.round_s * meanwhile / self._spec.sync.inner_steps
-        own = await self._work.run(self._contribution, trainer, closed, step)
         if meeting is None:
             outcome, timing = await self._gossip.average(own, self._bounds(slack_s))
         else:
             outcome, timing = await self._meetings.meet(own, meeting, self._exchange_s())
         if isinstance(outcome, Averaged):
             self._patience.exchanged(timing.match_s, timing.exchange_s, slack_s)
-        return SettledRound(own, closed, outcome, timing)
+        return Settled(own, outcome, timing)
 
-    async def take(self, settled: SettledRound, meeting: Meeting | None) -> None:
-        """Take the outer step, and count how the round ended."""
+    async def take(self, settled: Settled, meeting: Meeting | None, train_s: float) -> None:
+        """Take the outer step, and count how averaging ended.
+
+        Args:
+            train_s: what training took that the snapshot ended.
+        """
         started_s = trio.current_time()
         own, outcome = settled.own, settled.outcome
         partner = outcome.payload if isinstance(outcome, Averaged) else None
         theta, phi = _split(own.payload, own.vectors)
         their_theta, their_phi = _split(partner, own.vectors)
         assert theta is not None
-        async with self.lock:
+        async with self._lock:
             step = partial(
                 self._outer.step,
                 plain=own.final,
@@ -123,7 +146,9 @@ class OuterSteps:
             measures = await self._work.run(step, own.round, theta, their_theta, phi, their_phi)
         if measures.replica_distance is not None:
             self._facts.replica_distance = measures.replica_distance
-        self._count(settled, trio.current_time() - started_s)
+        self._count(settled)
+        apply_s, timing = trio.current_time() - started_s, settled.timing
+        self._observe_round(RoundTiming(train_s, timing.match_s, timing.exchange_s, apply_s))
 
     def _bounds(self, slack_s: float) -> Bounds:
         """Args: for how long a partner may be awaited at no cost, exchange included."""
@@ -137,53 +162,36 @@ class OuterSteps:
     def _exchange_s(self) -> float:
         return max(MIN_EXCHANGE_S, MAX_EXCHANGE_ROUNDS * self._facts.round_s)
 
-    def _contribution(self, trainer: Trainer, closed: RoundClosed, step: int) -> Contribution:
-        assert closed.slot is not None
-        assert closed.digest is not None
-        payload, digest, vectors = trainer.codes(closed.slot), closed.digest, 1
-        if self._outer.needs_phi_codes:
-            both = memoryview(bytearray(2 * len(payload)))
-            both[: len(payload)] = payload
-            self._outer.encode_phi(both[len(payload) :])
-            payload = both
-            digest, vectors = blake3.blake3(payload).hexdigest(length=16), 2
-        return Contribution(
-            round=closed.round,
-            step=step,
-            final=self._facts.ended,
-            steps=closed.steps,
-            tokens=closed.tokens,
-            codec=self._spec.sync.codec,
-            vectors=vectors,
-            digest=digest,
-            payload=payload,
-        )
+    def _with_phi(self, codes: memoryview) -> memoryview:
+        both = memoryview(bytearray(2 * len(codes)))
+        both[: len(codes)] = codes
+        self._outer.encode_phi(both[len(codes) :])
+        return both
 
-    def _count(self, settled: SettledRound, apply_s: float) -> None:
+    def _count(self, settled: Settled) -> None:
         facts, timing = self._facts, settled.timing
-        closed, outcome = settled.closed, settled.outcome
+        own, outcome = settled.own, settled.outcome
         if isinstance(outcome, Averaged):
             facts.count_averaged()
             self._events.emit(
                 EventName.ROUND_AVERAGED,
-                round=closed.round,
+                round=own.round,
                 partner=outcome.partner_id,
                 seconds=timing.exchange_s,
                 searched_s=timing.match_s,
                 distance=facts.replica_distance,
-                step=closed.step,
-                age=facts.nominal_step - closed.step,
+                step=own.step,
+                age=facts.nominal_step - own.step,
             )
         else:
             facts.count_skipped(outcome.reason)
             self._events.emit(
                 EventName.ROUND_SKIPPED,
-                round=closed.round,
+                round=own.round,
                 reason=outcome.reason,
                 partner=outcome.partner_id,
-                step=closed.step,
+                step=own.step,
             )
-        self._observe_round(RoundTiming(closed.seconds, timing.match_s, timing.exchange_s, apply_s))
 
 
 def _split(payload: memoryview | None, vectors: int) -> tuple[memoryview | None, memoryview | None]:

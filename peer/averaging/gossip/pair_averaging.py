@@ -4,28 +4,18 @@ What tells one from another is the rule of its outer state (outer_state.py): how
 momentum move when two vectors have been exchanged.
 """
 
-from peer.averaging.gossip.exchanges import Exchanges
-from peer.averaging.gossip.final_meetings import FinalMeetings
+import trio
+
+from peer.averaging.gossip.door import GossipDoor
 from peer.averaging.gossip.final_rounds import FinalRounds
-from peer.averaging.gossip.gossip import Gossip
 from peer.averaging.gossip.gossip_rounds import GossipRounds
-from peer.averaging.gossip.outcome import Agreement
+from peer.averaging.gossip.lane import lane_of
 from peer.averaging.gossip.outer_state import OuterState
-from peer.averaging.gossip.outer_steps import OuterSteps
 from peer.averaging.parts import AveragingParts
-from peer.observe.status import PeerState
 from peer.rounds.loop import RoundLoop
 from peer.rounds.pace import Pace
 from peer.training.ports import StartTrainer
-from protocol.outcomes import RefusalReason
 from protocol.schedule.own_rounds import OwnRounds
-
-
-def declined_in(state: PeerState) -> RefusalReason | None:
-    """Why a peer takes no proposal in this state; None when it does."""
-    if state is PeerState.LEAVING:
-        return RefusalReason.LEAVING
-    return None if state is PeerState.TRAINING else RefusalReason.NOT_TRAINING
 
 
 class PairAveraging:
@@ -36,47 +26,22 @@ class PairAveraging:
     """
 
     def __init__(self, parts: AveragingParts, outer: OuterState) -> None:
-        sync, held = parts.spec.sync, parts.held
+        held = parts.held
         self._parts = parts
         self._outer = outer
-        agreement = Agreement(
+        self.lock = trio.Lock()
+        self._lane = lane_of(
+            parts,
+            outer,
             group=held.group.digest,
-            inner_steps=sync.inner_steps,
             layout_digest=held.shape.layout_digest,
-            codec=held.codec,
-            vectors=2 if self._outer.needs_phi_codes else 1,
-            padded_parameters=held.shape.padded_parameters,
-            declined_now=lambda: declined_in(parts.facts.state),
-        )
-        exchanges = Exchanges(agreement, parts.network, parts.work)
-        self._meetings = FinalMeetings(
-            agreement,
-            parts.network.peer_id,
-            company=parts.company,
-            exchanges=exchanges,
+            size=held.shape.padded_parameters,
+            company=parts.company_of(0),
             events=parts.events,
+            lock=self.lock,
         )
-        self._gossip = Gossip(
-            agreement,
-            company=parts.company,
-            network=parts.network,
-            exchanges=exchanges,
-            meetings=self._meetings,
-            events=parts.events,
-            refused=parts.facts.refused,
-        )
-        self._steps = OuterSteps(
-            parts.spec,
-            facts=parts.facts,
-            outer=self._outer,
-            gossip=self._gossip,
-            meetings=self._meetings,
-            work=parts.work,
-            events=parts.events,
-            observe_round=parts.observe_round,
-        )
+        self._door = GossipDoor(parts.network, [self._lane.gossip])
         self.slow_P, self.momentum_P = outer.phi_P, outer.delta_P
-        self.lock = self._steps.lock
 
     def __repr__(self) -> str:
         return f"<PairAveraging {self._outer!r}>"
@@ -104,8 +69,8 @@ class PairAveraging:
             wanted=sync.final_averaging,
             facts=facts,
             view=parts.held.view,
-            company=parts.company,
-            held=self._meetings,
+            company=parts.company_of(0),
+            held=self._lane.meetings,
             validation=validation,
             events=parts.events,
         )
@@ -116,7 +81,7 @@ class PairAveraging:
             Pace(sync.inner_steps, facts),
             overlap=sync.overlap,
             outer=self._outer,
-            steps=self._steps,
+            steps=self._lane.steps,
             finale=finale,
             validation=validation,
         )
@@ -124,4 +89,4 @@ class PairAveraging:
 
     async def serve(self) -> None:
         """Answer proposals until cancelled."""
-        await self._gossip.run()
+        await self._door.run()

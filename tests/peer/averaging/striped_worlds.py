@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import trio
 
+from peer.averaging.gossip.door import GossipDoor
 from peer.averaging.gossip.exchange_io import Contribution
 from peer.averaging.gossip.exchanges import Exchanges
 from peer.averaging.gossip.final_meetings import FinalMeetings
@@ -136,15 +137,15 @@ async def real_peer(
     refused: Counter[RefusalReason] = Counter()
     gossip = Gossip(
         agreed,
+        network.peer_id,
         company=company,
-        network=network,
         exchanges=exchanges,
         meetings=meetings,
         events=log,
         refused=refused,
     )
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(gossip.run)
+        nursery.start_soon(GossipDoor(network, [gossip]).run)
         await trio.sleep(0.01)
         parts = (network, gossip, exchanges, meetings, company, refused)
         yield Peer(*parts, contribution(seed, parameters))

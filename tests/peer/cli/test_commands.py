@@ -151,7 +151,7 @@ def test_a_bug_is_called_a_bug(daemon) -> None:
         (["start", "run.toml", "--device", "tpu"], "--device: use 'cpu', 'cuda' or 'cuda:N'"),
         (["start", "run.toml", "--threads", "0"], "--threads: must be from 1"),
         (["start", "run.toml", "--overlap-steps", "-1"], "--overlap-steps: must be from 0"),
-        (["start", "run.toml", "--overlap-steps", "2"], "this run sends no fragments"),
+        (["start", "run.toml", "--overlap-steps", "2"], "this run waits for no fragments"),
         (["start", "run.toml", "--grace", "-1"], "--grace: must be from 0"),
         (["start", "run.toml", "--log-format", "xml"], "--log-format: use 'console' or 'json'"),
         (["start", "run.toml", "--listen", "x"], "--listen"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from peer.network.simulated_link import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.peer import Event, SimulatedPeer
 from peer.simulation.swarm import SimulatedSwarm
@@ -51,6 +52,12 @@ async def start(swarm: SimulatedSwarm, *names: str, machine_of: Any = None) -> N
         if name == names[0]:
             await swarm.until(swarm[name].known.is_set)
     await swarm.until(lambda: all(swarm[name].ready.is_set() for name in names))
+
+
+def set_lines(swarm: SimulatedSwarm, model: LinkModel) -> None:
+    """Let all lines carry so much from now on."""
+    for one, other in itertools.permutations((peer.peer_id for peer in swarm.peers.values()), 2):
+        swarm.internet.link(one, other).model = model
 
 
 def outcomes(peer: SimulatedPeer, after: int = -1) -> list[str]:

@@ -12,6 +12,7 @@ from swarm_worlds import (
     exchanges,
     jumps,
     partners,
+    set_lines,
     simulated,
     start,
     toy_spec,
@@ -40,12 +41,6 @@ VECTOR = 64 * 1024  # int8 codes of one peer, about as many bytes
 OPTIONS = SwarmOptions(padded_parameters=VECTOR)
 THIN = LinkModel(0.02, bandwidth_bytes_per_s=16e3)
 """An exchange takes four seconds, and a little more."""
-
-
-def set_lines(swarm: SimulatedSwarm, model: LinkModel) -> None:
-    """Let all lines carry so much from now on."""
-    for one, other in itertools.permutations(peer.peer_id for peer in swarm.peers.values()):
-        swarm.internet.link(one, other).model = model
 
 
 def quotas(peer: SimulatedPeer) -> list[int]:

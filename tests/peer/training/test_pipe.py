@@ -34,7 +34,7 @@ MESSAGES: list[Any] = [
     pipe.ModelCreated((("a", (2, 3)), ("b", ())), "{}"),
     RoundClosed(3, None, 5, 40, 2.5, None, 0, 40, 1.5, 200.0),
     RoundClosed(3, 1, 5, 40, 2.5, "ab", 0, 40, 1.5, 200.0),
-    FragmentSent(2, 7, 5, 40, "ab", 0.25, 0.0),
+    FragmentSent(2, 7, 5, 40, "ab", 0.25, 0.0, 362.5),
     Merge(2, 7, (0, 1), (3,)),
     Amend(2, (), (0,), (1,)),
     Stop(),

@@ -236,6 +236,55 @@ async def a_late_merge_is_waited_for(life: Life) -> None:
     assert (await life.until(RoundClosed)).steps == H
 
 
+# --- promises of averaging fragments in pairs -----------------------------------------------------
+async def fragments_leave_at_their_nominal_steps(life: Life) -> None:
+    await life.load()
+    for round_ in range(2):
+        closed = await life.train(round_)
+        assert (closed.slot, closed.digest, closed.steps) == (None, None, H)
+    sent = life.of(FragmentSent)
+    assert [(e.fragment, e.cycle, e.step) for e in sent] == [
+        (1, 0, 5.0), (0, 0, 10.0), (1, 1, 15.0), (0, 1, 20.0),
+    ]  # fmt: skip
+    assert [e.steps for e in sent] == [5, 10, 10, 10]
+    merged = {(e.fragment, e.cycle) for e in life.of(FragmentMerged)}
+    assert {(e.fragment, e.cycle) for e in sent[:3]} <= merged
+    for event in sent[-2:]:
+        assert digest_of(life.trainer.fragment_codes(event.fragment)) == event.digest
+
+
+async def fragments_follow_the_nominal_step_and_not_the_round(life: Life) -> None:
+    await life.load()
+    closed = await life.train(4, start_step=47.0)
+    assert closed.step == 57.0
+    assert [(e.fragment, e.step) for e in life.of(FragmentSent)] == [(0, 50.0), (1, 55.0)]
+
+
+async def a_fragment_in_flight_holds_up_nothing(life: Life) -> None:
+    await life.load()
+    for round_ in range(2):
+        await life.order(round_)
+        while not isinstance(closed := await life.receive(), RoundClosed):
+            pass  # and nothing is answered
+        assert closed.steps == H
+    assert len(life.of(FragmentSent)) == 2
+    await life.trainer.send(Merge(1, 0, (0,), ()))
+    assert await life.receive() == FragmentMerged(1, 0, 0.0)
+    await life.order(2)
+    late = await life.receive()
+    assert isinstance(late, FragmentSent)
+    assert (late.fragment, late.cycle, late.steps, late.step) == (1, 1, 15, 20.0)
+
+
+async def a_round_of_no_steps_sends_every_fragment(life: Life) -> None:
+    await life.load()
+    closed = await life.train(0, quota=0)
+    assert closed.slot is None
+    assert [(e.fragment, e.cycle, e.steps) for e in life.of(FragmentSent)] == [
+        (0, 0, 0), (1, 0, 0),
+    ]  # fmt: skip
+
+
 ALWAYS = [
     a_round_is_told_until_it_closes,
     the_stride_and_not_the_quota_tells_the_nominal_step,
@@ -260,12 +309,25 @@ FRAGMENTS = [
     a_fragment_can_be_yielded_and_amended,
     a_late_merge_is_waited_for,
 ]
+FRAGMENTS_IN_PAIRS = [
+    *ALWAYS,
+    fragments_leave_at_their_nominal_steps,
+    fragments_follow_the_nominal_step_and_not_the_round,
+    a_fragment_in_flight_holds_up_nothing,
+    a_round_of_no_steps_sends_every_fragment,
+]
 SPECS = {
     "pairs": spec_of(),
     "blocking": spec_of(overlap=False),
     "fragments": spec_of(method="diloco"),
+    "fragments-in-pairs": spec_of(method="streaming"),
 }
-PROMISES = {"pairs": PAIRS, "blocking": BLOCKING, "fragments": FRAGMENTS}
+PROMISES = {
+    "pairs": PAIRS,
+    "blocking": BLOCKING,
+    "fragments": FRAGMENTS,
+    "fragments-in-pairs": FRAGMENTS_IN_PAIRS,
+}
 ONE_BY_ONE = [
     pytest.param(way, promise, id=f"{way}-{promise.__name__}")
     for way, promises in PROMISES.items()

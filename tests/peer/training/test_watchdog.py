@@ -57,13 +57,16 @@ def test_without_overlap_the_wait_for_apply_is_no_hang():
     assert watchdog.silence_bound_s < math.inf
 
 
+SENT = FragmentSent(1, 0, 4, 4, "", 0.0, 0.0, 4.0)
+
+
 def test_waiting_for_an_average_is_no_hang():
     watchdog = Watchdog(RunSpec(sync=SyncSection(method="diloco")))
     watchdog.received(READY)
     watchdog.sent(ORDER)
     assert watchdog.silence_bound_s < math.inf
     for begins, ends in (
-        (FragmentSent(1, 0, 4, 4, "", 0.0, 0.0), Merge(1, 0, (0,), ())),
+        (SENT, Merge(1, 0, (0,), ())),
         (Yielded(1), Amend(1, (), (), ())),
     ):
         watchdog.received(begins)
@@ -72,4 +75,12 @@ def test_waiting_for_an_average_is_no_hang():
         assert watchdog.silence_bound_s < math.inf
     watchdog.received(RoundClosed(0, None, 1, 1, 0.0, None, 0, 0, 0.0, 1.0))
     watchdog.sent(ORDER)
+    assert watchdog.silence_bound_s < math.inf
+
+
+def test_in_streaming_gossip_a_fragment_in_flight_excuses_nobody():
+    watchdog = Watchdog(RunSpec(sync=SyncSection(method="streaming")))
+    watchdog.received(READY)
+    watchdog.sent(ORDER)
+    watchdog.received(SENT)
     assert watchdog.silence_bound_s < math.inf

@@ -1,0 +1,159 @@
+"""Two vectors behind one door: proposals, stripes and questions come to the right one."""
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import pytest
+import trio
+from striped_worlds import (
+    BOUNDS,
+    GROUP,
+    IDS,
+    PARAMETERS,
+    PIECE,
+    ROUNDS,
+    Company,
+    agreement,
+    contribution,
+    two_networks,
+)
+from trio.testing import MockClock
+
+from peer.averaging.gossip import outcome
+from peer.averaging.gossip.door import GossipDoor
+from peer.averaging.gossip.exchanges import Exchanges
+from peer.averaging.gossip.final_meetings import FinalMeetings
+from peer.averaging.gossip.gossip import Gossip
+from peer.averaging.gossip.outcome import Averaged
+from peer.network.conversation import Conversation
+from peer.network.simulated import SimulatedNetwork
+from peer.observe.events import EventLog
+from peer.ports.simulated import SimulatedWork
+from protocol.errors import Refused
+from protocol.gossip.exchange import exchange_id
+from protocol.outcomes import RefusalReason
+from protocol.wire import pieces
+from protocol.wire.messages import Accept, Join, Piece, Settle, Settled, SettledOutcome
+from protocol.wire.versions import GOSSIP
+
+GROUPS = (GROUP, "cd" * 16)
+SIZES = (PARAMETERS // 2, PARAMETERS)
+
+
+@dataclass
+class TwoVectors:
+    """One peer with a vector of each group."""
+
+    network: SimulatedNetwork
+    companies: list[Company]
+    gossips: list[Gossip]
+    refused: Counter[RefusalReason]
+
+    async def average(self, vector: int, seed: int, *free: int) -> Averaged:
+        """Average a vector with the other peer, if that is known to be free with its seed."""
+        company = self.companies[vector]
+        for other in free:
+            company.tell(company.others[0], contribution(other, SIZES[vector]).snapshot)
+        own = contribution(seed, SIZES[vector])
+        ended, _ = await self.gossips[vector].average(own, BOUNDS)
+        assert isinstance(ended, Averaged)
+        return replace(ended, payload=memoryview(bytes(ended.payload)))
+
+
+@asynccontextmanager
+async def two_vectors(network: SimulatedNetwork) -> AsyncIterator[TwoVectors]:
+    log = EventLog(lambda _: None, peer=network.peer_id, wall_time_s=lambda: 0.0, stream=None)
+    others = [peer_id for peer_id in IDS if peer_id != network.peer_id]
+    peer = TwoVectors(network, [], [], Counter())
+    for group, size in zip(GROUPS, SIZES, strict=True):
+        company, agreed = Company(*others), replace(agreement(size), group=group)
+        exchanges = Exchanges(agreed, network, SimulatedWork())
+        meetings = FinalMeetings(
+            agreed, network.peer_id, company=company, exchanges=exchanges, events=log
+        )
+        gossip = Gossip(
+            agreed,
+            network.peer_id,
+            company=company,
+            exchanges=exchanges,
+            meetings=meetings,
+            events=log,
+            refused=peer.refused,
+        )
+        peer.companies.append(company)
+        peer.gossips.append(gossip)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(GossipDoor(network, peer.gossips).run)
+        await trio.sleep(0.01)
+        yield peer
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def two_peers() -> AsyncIterator[tuple[TwoVectors, TwoVectors]]:
+    async with two_networks() as (a, b), two_vectors(a) as one, two_vectors(b) as two:
+        yield one, two
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors travel on stripes."""
+    monkeypatch.setattr(pieces, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(outcome, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(outcome, "STRIPE_FROM_BYTES", PIECE)
+
+
+@pytest.mark.usefixtures("small_pieces")
+async def test_both_vectors_are_averaged_at_the_same_time_on_stripes_of_their_own(
+    autojump_clock: MockClock,
+) -> None:
+    async with two_peers() as (one, two):
+        found: dict[tuple[str, int], Averaged] = {}
+
+        async def average(name: str, peer: TwoVectors, vector: int, *seeds: int) -> None:
+            found[name, vector] = await peer.average(vector, *seeds)
+
+        async with trio.open_nursery() as nursery:
+            for vector in range(2):
+                nursery.start_soon(average, "two", two, vector, 2)
+                nursery.start_soon(average, "one", one, vector, 1, 2)
+        for vector in range(2):
+            for name, theirs in (("one", 2), ("two", 1)):
+                expected = contribution(theirs, SIZES[vector]).payload
+                assert bytes(found[name, vector].payload) == bytes(expected), (name, vector)
+        assert one.gossips[1]._agreement.stripes > 2
+        assert not one.refused + two.refused
+
+
+async def test_a_question_after_an_exchange_comes_to_the_vector_that_knows_it(
+    autojump_clock: MockClock,
+) -> None:
+    async with two_peers() as (one, two):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(two.average, 1, 2)
+            nursery.start_soon(one.average, 1, 1, 2)
+        for group, expected in zip(
+            GROUPS, (SettledOutcome.UNKNOWN, SettledOutcome.AVERAGED), strict=True
+        ):
+            name = exchange_id(group, (IDS[0], ROUNDS[0]), (IDS[1], ROUNDS[1]))
+            async with Conversation(await one.network.open_stream(IDS[1], GOSSIP)) as talk:
+                await talk.send(Settle(name))
+                answer, _ = await talk.receive(Settled)
+            assert answer == Settled(name, expected)
+
+
+async def test_what_concerns_no_vector_is_refused(autojump_clock: MockClock) -> None:
+    async with two_peers() as (one, two):
+        proposal = replace(agreement(), group="ef" * 16).proposal(contribution(1))
+        for message, answer, reason in (
+            (Join("ab" * 16), Piece, RefusalReason.UNAVAILABLE),
+            (proposal, Accept, RefusalReason.OTHER_GROUP),
+        ):
+            async with Conversation(await one.network.open_stream(IDS[1], GOSSIP)) as talk:
+                await talk.send(message)
+                with pytest.raises(Refused) as refused:
+                    await talk.receive(answer)
+            assert refused.value.reason is reason
+        assert two.refused == {RefusalReason.OTHER_GROUP: 1}

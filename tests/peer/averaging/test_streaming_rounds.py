@@ -1,0 +1,176 @@
+"""Flights of fragments beside validation, the final averaging and the end: who waits for whom."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import trio
+from trio.testing import MockClock
+
+from peer.averaging.streaming.streaming_rounds import MEETINGS_AT_ONCE, StreamingRounds
+from peer.observe.events import EventLog
+from peer.observe.facts import Facts
+from peer.rounds.pace import Pace
+from peer.rounds.validation import Validation
+from peer.rounds.way import TrainerLine
+from peer.training.messages import Evaluate, Evaluated, FragmentSent, Merge, Ready, RoundClosed
+from protocol.gossip.final_averaging import Meeting
+from protocol.schedule.own_rounds import OwnRounds
+
+H, ROUNDS, FRAGMENTS = 10, 4, 6
+EXCHANGE_S, STEP_S = 1.0, 0.25
+READY = Ready(128, 128, "ab", "cpu", "fp32", 1, 1.0, (("a", (128,)),))
+
+
+class Steps:
+    """The outer steps of one fragment, which take their time and note when."""
+
+    def __init__(self, fragment: int, log: list[tuple[float, str, int]]) -> None:
+        self._fragment = fragment
+        self._log = log
+
+    async def contribution(self, codes: Any, digest: str, **fields: Any) -> Any:
+        return SimpleNamespace(**fields)
+
+    async def average(self, own: Any, meeting: Meeting | None, meanwhile: float) -> Any:
+        self._log.append((trio.current_time(), "exchange", self._fragment))
+        await trio.sleep(EXCHANGE_S)
+        return own
+
+    async def take(self, settled: Any, meeting: Meeting | None, train_s: float) -> None:
+        self._log.append((trio.current_time(), "step", self._fragment))
+        await trio.sleep(STEP_S)
+
+
+class World:
+    """StreamingRounds between a trainer that notes what it is told, and steps that note theirs."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self.began_s = trio.current_time()
+        self.log: list[tuple[float, str, int]] = []
+        self.told: list[tuple[float, Any]] = []
+        self.facts = Facts("me", 1, steps_per_s=1.0)
+        events = EventLog(lambda _: None, peer="me", wall_time_s=lambda: 0.0, stream=None)
+        self.validation = Validation(1, self.facts, events)
+        lanes: Any = SimpleNamespace(
+            lanes=[
+                SimpleNamespace(outer=SimpleNamespace(round=-1), steps=Steps(fragment, self.log))
+                for fragment in range(FRAGMENTS)
+            ]
+        )
+        self.finale: Any = SimpleNamespace(meeting=None)
+        self.rounds = StreamingRounds(
+            OwnRounds("me", H, ROUNDS * H, 0, 0.0, varied=0.0),
+            Pace(H, self.facts),
+            new_lanes=lambda _: lanes,
+            new_finale=lambda _: self.finale,
+            ends_with_flush=False,
+            validation=self.validation,
+        )
+        trainer: Any = self
+        self.rounds.began(TrainerLine(trainer, nursery), READY)
+
+    async def send(self, command: Any) -> None:
+        self.told.append((self.now_s, command))
+
+    def fragment_codes(self, fragment: int) -> memoryview:
+        return memoryview(bytes([fragment]))
+
+    @property
+    def now_s(self) -> float:
+        return trio.current_time() - self.began_s
+
+    async def sent(self, *fragments: int) -> None:
+        for fragment in fragments:
+            await self.rounds.took(FragmentSent(fragment, 0, H, H, "ab", 0.0, 0.0, float(H)))
+
+    async def closed(self, round_: int, step: float) -> None:
+        await self.rounds.closed(
+            RoundClosed(round_, None, H, H, 1.0, None, 0, 0, float(H), step), ()
+        )
+
+    def when(self, what: str) -> list[tuple[int, float]]:
+        return [
+            (fragment, at_s - self.began_s) for at_s, name, fragment in self.log if name == what
+        ]
+
+    def of(self, kind: type) -> list[float]:
+        return [at_s for at_s, command in self.told if isinstance(command, kind)]
+
+
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    async with trio.open_nursery() as nursery:
+        yield World(nursery)
+        nursery.cancel_scope.cancel()
+
+
+async def test_fragments_fly_side_by_side_and_are_stepped_one_after_the_other(
+    autojump_clock: MockClock,
+) -> None:
+    async with world() as here:
+        await here.sent(2, 0)
+        assert here.rounds.flights == 2
+        await here.rounds.died()  # which waits for both
+        assert [at_s for _, at_s in here.when("exchange")] == [0.0, 0.0]
+        assert sorted(at_s for _, at_s in here.when("step")) == [EXCHANGE_S, EXCHANGE_S + STEP_S]
+        assert len(here.of(Merge)) == 2
+        assert here.rounds.flights == 0
+
+
+async def test_slow_weights_lie_still_while_they_are_validated(autojump_clock: MockClock) -> None:
+    async with world() as here:
+        await here.sent(1)
+        await trio.sleep(EXCHANGE_S / 2)
+        await here.closed(0, float(H))
+        await trio.sleep(5.0)
+        assert len(here.of(Evaluate)) == 1
+        assert here.when("step") == []
+        here.validation.ended(Evaluated(0, 1.0, 1, 0.0))
+        await trio.sleep(5.0)
+        ((_, stepped_s),) = here.when("step")
+        assert stepped_s == EXCHANGE_S / 2 + 5.0
+
+
+async def test_no_validation_begins_while_a_step_is_taken(autojump_clock: MockClock) -> None:
+    async with world() as here:
+        await here.sent(1)
+        await trio.sleep(EXCHANGE_S + STEP_S / 2)
+        await here.closed(0, float(H))  # at once
+        assert here.now_s == EXCHANGE_S + STEP_S / 2
+        await trio.sleep(5.0)
+        assert here.of(Evaluate) == [EXCHANGE_S + STEP_S]
+
+
+async def test_the_last_round_waits_for_all_flights_and_is_not_validated_here(
+    autojump_clock: MockClock,
+) -> None:
+    async with world() as here:
+        await here.sent(*range(FRAGMENTS))
+        await here.closed(0, float(ROUNDS * H))
+        assert here.now_s == EXCHANGE_S + FRAGMENTS * STEP_S
+        assert here.of(Evaluate) == []
+        assert here.rounds.next_round(()) is None
+
+
+async def test_planned_meetings_are_held_a_few_at_a_time_and_in_order(
+    autojump_clock: MockClock,
+) -> None:
+    async with world() as here:
+        here.finale.meeting = Meeting(1, "you", asks=True, own_share=0.5)
+        await here.sent(*range(FRAGMENTS))
+        await here.rounds.died()
+        begun = here.when("exchange")
+        assert sorted(fragment for fragment, at_s in begun if at_s == 0) == [0, 1, 2, 3]
+        assert MEETINGS_AT_ONCE == 4
+        assert {fragment for fragment, at_s in begun if at_s == EXCHANGE_S} == {4, 5}
+
+
+async def test_nothing_flies_off_once_the_peer_leaves(autojump_clock: MockClock) -> None:
+    async with world() as here:
+        await here.sent(0)
+        await here.rounds.wait_settled()
+        assert here.now_s == EXCHANGE_S + STEP_S
+        await here.sent(1)
+        assert here.rounds.flights == 0
