@@ -122,12 +122,7 @@ def test_nothing_unpickles_and_no_shared_memory_tracker(path):
 SPEECHLESS = re.compile(r"(Of|With whom|By|In which|As|To what)\b")
 """Beginnings of first lines that say what a thing belongs to, and not what it is or does."""
 STILL_TO_BE_WORDED = {
-    "peer/averaging/diloco/fragment_exchange.py",
-    "peer/averaging/diloco/fragment_healing.py",
-    "peer/averaging/diloco/fragment_inbound.py",
-    "peer/averaging/diloco/fragment_owner.py",
     "peer/daemon/duplicates.py",
-    "peer/averaging/diloco/fragment_rounds.py",
     "peer/daemon/link.py",
     "peer/daemon/run.py",
     "peer/simulation/peer.py",

@@ -331,6 +331,17 @@ def test_a_contribution_on_a_better_state_has_that_fetched_once():
     assert of_kind(alone(alone.contribution("b", 1, (better,))), c.FetchChunk) == [fetch]
 
 
+def test_while_a_chunk_is_fetched_the_owners_get_nothing_but_a_word():
+    alone = Alone("b")
+    alone(alone.contribution("b", 0, (ChunkStamp(1, 5, 5, bytes(16)),)))
+    contributions = of_kind(alone.send(0), c.Contribute)
+    assert {(each.weight, each.stamps) for each in contributions} == {(0, ())}
+    alone(e.FetchFailed(0, 1))
+    alone.wait(MAX_RETURN_S + 1)
+    contributions = of_kind(alone.send(1), c.Contribute)
+    assert {each.weight for each in contributions} == {1}
+
+
 def test_of_equal_histories_the_lower_digest_is_fetched_when_the_run_is_over_and_none_before():
     for is_over, digest, asks in [(False, 0, False), (True, 0, True), (True, 255, False)]:
         alone = Alone("b")
