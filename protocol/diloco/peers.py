@@ -4,7 +4,7 @@ Rules
   1. Peers contribute to a cycle that is within LATE_ROUNDS of their round and of ours. To any other
      nobody is expected, and a peer that says it is through with a cycle is not expected to it.
   2. Peers choose owners among those that they expect, but for owners that brought nothing until our
-     patience ended. One of these is chosen again when anything comes from it.
+     patience ended. One of these is chosen again when anything but a question comes from it.
   3. Whatever is remembered of a peer goes with it.
 """
 
