@@ -14,6 +14,7 @@ the first exchange over a slow one: `whole` says whether all peers are in all ch
 
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Final
 
@@ -22,14 +23,17 @@ import numpy as np
 import torch
 import trio
 
-from peer.averaging.diloco.fragment_exchange import FragmentExchange, FragmentSurroundings
-from peer.averaging.diloco.fragment_items import Changes, Held, Returned, Sent
+from peer.averaging.diloco.fragment_exchange import FragmentExchange
 from peer.averaging.diloco.nesterov import Factors
 from peer.averaging.diloco.outer_fragments import OuterFragments
+from peer.averaging.diloco.surroundings import FragmentSurroundings
 from peer.codec import get_codec
 from peer.network.identity import Identity, load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from peer.ports.real import RealEntropy, RealWork
+from protocol.diloco.fragment_commands import Changes, Returned
+from protocol.diloco.fragment_events import Held, PeersSeen, Sent
+from protocol.diloco.healing import HealingStatistics
 from protocol.fragment.fragments import Fragment, cut_fragments
 from protocol.run.layout import Layout
 
@@ -60,6 +64,37 @@ class IdleTrainer:
         await trio.lowlevel.checkpoint()
 
 
+class MembersOfGroup:
+    """Peers that all are in the same cycle."""
+
+    def __init__(self, own_id: str) -> None:
+        self._own_id = own_id
+        self.members = frozenset([own_id])
+        self.cycle = 0
+
+    def seen(self) -> PeersSeen:
+        others = self.members - {self._own_id}
+        return PeersSeen(self.cycle, self.members, dict.fromkeys(others, self.cycle))
+
+
+class ReturnedSends:
+    """The ends of the sends of one exchange."""
+
+    def __init__(self, num_fragments: int) -> None:
+        self._num_fragments = num_fragments
+        self.sends: list[Returned] = []
+        self.all_returned = trio.Event()
+
+    def forget(self) -> None:
+        """Another exchange begins."""
+        self.sends, self.all_returned = [], trio.Event()
+
+    def returned(self, returned: Returned, healing: HealingStatistics) -> None:
+        self.sends.append(returned)
+        if len(self.sends) == self._num_fragments:
+            self.all_returned.set()
+
+
 class SpeedPeer:
     """Answers the measurement's questions."""
 
@@ -67,36 +102,28 @@ class SpeedPeer:
         self, network: Libp2pNetwork, identity: Identity, layout: Layout, index: int
     ) -> None:
         self._network = network
-        self._members = {network.peer_id}
+        self._company = MembersOfGroup(network.peer_id)
         codec = get_codec("int8", part_of=layout.padded_parameters)
         fragments = cut_fragments(layout, "strided", BLOCKS_PER_FRAGMENT)
         self._phi_P = np.zeros(layout.padded_parameters, np.float32)
         self._v_P = np.zeros_like(self._phi_P)
         self._before = self._phi_P.copy(), self._v_P.copy()
         outer = OuterFragments(fragments, self._phi_P, self._v_P, codec, FACTORS)
-        outer.begin()
         self._codes = _encoded(outer, noise(layout.padded_parameters, index))
-        self._cycle = 0
-        self._returned: list[Returned] = []
-        self._all_returned = trio.Event()
+        self._record = ReturnedSends(len(fragments))
         around = FragmentSurroundings(
             group=GROUP,
             network=network,
             work=RealWork(),
             sign=identity.sign,
-            round=lambda: self._cycle,
-            present=lambda: self._members,
-            expected=lambda _: self._members,
-            is_over=lambda: False,
+            company=self._company,
+            trainer=IdleTrainer(),
+            record=self._record,
+            lock=trio.Lock(),
+            refused=Counter(),
             last_sent=[-1] * len(fragments),
         )
-        self._exchange = FragmentExchange(
-            around,
-            outer=outer,
-            trainer=IdleTrainer(),
-            lock=trio.Lock(),
-            returned=self._note_returned,
-        )
+        self._exchange = FragmentExchange(around, outer)
 
     async def run(self) -> None:
         """Serve until the parent asks no more."""
@@ -125,11 +152,11 @@ class SpeedPeer:
         for hello in question["hellos"]:
             if hello["peer_id"] != self._network.peer_id:
                 await self._network.connect(hello["peer_id"], hello["addresses"])
-        self._members = {hello["peer_id"] for hello in question["hellos"]}
+        self._company.members = frozenset(hello["peer_id"] for hello in question["hellos"])
         return {}
 
     async def prepare(self, _: Answer) -> Answer:
-        self._returned, self._all_returned = [], trio.Event()
+        self._record.forget()
         for before, now in zip(self._before, (self._phi_P, self._v_P), strict=True):
             before[:] = now
         return {}
@@ -138,21 +165,22 @@ class SpeedPeer:
         """Send the whole model, and wait until all of it is stepped."""
         began_s = time.perf_counter()
         for fragment, codes in enumerate(self._codes):
-            self._exchange.sent(fragment, Sent(self._cycle, codes, steps=1, tokens=1))
-        await self._all_returned.wait()
+            sent = Sent(fragment, self._company.cycle, codes, steps=1, tokens=1)
+            self._exchange.sent(sent)
+        await self._record.all_returned.wait()
         ended_s = time.perf_counter()
-        self._cycle += 1
+        self._company.cycle += 1
         return {"began_s": began_s, "ended_s": ended_s, "whole": self._is_whole()}
 
     def _is_whole(self) -> bool:
         """Whether the last exchange has averaged all of all peers."""
-        masks = [
-            arrived.chunk.mask.bit_count()
-            for keeper in self._exchange._keepers
-            for arrived in keeper.results.values()
+        in_results = [
+            contributors
+            for fragment in range(len(self._codes))
+            for contributors in self._exchange.contributors_by_chunk(fragment).values()
         ]
-        missing = sum(returned.missing for returned in self._returned)
-        return not missing and min(masks) == len(self._members)
+        missing = sum(returned.missing for returned in self._record.sends)
+        return not missing and min(in_results) == len(self._company.members)
 
     async def check(self, question: Answer) -> Answer:
         """The distance to the true mean, and a digest that all peers should have in common."""
@@ -162,11 +190,6 @@ class SpeedPeer:
         digest = blake3.blake3(self._phi_P.view(np.uint8).data).hexdigest(length=16)
         error = relative_error(D_P, mean_of_all(len(D_P), question["num_peers"]))
         return {"error": error, "digest": digest}
-
-    def _note_returned(self, returned: Returned) -> None:
-        self._returned.append(returned)
-        if len(self._returned) == len(self._codes):
-            self._all_returned.set()
 
 
 def _encoded(outer: OuterFragments, u_P: torch.Tensor) -> list[memoryview]:

@@ -121,14 +121,6 @@ def test_nothing_unpickles_and_no_shared_memory_tracker(path):
 
 SPEECHLESS = re.compile(r"(Of|With whom|By|In which|As|To what)\b")
 """Beginnings of first lines that say what a thing belongs to, and not what it is or does."""
-STILL_TO_BE_WORDED = {
-    "peer/averaging/diloco/fragment_exchange.py",
-    "peer/averaging/diloco/fragment_healing.py",
-    "peer/averaging/diloco/fragment_inbound.py",
-    "peer/averaging/diloco/fragment_owner.py",
-    "peer/averaging/diloco/fragment_rounds.py",
-}
-"""Files whose docstrings are not in that form yet."""
 
 
 def docstrings(tree: ast.Module) -> list[str]:
@@ -160,12 +152,7 @@ def ill_worded(tree: ast.Module) -> list[str]:
 
 @pytest.mark.parametrize("path", [*SOURCES, *MEASURES], ids=name_of)
 def test_docstrings_say_a_thing(path):
-    assert name_of(path) in STILL_TO_BE_WORDED or ill_worded(tree_of(path)) == []
-
-
-def test_only_files_that_need_it_are_still_to_be_worded():
-    done = {n for n in STILL_TO_BE_WORDED if not ill_worded(tree_of(ROOT / n))}
-    assert done == set()
+    assert ill_worded(tree_of(path)) == []
 
 
 def test_every_bound_of_the_protocol_is_enforced_somewhere():

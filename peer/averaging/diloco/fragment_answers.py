@@ -1,16 +1,14 @@
 """What a peer answers when others ask for its fragments: stamps, results, the state of a chunk."""
 
-from collections.abc import Sequence
-
 import trio
 
 from peer.network.conversation import Conversation
 from peer.ports import Work
+from protocol.diloco.fragment_core import FragmentCore
 from protocol.outcomes import RefusalReason
 from protocol.wire.fragment_messages import ChunkStamp
 from protocol.wire.messages import ChunkState, GetChunkState, GetResult, GetStamps, Stamps
 
-from .fragment_keeper import FragmentKeeper
 from .fragment_posts import STALL_S
 from .outer_fragments import OuterFragments
 
@@ -18,22 +16,22 @@ Question = GetStamps | GetResult | GetChunkState
 
 
 class FragmentAnswers:
-    """Answers of one peer.
+    """Answers to the questions of others.
 
     Args:
-        keepers: of the fragments, in order.
+        core: knows stamps and results.
         lock: held while the outer state moves or is read as a whole.
     """
 
     def __init__(
         self,
         outer: OuterFragments,
-        keepers: Sequence[FragmentKeeper],
+        core: FragmentCore,
         work: Work,
         lock: trio.Lock,
     ) -> None:
         self._outer = outer
-        self._keepers = keepers
+        self._core = core
         self._work = work
         self._lock = lock
 
@@ -52,7 +50,7 @@ class FragmentAnswers:
                 await talk.send(state, values, stall_s=STALL_S)
 
     def _stamps(self, fragment: int) -> Stamps:
-        ledger = self._outer.ledgers[fragment]
+        ledger = self._core.ledger(fragment)
         chunks = range(len(ledger.stamps))
         return Stamps(
             fragment,
@@ -61,7 +59,7 @@ class FragmentAnswers:
         )
 
     async def _send_result(self, talk: Conversation, asked: GetResult) -> None:
-        kept = self._keepers[asked.fragment].result_of(asked.cycle, asked.chunk)
+        kept = self._core.result_of(asked.fragment, asked.cycle, asked.chunk)
         if kept is None:
             await talk.refuse(RefusalReason.UNAVAILABLE, "I hold no such result")
         else:
@@ -69,7 +67,7 @@ class FragmentAnswers:
 
     async def _read(self, fragment: int, chunk: int) -> tuple[ChunkState, bytes]:
         async with self._lock:
-            ledger = self._outer.ledgers[fragment]
+            ledger = self._core.ledger(fragment)
             stamp = ChunkStamp.of(chunk, ledger.stamp(chunk))
             state = ChunkState(fragment, ledger.cycle(chunk), stamp)
             return state, await self._work.run(self._outer.read, fragment, chunk)

@@ -1,13 +1,14 @@
 """What comes on fragment streams, checked before anybody acts on it.
 
 A message is of our group, names a fragment and chunks that there are, and its codes have the size,
-the digest and the form that they must have; a result is signed by its owner. Who sends anything
-else has broken the protocol (RemoteProtocolError), and the stream ends.
+the digest and the form that they must have; a result is signed by its owner. A peer that sends
+anything else has broken the protocol (RemoteProtocolError), and the stream ends.
 """
 
 from peer.codec import codes_as_tensor
 from peer.network.conversation import Conversation
 from peer.ports import Work
+from protocol.diloco.digests import short_digest
 from protocol.errors import RemoteProtocolError
 from protocol.membership.group import other_group_sentence
 from protocol.wire.messages import (
@@ -22,7 +23,6 @@ from protocol.wire.messages import (
     Result,
 )
 
-from .fragment_owner import short_digest
 from .fragment_posts import STALL_S
 from .outer_fragments import OuterFragments
 
@@ -79,7 +79,7 @@ class FragmentInbound:
         return message, await self._work.run(self._checked, message, self._taken())
 
     def _taken(self) -> memoryview:
-        """The codes of the message; who gets them alone says for how long they are needed."""
+        """The codes of the message; their receiver alone knows for how long they are needed."""
         room, self._room = self._room, memoryview(b"")
         return room
 

@@ -51,10 +51,11 @@ class Posts:
     def __repr__(self) -> str:
         return f"<Posts to {sorted(self._boxes)}, {self._lost} of {self._posted} lost>"
 
-    async def run(self) -> None:
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Carry what is posted, until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
+            task_status.started()
             await trio.sleep_forever()
 
     def post(self, peer_id: PeerId, message: Message, payload: Payload = b"") -> None:

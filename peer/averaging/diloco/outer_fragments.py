@@ -1,10 +1,12 @@
 """The outer copy of a model, fragment by fragment: values, momentum, and what may be undone.
 
 phi and v lie in the caller's memory, in the order of the flat vector, where a chunk lies in one
-piece or several; it is stepped where it lies. What a chunk was before its last step is kept until
-the fragment is sent again, so that the step can be taken anew with a result that wins (protocol/
-chunk_ledger.py). There is a second pair of vectors for that, used again with each step: memory
-that is new for each chunk costs several times what the step does.
+piece or several; it is stepped where it lies. What a chunk was before its last step is kept, so
+that the step can be taken anew with a result that wins. There is a second pair of vectors for that,
+used again with each step: memory that is new for each chunk costs several times what the step does.
+
+Which state each chunk is in, and what may be applied to it, is known to the core of the exchange
+(protocol/fragment/chunk_ledger.py): it is given each state's name, the stamp, that comes of a step.
 
 Everything here is blocking work of some milliseconds per chunk, for one thread at a time.
 """
@@ -20,8 +22,9 @@ from peer.averaging.memory.memory_check import memory_check
 from peer.averaging.memory.spare_memory import SpareMemory
 from peer.codec import Codec, codes_as_tensor
 from peer.codec.compiled import COMPILED_FROM
+from protocol.diloco.fragment_commands import ResultToWrite
 from protocol.errors import RemoteProtocolError
-from protocol.fragment.chunk_ledger import NEVER, ChunkLedger, Outcome, Stamp
+from protocol.fragment.chunk_ledger import NEVER, Stamp
 from protocol.fragment.fragments import Fragment, Span
 
 from .nesterov import PLAIN_AVERAGE, ChunkState, Factors, digest_of_pieces, step_pieces
@@ -39,7 +42,7 @@ class FragmentStatistics:
 
 
 class OuterFragments:
-    """phi, v and the ledgers of all fragments.
+    """phi and v of all fragments; the values must be there.
 
     Args:
         factors: of the outer steps.
@@ -48,7 +51,7 @@ class OuterFragments:
 
     Attributes:
         fragments: of the model.
-        ledgers: one per fragment.
+        last_cycle: see above.
         spare: memory for codes that come and go.
     """
 
@@ -64,37 +67,28 @@ class OuterFragments:
         self.fragments = tuple(fragments)
         self.codec = codec
         self._factors = factors
-        self._last_cycle = last_cycle
+        self.last_cycle = last_cycle
         self._phi, self._v = torch.from_numpy(phi_P), torch.from_numpy(v_P)
         self._before_phi, self._before_v = torch.empty_like(self._phi), torch.empty_like(self._v)
-        self._spoilt: list[set[int]] = [set() for _ in self.fragments]
-        self._checks: list[list[bytes]] = []
         self._steps = self._redone = self._healed = 0
-        self.ledgers: list[ChunkLedger] = []
         self.spare = SpareMemory(self.code_bytes)
-
-    def __repr__(self) -> str:
-        return f"<OuterFragments, {len(self.fragments)} fragments, {self.ledgers}>"
-
-    def begin(self) -> None:
-        """The values are there: name the state of every chunk, as of the start of a run."""
-        self.ledgers = [
-            ChunkLedger(
-                [
-                    self._stamp(fragment.index, chunk, NEVER, 0, 0)
-                    for chunk in range(len(fragment.chunks))
-                ]
-            )
-            for fragment in self.fragments
-        ]
         self._checks = [
             [self._check(fragment.index, chunk) for chunk in range(len(fragment.chunks))]
             for fragment in self.fragments
         ]
 
-    def sends_at_once(self, cycle: int) -> int:
-        """Fragments that are on their way together: all of them after the run's last step."""
-        return len(self.fragments) if cycle == self._last_cycle else 1
+    def __repr__(self) -> str:
+        return f"<OuterFragments, {len(self.fragments)} fragments, {self.statistics()}>"
+
+    def first_stamps(self) -> list[list[Stamp]]:
+        """The state of every chunk of each fragment, as of the start of a run."""
+        return [
+            [
+                self._stamp(fragment.index, chunk, NEVER, 0, 0)
+                for chunk in range(len(fragment.chunks))
+            ]
+            for fragment in self.fragments
+        ]
 
     # --- sizes ------------------------------------------------------------------------------------
     def chunk_values(self, fragment: int, chunk: int) -> int:
@@ -138,47 +132,19 @@ class OuterFragments:
         return parts
 
     # --- steps ------------------------------------------------------------------------------------
-    def step(
-        self, fragment: int, chunk: int, cycle: int, codes: memoryview, outcome: Outcome
-    ) -> None:
-        """Apply a result to the present state."""
-        ledger = self.ledgers[fragment]
-        base = ledger.stamp(chunk)
-        stamp = self._take(fragment, chunk, cycle, codes, base, outcome, keep=True)
-        ledger.stepped(chunk, cycle, outcome, stamp)
-        self._steps += 1
-
-    def redo(self, fragment: int, chunk: int, codes: memoryview, outcome: Outcome) -> None:
-        """Apply a winning result to the state before the last step."""
-        ledger = self.ledgers[fragment]
-        base = ledger.before(chunk)
-        cycle = ledger.cycle(chunk)
-        stamp = self._take(fragment, chunk, cycle, codes, base, outcome, keep=False)
-        ledger.redone(chunk, outcome, stamp)
-        self._redone += 1
-
-    def _take(
-        self,
-        fragment: int,
-        chunk: int,
-        cycle: int,
-        codes: memoryview,
-        base: Stamp,
-        outcome: Outcome,
-        *,
-        keep: bool,
-    ) -> Stamp:
-        """Step from the state before the last step, or from the present one, which is kept."""
-        before = self._states(self._before_phi, self._before_v, fragment, chunk)
-        pieces = list(zip(before, self._states(self._phi, self._v, fragment, chunk), strict=True))
-        factors = PLAIN_AVERAGE if cycle == self._last_cycle else self._factors
-        step_pieces(pieces, codes_as_tensor(codes), self.codec, factors, keep=keep)
-        self._checks[fragment][chunk] = self._check(fragment, chunk)
-        return self._stamp(fragment, chunk, cycle, base.steps + 1, base.weight + outcome.weight)
-
-    def sent(self, fragment: int) -> None:
-        """The fragment was sent again: its last steps stand."""
-        self.ledgers[fragment].sent()
+    def write(self, fragment: int, result: ResultToWrite) -> Stamp:
+        """Step from the present state, or from the one before the last step; the new state."""
+        keep = not result.again
+        before = self._states(self._before_phi, self._before_v, fragment, result.chunk)
+        now = self._states(self._phi, self._v, fragment, result.chunk)
+        factors = PLAIN_AVERAGE if result.cycle == self.last_cycle else self._factors
+        pieces = list(zip(before, now, strict=True))
+        step_pieces(pieces, codes_as_tensor(result.codes), self.codec, factors, keep=keep)
+        self._checks[fragment][result.chunk] = self._check(fragment, result.chunk)
+        self._steps += keep
+        self._redone += result.again
+        steps, weight = result.base.steps + 1, result.base.weight + result.outcome.weight
+        return self._stamp(fragment, result.chunk, result.cycle, steps, weight)
 
     # --- whole chunks -----------------------------------------------------------------------------
     def read(self, fragment: int, chunk: int) -> bytes:
@@ -207,34 +173,28 @@ class OuterFragments:
             raise RemoteProtocolError("a chunk's values are not finite")
         self._scatter(fragment, chunk, state)
         self._checks[fragment][chunk] = self._check(fragment, chunk)
-        self._spoilt[fragment].discard(chunk)
-        self.ledgers[fragment].healed(chunk, cycle, stamp)
         self._healed += 1
 
-    def verify(self, fragment: int) -> None:
+    def verify(self, fragment: int, cycles: Sequence[int]) -> dict[int, Stamp]:
         """See which chunks are no longer what was written: their memory was spoilt.
 
-        So is every difference from them. Under a stamp behind all others' it is left out of the
-        averages, and the chunk healed.
+        So is every difference from them. Under the stamps that are returned, which are behind all
+        others', they are left out of the averages, and healed.
+
+        Args:
+            cycles: of each chunk's last step.
         """
-        ledger, checks = self.ledgers[fragment], self._checks[fragment]
-        for chunk, known in enumerate(checks):
+        checks, spoilt = self._checks[fragment], {}
+        for chunk, (known, cycle) in enumerate(zip(checks, cycles, strict=True)):
             now = self._check(fragment, chunk)
             if now != known:
-                cycle = ledger.cycle(chunk)
-                ledger.healed(chunk, cycle, self._stamp(fragment, chunk, cycle, 0, 0))
                 checks[chunk] = now
-                self._spoilt[fragment].add(chunk)
+                spoilt[chunk] = self._stamp(fragment, chunk, cycle, 0, 0)
+        return spoilt
 
-    def is_spoilt(self, fragment: int, chunk: int) -> bool:
-        """Whether the chunk was found spoilt, and is not healed yet."""
-        return chunk in self._spoilt[fragment]
-
-    def adopt(self, fragment: int, chunk: int, cycle: int, stamp: Stamp) -> None:
-        """Take over a stamp of another peer, if it is that of the values that we have."""
-        ours = self._stamp(fragment, chunk, cycle, stamp.steps, stamp.weight)
-        if ours == stamp and stamp.is_ahead_of(self.ledgers[fragment].stamp(chunk)):
-            self.ledgers[fragment].healed(chunk, cycle, stamp)
+    def fits(self, fragment: int, chunk: int, cycle: int, stamp: Stamp) -> bool:
+        """Whether a stamp, of a step in this cycle, is that of the values that we have."""
+        return self._stamp(fragment, chunk, cycle, stamp.steps, stamp.weight) == stamp
 
     def statistics(self) -> FragmentStatistics:
         """Counts since the start."""

@@ -3,11 +3,11 @@
 import numpy as np
 import torch
 
-from peer.averaging.diloco.fragment_owner import short_digest
 from peer.averaging.diloco.nesterov import Factors
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import codes_as_tensor, get_codec
 from peer.network.identity import Identity
+from protocol.diloco.digests import short_digest
 from protocol.fragment.fragments import cut_fragments
 from protocol.run.layout import Layout
 from protocol.wire.fragment_messages import ChunkStamp
@@ -24,9 +24,7 @@ def outer_copy(codec: str = "fp32", seed: int = 1) -> OuterFragments:
     layout = Layout.from_shapes({"weight": (2 * 8192,)})
     phi = np.random.default_rng(seed).standard_normal(layout.padded_parameters, np.float32)
     fragments = cut_fragments(layout, "whole", 1)
-    outer = OuterFragments(fragments, phi, np.zeros_like(phi), get_codec(codec), Factors(1.0, 0.0))
-    outer.begin()
-    return outer
+    return OuterFragments(fragments, phi, np.zeros_like(phi), get_codec(codec), Factors(1.0, 0.0))
 
 
 def codes_of(outer: OuterFragments, chunk: int, value: float) -> bytes:
@@ -40,9 +38,9 @@ def codes_of(outer: OuterFragments, chunk: int, value: float) -> bytes:
 def contribution(
     outer: OuterFragments, values: dict[int, float], weight: int = 1, cycle: int = CYCLE
 ) -> tuple[Contribution, bytes]:
-    """To these chunks, and its codes."""
+    """To these chunks as they are at the start, and its codes."""
     codes = b"".join(codes_of(outer, chunk, value) for chunk, value in values.items())
-    ledger = outer.ledgers[FRAGMENT]
-    stamps = tuple(ChunkStamp.of(chunk, ledger.stamp(chunk)) for chunk in values)
+    first = outer.first_stamps()[FRAGMENT]
+    stamps = tuple(ChunkStamp.of(chunk, first[chunk]) for chunk in values)
     message = Contribution(GROUP, FRAGMENT, cycle, weight, 1, 1, stamps, short_digest(codes))
     return message, codes

@@ -7,9 +7,9 @@ from owner_worlds import FRAGMENT, GROUP, IDENTITIES, IDS, codes_of, contributio
 from pipe_streams import pipe
 
 from peer.averaging.diloco.fragment_inbound import FragmentInbound, OtherGroup
-from peer.averaging.diloco.fragment_owner import short_digest
 from peer.network.conversation import Conversation
 from peer.ports.simulated import SimulatedWork
+from protocol.diloco.digests import short_digest
 from protocol.errors import RemoteProtocolError
 from protocol.wire.fragment_messages import ChunkResult, signed_result
 from protocol.wire.frames import encode_frame
@@ -28,7 +28,7 @@ OUTER = outer_copy("int8")
 
 def result(**changes) -> Result:
     codes = codes_of(OUTER, 1, 2.0)
-    stamp = OUTER.ledgers[FRAGMENT].stamp(1)
+    stamp = OUTER.first_stamps()[FRAGMENT][1]
     chunk = ChunkResult(1, stamp.steps, stamp.weight, stamp.digest, 1, short_digest(codes))
     unsigned = Result(GROUP, FRAGMENT, 7, IDS[0], (IDS[1],), (1,), (chunk,), (1,), bytes(64))
     return signed_result(replace(unsigned, **changes), IDENTITIES[0].sign)

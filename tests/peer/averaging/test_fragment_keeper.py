@@ -1,199 +1,149 @@
 """A keeper between a trainer and other peers that do not keep to the rules."""
 
-from dataclasses import dataclass, field
-
 import pytest
-import trio
-import trio.testing
-from owner_worlds import CYCLE, FRAGMENT, GROUP, IDS, codes_of, outer_copy
+from keeper_worlds import NUM_CHUNKS, World, fetched, result, send
+from owner_worlds import CYCLE, FRAGMENT, IDS
 
-from peer.averaging.diloco.fragment_items import Arrived, Changes, Fetched, Held, Passed, Sent
-from peer.averaging.diloco.fragment_keeper import (
-    MAX_EARLY_FOR_A_CHUNK,
-    MAX_INBOX,
-    MAX_RETURN_S,
-    FragmentKeeper,
-    digest_of,
-)
-from peer.averaging.diloco.fragment_owner import short_digest
-from peer.averaging.diloco.outer_fragments import OuterFragments
-from protocol.fragment.chunk_ledger import Outcome, Stamp
-from protocol.wire.fragment_messages import ChunkResult
-from protocol.wire.messages import Result
-
-NUM_CHUNKS = 2
-"""Of the one fragment of `outer_copy`."""
-
-
-@dataclass
-class Trainer:
-    """Holds still whenever it is asked to, or says why not."""
-
-    can_write: bool = True
-    held: Held = Held.YIELDED
-    amended: list[Changes] = field(default_factory=list)
-    merged: list[Changes] = field(default_factory=list)
-
-    async def may_write(self) -> None:
-        await trio.lowlevel.checkpoint()
-
-    async def merge(self, fragment: int, cycle: int, changes: Changes) -> None:
-        self.merged.append(changes)
-
-    async def hold(self, fragment: int) -> Held:
-        await trio.lowlevel.checkpoint()
-        return self.held
-
-    async def amend(self, fragment: int, changes: Changes) -> None:
-        self.amended.append(changes)
-
-
-@dataclass
-class Others:
-    """One peer that owns every chunk, and brings nothing by itself."""
-
-    told: list[tuple[int, bytes]] = field(default_factory=list)
-
-    async def turn_to_contribute(self, fragment: int) -> None:
-        await trio.lowlevel.checkpoint()
-
-    def contribute(self, fragment: int, sent: Sent, *, healing: bool) -> list[str]:
-        return [IDS[1]] * NUM_CHUNKS
-
-    def unheard(self, owners: set[str]) -> None:
-        pass
-
-    def settled(self, fragment: int, cycle: int, digest: bytes) -> None:
-        self.told.append((cycle, digest))
-
-    def heal(self, fragment: int, chunk: int, sender: str) -> None:
-        pass
-
-    def is_healing(self, fragment: int) -> bool:
-        return False
-
-
-@dataclass
-class World:
-    """A keeper, and all that it deals with."""
-
-    keeper: FragmentKeeper
-    outer: OuterFragments
-    trainer: Trainer
-    others: Others
-
-    async def take(self, *items: Sent | Arrived | Fetched | Passed) -> None:
-        for item in items:
-            self.keeper.put(item)
-        await trio.testing.wait_all_tasks_blocked()
-
-    def digest(self) -> bytes:
-        """Of all chunks' states now."""
-        return digest_of(self.outer.ledgers[FRAGMENT].stamps)
+from protocol.diloco.fragment_commands import Changes, Verify, WriteResults
+from protocol.diloco.fragment_events import Fetched, Held, Passed
+from protocol.diloco.keeper import MAX_RETURN_S
+from protocol.diloco.waiting_results import MAX_EARLY_FOR_A_CHUNK, MAX_WAITING
+from protocol.fragment.chunk_ledger import Stamp
 
 
 @pytest.fixture
-async def world(nursery):
-    outer, trainer, others = outer_copy(), Trainer(), Others()
-
-    async def write(function, *args) -> None:
-        await trio.lowlevel.checkpoint()
-        function(*args)
-
-    keeper = FragmentKeeper(
-        FRAGMENT,
-        IDS[0],
-        outer=outer,
-        trainer=trainer,
-        others=others,
-        write=write,
-        returned=lambda _: None,
-    )
-    nursery.start_soon(keeper.run)
-    return World(keeper, outer, trainer, others)
+def world():
+    return World()
 
 
-def send(cycle: int = CYCLE) -> Sent:
-    codes = b"".join(codes_of(outer_copy(), chunk, 0.5) for chunk in range(NUM_CHUNKS))
-    return Sent(cycle, memoryview(codes), 1, 1)
+def all_owned_by_the_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """We own nothing: both chunks are waited for."""
+    monkeypatch.setattr(world.peers, "possible_owners", lambda cycle: [IDS[1]])
 
 
-def result(chunk: int, cycle: int = CYCLE) -> Arrived:
-    """One without us, for a chunk as `outer_copy` makes it."""
-    outer = outer_copy()
-    base, codes = outer.ledgers[FRAGMENT].stamp(chunk), codes_of(outer, chunk, 0.5)
-    of_chunk = ChunkResult(chunk, base.steps, base.weight, base.digest, 1, short_digest(codes))
-    made = Result(
-        GROUP, FRAGMENT, cycle, IDS[1], (IDS[1],), (1,), (of_chunk,), (chunk,), signature=bytes(64)
-    )
-    return Arrived(made, of_chunk, memoryview(codes), IDS[1])
-
-
-def fetched(seed: int) -> Fetched:
-    """Chunk 1 of another peer, a step ahead of ours."""
-    theirs = outer_copy(seed=seed)
-    theirs.step(FRAGMENT, 1, CYCLE, memoryview(codes_of(theirs, 1, 0.5)), Outcome(1, b"x"))
-    stamp, values = theirs.ledgers[FRAGMENT].stamp(1), theirs.read(FRAGMENT, 1)
-    return Fetched(1, CYCLE, stamp, memoryview(values))
-
-
-async def test_values_that_are_not_those_of_their_stamp_change_nothing(world, autojump_clock):
+def test_values_that_are_not_those_of_their_stamp_change_nothing(world):
     before = world.outer.read(FRAGMENT, 1)
-    await world.take(Fetched(1, CYCLE, Stamp(9, 9, bytes(16)), memoryview(bytes(len(before)))))
+    no_values = memoryview(bytes(len(before)))
+    world.take(Fetched(FRAGMENT, 1, CYCLE, Stamp(9, 9, bytes(16)), no_values))
     assert world.outer.read(FRAGMENT, 1) == before
-    assert world.trainer.amended == [Changes()]
+    assert world.amended == [Changes()]
 
 
-async def test_a_chunk_taken_over_moves_the_trainer(world, autojump_clock):
+def test_a_chunk_taken_over_moves_the_trainer(world):
     theirs = fetched(seed=2)
-    await world.take(theirs)
+    world.take(theirs)
     assert world.outer.read(FRAGMENT, 1) == bytes(theirs.values)
-    assert world.trainer.amended == [Changes(moved={1})]
+    assert world.amended == [Changes(moved={1})]
 
 
 # --- where we are, as the others are told ---------------------------------------------------------
-async def test_who_heals_before_its_first_send_stays_where_it_began(world, autojump_clock):
+def test_who_heals_before_its_first_send_stays_where_it_began(world):
     world.keeper.begin(CYCLE)
-    await world.take(fetched(seed=2))
-    assert world.others.told == [world.keeper.settled] == [(CYCLE, world.digest())]
+    world.take(fetched(seed=2))
+    assert world.told == [world.keeper.settled] == [(CYCLE, world.digest())]
 
 
-async def test_a_spoilt_chunk_that_is_healed_is_told_to_the_others_and_not_to_the_trainer(
-    world, autojump_clock
+def test_a_spoilt_chunk_that_is_healed_is_told_to_the_others_and_not_to_the_trainer(
+    world, monkeypatch
 ):
-    world.keeper.begin(CYCLE)
+    all_owned_by_the_other(world, monkeypatch)
+    world.take(Passed(IDS[1], CYCLE))
     world.outer._phi[-1] += 1.0
-    world.outer.verify(FRAGMENT)
-    await world.take(fetched(seed=1))
-    assert world.trainer.amended == [Changes()]
-    assert world.others.told == [(CYCLE, world.digest())]
+    world.take(send())
+    assert world.merged == [Changes()]
+    world.take(fetched(seed=1))
+    assert world.amended == [Changes()]
+    assert world.told[1:] == [(CYCLE, world.digest())]
+
+
+def test_a_chunk_that_was_healed_moves_the_trainer_again(world, monkeypatch):
+    all_owned_by_the_other(world, monkeypatch)
+    world.take(Passed(IDS[1], CYCLE))
+    world.outer._phi[-1] += 1.0
+    world.take(send())
+    world.take(fetched(seed=1))
+    world.take(fetched(seed=2))
+    assert world.amended == [Changes(), Changes(moved={1})]
+
+
+# --- in flight ------------------------------------------------------------------------------------
+def test_a_flight_waits_for_its_owners_until_its_patience_ends(world, monkeypatch):
+    all_owned_by_the_other(world, monkeypatch)
+    world.take(send())
+    assert world.keeper.next_deadline_s == MAX_RETURN_S
+    world.wait(MAX_RETURN_S - 1)
+    assert world.returned == []
+    world.wait(1)
+    assert [(each.missing, each.contributors) for each in world.returned] == [(2, 0)]
+    assert world.peers.possible_owners(CYCLE) == [IDS[1]]
+
+
+def test_what_could_not_be_begun_in_time_is_not_written_and_ends_the_flight(world, monkeypatch):
+    """The trainer reads the whole outer copy meanwhile, and perhaps until it may merge."""
+    all_owned_by_the_other(world, monkeypatch)
+    world.take(send())
+    world.held_up = []
+    world.take(result(0))
+    (order,) = world.held_up
+    assert isinstance(order, WriteResults)
+    assert order.until_s == MAX_RETURN_S
+    world.now_s = MAX_RETURN_S
+    world.held_up = None
+    world.do(world.keeper.written(world.now_s, {}))
+    assert [each.missing for each in world.returned] == [2]
+    assert world.merged == [Changes()]
+
+
+def test_a_new_trainer_ends_the_old_ones_flight(world, monkeypatch):
+    all_owned_by_the_other(world, monkeypatch)
+    world.take(send())
+    world.take(send(CYCLE + 1))
+    assert [(each.cycle, each.missing) for each in world.returned] == [(CYCLE, 2)]
+
+
+def test_of_a_yield_that_crossed_a_send_the_send_goes_first(world, monkeypatch):
+    world.held_up = []
+    world.take(fetched(seed=2))
+    world.take(send(CYCLE + 1))
+    assert not any(isinstance(order, Verify) for order in world.held_up)
+    world.held = Held.VOID
+    all_owned_by_the_other(world, monkeypatch)
+    world.let_go()
+    assert world.amended == []
+    assert world.keeper.ledger.cycle(1) == CYCLE
+    world.take(Passed(IDS[1], CYCLE + 1))
+    assert world.merged == [Changes(moved={1})]
 
 
 # --- what is kept is bounded ----------------------------------------------------------------------
-@pytest.mark.parametrize(("present", "waits"), [(IDS, False), (IDS[:1], True)])
-async def test_what_a_peer_was_through_with_is_forgotten_with_it(
-    world, autojump_clock, present, waits
-):
+@pytest.mark.parametrize(("present", "waits"), [(IDS[:2], False), (IDS[:1], True)])
+def test_what_a_peer_was_through_with_is_forgotten_with_it(world, present, waits, monkeypatch):
     """An owner that says it is through with all cycles to come is not waited for."""
-    await world.take(Passed(IDS[1], 1 << 60))
-    world.keeper.keep_only(set(present))
-    await world.take(send())
-    assert (world.trainer.merged == []) is waits
-    await trio.sleep(MAX_RETURN_S + 1)
-    assert world.trainer.merged == [Changes()]
+    all_owned_by_the_other(world, monkeypatch)
+    world.take(Passed(IDS[1], 1 << 60))
+    world.see(present)
+    world.keeper.forget_absent()
+    world.take(send())
+    assert (world.merged == []) is waits
+    world.wait(MAX_RETURN_S + 1)
+    assert world.merged == [Changes()]
 
 
-async def test_results_for_the_next_send_are_kept_a_few_of_a_chunk(world, autojump_clock):
+def test_results_for_the_next_send_are_kept_a_few_of_a_chunk(world, monkeypatch):
+    all_owned_by_the_other(world, monkeypatch)
     most = NUM_CHUNKS * MAX_EARLY_FOR_A_CHUNK
-    await world.take(*[result(0)] * 3 * most)
+    world.take(*[result(0)] * 3 * most)
     assert world.keeper.lost_items == 2 * most
-    await world.take(Passed(IDS[1], CYCLE), send())
-    assert world.trainer.merged == [Changes(moved={0})]
+    world.take(Passed(IDS[1], CYCLE), send())
+    assert world.merged == [Changes(moved={0})]
 
 
-async def test_what_waits_for_a_send_that_does_not_come_is_bounded(world, autojump_clock):
-    world.trainer.held = Held.VOID
-    await world.take(*[fetched(seed=2)] * MAX_INBOX)
+def test_what_waits_for_a_send_that_does_not_come_is_bounded(world):
+    world.held = Held.VOID
+    item = fetched(seed=2)
+    for _ in range(MAX_WAITING):
+        world.take(item)
     assert world.keeper.lost_items == 0
-    await world.take(*[fetched(seed=2)] * 3)
+    for _ in range(3):
+        world.take(item)
     assert world.keeper.lost_items == 3

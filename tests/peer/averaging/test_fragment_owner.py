@@ -1,46 +1,77 @@
 """An owner's average is exact for what arrived, signed, and never waits for ever."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
-import trio
-import trio.lowlevel
 from owner_worlds import CYCLE, FRAGMENT, GROUP, IDENTITIES, IDS, contribution, outer_copy
 from pipe_streams import pipe
 
+from peer.averaging.diloco.chunk_averages import ChunkAverages
 from peer.averaging.diloco.fragment_inbound import FragmentInbound
-from peer.averaging.diloco.fragment_owner import MAX_COLLECT_S, Averages, FragmentOwner
 from peer.codec.base import LARGEST_MAGNITUDE
 from peer.network.conversation import Conversation
 from peer.ports.simulated import SimulatedWork
+from protocol.diloco.fragment_commands import Average, ContributionRefused, PartOver
+from protocol.diloco.fragment_events import Averages, PeersSeen
+from protocol.diloco.owner import MAX_COLLECT_S, MAX_COLLECTIONS, Outcome, Owner
+from protocol.diloco.peers import Peers
+from protocol.diloco.send_plan import SendPlan
 from protocol.outcomes import RefusalReason
 
 
 class World:
     """An owner of three expected peers, and what it published."""
 
-    def __init__(self, nursery: trio.Nursery) -> None:
+    def __init__(self) -> None:
         self.outer = outer_copy()
-        self.expected = set(IDS)
-        self.reached = CYCLE
+        self.now_s = 0.0
+        self.averages_at_once = True
+        self.averaging: list[Average] = []
         self.published: list[Averages] = []
         self.over: list[tuple[int, int]] = []
-        self.owner = FragmentOwner(
-            GROUP,
-            IDS[0],
-            outer=self.outer,
-            work=SimulatedWork(),
-            sign=IDENTITIES[0].sign,
-            expected=lambda fragment, cycle: self.expected,
-            reached=lambda fragment, without: self.reached,
-            publish=self.published.append,
-            over=lambda fragment, cycle: self.over.append((fragment, cycle)),
-        )
-        nursery.start_soon(self.owner.run)
+        self.peers = Peers(IDS[0], 1)
+        self.see(IDS)
+        self.owner = Owner(SendPlan(GROUP, 1), self.peers)
+        self.arithmetic = ChunkAverages(GROUP, IDS[0], self.outer, IDENTITIES[0].sign)
 
-    def comes(self, peer: int, values: dict[int, float], weight: int = 1, cycle: int = CYCLE):
+    def see(self, present: list[str], round_: int = CYCLE) -> None:
+        """These are there, and we are all in this round."""
+        rounds = dict.fromkeys((peer_id for peer_id in present if peer_id != IDS[0]), round_)
+        self.peers.note_seen(PeersSeen(round_, frozenset([IDS[0], *present]), rounds))
+
+    def comes(
+        self, peer: int, values: dict[int, float], weight: int = 1, cycle: int = CYCLE
+    ) -> RefusalReason | None:
         message, codes = contribution(self.outer, values, weight, cycle)
         parts = self.outer.split_codes(FRAGMENT, list(values), memoryview(codes))
-        return self.owner.contributed(IDS[peer], message, parts)
+        return self._done(self.owner.contributed(self.now_s, IDS[peer], message, parts))
+
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+        self._done(self.owner.look(self.now_s))
+
+    def _done(self, outcomes: Iterable[Outcome]) -> RefusalReason | None:
+        refused: RefusalReason | None = None
+        for outcome in tuple(outcomes):
+            match outcome:
+                case Average():
+                    self.averaging.append(outcome)
+                    if self.averages_at_once:
+                        self.average_all()
+                case PartOver(fragment, cycle):
+                    self.over.append((fragment, cycle))
+                case ContributionRefused():
+                    refused = outcome.reason
+        return refused
+
+    def average_all(self) -> None:
+        while self.averaging:
+            order = self.averaging.pop(0)
+            averages = self.arithmetic.averaged(order).averages
+            if averages is not None:
+                self.published.append(averages)
+            self._done(self.owner.averaged(order.fragment, order.cycle))
 
     def averages(self) -> list[float]:
         """The values of the one result's chunks."""
@@ -51,16 +82,13 @@ class World:
 
 
 @pytest.fixture
-async def world(nursery):
-    return World(nursery)
+def world():
+    return World()
 
 
-async def test_when_all_have_come_their_mean_is_published_at_once(world, autojump_clock):
-    began_s = trio.current_time()
+def test_when_all_have_come_their_mean_is_published_at_once(world):
     for peer, value in enumerate((1.0, 2.0, 6.0)):
         assert world.comes(peer, {0: value, 1: -value}) is None
-    await trio.testing.wait_all_tasks_blocked()
-    assert trio.current_time() == began_s
     assert world.averages() == [3.0, -3.0]
     result = world.published[0].result
     assert result.is_genuine()
@@ -68,54 +96,52 @@ async def test_when_all_have_come_their_mean_is_published_at_once(world, autojum
     assert result.contributors_of(result.chunks[0]) == tuple(sorted(IDS))
 
 
-async def test_weights_count(world, autojump_clock):
+def test_weights_count(world):
     world.comes(0, {0: 1.0}, weight=3)
     world.comes(1, {0: 5.0}, weight=1)
     world.comes(2, {}, weight=0)
-    await trio.testing.wait_all_tasks_blocked()
     assert world.averages() == [2.0]
 
 
-async def test_after_the_deadline_the_average_is_exact_for_what_arrived(world, autojump_clock):
+def test_after_the_deadline_the_average_is_exact_for_what_arrived(world):
     world.comes(0, {0: 1.0})
     world.comes(1, {0: 2.0})
-    await trio.sleep(MAX_COLLECT_S + 1)
+    world.wait(MAX_COLLECT_S + 1)
     assert world.averages() == [1.5]
     assert world.comes(2, {0: 100.0}) is RefusalReason.AHEAD
-    await trio.sleep(MAX_COLLECT_S + 1)
+    world.wait(MAX_COLLECT_S + 1)
     assert world.averages() == [1.5]
     assert world.owner.statistics().cut_short == 1
 
 
-async def test_who_is_lost_is_not_waited_for(world, autojump_clock):
+def test_who_is_lost_is_not_waited_for(world):
     world.comes(0, {0: 1.0})
     world.comes(1, {0: 2.0})
-    world.expected.discard(IDS[2])
-    await trio.sleep(1)
+    world.see(IDS[:2])
+    world.wait(1)
     assert world.averages() == [1.5]
 
 
-async def test_who_heals_contributes_nothing(world, autojump_clock):
+def test_who_heals_contributes_nothing(world):
     world.comes(0, {0: 1.0})
     world.comes(1, {}, weight=0)
     world.comes(2, {0: 3.0})
-    await trio.testing.wait_all_tasks_blocked()
     assert world.averages() == [2.0]
 
 
-async def test_patience_follows_what_was_seen(world, autojump_clock):
+def test_patience_follows_what_was_seen(world):
+    world.see(IDS, 1)
     for cycle in range(3):
         for peer in range(3):
             world.comes(peer, {0: 1.0}, cycle=cycle)
     world.comes(0, {0: 1.0}, cycle=3)
-    await trio.sleep(3)
+    world.wait(3)
     assert len(world.published) == 4
 
 
-async def test_a_result_passes_the_checks_of_its_receiver(world, autojump_clock):
+async def test_a_result_passes_the_checks_of_its_receiver(world):
     for peer in range(3):
         world.comes(peer, {0: 1.0, 1: 2.0})
-    await trio.testing.wait_all_tasks_blocked()
     (made,) = world.published
     ours, theirs = map(Conversation, pipe(*IDS[:2]))
     await ours.send(made.result, made.codes)
@@ -125,15 +151,15 @@ async def test_a_result_passes_the_checks_of_its_receiver(world, autojump_clock)
     assert b"".join(parts.values()) == made.codes
 
 
-async def test_a_cycle_of_another_time_is_ignored_and_closes_none(world, autojump_clock):
-    everybody, world.expected = world.expected, set()
+def test_a_cycle_of_another_time_is_ignored_and_closes_none(world):
     assert world.comes(1, {0: 1.0}, cycle=1 << 60) is RefusalReason.BEHIND
-    await trio.sleep(MAX_COLLECT_S + 1)
+    world.see(IDS, CYCLE + 100)
+    assert world.comes(1, {0: 1.0}) is RefusalReason.AHEAD
+    world.wait(MAX_COLLECT_S + 1)
     assert world.published == []
-    world.expected = everybody
+    world.see(IDS)
     for peer in range(3):
         assert world.comes(peer, {0: 2.0}) is None
-    await trio.testing.wait_all_tasks_blocked()
     assert world.averages() == [2.0]
 
 
@@ -145,76 +171,98 @@ async def test_a_cycle_of_another_time_is_ignored_and_closes_none(world, autojum
         (CYCLE + 2, RefusalReason.BEHIND),
     ],
 )
-async def test_a_contribution_that_jumps_is_refused_with_a_reason(
-    world, autojump_clock, cycle, reason
-):
+def test_a_contribution_that_jumps_is_refused_with_a_reason(world, cycle, reason):
     for peer in range(3):
         world.comes(peer, {0: 2.0})
     assert world.comes(1, {0: 100.0}, cycle=cycle) is reason
     for peer in range(3):
         world.comes(peer, {0: 4.0}, cycle=CYCLE + 1)
-    await trio.testing.wait_all_tasks_blocked()
     steps = [(made.result.cycle, made.result.weights) for made in world.published]
     assert steps == [(CYCLE, (1, 1, 1)), (CYCLE + 1, (1, 1, 1))]
 
 
-async def test_a_cycle_that_others_have_come_to_is_no_jump(world, autojump_clock):
-    world.reached = CYCLE + 5
-    assert world.comes(1, {0: 2.0}, cycle=CYCLE + 6) is None
+def test_a_cycle_that_others_have_come_to_is_no_jump(world):
+    assert world.comes(1, {0: 2.0}, cycle=CYCLE + 3) is RefusalReason.BEHIND
+    world.peers.note_settled(FRAGMENT, IDS[1], CYCLE + 2, bytes(16))
+    assert world.comes(1, {0: 2.0}, cycle=CYCLE + 3) is RefusalReason.BEHIND
+    world.peers.note_settled(FRAGMENT, IDS[2], CYCLE + 2, bytes(16))
+    assert world.comes(1, {0: 2.0}, cycle=CYCLE + 3) is None
 
 
-async def test_a_second_contribution_is_refused_and_not_merged(world, autojump_clock):
+def test_a_second_contribution_is_refused_and_not_merged(world):
     assert world.comes(1, {0: 1.0}) is None
     assert world.comes(1, {0: 100.0}) is RefusalReason.TWICE
     world.comes(0, {0: 1.0})
     world.comes(2, {0: 1.0})
-    await trio.testing.wait_all_tasks_blocked()
     assert world.averages() == [1.0]
 
 
-async def test_who_let_a_deadline_pass_is_waited_for_when_it_contributes_again(
-    world, autojump_clock
-):
+def test_who_let_a_deadline_pass_is_waited_for_when_it_contributes_again(world):
     for cycle in range(CYCLE, CYCLE + 2):
         world.comes(0, {0: 1.0}, cycle=cycle)
         world.comes(1, {0: 3.0}, cycle=cycle)
-        await trio.sleep(MAX_COLLECT_S + 1 if cycle == CYCLE else 0)
-        await trio.testing.wait_all_tasks_blocked()
+        world.wait(MAX_COLLECT_S + 1 if cycle == CYCLE else 0)
     assert [made.result.weights for made in world.published] == [(1, 1), (1, 1)]
     assert world.comes(2, {0: 5.0}, cycle=CYCLE + 1) is RefusalReason.AHEAD
     for peer in range(3):
-        await trio.testing.wait_all_tasks_blocked()
         assert len(world.published) == 2
         world.comes(peer, {0: 1.0}, cycle=CYCLE + 2)
-    await trio.testing.wait_all_tasks_blocked()
     assert world.published[-1].result.weights == (1, 1, 1)
 
 
-async def test_values_at_the_bound_of_the_codes_end_no_peer(world, autojump_clock):
+def test_values_at_the_bound_of_the_codes_end_no_peer(world):
     for peer in range(3):
         world.comes(peer, {0: LARGEST_MAGNITUDE}, weight=1 + peer)
         world.comes(peer, {1: 1.0}, cycle=CYCLE + 1)
-    await trio.testing.wait_all_tasks_blocked()
     assert world.published[-1].result.cycle == CYCLE + 1
     assert world.over == [(FRAGMENT, CYCLE), (FRAGMENT, CYCLE + 1)]
 
 
-async def test_a_cycle_for_which_nothing_came_is_over_all_the_same(world, autojump_clock):
+def test_a_cycle_for_which_nothing_came_is_over_all_the_same(world):
     world.comes(0, {}, weight=0)
-    await trio.sleep(MAX_COLLECT_S + 1)
+    world.wait(MAX_COLLECT_S + 1)
     assert world.published == []
     assert world.over == [(FRAGMENT, CYCLE)]
     assert world.comes(1, {0: 1.0}) is RefusalReason.AHEAD
 
 
 @pytest.mark.parametrize(("present", "published"), [(IDS, 2), (IDS[:2], 1)])
-async def test_who_let_a_deadline_pass_and_went_is_a_newcomer_when_it_comes_again(
-    world, autojump_clock, present, published
+def test_who_let_a_deadline_pass_and_went_is_a_newcomer_when_it_comes_again(
+    world, present, published
 ):
     for cycle in (CYCLE, CYCLE + 1):
         world.comes(0, {0: 1.0}, cycle=cycle)
         world.comes(1, {0: 1.0}, cycle=cycle)
-        await trio.sleep(MAX_COLLECT_S + 1 if cycle == CYCLE else 0)
-        await trio.testing.wait_all_tasks_blocked()
-        world.owner.keep_only(set(present))
+        world.wait(MAX_COLLECT_S + 1 if cycle == CYCLE else 0)
+        world.see(present)
+        world.owner.forget_absent()
+        world.see(IDS)
     assert len(world.published) == published
+
+
+def test_collections_are_bounded_and_the_oldest_is_closed_as_it_is(world):
+    world.averages_at_once = False
+    world.see(IDS, 1)
+    for cycle in range(MAX_COLLECTIONS + 1):
+        world.peers.note_settled(FRAGMENT, IDS[2], cycle, bytes(16))
+        world.see(IDS, cycle)
+        assert world.comes(1, {0: 1.0}, cycle=cycle) is None
+        world.now_s += 0.1
+        assert len(world.averaging) == (cycle == MAX_COLLECTIONS) * 2
+    oldest, newest = world.averaging  # for the newest the late one is not waited for
+    assert (oldest.cycle, newest.cycle) == (0, MAX_COLLECTIONS)
+    assert world.owner.statistics().cut_short == 1
+
+
+def test_what_averaging_cannot_keep_up_with_is_over_and_counted(world):
+    world.averages_at_once = False
+    for cycle in range(MAX_COLLECTIONS + 2):
+        world.see(IDS, cycle)
+        for peer in range(3):
+            world.comes(peer, {0: 1.0}, cycle=cycle)
+    last = MAX_COLLECTIONS + 1
+    assert world.over == [(FRAGMENT, last - 1), (FRAGMENT, last)]
+    assert world.owner.statistics().cut_short == 2
+    world.average_all()
+    assert len(world.published) == MAX_COLLECTIONS
+    assert len(world.over) == MAX_COLLECTIONS + 2

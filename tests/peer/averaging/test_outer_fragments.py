@@ -10,8 +10,9 @@ import torch
 from peer.averaging.diloco.nesterov import Factors
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import codes_as_tensor, get_codec
+from protocol.diloco.fragment_commands import ResultToWrite
 from protocol.errors import RemoteProtocolError
-from protocol.fragment.chunk_ledger import NEVER, Outcome
+from protocol.fragment.chunk_ledger import NEVER, ChunkLedger, Outcome
 from protocol.fragment.fragments import Fragment, cut_chunks, cut_fragments
 from protocol.run.layout import Layout
 
@@ -26,27 +27,62 @@ FRAGMENT = 1
 """Strided: its values lie in several places of the flat vector."""
 
 
-def outer_copy(seed: int = 0, last_cycle: int | None = None) -> OuterFragments:
+class LedgeredFragments:
+    """An outer copy, and beside it the ledgers that the exchange keeps of it."""
+
+    def __init__(self, outer: OuterFragments) -> None:
+        self.outer = outer
+        self.ledgers = [ChunkLedger(stamps) for stamps in outer.first_stamps()]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.outer, name)
+
+    def step(self, fragment, chunk, cycle, codes, outcome) -> None:
+        ledger = self.ledgers[fragment]
+        result = ResultToWrite(chunk, cycle, ledger.stamp(chunk), outcome, codes, again=False)
+        ledger.stepped(chunk, cycle, outcome, self.outer.write(fragment, result))
+
+    def redo(self, fragment, chunk, codes, outcome) -> None:
+        ledger = self.ledgers[fragment]
+        base, cycle = ledger.before(chunk), ledger.cycle(chunk)
+        result = ResultToWrite(chunk, cycle, base, outcome, codes, again=True)
+        ledger.redone(chunk, outcome, self.outer.write(fragment, result))
+
+    def heal(self, fragment, chunk, cycle, stamp, values) -> None:
+        self.outer.heal(fragment, chunk, cycle, stamp, values)
+        self.ledgers[fragment].healed(chunk, cycle, stamp)
+
+    def verify(self, fragment) -> set[int]:
+        """Returns the spoilt chunks."""
+        ledger = self.ledgers[fragment]
+        cycles = [ledger.cycle(chunk) for chunk in range(len(ledger.stamps))]
+        spoilt = self.outer.verify(fragment, cycles)
+        for chunk, stamp in spoilt.items():
+            ledger.healed(chunk, cycles[chunk], stamp)
+        return set(spoilt)
+
+
+def outer_copy(seed: int = 0, last_cycle: int | None = None) -> LedgeredFragments:
     values = np.random.default_rng(seed).standard_normal(LAYOUT.padded_parameters, np.float32)
     fragments, momentum = cut_fragments(LAYOUT, "strided", 2), np.full_like(values, 0.25)
     momentum *= last_cycle is not None
-    outer = OuterFragments(fragments, values, momentum, CODEC, FACTORS, last_cycle)
-    outer.begin()
-    return outer
+    return LedgeredFragments(
+        OuterFragments(fragments, values, momentum, CODEC, FACTORS, last_cycle)
+    )
 
 
-def codes(outer: OuterFragments, chunk: int, value: float) -> memoryview:
+def codes(outer: LedgeredFragments, chunk: int, value: float) -> memoryview:
     size = outer.chunk_values(FRAGMENT, chunk)
     room = memoryview(bytearray(CODEC.code_bytes(size)))
     CODEC.encode(torch.full((size,), value), codes_as_tensor(room))
     return room
 
 
-def flat(outer: OuterFragments) -> npt.NDArray[Any]:
+def flat(outer: LedgeredFragments) -> npt.NDArray[Any]:
     return outer._phi.numpy().copy()
 
 
-def of_chunk(outer: OuterFragments, chunk: int) -> npt.NDArray[Any]:
+def of_chunk(outer: LedgeredFragments, chunk: int) -> npt.NDArray[Any]:
     return np.frombuffer(outer.read(FRAGMENT, chunk), np.float32)
 
 
@@ -120,14 +156,13 @@ def test_a_chunk_whose_memory_was_spoilt_is_behind_all_others_until_it_is_healed
     start, _ = ours.fragments[FRAGMENT].spans[0]
     memory = ours._phi if which == "phi" else ours._v
     memory[start] += 1.0
-    ours.verify(FRAGMENT)
+    assert ours.verify(FRAGMENT) == {0}
     ledger, stamp = ours.ledgers[FRAGMENT], theirs.ledgers[FRAGMENT].stamp(0)
-    assert [ours.is_spoilt(FRAGMENT, chunk) for chunk in (0, 1)] == [True, False]
     assert ledger.stamp(1) == theirs.ledgers[FRAGMENT].stamp(1)
     assert (ledger.stamp(0).steps, ledger.cycle(0)) == (0, 3)
     assert stamp.is_ahead_of(ledger.stamp(0))
     ours.heal(FRAGMENT, 0, 3, stamp, memoryview(theirs.read(FRAGMENT, 0)))
-    assert not ours.is_spoilt(FRAGMENT, 0)
+    assert ours.verify(FRAGMENT) == set()
     assert ledger.stamp(0) == stamp
 
 
@@ -160,7 +195,6 @@ def test_one_fragment_of_everything_is_the_flat_vector():
     values = np.arange(size, dtype=np.float32)
     whole = (Fragment(0, ((0, size),), cut_chunks(size)),)
     outer = OuterFragments(whole, values, np.zeros_like(values), CODEC, FACTORS)
-    outer.begin()
     joined = [
         np.frombuffer(outer.read(0, chunk), np.float32)[: outer.chunk_values(0, chunk)]
         for chunk in range(len(whole[0].chunks))

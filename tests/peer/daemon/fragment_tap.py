@@ -15,14 +15,14 @@ import torch
 import trio
 
 from peer.averaging.diloco.fragment_exchange import FragmentExchange
-from peer.averaging.diloco.fragment_items import Sent
 from peer.averaging.diloco.outer_fragments import Float32Vector, OuterFragments
 from peer.codec import codes_as_tensor
 from peer.network.conversation import Conversation
 from peer.simulation.machine import _GatedTrainer
 from peer.simulation.swarm import SimulatedSwarm
 from peer.training.messages import TrainerEvent
-from protocol.fragment.chunk_ledger import Stamp
+from protocol.diloco.fragment_events import Sent
+from protocol.fragment.chunk_ledger import ChunkLedger, Stamp
 from protocol.wire.messages import ChunkState, Contribution, Message, Result
 from protocol.wire.versions import FRAGMENT
 
@@ -82,7 +82,11 @@ class Tap:
 
     def stamps(self, name: str, fragment: int) -> tuple[Stamp, ...]:
         """The states of a fragment's chunks, at a peer."""
-        return tuple(self.outer(name).ledgers[fragment].stamps)
+        return tuple(self.ledger(name, fragment).stamps)
+
+    def ledger(self, name: str, fragment: int) -> ChunkLedger:
+        """What a peer knows of a fragment's chunks."""
+        return self.exchanges[name]._core.ledger(fragment)
 
     def state(self, name: str, fragment: int) -> list[bytes]:
         """phi and v of each chunk, at a peer."""
@@ -154,22 +158,22 @@ def watch(swarm: SimulatedSwarm, monkeypatch: pytest.MonkeyPatch) -> Tap:
 
     def tapped_init(exchange: FragmentExchange, *arguments: Any, **options: Any) -> None:
         init(exchange, *arguments, **options)
-        tap.exchanges[tap.name_of(exchange._network.peer_id)] = exchange
+        tap.exchanges[tap.name_of(exchange._own_id)] = exchange
 
-    def tapped_sent(exchange: FragmentExchange, fragment: int, what: Sent) -> None:
-        name = tap.name_of(exchange._network.peer_id)
+    def tapped_sent(exchange: FragmentExchange, what: Sent) -> None:
+        name = tap.name_of(exchange._own_id)
         tap.sends.append(
             Send(
                 trio.current_time(),
                 name,
-                fragment,
+                what.fragment,
                 what.cycle,
                 bytes(what.codes),
-                tap.stamps(name, fragment),
-                tuple(tap.phi(name, fragment)),
+                tap.stamps(name, what.fragment),
+                tuple(tap.phi(name, what.fragment)),
             )
         )
-        sent(exchange, fragment, what)
+        sent(exchange, what)
 
     async def tapped_receive(trainer: Any) -> TrainerEvent:
         event = await receive(trainer)

@@ -23,14 +23,14 @@ from streaming_worlds import (
 )
 from swarm_worlds import STEP_S, simulated, start
 
-from peer.averaging.diloco.fragment_exchange import FragmentExchange
-from peer.averaging.diloco.fragment_keeper import MAX_RETURN_S, MIN_RETURN_S
-from peer.averaging.diloco.fragment_owner import TICK_S, short_digest
+from peer.averaging.diloco.fragment_exchange import TICK_S, FragmentExchange
 from peer.network.conversation import Conversation
 from peer.network.simulated_link import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.peer import SimulatedPeer
 from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, identity_of, open_swarm
+from protocol.diloco.digests import short_digest
+from protocol.diloco.keeper import MAX_RETURN_S, MIN_RETURN_S
 from protocol.outcomes import RefusalReason
 from protocol.schedule.deadline import ObservedDeadline
 from protocol.wire.messages import Contribution, FragmentSettled, Message
@@ -295,14 +295,7 @@ async def test_an_owner_killed_between_send_and_return_leaves_its_chunks_as_they
 
 def known_to(exchange: FragmentExchange) -> set[str]:
     """Every peer of which it keeps anything."""
-    return {
-        *exchange._acquainted,
-        *exchange._silent,
-        *(peer_id for _, peer_id in exchange._settled_by),
-        *exchange._posts._boxes,
-        *exchange._owner._late,
-        *(peer_id for keeper in exchange._keepers for peer_id in keeper._passed),
-    }
+    return {*exchange._core.remembered, *exchange._posts._boxes}
 
 
 @simulated(SEED)
@@ -313,7 +306,7 @@ async def test_of_a_peer_that_is_gone_nothing_is_kept(tmp_path, monkeypatch):
         await swarm.until(lambda: swarm["a"].facts.round == CYCLE)
         swarm.freeze("c")
         await trio.sleep(2 * DEADLINE_S)
-        assert IDS["c"] in tap.exchanges["a"]._owner._late
+        assert IDS["c"] in tap.exchanges["a"]._core._owner.late
         swarm.kill("c")
         await swarm.until(lambda: has_returned(swarm["a"], VICTIM, 15))
         for name in "ab":

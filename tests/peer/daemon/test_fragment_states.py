@@ -21,11 +21,11 @@ from streaming_worlds import (
 )
 from swarm_worlds import STEP_S, simulated, start
 
-from peer.averaging.diloco.fragment_owner import FragmentOwner
 from peer.observe.event_names import EventName
 from peer.simulation.swarm import identity_of, open_swarm
 from peer.training.messages import Progress, Ready, RoundClosed
 from peer.training.schedule import learning_rate
+from protocol.diloco.owner import Owner
 from protocol.fragment.chunk_ledger import Stamp
 from protocol.run.run_spec import OptimizerSection
 from protocol.wire.messages import ChunkState, Contribution, Result
@@ -294,7 +294,7 @@ def test_after_a_partition_the_history_that_is_ahead_wins_and_no_step_counts_twi
             await swarm.finished()
             assert_equal(*(swarm[name] for name in names))
             for fragment in FRAGMENTS:
-                ledger = tap.outer("a").ledgers[fragment]
+                ledger = tap.ledger("a", fragment)
                 for chunk, stamp in enumerate(ledger.stamps):
                     ends = set()
                     for half in halves:
@@ -360,13 +360,13 @@ async def test_unequal_weights_make_the_weighted_mean(tmp_path, monkeypatch):
         identity_of(SEED, name).peer_id: weight
         for name, weight in zip("abc", (1, 2, 5), strict=True)
     }
-    contributed = FragmentOwner.contributed
+    contributed = Owner.contributed
 
-    def weighted(owner, peer_id, contribution, parts):
+    def weighted(owner, now_s, peer_id, contribution, parts):
         weight = contribution.weight * weights[peer_id]
-        return contributed(owner, peer_id, replace(contribution, weight=weight), parts)
+        return contributed(owner, now_s, peer_id, replace(contribution, weight=weight), parts)
 
-    monkeypatch.setattr(FragmentOwner, "contributed", weighted)
+    monkeypatch.setattr(Owner, "contributed", weighted)
     spec = fragment_spec(6, "fp32", **PLAIN_MEAN)
     async with open_swarm(SEED, spec, tmp_path, OPTIONS) as swarm:
         tap = watch(swarm, monkeypatch)

@@ -1,0 +1,105 @@
+"""Averages of what an owner has collected, coded and signed.
+
+Which contributions go into which average is decided in protocol/diloco/owner.py; here are buffers
+and arithmetic. All is blocking work, for one thread at a time.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from peer.codec import codes_as_tensor
+from peer.ports import PeerId
+from protocol.diloco.digests import short_digest
+from protocol.diloco.fragment_commands import Average
+from protocol.diloco.fragment_events import Averaged, Averages
+from protocol.fragment.chunk_ledger import Stamp
+from protocol.fragment.collection import Admitted
+from protocol.membership.records import Sign
+from protocol.wire.fragment_messages import ChunkResult, signed_result
+from protocol.wire.messages import Result
+
+from . import nesterov
+from .outer_fragments import OuterFragments
+
+
+class ChunkAverages:
+    """See the top of the file."""
+
+    def __init__(self, group: str, own_id: PeerId, outer: OuterFragments, sign: Sign) -> None:
+        self._group = group
+        self._own_id = own_id
+        self._outer = outer
+        self._sign = sign
+        self._scratch = torch.empty(0)
+
+    def __repr__(self) -> str:
+        return f"<ChunkAverages of {self._outer!r}>"
+
+    def averaged(self, order: Average) -> Averaged:
+        """The result of a collection; none for values at the very bound of what codes take."""
+        try:
+            return Averaged(order.fragment, order.cycle, self._averages(order))
+        except ValueError:
+            return Averaged(order.fragment, order.cycle, None)
+
+    def _averages(self, order: Average) -> Averages:
+        fragment = order.fragment
+        num_bytes = sum(self._outer.chunk_code_bytes(fragment, chunk) for chunk in order.admitted)
+        codes = self._outer.spare.take(num_bytes)
+        parts = self._outer.split_codes(fragment, tuple(order.admitted), codes)
+        for chunk, admitted in order.admitted.items():
+            self._average_chunk(fragment, chunk, admitted, order.codes[chunk], parts[chunk])
+        return Averages(self._signed(order, parts), codes, parts)
+
+    def _average_chunk(
+        self,
+        fragment: int,
+        chunk: int,
+        admitted: Admitted,
+        codes: Mapping[PeerId, memoryview],
+        out: memoryview,
+    ) -> None:
+        num_values = self._outer.chunk_values(fragment, chunk)
+        if len(self._scratch) < num_values:
+            self._scratch = torch.empty(num_values)
+        nesterov.average_codes(
+            [
+                nesterov.Contribution(codes_as_tensor(codes[peer_id]), weight)
+                for peer_id, weight in admitted.weights.items()
+            ],
+            self._outer.codec,
+            num_values,
+            codes_as_tensor(out),
+            self._scratch,
+        )
+
+    def _signed(self, order: Average, parts: Mapping[int, memoryview]) -> Result:
+        weights: dict[PeerId, int] = {}
+        for admitted in order.admitted.values():
+            weights.update(admitted.weights)
+        contributors = tuple(sorted(weights))
+        place = {peer_id: i for i, peer_id in enumerate(contributors)}
+        chunks = tuple(
+            _chunk_result(
+                chunk, admitted.base, sum(1 << place[p] for p in admitted.weights), parts[chunk]
+            )
+            for chunk, admitted in order.admitted.items()
+        )
+        unsigned = Result(
+            group=self._group,
+            fragment=order.fragment,
+            cycle=order.cycle,
+            owner=self._own_id,
+            contributors=contributors,
+            weights=tuple(weights[peer_id] for peer_id in contributors),
+            chunks=chunks,
+            carried=tuple(order.admitted),
+            signature=bytes(64),
+        )
+        return signed_result(unsigned, self._sign)
+
+
+def _chunk_result(chunk: int, base: Stamp, mask: int, codes: memoryview) -> ChunkResult:
+    digest = short_digest(codes)
+    return ChunkResult(chunk, base.steps, base.weight, base.digest, mask, digest)

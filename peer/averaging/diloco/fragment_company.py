@@ -1,0 +1,44 @@
+"""The peers of the group, as the exchange of fragments sees them: from the view."""
+
+import trio
+
+from peer.observe.facts import Facts
+from peer.observe.status import PeerState
+from peer.ports import PeerId
+from protocol.diloco.fragment_events import PeersSeen
+from protocol.membership.view import Member, View
+
+
+class FragmentCompany:
+    """Implements `Company` (surroundings.py)."""
+
+    def __init__(self, own_id: PeerId, facts: Facts, view: View, total_rounds: int) -> None:
+        self._own_id = own_id
+        self._facts = facts
+        self._view = view
+        self._total_rounds = total_rounds
+
+    def __repr__(self) -> str:
+        return f"<FragmentCompany {self.seen()}>"
+
+    def seen(self) -> PeersSeen:
+        """How the group looks now."""
+        alive = self._view.alive(trio.current_time())
+        states = (PeerState.TRAINING, PeerState.FINISHED)
+        holding = (m.peer_id for m in alive if m.progress.state in states)
+        return PeersSeen(
+            round=self._facts.round,
+            present=frozenset([self._own_id, *holding]),
+            rounds={member.peer_id: member.progress.round for member in self._training()},
+            is_over=self._facts.state is PeerState.FINISHED,
+        )
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other peer trains."""
+        return not self._training()
+
+    def _training(self) -> list[Member]:
+        """The others that train; but for those that say they are past the end."""
+        training = self._view.members_training(trio.current_time())
+        return [m for m in training if m.progress.round <= self._total_rounds]

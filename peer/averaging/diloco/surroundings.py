@@ -1,0 +1,74 @@
+"""What the exchange of fragments asks of its surroundings."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import trio
+
+from peer.ports import Network, Work
+from protocol.diloco.fragment_commands import Changes, Returned
+from protocol.diloco.fragment_events import Held, PeersSeen
+from protocol.diloco.healing import HealingStatistics
+from protocol.membership.records import Sign
+from protocol.outcomes import RefusalReason
+
+
+class TrainerSide(Protocol):
+    """What is asked of the trainer."""
+
+    @property
+    def can_write(self) -> bool:
+        """Whether nobody reads the whole outer copy."""
+
+    async def may_write(self) -> None:
+        """Wait until `can_write`."""
+
+    async def merge(self, fragment: int, cycle: int, changes: Changes) -> None:
+        """The send is over; this has changed."""
+
+    async def hold(self, fragment: int) -> Held:
+        """Make it read nothing of the fragment until `amend`."""
+
+    async def amend(self, fragment: int, changes: Changes) -> None:
+        """This has changed; go on."""
+
+
+class Company(Protocol):
+    """The other peers of the group, as the exchange of fragments sees them."""
+
+    def seen(self) -> PeersSeen:
+        """How the group looks now."""
+
+
+class SendRecord(Protocol):
+    """Where the ends of sends are written down."""
+
+    def returned(self, returned: Returned, healing: HealingStatistics) -> None:
+        """A send has ended; so much was healed until now."""
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentSurroundings:
+    """The peers with which fragments are averaged, and the means.
+
+    Attributes:
+        group: digest of ours.
+        lock: held while the outer state moves or is read as a whole.
+        refused: counts contributions of others that were not taken, and whatever is meant for
+            another group, by reason.
+        last_sent: the last cycle of each fragment that was sent before our first round; -1 before
+            the first.
+    """
+
+    group: str
+    network: Network
+    work: Work
+    sign: Sign
+    company: Company
+    trainer: TrainerSide
+    record: SendRecord
+    lock: trio.Lock
+    refused: Counter[RefusalReason]
+    last_sent: Sequence[int]

@@ -1,0 +1,207 @@
+"""What is written into a fragment's outer copy, and what that means to the trainer.
+
+One write at a time is under way. Results are judged by the ledger when their turn comes
+(protocol/fragment/chunk_ledger.py); what was written is noted there when it has been. A chunk that
+must be healed first is asked for, and its results are kept: they belong on top of it, however long
+the fetch takes.
+
+The trainer is told of each chunk as stepped, moved or redone (keeper.py). Of a chunk whose memory
+was spoilt it is told nothing when it is healed: the way from a spoilt phi leads nowhere, and theta
+stays where it is.
+"""
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from protocol.fragment.chunk_ledger import ChunkLedger, Stamp, Verdict
+from protocol.wire.fragment_messages import Result
+
+from .fragment_commands import Changes, FetchChunk, ResultToWrite, WriteChunk, WriteResults
+from .fragment_events import Arrived, Fetched
+from .healing import Healing
+
+MAX_AFTER_HEALING: Final = 8
+"""Results kept for a chunk that is being fetched."""
+
+Output = Iterator[WriteResults | WriteChunk | FetchChunk]
+
+
+@dataclass(slots=True)
+class Occasion:
+    """Why something is written: a flight, or something that came at another time.
+
+    Attributes:
+        until_s: what could not be begun by then is not written.
+        changes: what the trainer has to do.
+        contributors: peers in a result that was written, at most.
+        has_written: whether anything was.
+    """
+
+    until_s: float = math.inf
+    changes: Changes = field(default_factory=Changes)
+    contributors: int = 0
+    has_written: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """What is being written, and where to note what the trainer has to do about it."""
+
+    what: Fetched | tuple[tuple[Arrived, Verdict], ...]
+    occasion: Occasion
+    changes: Changes
+
+
+class ChunkWrites:
+    """See the top of the file.
+
+    Args:
+        own_id: our own peer id.
+    """
+
+    def __init__(self, fragment: int, own_id: str, ledger: ChunkLedger, healing: Healing) -> None:
+        self._fragment = fragment
+        self._own_id = own_id
+        self._ledger = ledger
+        self._healing = healing
+        self._write: _Write | None = None
+        self._on_top: deque[tuple[Arrived, Occasion]] = deque()
+        self._after_healing: dict[int, dict[int, Arrived]] = defaultdict(dict)
+        self._spoilt: set[int] = set()
+        self._results: dict[int, Arrived] = {}
+
+    def __repr__(self) -> str:
+        return f"<ChunkWrites writing {self._write is not None}, then {len(self._on_top)}>"
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a write is under way."""
+        return self._write is not None
+
+    @property
+    def has_more(self) -> bool:
+        """Whether results are to be written on top of a chunk that was fetched."""
+        return bool(self._on_top)
+
+    def contributors_by_chunk(self) -> dict[int, int]:
+        """The number of peers in the result of each chunk, of the last cycle."""
+        return {chunk: each.chunk.mask.bit_count() for chunk, each in self._results.items()}
+
+    def result_of(self, cycle: int, chunk: int) -> tuple[Result, memoryview] | None:
+        """The result that we applied to a chunk in this cycle, with its codes and no others."""
+        kept = self._results.get(chunk)
+        if kept is None or kept.result.cycle != cycle:
+            return None
+        return replace(kept.result, carried=(chunk,)), kept.codes
+
+    def sent(self) -> None:
+        """The fragment was sent again: its last steps stand."""
+        self._ledger.sent()
+        self._results = {}
+
+    def verified(self, spoilt: Mapping[int, Stamp]) -> None:
+        """These chunks are no longer what was written; their stamps are behind all others'."""
+        for chunk, stamp in spoilt.items():
+            self._ledger.healed(chunk, self._ledger.cycle(chunk), stamp)
+            self._spoilt.add(chunk)
+
+    # --- what is to be written --------------------------------------------------------------------
+    def judge(self, now_s: float, item: Arrived) -> Generator[FetchChunk, None, Verdict]:
+        """What a result means; a chunk that has to be healed is asked for, the result kept."""
+        chunk, result = item.chunk, item.result
+        verdict = self._ledger.judge(
+            chunk.chunk, result.cycle, chunk.base_stamp, result.outcome(chunk)
+        )
+        if verdict is Verdict.HEAL:
+            self._keep_for_after_healing(item)
+            known = [item.sender, *result.contributors_of(chunk)]
+            source = next((peer_id for peer_id in known if peer_id != self._own_id), None)
+            if source is not None:
+                yield from self._healing.fetch(now_s, chunk.chunk, source)
+        return verdict
+
+    def write_results(self, now_s: float, items: Sequence[Arrived], occasion: Occasion) -> Output:
+        """Write results for different chunks: one command for all, as each costs a thread."""
+        wanted = []
+        for item in items:
+            verdict = yield from self.judge(now_s, item)
+            if verdict in (Verdict.STEP, Verdict.REDO):
+                wanted.append((item, verdict))
+        if wanted:
+            self._write = _Write(tuple(wanted), occasion, occasion.changes)
+            results = tuple(self._to_write(item, verdict) for item, verdict in wanted)
+            yield WriteResults(self._fragment, results, occasion.until_s)
+
+    def write_chunk(self, item: Fetched, occasion: Occasion) -> Output:
+        """Write a chunk of another peer, unless we have got further meanwhile."""
+        ours = self._ledger.stamp(item.chunk)
+        if item.stamp == ours or ours.is_ahead_of(item.stamp):
+            return
+        changes = Changes() if item.chunk in self._spoilt else occasion.changes
+        self._write = _Write(item, occasion, changes)
+        yield WriteChunk(
+            self._fragment, item.chunk, item.cycle, item.stamp, item.values, occasion.until_s
+        )
+
+    def write_on_top(self, now_s: float) -> Output:
+        """Write the next result on top of a chunk that was fetched."""
+        item, occasion = self._on_top.popleft()
+        yield from self.write_results(now_s, [item], occasion)
+
+    def _to_write(self, item: Arrived, verdict: Verdict) -> ResultToWrite:
+        chunk, again = item.chunk.chunk, verdict is Verdict.REDO
+        base = self._ledger.before(chunk) if again else self._ledger.stamp(chunk)
+        outcome = item.result.outcome(item.chunk)
+        return ResultToWrite(chunk, item.result.cycle, base, outcome, item.codes, again)
+
+    def _keep_for_after_healing(self, item: Arrived) -> None:
+        kept = self._after_healing[item.chunk.chunk]
+        kept[item.result.cycle] = item
+        while len(kept) > MAX_AFTER_HEALING:
+            del kept[min(kept)]
+
+    # --- what was written -------------------------------------------------------------------------
+    def written(self, stamps: Mapping[int, Stamp]) -> None:
+        """Note the end of the write that is under way, and the new stamps."""
+        assert self._write is not None
+        write, self._write = self._write, None
+        write.occasion.has_written |= bool(stamps)
+        if isinstance(write.what, Fetched):
+            if stamps:
+                self._note_chunk(write.what, write.occasion.until_s, write.changes)
+            return
+        for item, verdict in write.what:
+            if item.chunk.chunk in stamps:
+                self._note_result(item, verdict, stamps[item.chunk.chunk], write.changes)
+                in_it = item.chunk.mask.bit_count()
+                write.occasion.contributors = max(write.occasion.contributors, in_it)
+
+    def _note_result(self, item: Arrived, verdict: Verdict, stamp: Stamp, changes: Changes) -> None:
+        """Where the chunk is now, and what the trainer has to do about it."""
+        chunk, outcome = item.chunk.chunk, item.result.outcome(item.chunk)
+        self._results[chunk] = item
+        if verdict is Verdict.STEP:
+            self._ledger.stepped(chunk, item.result.cycle, outcome, stamp)
+        else:
+            self._ledger.redone(chunk, outcome, stamp)
+        new_here = chunk in changes.stepped or chunk not in changes.moved
+        if verdict is Verdict.REDO and chunk not in changes.stepped | changes.moved:
+            changes.redone.add(chunk)
+        elif self._own_id in item.result.contributors_of(item.chunk) and new_here:
+            changes.stepped.add(chunk)
+        else:
+            changes.stepped.discard(chunk)
+            changes.moved.add(chunk)
+
+    def _note_chunk(self, item: Fetched, until_s: float, changes: Changes) -> None:
+        """The chunk is the other peer's; what came meanwhile goes on top of it, cycle by cycle."""
+        self._ledger.healed(item.chunk, item.cycle, item.stamp)
+        self._spoilt.discard(item.chunk)
+        changes.stepped.discard(item.chunk)
+        changes.redone.discard(item.chunk)
+        changes.moved.add(item.chunk)
+        kept = self._after_healing.pop(item.chunk, {})
+        self._on_top.extend((kept[cycle], Occasion(until_s, changes)) for cycle in sorted(kept))

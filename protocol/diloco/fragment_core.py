@@ -1,0 +1,356 @@
+"""The exchange of fragments among all: events in, commands out.
+
+    trainer: Sent --> Keeper --Contribute--> owners of the chunks (peers, or our own Owner)
+                      Keeper <--Received(Result)-- owners;  --MergeIntoTrainer--> trainer
+    Owner: Received(Contribution)... --Average--> Averaged --Send(Result)--> all, and our Keeper
+
+The parts: one `Keeper` per fragment, which knows what becomes of it (keeper.py); one `Owner` of
+what others have us average (owner.py); `Departures`, the order in which fragments leave; and
+`Peers`, what is known of the others. Keepers and the owner share the last two, and know nothing of
+each other: what concerns more than one of them passes through here.
+
+Rules
+  1. A keeper that is through with a cycle tells all peers where that has led it, and compares with
+     those that have said the same of themselves. A peer that ended elsewhere is asked (healing.py).
+  2. A peer that is new is told what we are through with, before we contribute: it would wait for
+     our part of it. So is a peer whose contribution came too late; it gets what was made without.
+  3. When our part of a cycle is over our own keeper learns of it, and the others if nothing came of
+     it: nobody must wait for what will never be.
+  4. What a contribution stands on shows whether its sender has a better state than we.
+  5. Of a peer that is gone nothing is kept, once a fragment has settled without it.
+
+Time comes in with each event, in order; `next_deadline_s` says when the next `Tick` is due. The
+caller tells `PeersSeen` whenever that changes, looks at least every so often whether it has, and
+carries out the commands in their order.
+Source: docs/decisions/0011-diloco-without-a-coordinator.md.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Final
+
+from protocol.fragment.chunk_ledger import ChunkLedger, Stamp
+from protocol.outcomes import RefusalReason
+from protocol.wire.fragment_messages import (
+    Contribution,
+    FragmentSettled,
+    NoResult,
+    Result,
+)
+
+from .departures import Departures
+from .fragment_commands import (
+    Command,
+    Contribute,
+    ContributionRefused,
+    CountRefusal,
+    ForgetOthers,
+    PartOver,
+    Send,
+    Settled,
+    Signal,
+)
+from .fragment_events import (
+    Arrived,
+    Averaged,
+    Began,
+    Event,
+    Fetched,
+    FetchFailed,
+    Parts,
+    Passed,
+    PeersSeen,
+    QuestionsEnded,
+    Received,
+    ResultAnswered,
+    Sent,
+    StampsAdopted,
+    StampsAnswered,
+    Tick,
+    TrainerHeld,
+    Verified,
+    Written,
+)
+from .healing import HealingStatistics
+from .keeper import Keeper
+from .owner import Owner, OwnerStatistics
+from .peers import Peers
+from .send_plan import SendPlan
+
+Output = Iterable[Command | Signal]
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentCoreStatistics:
+    """Counts since the start.
+
+    Attributes:
+        lost_items: what came for a fragment and did not fit.
+    """
+
+    healing: HealingStatistics
+    owner: OwnerStatistics
+    lost_items: int
+
+
+class FragmentCore:
+    """One peer's part in the exchange. See the top of the file.
+
+    Args:
+        stamps: of all chunks of each fragment, at the start.
+    """
+
+    def __init__(self, plan: SendPlan, own_id: str, stamps: Sequence[Sequence[Stamp]]) -> None:
+        self._plan = plan
+        self._peers = Peers(own_id, plan.num_fragments)
+        self._departures = Departures()
+        self._owner = Owner(plan, self._peers)
+        self._keepers = [
+            Keeper(fragment, of_chunks, plan, self._peers, self._departures)
+            for fragment, of_chunks in enumerate(stamps)
+        ]
+        self._acquainted: frozenset[str] = frozenset()
+        self._published: dict[int, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<FragmentCore of {len(self._keepers)} fragments, {self._owner!r}>"
+
+    # --- what can be asked ------------------------------------------------------------------------
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When a `Tick` is due, in the time of `step`; None while nothing waits."""
+        due = (self._owner.next_deadline_s, *(keeper.next_deadline_s for keeper in self._keepers))
+        return min((at_s for at_s in due if at_s is not None), default=None)
+
+    @property
+    def remembered(self) -> frozenset[str]:
+        """The peers of which anything is remembered."""
+        of_keepers = (keeper.remembered for keeper in self._keepers)
+        return frozenset().union(
+            self._acquainted, self._peers.remembered, self._owner.late, *of_keepers
+        )
+
+    def ledger(self, fragment: int) -> ChunkLedger:
+        """The states of a fragment's chunks; not to be written to."""
+        return self._keepers[fragment].ledger
+
+    def result_of(self, fragment: int, cycle: int, chunk: int) -> tuple[Result, memoryview] | None:
+        """The result that we applied to a chunk in this cycle, with its codes and no others."""
+        return self._keepers[fragment].writes.result_of(cycle, chunk)
+
+    def contributors_by_chunk(self, fragment: int) -> dict[int, int]:
+        """The number of peers in the result of each chunk, of the last cycle."""
+        return self._keepers[fragment].writes.contributors_by_chunk()
+
+    def statistics(self) -> FragmentCoreStatistics:
+        """Counts since the start."""
+        healing = (keeper.healing.statistics() for keeper in self._keepers)
+        return FragmentCoreStatistics(
+            reduce(HealingStatistics.__add__, healing, HealingStatistics(0, 0, 0.0)),
+            self._owner.statistics(),
+            sum(keeper.lost_items for keeper in self._keepers),
+        )
+
+    def step(self, now_s: float, event: Event) -> tuple[Command, ...]:
+        """Take one event; say what to do."""
+        return tuple(self._step(now_s, event))
+
+    def _step(self, now_s: float, event: Event) -> Iterator[Command]:
+        yield from self._routed(now_s, _HANDLERS[type(event)](self, now_s, event))
+        while (first := self._departures.first) is not None and self._keepers[first].awaits_turn:
+            yield from self._routed(now_s, self._keepers[first].look(now_s))
+
+    # --- to and from the parts --------------------------------------------------------------------
+    def _routed(self, now_s: float, output: Output) -> Iterator[Command]:
+        """Commands go out; what one part tells reaches the others, when the part is done."""
+        for each in tuple(output):
+            match each:
+                case Settled():
+                    yield from self._routed(now_s, self._settled(each))
+                case PartOver():
+                    yield from self._routed(now_s, self._part_over(now_s, each))
+                case ContributionRefused():
+                    yield from self._routed(now_s, self._refused(each))
+                case Contribute():
+                    yield from self._introduced()
+                    yield each
+                case _:
+                    yield each
+
+    # --- from other peers -------------------------------------------------------------------------
+    def _received(self, now_s: float, event: Received) -> Output:
+        sender, message = event.peer_id, event.message
+        self._peers.note_heard(sender)
+        keeper = self._keepers[message.fragment]
+        match message:
+            case Contribution():
+                yield from self._fetch_what_is_ahead(now_s, sender, message)
+                yield from self._owner.contributed(now_s, sender, message, event.codes)
+            case Result():
+                arrived = _arrived(message, event.codes, sender)
+                if sender == message.owner:  # it makes one of a cycle
+                    yield from keeper.put(now_s, *arrived, Passed(sender, message.cycle))
+                else:
+                    yield from keeper.put(now_s, *arrived)
+            case NoResult():
+                yield from keeper.put(now_s, Passed(sender, message.cycle))
+            case FragmentSettled(fragment=fragment, cycle=cycle, digest=digest):
+                self._peers.note_settled(fragment, sender, cycle, digest)
+                yield from keeper.put(now_s, Passed(sender, cycle))
+                yield from self._owner.look(now_s)
+                yield from keeper.healing.compare(sender)
+
+    def _fetch_what_is_ahead(self, now_s: float, sender: str, message: Contribution) -> Output:
+        """See from what a contribution stands on whether we are where the others are (rule 4)."""
+        keeper = self._keepers[message.fragment]
+        for theirs in message.stamps:
+            behind = keeper.ledger.cycle(theirs.chunk) < message.cycle
+            if behind and theirs.stamp.is_ahead_of(keeper.ledger.stamp(theirs.chunk)):
+                yield from keeper.healing.fetch(now_s, theirs.chunk, sender)
+
+    # --- our own part -----------------------------------------------------------------------------
+    def _averaged(self, now_s: float, event: Averaged) -> Output:
+        """Send a result of ours to all, and to our own keeper."""
+        if event.averages is not None:
+            result = event.averages.result
+            self._published[result.fragment] = result.cycle
+            for peer_id in sorted(self._peers.others):
+                yield Send(peer_id, result, event.averages.codes)
+            arrived = _arrived(result, event.averages.parts, self._peers.own_id)
+            yield from self._keepers[result.fragment].put(now_s, *arrived)
+        yield from self._owner.averaged(event.fragment, event.cycle)
+
+    def _part_over(self, now_s: float, over: PartOver) -> Output:
+        """Let nobody wait for what we own and have no result for (rule 3)."""
+        passed = Passed(self._peers.own_id, over.cycle)
+        yield from self._keepers[over.fragment].put(now_s, passed)
+        if self._published.get(over.fragment) != over.cycle:
+            for peer_id in sorted(self._peers.others):
+                yield Send(peer_id, NoResult(self._plan.group, over.fragment, over.cycle))
+
+    def _refused(self, refused: ContributionRefused) -> Output:
+        sender, late = refused.peer_id, refused.contribution
+        if sender == self._peers.own_id:
+            yield PartOver(late.fragment, late.cycle)
+            return
+        yield CountRefusal(refused.reason)
+        if refused.reason is RefusalReason.AHEAD:  # rule 2
+            for stamp in late.stamps:
+                kept = self.result_of(late.fragment, late.cycle, stamp.chunk)
+                if kept is not None:
+                    yield Send(sender, *kept)
+            yield from self._told_settled(sender, late.fragment)
+
+    # --- telling others ---------------------------------------------------------------------------
+    def _settled(self, settled: Settled) -> Output:
+        """Tell all where we are, and look who is elsewhere (rules 1 and 5)."""
+        fragment = settled.fragment
+        self._peers.forget_absent()
+        self._owner.forget_absent()
+        self._keepers[fragment].forget_absent()
+        yield ForgetOthers(self._peers.present)
+        for peer_id in sorted(self._peers.others):
+            yield from self._told_settled(peer_id, fragment)
+            yield from self._keepers[fragment].healing.compare(peer_id)
+
+    def _introduced(self) -> Iterator[Command]:
+        """Tell newcomers what we are through with (rule 2)."""
+        others = self._peers.others
+        for peer_id in sorted(others - self._acquainted):
+            for fragment in range(len(self._keepers)):
+                yield from self._told_settled(peer_id, fragment)
+        self._acquainted = others
+
+    def _told_settled(self, peer_id: str, fragment: int) -> Iterator[Send]:
+        """Tell one peer where we are with a fragment, if we are anywhere yet."""
+        settled = self._keepers[fragment].settled
+        if settled is not None:
+            yield Send(peer_id, FragmentSettled(self._plan.group, fragment, *settled))
+
+    # --- what concerns one part alone -------------------------------------------------------------
+    def _peers_seen(self, now_s: float, event: PeersSeen) -> Output:
+        self._peers.note_seen(event)
+        yield from self._owner.look(now_s)
+
+    def _ticked(self, now_s: float, _event: Tick) -> Output:
+        yield from self._owner.look(now_s)
+        for keeper in self._keepers:
+            yield from keeper.look(now_s)
+
+    def _sent(self, now_s: float, event: Sent) -> Output:
+        self._departures.sent(event.fragment)
+        yield from self._keepers[event.fragment].put(now_s, event)
+
+    def _verified(self, now_s: float, event: Verified) -> Output:
+        yield from self._keepers[event.fragment].verified(now_s, event.spoilt)
+
+    def _trainer_held(self, now_s: float, event: TrainerHeld) -> Output:
+        yield from self._keepers[event.fragment].trainer_held(now_s, event.held)
+
+    def _written(self, now_s: float, event: Written) -> Output:
+        yield from self._keepers[event.fragment].written(now_s, event.stamps)
+
+    def _stamps_answered(self, _now_s: float, event: StampsAnswered) -> Output:
+        yield from self._keepers[event.fragment].healing.stamps_answered(event)
+
+    def _result_answered(self, now_s: float, event: ResultAnswered) -> Output:
+        keeper = self._keepers[event.fragment]
+        arrived = keeper.healing.applicable(event)
+        if arrived is not None:
+            yield from keeper.put(now_s, arrived)
+        else:
+            yield from keeper.healing.no_result_helps(now_s, event)
+
+    def _questions_ended(self, _now_s: float, event: QuestionsEnded) -> Output:
+        self._keepers[event.fragment].healing.questions_ended(event.peer_id)
+        yield from ()
+
+    def _fetched(self, now_s: float, event: Fetched) -> Output:
+        self._keepers[event.fragment].healing.fetched(now_s, event)
+        yield from self._keepers[event.fragment].put(now_s, event)
+
+    def _fetch_failed(self, _now_s: float, event: FetchFailed) -> Output:
+        self._keepers[event.fragment].healing.fetch_failed(event.chunk)
+        yield from ()
+
+    # --- beginning --------------------------------------------------------------------------------
+    def _adopted(self, _now_s: float, event: StampsAdopted) -> Output:
+        for chunk, (cycle, stamp) in event.stamps.items():
+            self._keepers[event.fragment].adopt(chunk, cycle, stamp)
+        yield from ()
+
+    def _began(self, _now_s: float, event: Began) -> Output:
+        for keeper, cycle in zip(self._keepers, event.last_sent, strict=True):
+            if cycle >= 0:
+                keeper.begin(cycle)
+        yield from self._introduced()
+
+
+def _arrived(result: Result, codes: Parts, sender: str) -> list[Arrived]:
+    """The parts of a result, by chunk."""
+    of_chunks = ((result.chunk(chunk), part) for chunk, part in codes.items())
+    return [
+        Arrived(result, of_chunk, part, sender)
+        for of_chunk, part in of_chunks
+        if of_chunk is not None
+    ]
+
+
+_HANDLERS: Final[dict[type[Event], Callable[..., Output]]] = {
+    PeersSeen: FragmentCore._peers_seen,
+    Received: FragmentCore._received,
+    Sent: FragmentCore._sent,
+    TrainerHeld: FragmentCore._trainer_held,
+    Averaged: FragmentCore._averaged,
+    Verified: FragmentCore._verified,
+    Written: FragmentCore._written,
+    StampsAnswered: FragmentCore._stamps_answered,
+    ResultAnswered: FragmentCore._result_answered,
+    QuestionsEnded: FragmentCore._questions_ended,
+    Fetched: FragmentCore._fetched,
+    FetchFailed: FragmentCore._fetch_failed,
+    StampsAdopted: FragmentCore._adopted,
+    Began: FragmentCore._began,
+    Tick: FragmentCore._ticked,
+}

@@ -1,0 +1,116 @@
+"""What is known of the peers that hold the same outer copy: who is there, and how far each is.
+
+Rules
+  1. Peers contribute to a cycle that is within LATE_ROUNDS of their round and of ours. To any other
+     nobody is expected, and a peer that says it is through with a cycle is not expected to it.
+  2. Peers choose owners among those that they expect, but for owners that brought nothing until our
+     patience ended. One of these is chosen again when anything but a question comes from it.
+  3. Whatever is remembered of a peer goes with it.
+"""
+
+from typing import Final
+
+from .fragment_events import PeersSeen
+
+LATE_ROUNDS: Final = 3
+"""A peer that is further from a cycle than this, by what was last heard, is not waited for."""
+
+
+class Peers:
+    """See the top of the file.
+
+    Attributes:
+        own_id: our own peer id.
+    """
+
+    def __init__(self, own_id: str, num_fragments: int) -> None:
+        self.own_id = own_id
+        self._seen = PeersSeen(round=-1, present=frozenset({own_id}), rounds={})
+        self._own_cycles = [-1] * num_fragments
+        self._brought_nothing: set[str] = set()
+        self._settled: dict[tuple[int, str], tuple[int, bytes]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Peers {len(self._seen.present)} in round {self._seen.round}>"
+
+    # --- what is known ----------------------------------------------------------------------------
+    @property
+    def others(self) -> frozenset[str]:
+        """The other peers that hold an outer copy."""
+        return self._seen.present - {self.own_id}
+
+    @property
+    def present(self) -> frozenset[str]:
+        """The same, and ourselves."""
+        return self._seen.present
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended here."""
+        return self._seen.is_over
+
+    @property
+    def remembered(self) -> frozenset[str]:
+        """The peers of which anything is remembered."""
+        return frozenset(self._brought_nothing | {peer_id for _, peer_id in self._settled})
+
+    def contributors(self, cycle: int) -> set[str]:
+        """The peers that should contribute to a cycle about now, ourselves among them (rule 1)."""
+        near = range(cycle - LATE_ROUNDS, cycle + LATE_ROUNDS)
+        if self._seen.round not in near:
+            return set()
+        rounds = self._seen.rounds
+        return {self.own_id, *(peer_id for peer_id in rounds if rounds[peer_id] in near)}
+
+    def expected(self, fragment: int, cycle: int) -> set[str]:
+        """The same, but for those that say they are through with it."""
+        through = {
+            peer_id
+            for (of, peer_id), (at, _) in self._settled.items()
+            if of == fragment and at >= cycle
+        }
+        return self.contributors(cycle) - through
+
+    def possible_owners(self, cycle: int) -> list[str]:
+        """The peers among which owners are chosen (rule 2)."""
+        return sorted((self.contributors(cycle) - self._brought_nothing) | {self.own_id})
+
+    def reached(self, fragment: int, without: str) -> int:
+        """The newest cycle of a fragment that anybody has come to, but for one peer."""
+        heard = (
+            cycle
+            for (of, peer_id), (cycle, _) in self._settled.items()
+            if of == fragment and peer_id != without
+        )
+        return max([self._seen.round, self._own_cycles[fragment], *heard])
+
+    def settled(self, fragment: int, peer_id: str) -> tuple[int, bytes] | None:
+        """Cycle and digest of the last cycle that a peer, perhaps we, is through with."""
+        return self._settled.get((fragment, peer_id))
+
+    # --- what is learnt ---------------------------------------------------------------------------
+    def note_seen(self, seen: PeersSeen) -> None:
+        """Learn how the group looks now."""
+        self._seen = seen
+
+    def note_sent(self, fragment: int, cycle: int) -> None:
+        """Learn that we have come to this cycle."""
+        self._own_cycles[fragment] = cycle
+
+    def note_settled(self, fragment: int, peer_id: str, cycle: int, digest: bytes) -> None:
+        """Learn that a peer, perhaps we, is through with a cycle, and where that has led it."""
+        self._settled[fragment, peer_id] = (cycle, digest)
+
+    def note_heard(self, peer_id: str) -> None:
+        """Learn that something came from a peer."""
+        self._brought_nothing.discard(peer_id)
+
+    def note_brought_nothing(self, owners: set[str]) -> None:
+        """Learn that these were waited for in vain."""
+        self._brought_nothing |= owners - {self.own_id}
+
+    def forget_absent(self) -> None:
+        """Forget every peer that is not there (rule 3)."""
+        present = self._seen.present | {self.own_id}
+        self._brought_nothing &= present
+        self._settled = {key: at for key, at in self._settled.items() if key[1] in present}

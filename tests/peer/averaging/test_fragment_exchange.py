@@ -1,0 +1,123 @@
+"""The shell around the core, alone: what it does when the trainer lets nobody write."""
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+from owner_worlds import CYCLE, FRAGMENT, GROUP, IDENTITIES, IDS, codes_of, outer_copy
+
+from peer.averaging.diloco.fragment_exchange import FragmentExchange
+from peer.averaging.diloco.outer_fragments import OuterFragments
+from peer.averaging.diloco.surroundings import FragmentSurroundings
+from peer.network.simulated import SimulatedInternet
+from peer.ports.simulated import SimulatedWork
+from protocol.diloco.fragment_commands import Changes, Returned
+from protocol.diloco.fragment_events import Held, PeersSeen, Sent
+from protocol.diloco.healing import HealingStatistics
+from protocol.diloco.keeper import MAX_RETURN_S
+
+
+class Trainer:
+    """Reads the whole outer copy unless `free` is set."""
+
+    def __init__(self) -> None:
+        self.free = trio.Event()
+        self.free.set()
+        self.merged: list[tuple[float, Changes]] = []
+
+    @property
+    def can_write(self) -> bool:
+        return self.free.is_set()
+
+    async def may_write(self) -> None:
+        await self.free.wait()
+
+    async def merge(self, fragment: int, cycle: int, changes: Changes) -> None:
+        self.merged.append((trio.current_time(), changes))
+
+    async def hold(self, fragment: int) -> Held:
+        return Held.FREE
+
+    async def amend(self, fragment: int, changes: Changes) -> None:
+        raise AssertionError("nothing was yielded")
+
+
+class World:
+    """One exchange, alone in its group."""
+
+    def __init__(self, outer: OuterFragments) -> None:
+        self.outer = outer
+        self.trainer = Trainer()
+        self.returned_sends: list[Returned] = []
+
+    def seen(self) -> PeersSeen:
+        return PeersSeen(CYCLE, frozenset(IDS[:1]), {})
+
+    def returned(self, returned: Returned, healing: HealingStatistics) -> None:
+        self.returned_sends.append(returned)
+
+    @asynccontextmanager
+    async def exchange(self) -> AsyncIterator[FragmentExchange]:
+        async with SimulatedInternet(1).open_network(IDS[0]) as network:
+            around = FragmentSurroundings(
+                group=GROUP,
+                network=network,
+                work=SimulatedWork(),
+                sign=IDENTITIES[0].sign,
+                company=self,
+                trainer=self.trainer,
+                record=self,
+                lock=trio.Lock(),
+                refused=Counter(),
+                last_sent=[-1],
+            )
+            exchange = FragmentExchange(around, self.outer)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(exchange.run)
+                await trio.testing.wait_all_tasks_blocked()
+                yield exchange
+                nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+def world():
+    return World(outer_copy())
+
+
+def send(outer: OuterFragments) -> Sent:
+    codes = b"".join(codes_of(outer, chunk, 0.5) for chunk in (0, 1))
+    return Sent(FRAGMENT, CYCLE, memoryview(codes), 1, 1)
+
+
+async def test_alone_a_fragment_is_stepped_and_merged_at_once(world, autojump_clock):
+    async with world.exchange() as exchange:
+        exchange.sent(send(world.outer))
+        await trio.sleep(0.1)
+        assert [changes for _, changes in world.trainer.merged] == [Changes(stepped={0, 1})]
+        assert [(each.contributors, each.missing) for each in world.returned_sends] == [(1, 0)]
+
+
+async def test_who_may_not_write_in_time_merges_without_what_came(world, autojump_clock):
+    """The trainer may be reading until it can merge: neither must wait for the other for ever."""
+    async with world.exchange() as exchange:
+        before = world.outer.read(FRAGMENT, 0)
+        averaged = exchange._averages.averaged
+
+        def reads_from_now_on(order):
+            world.trainer.free = trio.Event()
+            return averaged(order)
+
+        exchange._averages.averaged = reads_from_now_on
+        began_s = trio.current_time()
+        exchange.sent(send(world.outer))
+        await trio.sleep(MAX_RETURN_S - 1)
+        assert world.trainer.merged == []
+        await trio.sleep(2)
+        ((at_s, changes),) = world.trainer.merged
+        assert changes == Changes()
+        assert at_s - began_s == pytest.approx(MAX_RETURN_S)
+        assert [each.missing for each in world.returned_sends] == [2]
+        assert world.outer.read(FRAGMENT, 0) == before

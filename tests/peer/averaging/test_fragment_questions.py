@@ -1,0 +1,120 @@
+"""Questions about what others hold, and what is made of the answers."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from owner_worlds import FRAGMENT, GROUP, IDS, outer_copy
+
+from peer.averaging.diloco.fragment_questions import FragmentQuestions
+from peer.network.conversation import Conversation
+from peer.network.simulated import SimulatedInternet
+from peer.ports.simulated import SimulatedWork
+from protocol.diloco.fragment_commands import AskResult, FetchChunk
+from protocol.diloco.fragment_events import Fetched, FetchFailed, StampsAnswered
+from protocol.errors import LocoError
+from protocol.outcomes import RefusalReason
+from protocol.wire.fragment_messages import ChunkStamp
+from protocol.wire.messages import (
+    ChunkState,
+    GetChunkState,
+    GetResult,
+    GetStamps,
+    Message,
+    Refusal,
+    Stamps,
+)
+from protocol.wire.versions import FRAGMENT as PROTOCOL
+
+AHEAD = [ChunkStamp(chunk, 9, 9, bytes(16)) for chunk in range(3)]
+OUTER = outer_copy()
+VALUES = bytes(8 * OUTER.chunk_values(FRAGMENT, 1))
+
+
+async def asked(
+    question: type[Message],
+    answer: Message,
+    payload: bytes,
+    ask: Callable[[FragmentQuestions], Awaitable[Any]],
+) -> Any:
+    """What is made of the answer that another peer gives to the question."""
+    internet = SimulatedInternet(1)
+    async with internet.open_network(IDS[0]) as ours, internet.open_network(IDS[1]) as theirs:
+        await ours.connect(IDS[1], theirs.addresses)
+
+        async def serve(stream) -> None:
+            async with Conversation(stream) as talk:
+                await talk.receive(question)
+                await talk.send(answer, payload)
+
+        await theirs.serve(PROTOCOL, serve)
+        return await ask(FragmentQuestions(GROUP, ours, OUTER, SimulatedWork()))
+
+
+async def stamps_of(questions: FragmentQuestions) -> StampsAnswered:
+    async with questions.stream_to(IDS[1]) as talk:
+        return await questions.stamps(talk, FRAGMENT)
+
+
+async def test_stamps_are_taken_with_their_cycles(autojump_clock):
+    answer = Stamps(FRAGMENT, (AHEAD[0], AHEAD[1]), (1, 2))
+    assert await asked(GetStamps, answer, b"", stamps_of) == StampsAnswered(
+        FRAGMENT, IDS[1], ((AHEAD[0], 1), (AHEAD[1], 2))
+    )
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Stamps(FRAGMENT, (AHEAD[0], AHEAD[2]), (1, 1)),
+        Stamps(FRAGMENT, (AHEAD[0], AHEAD[0]), (1, 1)),
+        Stamps(FRAGMENT, (AHEAD[0],), (1,)),
+        Stamps(FRAGMENT, (AHEAD[0], AHEAD[1]), (1,)),
+        Stamps(FRAGMENT + 1, (AHEAD[0], AHEAD[1]), (1, 1)),
+        Refusal(RefusalReason.UNAVAILABLE, "no"),
+    ],
+    ids=["no such chunk", "twice", "too few", "cycles missing", "another fragment", "refused"],
+)
+async def test_stamps_that_make_no_sense_are_none(answer, autojump_clock):
+    async def ask(questions: FragmentQuestions) -> None:
+        with pytest.raises(LocoError):
+            await stamps_of(questions)
+
+    await asked(GetStamps, answer, b"", ask)
+
+
+async def test_a_result_that_is_refused_is_none(autojump_clock):
+    async def ask(questions: FragmentQuestions) -> Any:
+        async with questions.stream_to(IDS[1]) as talk:
+            return await questions.result(talk, AskResult(FRAGMENT, IDS[1], 3, AHEAD[1]))
+
+    answer = await asked(GetResult, Refusal(RefusalReason.UNAVAILABLE, "no"), b"", ask)
+    assert (answer.cycle, answer.theirs, answer.result) == (3, AHEAD[1], None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "payload"),
+    [
+        (ChunkState(FRAGMENT, 4, AHEAD[1]), VALUES),
+        (ChunkState(FRAGMENT, 4, AHEAD[0]), VALUES),
+        (ChunkState(FRAGMENT + 1, 4, AHEAD[1]), VALUES),
+        (ChunkState(FRAGMENT, 4, AHEAD[1]), VALUES[:-8]),
+        (Refusal(RefusalReason.UNAVAILABLE, "no"), b""),
+    ],
+    ids=["right", "another chunk", "another fragment", "too short", "refused"],
+)
+async def test_a_chunk_is_fetched_if_it_is_the_one_that_was_asked_for(
+    answer, payload, autojump_clock, request
+):
+    question = FetchChunk(FRAGMENT, 1, IDS[1])
+    made = await asked(GetChunkState, answer, payload, lambda q: q.fetch(question))
+    if request.node.callspec.id == "right":
+        assert made == Fetched(FRAGMENT, 1, 4, AHEAD[1].stamp, memoryview(VALUES))
+    else:
+        assert made == FetchFailed(FRAGMENT, 1)
+
+
+async def test_a_peer_that_cannot_be_reached_has_no_chunk(autojump_clock):
+    async with SimulatedInternet(1).open_network(IDS[0]) as ours:
+        questions = FragmentQuestions(GROUP, ours, OUTER, SimulatedWork())
+        assert await questions.fetch(FetchChunk(FRAGMENT, 1, IDS[1])) == FetchFailed(FRAGMENT, 1)
