@@ -12,10 +12,7 @@ from typing import Any
 import blake3
 
 from .problem import Problem, canonical
-from .simulator import Job
-
-Relays = tuple[int, ...]
-"""The machines that a microbatch visits after its data peer, in order."""
+from .simulator import Job, Relays
 
 
 @dataclass(frozen=True, slots=True)

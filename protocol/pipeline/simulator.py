@@ -31,7 +31,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
-from .problem import THOUSAND, Problem
+from .problem import THOUSAND, Problem, Work
+
+Relays = tuple[int, ...]
+"""The machines that a microbatch visits after its data peer, in order."""
 
 
 class Job(NamedTuple):
@@ -43,7 +46,7 @@ class Job(NamedTuple):
     """
 
     origin: int
-    relays: tuple[int, ...]
+    relays: Relays
     release_us: int = 0
     after: int | None = None
 
@@ -116,23 +119,39 @@ class Simulator:
         self._slots = [peer.slots for peer in problem.peers]
         self._backward_first = order is Order.BACKWARD_FIRST
         self._queued = problem.queued_links
-        self._routes: dict[tuple[int, tuple[int, ...]], Route] = {}
-        self._unloaded: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._pieces: dict[tuple[int, int, int, bool], Piece] = {}
+        self._routes: dict[tuple[int, Relays], Route] = {}
+        self._unloaded: dict[tuple[int, Relays], int] = {}
 
-    def route(self, origin: int, relays: tuple[int, ...]) -> Route:
+    def route(self, origin: int, relays: Relays) -> Route:
         """The chain of work of a microbatch on this path."""
         key = (origin, relays)
         if (found := self._routes.get(key)) is None:
-            found = self._routes[key] = route_of(self.problem, origin, relays)
+            found = self._routes[key] = self._chain(origin, relays)
         return found
 
-    def unloaded_us(self, origin: int, relays: tuple[int, ...]) -> int:
+    def unloaded_us(self, origin: int, relays: Relays) -> int:
         """What a microbatch on this path takes when it has the network to itself."""
         key = (origin, relays)
         if (found := self._unloaded.get(key)) is None:
             found = self._unloaded[key] = sum(
                 piece.work_us + piece.transfer_us + piece.flight_us for piece in self.route(*key)
             )
+        return found
+
+    def _chain(self, origin: int, relays: Relays) -> Route:
+        path = (origin, *relays)
+        there = [*path, origin, *reversed(path), -1]
+        kinds = [*([FORWARD] * len(path)), LOSS, *([BACKWARD] * len(path))]
+        return tuple(
+            self._piece(there[place], kind, there[place + 1], place == 0)
+            for place, kind in enumerate(kinds)
+        )
+
+    def _piece(self, machine: int, kind: int, then: int, first: bool) -> Piece:
+        key = (machine, kind, then, first)
+        if (found := self._pieces.get(key)) is None:
+            found = self._pieces[key] = piece_of(self.problem, machine, kind, then, first=first)
         return found
 
     def run(self, jobs: Sequence[Job], record: list[Stretch] | None = None) -> Outcome:
@@ -259,34 +278,26 @@ class _Iteration:
             self._send(max(moment, self.jobs[successor].release_us), successor, 0)
 
 
-def route_of(problem: Problem, origin: int, relays: tuple[int, ...]) -> Route:
-    """The chain of work of a microbatch on this path."""
-    work, path = problem.work, (origin, *relays)
-    there = [*path, origin, *reversed(path)]
-    kinds = [*([FORWARD] * len(path)), LOSS, *([BACKWARD] * len(path))]
-    pieces = []
-    for place, (machine, kind) in enumerate(zip(there, kinds, strict=True)):
-        forward_us = problem.peers[machine].forward_us
-        whole_us = forward_us * _permille(problem, kind) // THOUSAND
-        # Nobody waits for the gradient of the embedding's input: the last backward is not split.
-        is_last = place == len(there) - 1
-        splits = kind == BACKWARD and not is_last
-        work_us = whole_us * work.input_permille // THOUSAND if splits else whole_us
-        then = -1 if is_last else there[place + 1]
-        travels = then not in (-1, machine)
-        transfer_us = problem.transfer_us(machine, then) if travels else 0
-        flight_us = problem.latency_us[machine][then] + work.hop_us if travels else 0
-        gap_us = work.gap_us if place else work.origin_gap_us
-        pieces.append(
-            Piece(
-                machine, kind, work_us, whole_us - work_us, gap_us, transfer_us, flight_us, then
-            )
-        )  # fmt: skip
-    return tuple(pieces)
-
-
-def _permille(problem: Problem, kind: int) -> int:
+def piece_of(problem: Problem, machine: int, kind: int, then: int, *, first: bool) -> Piece:
+    """A piece of work, and the way of its result to the machine `then` (-1: there is none)."""
     work = problem.work
+    whole_us = problem.peers[machine].forward_us * _permille(work, kind) // THOUSAND
+    # Nobody waits for the gradient of the first stage's input: the last backward is not split.
+    splits = kind == BACKWARD and then >= 0
+    work_us = whole_us * work.input_permille // THOUSAND if splits else whole_us
+    return Piece(
+        machine,
+        kind,
+        work_us,
+        whole_us - work_us,
+        work.origin_gap_us if first else work.gap_us,
+        problem.transfer_us(machine, then) if then >= 0 else 0,
+        problem.latency_us[machine][then] + work.hop_us if then >= 0 else 0,
+        then,
+    )
+
+
+def _permille(work: Work, kind: int) -> int:
     permilles: Mapping[int, int] = {
         FORWARD: THOUSAND, LOSS: work.loss_permille, BACKWARD: work.backward_permille
     }  # fmt: skip
