@@ -86,7 +86,8 @@ def _by_tracks_us(problem: Problem, trips: Sequence[int]) -> int:
 def _homes(problem: Problem, origin: int, trip_us: int, time_us: int) -> int:
     """Microbatches that a data peer can have home by then."""
     peer = problem.peers[origin]
-    return sum(max(0, time_us - k * peer.forward_us) // trip_us for k in range(peer.slots))
+    tracks = range(min(peer.slots, problem.microbatches))
+    return sum(max(0, time_us - track * peer.forward_us) // trip_us for track in tracks)
 
 
 def _by_work_us(problem: Problem) -> int:

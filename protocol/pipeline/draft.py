@@ -55,7 +55,7 @@ def fits(problem: Problem, draft: Draft) -> bool:
 def least_us(simulator: Simulator, origin: int, paths: tuple[Relays, ...]) -> int:
     """A bound: what a data peer's slowest track takes when it meets nobody."""
     peer = simulator.problem.peers[origin]
-    tracks = [track * peer.forward_us for track in range(peer.slots)]
+    tracks = [track * peer.forward_us for track in range(min(peer.slots, len(paths)))]
     for place, path in enumerate(paths):
         tracks[place % peer.slots] += simulator.unloaded_us(origin, path)
     return max(tracks) if paths else 0

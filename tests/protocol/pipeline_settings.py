@@ -52,7 +52,9 @@ def links_between(places: list[str]) -> tuple[Matrix, Matrix]:
     return latencies, tuple(tuple(line.bytes_per_s for line in row) for row in lines)
 
 
-def published_problem(visited: int = 4, places: list[str] = PLACES, **changes) -> Problem:
+def published_problem(
+    visited: int = 4, places: list[str] = PLACES, sizes=(5, 3, 3, 3, 3, 3), **changes
+) -> Problem:
     """The setting of the four published times."""
     latencies, rates = links_between(places)
     slow = {"NL", "London"}
@@ -66,7 +68,7 @@ def published_problem(visited: int = 4, places: list[str] = PLACES, **changes) -
         PipelinePeer(f"{place}-{number}", FORWARD_US, SLOTS)
         for number, place in enumerate(places)
     )  # fmt: skip
-    problem = Problem(peers, latencies, rates, WORK, (5, 3, 3, 3, 3, 3), visited, 30)
+    problem = Problem(peers, latencies, rates, WORK, sizes, visited, 30)
     return replace(problem, **changes)
 
 
