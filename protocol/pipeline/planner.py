@@ -83,8 +83,7 @@ def plan_paths(
         NoPlan
     """
     search = _Search(problem, budget or Budget(), order)
-    start = first_draft(problem, stages, quotas, search.orders, search.prices)
-    return search.improve(start, OF_PATHS)
+    return search.improve(search.start(stages, quotas), OF_PATHS)
 
 
 def plan(problem: Problem, budget: Budget | None = None, order: Order = Order.ARRIVAL) -> Planned:
@@ -99,7 +98,9 @@ def plan(problem: Problem, budget: Budget | None = None, order: Order = Order.AR
     start = grouped_draft(
         problem, prices, search.orders, draws, budget.rough_tries, budget.memory
     )  # fmt: skip
-    return search.improve(start or _first_that_fits(problem, search), OF_ALL)
+    if start is None or search.price(start) is None:
+        start = _first_that_fits(problem, search)
+    return search.improve(start, OF_ALL)
 
 
 def _first_that_fits(problem: Problem, search: "_Search") -> Draft:
@@ -112,7 +113,7 @@ def _first_that_fits(problem: Problem, search: "_Search") -> Draft:
     for idle in range(problem.stage_sizes[0]):
         quotas = even_quotas(problem, stages, idle)
         try:
-            return first_draft(problem, stages, quotas, search.orders, search.prices)
+            return search.start(stages, quotas)
         except NoPlan as error:
             refusal = error
     raise refusal
@@ -166,10 +167,29 @@ class _Search:
         self.evaluations = 0
         self.bounds: dict[tuple[int, tuple[Relays, ...]], int] = {}
 
+    def start(self, stages: tuple[int, ...], quotas: Mapping[int, int]) -> Draft:
+        """A first draft that ends: without swaps, where with them it would block itself.
+
+        Paths that visit stages in rising order cannot wait for each other in a circle.
+
+        Raises:
+            NoPlan
+        """
+        draft = first_draft(self.problem, stages, quotas, self.orders, self.prices)
+        if self.price(draft) is None:
+            rising = [order for order in self.orders if list(order) == sorted(order)]
+            draft = first_draft(self.problem, stages, quotas, rising, self.prices)
+        return draft
+
     def improve(self, draft: Draft, choice: Sequence[Move]) -> Planned:
-        current, found = draft, self._price(draft)
+        """Search from this draft on.
+
+        Raises:
+            NoPlan: it never ends.
+        """
+        current, found = draft, self.price(draft)
         if found is None:
-            raise NoPlan("the first draft blocks its own slots; give machines more slots")
+            raise NoPlan("paths wait for each other's slots; give machines more slots")
         price, makespan, last = found
         best, best_makespan = current, makespan
         history = [price] * self.budget.memory
@@ -180,7 +200,7 @@ class _Search:
             limit = max(history[place], price)
             candidate = self._draw(current, choice, last)
             if candidate is not None and self._may_be(candidate, limit):
-                found = self._price(candidate)
+                found = self.price(candidate)
                 if found is not None and found[0] <= limit:
                     current, (price, makespan, last) = candidate, found
                     if makespan < best_makespan:
@@ -206,7 +226,7 @@ class _Search:
             found = self.bounds[key] = least_us(self.simulator, origin, paths)
         return found
 
-    def _price(self, draft: Draft) -> tuple[int, int, int] | None:
+    def price(self, draft: Draft) -> tuple[int, int, int] | None:
         """Price, end, and the data peer that is home last; None for a draft that is stuck."""
         self.evaluations += 1
         jobs = jobs_of(self.problem, draft.to_plan())

@@ -3,16 +3,16 @@
 from dataclasses import replace
 
 import pytest
-from pipeline_settings import (
+from pipeline_settings import small_problem
+
+from bench.planner_settings import (
     BLIND,
     NO_COLLISIONS,
     SKIPPIPE,
     published_pipelines,
     published_plan,
     published_problem,
-    small_problem,
 )
-
 from protocol.pipeline.checker import violations
 from protocol.pipeline.plan import Plan
 from protocol.pipeline.problem import PathRules

@@ -6,15 +6,15 @@ from itertools import combinations_with_replacement, permutations, product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline_settings import (
+from pipeline_settings import small_problem
+
+from bench.planner_settings import (
     PARTITIONS,
     SKIPPIPE,
     links_between,
     published_plan,
     published_problem,
-    small_problem,
 )
-
 from protocol.errors import LocalProtocolError
 from protocol.pipeline.assignment import NoPlan
 from protocol.pipeline.bounds import arrangement_bound_us, lower_bound_us
@@ -25,6 +25,7 @@ from protocol.pipeline.problem import NO_SWAPS, PathRules, PipelinePeer
 from protocol.pipeline.simulator import Simulator
 from protocol.pipeline.stage_orders import legal_paths, stage_orders
 
+NEVER_US = 10**12
 QUOTAS = dict.fromkeys(PARTITIONS[0], 6)
 
 
@@ -98,7 +99,7 @@ def test_brute_force_finds_hardly_anything_better(sizes, visited, microbatches, 
     problem = unequal(problem, compute, places)
     simulator = Simulator(problem)
     best = min(
-        simulator.run(jobs_of(problem, each)).makespan_us
+        simulator.run(jobs_of(problem, each)).makespan_us or NEVER_US
         for each in every_plan(problem)
         if not violations(problem, each)
     )

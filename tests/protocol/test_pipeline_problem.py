@@ -4,8 +4,9 @@ import json
 from dataclasses import replace
 
 import pytest
-from pipeline_settings import PLACES, SKIPPIPE, published_plan, published_problem, small_problem
+from pipeline_settings import small_problem
 
+from bench.planner_settings import PLACES, SKIPPIPE, published_plan, published_problem
 from protocol.errors import LocalProtocolError
 from protocol.pipeline.regions import REGION_LINES, REGIONS, SAME_PLACE, line_between
 

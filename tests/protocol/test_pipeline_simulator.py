@@ -6,7 +6,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pipeline_settings import (
+from pipeline_settings import small_problem
+
+from bench.planner_settings import (
     BLIND,
     NO_COLLISIONS,
     PUBLISHED_S,
@@ -14,9 +16,7 @@ from pipeline_settings import (
     published_pipelines,
     published_plan,
     published_problem,
-    small_problem,
 )
-
 from protocol.pipeline.plan import jobs_of
 from protocol.pipeline.problem import Work
 from protocol.pipeline.simulator import (
