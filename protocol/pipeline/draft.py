@@ -1,8 +1,8 @@
 """A draft: a plan that the planner is working on, and the parts of it that moves exchange.
 
 A draft is never changed; a move makes another one that shares what it leaves alone. What is legal
-by construction is not checked again (sizes of stages, order of stages, microbatches in all); the
-shares of stages (CC2) and the memory of waves (TC1) are.
+by construction is not checked again (sizes of stages, order of stages, microbatches in all and on
+each stage); the memory of waves (TC1) is.
 """
 
 from collections import Counter
@@ -36,20 +36,15 @@ class Draft(NamedTuple):
 
 
 def fits(problem: Problem, draft: Draft) -> bool:
-    """Whether a draft keeps CC2 and TC1."""
-    visits: Counter[int] = Counter()
+    """Whether a draft keeps TC1: no wave asks a relay for more than its slots."""
+    if not problem.rules.waves_fit:
+        return True
     held: Counter[tuple[int, int]] = Counter()
-    peers, stages = problem.peers, draft.stages
+    peers = problem.peers
     for origin, place, path in draft.each():
         wave = place // peers[origin].slots
-        for relay in path:
-            visits[stages[relay]] += 1
-            held[wave, relay] += 1
-    if max(visits.values(), default=0) > problem.stage_cap:
-        return False
-    return not problem.rules.waves_fit or all(
-        count <= peers[relay].slots for (_, relay), count in held.items()
-    )
+        held.update((wave, relay) for relay in path)
+    return all(count <= peers[relay].slots for (_, relay), count in held.items())
 
 
 def least_us(simulator: Simulator, origin: int, paths: tuple[Relays, ...]) -> int:

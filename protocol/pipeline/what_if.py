@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from protocol.errors import LocoError
+from protocol.errors import LocalProtocolError, LocoError
 
 from .assignment import NoPlan
 from .bottleneck import Bottleneck, bottleneck_of
@@ -30,6 +30,7 @@ from .replicas import (
     state_fits,
 )
 from .simulator import Simulator, Stretch, utilisation
+from .stage_orders import stage_orders
 from .tables import Offer
 from .workload import Workload
 
@@ -149,6 +150,10 @@ def _check(question: Question) -> None:
         )
     if not 2 <= question.visited <= stages:
         raise CannotPlan(f"--visited must be 2 to {stages}, the stages; got {question.visited}")
+    try:
+        stage_orders(stages, question.visited, question.rules)
+    except LocalProtocolError as error:
+        raise CannotPlan(str(error)) from error
     microbatches = question.microbatches
     if microbatches is not None and not 1 <= microbatches <= MAX_MICROBATCHES:
         raise CannotPlan(f"--microbatches must be 1 to {MAX_MICROBATCHES}")

@@ -7,6 +7,7 @@ import pytest
 from protocol.errors import InvalidRunSpec
 from protocol.pipeline.checker import violations
 from protocol.pipeline.planner import Budget
+from protocol.pipeline.problem import PathRules
 from protocol.pipeline.replicas import diloco, noloco, state_fits
 from protocol.pipeline.tables import Offer, link_matrices
 from protocol.pipeline.what_if import CannotPlan, Question, what_if
@@ -116,6 +117,7 @@ def test_all_ways_are_told_for_the_same_microbatches():
         ({"stages": 7}, "6 machines cannot hold 7 stages"),
         ({"visited": 1}, "--visited must be 2 to 3"),
         ({"visited": 4}, "--visited must be 2 to 3"),
+        ({"rules": PathRules(max_jump=0)}, "no orders to visit 2 of 3 stages"),
         ({"microbatches": 0}, "--microbatches must be 1 to"),
         ({"microbatches": 5000}, "--microbatches must be 1 to"),
     ],
