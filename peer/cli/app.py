@@ -145,6 +145,59 @@ def export(
 
 
 @app.command()
+def plan(
+    run_toml: opt.RunToml,
+    peers: Annotated[
+        Path, typer.Option("--peers", metavar="CSV", help="Machines on offer, one a line.")
+    ],
+    links: Annotated[
+        Path | None,
+        typer.Option("--links", metavar="CSV", help="Links; pairs left out go by location."),
+    ] = None,
+    stages: Annotated[
+        int | None, typer.Option("--stages", metavar="N", help="Parts of the model. Default: 4.")
+    ] = None,
+    visited: Annotated[
+        int | None,
+        typer.Option(
+            "--visited", metavar="N", help="Stages on a path. Default: three quarters of all."
+        ),
+    ] = None,
+    microbatches: Annotated[
+        int | None,
+        typer.Option("--microbatches", metavar="N", help="Of one iteration, of all together."),
+    ] = None,
+    sequences: Annotated[
+        int | None,
+        typer.Option(
+            "--sequences", min=1, metavar="N", help="Of one microbatch. Default: as in the spec."
+        ),
+    ] = None,
+    codec: Annotated[
+        str,
+        typer.Option("--codec", metavar="fp32|bf16|int8|int4", help="What travels between stages."),
+    ] = "bf16",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    verbose: opt.Verbose = None,
+) -> None:
+    """Say what machines would do together, before they are paid for."""
+    from .plan import show_plan
+
+    with reported(verbose=bool(verbose)):
+        show_plan(
+            run_toml,
+            peers,
+            links,
+            stages=stages,
+            visited=visited,
+            microbatches=microbatches,
+            sequences=sequences,
+            codec=codec,
+            as_json=as_json,
+        )
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     from importlib.metadata import version as version_of

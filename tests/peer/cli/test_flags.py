@@ -32,6 +32,19 @@ FROZEN = {
     "status": ["--home", "--json", "--verbose", "-v"],
     "leave": ["--home", "--verbose", "-v"],
     "export": ["--hf", "--home", "--verbose", "-v"],
+    "plan": [
+        "--codec",
+        "--json",
+        "--links",
+        "--microbatches",
+        "--peers",
+        "--sequences",
+        "--stages",
+        "--verbose",
+        "--visited",
+        "-v",
+        "run_toml",
+    ],
     "version": [],
 }
 

@@ -1,0 +1,239 @@
+"""The planner: arrangement, quotas and paths for a problem, the same on every machine.
+
+Idea:
+1. Legal orders of stages are enumerated (stage_orders.py).
+2. The start. For paths alone, a first draft assigns min-max (assignment.py): the dearest data
+   peers choose first. For all together, data peers get near relays of their own (grouping.py).
+3. Local search: a move changes the draft a little (moves.py), and the event simulator says what it
+   is worth. Moves begin mostly at the data peer that comes home last. A draft is simulated only
+   if a bound does not rule it out: no track is faster than its paths without any company.
+4. Late acceptance (Burke and Bykov 2017): a draft is taken if it is no worse than the current one,
+   or than the current one was `memory` tries ago. There is no temperature to tune and no fraction
+   to round, so all machines walk the same way.
+
+The price of a draft is EMPHASIS times the moment at which the last microbatch is done, plus the
+mean moment over all of them: a plateau of equal ends still has a slope. The draft that is kept is
+the one that ends first.
+
+Everything is an integer, draws are seeded with the problem's digest, and the budget is counted in
+evaluations, never in seconds.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from .assignment import NoPlan, first_draft, hop_prices
+from .draft import Draft, fits, least_us
+from .draws import Draws
+from .grouping import grouped_draft
+from .moves import OF_ALL, OF_PATHS, Move, Moves
+from .plan import Plan, jobs_of
+from .problem import Problem
+from .simulator import Order, Relays, Simulator
+from .stage_orders import Stages, stage_orders
+
+EMPHASIS: Final = 8
+TRIES_PER_EVALUATION: Final = 30
+"""Moves drawn at most for each evaluation of the budget: bounds the search where all are ruled
+out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much to search.
+
+    Attributes:
+        evaluations: iterations simulated, at most.
+        rough_tries: exchanges tried while machines are grouped, before anything is simulated.
+        seed: another one walks another way.
+        memory: tries that late acceptance looks back.
+    """
+
+    evaluations: int = 3000
+    rough_tries: int = 10_000
+    seed: int = 0
+    memory: int = 150
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan and its price.
+
+    Attributes:
+        evaluations: iterations simulated.
+    """
+
+    plan: Plan
+    makespan_us: int
+    evaluations: int
+
+
+def plan_paths(
+    problem: Problem,
+    stages: tuple[int, ...],
+    quotas: Mapping[int, int],
+    budget: Budget | None = None,
+    order: Order = Order.ARRIVAL,
+) -> Planned:
+    """Plan the paths alone, for a given arrangement and given quotas.
+
+    Raises:
+        NoPlan
+    """
+    search = _Search(problem, budget or Budget(), order)
+    return search.improve(search.start(stages, quotas), OF_PATHS)
+
+
+def plan(problem: Problem, budget: Budget | None = None, order: Order = Order.ARRIVAL) -> Planned:
+    """Plan arrangement, quotas and paths together.
+
+    Raises:
+        NoPlan
+    """
+    budget = budget or Budget()
+    search = _Search(problem, budget, order)
+    draws, prices = search.moves.draws, search.prices
+    start = grouped_draft(
+        problem, prices, search.orders, draws, budget.rough_tries, budget.memory
+    )  # fmt: skip
+    if start is None or search.price(start) is None:
+        start = _first_that_fits(problem, search)
+    return search.improve(start, OF_ALL)
+
+
+def _first_that_fits(problem: Problem, search: "_Search") -> Draft:
+    """A first draft with as many data peers at work as the relays' slots allow.
+
+    Raises:
+        NoPlan: not even for one.
+    """
+    stages = first_arrangement(problem, search.prices)
+    for idle in range(problem.stage_sizes[0]):
+        quotas = even_quotas(problem, stages, idle)
+        try:
+            return search.start(stages, quotas)
+        except NoPlan as error:
+            refusal = error
+    raise refusal
+
+
+def even_quotas(problem: Problem, stages: Sequence[int], idle: int = 0) -> dict[int, int]:
+    """The same number of microbatches for each data peer but the last `idle`, or one more."""
+    origins = [machine for machine, stage in enumerate(stages) if stage == 0]
+    busy = len(origins) - idle
+    share, rest = divmod(problem.microbatches, busy)
+    return {o: share + (i < rest) if i < busy else 0 for i, o in enumerate(origins)}
+
+
+def first_arrangement(problem: Problem, prices: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Machines on stages: those with the cheapest company hold the data.
+
+    The others are dealt out stage by stage in the same order, so that each stage has near ones and
+    far ones; the search does the rest.
+    """
+    near = sorted(
+        range(len(problem.peers)),
+        key=lambda m: (sum(sorted(prices[m])[: problem.visited]), m),
+    )
+    stages = [0] * len(problem.peers)
+    rest = near[problem.stage_sizes[0] :]
+    left = list(problem.stage_sizes)
+    turn = list(range(1, problem.num_stages))
+    for machine in rest:
+        stage = next(s for s in turn if left[s])
+        turn.remove(stage)
+        turn.append(stage)
+        left[stage] -= 1
+        stages[machine] = stage
+    return tuple(stages)
+
+
+class _Search:
+    """One local search."""
+
+    def __init__(self, problem: Problem, budget: Budget, order: Order) -> None:
+        self.problem = problem
+        self.budget = budget
+        self.simulator = Simulator(problem, order)
+        self.orders = stage_orders(problem.num_stages, problem.visited, problem.rules)
+        self.prices = hop_prices(problem)
+        by_set: defaultdict[frozenset[int], list[Stages]] = defaultdict(list)
+        for each in self.orders:
+            by_set[frozenset(each)].append(each)
+        draws = Draws(f"{problem.digest()}/{budget.seed}")
+        self.moves = Moves(draws, by_set, self.prices)
+        self.evaluations = 0
+        self.bounds: dict[tuple[int, tuple[Relays, ...]], int] = {}
+
+    def start(self, stages: tuple[int, ...], quotas: Mapping[int, int]) -> Draft:
+        """A first draft that ends: without swaps, where with them it would block itself.
+
+        Paths that visit stages in rising order cannot wait for each other in a circle.
+
+        Raises:
+            NoPlan
+        """
+        draft = first_draft(self.problem, stages, quotas, self.orders, self.prices)
+        if self.price(draft) is None:
+            rising = [order for order in self.orders if list(order) == sorted(order)]
+            draft = first_draft(self.problem, stages, quotas, rising, self.prices)
+        return draft
+
+    def improve(self, draft: Draft, choice: Sequence[Move]) -> Planned:
+        """Search from this draft on.
+
+        Raises:
+            NoPlan: it never ends.
+        """
+        current, found = draft, self.price(draft)
+        if found is None:
+            raise NoPlan("paths wait for each other's slots; give machines more slots")
+        price, makespan, last = found
+        best, best_makespan = current, makespan
+        history = [price] * self.budget.memory
+        for attempt in range(self.budget.evaluations * TRIES_PER_EVALUATION):
+            if self.evaluations >= self.budget.evaluations:
+                break
+            place = attempt % len(history)
+            limit = max(history[place], price)
+            candidate = self._draw(current, choice, last)
+            if candidate is not None and self._may_be(candidate, limit):
+                found = self.price(candidate)
+                if found is not None and found[0] <= limit:
+                    current, (price, makespan, last) = candidate, found
+                    if makespan < best_makespan:
+                        best, best_makespan = current, makespan
+            history[place] = min(history[place], price)
+        return Planned(best.to_plan(), best_makespan, self.evaluations)
+
+    def _draw(self, draft: Draft, choice: Sequence[Move], last: int) -> Draft | None:
+        draws = self.moves.draws
+        gaining = last
+        if draws.below(2):
+            gaining = draws.of([o for o in sorted(draft.paths) if draft.paths[o]])
+        return draws.of(choice)(self.moves, draft, gaining)
+
+    def _may_be(self, draft: Draft, limit: int) -> bool:
+        """Whether a draft is legal and could come out below the limit."""
+        least = max(self._least(origin, paths) for origin, paths in draft.paths.items())
+        return EMPHASIS * least <= limit and fits(self.problem, draft)
+
+    def _least(self, origin: int, paths: tuple[Relays, ...]) -> int:
+        key = (origin, paths)
+        if (found := self.bounds.get(key)) is None:
+            found = self.bounds[key] = least_us(self.simulator, origin, paths)
+        return found
+
+    def price(self, draft: Draft) -> tuple[int, int, int] | None:
+        """Price, end, and the data peer that is home last; None for a draft that is stuck."""
+        self.evaluations += 1
+        jobs = jobs_of(self.problem, draft.to_plan())
+        outcome = self.simulator.run(jobs)
+        if outcome.makespan_us is None:
+            return None
+        done = outcome.done_us
+        last = jobs[done.index(max(done))].origin
+        mean = sum(done) // len(done)
+        return EMPHASIS * outcome.makespan_us + mean, outcome.makespan_us, last

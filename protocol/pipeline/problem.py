@@ -1,0 +1,183 @@
+"""The planning problem of a pipeline, as data: machines, links, work, and the rules of paths.
+
+A model is cut into S stages. A machine holds one stage; those that hold stage 0 are *data peers*
+(embedding, first layers, head and loss), all others are *relays*. A microbatch starts at its data
+peer, visits relays of `visited` - 1 different stages, comes back for the loss, and its gradient
+walks the same path in reverse. `visited` = S is the full pipeline; fewer is SkipPipe.
+
+    CC1  stage 0 is never skipped nor moved: each path begins and ends at its data peer
+    CC2  every relay stage trains the same number of microbatches: at most the rounded-up mean
+         plus `stage_slack`
+    CC3  order is disturbed within bounds: with frontier = the highest stage visited so far, a visit
+         below it is a swap of distance frontier - stage. Their number, their largest distance and
+         the sum of distances are bounded, and so is the jump |stage - frontier|
+    TC1  memory: a machine holds at most `slots` microbatches. A forward takes a slot, its backward
+         frees it; with `waves_fit`, no wave may ask a relay for more (wave = place in the data
+         peer's order // its slots)
+    TC2  collisions: a machine does one thing at a time. They are not forbidden but priced
+
+A `Problem` is a snapshot: everything is an integer (microseconds, bytes, parts in a thousand), its
+canonical bytes are JSON with sorted keys, and their blake3 names it. All that hold the snapshot
+compute the same prices and the same plan.
+
+Source: SkipPipe (arXiv 2502.19913) and its published code, from which the constants of `Work` and
+the two sets of limits are taken; the published versions differ, so all of them are fields.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Final
+
+import blake3
+
+from protocol.errors import LocalProtocolError
+
+Matrix = tuple[tuple[int, ...], ...]
+"""One row for each source, one column for each destination."""
+
+US_PER_S: Final = 1_000_000
+THOUSAND: Final = 1000
+MAX_PEERS: Final = 1024
+MAX_STAGES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PipelinePeer:
+    """A machine.
+
+    Attributes:
+        forward_us: one microbatch through one stage, forward.
+        slots: microbatches whose activations it can hold.
+    """
+
+    name: str
+    forward_us: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one microbatch costs beside its forward.
+
+    Attributes:
+        boundary_bytes: what travels between two stages, each way, as coded.
+        backward_permille: backward through a stage, of its forward.
+        input_permille: the share of a backward that the stage before waits for; the rest, the
+            gradient of the weights, is done when there is time. 1000 does not split.
+        loss_permille: norm, head and loss at the data peer, of its forward.
+        hop_us: copies between device and host, beside the line.
+        gap_us: how long a machine stays busy after a piece of work.
+        origin_gap_us: the same after the first forward of a data peer.
+    """
+
+    boundary_bytes: int
+    backward_permille: int = 1500
+    input_permille: int = 1000
+    loss_permille: int = 250
+    hop_us: int = 0
+    gap_us: int = 0
+    origin_gap_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PathRules:
+    """The limits of CC2, CC3 and TC1; those of SkipPipe's last release by default."""
+
+    max_swaps: int = 2
+    max_swap_distance: int = 1
+    max_swap_sum: int = 2
+    max_jump: int = 4
+    stage_slack: int = 0
+    waves_fit: bool = True
+
+
+NO_SWAPS: Final = PathRules(max_swaps=0, max_swap_distance=0, max_swap_sum=0, max_jump=3)
+"""The limits of SkipPipe's later fork: stages may be skipped, never moved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A snapshot to plan for.
+
+    Attributes:
+        latency_us: one way, between any two.
+        bytes_per_s: of a link, one way.
+        queued_links: a link carries one boundary at a time; else transfers do not meet.
+        stage_sizes: machines of each stage, data peers first.
+        visited: stages on each path, stage 0 among them.
+        microbatches: of one iteration, of all data peers together.
+    """
+
+    peers: tuple[PipelinePeer, ...]
+    latency_us: Matrix
+    bytes_per_s: Matrix
+    work: Work
+    stage_sizes: tuple[int, ...]
+    visited: int
+    microbatches: int
+    rules: PathRules = field(default_factory=PathRules)
+    queued_links: bool = False
+
+    def __post_init__(self) -> None:
+        """Check that it is a problem at all.
+
+        Raises:
+            LocalProtocolError
+        """
+        number = len(self.peers)
+        checks = (
+            (2 <= len(self.stage_sizes) <= MAX_STAGES, "a pipeline has two stages or more"),
+            (number <= MAX_PEERS, f"at most {MAX_PEERS} machines"),
+            (sum(self.stage_sizes) == number, "stage_sizes must add up to the machines"),
+            (min(self.stage_sizes) >= 1, "every stage needs a machine"),
+            (2 <= self.visited <= len(self.stage_sizes), "a path visits two stages to all"),
+            (self.microbatches >= 1, "an iteration has a microbatch"),
+            (len({peer.name for peer in self.peers}) == number, "names must differ"),
+            (all(p.slots >= 1 and p.forward_us >= 1 for p in self.peers), "slots, forward_us >= 1"),
+            (_square(self.latency_us, number, 0), "latency_us: a row and column for each, >= 0"),
+            (_square(self.bytes_per_s, number, 1), "bytes_per_s: a row and column for each, > 0"),
+        )
+        for holds, sentence in checks:
+            if not holds:
+                raise LocalProtocolError(sentence)
+
+    @property
+    def num_stages(self) -> int:
+        """S."""
+        return len(self.stage_sizes)
+
+    @property
+    def stage_cap(self) -> int:
+        """The most microbatches that a relay stage may train (CC2)."""
+        visits = self.microbatches * (self.visited - 1)
+        return -(-visits // (self.num_stages - 1)) + self.rules.stage_slack
+
+    def transfer_us(self, source: int, destination: int) -> int:
+        """How long a boundary occupies the link."""
+        scaled = self.work.boundary_bytes * US_PER_S
+        return -(-scaled // self.bytes_per_s[source][destination])
+
+    def travel_us(self, source: int, destination: int) -> int:
+        """From the end of the work at one machine to the start of it at the next, at best."""
+        waiting = self.latency_us[source][destination] + self.work.hop_us
+        return waiting + self.transfer_us(source, destination)
+
+    def to_bytes(self) -> bytes:
+        """The canonical bytes."""
+        return canonical(asdict(self))
+
+    def digest(self) -> str:
+        """The snapshot's name: 32 hex digits."""
+        return blake3.blake3(self.to_bytes()).hexdigest(length=16)
+
+
+def canonical(tree: object) -> bytes:
+    """JSON, keys sorted, no spaces."""
+    return json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _square(matrix: Matrix, number: int, least: int) -> bool:
+    rows = len(matrix) == number and all(len(row) == number for row in matrix)
+    return rows and all(
+        value >= least for a, row in enumerate(matrix) for b, value in enumerate(row) if a != b
+    )

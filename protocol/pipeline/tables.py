@@ -1,0 +1,194 @@
+"""The two tables of `loco-peer plan`: machines on offer, and links between them.
+
+    peers    peer,location,compute_s,slots,price_per_hour and, if you like, memory_gb
+    links    a,b,latency_ms,bandwidth_mbps; one way, from a to b
+
+`compute_s` is the forward pass of one microbatch through the whole model, `slots` how many
+microbatches the machine can hold of one stage. The first line names the columns, in any order;
+empty lines and lines that begin with # are passed over. A pair without a link is looked up by its
+locations in the table of regions; where that does not know them, the link of the other way counts.
+Every error names its line.
+"""
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Final
+
+from protocol.errors import LocoError
+
+from .problem import MAX_PEERS, THOUSAND, US_PER_S, Matrix
+from .regions import REGIONS, SAME_PLACE, Line, line_between
+
+PEER_COLUMNS: Final = ("peer", "location", "compute_s", "slots", "price_per_hour")
+OPTIONAL_PEER_COLUMNS: Final = ("memory_gb",)
+LINK_COLUMNS: Final = ("a", "b", "latency_ms", "bandwidth_mbps")
+BITS: Final = 8
+GB: Final = 10**9
+MAX_VALUE: Final = 1e9
+Row = tuple[str, Mapping[str, str]]
+"""Where a line stands, and its values by column."""
+
+
+class BadTable(LocoError):
+    """A table cannot be used; the message names the line and says what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A machine that could take part.
+
+    Attributes:
+        compute_us: forward of one microbatch through the whole model.
+        memory_bytes: of its device; None where the table does not say.
+    """
+
+    name: str
+    location: str
+    compute_us: int
+    slots: int
+    price_per_hour: float
+    memory_bytes: int | None = None
+
+
+def parse_peers(text: str, name: str = "peers") -> tuple[Offer, ...]:
+    """Read the table of machines.
+
+    Raises:
+        BadTable
+    """
+    offers: dict[str, Offer] = {}
+    for where, row in _rows(text, name, PEER_COLUMNS, OPTIONAL_PEER_COLUMNS):
+        offer = _offer(where, row)
+        if offer.name in offers:
+            raise BadTable(f"{where}: a second machine with the name '{offer.name}'")
+        offers[offer.name] = offer
+    if not offers:
+        raise BadTable(f"{name}: no machine in it")
+    if len(offers) > MAX_PEERS:
+        raise BadTable(f"{name}: {len(offers)} machines; at most {MAX_PEERS} can be planned for")
+    return tuple(offers.values())
+
+
+def parse_links(
+    text: str, offers: Sequence[Offer], name: str = "links"
+) -> dict[tuple[str, str], Line]:
+    """Read the table of links.
+
+    Raises:
+        BadTable
+    """
+    names = {offer.name for offer in offers}
+    links: dict[tuple[str, str], Line] = {}
+    for where, row in _rows(text, name, LINK_COLUMNS, ()):
+        pair = row["a"], row["b"]
+        for end in pair:
+            if end not in names:
+                raise BadTable(f"{where}: no machine is called '{end}' in the table of peers")
+        if pair[0] == pair[1]:
+            raise BadTable(f"{where}: a link from '{pair[0]}' to itself")
+        if pair in links:
+            raise BadTable(f"{where}: a second link from '{pair[0]}' to '{pair[1]}'")
+        latency_ms = _number(where, row, "latency_ms", 0)
+        mbps = _number(where, row, "bandwidth_mbps", 0.001)
+        rate = round(mbps * US_PER_S / BITS)
+        links[pair] = Line(round(latency_ms * THOUSAND), rate)
+    return links
+
+
+def link_matrices(
+    offers: Sequence[Offer], links: Mapping[tuple[str, str], Line]
+) -> tuple[Matrix, Matrix]:
+    """Latency in microseconds and rate in bytes per second, between any two.
+
+    Raises:
+        BadTable: a pair has no link and no known locations.
+    """
+    lines = [[_line(a, b, links) for b in offers] for a in offers]
+    latencies = tuple(tuple(line.latency_us for line in row) for row in lines)
+    return latencies, tuple(tuple(line.bytes_per_s for line in row) for row in lines)
+
+
+def _line(a: Offer, b: Offer, links: Mapping[tuple[str, str], Line]) -> Line:
+    if a is b:
+        return SAME_PLACE
+    known = links.get((a.name, b.name)) or line_between(a.location, b.location)
+    known = known or links.get((b.name, a.name))
+    if known is None:
+        unknown = [o.location for o in (a, b) if o.location not in REGIONS]
+        raise BadTable(
+            f"no link from '{a.name}' to '{b.name}', and the table of regions does not know"
+            f" {' and '.join(dict.fromkeys(unknown))}; add '{a.name},{b.name},LATENCY_MS,MBPS' to"
+            f" the links, or use a location of the table: {', '.join(REGIONS)}"
+        )
+    return known
+
+
+def _offer(where: str, row: Mapping[str, str]) -> Offer:
+    if not row["peer"]:
+        raise BadTable(f"{where}: the machine has no name")
+    memory = None
+    if row.get("memory_gb"):
+        memory = round(_number(where, row, "memory_gb", 0) * GB)
+    return Offer(
+        row["peer"],
+        row["location"],
+        round(_number(where, row, "compute_s", 1e-5) * US_PER_S),
+        _count(where, row, "slots"),
+        _number(where, row, "price_per_hour", 0),
+        memory,
+    )
+
+
+def _number(where: str, row: Mapping[str, str], column: str, at_least: float) -> float:
+    try:
+        value = float(row[column])
+    except ValueError:
+        raise BadTable(f"{where}: {column} is '{row[column]}', not a number") from None
+    if not (isfinite(value) and at_least <= value <= MAX_VALUE):
+        raise BadTable(
+            f"{where}: {column} is {row[column]}; it must be {at_least:g} to {MAX_VALUE:g}"
+        )
+    return value
+
+
+def _count(where: str, row: Mapping[str, str], column: str) -> int:
+    value = _number(where, row, column, 1)
+    if value != int(value):
+        raise BadTable(f"{where}: {column} is {row[column]}, not a whole number")
+    return int(value)
+
+
+def _rows(text: str, name: str, columns: Sequence[str], optional: Sequence[str]) -> Iterator[Row]:
+    header: list[str] | None = None
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        where = f"{name} line {number}"
+        values = [value.strip() for value in next(csv.reader([line]))]
+        if header is None:
+            header = values
+            _check_header(where, header, columns, optional)
+        elif len(values) != len(header):
+            raise BadTable(
+                f"{where}: {len(values)} values, the first line names {len(header)} columns"
+            )
+        else:
+            yield where, dict(zip(header, values, strict=True))
+    if header is None:
+        raise BadTable(f"{name}: empty; the first line is {','.join(columns)}")
+
+
+def _check_header(
+    where: str, header: Sequence[str], columns: Sequence[str], optional: Sequence[str]
+) -> None:
+    missing = [column for column in columns if column not in header]
+    strange = [column for column in header if column not in (*columns, *optional)]
+    if missing or strange or len(set(header)) != len(header):
+        wrong = [f"no column {column}" for column in missing]
+        wrong += [f"unknown column '{column}'" for column in strange]
+        raise BadTable(
+            f"{where}: {', '.join(wrong) or 'a column twice'}; the columns are"
+            f" {','.join(columns)}{''.join(f'[,{o}]' for o in optional)}"
+        )

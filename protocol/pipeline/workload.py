@@ -1,0 +1,91 @@
+"""What a run spec asks of machines: parameters, tokens, and bytes between stages and replicas.
+
+A microbatch is some sequences that go through the model together. Between two stages travels one
+value for each token and hidden unit. Training state is counted as 16 bytes a parameter (weights,
+gradient and AdamW's two moments in fp32); activations are what `slots` speaks of.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.errors import InvalidRunSpec
+from protocol.run.run_spec import ModelSection, RunSpec
+
+BITS: Final[Mapping[str, int]] = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4, "e3m0": 4}
+"""Bits of a value in each codec, scales left out."""
+BOUNDARY_CODECS: Final = ("fp32", "bf16", "int8", "int4")
+BYTE_VOCABULARY: Final = 256
+USUAL_VOCABULARY: Final = 50_257
+"""GPT-2's, where the spec names a tokenizer that is not read here."""
+STATE_BYTES_PER_PARAMETER: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A run, as far as its time and memory depend on it.
+
+    Attributes:
+        sequences: of one microbatch.
+        batch_microbatches: of one inner step of a replica.
+        vector_bytes: the whole model, as replicas send it.
+    """
+
+    parameters: int
+    num_layers: int
+    hidden_size: int
+    context_length: int
+    sequences: int
+    batch_microbatches: int
+    inner_steps: int
+    vector_bytes: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one microbatch."""
+        return self.sequences * self.context_length
+
+    def boundary_bytes(self, codec: str) -> int:
+        """What travels between two stages for one microbatch."""
+        return self.tokens * self.hidden_size * BITS[codec] // 8
+
+
+def workload_of(spec: RunSpec, sequences: int | None = None) -> Workload:
+    """Read a run spec; `sequences` of a microbatch stand in it, unless they are given here.
+
+    Raises:
+        InvalidRunSpec: its model's sizes are not in it.
+    """
+    if spec.model.init_from is not None and spec.frozen is None:
+        raise InvalidRunSpec(
+            "model.init_from names a checkpoint, which is not read here; write the checkpoint's"
+            " sizes into [model] of a copy of the run spec, and plan with that"
+        )
+    micro_batch = spec.training.micro_batch
+    each = sequences or (micro_batch if isinstance(micro_batch, int) else 1)
+    each = min(each, spec.training.batch_size)
+    parameters = spec.frozen.parameters if spec.frozen else _parameters(spec)
+    return Workload(
+        parameters,
+        spec.model.num_layers,
+        spec.model.hidden_size,
+        spec.model.context_length,
+        each,
+        max(1, spec.training.batch_size // each),
+        spec.sync.inner_steps,
+        parameters * BITS[spec.sync.codec] // 8,
+    )
+
+
+def _parameters(spec: RunSpec) -> int:
+    model = spec.model
+    vocabulary = BYTE_VOCABULARY if spec.data.tokenizer == "bytes" else USUAL_VOCABULARY
+    embeddings = vocabulary * model.hidden_size * (1 if model.tie_embeddings else 2)
+    return embeddings + model.num_layers * _layer_parameters(model) + model.hidden_size
+
+
+def _layer_parameters(model: ModelSection) -> int:
+    hidden = model.hidden_size
+    kv_size = hidden // model.num_heads * (model.num_kv_heads or model.num_heads)
+    attention = 2 * hidden * hidden + 2 * hidden * kv_size
+    return attention + 3 * hidden * model.intermediate_size + 2 * hidden

@@ -1,0 +1,28 @@
+"""A small setting that the tests of pipelines share."""
+
+from protocol.pipeline.problem import PathRules, PipelinePeer, Problem, Work
+
+RULES = PathRules()
+WORK_OF_SMALL = Work(boundary_bytes=1000)
+
+
+def small_problem(
+    sizes=(1, 1, 1),
+    visited=3,
+    microbatches=1,
+    *,
+    forward_us=100_000,
+    latency_us=10_000,
+    slots=2,
+    rules=RULES,
+    work=WORK_OF_SMALL,
+    **changes,
+) -> Problem:
+    """Equal machines on equal links of 1 MB/s."""
+    number = sum(sizes)
+    peers = tuple(PipelinePeer(f"p{i}", forward_us, slots) for i in range(number))
+    latencies = ((latency_us,) * number,) * number
+    rates = ((1_000_000,) * number,) * number
+    return Problem(
+        peers, latencies, rates, work, tuple(sizes), visited, microbatches, rules, **changes
+    )  # fmt: skip

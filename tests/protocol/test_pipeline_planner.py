@@ -1,0 +1,165 @@
+"""The planner on the published setting, on small cases against brute force, and by property."""
+
+from dataclasses import replace
+from itertools import combinations_with_replacement, permutations, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipeline_settings import small_problem
+
+from bench.planner_settings import (
+    PARTITIONS,
+    SKIPPIPE,
+    links_between,
+    published_plan,
+    published_problem,
+)
+from protocol.errors import LocalProtocolError
+from protocol.pipeline.assignment import NoPlan
+from protocol.pipeline.bounds import arrangement_bound_us, lower_bound_us
+from protocol.pipeline.checker import violations
+from protocol.pipeline.plan import Plan, jobs_of
+from protocol.pipeline.planner import Budget, plan, plan_paths
+from protocol.pipeline.problem import NO_SWAPS, PathRules, PipelinePeer
+from protocol.pipeline.simulator import Simulator
+from protocol.pipeline.stage_orders import legal_paths, stage_orders
+
+NEVER_US = 10**12
+QUOTAS = dict.fromkeys(PARTITIONS[0], 6)
+
+
+@pytest.mark.slow
+def test_paths_on_the_published_arrangement_take_no_longer_than_skippipes():
+    problem = published_problem()
+    stages = published_plan(SKIPPIPE).stages
+    planned = plan_paths(problem, stages, QUOTAS, Budget(evaluations=300))
+    assert planned.makespan_us / 1e6 <= 33.314
+    assert violations(problem, planned.plan) == []
+    bound = arrangement_bound_us(problem, stages, QUOTAS)
+    assert 0.9 * planned.makespan_us < bound <= planned.makespan_us
+
+
+@pytest.mark.slow
+def test_all_together_beat_the_goal_for_unequal_quotas():
+    problem = published_problem()
+    planned = plan(problem, Budget(evaluations=400))
+    assert planned.makespan_us / 1e6 <= 28.0
+    assert violations(problem, planned.plan) == []
+    assert 15e6 < lower_bound_us(problem) <= planned.makespan_us
+    assert {len(paths) for paths in planned.plan.paths} != {0, 6}
+
+
+@pytest.mark.slow
+def test_the_same_snapshot_and_seed_give_the_same_bytes():
+    problem = published_problem(microbatches=15)
+    digests = [plan(problem, Budget(evaluations=40)).plan.digest(problem) for _ in range(2)]
+    other = plan(problem, Budget(evaluations=40, seed=1)).plan.digest(problem)
+    assert digests[0] == digests[1] != other
+    assert digests[0] == "f95f3a7127f9338e0b21c794da5083b1"
+
+
+def every_plan(problem):
+    """All plans of a problem, by brute force: every arrangement, quota and path."""
+    labels = [s for s, size in enumerate(problem.stage_sizes) for _ in range(size)]
+    orders = stage_orders(problem.num_stages, problem.visited, problem.rules)
+    for stages in sorted(set(permutations(labels))):
+        members = [[m for m, s in enumerate(stages) if s == k] for k in range(problem.num_stages)]
+        paths = list(legal_paths(orders, members))
+        for origins in combinations_with_replacement(members[0], problem.microbatches):
+            for chosen in product(paths, repeat=problem.microbatches):
+                by_origin = [()] * len(stages)
+                for origin, path in zip(origins, chosen, strict=True):
+                    by_origin[origin] = (*by_origin[origin], path)
+                yield Plan(stages, tuple(by_origin))
+
+
+def unequal(problem, compute, places):
+    latencies, rates = links_between(places)
+    peers = tuple(PipelinePeer(f"p{i}", us, 2) for i, us in enumerate(compute))
+    work = replace(problem.work, boundary_bytes=8_000_000)
+    return replace(problem, peers=peers, latency_us=latencies, bytes_per_s=rates, work=work)
+
+
+SMALL = [
+    ((1, 1, 1), 2, 2, ["Iowa", "Japan", "LA"]),
+    ((2, 1, 1), 2, 2, ["Iowa", "Iowa", "LA", "Taiwan"]),
+    ((2, 1, 1), 3, 3, ["Iowa", "Iowa", "LA", "Taiwan"]),
+    ((1, 2, 2), 3, 2, ["NL", "Australia", "London", "Canada", "NL"]),
+    ((2, 1, 1, 1), 3, 2, ["NL", "Australia", "London", "Canada", "NL"]),
+    ((3, 1, 1), 2, 2, ["LA", "Oregon", "Japan", "Canada", "Iowa"]),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sizes", "visited", "microbatches", "places"), SMALL)
+def test_brute_force_finds_hardly_anything_better(sizes, visited, microbatches, places):
+    problem = small_problem(sizes, visited, microbatches)
+    compute = [200_000 + 70_000 * (i * 3 % 5) for i in range(len(places))]
+    problem = unequal(problem, compute, places)
+    simulator = Simulator(problem)
+    best = min(
+        simulator.run(jobs_of(problem, each)).makespan_us or NEVER_US
+        for each in every_plan(problem)
+        if not violations(problem, each)
+    )
+    planned = plan(problem, Budget(evaluations=300))
+    assert lower_bound_us(problem) <= best <= planned.makespan_us <= 1.02 * best
+    assert violations(problem, planned.plan) == []
+
+
+@pytest.mark.slow
+@given(
+    sizes=st.lists(st.integers(1, 3), min_size=1, max_size=4).map(lambda rest: (2, *rest)),
+    visited=st.integers(2, 5),
+    microbatches=st.integers(1, 7),
+    slots=st.integers(1, 3),
+    rules=st.sampled_from([PathRules(), NO_SWAPS, PathRules(waves_fit=False, stage_slack=1)]),
+    compute=st.lists(st.integers(1, 500_000), min_size=14, max_size=14),
+)
+@settings(max_examples=40, deadline=None)
+def test_plans_never_break_a_constraint(sizes, visited, microbatches, slots, rules, compute):
+    problem = small_problem(sizes, min(visited, len(sizes)), microbatches, slots=slots, rules=rules)
+    peers = tuple(replace(peer, forward_us=compute[i]) for i, peer in enumerate(problem.peers))
+    problem = replace(problem, peers=peers)
+    try:
+        planned = plan(problem, Budget(evaluations=20))
+    except NoPlan:
+        return
+    assert violations(problem, planned.plan) == []
+    outcome = Simulator(problem).run(jobs_of(problem, planned.plan))
+    assert outcome.makespan_us == planned.makespan_us >= lower_bound_us(problem)
+
+
+def test_orders_are_counted_as_in_the_reference():
+    no_swaps = PathRules(max_swaps=0)
+    assert len(stage_orders(6, 4, PathRules())) == 22
+    assert len(stage_orders(6, 4, no_swaps)) == 10
+    assert len(stage_orders(4, 3, PathRules())) == 5
+    members = [[]] + [[3 * s, 3 * s + 1, 3 * s + 2] for s in range(5)]
+    assert len(list(legal_paths(stage_orders(6, 4, PathRules()), members))) == 594
+
+
+@pytest.mark.slow
+def test_limits_that_leave_no_order_are_refused():
+    with pytest.raises(LocalProtocolError, match="no orders to visit 2 of 9"):
+        stage_orders(9, 2, PathRules(max_jump=0))
+    with pytest.raises(LocalProtocolError, match="more than 20000"):
+        stage_orders(24, 12, PathRules())
+
+
+def test_too_few_slots_for_a_wave_are_told():
+    problem = small_problem((1, 1, 1), 3, 3, slots=3)
+    far, *near = problem.peers
+    problem = replace(problem, peers=(far, *(replace(peer, slots=1) for peer in near)))
+    with pytest.raises(NoPlan, match="no path is left for p"):
+        plan(problem)
+    roomy = replace(problem, rules=PathRules(waves_fit=False))
+    assert violations(roomy, plan(roomy, Budget(evaluations=50)).plan) == []
+
+
+def test_data_peers_rest_where_relays_have_too_few_slots_for_all():
+    problem = small_problem((3, 1, 1), 3, 6, slots=2)
+    planned = plan(problem, Budget(evaluations=50))
+    assert violations(problem, planned.plan) == []
+    assert sorted(len(paths) for paths in planned.plan.paths) == [0, 0, 0, 0, 6]

@@ -1,0 +1,87 @@
+"""The tables of machines and links: what is read, and what each wrong line says."""
+
+import pytest
+
+from protocol.pipeline.problem import MAX_PEERS
+from protocol.pipeline.regions import SAME_PLACE, line_between
+from protocol.pipeline.tables import BadTable, Offer, link_matrices, parse_links, parse_peers
+
+HEAD = "peer,location,compute_s,slots,price_per_hour\n"
+PEERS = HEAD + "a,Iowa,0.5,3,0.4\nb,LA,0.25,2,1\n"
+LINKS = "a,b,latency_ms,bandwidth_mbps\n"
+
+
+def test_machines_are_read():
+    table = (
+        "# offers\nslots, peer ,location,price_per_hour,compute_s,memory_gb\n\n3,a,Iowa,0.4,0.5,\n"
+    )
+    table += "2,b,LA,1,0.25,24\n"
+    assert parse_peers(table) == (
+        Offer("a", "Iowa", 500_000, 3, 0.4),
+        Offer("b", "LA", 250_000, 2, 1.0, 24 * 10**9),
+    )
+
+
+def test_links_go_one_way_and_the_rest_by_location():
+    offers = parse_peers(PEERS + "c,LA,1,1,1\n")
+    links = parse_links(LINKS + "a,b,7.5,80\n", offers)
+    latencies, rates = link_matrices(offers, links)
+    table = line_between("Iowa", "LA")
+    assert latencies[0][1] == 7500
+    assert rates[0][1] == 10_000_000
+    assert (latencies[1][0], rates[1][0]) == table
+    assert (latencies[1][2], rates[1][2]) == SAME_PLACE
+
+
+def test_an_unknown_place_takes_the_link_of_the_other_way():
+    offers = parse_peers(HEAD + "a,barn,1,1,1\nb,shed,1,1,1\n")
+    latencies, _ = link_matrices(offers, parse_links(LINKS + "b,a,3,10\n", offers))
+    assert latencies[0][1] == latencies[1][0] == 3000
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "peers: empty; the first line is peer,location"),
+        (HEAD, "peers: no machine in it"),
+        ("peer,location\n", "peers line 1: no column compute_s, no column slots"),
+        (HEAD.replace("slots", "slots,vram"), "unknown column 'vram'"),
+        (HEAD.replace("slots", "slots,slots"), "a column twice"),
+        (PEERS + "c,LA,1,1\n", "peers line 4: 4 values, the first line names 5 columns"),
+        (PEERS + "\n# x\na,LA,1,1,1\n", "peers line 6: a second machine with the name 'a'"),
+        (PEERS + ",LA,1,1,1\n", "peers line 4: the machine has no name"),
+        (PEERS + "c,LA,fast,1,1\n", "peers line 4: compute_s is 'fast', not a number"),
+        (PEERS + "c,LA,0,1,1\n", "peers line 4: compute_s is 0; it must be 1e-05"),
+        (PEERS + "c,LA,nan,1,1\n", "compute_s is nan"),
+        (PEERS + "c,LA,1,1.5,1\n", "peers line 4: slots is 1.5, not a whole number"),
+        (PEERS + "c,LA,1,0,1\n", "slots is 0; it must be 1 to"),
+        (PEERS + "c,LA,1,1,-1\n", "price_per_hour is -1"),
+        (HEAD + "".join(f"p{i},LA,1,1,1\n" for i in range(MAX_PEERS + 1)), "at most 1024 can be"),
+    ],
+)
+def test_a_wrong_line_of_machines_is_named(text, sentence):
+    with pytest.raises(BadTable) as caught:
+        parse_peers(text)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("a,x,1,1", "links line 2: no machine is called 'x'"),
+        ("a,a,1,1", "links line 2: a link from 'a' to itself"),
+        ("a,b,1,1\na,b,2,2", "links line 3: a second link from 'a' to 'b'"),
+        ("a,b,-1,1", "latency_ms is -1"),
+        ("a,b,1,0", "bandwidth_mbps is 0; it must be 0.001"),
+    ],
+)
+def test_a_wrong_line_of_links_is_named(line, sentence):
+    with pytest.raises(BadTable) as caught:
+        parse_links(LINKS + line, parse_peers(PEERS))
+    assert sentence in str(caught.value)
+
+
+def test_a_pair_that_nothing_is_known_of_is_told():
+    offers = parse_peers(HEAD + "a,barn,1,1,1\nb,LA,1,1,1\n")
+    with pytest.raises(BadTable, match="does not know barn; add 'a,b,LATENCY_MS,MBPS'"):
+        link_matrices(offers, {})

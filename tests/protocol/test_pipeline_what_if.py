@@ -1,0 +1,128 @@
+"""What machines would do together, against figures worked out by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from protocol.errors import InvalidRunSpec
+from protocol.pipeline.checker import violations
+from protocol.pipeline.planner import Budget
+from protocol.pipeline.problem import PathRules
+from protocol.pipeline.replicas import diloco, noloco, state_fits
+from protocol.pipeline.tables import Offer, link_matrices
+from protocol.pipeline.what_if import CannotPlan, Question, what_if
+from protocol.pipeline.workload import Workload, workload_of
+from protocol.run.run_spec import FrozenSection, ModelSection, RunSpec
+
+WORKLOAD = Workload(
+    parameters=1_000_000,
+    num_layers=8,
+    hidden_size=100,
+    context_length=50,
+    sequences=2,
+    batch_microbatches=4,
+    inner_steps=10,
+    vector_bytes=1_000_000,
+)
+EQUAL = tuple(Offer(f"p{i}", "LA", 100_000, 2, 0.36) for i in range(4))
+
+
+def uniform(offers, latency_us, bytes_per_s):
+    number = len(offers)
+    return ((latency_us,) * number,) * number, ((bytes_per_s,) * number,) * number
+
+
+def test_parameters_are_counted_as_the_model_has_them():
+    spec = RunSpec()
+    assert workload_of(spec).parameters == 885_888  # what the trainer says of the demo's model
+    frozen = FrozenSection(config="{}", layout_digest="0" * 32, parameters=7, padded_parameters=128)
+    assert workload_of(spec.model_copy(update={"frozen": frozen})).parameters == 7
+
+
+def test_a_microbatch_is_what_the_spec_or_the_asker_says():
+    workload = workload_of(RunSpec(), 2)
+    assert (workload.sequences, workload.batch_microbatches, workload.tokens) == (2, 4, 256)
+    assert workload.boundary_bytes("bf16") == 256 * 128 * 2
+    assert workload.boundary_bytes("int4") == 256 * 128 // 2
+
+
+def test_a_checkpoints_sizes_are_asked_for():
+    with pytest.raises(InvalidRunSpec, match="write the checkpoint's sizes"):
+        workload_of(RunSpec(model=ModelSection(init_from="some/model")))
+
+
+def test_replicas_on_good_lines_train_without_pause():
+    lines = uniform(EQUAL, 1000, 10**9)
+    for way in (noloco, diloco):
+        estimate = way(EQUAL, *lines, WORKLOAD, 24)
+        assert estimate.tokens_per_s == pytest.approx(4 * 100 / 0.3)  # 3 forwards of 0.1 s
+        assert estimate.iteration_s == pytest.approx(24 * 0.3 / 4)
+        assert set(estimate.utilisation.values()) == {1.0}
+        # 1.44 a hour for 4.8 million tokens.
+        assert estimate.cost_per_billion_tokens == pytest.approx(1.44 / 4.8e6 * 1e9)
+
+
+def test_replicas_on_thin_lines_wait_for_the_exchange():
+    lines = uniform(EQUAL, 0, 10_000)  # a vector takes 100 s, training a round 12 s
+    alone = noloco(EQUAL, *lines, WORKLOAD, 24)
+    assert alone.tokens_per_s == pytest.approx(4 * 4000 / 100)
+    assert alone.utilisation["p0"] == pytest.approx(0.12)
+    assert alone.bytes_per_hour["p0"] == pytest.approx(36e6)
+    among_all = diloco(EQUAL, *lines, WORKLOAD, 24)
+    assert among_all.tokens_per_s == pytest.approx(4 * 4000 / 50)  # half a vector on each line
+
+
+def test_fit_needs_the_memory_of_every_machine():
+    big, small = (replace(EQUAL[0], memory_bytes=size) for size in (16 * 10**6, 15 * 10**6))
+    assert state_fits([big], 10**6) is True
+    assert state_fits([big, small], 10**6) is False
+    assert state_fits([big, EQUAL[0]], 10**6) is None
+
+
+def question(**changes) -> Question:
+    offers = tuple(
+        Offer(f"{place}-{i}", place, 200_000 + 50_000 * i, 2, 0.5)
+        for i, place in enumerate(["Iowa", "Iowa", "LA", "Oregon", "London", "NL"])
+    )
+    asked = Question(
+        offers, *link_matrices(offers, {}), WORKLOAD, stages=3, visited=2, budget=Budget(30)
+    )
+    return replace(asked, **changes)
+
+
+@pytest.mark.slow
+def test_all_ways_are_told_for_the_same_microbatches():
+    asked = question(workload=replace(WORKLOAD, hidden_size=40_000))
+    answer = what_if(asked)
+    told = answer.to_json()
+    assert set(told["iteration_s"]) == {"noloco", "diloco", "full", "skippipe"}
+    assert told["iteration_s"]["skippipe"] < told["iteration_s"]["full"]
+    assert told["lower_bound_s"] <= told["iteration_s"]["skippipe"]
+    for pipeline in (answer.full, answer.skippipe):
+        assert violations(pipeline.problem, pipeline.planned.plan) == []
+        assert pipeline.problem.microbatches == answer.skippipe.problem.microbatches
+    assert all(0 <= share <= 1 for share in told["utilisation"]["full"].values())
+    assert told == what_if(asked).to_json()
+    assert set(told["arrangement"].values()) == {0, 1, 2}
+    assert "is home last" in told["bottleneck"]
+    assert told["help"][0]["iteration"] < -0.01
+    assert "half the bytes" in told["help"][0]["change"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"stages": 9}, "9 stages of 8 layers; choose 2 to 8"),
+        ({"stages": 1}, "1 stages of 8 layers"),
+        ({"stages": 7}, "6 machines cannot hold 7 stages"),
+        ({"visited": 1}, "--visited must be 2 to 3"),
+        ({"visited": 4}, "--visited must be 2 to 3"),
+        ({"rules": PathRules(max_jump=0)}, "no orders to visit 2 of 3 stages"),
+        ({"microbatches": 0}, "--microbatches must be 1 to"),
+        ({"microbatches": 5000}, "--microbatches must be 1 to"),
+    ],
+)
+def test_what_cannot_be_planned_is_told(changes, sentence):
+    with pytest.raises(CannotPlan) as caught:
+        what_if(question(**changes))
+    assert sentence in str(caught.value)
