@@ -36,7 +36,7 @@ from unittest import mock
 import torch
 
 from bench import report
-from peer.averaging.noloco.outer_step import Factors, outer_step
+from peer.averaging.noloco.outer_step import NolocoFactors, outer_step
 from peer.codec import Codec, compiled, get_codec
 from peer.codec.int8_plain import INT8_FORMAT, PlainLoops
 from protocol.run.codecs import CODECS
@@ -162,7 +162,7 @@ def _of_int8(x_P: torch.Tensor, out_P: torch.Tensor) -> Operations:
     codes = torch.empty(codec.code_bytes(x_P.numel()), dtype=torch.uint8, device=x_P.device)
     codec.encode(x_P, codes)
     phi_P, delta_P, pair = x_P.clone(), torch.zeros_like(x_P), [codes, codes.clone()]
-    factors = Factors(alpha=0.5, beta=0.7, gamma=0.7)
+    factors = NolocoFactors(alpha=0.5, beta=0.7, gamma=0.7)
 
     def step() -> None:
         outer_step(phi_P, delta_P, pair, codec, factors)

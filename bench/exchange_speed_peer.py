@@ -24,7 +24,7 @@ import torch
 import trio
 
 from peer.averaging.diloco.fragment_exchange import FragmentExchange
-from peer.averaging.diloco.nesterov import Factors
+from peer.averaging.diloco.nesterov import NesterovFactors
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.averaging.diloco.surroundings import FragmentSurroundings
 from peer.codec import get_codec
@@ -42,7 +42,7 @@ from .exchange_speed_data import mean_of_all, model_layout, noise, relative_erro
 
 GROUP: Final = "0" * 32
 BLOCKS_PER_FRAGMENT: Final = 3
-FACTORS: Final = Factors(learning_rate=0.4, momentum=0.9)
+FACTORS: Final = NesterovFactors(learning_rate=0.4, momentum=0.9)
 
 
 class IdleTrainer:

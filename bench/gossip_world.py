@@ -235,7 +235,7 @@ class GossipWorld:
         self._feed(peer, self._seen(peer))
         self._feed(peer, m.BecameFree(peer.snapshot, self.now_s + fresh_s, self.now_s + search_s))
 
-    def _send(self, sender: _Peer, receiver_id: str, event: m.Event) -> None:
+    def _send(self, sender: _Peer, receiver_id: str, event: m.MatchEvent) -> None:
         receiver = self._peers[self._places[receiver_id]]
         latency_s = self._world.line(sender.place, receiver.place).latency_s
         self._agenda.after(latency_s, lambda: self._feed(receiver, event))
@@ -256,7 +256,7 @@ class GossipWorld:
     def _seen(self, peer: _Peer) -> m.PeersSeen:
         return m.PeersSeen(tuple(sorted(peer.free.items())), len(self._peers) - 1)
 
-    def _feed(self, peer: _Peer, event: m.Event) -> None:
+    def _feed(self, peer: _Peer, event: m.MatchEvent) -> None:
         for command in peer.maker.step(self.now_s, event):
             self._carry_out(peer, command)
         due_s = peer.maker.next_deadline_s
@@ -269,7 +269,7 @@ class GossipWorld:
             peer.tick_s = math.inf
             self._feed(peer, m.Tick())
 
-    def _carry_out(self, peer: _Peer, command: m.Command) -> None:
+    def _carry_out(self, peer: _Peer, command: m.MatchCommand) -> None:
         own_id = self._ids[peer.place]
         match command:
             case m.Propose(other, _):

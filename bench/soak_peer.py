@@ -21,11 +21,11 @@ import torch
 import trio
 
 from peer.averaging.gossip.door import GossipDoor
-from peer.averaging.gossip.exchange_io import Contribution
+from peer.averaging.gossip.exchange_io import Offer
 from peer.averaging.gossip.gossip import Bounds
 from peer.averaging.gossip.outcome import Agreement, Averaged
 from peer.averaging.gossip.outer_state import OuterState
-from peer.averaging.noloco.outer_step import Factors
+from peer.averaging.noloco.outer_step import NolocoFactors
 from peer.codec import get_codec
 from peer.network.identity import load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
@@ -99,7 +99,7 @@ class SoakPeer:
             events=events,
         )
         phi_P, delta_P = np.zeros((2, PARAMETERS), np.float32)
-        self._outer = OuterState(phi_P, delta_P, codec, Factors(0.5, 0.7, 0.7))
+        self._outer = OuterState(phi_P, delta_P, codec, NolocoFactors(0.5, 0.7, 0.7))
 
     async def run(self) -> None:
         """Serve until the parent asks no more."""
@@ -129,7 +129,7 @@ class SoakPeer:
             return {"outcome": spoils}
         self._network.breaks = spoils == "breaks"
         digest = "f" * 32 if spoils == "lies" else self._digest
-        own = Contribution(
+        own = Offer(
             round=round_,
             step=round_ * INNER_STEPS,
             final=False,

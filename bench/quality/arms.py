@@ -21,7 +21,7 @@ from typing import Final, Literal
 
 from peer.averaging.gasloc.outer_step import LookAhead
 from peer.averaging.gossip.outer_state import OuterRule
-from peer.averaging.noloco.outer_step import Factors
+from peer.averaging.noloco.outer_step import NolocoFactors
 
 Group = Literal["gradients", "pairs", "all", "nobody"]
 """A group that averages: gradients of all in each step, weights in pairs or of all, or none."""
@@ -59,7 +59,7 @@ class Arm:
         """The rule of the outer step."""
         if self.look_ahead is not None:
             return LookAhead(self.look_ahead)
-        return Factors(self.alpha, self.beta, self.beta if self.gamma is None else self.gamma)
+        return NolocoFactors(self.alpha, self.beta, self.beta if self.gamma is None else self.gamma)
 
     def inner_steps(self, setting_inner_steps: int) -> int:
         """H of this arm."""

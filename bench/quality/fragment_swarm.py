@@ -14,8 +14,8 @@ import torch
 from peer.averaging.diloco.nesterov import (
     PLAIN_AVERAGE,
     ChunkState,
-    Contribution,
-    Factors,
+    NesterovFactors,
+    WeightedCodes,
     average_codes,
     outer_step,
 )
@@ -64,7 +64,7 @@ class FragmentSwarm:
         self.v_P = torch.zeros_like(self.phi_P)
         self.sent_bytes = self.largest_send_bytes = 0.0
         self._codec = get_codec(codec_name)
-        self._factors = Factors(diloco.learning_rate, diloco.momentum)
+        self._factors = NesterovFactors(diloco.learning_rate, diloco.momentum)
         self._heavy_ball = heavy_ball
         self._last_cycle = last_cycle
         self._inner_steps, self._overlap_steps = inner_steps, diloco.overlap_steps
@@ -122,11 +122,11 @@ class FragmentSwarm:
             replica.merge(index, range(len(fragment.chunks)))
 
     def _step_chunk(
-        self, spans: Sequence[Span], fragment: int, part: slice, factors: Factors
+        self, spans: Sequence[Span], fragment: int, part: slice, factors: NesterovFactors
     ) -> None:
         before = ChunkState(_gathered(self.phi_P, spans), _gathered(self.v_P, spans))
         given = [
-            Contribution(codes_as_tensor(replica.codes(fragment)[part]).to(self.phi_P.device), 1)
+            WeightedCodes(codes_as_tensor(replica.codes(fragment)[part]).to(self.phi_P.device), 1)
             for replica in self._replicas
         ]
         result = torch.empty_like(given[0].codes)
@@ -153,7 +153,7 @@ class FragmentSwarm:
 
 
 def heavy_ball_step(
-    before: ChunkState, result_codes: torch.Tensor, codec: Codec, factors: Factors
+    before: ChunkState, result_codes: torch.Tensor, codec: Codec, factors: NesterovFactors
 ) -> ChunkState:
     """v <- mu v + D; phi <- phi - lr v."""
     D = torch.empty_like(before.phi_C)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import trio
 
 from peer.observe.facts import Facts
-from peer.observe.metrics import Metrics, MetricsSnapshot, Phase
+from peer.observe.metrics import Metrics, MetricsSnapshot, RoundPhase
 from peer.observe.status import Outcomes, PeerState, PeerStatus, Status
 from peer.ports import Network
 from peer.rounds.timing import RoundTiming
@@ -53,10 +53,10 @@ class Report:
 
     def observe_round(self, timing: RoundTiming) -> None:
         """Count the phases of one round."""
-        self.metrics.observe_round(Phase.TRAIN, timing.train_s)
-        self.metrics.observe_round(Phase.MATCH, timing.match_s)
-        self.metrics.observe_round(Phase.EXCHANGE, timing.exchange_s)
-        self.metrics.observe_round(Phase.APPLY, timing.apply_s)
+        self.metrics.observe_round(RoundPhase.TRAIN, timing.train_s)
+        self.metrics.observe_round(RoundPhase.MATCH, timing.match_s)
+        self.metrics.observe_round(RoundPhase.EXCHANGE, timing.exchange_s)
+        self.metrics.observe_round(RoundPhase.APPLY, timing.apply_s)
 
     def status(self) -> Status:
         """This peer, for `loco-peer status`."""

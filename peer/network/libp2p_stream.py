@@ -16,7 +16,7 @@ from typing import Final
 
 import trio
 
-from peer.ports import Arrived, PeerId
+from peer.ports import OnBytes, PeerId
 from protocol.errors import StreamLost
 
 from .traffic import Traffic
@@ -106,7 +106,7 @@ class Libp2pStream:
         self._traffic.count_received(self._protocol, len(data))
         return data
 
-    async def receive_into(self, buffer: memoryview, arrived: Arrived | None = None) -> None:
+    async def receive_into(self, buffer: memoryview, arrived: OnBytes | None = None) -> None:
         """Fill `buffer`; `arrived` is told how much of it is there.
 
         Raises:

@@ -6,7 +6,7 @@ waits too, but for the messages of links.
 
 from contextlib import nullcontext
 
-from peer.ports import Arrived, Network, Stream
+from peer.ports import Network, OnBytes, Stream
 from protocol.wire.versions import HELLO
 
 from .pacing import Pacing
@@ -65,7 +65,7 @@ class PacedStream(WrappedStream[Stream]):
         data, self._held = self._held[:max_bytes], self._held[max_bytes:]
         return data
 
-    async def receive_into(self, buffer: memoryview, arrived: Arrived | None = None) -> None:
+    async def receive_into(self, buffer: memoryview, arrived: OnBytes | None = None) -> None:
         """Fill `buffer`; `arrived` is told how much of it is there. Raises StreamLost."""
         held_bytes = min(len(self._held), len(buffer))
         buffer[:held_bytes] = self._held[:held_bytes]

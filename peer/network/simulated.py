@@ -32,7 +32,7 @@ from protocol.address.peer_id import peer_id_to_bytes
 from protocol.errors import StreamLost
 
 from .handlers import Handlers
-from .simulated_link import Link, LinkModel
+from .simulated_link import LinkModel, SimulatedLink
 from .simulated_stream import SimulatedStream, open_pair
 from .traffic import Traffic
 
@@ -70,7 +70,7 @@ class SimulatedInternet:
     ) -> None:
         self._seed = seed
         self._link_of = link_of or (lambda _source, _destination: link)
-        self._links: dict[tuple[PeerId, PeerId], Link] = {}
+        self._links: dict[tuple[PeerId, PeerId], SimulatedLink] = {}
         self._networks: dict[PeerId, SimulatedNetwork] = {}
         self._cut: set[frozenset[PeerId]] = set()
         self._healed = trio.Event()
@@ -119,12 +119,12 @@ class SimulatedInternet:
         for link in self._links.values():
             link.mend()
 
-    def link(self, source: PeerId, destination: PeerId) -> Link:
+    def link(self, source: PeerId, destination: PeerId) -> SimulatedLink:
         """The link from one peer to another; made when first asked for."""
         key = (source, destination)
         if key not in self._links:
             seed = hashlib.blake2b(f"{self._seed}/{source}/{destination}".encode()).digest()
-            self._links[key] = Link(self._link_of(source, destination), seed)
+            self._links[key] = SimulatedLink(self._link_of(source, destination), seed)
         return self._links[key]
 
     def find(self, peer_id: PeerId) -> "SimulatedNetwork | None":

@@ -43,7 +43,7 @@ class LinkWatcher(Protocol):
     def link_mended(self, cut_since_s: float) -> None: ...
 
 
-class Link:
+class SimulatedLink:
     """The state of one direction between two peers."""
 
     def __init__(self, model: LinkModel, seed: bytes) -> None:

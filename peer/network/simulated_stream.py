@@ -15,10 +15,10 @@ from typing import Final
 
 import trio
 
-from peer.ports import Arrived, PeerId
+from peer.ports import OnBytes, PeerId
 from protocol.errors import StreamLost
 
-from .simulated_link import Link
+from .simulated_link import SimulatedLink
 from .traffic import Traffic
 
 SEGMENT_BYTES: Final = 64 * 1024
@@ -44,7 +44,7 @@ class _Pipe:
     `credit_delay_s` is how long news of a read takes back to the writer.
     """
 
-    def __init__(self, link: Link, credit_delay_s: float) -> None:
+    def __init__(self, link: SimulatedLink, credit_delay_s: float) -> None:
         self._link = link
         self._credit_delay_s = credit_delay_s
         self._segments: deque[_Segment] = deque()
@@ -240,7 +240,7 @@ class SimulatedStream:
         """
         return bytes(await self._receive(max_bytes))
 
-    async def receive_into(self, buffer: memoryview, arrived: Arrived | None = None) -> None:
+    async def receive_into(self, buffer: memoryview, arrived: OnBytes | None = None) -> None:
         """Fill `buffer`; `arrived` is told how much of it is there.
 
         Raises:
@@ -309,7 +309,7 @@ class SimulatedStream:
 def open_pair(
     protocol: str,
     peers: tuple[PeerId, PeerId],
-    links: tuple[Link, Link],
+    links: tuple[SimulatedLink, SimulatedLink],
     traffics: tuple[Traffic, Traffic],
 ) -> tuple[SimulatedStream, SimulatedStream]:
     """Both ends of a new stream. `links` leads from the first peer to the second, and back."""

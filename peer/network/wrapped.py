@@ -7,7 +7,7 @@ or served, and methods of `WrappedStream`.
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from peer.ports import Address, Arrived, Network, NetworkStatistics, PeerId, Stream, StreamHandler
+from peer.ports import Address, Network, NetworkStatistics, OnBytes, PeerId, Stream, StreamHandler
 
 InnerStream = TypeVar("InnerStream", bound=Stream)
 
@@ -38,7 +38,7 @@ class WrappedStream(Generic[InnerStream]):
         """At least one byte, or `b""` at the end; raises StreamLost."""
         return await self._stream.receive_some(max_bytes)
 
-    async def receive_into(self, buffer: memoryview, arrived: Arrived | None = None) -> None:
+    async def receive_into(self, buffer: memoryview, arrived: OnBytes | None = None) -> None:
         """Fill `buffer`; `arrived` is told how much of it is there. Raises StreamLost."""
         await self._stream.receive_into(buffer, arrived)
 

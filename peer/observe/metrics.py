@@ -46,7 +46,7 @@ REFUSED_CONTRIBUTIONS: Final = (RefusalReason.AHEAD, RefusalReason.BEHIND, Refus
 """Reasons for which an owner does not take a contribution."""
 
 
-class Phase(StrEnum):
+class RoundPhase(StrEnum):
     """Parts of a round."""
 
     TRAIN = "train"
@@ -123,14 +123,14 @@ class Metrics:
 
     def __init__(self, read: Callable[[], MetricsSnapshot], *, version: str) -> None:
         self.registry = CollectorRegistry()
-        self._round_seconds = {phase: _Durations() for phase in Phase}
+        self._round_seconds = {phase: _Durations() for phase in RoundPhase}
         self.registry.register(_SnapshotCollector(read, self._round_seconds, version))
 
     def __repr__(self) -> str:
         counts = " ".join(f"{p} {d.count}" for p, d in self._round_seconds.items())
         return f"<Metrics, durations observed: {counts}>"
 
-    def observe_round(self, phase: Phase, seconds: float) -> None:
+    def observe_round(self, phase: RoundPhase, seconds: float) -> None:
         """Count one phase of one round."""
         self._round_seconds[phase].observe(seconds)
 
@@ -163,7 +163,7 @@ class _SnapshotCollector(Collector):
     def __init__(
         self,
         read: Callable[[], MetricsSnapshot],
-        durations: Mapping[Phase, _Durations],
+        durations: Mapping[RoundPhase, _Durations],
         version: str,
     ) -> None:
         self._read = read
@@ -253,7 +253,7 @@ def _recent_rounds(outcomes: Outcomes) -> Metric:
     )
 
 
-def _round_seconds(durations: Mapping[Phase, _Durations]) -> Metric:
+def _round_seconds(durations: Mapping[RoundPhase, _Durations]) -> Metric:
     family = HistogramMetricFamily(
         "loco_round_seconds", "Duration of each phase of a round, in seconds.", labels=["phase"]
     )

@@ -19,7 +19,7 @@ PeerId = str
 Address = str
 
 
-Arrived = Callable[[int], None]
+OnBytes = Callable[[int], None]
 """Told of bytes as they come; must not raise."""
 
 
@@ -41,7 +41,7 @@ class Stream(Protocol):
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None: ...
     async def receive_some(self, max_bytes: int = 65536) -> bytes: ...
-    async def receive_into(self, buffer: memoryview, arrived: Arrived | None = None) -> None:
+    async def receive_into(self, buffer: memoryview, arrived: OnBytes | None = None) -> None:
         """Fill `buffer` completely; `arrived` is told how much of it is there, as it comes."""
 
     async def aclose(self) -> None: ...

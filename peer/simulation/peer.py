@@ -40,7 +40,7 @@ GRACE_S: Final = 8.0
 ENDS: Final = (LocoError, TrainingImpossible)
 """Errors that end one peer, as they would end its daemon; anything else is a bug."""
 
-Event = dict[str, Any]
+LoggedEvent = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class SimulatedPeer:
         assert engine.slow_P is not None
         return engine.slow_P.copy()
 
-    def events(self, *names: EventName) -> list[Event]:
+    def events(self, *names: EventName) -> list[LoggedEvent]:
         """Its event log, or what of it has one of these names."""
         parsed = [json.loads(line) for line in self.lines]
         return [event for event in parsed if not names or event["event"] in names]

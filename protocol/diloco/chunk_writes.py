@@ -20,7 +20,7 @@ from protocol.fragment.chunk_ledger import ChunkLedger, Stamp, Verdict
 from protocol.wire.fragment_messages import Result
 
 from .fragment_commands import Changes, FetchChunk, ResultToWrite, WriteChunk, WriteResults
-from .fragment_events import Arrived, Fetched
+from .fragment_events import Fetched, ResultArrived
 from .healing import Healing
 
 MAX_AFTER_HEALING: Final = 8
@@ -50,7 +50,7 @@ class Occasion:
 class _Write:
     """What is being written, and where to note what the trainer has to do about it."""
 
-    what: Fetched | tuple[tuple[Arrived, Verdict], ...]
+    what: Fetched | tuple[tuple[ResultArrived, Verdict], ...]
     occasion: Occasion
     changes: Changes
 
@@ -68,10 +68,10 @@ class ChunkWrites:
         self._ledger = ledger
         self._healing = healing
         self._write: _Write | None = None
-        self._on_top: deque[tuple[Arrived, Occasion]] = deque()
-        self._after_healing: dict[int, dict[int, Arrived]] = defaultdict(dict)
+        self._on_top: deque[tuple[ResultArrived, Occasion]] = deque()
+        self._after_healing: dict[int, dict[int, ResultArrived]] = defaultdict(dict)
         self._spoilt: set[int] = set()
-        self._results: dict[int, Arrived] = {}
+        self._results: dict[int, ResultArrived] = {}
 
     def __repr__(self) -> str:
         return f"<ChunkWrites writing {self._write is not None}, then {len(self._on_top)}>"
@@ -109,7 +109,7 @@ class ChunkWrites:
             self._spoilt.add(chunk)
 
     # --- what is to be written --------------------------------------------------------------------
-    def judge(self, now_s: float, item: Arrived) -> Generator[FetchChunk, None, Verdict]:
+    def judge(self, now_s: float, item: ResultArrived) -> Generator[FetchChunk, None, Verdict]:
         """What a result means; a chunk that has to be healed is asked for, the result kept."""
         chunk, result = item.chunk, item.result
         verdict = self._ledger.judge(
@@ -123,7 +123,9 @@ class ChunkWrites:
                 yield from self._healing.fetch(now_s, chunk.chunk, source)
         return verdict
 
-    def write_results(self, now_s: float, items: Sequence[Arrived], occasion: Occasion) -> Output:
+    def write_results(
+        self, now_s: float, items: Sequence[ResultArrived], occasion: Occasion
+    ) -> Output:
         """Write results for different chunks: one command for all, as each costs a thread."""
         wanted = []
         for item in items:
@@ -151,13 +153,13 @@ class ChunkWrites:
         item, occasion = self._on_top.popleft()
         yield from self.write_results(now_s, [item], occasion)
 
-    def _to_write(self, item: Arrived, verdict: Verdict) -> ResultToWrite:
+    def _to_write(self, item: ResultArrived, verdict: Verdict) -> ResultToWrite:
         chunk, again = item.chunk.chunk, verdict is Verdict.REDO
         base = self._ledger.before(chunk) if again else self._ledger.stamp(chunk)
         outcome = item.result.outcome(item.chunk)
         return ResultToWrite(chunk, item.result.cycle, base, outcome, item.codes, again)
 
-    def _keep_for_after_healing(self, item: Arrived) -> None:
+    def _keep_for_after_healing(self, item: ResultArrived) -> None:
         kept = self._after_healing[item.chunk.chunk]
         kept[item.result.cycle] = item
         while len(kept) > MAX_AFTER_HEALING:
@@ -179,7 +181,9 @@ class ChunkWrites:
                 in_it = item.chunk.mask.bit_count()
                 write.occasion.contributors = max(write.occasion.contributors, in_it)
 
-    def _note_result(self, item: Arrived, verdict: Verdict, stamp: Stamp, changes: Changes) -> None:
+    def _note_result(
+        self, item: ResultArrived, verdict: Verdict, stamp: Stamp, changes: Changes
+    ) -> None:
         """Where the chunk is now, and what the trainer has to do about it."""
         chunk, outcome = item.chunk.chunk, item.result.outcome(item.chunk)
         self._results[chunk] = item

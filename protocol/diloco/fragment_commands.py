@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
-from protocol.fragment.chunk_ledger import Outcome, Stamp
+from protocol.fragment.chunk_ledger import ResultRank, Stamp
 from protocol.fragment.collection import Admitted
 from protocol.outcomes import RefusalReason
 from protocol.wire.fragment_messages import (
@@ -134,7 +134,7 @@ class ResultToWrite:
     chunk: int
     cycle: int
     base: Stamp
-    outcome: Outcome
+    outcome: ResultRank
     codes: memoryview
     again: bool
 
@@ -221,7 +221,7 @@ class Returned:
 
 InOrder = Verify | WriteResults | WriteChunk | MergeIntoTrainer | HoldTrainer | AmendTrainer
 """Commands that are carried out one after another for each fragment."""
-Command = (
+FragmentCommand = (
     Send
     | Contribute
     | ForgetOthers

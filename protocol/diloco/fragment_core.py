@@ -41,29 +41,29 @@ from protocol.wire.fragment_messages import (
 
 from .departures import Departures
 from .fragment_commands import (
-    Command,
     Contribute,
     ContributionRefused,
     CountRefusal,
     ForgetOthers,
+    FragmentCommand,
     PartOver,
     Send,
     Settled,
     Signal,
 )
 from .fragment_events import (
-    Arrived,
     Averaged,
     Began,
-    Event,
     Fetched,
     FetchFailed,
+    FragmentEvent,
     Parts,
     Passed,
     PeersSeen,
     QuestionsEnded,
     Received,
     ResultAnswered,
+    ResultArrived,
     Sent,
     StampsAdopted,
     StampsAnswered,
@@ -78,7 +78,7 @@ from .owner import Owner, OwnerStatistics
 from .peers import Peers
 from .send_plan import SendPlan
 
-Output = Iterable[Command | Signal]
+Output = Iterable[FragmentCommand | Signal]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,17 +152,17 @@ class FragmentCore:
             sum(keeper.lost_items for keeper in self._keepers),
         )
 
-    def step(self, now_s: float, event: Event) -> tuple[Command, ...]:
+    def step(self, now_s: float, event: FragmentEvent) -> tuple[FragmentCommand, ...]:
         """Take one event; say what to do."""
         return tuple(self._step(now_s, event))
 
-    def _step(self, now_s: float, event: Event) -> Iterator[Command]:
+    def _step(self, now_s: float, event: FragmentEvent) -> Iterator[FragmentCommand]:
         yield from self._routed(now_s, _HANDLERS[type(event)](self, now_s, event))
         while (first := self._departures.first) is not None and self._keepers[first].awaits_turn:
             yield from self._routed(now_s, self._keepers[first].look(now_s))
 
     # --- to and from the parts --------------------------------------------------------------------
-    def _routed(self, now_s: float, output: Output) -> Iterator[Command]:
+    def _routed(self, now_s: float, output: Output) -> Iterator[FragmentCommand]:
         """Commands go out; what one part tells reaches the others, when the part is done."""
         for each in tuple(output):
             match each:
@@ -254,7 +254,7 @@ class FragmentCore:
             yield from self._told_settled(peer_id, fragment)
             yield from self._keepers[fragment].healing.compare(peer_id)
 
-    def _introduced(self) -> Iterator[Command]:
+    def _introduced(self) -> Iterator[FragmentCommand]:
         """Tell newcomers what we are through with (rule 2)."""
         others = self._peers.others
         for peer_id in sorted(others - self._acquainted):
@@ -327,17 +327,17 @@ class FragmentCore:
         yield from self._introduced()
 
 
-def _arrived(result: Result, codes: Parts, sender: str) -> list[Arrived]:
+def _arrived(result: Result, codes: Parts, sender: str) -> list[ResultArrived]:
     """The parts of a result, by chunk."""
     of_chunks = ((result.chunk(chunk), part) for chunk, part in codes.items())
     return [
-        Arrived(result, of_chunk, part, sender)
+        ResultArrived(result, of_chunk, part, sender)
         for of_chunk, part in of_chunks
         if of_chunk is not None
     ]
 
 
-_HANDLERS: Final[dict[type[Event], Callable[..., Output]]] = {
+_HANDLERS: Final[dict[type[FragmentEvent], Callable[..., Output]]] = {
     PeersSeen: FragmentCore._peers_seen,
     Received: FragmentCore._received,
     Sent: FragmentCore._sent,

@@ -191,7 +191,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = (
+FragmentEvent = (
     PeersSeen
     | Received
     | Sent
@@ -212,7 +212,7 @@ Event = (
 
 # --- what a keeper takes --------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class ResultArrived:
     """A result for one chunk.
 
     Attributes:
@@ -235,4 +235,4 @@ class Passed:
     cycle: int
 
 
-Item = Sent | Arrived | Fetched | Passed
+Item = Sent | ResultArrived | Fetched | Passed

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from protocol.fragment.chunk_ledger import ChunkLedger, Stamp, Verdict
 
 from .fragment_commands import AskResult, AskStamps, FetchChunk
-from .fragment_events import Arrived, Fetched, ResultAnswered, StampsAnswered
+from .fragment_events import Fetched, ResultAnswered, ResultArrived, StampsAnswered
 from .peers import Peers
 
 
@@ -94,7 +94,7 @@ class Healing:
             if theirs.stamp != ours and not ours.is_ahead_of(theirs.stamp):
                 yield AskResult(self._fragment, answer.peer_id, max(cycle, 0), theirs)
 
-    def applicable(self, answer: ResultAnswered) -> Arrived | None:
+    def applicable(self, answer: ResultAnswered) -> ResultArrived | None:
         """The result that was asked for, if it can be applied to the state that we have."""
         chunk, result = answer.theirs.chunk, answer.result
         if result is None or (result.fragment, result.cycle) != (self._fragment, answer.cycle):
@@ -106,7 +106,7 @@ class Healing:
         verdict = self._ledger.judge(chunk, result.cycle, of_chunk.base_stamp, outcome)
         if verdict not in (Verdict.STEP, Verdict.REDO):
             return None
-        return Arrived(result, of_chunk, answer.codes[chunk], answer.peer_id, asked=True)
+        return ResultArrived(result, of_chunk, answer.codes[chunk], answer.peer_id, asked=True)
 
     def no_result_helps(self, now_s: float, answer: ResultAnswered) -> Iterator[FetchChunk]:
         """Fetch the chunk itself, if theirs is better."""

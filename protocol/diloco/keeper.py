@@ -45,15 +45,15 @@ from .departures import WAIT_S, Departures
 from .digests import digest_of_stamps
 from .fragment_commands import (
     AmendTrainer,
-    Command,
     Contribute,
+    FragmentCommand,
     HoldTrainer,
     MergeIntoTrainer,
     Returned,
     Settled,
     Verify,
 )
-from .fragment_events import Arrived, Fetched, Held, Item, Passed, Sent
+from .fragment_events import Fetched, Held, Item, Passed, ResultArrived, Sent
 from .healing import Healing
 from .keeper_states import AwaitingTurn, Holding, InFlight, Mending, Resting, State, Verifying
 from .peers import Peers
@@ -65,7 +65,7 @@ MAX_RETURN_S: Final = 60.0
 MAX_INBOX: Final = 4096
 EQUAL_WEIGHT: Final = 1
 
-Output = Iterator[Command | Settled]
+Output = Iterator[FragmentCommand | Settled]
 
 
 class Keeper:
@@ -209,7 +209,7 @@ class Keeper:
             else:
                 return
 
-    def _write(self, now_s: float, item: Arrived | Fetched, occasion: Occasion) -> Output:
+    def _write(self, now_s: float, item: ResultArrived | Fetched, occasion: Occasion) -> Output:
         if isinstance(item, Fetched):
             yield from self.writes.write_chunk(item, occasion)
         else:
@@ -266,19 +266,19 @@ class Keeper:
             self._note_passed(item)
         elif isinstance(item, Fetched):
             yield from self._write(now_s, item, flight.occasion)
-        elif isinstance(item, Arrived):
+        elif isinstance(item, ResultArrived):
             batch = self._batch(item)
             # Perhaps we cannot apply one before we have healed; that may take longer.
             of_cycle = {b.chunk.chunk for b in batch if b.result.cycle == flight.sent.cycle}
             flight.answered |= of_cycle
             yield from self.writes.write_results(now_s, batch, flight.occasion)
 
-    def _batch(self, first: Arrived) -> list[Arrived]:
+    def _batch(self, first: ResultArrived) -> list[ResultArrived]:
         """A result and all behind it of other chunks, to be written at one go."""
         batch = {first.chunk.chunk: first}
         while self._inbox:
             item = self._inbox[0]
-            if not isinstance(item, Arrived) or item.chunk.chunk in batch:
+            if not isinstance(item, ResultArrived) or item.chunk.chunk in batch:
                 break
             batch[item.chunk.chunk] = item
             self._inbox.popleft()
@@ -316,13 +316,15 @@ class Keeper:
             yield from self.look(now_s)
         elif isinstance(item, Passed):
             self._note_passed(item)
-        elif isinstance(item, Arrived) and item.result.cycle > self._cycle:
+        elif isinstance(item, ResultArrived) and item.result.cycle > self._cycle:
             self._waiting.keep_early(item, self._cycle)
         elif isinstance(item, Fetched) or (yield from self._is_wanted_late(now_s, item)):
             self._state = Holding(item)
             yield HoldTrainer(self._fragment)
 
-    def _is_wanted_late(self, now_s: float, item: Arrived) -> Generator[Command, None, bool]:
+    def _is_wanted_late(
+        self, now_s: float, item: ResultArrived
+    ) -> Generator[FragmentCommand, None, bool]:
         """Whether a result that came after its flight is to be written."""
         late = item.result.cycle == self._cycle and not item.asked
         if late and self._missed_since_s is not None:

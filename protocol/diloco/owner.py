@@ -37,7 +37,7 @@ MAX_COLLECTIONS: Final = 16
 
 Key = tuple[int, int]
 """Fragment and cycle."""
-Outcome = Average | PartOver | ContributionRefused
+OwnerOutput = Average | PartOver | ContributionRefused
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class Owner:
         """Forget every peer that is not there: should it come again, it is a newcomer."""
         self._late &= self._peers.present
 
-    def look(self, now_s: float) -> Iterator[Outcome]:
+    def look(self, now_s: float) -> Iterator[OwnerOutput]:
         """See who is not expected any more, and whose time is up."""
         for key, collecting in list(self._open.items()):
             for peer_id in collecting.collection.awaited - self._peers.expected(*key):
@@ -109,7 +109,7 @@ class Owner:
 
     def contributed(
         self, now_s: float, peer_id: str, contribution: Contribution, codes: Parts
-    ) -> Iterator[Outcome]:
+    ) -> Iterator[OwnerOutput]:
         """Take codes of chunks that a peer, perhaps we, sent us."""
         key = (contribution.fragment, contribution.cycle)
         if contribution.cycle >= self._newest[contribution.fragment]:
@@ -132,7 +132,7 @@ class Owner:
         if collecting.collection.is_complete:
             yield from self._close(key)
 
-    def averaged(self, fragment: int, cycle: int) -> Iterable[Outcome]:
+    def averaged(self, fragment: int, cycle: int) -> Iterable[OwnerOutput]:
         """Note that an average is there, or will never be."""
         self._num_averaging -= 1
         return (PartOver(fragment, cycle),)
@@ -155,7 +155,7 @@ class Owner:
             del self._cut_short_of[fragment]
             self._patience.observe(now_s - missed[1])
 
-    def _begin(self, now_s: float, key: Key) -> Iterator[Outcome]:
+    def _begin(self, now_s: float, key: Key) -> Iterator[OwnerOutput]:
         if len(self._open) >= MAX_COLLECTIONS:
             yield from self._close(min(self._open, key=lambda each: self._open[each].began_s))
         self._open[key] = _Open(
@@ -165,7 +165,7 @@ class Owner:
             now_s,
         )
 
-    def _close(self, key: Key) -> Iterator[Outcome]:
+    def _close(self, key: Key) -> Iterator[OwnerOutput]:
         collecting = self._open.pop(key)
         fragment, cycle = key
         self._newest[fragment] = max(self._newest[fragment], cycle)

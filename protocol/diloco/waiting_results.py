@@ -8,7 +8,7 @@ sent the fragment waits for that send.
 from collections import defaultdict
 from typing import Final
 
-from .fragment_events import Arrived, Fetched
+from .fragment_events import Fetched, ResultArrived
 
 MAX_WAITING: Final = 4096
 """Items that wait for a send on its way."""
@@ -27,14 +27,14 @@ class WaitingResults:
 
     def __init__(self, num_chunks: int) -> None:
         self._max_early = MAX_EARLY_FOR_A_CHUNK * num_chunks
-        self._early: dict[int, list[Arrived]] = defaultdict(list)
-        self._for_send: list[Arrived | Fetched] = []
+        self._early: dict[int, list[ResultArrived]] = defaultdict(list)
+        self._for_send: list[ResultArrived | Fetched] = []
         self.lost_items = 0
 
     def __repr__(self) -> str:
         return f"<WaitingResults for {sorted(self._early)}, {self.lost_items} lost>"
 
-    def keep_early(self, item: Arrived, cycle: int) -> None:
+    def keep_early(self, item: ResultArrived, cycle: int) -> None:
         """Keep a result for a send to come; the last was of `cycle`, or there was none (-1)."""
         if cycle >= 0 and item.result.cycle > cycle + MAX_EARLY_CYCLES:
             return
@@ -46,14 +46,14 @@ class WaitingResults:
         while len(self._early) > MAX_EARLY_CYCLES:
             del self._early[min(self._early)]
 
-    def wait_for_send(self, item: Arrived | Fetched) -> None:
+    def wait_for_send(self, item: ResultArrived | Fetched) -> None:
         """Keep what came while a send was on its way."""
         if len(self._for_send) < MAX_WAITING:
             self._for_send.append(item)
         else:
             self.lost_items += 1
 
-    def due(self, cycle: int) -> list[Arrived | Fetched]:
+    def due(self, cycle: int) -> list[ResultArrived | Fetched]:
         """Let go what came for this send, or an earlier one, before we were there."""
         for_send, self._for_send = self._for_send, []
         cycles = sorted(early for early in self._early if early <= cycle)

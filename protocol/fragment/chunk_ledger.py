@@ -59,13 +59,13 @@ class Stamp:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ResultRank:
     """One result for one chunk: the weight that went into it, and the digest of its codes."""
 
     weight: int
     digest: bytes
 
-    def beats(self, other: "Outcome") -> bool:
+    def beats(self, other: "ResultRank") -> bool:
         """Rule 2; an outcome does not beat itself."""
         return self.weight > other.weight or (
             self.weight == other.weight and self.digest < other.digest
@@ -89,7 +89,7 @@ class _Entry:
     stamp: Stamp
     cycle: int = NEVER
     before: Stamp | None = None
-    applied: Outcome | None = None
+    applied: ResultRank | None = None
 
 
 class ChunkLedger:
@@ -122,7 +122,7 @@ class ChunkLedger:
         """All present states."""
         return [entry.stamp for entry in self._entries]
 
-    def judge(self, chunk: int, cycle: int, base: Stamp, outcome: Outcome) -> Verdict:
+    def judge(self, chunk: int, cycle: int, base: Stamp, outcome: ResultRank) -> Verdict:
         """What a result for this chunk means (rules 2 to 5)."""
         entry = self._entries[chunk]
         if cycle < entry.cycle:
@@ -135,7 +135,7 @@ class ChunkLedger:
             return Verdict.IGNORE
         return _on_base(base, entry.before, outcome, Verdict.REDO)
 
-    def stepped(self, chunk: int, cycle: int, outcome: Outcome, stamp: Stamp) -> None:
+    def stepped(self, chunk: int, cycle: int, outcome: ResultRank, stamp: Stamp) -> None:
         """A result was applied to the present state, which became `stamp`."""
         entry = self._entries[chunk]
         if cycle <= entry.cycle:
@@ -143,7 +143,7 @@ class ChunkLedger:
         entry.before, entry.stamp = entry.stamp, stamp
         entry.cycle, entry.applied = cycle, outcome
 
-    def redone(self, chunk: int, outcome: Outcome, stamp: Stamp) -> None:
+    def redone(self, chunk: int, outcome: ResultRank, stamp: Stamp) -> None:
         """A winning result took the place of the one applied."""
         self.before(chunk)
         entry = self._entries[chunk]
@@ -159,7 +159,7 @@ class ChunkLedger:
             entry.before = entry.applied = None
 
 
-def _on_base(base: Stamp, ours: Stamp, outcome: Outcome, same: Verdict) -> Verdict:
+def _on_base(base: Stamp, ours: Stamp, outcome: ResultRank, same: Verdict) -> Verdict:
     """What a result on this base means for one who is on `ours` (rules 1 and 4)."""
     if base == ours:
         return same

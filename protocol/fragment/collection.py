@@ -40,7 +40,7 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True)
-class _Contribution:
+class _Collected:
     weight: int
     stamps: Mapping[int, Stamp]
 
@@ -54,7 +54,7 @@ class Collection:
 
     def __init__(self, expected: Iterable[str]) -> None:
         self._awaited = set(expected)
-        self._contributions: dict[str, _Contribution] = {}
+        self._contributions: dict[str, _Collected] = {}
         self.closed = False
 
     def __repr__(self) -> str:
@@ -72,7 +72,7 @@ class Collection:
         self._awaited.discard(peer_id)
         if weight == 0:
             return False
-        self._contributions[peer_id] = _Contribution(weight, dict(stamps))
+        self._contributions[peer_id] = _Collected(weight, dict(stamps))
         return True
 
     def excuse(self, peer_id: str) -> None:

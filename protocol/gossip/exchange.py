@@ -52,7 +52,7 @@ def exchange_id(group: str, one: tuple[str, int], other: tuple[str, int]) -> str
     return blake3.blake3(text.encode()).hexdigest(length=16)
 
 
-class State(Enum):
+class ExchangeState(Enum):
     """See the top of the file."""
 
     EXCHANGING = "exchanging"
@@ -63,7 +63,7 @@ class State(Enum):
     SKIPPED = "skipped"
 
 
-class Event(Enum):
+class ExchangeEvent(Enum):
     """What can happen in an exchange."""
 
     VECTOR_ARRIVED = "vector arrived"
@@ -94,66 +94,70 @@ class Action(Enum):
 class Transition:
     """Where an event leads."""
 
-    state: State
+    state: ExchangeState
     reason: SkipReason | None = None
     action: Action | None = None
 
 
 def _skip(reason: SkipReason) -> Transition:
-    return Transition(State.SKIPPED, reason=reason)
+    return Transition(ExchangeState.SKIPPED, reason=reason)
 
 
 _LACKING: Final = {
-    Event.VECTOR_BAD: _skip(SkipReason.BAD_VECTOR),
-    Event.STREAM_LOST: _skip(SkipReason.PARTNER_LOST),
-    Event.STALLED: _skip(SkipReason.PARTNER_STALLED),
-    Event.DEADLINE_PASSED: _skip(SkipReason.DEADLINE),
-    Event.CANCELLED: _skip(SkipReason.LEAVING),
-    Event.ASKED: _skip(SkipReason.PARTNER_LOST),
+    ExchangeEvent.VECTOR_BAD: _skip(SkipReason.BAD_VECTOR),
+    ExchangeEvent.STREAM_LOST: _skip(SkipReason.PARTNER_LOST),
+    ExchangeEvent.STALLED: _skip(SkipReason.PARTNER_STALLED),
+    ExchangeEvent.DEADLINE_PASSED: _skip(SkipReason.DEADLINE),
+    ExchangeEvent.CANCELLED: _skip(SkipReason.LEAVING),
+    ExchangeEvent.ASKED: _skip(SkipReason.PARTNER_LOST),
 }
 """Nothing can be applied as long as their vector is not here."""
 
-_ASK: Final = Transition(State.SETTLING, action=Action.ASK)
-_AVERAGED: Final = Transition(State.AVERAGED)
+_ASK: Final = Transition(ExchangeState.SETTLING, action=Action.ASK)
+_AVERAGED: Final = Transition(ExchangeState.AVERAGED)
 
-TRANSITIONS: Final[Mapping[State, Mapping[Event, Transition]]] = MappingProxyType(
+TRANSITIONS: Final[Mapping[ExchangeState, Mapping[ExchangeEvent, Transition]]] = MappingProxyType(
     {
-        State.EXCHANGING: {
+        ExchangeState.EXCHANGING: {
             **_LACKING,
-            Event.VECTOR_ARRIVED: Transition(State.HOLDING, action=Action.SEND_RECEIPT),
-            Event.RECEIPT_ARRIVED: Transition(State.DELIVERED),
+            ExchangeEvent.VECTOR_ARRIVED: Transition(
+                ExchangeState.HOLDING, action=Action.SEND_RECEIPT
+            ),
+            ExchangeEvent.RECEIPT_ARRIVED: Transition(ExchangeState.DELIVERED),
         },
-        State.DELIVERED: {
+        ExchangeState.DELIVERED: {
             **_LACKING,
-            Event.VECTOR_ARRIVED: Transition(State.AVERAGED, action=Action.SEND_RECEIPT),
+            ExchangeEvent.VECTOR_ARRIVED: Transition(
+                ExchangeState.AVERAGED, action=Action.SEND_RECEIPT
+            ),
         },
-        State.HOLDING: {
-            Event.RECEIPT_ARRIVED: _AVERAGED,
-            Event.STREAM_LOST: _ASK,
-            Event.STALLED: _ASK,
-            Event.DEADLINE_PASSED: _ASK,
-            Event.CANCELLED: _ASK,
-            Event.ASKED: _AVERAGED,
+        ExchangeState.HOLDING: {
+            ExchangeEvent.RECEIPT_ARRIVED: _AVERAGED,
+            ExchangeEvent.STREAM_LOST: _ASK,
+            ExchangeEvent.STALLED: _ASK,
+            ExchangeEvent.DEADLINE_PASSED: _ASK,
+            ExchangeEvent.CANCELLED: _ASK,
+            ExchangeEvent.ASKED: _AVERAGED,
         },
-        State.SETTLING: {
-            Event.ASKED: _AVERAGED,
-            Event.TOLD_AVERAGED: _AVERAGED,
-            Event.TOLD_SKIPPED: _skip(SkipReason.PARTNER_LOST),
-            Event.NOT_TOLD: _skip(SkipReason.UNSETTLED),
+        ExchangeState.SETTLING: {
+            ExchangeEvent.ASKED: _AVERAGED,
+            ExchangeEvent.TOLD_AVERAGED: _AVERAGED,
+            ExchangeEvent.TOLD_SKIPPED: _skip(SkipReason.PARTNER_LOST),
+            ExchangeEvent.NOT_TOLD: _skip(SkipReason.UNSETTLED),
         },
-        State.AVERAGED: {},
-        State.SKIPPED: {},
+        ExchangeState.AVERAGED: {},
+        ExchangeState.SKIPPED: {},
     }
 )
 
-FINAL: Final = frozenset({State.AVERAGED, State.SKIPPED})
+FINAL: Final = frozenset({ExchangeState.AVERAGED, ExchangeState.SKIPPED})
 
 
 class Exchange:
     """One peer's side of one exchange."""
 
     def __init__(self) -> None:
-        self.state = State.EXCHANGING
+        self.state = ExchangeState.EXCHANGING
         self.reason: SkipReason | None = None
 
     def __repr__(self) -> str:
@@ -165,7 +169,7 @@ class Exchange:
         """Whether it is over."""
         return self.state in FINAL
 
-    def step(self, event: Event) -> Action | None:
+    def step(self, event: ExchangeEvent) -> Action | None:
         """Take one event; returns what the shell has to do.
 
         Raises:

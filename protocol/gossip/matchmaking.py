@@ -50,8 +50,8 @@ from protocol.outcomes import RefusalReason, SkipReason
 from .matchmaking_events import (
     AcceptProposal,
     BecameFree,
-    Command,
-    Event,
+    MatchCommand,
+    MatchEvent,
     Paired,
     PeersSeen,
     ProposalAccepted,
@@ -68,7 +68,7 @@ from .matchmaking_events import (
     Withdraw,
 )
 from .resting import Resting
-from .search import Phase, Search
+from .search import Search, SearchPhase
 
 MAX_APART_ROUNDS: Final = 8
 """Partners' snapshots are at most so many rounds (of H nominal steps) apart."""
@@ -126,14 +126,14 @@ class Matchmaker:
         return f"<Matchmaker {search.phase.name} {search.snapshot} held={len(self._held)}>"
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> SearchPhase:
         """Where the search stands."""
         return self._search.phase
 
     @property
     def is_looking(self) -> bool:
         """Whether we are free."""
-        return self._search.phase in (Phase.ASKING, Phase.OPEN)
+        return self._search.phase in (SearchPhase.ASKING, SearchPhase.OPEN)
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -141,7 +141,7 @@ class Matchmaker:
         search = self._search
         if not self.is_looking:
             return None
-        if search.phase is Phase.ASKING:
+        if search.phase is SearchPhase.ASKING:
             return min(search.deadline_s, search.answer_until_s)
         if self._now_s < search.fresh_until_s:
             return min(search.deadline_s, search.fresh_until_s)
@@ -151,37 +151,37 @@ class Matchmaker:
         """Counts since the start."""
         return MatchmakerStatistics(self._paired, self._unmatched, self._sent, self._received)
 
-    def step(self, now_s: float, event: Event) -> tuple[Command, ...]:
+    def step(self, now_s: float, event: MatchEvent) -> tuple[MatchCommand, ...]:
         """Take one event; say what to do. Events that no longer matter are ignored."""
         self._now_s = now_s
         handle = _HANDLERS[type(event)]
         return tuple(handle(self, now_s, event))
 
     # --- our own rounds ---------------------------------------------------------------------------
-    def _became_free(self, now_s: float, event: BecameFree) -> Iterable[Command]:
+    def _became_free(self, now_s: float, event: BecameFree) -> Iterable[MatchCommand]:
         self._search = Search(
             snapshot=event.snapshot,
-            phase=Phase.OPEN,
+            phase=SearchPhase.OPEN,
             fresh_until_s=event.fresh_until_s,
             deadline_s=event.deadline_s,
         )
         yield from self._seek(now_s)
 
-    def _settled(self, _now_s: float, event: RoundSettled) -> Iterable[Command]:
+    def _settled(self, _now_s: float, event: RoundSettled) -> Iterable[MatchCommand]:
         if event.round == self._search.snapshot.round:
-            self._search.phase = Phase.IDLE
+            self._search.phase = SearchPhase.IDLE
         yield from ()
 
-    def _stopped(self, _now_s: float, event: SearchStopped) -> Iterable[Command]:
+    def _stopped(self, _now_s: float, event: SearchStopped) -> Iterable[MatchCommand]:
         if event.round == self._search.snapshot.round and self.is_looking:
             yield from self._give_up(event.reason)
 
-    def _seen(self, now_s: float, event: PeersSeen) -> Iterable[Command]:
+    def _seen(self, now_s: float, event: PeersSeen) -> Iterable[MatchCommand]:
         self._free, self._present = dict(event.free), event.present
         self._resting.keep_only(now_s)
         while len(self._met) > self._put_off():
             self._met.popleft()
-        if self._search.phase is Phase.OPEN:
+        if self._search.phase is SearchPhase.OPEN:
             yield from self._seek(now_s)
 
     def _put_off(self) -> int:
@@ -189,7 +189,7 @@ class Matchmaker:
         return 0 if self._present < 2 else max(1, self._present // PUT_OFF_SHARE)
 
     # --- being asked ------------------------------------------------------------------------------
-    def _asked(self, now_s: float, event: ProposalReceived) -> Iterable[Command]:
+    def _asked(self, now_s: float, event: ProposalReceived) -> Iterable[MatchCommand]:
         self._received += 1
         self._resting.answered(event.peer_id)
         refusal = self._reason_to_refuse(now_s, event.peer_id, event.snapshot)
@@ -199,7 +199,9 @@ class Matchmaker:
             yield RefuseProposal(event.peer_id, event.snapshot.round, refusal)
             return
         self._held[event.peer_id] = event.snapshot
-        if self._search.phase is Phase.OPEN or self._is_preferred(event.peer_id, event.snapshot):
+        if self._search.phase is SearchPhase.OPEN or self._is_preferred(
+            event.peer_id, event.snapshot
+        ):
             yield from self._seek(now_s)
 
     def _reason_to_refuse(
@@ -228,19 +230,19 @@ class Matchmaker:
             return peer_id < self._own_id
         return self._rank(peer_id, theirs) < self._rank(*pending)
 
-    def _withdrawn(self, now_s: float, event: ProposalWithdrawn) -> Iterable[Command]:
+    def _withdrawn(self, now_s: float, event: ProposalWithdrawn) -> Iterable[MatchCommand]:
         held = self._held.get(event.peer_id)
         if held is not None and held.round == event.round:
             del self._held[event.peer_id]
         search = self._search
-        if search.phase is Phase.PAIRED and search.taken == (event.peer_id, event.round):
+        if search.phase is SearchPhase.PAIRED and search.taken == (event.peer_id, event.round):
             self._paired -= 1
-            search.taken, search.phase = None, Phase.OPEN
+            search.taken, search.phase = None, SearchPhase.OPEN
             search.tried.add((event.peer_id, event.round))
             yield from self._seek(now_s)
 
     # --- asking -----------------------------------------------------------------------------------
-    def _seek(self, now_s: float) -> Iterable[Command]:
+    def _seek(self, now_s: float) -> Iterable[MatchCommand]:
         """Take the best proposal held, else ask the best free peer, else wait."""
         search = self._search
         if now_s >= search.deadline_s:
@@ -248,13 +250,13 @@ class Matchmaker:
         elif held := self._best(now_s, self._held):
             yield from self._take(held)
         elif free := self._best(now_s, self._askable(now_s)):
-            search.pending, search.phase = (free, self._free[free]), Phase.ASKING
+            search.pending, search.phase = (free, self._free[free]), SearchPhase.ASKING
             search.answer_until_s = now_s + ANSWER_S
             search.tried.add((free, self._free[free].round))
             self._sent += 1
             yield Propose(free, search.snapshot.round)
         else:
-            search.pending, search.phase = None, Phase.OPEN
+            search.pending, search.phase = None, SearchPhase.OPEN
             if not (self._present or self._held):
                 yield from self._give_up(SkipReason.NO_PARTNER)
 
@@ -279,7 +281,7 @@ class Matchmaker:
         """Rule 5."""
         return peer_id in self._met and now_s < self._search.fresh_until_s
 
-    def _take(self, peer_id: str) -> Iterable[Command]:
+    def _take(self, peer_id: str) -> Iterable[MatchCommand]:
         search = self._search
         if search.pending is not None:
             yield Withdraw(search.pending[0], search.snapshot.round)
@@ -288,8 +290,8 @@ class Matchmaker:
         yield AcceptProposal(peer_id, theirs.round)
         yield from self._pair(peer_id, leading=False)
 
-    def _pair(self, peer_id: str, *, leading: bool) -> Iterable[Command]:
-        self._search.phase, self._search.pending = Phase.PAIRED, None
+    def _pair(self, peer_id: str, *, leading: bool) -> Iterable[MatchCommand]:
+        self._search.phase, self._search.pending = SearchPhase.PAIRED, None
         self._paired += 1
         if peer_id in self._met:
             self._met.remove(peer_id)
@@ -297,7 +299,7 @@ class Matchmaker:
         yield Paired(peer_id, self._search.snapshot.round, leading)
         yield from self._refuse_held()
 
-    def _accepted(self, _now_s: float, event: ProposalAccepted) -> Iterable[Command]:
+    def _accepted(self, _now_s: float, event: ProposalAccepted) -> Iterable[MatchCommand]:
         if self._is_pending(event.peer_id, event.round):
             self._resting.answered(event.peer_id)
             self._held.pop(event.peer_id, None)
@@ -305,54 +307,54 @@ class Matchmaker:
         else:
             yield Withdraw(event.peer_id, event.round)
 
-    def _refused(self, now_s: float, event: ProposalRefused) -> Iterable[Command]:
+    def _refused(self, now_s: float, event: ProposalRefused) -> Iterable[MatchCommand]:
         if event.reason is None:
             self._resting.failed(event.peer_id, now_s)
         if self._is_pending(event.peer_id, event.round):
             self._search.saw_silence |= event.reason is None
-            self._search.pending, self._search.phase = None, Phase.OPEN
+            self._search.pending, self._search.phase = None, SearchPhase.OPEN
             yield from self._seek(now_s)
 
     def _is_pending(self, peer_id: str, round_: int) -> bool:
         search = self._search
         return (
-            search.phase is Phase.ASKING
+            search.phase is SearchPhase.ASKING
             and search.pending is not None
             and (search.pending[0], search.snapshot.round) == (peer_id, round_)
         )
 
-    def _ticked(self, now_s: float, _event: Tick) -> Iterable[Command]:
+    def _ticked(self, now_s: float, _event: Tick) -> Iterable[MatchCommand]:
         search = self._search
         if not self.is_looking:
             return
         if now_s >= search.deadline_s:
             yield from self._end(now_s)
-        elif search.phase is Phase.OPEN:
+        elif search.phase is SearchPhase.OPEN:
             yield from self._seek(now_s)
         elif now_s >= search.answer_until_s:
             assert search.pending is not None
             search.saw_silence = True
             self._resting.failed(search.pending[0], now_s)
             yield Withdraw(search.pending[0], search.snapshot.round)
-            search.pending, search.phase = None, Phase.OPEN
+            search.pending, search.phase = None, SearchPhase.OPEN
             yield from self._seek(now_s)
 
-    def _end(self, _now_s: float) -> Iterable[Command]:
+    def _end(self, _now_s: float) -> Iterable[MatchCommand]:
         search = self._search
-        silent = search.saw_silence or search.phase is Phase.ASKING
+        silent = search.saw_silence or search.phase is SearchPhase.ASKING
         yield from self._give_up(SkipReason.DEADLINE if silent else SkipReason.NO_PARTNER)
 
-    def _give_up(self, reason: SkipReason) -> Iterable[Command]:
+    def _give_up(self, reason: SkipReason) -> Iterable[MatchCommand]:
         search = self._search
         if search.pending is not None:
             yield Withdraw(search.pending[0], search.snapshot.round)
             search.pending = None
-        search.phase = Phase.IDLE
+        search.phase = SearchPhase.IDLE
         self._unmatched += 1
         yield Unmatched(search.snapshot.round, reason)
         yield from self._refuse_held()
 
-    def _refuse_held(self) -> Iterable[Command]:
+    def _refuse_held(self) -> Iterable[MatchCommand]:
         for peer_id, theirs in self._held.items():
             yield RefuseProposal(peer_id, theirs.round, RefusalReason.BUSY)
         self._held.clear()
@@ -362,7 +364,7 @@ class Matchmaker:
         return pair_rank(self._group, own, (peer_id, theirs.round))
 
 
-_HANDLERS: Final[dict[type[Event], Callable[..., Iterable[Command]]]] = {
+_HANDLERS: Final[dict[type[MatchEvent], Callable[..., Iterable[MatchCommand]]]] = {
     BecameFree: Matchmaker._became_free,
     PeersSeen: Matchmaker._seen,
     ProposalReceived: Matchmaker._asked,

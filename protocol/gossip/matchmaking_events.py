@@ -105,7 +105,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = (
+MatchEvent = (
     BecameFree
     | PeersSeen
     | ProposalReceived
@@ -169,4 +169,4 @@ class Unmatched:
     reason: SkipReason
 
 
-Command = Propose | Withdraw | AcceptProposal | RefuseProposal | Paired | Unmatched
+MatchCommand = Propose | Withdraw | AcceptProposal | RefuseProposal | Paired | Unmatched

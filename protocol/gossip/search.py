@@ -7,7 +7,7 @@ from typing import Final
 from .matchmaking_events import Snapshot
 
 
-class Phase(Enum):
+class SearchPhase(Enum):
     """Where the search stands."""
 
     IDLE = auto()
@@ -34,7 +34,7 @@ class Search:
     """
 
     snapshot: Snapshot = _NONE
-    phase: Phase = Phase.IDLE
+    phase: SearchPhase = SearchPhase.IDLE
     tried: set[tuple[str, int]] = field(default_factory=set)
     pending: tuple[str, Snapshot] | None = None
     taken: tuple[str, int] | None = None

@@ -17,7 +17,7 @@ from typing import Annotated, Final, Self
 
 import msgpack
 
-from protocol.fragment.chunk_ledger import Outcome, Stamp
+from protocol.fragment.chunk_ledger import ResultRank, Stamp
 from protocol.limits import MAX_CHUNKS_PER_FRAGMENT, MAX_CONTRIBUTORS, MAX_FRAGMENTS
 from protocol.membership.records import Verify, verify_with_peer_id
 
@@ -134,10 +134,10 @@ class Result:
         """The peers that are in the average of a chunk."""
         return tuple(peer_id for i, peer_id in enumerate(self.contributors) if chunk.mask >> i & 1)
 
-    def outcome(self, chunk: ChunkResult) -> Outcome:
+    def outcome(self, chunk: ChunkResult) -> ResultRank:
         """What the ledger compares."""
         weights = (weight for i, weight in enumerate(self.weights) if chunk.mask >> i & 1)
-        return Outcome(sum(weights), chunk.digest)
+        return ResultRank(sum(weights), chunk.digest)
 
     def is_genuine(self, verify: Verify = verify_with_peer_id) -> bool:
         """Whether the owner has signed it, and it makes sense."""

@@ -72,10 +72,10 @@ class InputEnded:
     """The other side has ended its stream, between two frames."""
 
 
-Event = FrameStart | PayloadChunk | FrameEnd | InputEnded
+FrameEvent = FrameStart | PayloadChunk | FrameEnd | InputEnded
 
 
-class State(Enum):
+class FrameState(Enum):
     """Where in a frame the reader is."""
 
     PREFIX = auto()
@@ -85,12 +85,12 @@ class State(Enum):
     ERROR = auto()
 
 
-TRANSITIONS: Final[dict[State, dict[type[Event] | None, State]]] = {
-    State.PREFIX: {None: State.HEADER, InputEnded: State.ENDED},
-    State.HEADER: {FrameStart: State.PAYLOAD},
-    State.PAYLOAD: {PayloadChunk: State.PAYLOAD, FrameEnd: State.PREFIX},
-    State.ENDED: {InputEnded: State.ENDED},
-    State.ERROR: {},
+TRANSITIONS: Final[dict[FrameState, dict[type[FrameEvent] | None, FrameState]]] = {
+    FrameState.PREFIX: {None: FrameState.HEADER, InputEnded: FrameState.ENDED},
+    FrameState.HEADER: {FrameStart: FrameState.PAYLOAD},
+    FrameState.PAYLOAD: {PayloadChunk: FrameState.PAYLOAD, FrameEnd: FrameState.PREFIX},
+    FrameState.ENDED: {InputEnded: FrameState.ENDED},
+    FrameState.ERROR: {},
 }
 """State to (event handed out, None for a complete prefix) to next state."""
 
@@ -117,7 +117,7 @@ class FrameReader:
 
     def __init__(self, max_payload_bytes: int = MAX_CONTROL_PAYLOAD_BYTES) -> None:
         self.max_payload_bytes = max_payload_bytes
-        self._state = State.PREFIX
+        self._state = FrameState.PREFIX
         self._fed: deque[memoryview] = deque()
         self._fed_bytes = 0
         self._partial = bytearray()
@@ -133,7 +133,7 @@ class FrameReader:
         )
 
     @property
-    def state(self) -> State:
+    def state(self) -> FrameState:
         """Where in a frame the reader is."""
         return self._state
 
@@ -161,20 +161,20 @@ class FrameReader:
         else:
             self._input_ended = True
 
-    def next_event(self) -> Event | NeedData:
+    def next_event(self) -> FrameEvent | NeedData:
         """The next event, or NEED_DATA.
 
         Raises:
             RemoteProtocolError: not our frames, or a length out of bounds.
             StreamLost: the stream ended in mid-frame.
         """
-        if self._state is State.PREFIX and not self._read_prefix():
+        if self._state is FrameState.PREFIX and not self._read_prefix():
             return self._wait_or_end()
-        if self._state is State.HEADER:
+        if self._state is FrameState.HEADER:
             return self._read_header()
-        if self._state is State.PAYLOAD:
+        if self._state is FrameState.PAYLOAD:
             return self._read_payload()
-        if self._state is State.ENDED:
+        if self._state is FrameState.ENDED:
             return InputEnded()
         assert self._error is not None
         raise self._error
@@ -185,17 +185,17 @@ class FrameReader:
         Raises:
             LocalProtocolError: the payload is not that long, or fed bytes come first.
         """
-        if self._state is not State.PAYLOAD or num_bytes > self._payload_left_bytes:
+        if self._state is not FrameState.PAYLOAD or num_bytes > self._payload_left_bytes:
             raise LocalProtocolError(f"cannot skip {num_bytes} bytes of payload: {self!r}")
         if self._fed_bytes:
             raise LocalProtocolError(f"take what was fed first: {self!r}")
         self._payload_left_bytes -= num_bytes
 
-    def _move(self, event: type[Event] | None) -> None:
+    def _move(self, event: type[FrameEvent] | None) -> None:
         self._state = TRANSITIONS[self._state][event]
 
     def _fail(self, error: LocoError) -> LocoError:
-        self._state = State.ERROR
+        self._state = FrameState.ERROR
         self._error = error
         self._fed.clear()
         self._fed_bytes = 0
@@ -225,14 +225,14 @@ class FrameReader:
             return f"payload of {payload_bytes} bytes; at most {self.max_payload_bytes} expected"
         return ""
 
-    def _read_header(self) -> Event | NeedData:
+    def _read_header(self) -> FrameEvent | NeedData:
         header = self._gather(self._header_bytes)
         if header is None:
             return self._wait_or_end()
         self._move(FrameStart)
         return FrameStart(header, self._payload_left_bytes)
 
-    def _read_payload(self) -> Event | NeedData:
+    def _read_payload(self) -> FrameEvent | NeedData:
         if self._payload_left_bytes == 0:
             self._move(FrameEnd)
             return FrameEnd()
@@ -243,10 +243,10 @@ class FrameReader:
         self._move(PayloadChunk)
         return PayloadChunk(data)
 
-    def _wait_or_end(self) -> Event | NeedData:
+    def _wait_or_end(self) -> FrameEvent | NeedData:
         if not self._input_ended:
             return NEED_DATA
-        if self._state is State.PREFIX and not self._partial:
+        if self._state is FrameState.PREFIX and not self._partial:
             self._move(InputEnded)
             return InputEnded()
         raise self._fail(

@@ -12,8 +12,8 @@ from bench.quality.store import Store
 from bench.quality.streaming import StreamingResult, setting_of, train_streaming_arm
 from bench.quality.streaming_arms import DEFAULT, STREAMING_ARMS
 from bench.quality.study import Study
-from peer.averaging.diloco.nesterov import ChunkState, Factors
-from peer.averaging.noloco.outer_step import Factors as PairFactors
+from peer.averaging.diloco.nesterov import ChunkState, NesterovFactors
+from peer.averaging.noloco.outer_step import NolocoFactors
 from peer.averaging.noloco.outer_step import outer_step as noloco_step
 from peer.codec import get_codec
 from peer.training.model import FlatModel, initial_module
@@ -77,11 +77,11 @@ def test_heavy_ball_is_nolocos_step_of_a_group_of_all():
     D = phi - theta
     codec, delta = get_codec("fp32"), -rate * v
     stepped = heavy_ball_step(
-        ChunkState(phi, v), D.view(torch.uint8), codec, Factors(rate, momentum)
+        ChunkState(phi, v), D.view(torch.uint8), codec, NesterovFactors(rate, momentum)
     )
     group_phi = phi.clone()
     noloco_step(
-        group_phi, delta, [theta.view(torch.uint8)], codec, PairFactors(momentum, rate, rate)
+        group_phi, delta, [theta.view(torch.uint8)], codec, NolocoFactors(momentum, rate, rate)
     )
     torch.testing.assert_close(stepped.phi_C, group_phi)
 

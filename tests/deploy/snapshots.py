@@ -1,6 +1,6 @@
 """A peer's metrics with every value known."""
 
-from peer.observe.metrics import Metrics, MetricsSnapshot, Phase
+from peer.observe.metrics import Metrics, MetricsSnapshot, RoundPhase
 from peer.observe.status import Outcomes, PeerState
 from protocol.outcomes import SkipReason
 
@@ -32,6 +32,6 @@ def full_snapshot() -> MetricsSnapshot:
 
 def full_metrics(read=full_snapshot) -> Metrics:
     metrics = Metrics(read, version="0.1.0")
-    for phase in Phase:
+    for phase in RoundPhase:
         metrics.observe_round(phase, 0.5)
     return metrics

@@ -9,7 +9,7 @@ import yaml
 from dashboard import DASHBOARD, ROOT, Query, documented, panels, queries
 from snapshots import full_metrics
 
-from peer.observe.metrics import Phase
+from peer.observe.metrics import RoundPhase
 from protocol.outcomes import SkipReason
 
 
@@ -46,7 +46,7 @@ def test_reasons_and_phases_are_documented():
     table = text.split("Reasons of a skipped round:")[1].split("## ")[0]
     assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == list(SkipReason)
     row = next(line for line in text.splitlines() if line.startswith("| `loco_round_seconds`"))
-    assert all(f"`{phase}`" in row for phase in Phase)
+    assert all(f"`{phase}`" in row for phase in RoundPhase)
 
 
 def test_panels_fit_the_grid():

@@ -17,7 +17,7 @@ from prometheus import Prometheus, needs_prometheus, running_prometheus
 from snapshots import full_metrics, full_snapshot
 
 from peer.observe.endpoint import serve_metrics
-from peer.observe.metrics import Phase
+from peer.observe.metrics import RoundPhase
 from peer.options.addresses import HostPort
 
 LIVE_S = 300
@@ -79,7 +79,7 @@ async def test_every_query_returns_data_from_a_peer_that_knows_everything(tmp_pa
     def read():
         nonlocal scrapes
         scrapes += 1
-        for phase in Phase:
+        for phase in RoundPhase:
             metrics.observe_round(phase, 0.5)
         if scrapes == 5:
             scraped_often.set()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from peer.averaging.noloco.outer_step import Factors, outer_step
+from peer.averaging.noloco.outer_step import NolocoFactors, outer_step
 from peer.codec import get_codec
 
 DIMENSIONS = 64
@@ -78,7 +78,7 @@ def run_quadratic(
                 members = [own, *(other for other in group if other != own)]
                 outer_step(
                     phi[own], delta[own], [theta_codes[k] for k in members],
-                    codec, Factors(alpha, beta, gamma), [phi_codes[k] for k in members],
+                    codec, NolocoFactors(alpha, beta, gamma), [phi_codes[k] for k in members],
                 )  # fmt: skip
         weights = phi[:, :DIMENSIONS].double().numpy()
         if not np.isfinite(weights).all() or np.abs(weights).max() > 1e6:

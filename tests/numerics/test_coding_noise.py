@@ -16,13 +16,13 @@ from itertools import pairwise
 import pytest
 import torch
 
-from peer.averaging.noloco.outer_step import Factors, outer_step
+from peer.averaging.noloco.outer_step import NolocoFactors, outer_step
 from peer.codec import get_codec
 
 P = 2048
 ROUNDS = 300
 BETA = 0.7
-FACTORS = Factors(0.5, BETA, BETA)
+FACTORS = NolocoFactors(0.5, BETA, BETA)
 BOUND_IN_ROUNDINGS = 2.0
 """rms distance to the exact run, in rms rounding errors of one coding, at any round."""
 

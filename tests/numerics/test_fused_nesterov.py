@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from peer.averaging.diloco import fused_nesterov, nesterov
 from peer.averaging.diloco.nesterov import (
     ChunkState,
-    Contribution,
-    Factors,
+    NesterovFactors,
+    WeightedCodes,
     average_codes,
     outer_step,
     step_pieces,
@@ -44,7 +44,7 @@ def _codes(vectors: torch.Tensor) -> list[torch.Tensor]:
 
 def _stepped(phi_v: torch.Tensor, codes: torch.Tensor, part_of: int) -> torch.Tensor:
     before, after = phi_v.clone(), torch.empty_like(phi_v)
-    factors = Factors(0.4, 0.9)
+    factors = NesterovFactors(0.4, 0.9)
     codec = get_codec("int8", part_of=part_of)
     outer_step(ChunkState(*before), codes, codec, factors, ChunkState(*after))
     outer_step(ChunkState(*before), codes, codec, factors, ChunkState(*before))
@@ -54,7 +54,7 @@ def _stepped(phi_v: torch.Tensor, codes: torch.Tensor, part_of: int) -> torch.Te
 
 def _averaged(all_codes: list[torch.Tensor], weights: list[int], part_of: int) -> torch.Tensor:
     codec, out = get_codec("int8", part_of=part_of), torch.empty_like(all_codes[0])
-    contributions = [Contribution(*each) for each in zip(all_codes, weights, strict=True)]
+    contributions = [WeightedCodes(*each) for each in zip(all_codes, weights, strict=True)]
     num_values = len(out) // codec.code_bytes(BLOCK) * BLOCK
     average_codes(contributions, codec, num_values, out)
     return out
@@ -74,7 +74,7 @@ def test_phi_and_v_are_the_same_to_the_last_bit(seed: int, blocks: int) -> None:
 def test_a_chunk_in_pieces_is_stepped_where_it_lies_and_what_it_was_is_kept(part_of: int) -> None:
     phi, v, u = _vectors(3, 3, 9)
     (codes,) = _codes(u[None])
-    state, factors = torch.stack([phi, v]), Factors(0.4, 0.9)
+    state, factors = torch.stack([phi, v]), NesterovFactors(0.4, 0.9)
     codec = get_codec("int8", part_of=part_of)
     after, before = state.clone(), torch.zeros_like(state)
     cuts = [slice(0, 4 * BLOCK), slice(4 * BLOCK, 5 * BLOCK), slice(5 * BLOCK, 9 * BLOCK)]

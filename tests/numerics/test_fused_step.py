@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from peer.averaging.gossip.outer_state import OuterStepMeasures
 from peer.averaging.noloco import fused_step
 from peer.averaging.noloco import outer_step as noloco
-from peer.averaging.noloco.outer_step import Factors
+from peer.averaging.noloco.outer_step import NolocoFactors
 from peer.codec import BLOCK, compiled, get_codec
 from protocol.run import codecs
 from protocol.run.codecs import CODECS
@@ -43,7 +43,7 @@ def _world(seed: int, members: int, blocks: int) -> tuple[torch.Tensor, list[tor
 
 
 def _step(
-    state: torch.Tensor, codes: list[torch.Tensor], factors: Factors
+    state: torch.Tensor, codes: list[torch.Tensor], factors: NolocoFactors
 ) -> tuple[torch.Tensor, OuterStepMeasures]:
     state = state.clone()
     measures = noloco.outer_step(state[0], state[1], codes, get_codec("int8"), factors)
@@ -62,7 +62,7 @@ def test_phi_and_delta_are_the_same_to_the_last_bit(
     members: int, seed: int, blocks: int, alpha: float, beta: float
 ) -> None:
     state, codes = _world(seed, members, blocks)
-    factors = Factors(alpha, beta, beta)
+    factors = NolocoFactors(alpha, beta, beta)
     fused, measures = _step(state, codes, factors)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(noloco, "fused_step", lambda *_: None)
@@ -78,7 +78,7 @@ def test_phi_and_delta_are_the_same_to_the_last_bit(
 def test_a_pair_takes_the_fused_step(monkeypatch: pytest.MonkeyPatch) -> None:
     state, codes = _world(0, 2, 12)
     monkeypatch.setattr(noloco, "_GroupStep", None)
-    moved, _ = _step(state, codes, Factors(0.5, 0.7, 0.7))
+    moved, _ = _step(state, codes, NolocoFactors(0.5, 0.7, 0.7))
     assert not torch.equal(moved, state)
 
 
@@ -87,7 +87,7 @@ def test_the_number_of_threads_changes_no_measure(monkeypatch: pytest.MonkeyPatc
     found = []
     for threads in (1, 3):
         monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
-        found.append(_step(state, codes, Factors(0.5, 0.7, 0.7)))
+        found.append(_step(state, codes, NolocoFactors(0.5, 0.7, 0.7)))
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]
 

@@ -15,8 +15,8 @@ import torch
 
 from peer.averaging.diloco.nesterov import (
     ChunkState,
-    Contribution,
-    Factors,
+    NesterovFactors,
+    WeightedCodes,
     average_codes,
     outer_step,
     state_digest,
@@ -24,7 +24,7 @@ from peer.averaging.diloco.nesterov import (
 from peer.codec import TILE, get_codec
 
 C = 384
-PAPER = Factors(learning_rate=0.4, momentum=0.9)
+PAPER = NesterovFactors(learning_rate=0.4, momentum=0.9)
 SIZES = [C, pytest.param(TILE + 256, marks=pytest.mark.slow)]
 
 
@@ -54,7 +54,7 @@ def _average(
     name: str, vectors: npt.NDArray[Any], weights: list[int], num_values: int = C
 ) -> torch.Tensor:
     given = [
-        Contribution(_codes(name, vector), weight)
+        WeightedCodes(_codes(name, vector), weight)
         for vector, weight in zip(vectors, weights, strict=True)
     ]
     out = torch.empty_like(given[0].codes)
@@ -177,14 +177,14 @@ def test_one_contribution_is_its_own_average():
 
 @pytest.mark.parametrize("weights", [[], [0, 0], [3, -1]])
 def test_an_average_needs_weight(weights):
-    given = [Contribution(_codes("int8", _vectors(1)[0]), weight) for weight in weights]
+    given = [WeightedCodes(_codes("int8", _vectors(1)[0]), weight) for weight in weights]
     with pytest.raises(ValueError, match="weights"):
         average_codes(given, get_codec("int8"), C, torch.empty(390, dtype=torch.uint8))
 
 
 def test_codes_of_another_length_are_not_averaged():
     codes = _codes("int8", _vectors(1)[0])
-    given, out = [Contribution(codes, 1), Contribution(codes[:-1], 1)], torch.zeros_like(codes)
+    given, out = [WeightedCodes(codes, 1), WeightedCodes(codes[:-1], 1)], torch.zeros_like(codes)
     with pytest.raises(ValueError, match="bytes"):
         average_codes(given, get_codec("int8"), C, out)
     assert not out.any()

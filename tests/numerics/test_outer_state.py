@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from peer.averaging.gossip.outer_state import OuterState
-from peer.averaging.noloco.outer_step import Factors
+from peer.averaging.noloco.outer_step import NolocoFactors
 from peer.codec import get_codec
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 
@@ -28,7 +28,7 @@ def _codes(seed: int) -> npt.NDArray[Any]:
 
 def _state(gamma: float = 0.7) -> OuterState:
     return OuterState(
-        _vector(0), np.zeros(P, np.float32), get_codec("int8"), Factors(0.5, 0.7, gamma)
+        _vector(0), np.zeros(P, np.float32), get_codec("int8"), NolocoFactors(0.5, 0.7, gamma)
     )
 
 
@@ -40,7 +40,7 @@ def _phi_codes(state: OuterState) -> bytearray:
 
 def test_a_step_changes_the_callers_memory_and_counts() -> None:
     phi, delta = _vector(0), np.zeros(P, np.float32)
-    state = OuterState(phi, delta, get_codec("int8"), Factors(0.5, 0.7, 0.7))
+    state = OuterState(phi, delta, get_codec("int8"), NolocoFactors(0.5, 0.7, 0.7))
     state.step(0, _codes(1), bytes(_codes(2)))
     np.testing.assert_array_equal(phi, _vector(0) + delta)
     np.testing.assert_allclose(delta, 0.7 * ((_vector(1) + _vector(2)) / 2 - _vector(0)), atol=0.02)
@@ -74,9 +74,9 @@ def test_a_part_is_stepped_as_one_and_the_rest_lies_still() -> None:
     spans = [(0, 128), (384, 512)]
     phi, delta = np.tile(_vector(0), 2), np.tile(_vector(1), 2)
     inside = np.concatenate([np.arange(*span) for span in spans])
-    whole = OuterState(phi[inside], delta[inside], get_codec("int8"), Factors(0.5, 0.7, 0.7))
+    whole = OuterState(phi[inside], delta[inside], get_codec("int8"), NolocoFactors(0.5, 0.7, 0.7))
     before, momentum = phi.copy(), delta.copy()
-    part = OuterState(phi, delta, get_codec("int8"), Factors(0.5, 0.7, 0.7), spans)
+    part = OuterState(phi, delta, get_codec("int8"), NolocoFactors(0.5, 0.7, 0.7), spans)
     for state in (whole, part):
         state.step(0, _codes(2), _codes(3))
         state.step(1, _codes(4))
@@ -147,4 +147,4 @@ def test_memory_that_cannot_be_written_is_refused() -> None:
     frozen = _vector(0)
     frozen.flags.writeable = False
     with pytest.raises(ValueError, match="writable"):
-        OuterState(frozen, np.zeros(P, np.float32), get_codec("int8"), Factors(0.5, 0.7, 0.7))
+        OuterState(frozen, np.zeros(P, np.float32), get_codec("int8"), NolocoFactors(0.5, 0.7, 0.7))

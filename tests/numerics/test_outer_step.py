@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from peer.averaging.gossip.group_mean import group_mean
-from peer.averaging.noloco.outer_step import Factors, outer_step
+from peer.averaging.noloco.outer_step import NolocoFactors, outer_step
 from peer.codec import TILE, Codec, get_codec
 
 P = 384
 ALPHA, BETA, GAMMA = 0.5, 0.7, 0.9
-TIED, APART = Factors(ALPHA, BETA, BETA), Factors(ALPHA, BETA, GAMMA)
+TIED, APART = NolocoFactors(ALPHA, BETA, BETA), NolocoFactors(ALPHA, BETA, GAMMA)
 
 
 def _vectors(count: int, num_values: int = P, seed: int = 0) -> torch.Tensor:
@@ -53,7 +53,12 @@ def test_equals_the_equations(gamma: float, group: list[int], num_values: int) -
     expected = _plain_step(full[0], full[1], full[2], group, gamma)
     theta_codes, phi_codes = _encoded(codec, theta[group]), _encoded(codec, phi[group])
     outer_step(
-        phi[0], delta[0], list(theta_codes), codec, Factors(ALPHA, BETA, gamma), list(phi_codes)
+        phi[0],
+        delta[0],
+        list(theta_codes),
+        codec,
+        NolocoFactors(ALPHA, BETA, gamma),
+        list(phi_codes),
     )
     np.testing.assert_allclose(phi[0].numpy(), expected[0], atol=2e-6)
     np.testing.assert_allclose(delta[0].numpy(), expected[1], atol=2e-6)
@@ -92,8 +97,8 @@ def test_without_momentum_at_unit_rates_a_pair_ends_identical() -> None:
     codec = get_codec("fp32")
     phi, delta, codes = _vectors(2), _vectors(2, seed=1), _encoded(codec, _vectors(2, seed=2))
     delta.zero_()
-    outer_step(phi[0], delta[0], [codes[0], codes[1]], codec, Factors(0.0, 1.0, 1.0))
-    outer_step(phi[1], delta[1], [codes[1], codes[0]], codec, Factors(0.0, 1.0, 1.0))
+    outer_step(phi[0], delta[0], [codes[0], codes[1]], codec, NolocoFactors(0.0, 1.0, 1.0))
+    outer_step(phi[1], delta[1], [codes[1], codes[0]], codec, NolocoFactors(0.0, 1.0, 1.0))
     # phi + (mean - phi) rounds differently from each phi: one unit in the last place.
     np.testing.assert_allclose(phi[0].numpy(), phi[1].numpy(), rtol=0, atol=5e-7)
     assert not torch.equal(phi[0], _vectors(2)[0])
@@ -109,7 +114,7 @@ def test_both_peers_of_an_int8_pair_compute_one_mean() -> None:
 
 
 # --- unequal shares -------------------------------------------------------------------------------
-PLAIN = Factors(0.0, 1.0, 1.0)
+PLAIN = NolocoFactors(0.0, 1.0, 1.0)
 SHARES = [1.0, 0.0, 0.25, 1 / 3, 2 / 3, 3 / 5, 4 / 7]
 
 
@@ -124,7 +129,7 @@ def _decoded(codec: Codec, codes: torch.Tensor, num_values: int) -> npt.NDArray[
 @pytest.mark.parametrize("factors", [PLAIN, TIED])
 @pytest.mark.parametrize("num_values", [P, pytest.param(TILE + 256, marks=pytest.mark.slow)])
 def test_a_pair_of_unequal_shares_takes_the_weighted_mean_bit_for_bit(
-    codec_name: str, share: float, factors: Factors, num_values: int
+    codec_name: str, share: float, factors: NolocoFactors, num_values: int
 ) -> None:
     """The reference rounds each operation to fp32, in the order of the equations."""
     codec = get_codec(codec_name)

@@ -6,7 +6,7 @@ from typing import Any
 import trio
 import trio.testing
 
-from peer.ports import Arrived
+from peer.ports import OnBytes
 from protocol.errors import StreamLost
 
 OTHER = "12D3KooWOther"
@@ -50,7 +50,7 @@ class PipeStream:
         await self._count()
         return bytes(await self._stream.receive_some(max_bytes))
 
-    async def receive_into(self, buffer: memoryview, arrived: Arrived | None = None) -> None:
+    async def receive_into(self, buffer: memoryview, arrived: OnBytes | None = None) -> None:
         done = 0
         while done < len(buffer):
             data = await self.receive_some(len(buffer) - done)

@@ -125,7 +125,7 @@ class Peer:
         self.returned: list[c.Returned] = []
         self.further: dict[tuple[int, str], deque[c.AskResult]] = {}
         self.orders: dict[int, deque[c.InOrder]] = defaultdict(deque)
-        self.commands: list[c.Command] = []
+        self.commands: list[c.FragmentCommand] = []
 
     @property
     def is_idle(self) -> bool:
@@ -135,7 +135,7 @@ class Peer:
         return not waits and not self.further
 
     # --- events -----------------------------------------------------------------------------------
-    def feed(self, event: e.Event) -> None:
+    def feed(self, event: e.FragmentEvent) -> None:
         seen = self.world.seen_by(self)
         for told in (seen, event):
             for command in self.core.step(self.world.now_s, told):
@@ -161,7 +161,7 @@ class Peer:
             self.send(fragment, self.trainer.due.pop(fragment))
 
     # --- commands ---------------------------------------------------------------------------------
-    def carry_out(self, command: c.Command) -> None:
+    def carry_out(self, command: c.FragmentCommand) -> None:
         match command:
             case c.Send(peer_id, message, codes):
                 self.world.post(self.name, peer_id, message, bytes(codes))
@@ -254,7 +254,7 @@ class Peer:
         self._ended(fragment, None)
         self._send_due(fragment)
 
-    def _ended(self, fragment: int, event: e.Event | None) -> None:
+    def _ended(self, fragment: int, event: e.FragmentEvent | None) -> None:
         self.orders[fragment].popleft()
         waiting = bool(self.orders[fragment])
         if event is not None:
@@ -280,7 +280,7 @@ class Peer:
         other = self.world.peers[asked.peer_id]
         fragment, chunk = asked.fragment, asked.chunk
         ledger, value = other.core.ledger(fragment), other.memory.chunks[fragment][chunk].value
-        event: e.Event = e.Fetched(
+        event: e.FragmentEvent = e.Fetched(
             fragment, chunk, ledger.cycle(chunk), ledger.stamp(chunk), memoryview(value)
         )
         if self.world.loses():

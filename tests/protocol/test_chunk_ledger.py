@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import LocalProtocolError
-from protocol.fragment.chunk_ledger import NEVER, ChunkLedger, Outcome, Stamp, Verdict
+from protocol.fragment.chunk_ledger import NEVER, ChunkLedger, ResultRank, Stamp, Verdict
 
 BASE = Stamp(3, 9, b"base")
 AHEAD = Stamp(3, 10, b"zzzz")
@@ -15,15 +15,15 @@ TIED = Stamp(3, 9, b"athe")
 """As far as BASE, with a lower digest."""
 
 stamps = st.builds(Stamp, st.integers(0, 3), st.integers(0, 3), st.sampled_from([b"a", b"b"]))
-outcomes = st.builds(Outcome, st.integers(1, 3), st.sampled_from([b"a", b"b", b"c"]))
+outcomes = st.builds(ResultRank, st.integers(1, 3), st.sampled_from([b"a", b"b", b"c"]))
 
 
-def after(base: Stamp, outcome: Outcome) -> Stamp:
+def after(base: Stamp, outcome: ResultRank) -> Stamp:
     """A stamp as the arithmetic would give it: a function of base and result alone."""
     return Stamp(base.steps + 1, base.weight + outcome.weight, base.digest + outcome.digest)
 
 
-def offer(ledger: ChunkLedger, cycle: int, base: Stamp, outcome: Outcome) -> Verdict:
+def offer(ledger: ChunkLedger, cycle: int, base: Stamp, outcome: ResultRank) -> Verdict:
     verdict = ledger.judge(0, cycle, base, outcome)
     if verdict is Verdict.STEP:
         ledger.stepped(0, cycle, outcome, after(base, outcome))
@@ -56,7 +56,7 @@ def test_whoever_sees_the_same_results_ends_at_the_same_stamp(results):
 
 
 def test_a_result_for_the_next_cycle_is_stepped_once():
-    ledger, outcome = ChunkLedger([BASE], [6]), Outcome(2, b"x")
+    ledger, outcome = ChunkLedger([BASE], [6]), ResultRank(2, b"x")
     assert offer(ledger, 7, BASE, outcome) is Verdict.STEP
     assert offer(ledger, 7, BASE, outcome) is Verdict.IGNORE
     assert offer(ledger, 6, BASE, outcome) is Verdict.IGNORE
@@ -65,12 +65,12 @@ def test_a_result_for_the_next_cycle_is_stepped_once():
 
 def test_a_heavier_result_replaces_a_lighter_one_until_the_next_send():
     ledger = ChunkLedger([BASE])
-    offer(ledger, 7, BASE, Outcome(2, b"x"))
-    assert offer(ledger, 7, BASE, Outcome(3, b"y")) is Verdict.REDO
-    assert offer(ledger, 7, BASE, Outcome(2, b"a")) is Verdict.IGNORE
+    offer(ledger, 7, BASE, ResultRank(2, b"x"))
+    assert offer(ledger, 7, BASE, ResultRank(3, b"y")) is Verdict.REDO
+    assert offer(ledger, 7, BASE, ResultRank(2, b"a")) is Verdict.IGNORE
     ledger.sent()
-    assert offer(ledger, 7, BASE, Outcome(4, b"z")) is Verdict.IGNORE
-    assert ledger.stamp(0) == after(BASE, Outcome(3, b"y"))
+    assert offer(ledger, 7, BASE, ResultRank(4, b"z")) is Verdict.IGNORE
+    assert ledger.stamp(0) == after(BASE, ResultRank(3, b"y"))
 
 
 @pytest.mark.parametrize("cycle", [7, 8])
@@ -86,26 +86,26 @@ def test_a_heavier_result_replaces_a_lighter_one_until_the_next_send():
     ],
 )
 def test_a_result_on_another_base_shows_who_differs(ours, theirs, weight, verdict, cycle):
-    ledger, step = ChunkLedger([ours]), Outcome(2, b"x")
+    ledger, step = ChunkLedger([ours]), ResultRank(2, b"x")
     offer(ledger, 7, ours, step)
     base = theirs if cycle == 7 else after(theirs, step)
-    assert offer(ledger, cycle, base, Outcome(weight, b"y")) is verdict
+    assert offer(ledger, cycle, base, ResultRank(weight, b"y")) is verdict
 
 
 def test_who_missed_a_step_heals():
     ledger = ChunkLedger([BASE])
-    ahead = after(BASE, Outcome(2, b"x"))
-    assert offer(ledger, 8, ahead, Outcome(2, b"y")) is Verdict.HEAL
-    ledger.healed(0, 8, after(ahead, Outcome(2, b"y")))
-    assert offer(ledger, 8, ahead, Outcome(2, b"y")) is Verdict.IGNORE
-    assert offer(ledger, 9, ledger.stamp(0), Outcome(2, b"z")) is Verdict.STEP
+    ahead = after(BASE, ResultRank(2, b"x"))
+    assert offer(ledger, 8, ahead, ResultRank(2, b"y")) is Verdict.HEAL
+    ledger.healed(0, 8, after(ahead, ResultRank(2, b"y")))
+    assert offer(ledger, 8, ahead, ResultRank(2, b"y")) is Verdict.IGNORE
+    assert offer(ledger, 9, ledger.stamp(0), ResultRank(2, b"z")) is Verdict.STEP
 
 
 def test_steps_out_of_order_are_our_own_fault():
     ledger = ChunkLedger([BASE])
     assert ledger.cycle(0) == NEVER
     with pytest.raises(LocalProtocolError):
-        ledger.redone(0, Outcome(1, b"x"), TIED)
-    ledger.stepped(0, 3, Outcome(1, b"x"), TIED)
+        ledger.redone(0, ResultRank(1, b"x"), TIED)
+    ledger.stepped(0, 3, ResultRank(1, b"x"), TIED)
     with pytest.raises(LocalProtocolError):
-        ledger.stepped(0, 3, Outcome(1, b"x"), TIED)
+        ledger.stepped(0, 3, ResultRank(1, b"x"), TIED)

@@ -5,7 +5,14 @@ import itertools
 import pytest
 
 from protocol.errors import LocalProtocolError
-from protocol.gossip.exchange import TRANSITIONS, Action, Event, Exchange, State, exchange_id
+from protocol.gossip.exchange import (
+    TRANSITIONS,
+    Action,
+    Exchange,
+    ExchangeEvent,
+    ExchangeState,
+    exchange_id,
+)
 from protocol.gossip.matchmaking import pair_rank
 from protocol.outcomes import SkipReason
 from protocol.wire.messages import Received, decode_message, encode_message
@@ -16,30 +23,34 @@ class Pair:
 
     def __init__(self) -> None:
         self.sides = (Exchange(), Exchange())
-        self.in_flight: list[tuple[int, Event]] = [
-            (0, Event.VECTOR_ARRIVED),
-            (1, Event.VECTOR_ARRIVED),
+        self.in_flight: list[tuple[int, ExchangeEvent]] = [
+            (0, ExchangeEvent.VECTOR_ARRIVED),
+            (1, ExchangeEvent.VECTOR_ARRIVED),
         ]
 
-    def deliver(self, message: tuple[int, Event]) -> None:
+    def deliver(self, message: tuple[int, ExchangeEvent]) -> None:
         self.in_flight.remove(message)
         receiver, event = message
         if self.sides[receiver].step(event) is Action.SEND_RECEIPT:
-            self.in_flight.append((1 - receiver, Event.RECEIPT_ARRIVED))
+            self.in_flight.append((1 - receiver, ExchangeEvent.RECEIPT_ARRIVED))
 
     def lose_stream(self) -> None:
         self.in_flight.clear()
         for side in self.sides:
             if not side.is_final:
-                side.step(Event.STREAM_LOST)
+                side.step(ExchangeEvent.STREAM_LOST)
 
     def settle(self, order: tuple[int, int]) -> None:
         for asker in order:
-            if self.sides[asker].state is not State.SETTLING:
+            if self.sides[asker].state is not ExchangeState.SETTLING:
                 continue
             asked = self.sides[1 - asker]
-            asked.step(Event.ASKED)
-            answer = Event.TOLD_AVERAGED if asked.state is State.AVERAGED else Event.TOLD_SKIPPED
+            asked.step(ExchangeEvent.ASKED)
+            answer = (
+                ExchangeEvent.TOLD_AVERAGED
+                if asked.state is ExchangeState.AVERAGED
+                else ExchangeEvent.TOLD_SKIPPED
+            )
             self.sides[asker].step(answer)
 
 
@@ -62,47 +73,50 @@ def test_a_whole_exchange_is_averaged_on_both_sides() -> None:
     pair = Pair()
     while pair.in_flight:
         pair.deliver(pair.in_flight[0])
-    assert [side.state for side in pair.sides] == [State.AVERAGED, State.AVERAGED]
+    assert [side.state for side in pair.sides] == [ExchangeState.AVERAGED, ExchangeState.AVERAGED]
 
 
-@pytest.mark.parametrize("state", list(State))
-def test_averaged_is_never_reached_without_their_vector(state: State) -> None:
+@pytest.mark.parametrize("state", list(ExchangeState))
+def test_averaged_is_never_reached_without_their_vector(state: ExchangeState) -> None:
     for event, transition in TRANSITIONS[state].items():
-        if transition.state is State.AVERAGED:
-            assert state in (State.HOLDING, State.SETTLING) or event is Event.VECTOR_ARRIVED
+        if transition.state is ExchangeState.AVERAGED:
+            assert (
+                state in (ExchangeState.HOLDING, ExchangeState.SETTLING)
+                or event is ExchangeEvent.VECTOR_ARRIVED
+            )
 
 
 @pytest.mark.parametrize(
     ("event", "reason"),
     [
-        (Event.VECTOR_BAD, SkipReason.BAD_VECTOR),
-        (Event.STREAM_LOST, SkipReason.PARTNER_LOST),
-        (Event.STALLED, SkipReason.PARTNER_STALLED),
-        (Event.DEADLINE_PASSED, SkipReason.DEADLINE),
-        (Event.CANCELLED, SkipReason.LEAVING),
+        (ExchangeEvent.VECTOR_BAD, SkipReason.BAD_VECTOR),
+        (ExchangeEvent.STREAM_LOST, SkipReason.PARTNER_LOST),
+        (ExchangeEvent.STALLED, SkipReason.PARTNER_STALLED),
+        (ExchangeEvent.DEADLINE_PASSED, SkipReason.DEADLINE),
+        (ExchangeEvent.CANCELLED, SkipReason.LEAVING),
     ],
 )
-def test_every_early_end_has_its_reason(event: Event, reason: SkipReason) -> None:
+def test_every_early_end_has_its_reason(event: ExchangeEvent, reason: SkipReason) -> None:
     exchange = Exchange()
     exchange.step(event)
-    assert (exchange.state, exchange.reason) == (State.SKIPPED, reason)
+    assert (exchange.state, exchange.reason) == (ExchangeState.SKIPPED, reason)
 
 
 def test_holding_without_an_answer_is_unsettled() -> None:
     exchange = Exchange()
-    assert exchange.step(Event.VECTOR_ARRIVED) is Action.SEND_RECEIPT
-    assert exchange.step(Event.DEADLINE_PASSED) is Action.ASK
-    exchange.step(Event.NOT_TOLD)
+    assert exchange.step(ExchangeEvent.VECTOR_ARRIVED) is Action.SEND_RECEIPT
+    assert exchange.step(ExchangeEvent.DEADLINE_PASSED) is Action.ASK
+    exchange.step(ExchangeEvent.NOT_TOLD)
     assert exchange.reason is SkipReason.UNSETTLED
 
 
 def test_an_impossible_event_is_our_bug_and_a_late_one_is_ignored() -> None:
     exchange = Exchange()
     with pytest.raises(LocalProtocolError, match="told averaged"):
-        exchange.step(Event.TOLD_AVERAGED)
-    exchange.step(Event.STREAM_LOST)
-    assert exchange.step(Event.VECTOR_ARRIVED) is None
-    assert exchange.state is State.SKIPPED
+        exchange.step(ExchangeEvent.TOLD_AVERAGED)
+    exchange.step(ExchangeEvent.STREAM_LOST)
+    assert exchange.step(ExchangeEvent.VECTOR_ARRIVED) is None
+    assert exchange.state is ExchangeState.SKIPPED
 
 
 # --- the name of an exchange ----------------------------------------------------------------------

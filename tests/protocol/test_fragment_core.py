@@ -33,7 +33,7 @@ CALM_CYCLES = 4
 """After the last loss: enough that every difference has shown and been healed."""
 
 
-def of_kind(commands: list[c.Command], kind: type[CommandT]) -> list[CommandT]:
+def of_kind(commands: list[c.FragmentCommand], kind: type[CommandT]) -> list[CommandT]:
     return [command for command in commands if isinstance(command, kind)]
 
 
@@ -163,7 +163,9 @@ class Alone:
         rounds = dict.fromkeys(others, round_)
         self.world.seen = e.PeersSeen(round_, frozenset("a" + others), rounds, is_over)
 
-    def __call__(self, event: e.Event, at_s: float | None = None) -> list[c.Command]:
+    def __call__(
+        self, event: e.FragmentEvent, at_s: float | None = None
+    ) -> list[c.FragmentCommand]:
         """Tell it this; what it wants by the time that all has been done."""
         self.world.now_s = self.world.now_s if at_s is None else at_s
         self.peer.commands.clear()
@@ -171,13 +173,13 @@ class Alone:
         self.world.run(self.world.now_s)
         return list(self.peer.commands)
 
-    def wait(self, seconds: float) -> list[c.Command]:
+    def wait(self, seconds: float) -> list[c.FragmentCommand]:
         """What it wants in that time."""
         self.peer.commands.clear()
         self.world.run(self.world.now_s + seconds)
         return list(self.peer.commands)
 
-    def send(self, cycle: int = 0, fragment: int = 0) -> list[c.Command]:
+    def send(self, cycle: int = 0, fragment: int = 0) -> list[c.FragmentCommand]:
         self.peer.commands.clear()
         self.see("".join(self.world.seen.rounds), cycle)
         self.peer.send(fragment, cycle)
@@ -202,7 +204,7 @@ class Alone:
         )
         return Result(GROUP, 0, cycle, sender, (sender,), (1,), (of_chunk,), (chunk,), bytes(64))
 
-    def come(self, sender: str, result: Result) -> list[c.Command]:
+    def come(self, sender: str, result: Result) -> list[c.FragmentCommand]:
         parts = {chunk: memoryview(bytes(CODE_BYTES)) for chunk in result.carried}
         return self(e.Received(sender, result, parts))
 

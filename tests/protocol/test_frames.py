@@ -20,10 +20,10 @@ from protocol.wire.frames import (
     FrameEnd,
     FrameReader,
     FrameStart,
+    FrameState,
     InputEnded,
     NeedData,
     PayloadChunk,
-    State,
     encode_frame,
 )
 
@@ -144,7 +144,7 @@ def test_an_end_in_mid_frame_is_found(kept_bytes: int) -> None:
         tell(reader, Story([]))
     with pytest.raises(StreamLost, match="middle of a frame"):
         reader.next_event()
-    assert reader.state is State.ERROR
+    assert reader.state is FrameState.ERROR
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_bad_prefix_is_refused_before_anything_is_waited_for(bad: bytes, sente
         with pytest.raises(RemoteProtocolError, match=sentence):
             reader.next_event()
     assert reader.buffered_bytes == 0
-    assert reader.state is State.ERROR
+    assert reader.state is FrameState.ERROR
 
 
 def test_the_payload_bound_is_the_callers() -> None:
@@ -191,7 +191,7 @@ def test_garbage_raises_nothing_but_blame(pieces: list[bytes], framed: bool, end
             reader.feed(piece)
             tell(reader, story)
             assert reader.buffered_bytes <= PREFIX_BYTES + MAX_HEADER_BYTES
-    assert reader.state is not State.ERROR or reader.buffered_bytes == 0
+    assert reader.state is not FrameState.ERROR or reader.buffered_bytes == 0
 
 
 def test_what_we_may_not_send() -> None:
@@ -212,7 +212,7 @@ def test_nothing_is_fed_after_the_end() -> None:
 
 
 def test_every_state_has_its_transitions_and_a_readable_reader() -> None:
-    assert set(TRANSITIONS) == set(State)
+    assert set(TRANSITIONS) == set(FrameState)
     reader = FrameReader()
     reader.feed(encode_frame(b"abc", 5) + b"12")
     reader.next_event()

@@ -5,7 +5,7 @@ import pytest
 from protocol.gossip import matchmaking_events as m
 from protocol.gossip.matchmaking import ANSWER_S, MAX_APART_ROUNDS, Matchmaker, pair_rank
 from protocol.gossip.resting import REST_FIRST_S, REST_MAX_S, Resting
-from protocol.gossip.search import Phase
+from protocol.gossip.search import SearchPhase
 from protocol.limits import MAX_HELD_PROPOSALS, MAX_PROPOSAL_TRIES
 from protocol.outcomes import RefusalReason, SkipReason
 
@@ -24,19 +24,21 @@ class Alone:
         self.maker = Matchmaker(GROUP, own_id, H)
         self.now_s = 0.0
 
-    def __call__(self, event: m.Event, at_s: float | None = None) -> tuple[m.Command, ...]:
+    def __call__(
+        self, event: m.MatchEvent, at_s: float | None = None
+    ) -> tuple[m.MatchCommand, ...]:
         self.now_s = self.now_s if at_s is None else at_s
         return self.maker.step(self.now_s, event)
 
-    def see(self, *free: str, present: int | None = None) -> tuple[m.Command, ...]:
+    def see(self, *free: str, present: int | None = None) -> tuple[m.MatchCommand, ...]:
         """These are free, each with its round 7; so many are there."""
         told = tuple((peer, snapshot(7)) for peer in free)
         return self(m.PeersSeen(told, len(free) if present is None else present))
 
-    def become_free(self, round_: int = 0, fresh_s: float = 0.0) -> tuple[m.Command, ...]:
+    def become_free(self, round_: int = 0, fresh_s: float = 0.0) -> tuple[m.MatchCommand, ...]:
         return self(m.BecameFree(snapshot(round_), self.now_s + fresh_s, self.now_s + 60.0))
 
-    def asked_by(self, peer: str, round_: int = 7) -> tuple[m.Command, ...]:
+    def asked_by(self, peer: str, round_: int = 7) -> tuple[m.MatchCommand, ...]:
         return self(m.ProposalReceived(peer, snapshot(round_)))
 
 
@@ -66,7 +68,7 @@ def test_the_best_ranked_free_peer_is_asked_and_each_of_them_once() -> None:
     assert me(m.ProposalRefused(first, 0, RefusalReason.BUSY)) == (m.Propose(second, 0),)
     assert me(m.ProposalRefused(second, 0, RefusalReason.BUSY)) == (m.Propose(third, 0),)
     assert me(m.ProposalRefused(third, 0, RefusalReason.BUSY)) == ()
-    assert me.maker.phase is Phase.OPEN
+    assert me.maker.phase is SearchPhase.OPEN
     assert me.see("a", "b", "c") == ()
 
 
@@ -250,7 +252,7 @@ def test_a_peer_that_said_yes_too_late_looks_on() -> None:
     me.asked_by("a")
     assert me(m.ProposalWithdrawn("a stranger", 7)) == ()
     assert me(m.ProposalWithdrawn("a", 7)) == ()
-    assert me.maker.phase is Phase.OPEN
+    assert me.maker.phase is SearchPhase.OPEN
     assert me.asked_by("b")[-1] == m.Paired("b", 0, leading=False)
     assert me.maker.statistics().paired == 1
 
@@ -288,7 +290,7 @@ def met(fresh_s: float, *free: str, present: int) -> Alone:
 
 def test_the_peer_met_last_is_put_off_until_the_patience_for_others_ends() -> None:
     me = met(5.0, "a", present=3)
-    assert me.maker.phase is Phase.OPEN
+    assert me.maker.phase is SearchPhase.OPEN
     assert me.maker.next_deadline_s == 5.0
     assert me.asked_by("a") == (m.RefuseProposal("a", 7, RefusalReason.MET),)
     assert me(m.Tick(), at_s=4.9) == ()
@@ -298,13 +300,13 @@ def test_the_peer_met_last_is_put_off_until_the_patience_for_others_ends() -> No
 def test_another_peer_goes_before_the_one_met_last() -> None:
     for other in "bcdefgh":  # whatever the rank
         me = met(0.0, "a", other, present=3)
-        assert me.maker.phase is Phase.ASKING
+        assert me.maker.phase is SearchPhase.ASKING
         commands = me(m.SearchStopped(1, SkipReason.LEAVING))
         assert commands[0] == m.Withdraw(other, 1)
 
 
 def test_of_two_peers_nobody_is_put_off() -> None:
-    assert met(5.0, "a", present=1).maker.phase is Phase.ASKING
+    assert met(5.0, "a", present=1).maker.phase is SearchPhase.ASKING
 
 
 # --- peers that rest ------------------------------------------------------------------------------

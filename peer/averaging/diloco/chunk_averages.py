@@ -65,7 +65,7 @@ class ChunkAverages:
             self._scratch = torch.empty(num_values)
         nesterov.average_codes(
             [
-                nesterov.Contribution(codes_as_tensor(codes[peer_id]), weight)
+                nesterov.WeightedCodes(codes_as_tensor(codes[peer_id]), weight)
                 for peer_id, weight in admitted.weights.items()
             ],
             self._outer.codec,

@@ -20,8 +20,8 @@ from protocol.diloco.digests import short_digest
 from protocol.diloco.fragment_core import FragmentCore, FragmentCoreStatistics
 from protocol.diloco.fragment_events import (
     Began,
-    Event,
     FetchFailed,
+    FragmentEvent,
     PeersSeen,
     QuestionsEnded,
     Received,
@@ -72,7 +72,7 @@ class FragmentExchange:
         self._questions = FragmentQuestions(group, network, outer, work)
         self._answers = FragmentAnswers(outer, self._core, work, around.lock)
         self._seen: PeersSeen | None = None
-        self._told: deque[Event] = deque()
+        self._told: deque[FragmentEvent] = deque()
         self._changed = trio.Event()
         self._further: dict[tuple[int, PeerId], deque[commands.AskResult]] = {}
         self._ask, self._to_ask = trio.open_memory_channel[Question](MAX_QUESTIONS)
@@ -115,7 +115,7 @@ class FragmentExchange:
         return self._core.statistics()
 
     # --- the core's side --------------------------------------------------------------------------
-    def _feed(self, event: Event) -> None:
+    def _feed(self, event: FragmentEvent) -> None:
         """Tell the core, and do what it says; what that leads to at once is told behind it."""
         self._told.append(event)
         if len(self._told) > 1:
@@ -134,7 +134,7 @@ class FragmentExchange:
             for command in self._core.step(trio.current_time(), seen):
                 self._carry_out(command)
 
-    def _carry_out(self, command: commands.Command) -> None:
+    def _carry_out(self, command: commands.FragmentCommand) -> None:
         match command:
             case commands.Send(peer_id, message, codes):
                 self._posts.post(peer_id, message, codes)
@@ -283,7 +283,7 @@ class FragmentExchange:
                 await talk.refuse(RefusalReason.OTHER_GROUP, str(stray))
 
 
-def _unanswered(question: Question) -> Event:
+def _unanswered(question: Question) -> FragmentEvent:
     """The end of a question, as the core is told of it."""
     if isinstance(question, commands.FetchChunk):
         return FetchFailed(question.fragment, question.chunk)

@@ -19,7 +19,7 @@ from peer.averaging.diloco.current_trainer import CurrentTrainer
 from peer.averaging.diloco.fragment_company import FragmentCompany
 from peer.averaging.diloco.fragment_exchange import FragmentExchange
 from peer.averaging.diloco.fragment_record import FragmentRecord
-from peer.averaging.diloco.nesterov import Factors
+from peer.averaging.diloco.nesterov import NesterovFactors
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.averaging.diloco.surroundings import FragmentSurroundings
 from peer.codec import get_codec
@@ -181,7 +181,7 @@ class FragmentRounds:
             self._slow_P,
             self._momentum_P,
             get_codec(held.codec, part_of=layout.padded_parameters),
-            Factors(sync.diloco.learning_rate, sync.diloco.momentum),
+            NesterovFactors(sync.diloco.learning_rate, sync.diloco.momentum),
             last_cycle=self._spec.total_rounds,
         )
         around = FragmentSurroundings(

@@ -55,14 +55,14 @@ from . import fused_nesterov
 
 
 @dataclass(frozen=True, slots=True)
-class Factors:
+class NesterovFactors:
     """Those of the outer optimizer: its learning rate (lr) and momentum (mu)."""
 
     learning_rate: float
     momentum: float
 
 
-PLAIN_AVERAGE: Final = Factors(learning_rate=1.0, momentum=0.0)
+PLAIN_AVERAGE: Final = NesterovFactors(learning_rate=1.0, momentum=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class ChunkState:
 
 
 @dataclass(frozen=True, slots=True)
-class Contribution:
+class WeightedCodes:
     """What one peer sent: codes of D_i, valid ones (`codec.validate`), and w_i >= 0."""
 
     codes: torch.Tensor
@@ -87,7 +87,7 @@ class Contribution:
 
 
 def average_codes(
-    contributions: Sequence[Contribution],
+    contributions: Sequence[WeightedCodes],
     codec: Codec,
     num_values: int,
     out_codes: torch.Tensor,
@@ -130,7 +130,7 @@ def average_codes(
 
 
 def _average_tile(
-    admitted: Sequence[Contribution],
+    admitted: Sequence[WeightedCodes],
     total: int,
     codec: Codec,
     start: int,
@@ -151,7 +151,7 @@ def outer_step(
     before: ChunkState,
     result_codes: torch.Tensor,
     codec: Codec,
-    factors: Factors,
+    factors: NesterovFactors,
     after: ChunkState,
 ) -> None:
     """Take the outer step of a chunk whose values lie one after another.
@@ -173,7 +173,7 @@ def step_pieces(
     pieces: Sequence[tuple[ChunkState, ChunkState]],
     result_codes: torch.Tensor,
     codec: Codec,
-    factors: Factors,
+    factors: NesterovFactors,
     *,
     keep: bool = False,
 ) -> None:
@@ -205,7 +205,7 @@ def _step_plainly(
     result_codes: torch.Tensor,
     start: int,
     codec: Codec,
-    factors: Factors,
+    factors: NesterovFactors,
     after: ChunkState,
 ) -> None:
     """Step the piece that begins with the chunk's value `start`."""
@@ -236,7 +236,7 @@ def load_loops(codec: Codec) -> None:
     state = ChunkState(torch.zeros(BLOCK), torch.zeros(BLOCK))
     codes = torch.zeros(2, codec.code_bytes(BLOCK), dtype=torch.uint8)
     codec.validate(codes[0])
-    average_codes([Contribution(codes[0], 1)] * 2, codec, BLOCK, codes[1])
+    average_codes([WeightedCodes(codes[0], 1)] * 2, codec, BLOCK, codes[1])
     outer_step(state, codes[1], codec, PLAIN_AVERAGE, state)
 
 

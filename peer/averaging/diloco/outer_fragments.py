@@ -27,7 +27,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.fragment.chunk_ledger import NEVER, Stamp
 from protocol.fragment.fragments import Fragment, Span
 
-from .nesterov import PLAIN_AVERAGE, ChunkState, Factors, digest_of_pieces, step_pieces
+from .nesterov import PLAIN_AVERAGE, ChunkState, NesterovFactors, digest_of_pieces, step_pieces
 
 Float32Vector = npt.NDArray[np.float32]
 
@@ -61,7 +61,7 @@ class OuterFragments:
         phi_P: Float32Vector,
         v_P: Float32Vector,
         codec: Codec,
-        factors: Factors,
+        factors: NesterovFactors,
         last_cycle: int | None = None,
     ) -> None:
         self.fragments = tuple(fragments)

@@ -35,7 +35,7 @@ class TrainerSide(Protocol):
         """This has changed; go on."""
 
 
-class Company(Protocol):
+class CycleCompany(Protocol):
     """The other peers of the group, as the exchange of fragments sees them."""
 
     def seen(self) -> PeersSeen:
@@ -66,7 +66,7 @@ class FragmentSurroundings:
     network: Network
     work: Work
     sign: Sign
-    company: Company
+    company: CycleCompany
     trainer: TrainerSide
     record: SendRecord
     lock: trio.Lock

@@ -19,7 +19,7 @@ import trio
 
 from peer.network.conversation import Conversation, StreamStalled
 from protocol.errors import LocoError, RemoteProtocolError, StreamLost
-from protocol.gossip.exchange import FINAL, Action, Event, Exchange, State
+from protocol.gossip.exchange import FINAL, Action, Exchange, ExchangeEvent, ExchangeState
 from protocol.gossip.matchmaking_events import Snapshot
 from protocol.wire.messages import Received, Vector
 
@@ -35,7 +35,7 @@ CheckVector = Callable[[memoryview, str], Awaitable[bool]]
 
 
 @dataclass(frozen=True, slots=True)
-class Contribution:
+class Offer:
     """What one peer brings to an exchange.
 
     Attributes:
@@ -84,7 +84,7 @@ class VectorExchange:
         name: str,
         machine: Exchange,
         talk: Conversation,
-        own: Contribution,
+        own: Offer,
         into: memoryview,
         check: CheckVector,
         *,
@@ -131,21 +131,21 @@ class VectorExchange:
                 with self._scope:
                     await self._run_all()
             except* StreamStalled:
-                self._step(Event.STALLED)
+                self._step(ExchangeEvent.STALLED)
             except* StreamLost:
-                self._step(Event.STREAM_LOST)
+                self._step(ExchangeEvent.STREAM_LOST)
             except* LocoError:
                 self._step(self._fault())
             finally:
                 await self._close_stripes()
                 self.end()
         if timer.cancelled_caught:
-            self._step(Event.DEADLINE_PASSED)
+            self._step(ExchangeEvent.DEADLINE_PASSED)
 
     def asked(self) -> None:
         """The partner asks how it ended: the stream is dead for it, so it is for us."""
         if not self.machine.is_final:
-            self.machine.step(Event.ASKED)
+            self.machine.step(ExchangeEvent.ASKED)
             self._scope.cancel()
 
     def end(self) -> None:
@@ -189,12 +189,16 @@ class VectorExchange:
                         nursery.start_soon(self._carry, stripes, self._open_stripe)
             await self._receive()
 
-    def _fault(self) -> Event:
+    def _fault(self) -> ExchangeEvent:
         """What they sent was wrong: no vector, or, for a receipt, the end of the stream."""
-        return Event.STREAM_LOST if self.machine.state is State.HOLDING else Event.VECTOR_BAD
+        return (
+            ExchangeEvent.STREAM_LOST
+            if self.machine.state is ExchangeState.HOLDING
+            else ExchangeEvent.VECTOR_BAD
+        )
 
-    def _step(self, event: Event) -> None:
-        if self.machine.is_final or self.machine.state is State.SETTLING:
+    def _step(self, event: ExchangeEvent) -> None:
+        if self.machine.is_final or self.machine.state is ExchangeState.SETTLING:
             return
         action = self.machine.step(event)
         if action is Action.SEND_RECEIPT:
@@ -218,7 +222,7 @@ class VectorExchange:
         with self._listening:
             while not self.machine.is_final:
                 await self._receive_message()
-        if self.machine.state is State.AVERAGED:
+        if self.machine.state is ExchangeState.AVERAGED:
             await self._receipt_sent.wait()
         self._scope.cancel()
 
@@ -253,13 +257,13 @@ class VectorExchange:
 
     async def _vector_arrived(self, vector: Vector) -> None:
         good = await self._check(self._into, vector.digest)
-        self._step(Event.VECTOR_ARRIVED if good else Event.VECTOR_BAD)
+        self._step(ExchangeEvent.VECTOR_ARRIVED if good else ExchangeEvent.VECTOR_BAD)
 
     def _receipt_arrived(self, receipt: Received) -> None:
         if (receipt.exchange, receipt.digest) != (self.name, self._own.digest):
             raise RemoteProtocolError("a receipt for another vector than ours")
-        if self.machine.state in (State.EXCHANGING, State.HOLDING):
-            self._step(Event.RECEIPT_ARRIVED)
+        if self.machine.state in (ExchangeState.EXCHANGING, ExchangeState.HOLDING):
+            self._step(ExchangeEvent.RECEIPT_ARRIVED)
 
     # --- stripes ----------------------------------------------------------------------------------
     async def _take_pieces(self, stripes: Stripes) -> None:

@@ -18,13 +18,13 @@ from peer.codec import codes_as_tensor, get_codec
 from peer.network.conversation import Conversation
 from peer.ports import Network, PeerId, Work
 from protocol.errors import LocoError, RemoteProtocolError, StreamLost
-from protocol.gossip.exchange import Event, Exchange, State, exchange_id
+from protocol.gossip.exchange import Exchange, ExchangeEvent, ExchangeState, exchange_id
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import Accept, Join, Propose, Settle, Settled, SettledOutcome
 from protocol.wire.versions import GOSSIP
 
-from .exchange_io import STALL_S, Contribution, VectorExchange
-from .outcome import Agreement, Averaged, Outcome, Skipped
+from .exchange_io import STALL_S, Offer, VectorExchange
+from .outcome import Agreement, Averaged, RoundOutcome, Skipped
 
 SETTLE_S: Final = 5.0
 """How long we try to learn how a broken exchange ended for the partner."""
@@ -33,9 +33,9 @@ MAX_REMEMBERED_EXCHANGES: Final = 16
 """Exchanges about which a partner may still ask."""
 
 _TOLD: Final = {
-    SettledOutcome.AVERAGED: Event.TOLD_AVERAGED,
-    SettledOutcome.SKIPPED: Event.TOLD_SKIPPED,
-    SettledOutcome.UNKNOWN: Event.NOT_TOLD,
+    SettledOutcome.AVERAGED: ExchangeEvent.TOLD_AVERAGED,
+    SettledOutcome.SKIPPED: ExchangeEvent.TOLD_SKIPPED,
+    SettledOutcome.UNKNOWN: ExchangeEvent.NOT_TOLD,
 }
 
 
@@ -74,15 +74,15 @@ class Exchanges:
         return answer
 
     async def lead(
-        self, talk: Conversation, own: Contribution, answer: Accept, exchange_s: float
-    ) -> Outcome:
+        self, talk: Conversation, own: Offer, answer: Accept, exchange_s: float
+    ) -> RoundOutcome:
         """Exchange vectors with a peer that has said yes, until a defined end."""
         exchange = self._prepare(talk, own, answer.round, num_stripes=answer.stripes)
         return await self._run(exchange, trio.current_time() + exchange_s)
 
     async def accept(
-        self, talk: Conversation, own: Contribution, proposal: Propose, exchange_s: float
-    ) -> Outcome | None:
+        self, talk: Conversation, own: Offer, proposal: Propose, exchange_s: float
+    ) -> RoundOutcome | None:
         """Say yes to a proposal, and exchange vectors until a defined end.
 
         Returns:
@@ -106,7 +106,7 @@ class Exchanges:
     def _prepare(
         self,
         talk: Conversation,
-        own: Contribution,
+        own: Offer,
         their_round: int,
         *,
         num_stripes: int,
@@ -136,12 +136,12 @@ class Exchanges:
         self._remember(peer_id, exchange)
         return exchange
 
-    async def _run(self, exchange: VectorExchange, deadline_s: float) -> Outcome:
+    async def _run(self, exchange: VectorExchange, deadline_s: float) -> RoundOutcome:
         peer_id, machine = exchange.talk.remote_peer_id, exchange.machine
         await exchange.run(deadline_s)
         if exchange.must_ask:
             await self._settle(machine, peer_id, exchange.name)
-        if machine.state is State.AVERAGED and exchange.theirs is not None:
+        if machine.state is ExchangeState.AVERAGED and exchange.theirs is not None:
             theirs = exchange.theirs
             return Averaged(peer_id, theirs.steps, theirs.tokens, memoryview(self._buffer))
         return Skipped(machine.reason or SkipReason.LEAVING, peer_id)
@@ -170,7 +170,7 @@ class Exchanges:
         if exchange is None:
             return Settled(question.exchange, SettledOutcome.UNKNOWN)
         exchange.asked()
-        averaged = exchange.machine.state is State.AVERAGED
+        averaged = exchange.machine.state is ExchangeState.AVERAGED
         outcome = SettledOutcome.AVERAGED if averaged else SettledOutcome.SKIPPED
         return Settled(question.exchange, outcome)
 
@@ -201,14 +201,14 @@ class Exchanges:
         return all(self._codec.validate(codes_as_tensor(part)) for part in parts)
 
     async def _settle(self, machine: Exchange, peer_id: PeerId, name: str) -> None:
-        told: Event | None = None
+        told: ExchangeEvent | None = None
         with trio.move_on_after(SETTLE_S):
             while told is None and not machine.is_final:
                 told = await self._settle_once(peer_id, name)
         if not machine.is_final:
-            machine.step(told or Event.NOT_TOLD)
+            machine.step(told or ExchangeEvent.NOT_TOLD)
 
-    async def _settle_once(self, peer_id: PeerId, name: str) -> Event | None:
+    async def _settle_once(self, peer_id: PeerId, name: str) -> ExchangeEvent | None:
         try:
             async with self.open(peer_id) as talk:
                 await talk.send(Settle(name), stall_s=STALL_S)

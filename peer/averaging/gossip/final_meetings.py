@@ -24,9 +24,9 @@ from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import Propose
 
 from .company import Company
-from .exchange_io import Contribution
+from .exchange_io import Offer
 from .exchanges import Exchanges
-from .outcome import Agreement, Averaged, Outcome, Skipped, Timing
+from .outcome import Agreement, Averaged, RoundOutcome, Skipped, Timing
 
 RETRY_S: Final = 1.0
 """Between two tries to reach a partner."""
@@ -47,11 +47,11 @@ class _Call:
     decided: trio.Event = field(default_factory=trio.Event)
     over: trio.Event = field(default_factory=trio.Event)
     refusal: RefusalReason | None = None
-    own: Contribution | None = None
+    own: Offer | None = None
     exchange_s: float = 0.0
-    outcome: Outcome | None = None
+    outcome: RoundOutcome | None = None
 
-    async def hold(self, own: Contribution, exchange_s: float) -> Outcome | None:
+    async def hold(self, own: Offer, exchange_s: float) -> RoundOutcome | None:
         """Its turn has come: wait until its exchange is over."""
         self.own, self.exchange_s = own, exchange_s
         self.decided.set()
@@ -106,8 +106,8 @@ class FinalMeetings:
                 call.refuse(RefusalReason.OTHER_ROSTER)
 
     async def meet(
-        self, own: Contribution, meeting: Meeting, wait_s: float
-    ) -> tuple[Outcome, Timing]:
+        self, own: Offer, meeting: Meeting, wait_s: float
+    ) -> tuple[RoundOutcome, Timing]:
         """Hold a meeting: exchange vectors with its partner.
 
         Args:
@@ -116,7 +116,7 @@ class FinalMeetings:
         """
         began_s = trio.current_time()
         self._number = meeting.number
-        outcome: Outcome = Skipped(SkipReason.DEADLINE, meeting.partner)
+        outcome: RoundOutcome = Skipped(SkipReason.DEADLINE, meeting.partner)
         with trio.move_on_after(wait_s) as patience:
             hold = self._ask if meeting.asks else self._wait
             outcome = await hold(own, meeting, wait_s, patience)
@@ -127,8 +127,8 @@ class FinalMeetings:
 
     # --- the side that asks -----------------------------------------------------------------------
     async def _ask(
-        self, own: Contribution, meeting: Meeting, wait_s: float, patience: trio.CancelScope
-    ) -> Outcome:
+        self, own: Offer, meeting: Meeting, wait_s: float, patience: trio.CancelScope
+    ) -> RoundOutcome:
         assert self._roster is not None
         partner = meeting.partner
         proposal = self._agreement.proposal(own, roster=self._roster, meeting=meeting.number)
@@ -151,7 +151,7 @@ class FinalMeetings:
     def _is_present(self, peer_id: PeerId) -> bool:
         return peer_id in self._company.present(ended=True)
 
-    def _note_refused(self, own: Contribution, partner: PeerId, reason: str, sentence: str) -> None:
+    def _note_refused(self, own: Offer, partner: PeerId, reason: str, sentence: str) -> None:
         self._events.emit(
             EventName.PROPOSAL_REFUSED,
             round=own.round,
@@ -162,8 +162,8 @@ class FinalMeetings:
 
     # --- the side that is asked -------------------------------------------------------------------
     async def _wait(
-        self, own: Contribution, meeting: Meeting, wait_s: float, patience: trio.CancelScope
-    ) -> Outcome:
+        self, own: Offer, meeting: Meeting, wait_s: float, patience: trio.CancelScope
+    ) -> RoundOutcome:
         partner, until_s = meeting.partner, patience.deadline
         while self._is_present(partner):
             call = self._calls.get(partner)
@@ -186,7 +186,7 @@ class FinalMeetings:
             return True
         return False
 
-    async def _sees_another_roster(self, own: Contribution, meeting: Meeting) -> bool:
+    async def _sees_another_roster(self, own: Offer, meeting: Meeting) -> bool:
         """Ask a partner that should ask us: it refuses, and says why."""
         assert self._roster is not None
         proposal = self._agreement.proposal(own, roster=self._roster, meeting=meeting.number)
@@ -220,7 +220,7 @@ class FinalMeetings:
             sentence = f"meeting {proposal.meeting} is not possible with me: {refusal}"
             await talk.refuse(refusal, sentence)
 
-    async def _accept(self, talk: Conversation, call: _Call, own: Contribution) -> None:
+    async def _accept(self, talk: Conversation, call: _Call, own: Offer) -> None:
         try:
             call.outcome = await self._exchanges.accept(talk, own, call.proposal, call.exchange_s)
         finally:

@@ -25,10 +25,10 @@ from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import Propose
 
 from .company import Company
-from .exchange_io import STALL_S, Contribution
+from .exchange_io import STALL_S, Offer
 from .exchanges import Exchanges
 from .final_meetings import FinalMeetings
-from .outcome import Agreement, Outcome, Skipped, Timing
+from .outcome import Agreement, RoundOutcome, Skipped, Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,10 @@ class Bounds:
 class _Attempt:
     """Our own closed round, until it is settled."""
 
-    own: Contribution
+    own: Offer
     exchange_s: float
     done: trio.Event = field(default_factory=trio.Event)
-    outcome: Outcome | None = None
+    outcome: RoundOutcome | None = None
     paired_s: float | None = None
 
 
@@ -113,7 +113,7 @@ class Gossip:
             nursery.start_soon(self._watch)
             await self._tick()
 
-    async def average(self, own: Contribution, bounds: Bounds) -> tuple[Outcome, Timing]:
+    async def average(self, own: Offer, bounds: Bounds) -> tuple[RoundOutcome, Timing]:
         """Find a partner for a closed round, and exchange vectors.
 
         Args:
@@ -160,12 +160,12 @@ class Gossip:
         present = self._company.present(ended=own.final)
         return mm.PeersSeen(tuple(self._company.free()), len(present))
 
-    def _feed(self, event: mm.Event) -> None:
+    def _feed(self, event: mm.MatchEvent) -> None:
         for command in self._matchmaker.step(trio.current_time(), event):
             self._carry_out(command)
         self._changed.set()
 
-    def _carry_out(self, command: mm.Command) -> None:
+    def _carry_out(self, command: mm.MatchCommand) -> None:
         match command:
             case mm.Propose(peer_id, round_):
                 assert self._nursery is not None
@@ -196,7 +196,7 @@ class Gossip:
         self._company.announce(None)
         self._events.emit(EventName.PROPOSAL_ACCEPTED, round=round_, remote=peer_id)
 
-    def _finish(self, round_: int, outcome: Outcome) -> None:
+    def _finish(self, round_: int, outcome: RoundOutcome) -> None:
         attempt = self._attempt
         if attempt is not None and attempt.own.round == round_ and not attempt.done.is_set():
             attempt.outcome = outcome
@@ -223,10 +223,10 @@ class Gossip:
                 self._asking.pop((peer_id, round_), None)
 
     async def _finish_with(
-        self, attempt: _Attempt, peer_id: PeerId, exchange: Awaitable[Outcome | None]
+        self, attempt: _Attempt, peer_id: PeerId, exchange: Awaitable[RoundOutcome | None]
     ) -> bool:
         """Run an exchange: it ends the attempt, unless they had gone before. Whether it did."""
-        outcome: Outcome | None = Skipped(SkipReason.LEAVING, peer_id)
+        outcome: RoundOutcome | None = Skipped(SkipReason.LEAVING, peer_id)
         try:
             outcome = await exchange
         finally:

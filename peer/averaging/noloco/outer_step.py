@@ -44,7 +44,7 @@ from .fused_step import fused_step
 
 
 @dataclass(frozen=True, slots=True)
-class Factors:
+class NolocoFactors:
     """alpha: outer momentum; beta: outer learning rate; gamma: pull to the group's mean."""
 
     alpha: float
@@ -66,7 +66,7 @@ class Factors:
         )
 
 
-PLAIN_AVERAGE: Final = Factors(alpha=0.0, beta=1.0, gamma=1.0)
+PLAIN_AVERAGE: Final = NolocoFactors(alpha=0.0, beta=1.0, gamma=1.0)
 """In the final averaging: nothing is trained any more, so momentum leads nowhere."""
 
 
@@ -75,7 +75,7 @@ def outer_step(
     delta_P: torch.Tensor,
     theta_codes: Sequence[torch.Tensor],
     codec: Codec,
-    factors: Factors,
+    factors: NolocoFactors,
     phi_codes: Sequence[torch.Tensor] = (),
     shares: Sequence[float] | None = None,
 ) -> OuterStepMeasures:
@@ -120,7 +120,7 @@ class _GroupStep:
         theta_codes: Sequence[torch.Tensor],
         phi_codes: Sequence[torch.Tensor],
         codec: Codec,
-        factors: Factors,
+        factors: NolocoFactors,
         shares: Sequence[float] | None,
     ) -> None:
         self._shares = shares

@@ -7,13 +7,13 @@ from peer.averaging.gossip.pair_averaging import PairAveraging
 from peer.averaging.parts import AveragingParts
 from peer.codec import get_codec
 
-from .outer_step import Factors
+from .outer_step import NolocoFactors
 
 
 def averaging(parts: AveragingParts) -> PairAveraging:
     """NoLoCo with the factors of the run spec."""
     sync = parts.spec.sync
     momentum_P = np.zeros_like(parts.slow_P)
-    factors = Factors(sync.alpha, sync.beta, sync.effective_gamma)
+    factors = NolocoFactors(sync.alpha, sync.beta, sync.effective_gamma)
     outer = OuterState(parts.slow_P, momentum_P, get_codec(parts.held.codec), factors)
     return PairAveraging(parts, outer)

@@ -22,7 +22,7 @@ import trio
 
 from peer.averaging.gossip.door import GossipDoor
 from peer.averaging.gossip.final_rounds import FinalRounds, Meetings
-from peer.averaging.noloco.outer_step import Factors
+from peer.averaging.noloco.outer_step import NolocoFactors
 from peer.averaging.parts import AveragingParts
 from peer.observe.status import PeerState
 from peer.rounds.loop import RoundLoop
@@ -95,7 +95,7 @@ class StreamingAveraging:
         sync = self._parts.spec.sync
         assert sync.streaming is not None
         fragments = fragments_of_run(sync.streaming, layout)
-        factors = Factors(sync.alpha, sync.beta, gamma=sync.beta)
+        factors = NolocoFactors(sync.alpha, sync.beta, gamma=sync.beta)
         self._lanes = FragmentLanes(self._parts, fragments, self.momentum_P, factors, self.lock)
         for lane in self._lanes.lanes:
             lane.outer.stands_after(self._stands_after)

@@ -115,7 +115,7 @@ def result(
     cycle: int = CYCLE,
     base: Stamp | None = None,
     contributors: tuple[str, ...] = (IDS[1],),
-) -> e.Arrived:
+) -> e.ResultArrived:
     """One for a chunk as `outer_copy` makes it, or on another state; without us, or with."""
     outer = outer_copy()
     base = base or outer.first_stamps()[FRAGMENT][chunk]
@@ -132,7 +132,7 @@ def result(
         (chunk,),
         signature=bytes(64),
     )
-    return e.Arrived(made, of_chunk, memoryview(codes), IDS[1])
+    return e.ResultArrived(made, of_chunk, memoryview(codes), IDS[1])
 
 
 def fetched(seed: int) -> e.Fetched:

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from peer.averaging.diloco.nesterov import Factors
+from peer.averaging.diloco.nesterov import NesterovFactors
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import codes_as_tensor, get_codec
 from peer.network.identity import Identity
@@ -24,7 +24,9 @@ def outer_copy(codec: str = "fp32", seed: int = 1) -> OuterFragments:
     layout = Layout.from_shapes({"weight": (2 * 8192,)})
     phi = np.random.default_rng(seed).standard_normal(layout.padded_parameters, np.float32)
     fragments = cut_fragments(layout, "whole", 1)
-    return OuterFragments(fragments, phi, np.zeros_like(phi), get_codec(codec), Factors(1.0, 0.0))
+    return OuterFragments(
+        fragments, phi, np.zeros_like(phi), get_codec(codec), NesterovFactors(1.0, 0.0)
+    )
 
 
 def codes_of(outer: OuterFragments, chunk: int, value: float) -> bytes:

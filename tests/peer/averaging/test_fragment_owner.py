@@ -14,7 +14,7 @@ from peer.network.conversation import Conversation
 from peer.ports.simulated import SimulatedWork
 from protocol.diloco.fragment_commands import Average, ContributionRefused, PartOver
 from protocol.diloco.fragment_events import Averages, PeersSeen
-from protocol.diloco.owner import MAX_COLLECT_S, MAX_COLLECTIONS, Outcome, Owner
+from protocol.diloco.owner import MAX_COLLECT_S, MAX_COLLECTIONS, Owner, OwnerOutput
 from protocol.diloco.peers import Peers
 from protocol.diloco.send_plan import SendPlan
 from protocol.outcomes import RefusalReason
@@ -51,7 +51,7 @@ class World:
         self.now_s += seconds
         self._done(self.owner.look(self.now_s))
 
-    def _done(self, outcomes: Iterable[Outcome]) -> RefusalReason | None:
+    def _done(self, outcomes: Iterable[OwnerOutput]) -> RefusalReason | None:
         refused: RefusalReason | None = None
         for outcome in tuple(outcomes):
             match outcome:

@@ -4,7 +4,7 @@ import pytest
 from keeper_worlds import NUM_CHUNKS, World, result, send
 from owner_worlds import IDS
 
-from protocol.diloco.fragment_events import Arrived, Passed
+from protocol.diloco.fragment_events import Passed, ResultArrived
 
 WITH_US = tuple(sorted(IDS[:2]))
 
@@ -17,7 +17,7 @@ def world(monkeypatch):
     return world
 
 
-def both(world: World, cycle: int, *chunks: int) -> list[Arrived]:
+def both(world: World, cycle: int, *chunks: int) -> list[ResultArrived]:
     """Results that the owner made of its own values and ours, on the states that are here."""
     ledger = world.keeper.ledger
     return [result(chunk, cycle, ledger.stamp(chunk), WITH_US) for chunk in chunks]

@@ -7,12 +7,12 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from peer.averaging.diloco.nesterov import Factors
+from peer.averaging.diloco.nesterov import NesterovFactors
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import codes_as_tensor, get_codec
 from protocol.diloco.fragment_commands import ResultToWrite
 from protocol.errors import RemoteProtocolError
-from protocol.fragment.chunk_ledger import NEVER, ChunkLedger, Outcome
+from protocol.fragment.chunk_ledger import NEVER, ChunkLedger, ResultRank
 from protocol.fragment.fragments import Fragment, cut_chunks, cut_fragments
 from protocol.run.layout import Layout
 
@@ -22,7 +22,7 @@ LAYOUT = Layout.from_shapes(
     | {f"layers.{layer}.norm": (128,) for layer in range(4)}
 )
 CODEC = get_codec("fp32")
-FACTORS = Factors(learning_rate=0.5, momentum=0.5)
+FACTORS = NesterovFactors(learning_rate=0.5, momentum=0.5)
 FRAGMENT = 1
 """Strided: its values lie in several places of the flat vector."""
 
@@ -95,7 +95,7 @@ def test_a_chunk_may_lie_in_several_places():
 def test_a_step_moves_its_chunk_alone_by_nesterovs_rule():
     outer = outer_copy()
     before, phi = flat(outer), of_chunk(outer, 0)
-    outer.step(FRAGMENT, 0, 3, codes(outer, 0, 2.0), Outcome(4, b"a"))
+    outer.step(FRAGMENT, 0, 3, codes(outer, 0, 2.0), ResultRank(4, b"a"))
     after, size = of_chunk(outer, 0), outer.chunk_values(FRAGMENT, 0)
     np.testing.assert_allclose(after[:size], phi[:size] - 0.5 * (2.0 + 0.5 * 2.0), rtol=1e-6)
     np.testing.assert_array_equal(after[size:], 2.0)
@@ -113,33 +113,33 @@ def test_the_last_cycle_takes_the_plain_mean_and_none_before_it_does(redone):
     ):
         phi, v = np.split(of_chunk(outer, 0), [size])
         first = codes(outer, 0, 3.0 if redone else 2.0)
-        outer.step(FRAGMENT, 0, cycle, first, Outcome(3, b"a"))
+        outer.step(FRAGMENT, 0, cycle, first, ResultRank(3, b"a"))
         if redone:
-            outer.redo(FRAGMENT, 0, codes(outer, 0, 2.0), Outcome(4, b"b"))
+            outer.redo(FRAGMENT, 0, codes(outer, 0, 2.0), ResultRank(4, b"b"))
         np.testing.assert_allclose(of_chunk(outer, 0)[:size], expected(phi, v), rtol=1e-6)
 
 
 def test_redoing_gives_what_the_winner_alone_would_have_given():
     redone, at_once = outer_copy(), outer_copy()
-    redone.step(FRAGMENT, 1, 3, codes(redone, 1, 2.0), Outcome(3, b"a"))
-    redone.redo(FRAGMENT, 1, codes(redone, 1, -1.0), Outcome(4, b"b"))
-    at_once.step(FRAGMENT, 1, 3, codes(at_once, 1, -1.0), Outcome(4, b"b"))
+    redone.step(FRAGMENT, 1, 3, codes(redone, 1, 2.0), ResultRank(3, b"a"))
+    redone.redo(FRAGMENT, 1, codes(redone, 1, -1.0), ResultRank(4, b"b"))
+    at_once.step(FRAGMENT, 1, 3, codes(at_once, 1, -1.0), ResultRank(4, b"b"))
     assert redone.read(FRAGMENT, 1) == at_once.read(FRAGMENT, 1)
     assert redone.ledgers[FRAGMENT].stamps == at_once.ledgers[FRAGMENT].stamps
 
 
 def test_equal_steps_give_equal_stamps_and_unequal_ones_do_not():
     one, two, three = outer_copy(), outer_copy(), outer_copy()
-    one.step(FRAGMENT, 0, 3, codes(one, 0, 2.0), Outcome(4, b"a"))
-    two.step(FRAGMENT, 0, 3, codes(two, 0, 2.0), Outcome(4, b"a"))
-    three.step(FRAGMENT, 0, 3, codes(three, 0, 2.5), Outcome(4, b"a"))
+    one.step(FRAGMENT, 0, 3, codes(one, 0, 2.0), ResultRank(4, b"a"))
+    two.step(FRAGMENT, 0, 3, codes(two, 0, 2.0), ResultRank(4, b"a"))
+    three.step(FRAGMENT, 0, 3, codes(three, 0, 2.5), ResultRank(4, b"a"))
     assert one.ledgers[FRAGMENT].stamp(0) == two.ledgers[FRAGMENT].stamp(0)
     assert one.ledgers[FRAGMENT].stamp(0) != three.ledgers[FRAGMENT].stamp(0)
 
 
 def test_a_chunk_taken_over_is_the_others_to_the_bit():
     ours, theirs = outer_copy(1), outer_copy(2)
-    theirs.step(FRAGMENT, 1, 7, codes(theirs, 1, 2.0), Outcome(4, b"a"))
+    theirs.step(FRAGMENT, 1, 7, codes(theirs, 1, 2.0), ResultRank(4, b"a"))
     stamp = theirs.ledgers[FRAGMENT].stamp(1)
     ours.heal(FRAGMENT, 1, 7, stamp, memoryview(theirs.read(FRAGMENT, 1)))
     assert ours.read(FRAGMENT, 1) == theirs.read(FRAGMENT, 1)
@@ -151,8 +151,8 @@ def test_a_chunk_taken_over_is_the_others_to_the_bit():
 def test_a_chunk_whose_memory_was_spoilt_is_behind_all_others_until_it_is_healed(which):
     ours, theirs = outer_copy(1), outer_copy(1)
     for outer in (ours, theirs):
-        outer.step(FRAGMENT, 0, 3, codes(outer, 0, 2.0), Outcome(4, b"a"))
-        outer.step(FRAGMENT, 1, 3, codes(outer, 1, 2.0), Outcome(4, b"a"))
+        outer.step(FRAGMENT, 0, 3, codes(outer, 0, 2.0), ResultRank(4, b"a"))
+        outer.step(FRAGMENT, 1, 3, codes(outer, 1, 2.0), ResultRank(4, b"a"))
     start, _ = ours.fragments[FRAGMENT].spans[0]
     memory = ours._phi if which == "phi" else ours._v
     memory[start] += 1.0

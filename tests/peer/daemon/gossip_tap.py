@@ -9,7 +9,7 @@ from swarm_worlds import exchanges
 
 from peer.averaging.gossip.exchange_io import VectorExchange
 from peer.averaging.gossip.exchanges import Exchanges
-from peer.averaging.gossip.outcome import Averaged, Outcome
+from peer.averaging.gossip.outcome import Averaged, RoundOutcome
 from peer.network.conversation import Conversation
 from peer.network.simulated_stream import SimulatedStream
 from peer.ports import PeerId
@@ -83,7 +83,7 @@ def install(tap: Tap, monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def tapped_run(
         exchanges: Exchanges, exchange: VectorExchange, *arguments: Any
-    ) -> Outcome:
+    ) -> RoundOutcome:
         outcome = await run(exchanges, exchange, *arguments)
         sides = tap.ended.setdefault(exchange.name, {})
         sides[exchanges._network.peer_id] = isinstance(outcome, Averaged)

@@ -10,7 +10,7 @@ import numpy as np
 
 from peer.network.simulated_link import LinkModel
 from peer.observe.event_names import EventName
-from peer.simulation.peer import Event, SimulatedPeer
+from peer.simulation.peer import LoggedEvent, SimulatedPeer
 from peer.simulation.swarm import SimulatedSwarm
 from peer.simulation.virtual_time import run_in_virtual_time
 from protocol.run.run_spec import OptimizerSection, RunSpec, SyncSection, TrainingSection
@@ -102,9 +102,9 @@ def partners(peer: SimulatedPeer) -> dict[int, str]:
     return {event["round"]: event["partner"] for event in averaged}
 
 
-def exchanges(*peers: SimulatedPeer) -> Iterator[tuple[Event, Event]]:
+def exchanges(*peers: SimulatedPeer) -> Iterator[tuple[LoggedEvent, LoggedEvent]]:
     """Both ends of each exchange of these peers; each end has the other one."""
-    ends: dict[tuple[str, str], list[Event]] = {}
+    ends: dict[tuple[str, str], list[LoggedEvent]] = {}
     for peer in peers:
         for event in peer.events(EventName.ROUND_AVERAGED):
             ends.setdefault((peer.peer_id, event["partner"]), []).append(event)

@@ -15,7 +15,7 @@ from peer.observe.endpoint import (
     _Server,
     serve_metrics,
 )
-from peer.observe.metrics import REFUSED_CONTRIBUTIONS, Metrics, MetricsSnapshot, Phase
+from peer.observe.metrics import REFUSED_CONTRIBUTIONS, Metrics, MetricsSnapshot, RoundPhase
 from peer.observe.status import Outcomes, PeerState
 from peer.options.addresses import HostPort
 from protocol.outcomes import RefusalReason, SkipReason
@@ -154,7 +154,7 @@ def test_what_is_unknown_is_absent_and_what_may_come_is_zero() -> None:
 def test_durations_fall_into_their_buckets() -> None:
     metrics = Metrics(MetricsSnapshot, version="1")
     for seconds in (0.1, 0.2, 20_000.0):
-        metrics.observe_round(Phase.MATCH, seconds)
+        metrics.observe_round(RoundPhase.MATCH, seconds)
     found = samples(metrics)
     assert found["loco_round_seconds_bucket", "le=0.1", "phase=match"] == 1
     assert found["loco_round_seconds_bucket", "le=0.3", "phase=match"] == 2
