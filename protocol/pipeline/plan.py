@@ -7,12 +7,16 @@ home. The tracks start one forward after another.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import blake3
 
 from .problem import Problem, canonical
-from .simulator import Job, Relays
+from .simulator import Job, Relays, Simulator
+
+SETTLING: Final = 3
+AVERAGED: Final = 6
+"""Iterations that are run before, and for, the mean of a pipeline that is never flushed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +47,28 @@ class Plan:
         return blake3.blake3(canonical(tree)).hexdigest(length=16)
 
 
-def jobs_of(problem: Problem, plan: Plan) -> list[Job]:
-    """What the simulator runs for one iteration of a plan."""
+def jobs_of(problem: Problem, plan: Plan, iterations: int = 1) -> list[Job]:
+    """What the simulator runs for some iterations of a plan, each begun before the last has ended.
+
+    More than one is a pipeline that is never flushed: gradients are applied one update late.
+    """
     jobs: list[Job] = []
     for origin, paths in enumerate(plan.paths):
         peer, first = problem.peers[origin], len(jobs)
-        for place, relays in enumerate(paths):
+        for place, relays in enumerate(paths * iterations):
             track = place % peer.slots
             after = first + place - peer.slots if place >= peer.slots else None
             jobs.append(Job(origin, relays, track * peer.forward_us, after))
     return jobs
+
+
+def steady_us(simulator: Simulator, plan: Plan) -> int | None:
+    """What an iteration takes with a delay of one update: the mean of some after the first few.
+
+    None where the paths block each other.
+    """
+    few, more = (
+        simulator.run(jobs_of(simulator.problem, plan, iterations)).makespan_us
+        for iterations in (SETTLING, SETTLING + AVERAGED)
+    )
+    return None if few is None or more is None else (more - few) // AVERAGED

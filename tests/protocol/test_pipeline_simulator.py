@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_settings import small_problem
 
@@ -17,7 +17,7 @@ from bench.planner_settings import (
     published_plan,
     published_problem,
 )
-from protocol.pipeline.plan import jobs_of
+from protocol.pipeline.plan import Plan, jobs_of, steady_us
 from protocol.pipeline.problem import Work
 from protocol.pipeline.simulator import (
     BACKWARD,
@@ -142,6 +142,16 @@ def test_paths_that_block_each_other_are_stuck():
     assert outcome.done_us == (-1, -1)
 
 
+def test_a_delay_of_one_update_leaves_the_work_of_the_busiest_machine():
+    problem = small_problem((1, 1), 2, 4, latency_us=150_000, work=FREE, slots=8)
+    plan = Plan((0, 1), (((1,),) * 8, ()))
+    simulator = Simulator(problem)
+    assert simulator.run(jobs_of(problem, plan)).makespan_us == 2_550_000
+    assert steady_us(simulator, plan) == pytest.approx(8 * 275_000, rel=0.02)
+    far = Simulator(replace(problem, latency_us=((0, 10**6), (10**6, 0))))
+    assert steady_us(far, plan) > 4 * 10**6  # eight slots do not hide four seconds on the way
+
+
 def test_utilisation_is_the_share_of_work():
     problem = small_problem((1, 1), 2, latency_us=0, work=FREE)
     record: list[Stretch] = []
@@ -149,6 +159,7 @@ def test_utilisation_is_the_share_of_work():
     assert utilisation(record, 2, makespan) == [275 / 525, 250 / 525]
 
 
+@settings(max_examples=50)
 @given(
     st.lists(st.permutations([2, 3, 4]), min_size=1, max_size=8),
     st.integers(0, 200_000),
