@@ -227,9 +227,9 @@ for name in ("fp32", "int8"):
         for row in codes[1:]:
             values = random.standard_normal(size, dtype=np.float32) * np.float32(0.1)
             codec.encode(torch.from_numpy(values), row)
-        given = [Contribution(row, weight) for row, weight in zip(codes[1:], (30, 17, 1, 9))]
+        given = [WeightedCodes(row, weight) for row, weight in zip(codes[1:], (30, 17, 1, 9))]
         weight = average_codes(given, codec, size, codes[0])
-        outer_step(state, codes[0], codec, Factors(0.4, 0.9), state)
+        outer_step(state, codes[0], codec, NesterovFactors(0.4, 0.9), state)
     found[name] = state_digest(state, cycle, 5, weight)
 print(json.dumps([torch.backends.cpu.get_cpu_capability(), found]))
 """

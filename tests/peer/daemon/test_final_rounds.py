@@ -122,7 +122,7 @@ def test_a_member_killed_in_its_meetings_holds_nobody_up(tmp_path, monkeypatch):
             body = functools.partial(killed_at, at, tmp_path / str(at), patch)
             if not run_in_virtual_time(1, body):
                 break
-    assert at > 20
+    assert at > 12
 
 
 @simulated()

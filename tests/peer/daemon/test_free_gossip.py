@@ -129,12 +129,12 @@ async def test_pairs_at_steady_speeds_do_not_repeat(tmp_path):
             total += len(met) - 1
             assert training_outcomes(peer)[1:-1].count("averaged") >= rounds - 4
             assert len(set(met)) >= 6  # nearly everybody
-        even = sum(pairs.values()) / 28
-        most = max(pairs.values()) // 2
-        print(f"{repeats} of {total} with the last partner again; a pair {even / 2:.1f} times,")
-        print(f"{most} at most")
         assert repeats <= 0.05 * total  # of random ones it would be a seventh
-        assert max(pairs.values()) <= 2 * even
+        meetings = [count / 2 for count in pairs.values()]  # both sides count one
+        even = sum(meetings) / 28
+        chi_squared = sum((count - even) ** 2 / even for count in meetings)
+        assert len(meetings) == 28
+        assert chi_squared < 55.5, meetings  # 27 degrees of freedom, p = 0.001
 
 
 def cut_line(swarm: SimulatedSwarm, one: str, other: str) -> None:
