@@ -20,7 +20,7 @@ import torch
 import trio
 
 from peer.averaging.gossip.door import GossipDoor
-from peer.averaging.gossip.exchange_io import Offer
+from peer.averaging.gossip.exchange_io import OwnVector
 from peer.averaging.gossip.gossip import Bounds
 from peer.averaging.gossip.outcome import Agreement, Averaged
 from peer.codec import get_codec
@@ -106,7 +106,7 @@ class ExchangePeer:
 
     async def gossip(self, question: Answer) -> Answer:
         round_, before = question["round"], sum(self._network.statistics().sent_bytes.values())
-        own = Offer(
+        own = OwnVector(
             round=round_,
             step=round_ * INNER_STEPS,
             final=False,

@@ -18,7 +18,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from peer.averaging.gossip.door import GossipDoor
-from peer.averaging.gossip.exchange_io import Offer
+from peer.averaging.gossip.exchange_io import OwnVector
 from peer.averaging.gossip.gossip import Bounds, Gossip
 from peer.averaging.gossip.outcome import Agreement, Averaged
 from peer.codec import get_codec
@@ -133,13 +133,13 @@ class _Swarm:
             self._companies[other].hear(self._networks[number].peer_id, snapshot)
 
 
-async def _average_at_once(gossips: Sequence[Gossip], own: Offer, seen: Seen) -> None:
+async def _average_at_once(gossips: Sequence[Gossip], own: OwnVector, seen: Seen) -> None:
     async with trio.open_nursery() as nursery:
         for gossip in gossips:
             nursery.start_soon(_average, gossip, own, seen)
 
 
-async def _average(gossip: Gossip, own: Offer, seen: Seen) -> None:
+async def _average(gossip: Gossip, own: OwnVector, seen: Seen) -> None:
     outcome, timing = await gossip.average(own, BOUNDS)
     if isinstance(outcome, Averaged):
         seen.match_s.append(timing.match_s)
@@ -153,12 +153,12 @@ def _steps(peers: int) -> list[int]:
     return others if len(others) <= MAX_LINKS else [*others[:near], *others[-near:]]
 
 
-def _contribution(agreement: Agreement) -> Offer:
+def _contribution(agreement: Agreement) -> OwnVector:
     payload = memoryview(bytearray(agreement.payload_bytes))
     codes = torch.frombuffer(payload, dtype=torch.uint8)
     get_codec(agreement.codec).encode(torch.zeros(agreement.padded_parameters), codes)
     digest = blake3.blake3(payload).hexdigest(length=16)
-    return Offer(
+    return OwnVector(
         round=0,
         step=INNER_STEPS,
         final=False,

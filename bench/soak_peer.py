@@ -21,7 +21,7 @@ import torch
 import trio
 
 from peer.averaging.gossip.door import GossipDoor
-from peer.averaging.gossip.exchange_io import Offer
+from peer.averaging.gossip.exchange_io import OwnVector
 from peer.averaging.gossip.gossip import Bounds
 from peer.averaging.gossip.outcome import Agreement, Averaged
 from peer.averaging.gossip.outer_state import OuterState
@@ -129,7 +129,7 @@ class SoakPeer:
             return {"outcome": spoils}
         self._network.breaks = spoils == "breaks"
         digest = "f" * 32 if spoils == "lies" else self._digest
-        own = Offer(
+        own = OwnVector(
             round=round_,
             step=round_ * INNER_STEPS,
             final=False,

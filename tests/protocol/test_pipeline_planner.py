@@ -136,7 +136,7 @@ def test_orders_are_counted_as_in_the_reference():
     assert len(stage_orders(6, 4, PathRules())) == 22
     assert len(stage_orders(6, 4, no_swaps)) == 10
     assert len(stage_orders(4, 3, PathRules())) == 5
-    members = [[]] + [[3 * s, 3 * s + 1, 3 * s + 2] for s in range(5)]
+    members = [list[int](), *([3 * s, 3 * s + 1, 3 * s + 2] for s in range(5))]
     assert len(list(legal_paths(stage_orders(6, 4, PathRules()), members))) == 594
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from existing import existing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_settings import small_problem
@@ -47,7 +48,7 @@ FREE = Work(boundary_bytes=0)
 def test_the_published_times_come_out(name, plan, visited, ours_s):
     problem = published_problem(visited)
     outcome = Simulator(problem).run(jobs_of(problem, plan))
-    assert outcome.makespan_us / 1e6 == ours_s
+    assert existing(outcome.makespan_us) / 1e6 == ours_s
     assert ours_s == pytest.approx(PUBLISHED_S[name], rel=0.01)
 
 
@@ -109,7 +110,8 @@ def test_half_a_backward_lets_the_gradient_go_and_the_rest_waits_for_time():
     record: list[Stretch] = []
     outcome = Simulator(problem).run([Job(0, (1, 2))], record)
     whole = Simulator(replace(problem, work=replace(split, input_permille=1000)))
-    assert whole.run([Job(0, (1, 2))]).makespan_us - outcome.makespan_us == 200_000
+    longer_us = existing(whole.run([Job(0, (1, 2))]).makespan_us)
+    assert longer_us - existing(outcome.makespan_us) == 200_000
     later = [(s.machine, s.start_us, s.end_us) for s in record if s.kind == LATER]
     assert later == [(2, 425_000, 525_000), (1, 525_000, 625_000)]
 
@@ -149,13 +151,15 @@ def test_a_delay_of_one_update_leaves_the_work_of_the_busiest_machine():
     assert simulator.run(jobs_of(problem, plan)).makespan_us == 2_550_000
     assert steady_us(simulator, plan) == pytest.approx(8 * 275_000, rel=0.02)
     far = Simulator(replace(problem, latency_us=((0, 10**6), (10**6, 0))))
-    assert steady_us(far, plan) > 4 * 10**6  # eight slots do not hide four seconds on the way
+    assert (
+        existing(steady_us(far, plan)) > 4 * 10**6
+    )  # eight slots do not hide four seconds on the way
 
 
 def test_utilisation_is_the_share_of_work():
     problem = small_problem((1, 1), 2, latency_us=0, work=FREE)
     record: list[Stretch] = []
-    makespan = Simulator(problem).run([Job(0, (1,))], record).makespan_us
+    makespan = existing(Simulator(problem).run([Job(0, (1,))], record).makespan_us)
     assert utilisation(record, 2, makespan) == [275 / 525, 250 / 525]
 
 

@@ -1,5 +1,6 @@
 """What machines would do together, against figures worked out by hand."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from protocol.errors import InvalidRunSpec
 from protocol.pipeline.checker import violations
 from protocol.pipeline.planner import Budget
-from protocol.pipeline.problem import PathRules
+from protocol.pipeline.problem import Matrix, PathRules
 from protocol.pipeline.replicas import diloco, noloco, state_fits
 from protocol.pipeline.tables import Offer, link_matrices
 from protocol.pipeline.what_if import CannotPlan, Question, what_if
@@ -27,7 +28,7 @@ WORKLOAD = Workload(
 EQUAL = tuple(Offer(f"p{i}", "LA", 100_000, 2, 0.36) for i in range(4))
 
 
-def uniform(offers, latency_us, bytes_per_s):
+def uniform(offers: Sequence[Offer], latency_us: int, bytes_per_s: int) -> tuple[Matrix, Matrix]:
     number = len(offers)
     return ((latency_us,) * number,) * number, ((bytes_per_s,) * number,) * number
 

@@ -35,7 +35,7 @@ CheckVector = Callable[[memoryview, str], Awaitable[bool]]
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class OwnVector:
     """What one peer brings to an exchange.
 
     Attributes:
@@ -84,7 +84,7 @@ class VectorExchange:
         name: str,
         machine: Exchange,
         talk: Conversation,
-        own: Offer,
+        own: OwnVector,
         into: memoryview,
         check: CheckVector,
         *,

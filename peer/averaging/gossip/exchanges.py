@@ -23,7 +23,7 @@ from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import Accept, Join, Propose, Settle, Settled, SettledOutcome
 from protocol.wire.versions import GOSSIP
 
-from .exchange_io import STALL_S, Offer, VectorExchange
+from .exchange_io import STALL_S, OwnVector, VectorExchange
 from .outcome import Agreement, Averaged, RoundOutcome, Skipped
 
 SETTLE_S: Final = 5.0
@@ -74,14 +74,14 @@ class Exchanges:
         return answer
 
     async def lead(
-        self, talk: Conversation, own: Offer, answer: Accept, exchange_s: float
+        self, talk: Conversation, own: OwnVector, answer: Accept, exchange_s: float
     ) -> RoundOutcome:
         """Exchange vectors with a peer that has said yes, until a defined end."""
         exchange = self._prepare(talk, own, answer.round, num_stripes=answer.stripes)
         return await self._run(exchange, trio.current_time() + exchange_s)
 
     async def accept(
-        self, talk: Conversation, own: Offer, proposal: Propose, exchange_s: float
+        self, talk: Conversation, own: OwnVector, proposal: Propose, exchange_s: float
     ) -> RoundOutcome | None:
         """Say yes to a proposal, and exchange vectors until a defined end.
 
@@ -106,7 +106,7 @@ class Exchanges:
     def _prepare(
         self,
         talk: Conversation,
-        own: Offer,
+        own: OwnVector,
         their_round: int,
         *,
         num_stripes: int,

@@ -24,7 +24,7 @@ from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import Propose
 
 from .company import Company
-from .exchange_io import Offer
+from .exchange_io import OwnVector
 from .exchanges import Exchanges
 from .outcome import Agreement, Averaged, RoundOutcome, Skipped, Timing
 
@@ -47,11 +47,11 @@ class _Call:
     decided: trio.Event = field(default_factory=trio.Event)
     over: trio.Event = field(default_factory=trio.Event)
     refusal: RefusalReason | None = None
-    own: Offer | None = None
+    own: OwnVector | None = None
     exchange_s: float = 0.0
     outcome: RoundOutcome | None = None
 
-    async def hold(self, own: Offer, exchange_s: float) -> RoundOutcome | None:
+    async def hold(self, own: OwnVector, exchange_s: float) -> RoundOutcome | None:
         """Its turn has come: wait until its exchange is over."""
         self.own, self.exchange_s = own, exchange_s
         self.decided.set()
@@ -106,7 +106,7 @@ class FinalMeetings:
                 call.refuse(RefusalReason.OTHER_ROSTER)
 
     async def meet(
-        self, own: Offer, meeting: Meeting, wait_s: float
+        self, own: OwnVector, meeting: Meeting, wait_s: float
     ) -> tuple[RoundOutcome, Timing]:
         """Hold a meeting: exchange vectors with its partner.
 
@@ -127,7 +127,7 @@ class FinalMeetings:
 
     # --- the side that asks -----------------------------------------------------------------------
     async def _ask(
-        self, own: Offer, meeting: Meeting, wait_s: float, patience: trio.CancelScope
+        self, own: OwnVector, meeting: Meeting, wait_s: float, patience: trio.CancelScope
     ) -> RoundOutcome:
         assert self._roster is not None
         partner = meeting.partner
@@ -151,7 +151,7 @@ class FinalMeetings:
     def _is_present(self, peer_id: PeerId) -> bool:
         return peer_id in self._company.present(ended=True)
 
-    def _note_refused(self, own: Offer, partner: PeerId, reason: str, sentence: str) -> None:
+    def _note_refused(self, own: OwnVector, partner: PeerId, reason: str, sentence: str) -> None:
         self._events.emit(
             EventName.PROPOSAL_REFUSED,
             round=own.round,
@@ -162,7 +162,7 @@ class FinalMeetings:
 
     # --- the side that is asked -------------------------------------------------------------------
     async def _wait(
-        self, own: Offer, meeting: Meeting, wait_s: float, patience: trio.CancelScope
+        self, own: OwnVector, meeting: Meeting, wait_s: float, patience: trio.CancelScope
     ) -> RoundOutcome:
         partner, until_s = meeting.partner, patience.deadline
         while self._is_present(partner):
@@ -186,7 +186,7 @@ class FinalMeetings:
             return True
         return False
 
-    async def _sees_another_roster(self, own: Offer, meeting: Meeting) -> bool:
+    async def _sees_another_roster(self, own: OwnVector, meeting: Meeting) -> bool:
         """Ask a partner that should ask us: it refuses, and says why."""
         assert self._roster is not None
         proposal = self._agreement.proposal(own, roster=self._roster, meeting=meeting.number)
@@ -220,7 +220,7 @@ class FinalMeetings:
             sentence = f"meeting {proposal.meeting} is not possible with me: {refusal}"
             await talk.refuse(refusal, sentence)
 
-    async def _accept(self, talk: Conversation, call: _Call, own: Offer) -> None:
+    async def _accept(self, talk: Conversation, call: _Call, own: OwnVector) -> None:
         try:
             call.outcome = await self._exchanges.accept(talk, own, call.proposal, call.exchange_s)
         finally:

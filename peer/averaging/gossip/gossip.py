@@ -25,7 +25,7 @@ from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import Propose
 
 from .company import Company
-from .exchange_io import STALL_S, Offer
+from .exchange_io import STALL_S, OwnVector
 from .exchanges import Exchanges
 from .final_meetings import FinalMeetings
 from .outcome import Agreement, RoundOutcome, Skipped, Timing
@@ -50,7 +50,7 @@ class Bounds:
 class _Attempt:
     """Our own closed round, until it is settled."""
 
-    own: Offer
+    own: OwnVector
     exchange_s: float
     done: trio.Event = field(default_factory=trio.Event)
     outcome: RoundOutcome | None = None
@@ -113,7 +113,7 @@ class Gossip:
             nursery.start_soon(self._watch)
             await self._tick()
 
-    async def average(self, own: Offer, bounds: Bounds) -> tuple[RoundOutcome, Timing]:
+    async def average(self, own: OwnVector, bounds: Bounds) -> tuple[RoundOutcome, Timing]:
         """Find a partner for a closed round, and exchange vectors.
 
         Args:

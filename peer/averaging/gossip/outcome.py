@@ -10,7 +10,7 @@ from protocol.outcomes import RefusalReason, SkipReason
 from protocol.run.codecs import CODECS
 from protocol.wire.messages import Propose, Refusal
 
-from .exchange_io import Offer
+from .exchange_io import OwnVector
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Agreement:
             return 0
         return min(self.max_stripes, self.payload_bytes // PIECE_BYTES)
 
-    def proposal(self, own: Offer, *, roster: str | None = None, meeting: int = 0) -> Propose:
+    def proposal(self, own: OwnVector, *, roster: str | None = None, meeting: int = 0) -> Propose:
         """What we say when we ask; `roster` and `meeting` of the final averaging's plan."""
         return Propose(
             group=self.group,

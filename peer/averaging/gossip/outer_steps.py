@@ -14,7 +14,7 @@ from typing import Final
 import blake3
 import trio
 
-from peer.averaging.gossip.exchange_io import Offer
+from peer.averaging.gossip.exchange_io import OwnVector
 from peer.averaging.gossip.final_meetings import FinalMeetings
 from peer.averaging.gossip.gossip import Bounds, Gossip
 from peer.averaging.gossip.outcome import Averaged, RoundOutcome, Timing
@@ -41,7 +41,7 @@ MIN_EXCHANGE_S: Final = 30.0
 class Settled:
     """What we brought to averaging, how that ended, and how long it took."""
 
-    own: Offer
+    own: OwnVector
     outcome: RoundOutcome
     timing: Timing
 
@@ -82,7 +82,7 @@ class OuterSteps:
 
     async def contribution(
         self, codes: memoryview, digest: str, *, round: int, step: int, steps: int, tokens: int
-    ) -> Offer:
+    ) -> OwnVector:
         """What a snapshot brings to averaging.
 
         Args:
@@ -95,7 +95,7 @@ class OuterSteps:
         if self._outer.needs_phi_codes:
             payload = await self._work.run(self._with_phi, codes)
             digest, vectors = blake3.blake3(payload).hexdigest(length=16), 2
-        return Offer(
+        return OwnVector(
             round=round,
             step=step,
             final=self._facts.ended,
@@ -107,7 +107,7 @@ class OuterSteps:
             payload=payload,
         )
 
-    async def average(self, own: Offer, meeting: Meeting | None, meanwhile: float) -> Settled:
+    async def average(self, own: OwnVector, meeting: Meeting | None, meanwhile: float) -> Settled:
         """Find a partner for a snapshot and exchange vectors; its end is always a defined one.
 
         Args:

@@ -11,7 +11,7 @@ import torch
 import trio
 
 from peer.averaging.gossip.door import GossipDoor
-from peer.averaging.gossip.exchange_io import Offer
+from peer.averaging.gossip.exchange_io import OwnVector
 from peer.averaging.gossip.exchanges import Exchanges
 from peer.averaging.gossip.final_meetings import FinalMeetings
 from peer.averaging.gossip.gossip import Bounds, Gossip
@@ -46,7 +46,7 @@ def agreement(parameters: int = PARAMETERS) -> Agreement:
     return Agreement(GROUP, H, LAYOUT, "int8", 1, parameters)
 
 
-def contribution(seed: int, parameters: int = PARAMETERS) -> Offer:
+def contribution(seed: int, parameters: int = PARAMETERS) -> OwnVector:
     """Codes of noise, different for each seed; seeds 1 and 2 are of the first and second peer."""
     codec = get_codec("int8")
     codes = np.empty(codec.code_bytes(parameters), dtype=np.uint8)
@@ -54,7 +54,7 @@ def contribution(seed: int, parameters: int = PARAMETERS) -> Offer:
     codec.encode(noise_P, torch.from_numpy(codes))
     payload = memoryview(codes.tobytes())
     digest = blake3.blake3(payload).hexdigest(length=16)
-    return Offer(
+    return OwnVector(
         round=ROUNDS[(seed - 1) % 2],
         step=STEP,
         final=False,
@@ -109,12 +109,12 @@ class Peer:
     meetings: FinalMeetings
     company: Company
     refused: Counter[RefusalReason]
-    own: Offer
+    own: OwnVector
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     outcome: RoundOutcome | None = None
     ended_s: float = 0.0
 
-    async def average(self, *free: Offer) -> None:
+    async def average(self, *free: OwnVector) -> None:
         """Average with whoever asks, or with the other peer if it is known to be free."""
         for other in free:
             self.company.tell(self.company.others[0], other.snapshot)
@@ -172,7 +172,7 @@ class Rogue:
     """Proposes to a real peer, and then does what the test wants."""
 
     network: SimulatedNetwork
-    own: Offer
+    own: OwnVector
     talk: Conversation
     accept: Accept
 
