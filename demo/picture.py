@@ -22,14 +22,9 @@ SHOWN_NATS: Final = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One peer's losses, in nats per byte.
-
-    Attributes:
-        inner_steps: of a round; a round's losses are drawn at its end.
-    """
+    """One peer's losses, in nats per byte."""
 
     name: str
-    inner_steps: int
     training: Sequence[Point]
     validation: Sequence[Point]
 
@@ -53,8 +48,8 @@ def draw(peers: Sequence[Curve], alone: Curve, path: Path) -> None:
 
 
 def _draw(axes: Axes, curve: Curve, colour: str) -> None:
-    def steps(points: Sequence[Point]) -> list[int]:
-        return [(point.round + 1) * curve.inner_steps for point in points]
+    def steps(points: Sequence[Point]) -> list[float]:
+        return [point.step for point in points]
 
     losses = [point.loss for point in curve.training]
     axes.plot(steps(curve.training), losses, color=colour, linewidth=0.6, alpha=0.35)

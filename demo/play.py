@@ -34,7 +34,7 @@ async def play(plan: Plan, folder: Path, view: View) -> Summary:
     lone, alone = await _train_alone(plan, tokens, folder, view)
     summary = Summary(ended, alone, swarm[0].events.parameters or 0, plan.sends_per_round)
     (folder / SUMMARY).write_text(json.dumps(summary.to_json(), indent=2) + "\n")
-    _picture(plan, tokens, swarm, lone, folder / PICTURE)
+    _picture(swarm, lone, folder / PICTURE)
     return summary
 
 
@@ -103,14 +103,10 @@ def join_line(address: str) -> str:
     return f"{console_script()} join --home fifth-peer --threads 1 --bootstrap {address}"
 
 
-def _picture(
-    plan: Plan, tokens: int, swarm: Sequence[RunningPeer], lone: RunningPeer, path: Path
-) -> None:
+def _picture(swarm: Sequence[RunningPeer], lone: RunningPeer, path: Path) -> None:
     from .picture import Curve, draw  # matplotlib takes a second, and is needed at the end only
 
-    def curve(peer: RunningPeer, inner_steps: int) -> Curve:
-        return Curve(peer.name, inner_steps, peer.events.training, peer.events.validation)
+    def curve(peer: RunningPeer) -> Curve:
+        return Curve(peer.name, peer.events.training, peer.events.validation)
 
-    inner_steps = plan.swarm_spec().sync.inner_steps
-    alone = curve(lone, plan.lone_spec(tokens).sync.inner_steps)
-    draw([curve(peer, inner_steps) for peer in swarm], alone, path)
+    draw([curve(peer) for peer in swarm], curve(lone), path)

@@ -25,9 +25,9 @@ MAX_PAGE_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A loss (nats per token) at the end of a round."""
+    """A loss (nats per token) at a nominal step, the end of a round."""
 
-    round: int
+    step: float
     loss: float
 
 
@@ -37,12 +37,13 @@ class EventFollower:
     Attributes:
         parameters: of the model; None until the trainer has started.
         partner: whom the peer averaged with last.
-        training, validation: losses by round.
+        training, validation: losses in the order in which they were told.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._read_bytes = 0
+        self._ends: dict[int, float] = {}
         self._speeds: deque[tuple[int, float]] = deque(maxlen=SPEED_ROUNDS)
         self.parameters: int | None = None
         self.partner: str | None = None
@@ -77,11 +78,14 @@ class EventFollower:
                 self.parameters = event["parameters"]
             case EventName.ROUND_AVERAGED:
                 self.partner = event["partner"]
-            case EventName.ROUND_CLOSED if event["steps"]:
-                self._speeds.append((event["tokens"], event["seconds"]))
-                self.training.append(Point(event["round"], float(event["loss"])))
+            case EventName.ROUND_CLOSED:
+                self._ends[event["round"]] = float(event["step"])
+                if event["steps"]:
+                    self._speeds.append((event["tokens"], event["seconds"]))
+                    self.training.append(Point(event["step"], float(event["loss"])))
             case EventName.VALIDATED:
-                self.validation.append(Point(event["round"], float(event["loss"])))
+                step = self._ends.get(event["round"], max(self._ends.values(), default=0.0))
+                self.validation.append(Point(step, float(event["loss"])))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ def line(event, **fields):
 
 def closed(round_, **changes):
     fields = {"round": round_, "steps": 10, "tokens": 1000, "seconds": 2.0, "loss": 2.5}
+    fields["step"] = 12.0 * (round_ + 1)
     return line("RoundClosed", **(fields | changes))
 
 
@@ -21,13 +22,13 @@ def test_an_event_log_is_followed_while_it_grows(tmp_path):
     assert (follower.parameters, follower.partner, follower.tokens_per_s) == (None, None, None)
     path.write_bytes(line("TrainerStarted", parameters=77) + closed(0) + closed(1)[:20])
     follower.read()
-    assert (follower.parameters, follower.training) == (77, [Point(0, 2.5)])
+    assert (follower.parameters, follower.training) == (77, [Point(12.0, 2.5)])
     with path.open("ab") as file:
         file.write(closed(1, loss=2.25)[20:] + line("RoundAveraged", round=1, partner=PARTNER))
         file.write(line("Validated", round=1, loss=2.75, seconds=0.1))
     follower.read()
-    assert follower.training == [Point(0, 2.5), Point(1, 2.25)]
-    assert (follower.partner, follower.validation) == (PARTNER, [Point(1, 2.75)])
+    assert follower.training == [Point(12.0, 2.5), Point(24.0, 2.25)]
+    assert (follower.partner, follower.validation) == (PARTNER, [Point(24.0, 2.75)])
     assert follower.tokens_per_s == 500.0
 
 
@@ -39,7 +40,7 @@ def test_speed_is_that_of_the_last_rounds_with_steps(tmp_path):
     follower = EventFollower(path)
     follower.read()
     assert follower.tokens_per_s == 500.0
-    assert follower.training[-1].round == 5
+    assert follower.training[-1].step == 72.0
 
 
 def test_sent_bytes_are_read_from_the_metrics():

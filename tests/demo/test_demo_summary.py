@@ -70,7 +70,7 @@ def test_the_median_peer_of_four():
 
 @pytest.mark.slow
 def test_the_picture_is_drawn(tmp_path):
-    curve = Curve("peer-1", 10, [Point(r, 3 - r / 10) for r in range(9)], [Point(4, 2.6)])
-    alone = Curve("alone", 10, [], [])
+    curve = Curve("peer-1", [Point(10.0 * r, 3 - r / 10) for r in range(9)], [Point(40.0, 2.6)])
+    alone = Curve("alone", [], [])
     draw([curve] * 4, alone, tmp_path / "losses.png")
     assert (tmp_path / "losses.png").read_bytes().startswith(b"\x89PNG")
