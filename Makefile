@@ -41,12 +41,12 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 	@echo "env: ready"
 
-# Tests in one process share the processors; those with real processes have them to themselves, for
-# they wait for what users would see within bounds.
+# Whole swarms of real processes have the processors to themselves, for they wait for what users see
+# within bounds; all other tests share them.
 test: env  ## All tests, slow ones included; PYTEST='...' gives pytest options, and runs one by one
 ifeq ($(strip $(PYTEST)),)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not e2e and not long"
-	@$(BIN)/python -m pytest -m "e2e and not long"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --ignore=tests/e2e
+	@$(BIN)/python -m pytest tests/e2e
 else
 	@$(BIN)/python -m pytest $(PYTEST)
 endif
