@@ -46,7 +46,7 @@ $(STAMP): pyproject.toml constraints.txt
 test: env  ## All tests, slow ones included; PYTEST='...' gives pytest options, and runs one by one
 ifeq ($(strip $(PYTEST)),)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --ignore=tests/e2e
-	@$(BIN)/python -m pytest tests/e2e
+	@$(BIN)/python -m pytest --durations=12 tests/e2e
 else
 	@$(BIN)/python -m pytest $(PYTEST)
 endif
