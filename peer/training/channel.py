@@ -62,10 +62,16 @@ class SocketChannel:
             raise pipe.PipeError(f"expected {kind.__name__}, got {type(message).__name__}")
         return message
 
-    def next_command(self, *, wait: bool) -> TrainerCommand | None:
-        """The next command; None when there is none and `wait` is false. Raises PipeError."""
+    def next_command(
+        self, *, wait: bool, timeout_s: float | None = None
+    ) -> TrainerCommand | None:
+        """The next command; None when there is none and `wait` is false, or the time is over.
+
+        Raises:
+            PipeError
+        """
         try:
-            message = self._received.get(block=wait)
+            message = self._received.get(block=wait, timeout=timeout_s)
         except queue.Empty:
             return None
         if not isinstance(message, _COMMANDS):

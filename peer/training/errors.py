@@ -13,3 +13,7 @@ class NonFinite(Exception):
 
 class WrongCommand(Exception):
     """A command that does not fit the trainer's state; the message says why."""
+
+
+class Interrupted(Exception):
+    """The daemon wants the trainer to stop, in the middle of a step."""

@@ -39,6 +39,8 @@ And when each fragment is averaged with one partner (streaming gossip): the same
 phi' - decoded. Nothing is yielded, and nothing is ever waited for: a fragment whose moment comes
 while it is in flight is sent after its merge.
 
+Where the trainer holds a stage of a pipeline, microbatches travel besides (stages/messages.py).
+
 Rules of fragments that all average:
     1. The daemon writes a fragment of phi only from `FragmentSent` to `Merge`, and from `Yielded`
        to `Amend`. (Load and Evaluate read all of phi: nothing may be written while they run.)
@@ -55,6 +57,8 @@ Rules of fragments that all average:
 import math
 from dataclasses import dataclass
 from typing import Final
+
+from .stages.messages import StageCommand, StageEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +165,7 @@ class Stop:
 
 
 SyncCommand = Apply | Merge | Yield | Amend
-TrainerCommand = Load | TrainRound | CloseRound | SyncCommand | Evaluate | Stop
+TrainerCommand = Load | TrainRound | CloseRound | SyncCommand | StageCommand | Evaluate | Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,10 +302,15 @@ class Yielded:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """Validation loss of the slow weights, nats per token (per byte with the byte tokenizer)."""
+    """Validation loss of the slow weights, nats per token (per byte with the byte tokenizer).
+
+    Attributes:
+        loss: None where it could not be measured: by a stage that has no loss of its own, or when
+        nothing came back from the others.
+    """
 
     round: int
-    loss: float
+    loss: float | None
     tokens: int
     seconds: float
 
@@ -320,4 +329,4 @@ class Failed:
 
 
 SyncEvent = Applied | FragmentSent | FragmentMerged | Yielded
-TrainerEvent = Ready | Progress | RoundClosed | SyncEvent | Evaluated | Failed
+TrainerEvent = Ready | Progress | RoundClosed | SyncEvent | StageEvent | Evaluated | Failed

@@ -1,0 +1,116 @@
+"""A stage's work on microbatches: forwards that wait for their gradients, and gradients that add up.
+
+A forward keeps its graph until the gradient of what it produced comes back; then the gradient of
+what it was given goes on to the stage before, and that of the weights is added to the flat
+gradient. The weights must be the same at both moments: whoever steps, does so when nothing waits.
+
+Shapes: b sequences of a microbatch, T tokens, D width of the model.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from peer.training.device import Precision, autocast
+
+from .module import StageModule
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A microbatch whose gradient has not come.
+
+    Attributes:
+        given_bTD: what the stage was given, a leaf; None where tokens are embedded.
+        produced_bTD: what it made of it.
+        targets_bT: what follows each token, at the data peer.
+    """
+
+    given_bTD: torch.Tensor | None
+    produced_bTD: torch.Tensor
+    targets_bT: torch.Tensor | None = None
+
+
+class StageCompute:
+    """See the top of the file. Microbatches are named by numbers."""
+
+    def __init__(self, module: StageModule, device: torch.device, precision: Precision) -> None:
+        self._module = module
+        self._device = device
+        self._precision = precision
+        self._held: dict[int, _Held] = {}
+
+    def __repr__(self) -> str:
+        return f"<StageCompute holding {sorted(self._held)}>"
+
+    @property
+    def holds_data(self) -> bool:
+        """Whether this is the stage with the two ends of the model."""
+        return self._module.holds_data
+
+    def holds(self, microbatch: int) -> bool:
+        """Whether the gradient of this microbatch is waited for."""
+        return microbatch in self._held
+
+    def forget(self, microbatch: int) -> None:
+        """Drop what is held of a microbatch."""
+        self._held.pop(microbatch, None)
+
+    def forget_all(self) -> None:
+        """Drop what is held."""
+        self._held.clear()
+
+    def embed(self, microbatch: int, tokens_bT: torch.Tensor) -> torch.Tensor:
+        """Begin a path with [b, T+1] tokens. Returns [b, T, D]."""
+        with autocast(self._device, self._precision):
+            produced_bTD = self._module.embed(tokens_bT[:, :-1])
+        self._held[microbatch] = _Held(None, produced_bTD, tokens_bT[:, 1:])
+        return produced_bTD.detach()
+
+    def forward(self, microbatch: int, given_bTD: torch.Tensor) -> torch.Tensor:
+        """Through a relay's layers."""
+        given_bTD.requires_grad_()
+        with autocast(self._device, self._precision):
+            produced_bTD = self._module.through(given_bTD)
+        self._held[microbatch] = _Held(given_bTD, produced_bTD)
+        return produced_bTD.detach()
+
+    def finish(self, microbatch: int, given_bTD: torch.Tensor) -> tuple[float, torch.Tensor]:
+        """Head and loss, and their backward, at the data peer.
+
+        Returns:
+            The loss, nats per token, and its gradient, [b, T, D].
+        """
+        targets_bT = self._held[microbatch].targets_bT
+        assert targets_bT is not None
+        given_bTD.requires_grad_()
+        with autocast(self._device, self._precision):
+            loss = self._module.loss(given_bTD, targets_bT)
+        torch.autograd.backward(loss)
+        assert given_bTD.grad is not None
+        return float(loss.detach()), given_bTD.grad
+
+    def backward(self, microbatch: int, gradient_bTD: torch.Tensor) -> torch.Tensor | None:
+        """Add this microbatch's gradient. Returns what goes on to the stage before, if any does."""
+        held = self._held.pop(microbatch)
+        torch.autograd.backward(held.produced_bTD, gradient_bTD)
+        return None if held.given_bTD is None else held.given_bTD.grad
+
+    # --- without gradients ------------------------------------------------------------------------
+    @torch.no_grad()
+    def score_embed(self, tokens_bT: torch.Tensor) -> torch.Tensor:
+        """[b, T+1] tokens to [b, T, D]."""
+        with autocast(self._device, self._precision):
+            return self._module.embed(tokens_bT[:, :-1])
+
+    @torch.no_grad()
+    def score_through(self, given_bTD: torch.Tensor) -> torch.Tensor:
+        """Through a relay's layers."""
+        with autocast(self._device, self._precision):
+            return self._module.through(given_bTD)
+
+    @torch.no_grad()
+    def score_loss(self, given_bTD: torch.Tensor, tokens_bT: torch.Tensor) -> float:
+        """The loss of [b, T+1] tokens, nats per token."""
+        with autocast(self._device, self._precision):
+            return float(self._module.loss(given_bTD, tokens_bT[:, 1:]))

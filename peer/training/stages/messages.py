@@ -1,0 +1,123 @@
+"""What daemon and trainer say to each other about microbatches, where the trainer holds a stage.
+
+A *boundary* is what travels between two stages: activations on the way forward, their gradient on
+the way back. It never passes through the socket: it lies in a slot of shared memory (ring.py), and
+messages name the slot. A *leg* says which way it travels: `forward` or `backward`, or `score`, a
+forward for validation alone, which relays answer between their steps too.
+
+At the data peer, for each of an iteration's microbatches:
+
+    daemon                              trainer
+                                        Begun(n)                  an iteration of n microbatches
+                                        Produced(forward, m, s)   embedding and first layers
+    Deliver(forward, m, s')             head and loss             (it has come through its path)
+                                        Produced(backward, m, s)
+    Deliver(backward, m, s')            the first layers' gradient
+                                        Returned(m)
+    or Drop(m)                          it will not come back: it is left out of the step
+                                        Stepped(n')               with so many of them
+
+At a relay:
+
+    Deliver(forward, m, s')             through the layers
+                                        Produced(forward, m, s)
+    Deliver(backward, m, s')            the layers' gradient
+                                        Produced(backward, m, s), Returned(m)
+    Finish                              the iteration is over
+                                        Stepped(n')
+
+Slots: `Taken(s')` gives an inbound slot back to the daemon, `Release(s)` an outbound one to the
+trainer. `Waiting` is a sign of life while nothing comes. `m` is a number that only the two know.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+FORWARD: Final = "forward"
+BACKWARD: Final = "backward"
+SCORE: Final = "score"
+"""A forward that no gradient follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """A boundary has come; it lies in this inbound slot.
+
+    Attributes:
+        loss: of the microbatch, nats per token, as its data peer says; on the way back only.
+    """
+
+    leg: str
+    microbatch: int
+    slot: int
+    loss: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Forget this microbatch: it will not come again."""
+
+    microbatch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The iteration is over for this relay: step with the gradients that are there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """This outbound slot may be written again."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The data peer begins an iteration of so many microbatches."""
+
+    microbatches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """A boundary lies in this outbound slot.
+
+    Attributes:
+        loss: of the microbatch, nats per token; on the way back only.
+    """
+
+    leg: str
+    microbatch: int
+    slot: int
+    loss: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The gradient of this microbatch is in; nothing of it is held any more."""
+
+    microbatch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """This inbound slot may be written again."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """The iteration's step is taken, with the gradients of so many microbatches."""
+
+    microbatches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Nothing has come for a while, and the trainer lives."""
+
+
+StageCommand = Deliver | Drop | Finish | Release
+StageEvent = Begun | Produced | Returned | Taken | Stepped | Waiting

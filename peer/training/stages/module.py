@@ -1,0 +1,108 @@
+"""One stage of the model: its layers, and at stage 0 the two ends, under the whole model's names.
+
+The names are those of the whole model (`model.layers.3.mlp.up_proj.weight`), so that the layouts of
+all stages put together are the layout of the whole.
+
+A stage's first weights follow from the run's seed and the stage's number: its first holder makes
+them by itself, and no machine ever needs the whole model.
+
+Shapes: B sequences, T tokens, D width of the model, V vocabulary.
+"""
+
+from typing import Final
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import (
+    LlamaDecoderLayer,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
+
+from protocol.run.stages import DATA_STAGE, stage_layers
+
+SEEDS_PER_RUN: Final = 1 << 16
+"""Stages of a run have seeds of their own, apart from those of the run with the next seed."""
+
+
+class _Trunk(nn.Module):
+    """What the whole model calls `model`."""
+
+    def __init__(self, config: LlamaConfig, layers: range, *, ends: bool) -> None:
+        super().__init__()
+        if ends:
+            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+            self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.layers = nn.ModuleDict(
+            {str(layer): LlamaDecoderLayer(config, layer) for layer in layers}
+        )
+
+
+class StageModule(nn.Module):
+    """See the top of the file.
+
+    Args:
+        stage: one of `stages`.
+
+    Attributes:
+        holds_data: whether the two ends are here.
+    """
+
+    def __init__(self, config: LlamaConfig, stage: int, stages: int) -> None:
+        super().__init__()
+        self.config = config
+        self.holds_data = stage == DATA_STAGE
+        layers = stage_layers(config.num_hidden_layers, stages, stage)
+        self.model = _Trunk(config, layers, ends=self.holds_data)
+        if self.holds_data:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            if config.tie_word_embeddings:
+                self.lm_head.weight = self.model.embed_tokens.weight
+        self._rotary = LlamaRotaryEmbedding(config)
+
+    def embed(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        """The first part of a path: tokens to [B, T, D], through this stage's layers."""
+        return self.through(self.model.embed_tokens(tokens_BT))
+
+    def through(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
+        """Through this stage's layers."""
+        positions_1T = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device)[None]
+        rotations = self._rotary(hidden_BTD, position_ids=positions_1T)
+        for layer in self.model.layers.values():
+            # Without a mask, attention is causal.
+            hidden_BTD = layer(
+                hidden_BTD, position_ids=positions_1T, position_embeddings=rotations
+            )
+        return hidden_BTD
+
+    def loss(self, hidden_BTD: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+        """The end of a path: mean cross-entropy, nats per token."""
+        logits_BTV = self.lm_head(self.model.norm(hidden_BTD))
+        return functional.cross_entropy(
+            logits_BTV.reshape(-1, logits_BTV.shape[-1]).float(), targets_BT.reshape(-1)
+        )
+
+
+def stage_shapes(config: LlamaConfig, stage: int, stages: int) -> dict[str, tuple[int, ...]]:
+    """Name and shape of each parameter of a stage, tied ones once; nothing is allocated."""
+    with torch.device("meta"):
+        module = StageModule(config, stage, stages)
+    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+
+
+def initial_stage(config: LlamaConfig, seed: int, stage: int, stages: int) -> StageModule:
+    """A stage as its first holder starts it: fp32, on the CPU, from the run's seed.
+
+    Matrices are normal with the configuration's deviation and norms are 1, as the whole model's.
+    """
+    module = StageModule(config, stage, stages).float()
+    generator = torch.Generator().manual_seed(seed * SEEDS_PER_RUN + stage)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.dim() >= 2:
+                parameter.normal_(0.0, config.initializer_range, generator=generator)
+            else:
+                parameter.fill_(1.0)
+    return module

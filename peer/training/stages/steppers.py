@@ -1,0 +1,245 @@
+"""One inner step of a stage: an iteration's microbatches, then clip and AdamW.
+
+Theory. A data peer's step is its batch, cut into microbatches: each goes through the first layers
+here, through other peers' stages, comes back for head and loss, and its gradient walks the same way
+back. A relay's step is whatever the daemon lets through between two `Finish`. Every stage takes the
+mean over the microbatches that it has done, so a stage's gradient is what the whole model's would
+be, whatever was lost on the way.
+
+Clipping. The norm of the whole gradient is nobody's to know. Each of S stages clips at 1/sqrt(S) of
+the run's norm: stages whose gradients are equally long then clip as the whole model would
+(Pluralis' Agora does so).
+
+What is lost: a microbatch that does not come back counts nowhere but in the head, which has seen it
+before it left for the last time.
+
+Shapes: B sequences of a step, b of a microbatch, T tokens.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from peer.training.model import FlatModel
+from peer.training.optimizer import FlatAdamW
+from peer.training.step import StepResult
+
+from .compute import StageCompute
+from .desk import Desk
+from .messages import BACKWARD, FORWARD, SCORE, Begun, Deliver, Drop, Finish, Returned, Stepped
+
+UNTRAINED: Final = 0.0
+"""Told as the norm of a step that had no gradient."""
+
+
+@dataclass(slots=True)
+class _Losses:
+    """Mean loss of a step's microbatches, nats per token; before the first, that of the last."""
+
+    last: float = 0.0
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, loss: float) -> None:
+        self.total += loss
+        self.count += 1
+
+    def mean(self) -> float:
+        if self.count:
+            self.last = self.total / self.count
+        self.total, self.count = 0.0, 0
+        return self.last
+
+
+class _Steps:
+    """What both kinds of stages do when an iteration is over."""
+
+    def __init__(self, model: FlatModel, optimizer: FlatAdamW) -> None:
+        self._model = model
+        self._optimizer = optimizer
+
+    def step(self, microbatches: int, learning_rate: float) -> torch.Tensor:
+        """Step with the mean gradient of so many. Returns its norm before clipping."""
+        if not microbatches:
+            self._model.gradient_P.zero_()
+            return torch.tensor(UNTRAINED, device=self._model.device)
+        self._model.gradient_P.div_(microbatches)
+        return self._optimizer.step(learning_rate)
+
+
+class DataPeerStepper:
+    """Steps stage 0, which holds the data.
+
+    Args:
+        sequences: b, of a microbatch.
+        in_flight: microbatches on their way at once, at most.
+    """
+
+    def __init__(
+        self,
+        compute: StageCompute,
+        desk: Desk,
+        model: FlatModel,
+        optimizer: FlatAdamW,
+        *,
+        sequences: int,
+        in_flight: int,
+    ) -> None:
+        self._compute = compute
+        self._desk = desk
+        self._steps = _Steps(model, optimizer)
+        self._device = model.device
+        self._in_flight = in_flight
+        self._losses = _Losses()
+        self._next = 0
+        self.micro_batch = sequences
+
+    def __repr__(self) -> str:
+        return f"<DataPeerStepper, {self.micro_batch} sequences at once, {self._compute!r}>"
+
+    def step(self, blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
+        """Train on these blocks, [B, T+1] tokens. Raises Interrupted."""
+        parts = deque(torch.from_numpy(blocks_BT).to(self._device).split(self.micro_batch))
+        self._desk.emit(Begun(len(parts)))
+        returned, away = 0, set[int]()
+        while parts or away:
+            while parts and len(away) < self._in_flight:
+                away.add(self._begin(parts.popleft()))
+            command = self._desk.next_command()
+            if isinstance(command, Drop) and command.microbatch in away:
+                self._compute.forget(command.microbatch)
+                away.remove(command.microbatch)
+            elif isinstance(command, Deliver):
+                if self._deliver(command):
+                    away.remove(command.microbatch)
+                    returned += 1
+        norm = self._steps.step(returned, learning_rate)
+        self._desk.emit(Stepped(returned))
+        return StepResult(torch.tensor(self._losses.mean(), device=self._device), norm)
+
+    def loss_of(self, blocks_BT: npt.NDArray[np.int64]) -> float | None:
+        """Mean loss of [B, T+1] tokens, nats per token; None if none came back.
+
+        The weights are ours as they are now, and the others' as they are then.
+
+        Raises:
+            Interrupted
+        """
+        parts = deque(torch.from_numpy(blocks_BT).to(self._device).split(self.micro_batch))
+        away, losses = dict[int, torch.Tensor](), list[float]()
+        while parts or away:
+            while parts and len(away) < self._in_flight:
+                microbatch, tokens_bT = self._number(), parts.popleft()
+                away[microbatch] = tokens_bT
+                self._desk.send(SCORE, microbatch, self._compute.score_embed(tokens_bT))
+            command = self._desk.next_command()
+            if isinstance(command, Finish) or command.microbatch not in away:
+                continue
+            tokens_bT = away.pop(command.microbatch)
+            if isinstance(command, Deliver):
+                losses.append(self._compute.score_loss(self._desk.read(command), tokens_bT))
+        return sum(losses) / len(losses) if losses else None
+
+    def _number(self) -> int:
+        microbatch, self._next = self._next, self._next + 1
+        return microbatch
+
+    def _begin(self, tokens_bT: torch.Tensor) -> int:
+        microbatch = self._number()
+        self._desk.send(FORWARD, microbatch, self._compute.embed(microbatch, tokens_bT))
+        return microbatch
+
+    def _deliver(self, command: Deliver) -> bool:
+        """Take a boundary that has come. Returns whether its microbatch is done."""
+        microbatch = command.microbatch
+        if not self._compute.holds(microbatch):
+            self._desk.discard(command)
+            return False
+        boundary_bTD = self._desk.read(command)
+        if command.leg == FORWARD:
+            loss, gradient_bTD = self._compute.finish(microbatch, boundary_bTD)
+            self._losses.add(loss)
+            self._desk.send(BACKWARD, microbatch, gradient_bTD, loss)
+            return False
+        self._compute.backward(microbatch, boundary_bTD)
+        self._desk.emit(Returned(microbatch))
+        return True
+
+
+class RelayStepper:
+    """Steps a stage that works for the data peers."""
+
+    def __init__(
+        self,
+        compute: StageCompute,
+        desk: Desk,
+        model: FlatModel,
+        optimizer: FlatAdamW,
+        *,
+        sequences: int,
+    ) -> None:
+        self._compute = compute
+        self._desk = desk
+        self._steps = _Steps(model, optimizer)
+        self._device = model.device
+        self._losses = _Losses()
+        self.micro_batch = sequences
+
+    def __repr__(self) -> str:
+        return f"<RelayStepper, {self._compute!r}>"
+
+    def step(self, _blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
+        """Do what comes until the daemon says that it is all. Raises Interrupted."""
+        done = 0
+        while not isinstance(command := self._desk.next_command(), Finish):
+            if isinstance(command, Drop):
+                self._compute.forget(command.microbatch)
+            else:
+                done += self._deliver(command)
+        norm = self._steps.step(done, learning_rate)
+        self._desk.emit(Stepped(done))
+        return StepResult(torch.tensor(self._losses.mean(), device=self._device), norm)
+
+    def _deliver(self, command: Deliver) -> int:
+        """Take a boundary that has come. Returns how many gradients that adds."""
+        microbatch = command.microbatch
+        if command.leg == SCORE:
+            self._score(command)
+            return 0
+        if command.leg == FORWARD:
+            given_bTD = self._desk.read(command)
+            self._desk.send(FORWARD, microbatch, self._compute.forward(microbatch, given_bTD))
+            return 0
+        if not self._compute.holds(microbatch):
+            self._desk.discard(command)
+            return 0
+        gradient_bTD = self._compute.backward(microbatch, self._desk.read(command))
+        assert gradient_bTD is not None, "a relay is given activations"
+        if command.loss is not None:
+            self._losses.add(command.loss)
+        self._desk.send(BACKWARD, microbatch, gradient_bTD, command.loss)
+        self._desk.emit(Returned(microbatch))
+        return 1
+
+    def score_what_has_come(self) -> None:
+        """Between two steps: do the forwards that no gradient follows. Raises Interrupted."""
+        for command in self._desk.scores():
+            self._score(command)
+
+    def loss_of(self, _blocks_BT: npt.NDArray[np.int64]) -> float | None:
+        """None: this stage has no loss of its own."""
+        return None
+
+    def _score(self, command: Deliver) -> None:
+        produced_bTD = self._compute.score_through(self._desk.read(command))
+        self._desk.send(SCORE, command.microbatch, produced_bTD)
+
+
+def stage_clip_norm(clip_norm: float, stages: int) -> float:
+    """At what norm one of so many stages clips; see the top of the file."""
+    return clip_norm / math.sqrt(stages)

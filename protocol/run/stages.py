@@ -1,0 +1,36 @@
+"""A model cut into the stages of a pipeline: which layers each holds, and what its group is called.
+
+Stage 0 holds the embedding, the first layers, and the end of the model: final norm, head and loss.
+Its peers hold the data (constraint CC1, protocol/pipeline/problem.py). The other stages hold
+layers only. Layers are dealt out in order, as evenly as can be; the later stages take what is left
+over, for stage 0 has the two ends besides.
+"""
+
+from typing import Final
+
+from protocol.errors import LocalProtocolError
+
+DATA_STAGE: Final = 0
+_KIND: Final = "stage/"
+
+
+def stage_layers(num_layers: int, stages: int, stage: int) -> range:
+    """The layers of one stage, counted from 0.
+
+    Raises LocalProtocolError unless there is a layer for each stage, and such a stage.
+    """
+    if not 1 <= stages <= num_layers:
+        raise LocalProtocolError(f"{num_layers} layers cannot be cut into {stages} stages")
+    if not 0 <= stage < stages:
+        raise LocalProtocolError(f"there is no stage {stage} of {stages}")
+    return range(stage * num_layers // stages, (stage + 1) * num_layers // stages)
+
+
+def part_of_stage(stage: int) -> str:
+    """How its group names this stage (protocol/membership/group.py)."""
+    return f"{_KIND}{stage}"
+
+
+def stage_of_part(part: str) -> int | None:
+    """The stage that a group's part is; None for another part."""
+    return int(part.removeprefix(_KIND)) if part.startswith(_KIND) else None
