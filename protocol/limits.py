@@ -51,6 +51,10 @@ MAX_CONTRIBUTORS: Final = 63
 MIN_CHUNK_VALUES: Final = 8192
 """Below this size a chunk's messages would weigh more than 1% of its codes."""
 
+# --- pipelines ------------------------------------------------------------------------------------
+MAX_RELAYS_OF_PATH: Final = 63
+"""Peers that a microbatch visits beside its data peer."""
+
 # --- state transfer -------------------------------------------------------------------------------
 STATE_CHUNK_BYTES: Final = 1 << 20
 MAX_STATE_READERS: Final = 4

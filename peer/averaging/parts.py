@@ -16,6 +16,7 @@ from peer.observe.events import EventLog
 from peer.observe.facts import Facts
 from peer.ports import Network, Work
 from peer.rounds.loop import RoundLoop
+from peer.rounds.microbatches import Microbatches
 from peer.rounds.shares import DataShares
 from peer.rounds.timing import RoundTiming
 from peer.rounds.validation import Validation
@@ -35,6 +36,7 @@ class AveragingParts:
         slow_P: memory for the slow weights.
         company_of: the other peers, as those see them who look for partners for a fragment; 0
             where the whole model is one vector.
+        microbatches: None where the whole model is trained here.
     """
 
     spec: RunSpec
@@ -48,6 +50,7 @@ class AveragingParts:
     sign: Sign
     events: EventLog
     observe_round: Callable[[RoundTiming], None]
+    microbatches: Microbatches | None = None
 
     def validation(self) -> Validation:
         """Validation of the slow weights, as often as the run asks for."""
@@ -67,6 +70,7 @@ class AveragingParts:
             slow_P=self.slow_P,
             start_trainer=start_trainer,
             events=self.events,
+            microbatches=self.microbatches,
         )
 
 

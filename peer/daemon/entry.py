@@ -4,14 +4,17 @@ An entry ends with the signed run spec and with what the run trains with here. W
 comes from is another question (beginning.py).
 """
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+import trio
 
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
 from peer.observe.status import PeerState
 from peer.ports import Directory
+from peer.stages.company import StageCompany
 from protocol.membership.view import Roster
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
@@ -21,6 +24,9 @@ from .joining import Bootstrap
 from .provision import Provision, Supplies
 from .sources import Sources
 
+LOOK_AROUND_S: Final = 3.0
+"""For how long a newcomer to a pipeline listens before it chooses a stage: its first link has told
+it of all others, and they beat every second."""
 CheckSpec = Callable[[RunSpec], None]
 """Raises when this peer's options do not fit a run."""
 
@@ -107,7 +113,17 @@ class Joining:
         )
         check_spec(spec)
         self._facts.now_doing("fetching the data")
+
+        async def count_holders() -> Sequence[int]:
+            await trio.sleep(LOOK_AROUND_S)
+            company = StageCompany(
+                self._roster, signed.run_id, spec.pipeline.stages, self._facts.peer_id
+            )
+            return company.holders()
+
         supplies = await self._sources.fetch(
-            lambda fetcher: self._provision.obtain(spec, fetcher), self._roster, first
+            lambda fetcher: self._provision.obtain(spec, fetcher, count_holders),
+            self._roster,
+            first,
         )
         return signed, supplies

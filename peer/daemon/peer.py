@@ -26,6 +26,8 @@ from peer.ports import Directory, Network, Work
 from peer.rounds.loop import RoundLoop
 from peer.rounds.shares import DataShares
 from peer.rounds.timing import RoundTiming
+from peer.stages.company import StageCompany
+from peer.stages.exchange import StageExchange, stage_exchange
 from peer.state.held_part import HeldPart
 from peer.state.service import StateService
 from peer.training.ports import Float32Vector, StartTrainer
@@ -35,6 +37,7 @@ from protocol.membership.records import Sign
 from protocol.membership.view import Roster, View
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
+from protocol.run.stages import stage_of_part
 from protocol.schedule.data_plan import DataPlan
 
 from .beginning import Arrival, Beginning
@@ -183,7 +186,8 @@ class Peer:
         await service.start()
         with supplies.engine.memory(held.shape.padded_parameters) as slow:
             start = supplies.engine.starter(slow)
-            averaging = self._averaging(spec, held, slow.array, supplies.num_blocks)
+            exchange = self._exchange(spec, held)
+            averaging = self._averaging(spec, held, slow.array, supplies.num_blocks, exchange)
             self._pacing.senders = lambda: averaging.senders
             membership, beginning = self._membership(held), supplies.beginning
 
@@ -197,10 +201,25 @@ class Peer:
             async with warmed_up(start, slow.array) as start_warm:
                 if beginning.ages:
                     await begin()
-                await self._run_rounds(spec, membership, averaging, start_warm)
+                await self._run_rounds(spec, membership, averaging, start_warm, held, exchange)
+
+    def _exchange(self, spec: RunSpec, held: HeldPart) -> StageExchange | None:
+        """The microbatches of our stage; None where we hold the whole model."""
+        stage = stage_of_part(held.group.part)
+        if stage is None:
+            return None
+        company = StageCompany(
+            self._roster, held.group.run_id, spec.pipeline.stages, self._facts.peer_id
+        )
+        return stage_exchange(spec, stage, company, self._network, self._facts)
 
     def _averaging(
-        self, spec: RunSpec, held: HeldPart, slow_P: Float32Vector, num_blocks: int
+        self,
+        spec: RunSpec,
+        held: HeldPart,
+        slow_P: Float32Vector,
+        num_blocks: int,
+        exchange: StageExchange | None,
     ) -> Averaging:
         links, facts = self._links, self._facts
         return averaging_of(
@@ -218,6 +237,7 @@ class Peer:
                 sign=self._sign,
                 events=self._events,
                 observe_round=self._settings.observe_round,
+                microbatches=exchange,
             )
         )
 
@@ -263,21 +283,24 @@ class Peer:
         membership: Membership,
         averaging: Averaging,
         start_trainer: StartTrainer,
+        held: HeldPart,
+        exchange: StageExchange | None,
     ) -> None:
         rounds = self.rounds = averaging.begin(start_trainer)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(averaging.serve)
             nursery.start_soon(membership.run)
-            nursery.start_soon(self._note_codec, spec)
+            nursery.start_soon(self._note_codec, spec, held)
+            if exchange is not None:
+                nursery.start_soon(exchange.serve)
             self._settings.on_ready()
             await rounds.run()
             if self._settings.exit_when_done:
                 nursery.cancel_scope.cancel()
 
-    async def _note_codec(self, spec: RunSpec) -> None:
+    async def _note_codec(self, spec: RunSpec, held: HeldPart) -> None:
         """Say what codes vectors on this side; it is loaded before the first of them waits."""
-        assert spec.frozen is not None
-        num_values, name = spec.frozen.padded_parameters, spec.sync.codec
+        num_values, name = held.shape.padded_parameters, spec.sync.codec
         codec = get_codec(name, part_of=num_values)
         loops = await self._work.run(codec.loops_for, num_values, MAIN_MEMORY)
         self._facts.codec, self._facts.loops["daemon"] = name, loops

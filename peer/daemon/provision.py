@@ -5,7 +5,7 @@ tokenizer's, the model's configuration and layout), and freezes it in the run sp
 signature. A joiner then needs no file and no hub to know the model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -18,12 +18,13 @@ from peer.state.service import Fetcher
 from peer.training.child_process import SpareChild
 from peer.training.corpus.prepare import PreparedCorpus
 from peer.training.ports import Float32Vector, TrainerDied
-from peer.training.process import create_model
+from peer.training.process import CreatedModel, create_model
 from peer.training.settings import TrainerSettings
 from peer.training.tokenizer import tokenizer_path
 from protocol.errors import InvalidRunSpec
 from protocol.membership.group import WHOLE_MODEL
 from protocol.run.run_spec import FrozenSection, RunSpec
+from protocol.run.stages import DATA_STAGE, needed_stage, part_of_stage
 
 from .beginning import Beginning, Fetched, Fresh
 from .data import freeze_data, obtain_data
@@ -50,13 +51,17 @@ class Supplies:
     part: str = WHOLE_MODEL
 
 
+CountHolders = Callable[[], Awaitable[Sequence[int]]]
+"""How many peers hold each stage of a pipeline; looks around first."""
+
+
 class Provision(Protocol):
     """Gets a machine ready for a run."""
 
     async def found(self, spec: RunSpec) -> tuple[RunSpec, Supplies]:
         """The founder's part; returns the spec with its data frozen. Raises InvalidRunSpec."""
 
-    async def obtain(self, spec: RunSpec, fetcher: Fetcher) -> Supplies:
+    async def obtain(self, spec: RunSpec, fetcher: Fetcher, count_holders: CountHolders) -> Supplies:
         """A joiner's part. Raises InvalidRunSpec, StreamLost, Refused, RemoteProtocolError."""
 
 
@@ -90,34 +95,54 @@ class RealProvision:
     async def found(self, spec: RunSpec) -> tuple[RunSpec, Supplies]:
         """Make the corpus and the first weights, and freeze what joiners must know of them."""
         spec, corpus = await freeze_data(spec, self._cache_dir, self._work)
-        weights = self._state_dir / "first-weights.f32"
-        try:
-            layout, config = await create_model(
-                self._trainer_settings(spec, corpus), weights, self._spare
-            )
-        except TrainerDied as died:
-            raise InvalidRunSpec(f"the model cannot be made: {died}") from died
+        stage = DATA_STAGE if spec.pipeline.stages > 1 else None
+        created, fresh = await self._first_weights(spec, corpus, stage)
         frozen = FrozenSection(
-            config=config,
-            layout_digest=layout.digest,
-            parameters=layout.parameters,
-            padded_parameters=layout.padded_parameters,
+            config=created.config,
+            layout_digest=created.whole.digest,
+            parameters=created.whole.parameters,
+            padded_parameters=created.whole.padded_parameters,
         )
         spec = spec.model_copy(update={"frozen": frozen})
+        return spec, self._supplies(spec, corpus, _shape(created), fresh, stage)
+
+    async def obtain(self, spec: RunSpec, fetcher: Fetcher, count_holders: CountHolders) -> Supplies:
+        """Take the corpus from here or from a peer; of a pipeline, the stage that needs us most."""
+        corpus = await obtain_data(spec, self._cache_dir, fetcher, self._work)
+        if spec.pipeline.stages == 1:
+            return self._supplies(spec, corpus, PartShape.of_whole_model(spec), Fetched(), None)
+        holders = await count_holders()
+        stage = needed_stage(holders, spec.pipeline.num_visited)
+        created, fresh = await self._first_weights(spec, corpus, stage)
+        beginning = Fetched() if holders[stage] else fresh
+        return self._supplies(spec, corpus, _shape(created), beginning, stage)
+
+    async def _first_weights(
+        self, spec: RunSpec, corpus: PreparedCorpus, stage: int | None
+    ) -> tuple[CreatedModel, Fresh]:
+        """The initialisation of the part that we hold, and a beginning with it."""
+        weights = self._state_dir / "first-weights.f32"
+        settings = self._trainer_settings(spec, corpus, stage)
+        try:
+            created = await create_model(settings, weights, self._spare)
+        except TrainerDied as died:
+            raise InvalidRunSpec(f"the model cannot be made: {died}") from died
 
         async def initialise(slow_P: Float32Vector) -> None:
             slow_P[:] = await self._work.run(np.fromfile, weights, "<f4")
             weights.unlink()
 
-        return spec, self._supplies(spec, corpus, Fresh(initialise))
+        return created, Fresh(initialise)
 
-    async def obtain(self, spec: RunSpec, fetcher: Fetcher) -> Supplies:
-        """Take the corpus from here or from a peer."""
-        corpus = await obtain_data(spec, self._cache_dir, fetcher, self._work)
-        return self._supplies(spec, corpus, Fetched())
-
-    def _supplies(self, spec: RunSpec, corpus: PreparedCorpus, beginning: Beginning) -> Supplies:
-        settings = self._trainer_settings(spec, corpus)
+    def _supplies(
+        self,
+        spec: RunSpec,
+        corpus: PreparedCorpus,
+        shape: PartShape,
+        beginning: Beginning,
+        stage: int | None,
+    ) -> Supplies:
+        settings = self._trainer_settings(spec, corpus, stage)
         engine = TorchEngine(settings, memory_dir=self._state_dir, spare=self._spare)
         blobs = {corpus.manifest_digest: corpus.path}
         tokenizer = tokenizer_path(self._cache_dir, corpus.tokenizer_digest)
@@ -127,11 +152,14 @@ class RealProvision:
             engine,
             blobs,
             corpus.num_blocks,
-            shape=PartShape.of_whole_model(spec),
+            shape=shape,
             beginning=beginning,
+            part=WHOLE_MODEL if stage is None else part_of_stage(stage),
         )
 
-    def _trainer_settings(self, spec: RunSpec, corpus: PreparedCorpus) -> TrainerSettings:
+    def _trainer_settings(
+        self, spec: RunSpec, corpus: PreparedCorpus, stage: int | None
+    ) -> TrainerSettings:
         return TrainerSettings(
             spec=spec.to_bytes(),
             peer_id=self._peer_id,
@@ -140,4 +168,9 @@ class RealProvision:
             device=self._device,
             threads=self._threads,
             overlap_steps=self._overlap_steps,
+            stage=stage,
         )
+
+
+def _shape(created: CreatedModel) -> PartShape:
+    return PartShape(created.layout.digest, created.layout.padded_parameters)

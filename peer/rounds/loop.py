@@ -34,11 +34,13 @@ from peer.training.messages import (
     TrainRound,
 )
 from peer.training.ports import Float32Vector, StartTrainer, Trainer, TrainerDied
+from peer.training.stages.messages import Begun, Produced, Returned, Stepped, Taken, Waiting
 from protocol.errors import LocoError
 from protocol.membership.view import Member, View
 from protocol.schedule.own_rounds import RoundPlan
 from protocol.schedule.rounds import is_lost
 
+from .microbatches import Microbatches
 from .shares import DataShares
 from .validation import Validation
 from .way import TrainerLine, Way
@@ -59,6 +61,7 @@ class RoundLoop:
     Args:
         total_steps: nominal steps of the run.
         slow_P: the slow weights, which trainers start from.
+        microbatches: None where the trainer holds the whole model.
     """
 
     def __init__(
@@ -74,8 +77,10 @@ class RoundLoop:
         slow_P: Float32Vector,
         start_trainer: StartTrainer,
         events: EventLog,
+        microbatches: Microbatches | None = None,
     ) -> None:
         self._way = way
+        self._microbatches = microbatches
         self._inner_steps = inner_steps
         self._total_steps = total_steps
         self._facts = facts
@@ -122,6 +127,8 @@ class RoundLoop:
         self._note_start(ready)
         async with trio.open_nursery() as nursery:
             line = TrainerLine(trainer, nursery)
+            if self._microbatches is not None:
+                self._microbatches.began(line)
             self._way.began(line, ready)
             await trainer.send(Load(self._way.version))
             if self._way.version == 0:  # a founder's first weights
@@ -187,6 +194,9 @@ class RoundLoop:
                 raise self._death(event)
             case Ready():
                 pass
+            case Begun() | Produced() | Returned() | Taken() | Stepped() | Waiting():
+                if self._microbatches is not None:
+                    await self._microbatches.took(event)
             case _:
                 await self._way.took(event)
 

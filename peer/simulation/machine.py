@@ -17,7 +17,7 @@ import trio
 
 from peer.daemon.beginning import Beginning, Fetched, Fresh
 from peer.daemon.engine import SlowWeights
-from peer.daemon.provision import Supplies
+from peer.daemon.provision import CountHolders, Supplies
 from peer.network.pacing import NO_LIMITS, BandwidthLimits
 from peer.ports import PeerId
 from peer.state.held_part import PartShape
@@ -145,6 +145,8 @@ class SimulatedEngine:
 class _GatedTrainer:
     """A trainer on a machine that may sleep, or be unusable. Implements `Trainer`."""
 
+    boundaries = None
+
     def __init__(self, trainer: Trainer, gate: Gate, unusable: str | None) -> None:
         self._trainer = trainer
         self._gate = gate
@@ -218,7 +220,12 @@ class SimulatedProvision:
         spec = spec.model_copy(update={"data": data, "frozen": frozen})
         return spec, self._supplies(spec, corpus, _fresh(spec))
 
-    async def obtain(self, spec: RunSpec, fetcher: Fetcher) -> Supplies:
+    async def obtain(
+        self,
+        spec: RunSpec,
+        fetcher: Fetcher,
+        count_holders: CountHolders,  # noqa: ARG002 - the machine says which part it holds
+    ) -> Supplies:
         """Fetch the pretended corpus. Raises what `Fetcher.blob` raises, and InvalidRunSpec."""
         if spec.data.manifest is None:
             raise InvalidRunSpec("the run spec does not name its corpus by digest")

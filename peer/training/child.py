@@ -3,7 +3,6 @@
 import itertools
 import os
 import traceback
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -11,6 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
 from peer.codec import get_codec
 from protocol.errors import LocoError
@@ -20,16 +20,20 @@ from . import calibrate
 from .channel import SocketChannel
 from .corpus import Corpus, open_corpus
 from .device import choose_device, choose_precision, is_of_device, is_out_of_memory
-from .errors import NonFinite
-from .loop import InnerLoop, TrainerParts
+from .errors import Interrupted, NonFinite
+from .loop import Channel, InnerLoop, TrainerParts
 from .messages import Failed, Ready
-from .model import FlatModel, empty_module, initial_module
+from .model import FlatModel, empty_module, initial_module, model_config, model_shapes
 from .optimizer import FlatAdamW
 from .pipe import ModelCreated, PipeError
 from .settings import TrainerSettings
-from .shared import CodeRegions, map_vector
+from .shared import CodeRegions
+from .stages.build import StageMemory, build_stage
+from .stages.desk import StageChannel
+from .stages.module import initial_stage
 from .step import Stepper
 from .sync import trainer_side
+from .weights import map_slow_weights
 
 MAX_DETAIL_CHARS: Final = 2000
 """Length at which what is said of a failure is cut."""
@@ -47,23 +51,45 @@ def serve(channel: SocketChannel) -> int:
                     return _failed(channel, error, unknown="unusable")
                 os.close(weights_fd)
             case "train", (slow_fd, codes_fd):
-                return train(channel, task.settings, slow_fd, codes_fd)
+                return train(channel, lambda: build(task.settings, slow_fd, codes_fd))
+            case "train", (slow_fd, codes_fd, ring_fd):
+                memory = StageMemory(slow_fd, codes_fd, ring_fd)
+                return train_stage(channel, task.settings, memory)
             case _:
                 raise PipeError(f"{task.name} with {len(task.descriptors)} descriptors")
 
 
-def train(channel: SocketChannel, settings: TrainerSettings, slow_fd: int, codes_fd: int) -> int:
-    """Be a trainer until `Stop`. Returns the exit status."""
+def train(
+    channel: SocketChannel,
+    build_parts: Callable[[], tuple[TrainerParts, Ready]],
+    loops: Channel | None = None,
+) -> int:
+    """Be a trainer until `Stop`.
+
+    Args:
+        loops: the channel as the inner loop sees it; None where it has it for itself.
+
+    Returns:
+        The exit status.
+    """
     try:
-        parts, ready = build(settings, slow_fd, codes_fd)
+        parts, ready = build_parts()
     except Exception as error:  # noqa: BLE001 - whatever it is, the daemon should read it
         return _failed(channel, error, unknown="unusable")
     try:
         channel.emit(ready)
-        InnerLoop(parts, channel).run()
+        InnerLoop(parts, loops or channel).run()
+    except Interrupted:
+        return 0
     except Exception as error:  # noqa: BLE001 - as above
         return _failed(channel, error, unknown="error")
     return 0
+
+
+def train_stage(channel: SocketChannel, settings: TrainerSettings, memory: StageMemory) -> int:
+    """Be a trainer of one stage until `Stop`. Returns the exit status."""
+    stage_channel = StageChannel(channel)
+    return train(channel, lambda: build_stage(settings, memory, stage_channel), stage_channel)
 
 
 def _failed(channel: SocketChannel, error: Exception, *, unknown: str) -> int:
@@ -86,17 +112,26 @@ def _failed(channel: SocketChannel, error: Exception, *, unknown: str) -> int:
 
 
 def create(channel: SocketChannel, settings: TrainerSettings, weights_fd: int) -> None:
-    """Write the founder's initial weights to a file, and say what the model looks like."""
+    """Write initial weights to a file, of the whole model or of a stage, and say what it is like."""
+    spec, stage = settings.run_spec(), settings.stage
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the bits of an initialisation must not depend on the machine's cores
-    module = initial_module(settings.run_spec(), settings.vocabulary_size)
+    module: nn.Module
+    if stage is None:
+        module = initial_module(spec, settings.vocabulary_size)
+    else:
+        config = model_config(spec, settings.vocabulary_size)
+        module = initial_stage(config, spec.seed, stage, spec.pipeline.stages)
     torch.set_num_threads(threads)
-    config = module.config.to_json_string(use_diff=True)
+    text = module.config.to_json_string(use_diff=True)
     model = FlatModel(module, torch.device("cpu"))
     shapes = tuple((entry.name, entry.shape) for entry in model.layout.entries)
+    whole = shapes
+    if stage is not None:
+        whole = tuple(sorted(model_shapes(spec, settings.vocabulary_size).items()))
     with open(weights_fd, "wb", closefd=False) as file:
         model.theta_P.numpy().tofile(file)
-    channel.emit(ModelCreated(shapes, config))
+    channel.emit(ModelCreated(shapes, whole, text))
 
 
 def build(settings: TrainerSettings, slow_fd: int, codes_fd: int) -> tuple[TrainerParts, Ready]:
@@ -119,7 +154,7 @@ def build(settings: TrainerSettings, slow_fd: int, codes_fd: int) -> tuple[Train
     calibrate.fit_micro_batch(stepper, blocks())
     steps_per_s = calibrate.measure_steps_per_s(stepper, blocks)
     calibrate.forget(model, optimizer)
-    slow_P = _read_only_tensor(map_vector(slow_fd))
+    slow_P = map_slow_weights(slow_fd)
     if slow_P.numel() != model.layout.padded_parameters:
         raise ValueError(
             f"slow weights of {slow_P.numel()} values for {model.layout.padded_parameters}"
@@ -173,10 +208,3 @@ def _sample_blocks(corpus: Corpus, batch_size: int) -> Callable[[], npt.NDArray[
     offsets = np.arange(batch_size, dtype=np.int64)
     return lambda: corpus.blocks((next(counter) + offsets) % corpus.num_blocks)
 
-
-def _read_only_tensor(vector: npt.NDArray[np.float32]) -> torch.Tensor:
-    with warnings.catch_warnings():
-        # torch has no read-only tensors; the mapping itself is, so a write would end the process,
-        # not harm the daemon.
-        warnings.filterwarnings("ignore", message=".*not writable.*")
-        return torch.from_numpy(vector)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from protocol.run.run_spec import RunSpec
@@ -23,9 +25,19 @@ from .model import FlatModel
 from .optimizer import FlatAdamW
 from .round_machine import Action, RoundMachine, Settle, TrainStep, Wait
 from .snapshot import Snapshots
-from .step import Stepper, StepResult
+from .step import StepResult
 from .streaming_gossip import FragmentDeltas
 from .sync import trainer_side
+
+
+class InnerStepper(Protocol):
+    """Takes inner steps, of a whole model (step.py) or of a stage (stages/steppers.py)."""
+
+    def step(self, blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
+        """Train on [B, T+1] tokens."""
+
+    def loss_of(self, blocks_BT: npt.NDArray[np.int64]) -> float | None:
+        """Mean loss, nats per token; None where it cannot be measured."""
 
 
 class Channel(Protocol):
@@ -50,7 +62,7 @@ class TrainerParts:
     corpus: Corpus
     model: FlatModel
     optimizer: FlatAdamW
-    stepper: Stepper
+    stepper: InnerStepper
     snapshots: Snapshots | FragmentSnapshots | FragmentDeltas
     slow_P: torch.Tensor
     overlap_steps: int | None = None

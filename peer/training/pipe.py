@@ -40,11 +40,13 @@ class ModelCreated:
     """Answer of a child that made the initial weights.
 
     Attributes:
-        shapes: (name, shape) of each parameter.
+        shapes: (name, shape) of each parameter that was made.
+        whole: of each of the whole model.
         config: the model's config.json.
     """
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    whole: tuple[tuple[str, tuple[int, ...]], ...]
     config: str
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .messages import TrainerCommand, TrainerEvent
+from .stages.ring import BoundaryRing
 
 Float32Vector = npt.NDArray[np.float32]
 
@@ -22,6 +23,10 @@ class TrainerDied(Exception):
 
 class Trainer(Protocol):
     """One life of one trainer. Codes are views of memory, valid until they are written again."""
+
+    @property
+    def boundaries(self) -> BoundaryRing | None:
+        """What goes to other stages, or came from them; None before `Ready`, and without stages."""
 
     async def send(self, command: TrainerCommand) -> None:
         """Raises TrainerDied."""

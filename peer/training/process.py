@@ -31,6 +31,8 @@ from .messages import Failed, FragmentSent, Ready, RoundClosed, Stop, TrainerCom
 from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
 from .settings import TrainerSettings
 from .shared import CodeRegions, SharedVector, code_memory
+from .stages.ring import BoundaryRing
+from .stages.sizes import RING_SLOTS, boundary_bytes
 from .sync import trainer_side
 from .watchdog import START_TIMEOUT_S, Watchdog
 
@@ -51,10 +53,16 @@ class ProcessTrainer:
     """One life of a trainer process. See `peer.training.ports.Trainer`."""
 
     def __init__(
-        self, child: TrainerChild, map_regions: Callable[[Ready], CodeRegions], watchdog: Watchdog
+        self,
+        child: TrainerChild,
+        map_regions: Callable[[Ready], CodeRegions],
+        map_boundaries: Callable[[], BoundaryRing | None],
+        watchdog: Watchdog,
     ) -> None:
+        self.boundaries: BoundaryRing | None = None
         self._child = child
         self._map_regions = map_regions
+        self._map_boundaries = map_boundaries
         self._regions: CodeRegions | None = None
         self._watchdog = watchdog
         self._patience = trio.CancelScope()
@@ -100,6 +108,7 @@ class ProcessTrainer:
         match event:
             case Ready():
                 self._regions = self._map_regions(event)
+                self.boundaries = self._map_boundaries()
             case RoundClosed(round=round_, slot=int(slot), digest=str(digest)):
                 self._check(slot, round_, digest)
             case FragmentSent():
@@ -150,18 +159,29 @@ def trainer_starter(
             raise ValueError("the trainer can only start on the shared slow weights")
         told = replace(settings, micro_batch_cap=micro_batch_cap or 0)
         codes_fd = code_memory(0, directory)
+        ring_fds = () if settings.stage is None else (code_memory(0, directory),)
         try:
             child = await children.take()
             try:
-                await child.begin("train", told, (slow.read_only_fd, codes_fd))
-                yield ProcessTrainer(child, partial(_regions, spec, codes_fd), Watchdog(spec))
+                await child.begin("train", told, (slow.read_only_fd, codes_fd, *ring_fds))
+                yield ProcessTrainer(
+                    child,
+                    partial(_regions, spec, codes_fd),
+                    partial(_boundaries, spec, *ring_fds),
+                    Watchdog(spec),
+                )
                 await _stop(child)
             finally:
                 await child.aclose()
         finally:
-            os.close(codes_fd)
+            for fd in (codes_fd, *ring_fds):
+                os.close(fd)
 
     return start
+
+
+def _boundaries(spec: RunSpec, fd: int | None = None) -> BoundaryRing | None:
+    return None if fd is None else BoundaryRing(fd, RING_SLOTS, boundary_bytes(spec))
 
 
 def _regions(spec: RunSpec, fd: int, ready: Ready) -> CodeRegions:
@@ -176,17 +196,29 @@ async def _stop(child: TrainerChild) -> None:
         await child.process.wait()
 
 
+@dataclass(frozen=True, slots=True)
+class CreatedModel:
+    """What weights were made for.
+
+    Attributes:
+        layout: of those weights.
+        whole: of the whole model.
+        config: the model's config.json.
+    """
+
+    layout: Layout
+    whole: Layout
+    config: str
+
+
 async def create_model(
     settings: TrainerSettings, weights_path: Path, spare: SpareChild | None = None
-) -> tuple[Layout, str]:
-    """Make a run's initial weights, as its founder does.
+) -> CreatedModel:
+    """Make initial weights, as a run's founder does, or the first holder of a stage.
 
     Args:
         weights_path: where they go, as one flat vector of fp32 values.
         spare: its child makes them, and has it back afterwards: it can still become a trainer.
-
-    Returns:
-        The layout of that vector, and the model's config.json.
 
     Raises:
         TrainerDied: the child failed; the message says how, or holds its last words.
@@ -206,7 +238,11 @@ async def create_model(
         await child.aclose()
     else:
         spare.put_back(child)
-    return Layout.from_shapes(dict(message.shapes)), message.config
+    return CreatedModel(
+        Layout.from_shapes(dict(message.shapes)),
+        Layout.from_shapes(dict(message.whole)),
+        message.config,
+    )
 
 
 async def _ask(

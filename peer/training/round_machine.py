@@ -53,15 +53,19 @@ from protocol.schedule.data_plan import DataPlan
 
 from .errors import WrongCommand
 from .messages import (
+    Amend,
+    Apply,
     CloseRound,
     Evaluate,
     Evaluated,
     Load,
+    Merge,
     Stop,
     SyncCommand,
     TrainerCommand,
     TrainerEvent,
     TrainRound,
+    Yield,
 )
 from .round_data import RoundData
 from .round_in_progress import RoundInProgress
@@ -159,8 +163,10 @@ class RoundMachine:
                 self._evaluations.append(command)
             case Stop():
                 self._stopped = True
-            case _:
+            case Apply() | Merge() | Yield() | Amend():
                 self._obey_sync(command)
+            case _:
+                raise WrongCommand(f"{command}, but no stage is trained here")
 
     def _take_order(self, order: TrainRound, now_s: float) -> None:
         state = self._state

@@ -22,6 +22,7 @@ class TrainerSettings:
         threads: torch threads; 0 leaves it to torch.
         overlap_steps: tau of this peer; None is the run's.
         micro_batch_cap: most sequences per forward pass; 0 is no cap.
+        stage: the part of the model that it holds; None is the whole.
     """
 
     spec: bytes
@@ -32,6 +33,7 @@ class TrainerSettings:
     threads: int = 0
     overlap_steps: int | None = None
     micro_batch_cap: int = 0
+    stage: int | None = None
 
     def run_spec(self) -> RunSpec:
         """The parsed run spec. Raises InvalidRunSpec."""

@@ -53,7 +53,9 @@ class _Machine:
 
 
 class SimulatedTrainer:
-    """One life of a simulated trainer. See `peer.training.ports.Trainer`."""
+    """One life of a simulated trainer of a whole model. See `peer.training.ports.Trainer`."""
+
+    boundaries = None
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from .errors import CannotTrain
 from .messages import Failed, TrainerCommand, TrainerEvent
 from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
+from .stages.ring import BoundaryRing
 
 
 class _Heard:
@@ -22,6 +23,11 @@ class _Heard:
 
     def __repr__(self) -> str:
         return f"<_Heard {self._trainer!r}>"
+
+    @property
+    def boundaries(self) -> BoundaryRing | None:
+        """What goes to other stages, or came from them."""
+        return self._trainer.boundaries
 
     async def send(self, command: TrainerCommand) -> None:
         """Raises TrainerDied."""

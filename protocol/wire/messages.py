@@ -18,6 +18,8 @@ the stream, < from the other:
                         nothing comes back on a lasting stream
                       > GetStamps < Stamps           > GetResult < Result + codes
                       > GetChunkState < ChunkState + values          or a Refusal
+    /loco/stage/1     > Offer   < Credit or Refusal  > Boundary + codes  < Kept
+                      > Announcement  < Noted
 
 Rules:
 - Decoding is strict about what a field holds (kind, bounds: fields.py) and a missing field is an
@@ -96,11 +98,12 @@ from .gossip_messages import (
     SettledOutcome,
     Vector,
 )
+from .stage_messages import Announcement, Boundary, Credit, Kept, Noted, Offer
 
 __all__ = [
-    "TYPES", "Accept", "AliveReply", "AskAlive", "Beat", "BlobReply", "Chunk", "ChunkState",
-    "Contribution", "FragmentSettled", "Free", "GetBlob", "GetChunkState", "GetChunks", "GetResult",
-    "GetSpec", "GetStamps", "GetState", "Hello", "Join", "Leaving", "Message", "NoResult",
+    "TYPES", "Accept", "AliveReply", "Announcement", "AskAlive", "Beat", "BlobReply", "Boundary",
+    "Chunk", "ChunkState", "Contribution", "Credit", "FragmentSettled", "Free", "GetBlob", "GetChunkState", "GetChunks", "GetResult",
+    "GetSpec", "GetStamps", "GetState", "Hello", "Join", "Kept", "Leaving", "Message", "NoResult", "Noted", "Offer",
     "PeerEntry", "PeerList", "Piece", "Propose", "Received", "Refusal", "Result", "Settle",
     "Settled", "SettledOutcome", "SpecReply", "Stamps", "StateReply", "Vector", "decode_message",
     "encode_message", "max_payload_bytes", "peer_entry", "printable_sentence",
@@ -307,6 +310,7 @@ Message = (
     | GetSpec | SpecReply | GetBlob | BlobReply | GetState | StateReply | GetChunks | Chunk
     | Contribution | Result | NoResult | FragmentSettled | GetStamps | Stamps | GetResult
     | GetChunkState | ChunkState
+    | Offer | Credit | Boundary | Kept | Announcement | Noted
 )  # fmt: skip
 
 TYPES: Final[dict[str, type[Message]]] = {
@@ -321,6 +325,8 @@ TYPES: Final[dict[str, type[Message]]] = {
     "fragment_settled": FragmentSettled,
     "get_stamps": GetStamps, "stamps": Stamps, "get_result": GetResult,
     "get_chunk_state": GetChunkState, "chunk_state": ChunkState,
+    "offer": Offer, "credit": Credit, "boundary": Boundary, "kept": Kept,
+    "announcement": Announcement, "noted": Noted,
 }  # fmt: skip
 """Every message, by its name on the wire."""
 
@@ -336,6 +342,7 @@ _MAX_PAYLOAD_BYTES: Final[dict[type[Message], int]] = {
     Contribution: MAX_PAYLOAD_BYTES,
     Result: MAX_PAYLOAD_BYTES,
     ChunkState: MAX_PAYLOAD_BYTES,
+    Boundary: MAX_PAYLOAD_BYTES,
 }
 
 

@@ -14,8 +14,9 @@ HELLO: Final = "/loco/hello/1"
 GOSSIP: Final = "/loco/gossip/1"
 STATE: Final = "/loco/state/1"
 FRAGMENT: Final = "/loco/fragment/1"
+STAGE: Final = "/loco/stage/1"
 
-SPOKEN: Final = ("hello/1", "gossip/1", "state/1", "fragment/1")
+SPOKEN: Final = ("hello/1", "gossip/1", "state/1", "fragment/1", "stage/1")
 """What this release speaks, as told in a Hello."""
 REQUIRED: Final = ("hello", "gossip", "state")
 """Conversations without which two peers cannot train together."""

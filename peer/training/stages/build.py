@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 
@@ -14,22 +14,19 @@ from peer.training.messages import Ready
 from peer.training.model import FlatModel, model_config
 from peer.training.optimizer import FlatAdamW
 from peer.training.settings import TrainerSettings
-from peer.training.shared import CodeRegions, read_only_tensor
+from peer.training.shared import CodeRegions
 from peer.training.sync import trainer_side
-from protocol.run.run_spec import RunSpec
+from peer.training.weights import map_slow_weights
 from protocol.run.stages import DATA_STAGE
 
 from .boundary import BoundaryCoder
 from .compute import StageCompute
-from .desk import Desk, PatientChannel, StageChannel
-from .module import StageModule, initial_stage
+from .desk import Desk, StageChannel
+from .module import initial_stage
 from .ring import BoundaryRing
+from .sizes import RING_SLOTS, SLOTS, boundary_shape, sequences_of
 from .steppers import DataPeerStepper, RelayStepper, stage_clip_norm
 
-SLOTS: Final = 4
-"""Microbatches that a machine holds at once."""
-RING_SLOTS: Final = 2 * SLOTS
-"""Slots of a ring, each way: a boundary may wait while others of its microbatch are under way."""
 NOMINAL_STEPS_PER_S: Final = 1.0
 """Told by every stage: all take the same steps, so that nobody owes more of them than another."""
 
@@ -43,26 +40,9 @@ class StageMemory:
     ring_fd: int
 
 
-class SlowVector(Protocol):
-    """Maps the slow weights of a descriptor."""
-
-    def __call__(self, fd: int) -> torch.Tensor: ...
-
-
-def boundary_bytes(spec: RunSpec) -> int:
-    """Bytes of one boundary of a run, coded."""
-    return get_codec(spec.pipeline.codec).code_bytes(_num_values(spec))
-
-
-def sequences_of(spec: RunSpec) -> int:
-    """Sequences of a microbatch: the run's micro-batch; one, where it leaves the choice."""
-    size = spec.training.micro_batch
-    return size if isinstance(size, int) else 1
-
-
 def build_stage(
-    settings: TrainerSettings, memory: StageMemory, channel: PatientChannel
-) -> tuple[TrainerParts, Ready, StageChannel]:
+    settings: TrainerSettings, memory: StageMemory, channel: StageChannel
+) -> tuple[TrainerParts, Ready]:
     """Model, optimizer, corpus and desk."""
     spec, stage = settings.run_spec(), settings.stage
     assert stage is not None
@@ -76,12 +56,10 @@ def build_stage(
     model = FlatModel(module, device)
     clip_norm = stage_clip_norm(spec.optimizer.clip_norm, stages)
     optimizer = FlatAdamW(model, spec.optimizer.model_copy(update={"clip_norm": clip_norm}))
-    stage_channel = StageChannel(channel)
     sequences = sequences_of(spec)
-    shape = (sequences, spec.model.context_length, spec.model.hidden_size)
-    coder = BoundaryCoder(get_codec(spec.pipeline.codec), shape, device)
+    coder = BoundaryCoder(get_codec(spec.pipeline.codec), boundary_shape(spec), device)
     ring = BoundaryRing.create_in(memory.ring_fd, RING_SLOTS, coder.code_bytes)
-    desk = Desk(stage_channel, ring, coder)
+    desk = Desk(channel, ring, coder)
     compute = StageCompute(module, device, precision)
     stepper: DataPeerStepper | RelayStepper
     if stage == DATA_STAGE:
@@ -90,8 +68,8 @@ def build_stage(
         )
     else:
         stepper = RelayStepper(compute, desk, model, optimizer, sequences=sequences)
-        stage_channel.between_steps = stepper.score_what_has_come
-    slow_P = read_only_tensor(memory.slow_fd)
+        channel.between_steps = stepper.score_what_has_come
+    slow_P = map_slow_weights(memory.slow_fd)
     side = trainer_side(spec)
     regions = CodeRegions.create_in(memory.codes_fd, side.regions_of(spec, model.layout))
     parts = TrainerParts(
@@ -121,8 +99,4 @@ def build_stage(
         shapes=tuple((entry.name, entry.shape) for entry in model.layout.entries),
         loops=loops,
     )
-    return parts, ready, stage_channel
-
-
-def _num_values(spec: RunSpec) -> int:
-    return sequences_of(spec) * spec.model.context_length * spec.model.hidden_size
+    return parts, ready

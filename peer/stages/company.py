@@ -1,0 +1,56 @@
+"""The peers of a pipeline: who holds which stage, and trains.
+
+Views are of one group; a pipeline needs all stages' at once, and the roster knows them.
+"""
+
+import trio
+
+from protocol.membership.group import Group
+from protocol.membership.view import Roster, View
+from protocol.microbatch.paths import Relays
+from protocol.run.stages import DATA_STAGE, part_of_stage
+
+
+class StageCompany:
+    """See the top of the file.
+
+    Args:
+        peer_id: ours; we are in no roster of our own.
+    """
+
+    def __init__(self, roster: Roster, run_id: str, stages: int, peer_id: str) -> None:
+        self._groups = [Group(run_id, part_of_stage(stage)).digest for stage in range(stages)]
+        self._views = [View(roster, group) for group in self._groups]
+        self._peer_id = peer_id
+
+    def __repr__(self) -> str:
+        return f"<StageCompany of {self._peer_id}, {len(self._views)} stages>"
+
+    def group(self, stage: int) -> str:
+        """The digest of a stage's group."""
+        return self._groups[stage]
+
+    def data_peers(self) -> tuple[str, ...]:
+        """The others that hold the data and train, sorted."""
+        return self._training(DATA_STAGE)
+
+    def relays(self) -> Relays:
+        """The others that hold each further stage and train, sorted."""
+        return tuple(self._training(stage) for stage in range(1, len(self._views)))
+
+    def holders(self) -> tuple[int, ...]:
+        """How many of the others hold each stage, whatever they do."""
+        now_s = trio.current_time()
+        return tuple(len(view.alive(now_s)) for view in self._views)
+
+    def stage_of(self, peer_id: str) -> int | None:
+        """The stage that another peer holds; None while it is not known to hold one."""
+        now_s = trio.current_time()
+        for stage, view in enumerate(self._views):
+            if any(member.peer_id == peer_id for member in view.alive(now_s)):
+                return stage
+        return None
+
+    def _training(self, stage: int) -> tuple[str, ...]:
+        members = self._views[stage].members_training(trio.current_time())
+        return tuple(member.peer_id for member in members)

@@ -1,0 +1,318 @@
+"""The microbatches of one peer: events to its core, the core's commands to trainer and streams.
+
+    trainer (stages/messages.py)     streams of other peers     streams to them (transfers.py)
+              |  events                      |  ^                      ^
+              v                              v  |                      |
+                    StageCore (protocol/microbatch): decides what happens
+
+A life of the trainer has its own shared memory and its own queue of commands, so that nothing of an
+old life reaches a new one; `Line` is what belongs to one.
+"""
+
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import trio
+
+from peer.network.conversation import Conversation
+from peer.observe.facts import Facts
+from peer.observe.status import PeerState
+from peer.ports import Network, Stream
+from peer.rounds.way import TrainerLine
+from peer.training.stages import messages as told
+from peer.training.stages.messages import StageCommand, StageEvent
+from peer.training.stages.ring import BoundaryRing
+from peer.training.stages.sizes import SLOTS
+from protocol.errors import LocoError
+from protocol.membership.group import other_group_sentence
+from protocol.microbatch.commands import (
+    Announce,
+    Answer,
+    Command,
+    Compute,
+    FinishIteration,
+    Forget,
+    FreeInbound,
+    Release,
+    Send,
+)
+from protocol.microbatch.core import StageCore
+from protocol.microbatch.data_peer import DataPeerCore
+from protocol.microbatch.relay import RelayCore
+from protocol.microbatch.trip import Leg, Trip
+from protocol.outcomes import RefusalReason
+from protocol.run.run_spec import RunSpec
+from protocol.run.stages import DATA_STAGE
+from protocol.wire.messages import Announcement, Boundary, Credit, Kept, Noted, Offer, Refusal
+from protocol.wire.versions import STAGE
+
+from .company import StageCompany
+from .transfers import ANSWER_S, Outgoing, Transfers, trip_of
+
+TICK_S: Final = 0.5
+PATIENCE_S: Final = 60.0
+"""Longest time for an iteration's microbatches."""
+
+
+class Line:
+    """The present life of the trainer: its queue of commands, and its shared memory.
+
+    Attributes:
+        free: inbound slots that nobody fills or reads.
+    """
+
+    def __init__(self, ring: BoundaryRing) -> None:
+        self.ring = ring
+        self.commands, self._sent = trio.open_memory_channel[StageCommand](math.inf)
+        self._free = list(ring.inbound)
+        self._freed = trio.Condition()
+
+    def __repr__(self) -> str:
+        return f"<Line over {self.ring!r}, {len(self._free)} slots free>"
+
+    def send(self, command: StageCommand) -> None:
+        """Queue a command; there are never more than slots allow."""
+        self.commands.send_nowait(command)
+
+    async def run(self, line: TrainerLine) -> None:
+        """Pass the commands on, in order."""
+        async for command in self._sent:
+            await line.send(command)
+
+    async def take_slot(self) -> int:
+        """An inbound slot to fill; waits for one."""
+        async with self._freed:
+            while not self._free:
+                await self._freed.wait()
+            return self._free.pop()
+
+    async def give_back(self, slot: int) -> None:
+        """An inbound slot is free again."""
+        async with self._freed:
+            self._free.append(slot)
+            self._freed.notify()
+
+
+class StageExchange:
+    """See the top of the file.
+
+    Args:
+        stage: ours.
+    """
+
+    def __init__(
+        self,
+        *,
+        stage: int,
+        core: StageCore,
+        company: StageCompany,
+        network: Network,
+        facts: Facts,
+    ) -> None:
+        self._facts = facts
+        self._stage = stage
+        self._core = core
+        self._company = company
+        self._network = network
+        self._transfers = Transfers(network, PATIENCE_S)
+        self._line: Line | None = None
+        self._answers: dict[int, Callable[[RefusalReason | None], None]] = {}
+        self._next_ticket = 0
+        self._nursery: trio.Nursery | None = None
+
+    def __repr__(self) -> str:
+        return f"<StageExchange of stage {self._stage}, {self._core!r}>"
+
+    # --- the trainer ------------------------------------------------------------------------------
+    def began(self, line: TrainerLine) -> None:
+        """A trainer has started."""
+        ring = line.trainer.boundaries
+        assert ring is not None, "a trainer of a stage has boundaries"
+        self._line = Line(ring)
+        line.nursery.start_soon(self._line.run, line)
+        self._do(self._core.restarted())
+
+    async def took(self, event: StageEvent) -> None:
+        """The trainer has said something."""
+        now_s = trio.current_time()
+        match event:
+            case told.Produced(leg, number, slot, loss):
+                self._do(self._core.produced(Leg(leg), number, slot, loss, now_s))
+            case told.Returned(number):
+                self._do(self._core.returned(number, now_s))
+            case told.Taken(slot):
+                if self._line is not None:
+                    await self._line.give_back(slot)
+            case told.Begun(microbatches):
+                assert isinstance(self._core, DataPeerCore)
+                self._do(self._core.begun(microbatches, now_s))
+            case told.Stepped():
+                if isinstance(self._core, RelayCore):
+                    self._do(self._core.stepped(now_s))
+            case told.Waiting():
+                pass
+
+    # --- other peers ------------------------------------------------------------------------------
+    async def serve(self) -> None:
+        """Serve other peers, and see to it that nothing is waited for in vain, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            await self._network.serve(STAGE, self._answer)
+            while True:
+                await trio.sleep(TICK_S)
+                now_s = trio.current_time()
+                self._look_around(now_s)
+                self._do(self._core.ticked(now_s))
+
+    def _look_around(self, now_s: float) -> None:
+        core, facts = self._core, self._facts
+        if isinstance(core, RelayCore):
+            self._do(core.present(self._company.data_peers(), now_s))
+        elif isinstance(core, DataPeerCore):
+            self._do(core.present(self._company.relays(), now_s))
+            if facts.state is PeerState.TRAINING:
+                facts.now_doing(_doing(core.missing_stages))
+
+    async def _answer(self, stream: Stream) -> None:
+        async with Conversation(stream) as talk:
+            message, _ = await talk.receive(Offer, Announcement, timeout_s=ANSWER_S)
+            assert isinstance(message, Offer | Announcement)
+            ours = self._company.group(self._stage)
+            if message.group != ours:
+                sentence = other_group_sentence(ours, message.group)
+                await talk.send(Refusal(RefusalReason.OTHER_GROUP, sentence), stall_s=ANSWER_S)
+            elif isinstance(message, Offer):
+                await self._take(talk, trip_of(message, talk.remote_peer_id, self._network.peer_id))
+            elif isinstance(self._core, RelayCore):
+                origin, core, now_s = talk.remote_peer_id, self._core, trio.current_time()
+                self._do(core.announced(origin, message.iteration, message.count, now_s))
+                await talk.send(Noted(core.newest), stall_s=ANSWER_S)
+
+    async def _take(self, talk: Conversation, trip: Trip) -> None:
+        refusal = await self._ask_core(trip)
+        if refusal is not None:
+            sentence = f"microbatch {trip.microbatch.index}: {refusal}"
+            await talk.send(Refusal(refusal, sentence), stall_s=ANSWER_S)
+            return
+        line = self._line
+        try:
+            if line is None:
+                return
+            slot = await line.take_slot()
+            try:
+                await talk.send(Credit(), stall_s=ANSWER_S)
+                boundary, _ = await talk.receive(
+                    Boundary, into=line.ring.slot(slot), timeout_s=ANSWER_S, stall_s=ANSWER_S
+                )
+            except BaseException:
+                with trio.CancelScope(shield=True):
+                    await line.give_back(slot)
+                raise
+        except (LocoError, trio.BrokenResourceError, trio.ClosedResourceError):
+            self._do(self._core.broke_off(trip, trio.current_time()))
+            raise
+        if line is not self._line:
+            return  # its trainer is gone, and all that it held
+        self._do(self._core.arrived(trip, slot, boundary.loss))
+        await talk.send(Kept(), stall_s=ANSWER_S)
+
+    async def _ask_core(self, trip: Trip) -> RefusalReason | None:
+        """Whether a trip is welcome; waits for its turn."""
+        ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
+        answered, answer = trio.Event(), list[RefusalReason | None]()
+
+        def tell(refusal: RefusalReason | None) -> None:
+            answer.append(refusal)
+            answered.set()
+
+        self._answers[ticket] = tell
+        try:
+            self._do(self._core.offered(ticket, trip))
+            with trio.move_on_after(PATIENCE_S):
+                await answered.wait()
+        finally:
+            self._answers.pop(ticket, None)
+            if not answer:
+                self._do(self._core.withdrawn(ticket))
+        return answer[0] if answer else RefusalReason.BUSY
+
+    # --- commands ---------------------------------------------------------------------------------
+    def _do(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            self._do_one(command)
+
+    def _do_one(self, command: Command) -> None:
+        match command:
+            case Answer(ticket, refusal):
+                if ticket in self._answers:
+                    self._answers.pop(ticket)(refusal)
+            case Compute(leg, number, slot, loss):
+                self._tell(told.Deliver(str(leg), number, slot, loss))
+            case Forget(number):
+                self._tell(told.Drop(number))
+            case FinishIteration():
+                self._tell(told.Finish())
+            case Release(slot):
+                self._tell(told.Release(slot))
+            case Send():
+                self._start(self._send, command)
+            case FreeInbound(slot):
+                self._start(self._free_inbound, slot)
+            case Announce(iteration, counts):
+                for relay, count in counts.items():
+                    self._start(self._announce, relay, iteration, count)
+
+    def _tell(self, command: StageCommand) -> None:
+        if self._line is not None:
+            self._line.send(command)
+
+    def _start(self, job: Callable[..., Awaitable[None]], *arguments: object) -> None:
+        if self._nursery is not None:
+            self._nursery.start_soon(job, *arguments)
+
+    async def _send(self, command: Send) -> None:
+        line, stage = self._line, self._company.stage_of(command.trip.receiver)
+        taken = False
+        if line is not None and stage is not None:
+            codes = line.ring.slot(command.slot)
+            group = self._company.group(stage)
+            outgoing = Outgoing(command.trip, group, codes, command.loss)
+            taken = await self._transfers.send(outgoing)
+        if line is not self._line:
+            return
+        self._tell(told.Release(command.slot))
+        self._do(self._core.sent(command.trip, trio.current_time(), taken=taken))
+
+    async def _free_inbound(self, slot: int) -> None:
+        if self._line is not None:
+            await self._line.give_back(slot)
+
+    async def _announce(self, relay: str, iteration: int, count: int) -> None:
+        stage = self._company.stage_of(relay)
+        if stage is None or not isinstance(self._core, DataPeerCore):
+            return
+        group = self._company.group(stage)
+        newest = await self._transfers.announce(relay, group, iteration, count)
+        if newest is not None:
+            self._do(self._core.heard(newest))
+
+
+def _doing(missing: Sequence[int]) -> str:
+    """What a data peer does, in a sentence."""
+    if not missing:
+        return "training"
+    stages = " and ".join(str(stage) for stage in missing)
+    return f"waiting for a peer that holds stage {stages}"
+
+
+def stage_exchange(
+    spec: RunSpec, stage: int, company: StageCompany, network: Network, facts: Facts
+) -> StageExchange:
+    """The exchange of a peer that holds this stage."""
+    core: StageCore
+    if stage == DATA_STAGE:
+        core = DataPeerCore(network.peer_id, spec.pipeline.num_visited, PATIENCE_S)
+    else:
+        core = RelayCore(SLOTS, PATIENCE_S)
+    return StageExchange(stage=stage, core=core, company=company, network=network, facts=facts)

@@ -1,0 +1,104 @@
+"""Boundaries on streams: one stream for each move of a microbatch, offered before it is sent.
+
+    sender      Offer            what it is; the answer is the credit, and may take a while
+                Boundary         the codes, straight from shared memory into shared memory
+    receiver    Credit, Kept     from then on the receiver answers for it
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from peer.network.conversation import Conversation
+from peer.ports import Network, PeerId
+from protocol.errors import LocoError, RemoteProtocolError
+from protocol.microbatch.trip import Leg, Microbatch, Trip
+from protocol.wire.messages import Announcement, Boundary, Credit, Kept, Noted, Offer
+from protocol.wire.versions import STAGE
+
+ANSWER_S: Final = 10.0
+"""Patience for small answers, and for the next part of a boundary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A boundary to be sent.
+
+    Attributes:
+        group: digest of the receiver's.
+    """
+
+    trip: Trip
+    group: str
+    codes: memoryview
+    loss: float | None
+
+
+class Transfers:
+    """The sender's side.
+
+    Args:
+        credit_s: longest wait for an answer to an offer.
+    """
+
+    def __init__(self, network: Network, credit_s: float) -> None:
+        self._network = network
+        self._credit_s = credit_s
+
+    def __repr__(self) -> str:
+        return f"<Transfers from {self._network.peer_id}>"
+
+    async def send(self, outgoing: Outgoing) -> bool:
+        """Send a boundary. Returns whether the receiver has it."""
+        trip = outgoing.trip
+        try:
+            stream = await self._network.open_stream(trip.receiver, STAGE)
+            async with Conversation(stream) as talk:
+                await talk.send(offer_of(trip, outgoing.group), stall_s=ANSWER_S)
+                await talk.receive(Credit, timeout_s=self._credit_s)
+                await talk.send(Boundary(outgoing.loss), outgoing.codes, stall_s=ANSWER_S)
+                await talk.receive(Kept, timeout_s=ANSWER_S)
+        except (LocoError, trio.BrokenResourceError, trio.ClosedResourceError):
+            return False
+        return True
+
+    async def announce(self, peer_id: PeerId, group: str, iteration: int, count: int) -> int | None:
+        """Tell a relay of an iteration. Returns the newest that it has heard of, if it answers."""
+        try:
+            stream = await self._network.open_stream(peer_id, STAGE)
+            async with Conversation(stream) as talk:
+                await talk.send(Announcement(group, iteration, count), stall_s=ANSWER_S)
+                noted, _ = await talk.receive(Noted, timeout_s=ANSWER_S)
+        except (LocoError, trio.BrokenResourceError, trio.ClosedResourceError):
+            return None
+        return noted.iteration
+
+
+def offer_of(trip: Trip, group: str) -> Offer:
+    """A trip as its receiver is asked for it."""
+    microbatch = trip.microbatch
+    return Offer(
+        group,
+        microbatch.origin,
+        microbatch.iteration,
+        microbatch.index,
+        trip.leg,
+        trip.path,
+        trip.place,
+    )
+
+
+def trip_of(offer: Offer, sender: PeerId, receiver: PeerId) -> Trip:
+    """The trip of an offer, checked against the ends of its stream.
+
+    Raises:
+        RemoteProtocolError: this sender has no business with it, or it is not for us.
+    """
+    microbatch = Microbatch(offer.origin, offer.iteration, offer.index)
+    trip = Trip(microbatch, Leg(offer.leg), offer.path, offer.place)
+    if len(set(trip.path)) != len(trip.path) or not trip.path or offer.origin in trip.path:
+        raise RemoteProtocolError("a path visits every peer once, its data peer never")
+    if trip.place > len(trip.path) + 1 or (trip.sender, trip.receiver) != (sender, receiver):
+        raise RemoteProtocolError("a boundary goes from one peer of its path to the next")
+    return trip

@@ -1,0 +1,28 @@
+"""Sizes on which daemon and trainer agree: of boundaries, and of the memory for them."""
+
+from math import prod
+from typing import Final
+
+from protocol.run.codecs import CODECS
+from protocol.run.run_spec import RunSpec
+
+SLOTS: Final = 4
+"""Microbatches that a machine holds at once."""
+RING_SLOTS: Final = 2 * SLOTS
+"""Slots of a ring, each way: a boundary may wait while others of its microbatch are under way."""
+
+
+def sequences_of(spec: RunSpec) -> int:
+    """Sequences of a microbatch: the run's micro-batch; one, where it leaves the choice."""
+    size = spec.training.micro_batch
+    return size if isinstance(size, int) else 1
+
+
+def boundary_shape(spec: RunSpec) -> tuple[int, int, int]:
+    """Sequences of a microbatch, tokens, and width of the model."""
+    return sequences_of(spec), spec.model.context_length, spec.model.hidden_size
+
+
+def boundary_bytes(spec: RunSpec) -> int:
+    """Bytes of one boundary of a run, coded."""
+    return CODECS[spec.pipeline.codec].code_bytes(prod(boundary_shape(spec)))

@@ -1,0 +1,44 @@
+"""What the two kinds of cores have in common: the events that come from trainer and streams.
+
+Every event returns what is to be done. relay.py and data_peer.py say what they mean.
+"""
+
+from typing import Protocol
+
+from .commands import Command
+from .trip import Leg, Trip
+
+
+class StageCore(Protocol):
+    """The core of a peer that holds a stage."""
+
+    # --- the trainer ------------------------------------------------------------------------------
+    def produced(
+        self, leg: Leg, number: int, slot: int, loss: float | None, now_s: float
+    ) -> list[Command]:
+        """A boundary lies in an outbound slot."""
+
+    def returned(self, number: int, now_s: float) -> list[Command]:
+        """A microbatch's gradient has been added."""
+
+    def restarted(self) -> list[Command]:
+        """The trainer is a new one, and holds nothing."""
+
+    # --- streams ----------------------------------------------------------------------------------
+    def offered(self, ticket: int, trip: Trip) -> list[Command]:
+        """A boundary is offered; `ticket` names the offer until it is answered."""
+
+    def withdrawn(self, ticket: int) -> list[Command]:
+        """An offer without an answer is no longer there."""
+
+    def arrived(self, trip: Trip, slot: int, loss: float | None) -> list[Command]:
+        """What was welcome lies in an inbound slot."""
+
+    def broke_off(self, trip: Trip, now_s: float) -> list[Command]:
+        """What was welcome has not come whole."""
+
+    def sent(self, trip: Trip, now_s: float, *, taken: bool) -> list[Command]:
+        """What was to be sent has been taken by the other, or has not."""
+
+    def ticked(self, now_s: float) -> list[Command]:
+        """Time has passed."""

@@ -1,0 +1,229 @@
+"""The core of a data peer: which way its microbatches go, and what has become of them.
+
+Rules
+  1. An iteration's number is the next one, or the newest that any relay has heard of: data peers
+     that are behind catch up at once (relay.py).
+  2. Paths are chosen when an iteration sets out, over the relays that are there then. It sets out
+     when every stage has one: until then its microbatches wait where they are, and nothing is
+     trained.
+  3. A microbatch whose trip fails, or that is not back after `patience_s`, is dropped: the trainer
+     leaves it out of its step. Nothing is waited for twice.
+
+Invariant: the trainer is told exactly one end of every microbatch: its gradient, or that it is
+dropped.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from protocol.outcomes import RefusalReason
+
+from .commands import Announce, Answer, Command, Compute, Forget, FreeInbound, Release, Send
+from .paths import Relays, paths_of
+from .trip import Leg, Microbatch, Trip
+
+
+@dataclass(slots=True)
+class _Away:
+    """A microbatch on its way."""
+
+    number: int
+    microbatch: Microbatch
+    path: tuple[str, ...]
+    since_s: float
+    leg: Leg
+
+
+@dataclass(slots=True)
+class DataPeerCounts:
+    """What became of our microbatches, since the start."""
+
+    begun: int = 0
+    returned: int = 0
+    dropped: int = 0
+
+
+@dataclass(slots=True)
+class _Iteration:
+    """What the trainer has begun.
+
+    Attributes:
+        paths: of the microbatches that have not set out; None until there are relays.
+        ready: (number, slot) of those that could set out, and wait for a path.
+    """
+
+    microbatches: int = 0
+    paths: deque[tuple[str, ...]] | None = None
+    ready: list[tuple[int, int]] = field(default_factory=list)
+
+
+class DataPeerCore:
+    """See the top of the file. Every event returns what is to be done.
+
+    Args:
+        peer_id: ours.
+        visited: stages of a path, ours among them.
+        patience_s: longest time from a microbatch's beginning to its end.
+
+    Attributes:
+        iteration: the present one; 0 before the first.
+    """
+
+    def __init__(self, peer_id: str, visited: int, patience_s: float) -> None:
+        self._peer_id = peer_id
+        self._visited = visited
+        self._patience_s = patience_s
+        self._away: dict[int, _Away] = {}
+        self._present = _Iteration()
+        self._heard = 0
+        self._next_index = 0
+        self._relays: Relays = ()
+        self.iteration = 0
+        self.counts = DataPeerCounts()
+
+    def __repr__(self) -> str:
+        return f"<DataPeerCore in iteration {self.iteration}, {len(self._away)} on their way>"
+
+    def present(self, relays: Relays, now_s: float) -> list[Command]:
+        """The peers of each stage from the second on that train, sorted."""
+        self._relays = relays
+        return self._set_out(now_s)
+
+    def heard(self, iteration: int) -> list[Command]:
+        """A relay has heard of this iteration."""
+        self._heard = max(self._heard, iteration)
+        return []
+
+    # --- what the trainer says --------------------------------------------------------------------
+    def begun(self, microbatches: int, now_s: float) -> list[Command]:
+        """The trainer begins an iteration."""
+        self._present = _Iteration(microbatches)
+        return self._set_out(now_s)
+
+    def produced(
+        self, leg: Leg, number: int, slot: int, loss: float | None, now_s: float
+    ) -> list[Command]:
+        """The trainer has made what leaves."""
+        if leg is Leg.SCORE:
+            return self._score(number, slot, now_s)
+        if leg is Leg.FORWARD:
+            self._present.ready.append((number, slot))
+            return self._leave(now_s)
+        away = self._away.get(number)
+        if away is None:
+            return [Release(slot)]
+        trip = Trip(away.microbatch, leg, away.path, len(away.path))
+        return [Send(trip, slot, loss)]
+
+    def returned(self, number: int, now_s: float) -> list[Command]:  # noqa: ARG002 - see core.py
+        """The trainer has added the gradient."""
+        if self._away.pop(number, None) is not None:
+            self.counts.returned += 1
+        return []
+
+    def restarted(self) -> list[Command]:
+        """The trainer is a new one, and knows of no microbatch."""
+        self.counts.dropped += len(self._away)
+        self._away.clear()
+        self._present = _Iteration()
+        return []
+
+    # --- what peers say ---------------------------------------------------------------------------
+    def offered(self, ticket: int, trip: Trip) -> list[Command]:
+        """A boundary is offered."""
+        away = self._find(trip.microbatch)
+        if away is None or away.path != trip.path or trip.place not in (0, len(trip.path) + 1):
+            return [Answer(ticket, RefusalReason.UNAVAILABLE)]
+        return [Answer(ticket)]
+
+    def withdrawn(self, ticket: int) -> list[Command]:  # noqa: ARG002 - see core.py
+        """Nothing waits here."""
+        return []
+
+    def arrived(self, trip: Trip, slot: int, loss: float | None) -> list[Command]:
+        """What was welcome lies in this inbound slot."""
+        away = self._find(trip.microbatch)
+        if away is None:
+            return [FreeInbound(slot)]
+        if trip.leg is Leg.SCORE:
+            del self._away[away.number]
+        return [Compute(trip.leg, away.number, slot, loss)]
+
+    def broke_off(self, trip: Trip, now_s: float) -> list[Command]:  # noqa: ARG002 - see core.py
+        """What was welcome has not come whole."""
+        return self._drop(trip.microbatch)
+
+    def sent(
+        self,
+        trip: Trip,
+        now_s: float,  # noqa: ARG002 - see core.py
+        *,
+        taken: bool,
+    ) -> list[Command]:
+        """What was to be sent has been taken by the other, or has not."""
+        return [] if taken else self._drop(trip.microbatch)
+
+    def ticked(self, now_s: float) -> list[Command]:
+        """Time has passed."""
+        late = [a for a in self._away.values() if now_s - a.since_s >= self._patience_s]
+        return [command for away in late for command in self._drop(away.microbatch)]
+
+    # --- decisions --------------------------------------------------------------------------------
+    @property
+    def missing_stages(self) -> tuple[int, ...]:
+        """The stages that nobody holds; counted from 1, for the data peers hold stage 0."""
+        return tuple(stage for stage, peers in enumerate(self._relays, 1) if not peers)
+
+    def _set_out(self, now_s: float) -> list[Command]:
+        """Choose paths for the iteration that has begun, if there are relays (rule 2)."""
+        present = self._present
+        if present.paths is not None or not present.microbatches:
+            return []
+        if not self._relays or self.missing_stages:
+            return []
+        self.iteration = max(self.iteration + 1, self._heard)
+        paths = paths_of(
+            self._peer_id, self.iteration, present.microbatches, self._relays, self._visited
+        )
+        present.paths = deque(paths)
+        relays = [relay for stage in self._relays for relay in stage]
+        counts = {relay: sum(relay in path for path in paths) for relay in relays}
+        return [Announce(self.iteration, counts), *self._leave(now_s)]
+
+    def _leave(self, now_s: float) -> list[Command]:
+        """Send what is ready, as far as there are paths."""
+        commands: list[Command] = []
+        present = self._present
+        while present.paths and present.ready:
+            number, slot = present.ready.pop(0)
+            self.counts.begun += 1
+            commands.append(self._send(Leg.FORWARD, number, slot, present.paths.popleft(), now_s))
+        return commands
+
+    def _score(self, number: int, slot: int, now_s: float) -> list[Command]:
+        """Send what is to be scored, through all stages."""
+        if not self._relays or self.missing_stages:
+            return [Release(slot), Forget(number)]
+        full = len(self._relays) + 1
+        (path,) = paths_of(self._peer_id, self._next_index, 1, self._relays, full)
+        return [self._send(Leg.SCORE, number, slot, path, now_s)]
+
+    def _send(
+        self, leg: Leg, number: int, slot: int, path: tuple[str, ...], now_s: float
+    ) -> Command:
+        self._next_index += 1
+        microbatch = Microbatch(self._peer_id, self.iteration, self._next_index)
+        self._away[number] = _Away(number, microbatch, path, now_s, leg)
+        return Send(Trip(microbatch, leg, path, 1), slot, None)
+
+    def _find(self, microbatch: Microbatch) -> _Away | None:
+        return next((a for a in self._away.values() if a.microbatch == microbatch), None)
+
+    def _drop(self, microbatch: Microbatch) -> list[Command]:
+        away = self._find(microbatch)
+        if away is None:
+            return []
+        del self._away[away.number]
+        self.counts.dropped += away.leg is Leg.FORWARD
+        return [Forget(away.number)]
+

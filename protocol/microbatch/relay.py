@@ -1,0 +1,297 @@
+"""The core of a relay: what it takes, what it works on, and when it steps. No clock, no I/O.
+
+Theory. A relay holds one stage and works for data peers. Its trainer keeps the graph of every
+forward until the gradient comes back, so a relay takes no more microbatches than it has slots for,
+and its weights must be the same at both moments. So training goes in *iterations*, which the data
+peers number and the relays keep apart:
+
+  1. A data peer begins an iteration by announcing to every relay how many of its microbatches will
+     come by. A relay answers with the newest iteration that it has heard of, and a data peer that
+     is behind goes on there: nobody hands out numbers.
+  2. An offer of a forward waits until its iteration is the present one and a slot is free; the
+     answer *is* the credit. A forward of a past iteration is refused (`behind`), a full queue is
+     `busy`, and costs nothing. Gradients of what is held are welcome at any time.
+  3. The iteration is over when every data peer that trains has announced it, or a later one, and
+     all that it announced has come and gone. Then the relay steps; it is in the next iteration when
+     the trainer has stepped.
+  4. What cannot come any more must not be waited for: after `patience_s` the relay steps with what
+     is there, and forgets what it holds. A gradient that comes then is refused: late, and counted.
+
+Invariants: a microbatch's gradient counts once at most (it is held once, and its name is refused
+while it is held or after it is done); at most `slots` are held; an iteration that all data peers
+announced ends, for its forwards need only the same iteration elsewhere, and no later one takes
+their slots. (Paths visit stages in ascending order; slots are taken in that order, so they are not
+waited for in a circle.)
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.outcomes import RefusalReason
+
+from .commands import (
+    Answer,
+    Command,
+    Compute,
+    FinishIteration,
+    Forget,
+    FreeInbound,
+    Release,
+    Send,
+)
+from .trip import Leg, Microbatch, Trip
+
+MAX_WAITING: Final = 256
+"""Offers without an answer at once."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """A microbatch with a slot. `trip` is the forward that brought it."""
+
+    number: int
+    trip: Trip
+    computes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    ticket: int
+    trip: Trip
+
+
+@dataclass(frozen=True, slots=True)
+class _Announced:
+    iteration: int
+    count: int
+
+
+@dataclass(slots=True)
+class RelayCounts:
+    """What became of microbatches here, since the start."""
+
+    done: int = 0
+    scored: int = 0
+    forgotten: int = 0
+    late: int = 0
+    busy: int = 0
+
+
+class RelayCore:
+    """See the top of the file. Every event returns what is to be done.
+
+    Args:
+        slots: microbatches held at once.
+        patience_s: longest time for an iteration after its first announcement.
+
+    Attributes:
+        iteration: the present one; None before the first announcement.
+    """
+
+    def __init__(self, slots: int, patience_s: float) -> None:
+        self._slots = slots
+        self._patience_s = patience_s
+        self._held: dict[Microbatch, _Held] = {}
+        self._waiting: list[_Offer] = []
+        self._announced: dict[str, _Announced] = {}
+        self._settled: Counter[str] = Counter()
+        self._done: set[Microbatch] = set()
+        self._present: tuple[str, ...] = ()
+        self._began_s = 0.0
+        self._finishing = False
+        self._next_number = 0
+        self.iteration: int | None = None
+        self.counts = RelayCounts()
+
+    def __repr__(self) -> str:
+        return (
+            f"<RelayCore in iteration {self.iteration}: {len(self._held)} held,"
+            f" {len(self._waiting)} waiting>"
+        )
+
+    # --- what peers say ---------------------------------------------------------------------------
+    def announced(self, origin: str, iteration: int, count: int, now_s: float) -> list[Command]:
+        """A data peer begins an iteration, with so many microbatches for us."""
+        self._announced[origin] = _Announced(iteration, count)
+        if self.iteration is None:
+            self.iteration, self._began_s = iteration, now_s
+        return self._advance(now_s)
+
+    @property
+    def newest(self) -> int:
+        """The newest iteration that has been heard of."""
+        heard = (announced.iteration for announced in self._announced.values())
+        return max(heard, default=0)
+
+    def present(self, origins: Iterable[str], now_s: float) -> list[Command]:
+        """The data peers that train."""
+        self._present = tuple(origins)
+        for gone in self._announced.keys() - set(self._present):
+            del self._announced[gone]
+        return self._advance(now_s)
+
+    def offered(self, ticket: int, trip: Trip) -> list[Command]:
+        """A boundary is offered; it is answered now, or when its time has come."""
+        microbatch = trip.microbatch
+        if trip.leg is Leg.BACKWARD:
+            held = self._held.get(microbatch)
+            if held is not None and held.trip.path == trip.path:
+                return [Answer(ticket)]
+            self.counts.late += 1
+            return [Answer(ticket, RefusalReason.UNAVAILABLE)]
+        if trip.leg is Leg.FORWARD:
+            if self.iteration is not None and microbatch.iteration < self.iteration:
+                return [Answer(ticket, RefusalReason.BEHIND)]
+            if microbatch in self._held or microbatch in self._done:
+                return [Answer(ticket, RefusalReason.TWICE)]
+        if len(self._waiting) >= MAX_WAITING:
+            self.counts.busy += 1
+            return [Answer(ticket, RefusalReason.BUSY)]
+        self._waiting.append(_Offer(ticket, trip))
+        return self._grant()
+
+    def withdrawn(self, ticket: int) -> list[Command]:
+        """An offer that waits is no longer there."""
+        self._waiting = [offer for offer in self._waiting if offer.ticket != ticket]
+        return []
+
+    def arrived(self, trip: Trip, slot: int, loss: float | None) -> list[Command]:
+        """What was welcome lies in this inbound slot."""
+        held = self._held.get(trip.microbatch)
+        if held is None:
+            return [FreeInbound(slot)]
+        held.computes = True
+        return [Compute(trip.leg, held.number, slot, loss)]
+
+    def broke_off(self, trip: Trip, now_s: float) -> list[Command]:
+        """What was welcome has not come whole."""
+        held = self._held.get(trip.microbatch)
+        if trip.leg is Leg.BACKWARD or held is None or held.computes:
+            return []
+        return self._settle(trip.microbatch, now_s)
+
+    # --- what the trainer says --------------------------------------------------------------------
+    def produced(
+        self,
+        leg: Leg,
+        number: int,
+        slot: int,
+        loss: float | None,
+        now_s: float,  # noqa: ARG002 - both cores have one shape
+    ) -> list[Command]:
+        """The trainer has made what goes on."""
+        held = next((held for held in self._held.values() if held.number == number), None)
+        if held is None:
+            return [Release(slot)]
+        trip = Trip(held.trip.microbatch, leg, held.trip.path, held.trip.place)
+        return [Send(trip.onward(), slot, loss)]
+
+    def returned(self, number: int, now_s: float) -> list[Command]:
+        """The trainer has added a microbatch's gradient."""
+        for microbatch, held in self._held.items():
+            if held.number == number:
+                self.counts.done += 1
+                return self._settle(microbatch, now_s)
+        return []
+
+    def sent(self, trip: Trip, now_s: float, *, taken: bool) -> list[Command]:
+        """What was to be sent has been taken by the other, or has not."""
+        held = self._held.get(trip.microbatch)
+        if held is None:
+            return []
+        if trip.leg is Leg.SCORE:
+            self.counts.scored += taken
+            return self._settle(trip.microbatch, now_s)
+        if taken or trip.leg is Leg.BACKWARD:
+            return []
+        self.counts.forgotten += 1
+        return [Forget(held.number), *self._settle(trip.microbatch, now_s)]
+
+    def stepped(self, now_s: float) -> list[Command]:
+        """The trainer has stepped."""
+        assert self.iteration is not None, "a step belongs to an iteration"
+        ahead = [a.iteration for o, a in self._announced.items() if o in self._present]
+        self.iteration = max(self.iteration + 1, min(ahead, default=0))
+        self._began_s, self._finishing = now_s, False
+        self._settled.clear()
+        self._done.clear()
+        stale = [offer for offer in self._waiting if self._is_past(offer.trip)]
+        self._waiting = [offer for offer in self._waiting if not self._is_past(offer.trip)]
+        answers = [Answer(offer.ticket, RefusalReason.BEHIND) for offer in stale]
+        return [*answers, *self._advance(now_s)]
+
+    def restarted(self) -> list[Command]:
+        """The trainer is a new one, and holds nothing."""
+        self.counts.forgotten += len(self._held)
+        self._held.clear()
+        self._finishing = False
+        return self._grant()
+
+    def ticked(self, now_s: float) -> list[Command]:
+        """Time has passed."""
+        return self._advance(now_s)
+
+    # --- decisions --------------------------------------------------------------------------------
+    def _advance(self, now_s: float) -> list[Command]:
+        """Give credit, and end the iteration if it is over."""
+        commands = self._grant()
+        if self.iteration is None or self._finishing or not self._present:
+            if not self._present:
+                self._began_s = now_s
+            return commands
+        if all(self._has_ended(origin) for origin in self._present):
+            self._finishing = True
+            return [*commands, FinishIteration()]
+        if now_s - self._began_s >= self._patience_s:
+            self._finishing = True
+            return [*commands, *self._forget_all(), FinishIteration()]
+        return commands
+
+    def _has_ended(self, origin: str) -> bool:
+        """Whether all microbatches of this data peer have come and gone (rule 3)."""
+        announced = self._announced.get(origin)
+        if announced is None or self.iteration is None:
+            return False
+        if announced.iteration > self.iteration:
+            return True
+        if announced.iteration < self.iteration:
+            return False
+        return self._settled[origin] >= announced.count
+
+    def _forget_all(self) -> list[Command]:
+        forgotten = [m for m, held in self._held.items() if held.trip.leg is Leg.FORWARD]
+        self.counts.forgotten += len(forgotten)
+        return [Forget(self._held.pop(microbatch).number) for microbatch in forgotten]
+
+    def _settle(self, microbatch: Microbatch, now_s: float) -> list[Command]:
+        """Nothing of this microbatch is held any more."""
+        held = self._held.pop(microbatch)
+        if held.trip.leg is Leg.FORWARD:
+            self._settled[microbatch.origin] += 1
+            self._done.add(microbatch)
+        return self._advance(now_s)
+
+    def _grant(self) -> list[Command]:
+        """Credit for the offers whose time has come, the oldest first."""
+        granted: list[Command] = []
+        for offer in list(self._waiting):
+            if len(self._held) >= self._slots:
+                break
+            trip = offer.trip
+            due = trip.microbatch.iteration == self.iteration and not self._finishing
+            if not due and trip.leg is not Leg.SCORE:
+                continue
+            self._waiting.remove(offer)
+            if trip.microbatch in self._held:
+                granted.append(Answer(offer.ticket, RefusalReason.TWICE))
+                continue
+            self._held[trip.microbatch] = _Held(self._next_number, trip)
+            self._next_number += 1
+            granted.append(Answer(offer.ticket))
+        return granted
+
+    def _is_past(self, trip: Trip) -> bool:
+        assert self.iteration is not None
+        return trip.leg is Leg.FORWARD and trip.microbatch.iteration < self.iteration

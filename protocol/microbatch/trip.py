@@ -1,0 +1,72 @@
+"""How a microbatch is named, and where it is on its way.
+
+A microbatch starts at its data peer, which holds stage 0, visits relays, comes back for the loss,
+and its gradient walks the same way back:
+
+    place      0            1 .. n         n + 1
+    peer       data peer    relays         the same data peer, for head and loss
+    forward    -------------------------->
+    backward   <--------------------------
+
+A *trip* is a microbatch's move to a place: with each, its activations (or their gradient) go from
+one peer to the next. A `score` is a forward that no gradient follows.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Leg(StrEnum):
+    """Which way, and what for."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    SCORE = "score"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Microbatch:
+    """The name of one microbatch, in its run.
+
+    Attributes:
+        origin: its data peer.
+        iteration: of the swarm, in which its gradient counts (relay.py).
+        index: its number among those of its data peer, which never repeats.
+    """
+
+    origin: str
+    iteration: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """A move of a microbatch.
+
+    Attributes:
+        path: the relays, in the order of the forward.
+        place: where it goes to; see the top of the file.
+    """
+
+    microbatch: Microbatch
+    leg: Leg
+    path: tuple[str, ...]
+    place: int
+
+    @property
+    def receiver(self) -> str:
+        """The peer at that place."""
+        if 1 <= self.place <= len(self.path):
+            return self.path[self.place - 1]
+        return self.microbatch.origin
+
+    @property
+    def sender(self) -> str:
+        """The peer that it comes from."""
+        before = self.place + (1 if self.leg is Leg.BACKWARD else -1)
+        return Trip(self.microbatch, self.leg, self.path, before).receiver
+
+    def onward(self) -> "Trip":
+        """The next move of the same leg."""
+        step = -1 if self.leg is Leg.BACKWARD else 1
+        return Trip(self.microbatch, self.leg, self.path, self.place + step)

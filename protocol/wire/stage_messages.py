@@ -1,0 +1,73 @@
+"""What peers of a pipeline say to each other on `/loco/stage/1`; the codec stands in messages.py.
+
+    > Offer         < Credit or Refusal       the answer may take a while: it is the credit
+    > Boundary + codes    < Kept
+    > Announcement  < Noted
+
+What is meant by them stands in protocol/microbatch.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from protocol.limits import MAX_RELAYS_OF_PATH
+from protocol.microbatch.trip import Leg
+
+from .field_types import Count, Digest, MaybeNonNegative, PeerIdText
+from .fields import Choice, Integer, Many, Text
+
+_PATH_PEER = Text(128, r"[0-9A-Za-z._-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """May this microbatch come? Fields as in `Trip` and `Microbatch` (trip.py).
+
+    Attributes:
+        group: digest of the stage's group that is meant.
+    """
+
+    group: Digest
+    origin: PeerIdText
+    iteration: Count
+    index: Count
+    leg: Annotated[Leg, Choice(Leg)]
+    path: Annotated[tuple[str, ...], Many(_PATH_PEER, MAX_RELAYS_OF_PATH)]
+    place: Annotated[int, Integer(0, MAX_RELAYS_OF_PATH + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """It may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """The codes follow.
+
+    Attributes:
+        loss: of the microbatch, nats per token, where its gradient travels.
+    """
+
+    loss: MaybeNonNegative = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """They have come whole, and the receiver answers for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """The sender begins an iteration, with so many microbatches for the receiver."""
+
+    group: Digest
+    iteration: Count
+    count: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """The newest iteration that the sender has heard of."""
+
+    iteration: Count
