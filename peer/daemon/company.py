@@ -13,7 +13,7 @@ from peer.ports import PeerId
 from protocol.gossip.matchmaking_events import Snapshot
 from protocol.membership.view import Member, View
 
-from .bell import Bell
+from peer.process.bell import Bell
 
 
 class LinkedCompany:

@@ -38,7 +38,7 @@ from protocol.membership.view import Progress, Roster
 from protocol.wire.messages import AliveReply, AskAlive, Beat, Hello, Leaving, PeerList, peer_entry
 from protocol.wire.versions import HELLO
 
-from .bell import Bell
+from peer.process.bell import Bell
 from .duplicates import BEAT_S, Duplicates
 from .hello import Greeter
 from .link import Link, Outgoing, beat_to, progress_in

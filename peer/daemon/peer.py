@@ -211,7 +211,7 @@ class Peer:
         company = StageCompany(
             self._roster, held.group.run_id, spec.pipeline.stages, self._facts.peer_id
         )
-        return stage_exchange(spec, stage, company, self._network, self._facts)
+        return stage_exchange(spec, stage, company, self._network, self._facts, self._links.heard)
 
     def _averaging(
         self,

@@ -11,6 +11,7 @@ What it promises:
 - The next round is opened as soon as the way of averaging lets it, and never two at once.
 """
 
+from dataclasses import replace
 from typing import Final
 
 import trio
@@ -251,6 +252,9 @@ class RoundLoop:
 
     async def _go_on(self, line: TrainerLine, closed: RoundClosed) -> None:
         """Average a closed round, as far as the next one has to wait for that, and open that."""
+        if self._microbatches is not None:
+            closed = replace(closed, step=self._microbatches.step_of(closed.step))
+            self._facts.nominal_step = closed.step
         await self._way.closed(closed, self._others())
         await self._open_next(line)
 
@@ -290,6 +294,8 @@ class RoundLoop:
     async def _finish(self, line: TrainerLine) -> None:
         facts = self._facts
         facts.fraction, facts.nominal_step = 1.0, float(self._total_steps)
+        if self._microbatches is not None:
+            await self._microbatches.wait_unneeded()
         await self._validation.wait_idle()
         before = self._validation.answers
         await self._validation.begin(line, facts.round)

@@ -19,3 +19,12 @@ class Microbatches(Protocol):
 
     async def took(self, event: StageEvent) -> None:
         """The trainer has said something of them."""
+
+    def step_of(self, step: float) -> float:
+        """The nominal step at which a round was closed, as it counts for what comes next.
+
+        A relay trains for as long as data peers do, so it is never ahead of them.
+        """
+
+    async def wait_unneeded(self) -> None:
+        """After the last round: wait until nobody needs our trainer any more, or for long."""

@@ -65,11 +65,12 @@ class Validation:
         """The trainer's answer is here."""
         facts = self._facts
         self.answers += 1
-        facts.validation_loss, facts.validation_round = result.loss, result.round
         self._not_before_s = trio.current_time() + result.seconds / MAX_VALIDATION_SHARE
-        self._events.emit(
-            EventName.VALIDATED, round=result.round, loss=result.loss, seconds=result.seconds
-        )
+        if result.loss is not None:
+            facts.validation_loss, facts.validation_round = result.loss, result.round
+            self._events.emit(
+                EventName.VALIDATED, round=result.round, loss=result.loss, seconds=result.seconds
+            )
         self._idle.set()
 
     def forget(self) -> None:

@@ -6,7 +6,7 @@ Views are of one group; a pipeline needs all stages' at once, and the roster kno
 import trio
 
 from protocol.membership.group import Group
-from protocol.membership.view import Roster, View
+from protocol.membership.view import Member, Roster, View
 from protocol.microbatch.paths import Relays
 from protocol.run.stages import DATA_STAGE, part_of_stage
 
@@ -30,9 +30,9 @@ class StageCompany:
         """The digest of a stage's group."""
         return self._groups[stage]
 
-    def data_peers(self) -> tuple[str, ...]:
-        """The others that hold the data and train, sorted."""
-        return self._training(DATA_STAGE)
+    def data_peers(self) -> tuple[Member, ...]:
+        """The others that hold the data and are alive, by peer id."""
+        return self._views[DATA_STAGE].alive(trio.current_time())
 
     def relays(self) -> Relays:
         """The others that hold each further stage and train, sorted."""

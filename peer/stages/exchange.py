@@ -19,6 +19,7 @@ from peer.network.conversation import Conversation
 from peer.observe.facts import Facts
 from peer.observe.status import PeerState
 from peer.ports import Network, Stream
+from peer.process.bell import Bell
 from peer.rounds.way import TrainerLine
 from peer.training.stages import messages as told
 from peer.training.stages.messages import StageCommand, StageEvent
@@ -26,6 +27,7 @@ from peer.training.stages.ring import BoundaryRing
 from peer.training.stages.sizes import SLOTS
 from protocol.errors import LocoError
 from protocol.membership.group import other_group_sentence
+from protocol.membership.view import TRAINING, Member
 from protocol.microbatch.commands import (
     Announce,
     Answer,
@@ -99,6 +101,8 @@ class StageExchange:
 
     Args:
         stage: ours.
+        heard: rings when a peer has told anything.
+        total_steps: nominal steps of the run.
     """
 
     def __init__(
@@ -109,8 +113,12 @@ class StageExchange:
         company: StageCompany,
         network: Network,
         facts: Facts,
+        heard: Bell,
+        total_steps: int,
     ) -> None:
         self._facts = facts
+        self._heard = heard
+        self._total_steps = total_steps
         self._stage = stage
         self._core = core
         self._company = company
@@ -153,6 +161,24 @@ class StageExchange:
             case told.Waiting():
                 pass
 
+    def step_of(self, step: float) -> float:
+        """No further than the data peers are, for a relay."""
+        if not isinstance(self._core, RelayCore):
+            return step
+        heard = [float(m.progress.step) for m in self._company.data_peers()]
+        return min(step, max(heard, default=step))
+
+    async def wait_unneeded(self) -> None:
+        """A relay waits until no data peer trains, since they validate to the last."""
+        if isinstance(self._core, RelayCore):
+            self._facts.now_doing("waiting for the data peers to end")
+            with trio.move_on_after(PATIENCE_S):
+                while any(m.progress.state == TRAINING for m in self._company.data_peers()):
+                    await self._heard.wait()
+
+    def _trains(self, member: Member) -> bool:
+        return member.progress.state == TRAINING and member.progress.step < self._total_steps
+
     # --- other peers ------------------------------------------------------------------------------
     async def serve(self) -> None:
         """Serve other peers, and see to it that nothing is waited for in vain, until cancelled."""
@@ -168,7 +194,10 @@ class StageExchange:
     def _look_around(self, now_s: float) -> None:
         core, facts = self._core, self._facts
         if isinstance(core, RelayCore):
-            self._do(core.present(self._company.data_peers(), now_s))
+            there = self._company.data_peers()
+            ended = bool(there) and all(m.progress.step >= self._total_steps for m in there)
+            training = [m.peer_id for m in there if self._trains(m)]
+            self._do(core.present(training, now_s, ended=ended))
         elif isinstance(core, DataPeerCore):
             self._do(core.present(self._company.relays(), now_s))
             if facts.state is PeerState.TRAINING:
@@ -307,7 +336,7 @@ def _doing(missing: Sequence[int]) -> str:
 
 
 def stage_exchange(
-    spec: RunSpec, stage: int, company: StageCompany, network: Network, facts: Facts
+    spec: RunSpec, stage: int, company: StageCompany, network: Network, facts: Facts, heard: Bell
 ) -> StageExchange:
     """The exchange of a peer that holds this stage."""
     core: StageCore
@@ -315,4 +344,12 @@ def stage_exchange(
         core = DataPeerCore(network.peer_id, spec.pipeline.num_visited, PATIENCE_S)
     else:
         core = RelayCore(SLOTS, PATIENCE_S)
-    return StageExchange(stage=stage, core=core, company=company, network=network, facts=facts)
+    return StageExchange(
+        stage=stage,
+        core=core,
+        company=company,
+        network=network,
+        facts=facts,
+        heard=heard,
+        total_steps=spec.total_rounds * spec.sync.inner_steps,
+    )

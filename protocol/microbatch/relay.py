@@ -14,6 +14,7 @@ peers number and the relays keep apart:
   3. The iteration is over when every data peer that trains has announced it, or a later one, and
      all that it announced has come and gone. Then the relay steps; it is in the next iteration when
      the trainer has stepped.
+     At the end of the run, when there is no data peer left that trains, it is over as well.
   4. What cannot come any more must not be waited for: after `patience_s` the relay steps with what
      is there, and forgets what it holds. A gradient that comes then is refused: late, and counted.
 
@@ -100,7 +101,7 @@ class RelayCore:
         self._done: set[Microbatch] = set()
         self._present: tuple[str, ...] = ()
         self._began_s = 0.0
-        self._finishing = False
+        self._finishing = self._ended = False
         self._next_number = 0
         self.iteration: int | None = None
         self.counts = RelayCounts()
@@ -125,9 +126,13 @@ class RelayCore:
         heard = (announced.iteration for announced in self._announced.values())
         return max(heard, default=0)
 
-    def present(self, origins: Iterable[str], now_s: float) -> list[Command]:
-        """The data peers that train."""
-        self._present = tuple(origins)
+    def present(self, origins: Iterable[str], now_s: float, *, ended: bool) -> list[Command]:
+        """The data peers that train.
+
+        Args:
+            ended: whether there are data peers, and all have come to the end of the run.
+        """
+        self._present, self._ended = tuple(origins), ended
         for gone in self._announced.keys() - set(self._present):
             del self._announced[gone]
         return self._advance(now_s)
@@ -237,6 +242,9 @@ class RelayCore:
     def _advance(self, now_s: float) -> list[Command]:
         """Give credit, and end the iteration if it is over."""
         commands = self._grant()
+        if self._ended and self.iteration is not None and not self._finishing:
+            self._finishing = True
+            return [*commands, *self._forget_all(), FinishIteration()]
         if self.iteration is None or self._finishing or not self._present:
             if not self._present:
                 self._began_s = now_s

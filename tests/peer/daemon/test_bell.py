@@ -3,7 +3,7 @@
 import trio
 import trio.testing
 
-from peer.daemon.bell import Bell
+from peer.process.bell import Bell
 
 
 async def test_all_that_wait_go_on_when_it_rings(autojump_clock):
