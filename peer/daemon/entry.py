@@ -4,9 +4,10 @@ An entry ends with the signed run spec and with what the run trains with here. W
 comes from is another question (beginning.py).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, Protocol
 
+import blake3
 import trio
 
 from peer.observe.event_names import EventName
@@ -15,18 +16,22 @@ from peer.observe.facts import Facts
 from peer.observe.status import PeerState
 from peer.ports import Directory
 from peer.stages.company import StageCompany
+from protocol.membership.group import Group
 from protocol.membership.view import Roster
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
+from protocol.run.stages import needed_stage, part_of_stage
 
 from .hello import Greeter
 from .joining import Bootstrap
-from .provision import Provision, Supplies
+from .provision import ChosenStage, Provision, Supplies
 from .sources import Sources
 
 LOOK_AROUND_S: Final = 3.0
 """For how long a newcomer to a pipeline listens before it chooses a stage: its first link has told
 it of all others, and they beat every second."""
+LATECOMERS: Final = 3
+"""The longest listening lasts so many times longer."""
 CheckSpec = Callable[[RunSpec], None]
 """Raises when this peer's options do not fit a run."""
 
@@ -114,16 +119,31 @@ class Joining:
         check_spec(spec)
         self._facts.now_doing("fetching the data")
 
-        async def count_holders() -> Sequence[int]:
-            await trio.sleep(LOOK_AROUND_S)
-            company = StageCompany(
-                self._roster, signed.run_id, spec.pipeline.stages, self._facts.peer_id
-            )
-            return company.holders()
+        async def choose_stage() -> ChosenStage:
+            return await self._choose_stage(spec, signed.run_id)
 
         supplies = await self._sources.fetch(
-            lambda fetcher: self._provision.obtain(spec, fetcher, count_holders),
+            lambda fetcher: self._provision.obtain(spec, fetcher, choose_stage),
             self._roster,
             first,
         )
         return signed, supplies
+
+    async def _choose_stage(self, spec: RunSpec, run_id: str) -> ChosenStage:
+        """Listen, choose the stage that needs us most, and let all know.
+
+        Newcomers that come together listen for different times, so that the later ones hear what
+        the earlier ones have chosen.
+        """
+        facts, stages = self._facts, spec.pipeline.stages
+        facts.now_doing("looking which stage needs a peer")
+        await trio.sleep(LOOK_AROUND_S * (1 + LATECOMERS * _share(facts.peer_id)))
+        holders = StageCompany(self._roster, run_id, stages, facts.peer_id).holders()
+        stage = needed_stage(holders, spec.pipeline.num_visited)
+        facts.chosen = Group(run_id, part_of_stage(stage))
+        return ChosenStage(stage, has_holders=holders[stage] > 0)
+
+
+def _share(peer_id: str) -> float:
+    """A number in [0, 1) that is a peer's own."""
+    return int.from_bytes(blake3.blake3(peer_id.encode()).digest(length=4), "big") / 2**32

@@ -5,7 +5,7 @@ tokenizer's, the model's configuration and layout), and freezes it in the run sp
 signature. A joiner then needs no file and no hub to know the model.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -24,7 +24,7 @@ from peer.training.tokenizer import tokenizer_path
 from protocol.errors import InvalidRunSpec
 from protocol.membership.group import WHOLE_MODEL
 from protocol.run.run_spec import FrozenSection, RunSpec
-from protocol.run.stages import DATA_STAGE, needed_stage, part_of_stage
+from protocol.run.stages import DATA_STAGE, part_of_stage
 
 from .beginning import Beginning, Fetched, Fresh
 from .data import freeze_data, obtain_data
@@ -51,8 +51,20 @@ class Supplies:
     part: str = WHOLE_MODEL
 
 
-CountHolders = Callable[[], Awaitable[Sequence[int]]]
-"""How many peers hold each stage of a pipeline; looks around first."""
+@dataclass(frozen=True, slots=True)
+class ChosenStage:
+    """The stage of a pipeline that we are to hold.
+
+    Attributes:
+        has_holders: whether others hold it, or are about to.
+    """
+
+    stage: int
+    has_holders: bool
+
+
+ChooseStage = Callable[[], Awaitable[ChosenStage]]
+"""Looks around, and chooses."""
 
 
 class Provision(Protocol):
@@ -61,7 +73,7 @@ class Provision(Protocol):
     async def found(self, spec: RunSpec) -> tuple[RunSpec, Supplies]:
         """The founder's part; returns the spec with its data frozen. Raises InvalidRunSpec."""
 
-    async def obtain(self, spec: RunSpec, fetcher: Fetcher, count_holders: CountHolders) -> Supplies:
+    async def obtain(self, spec: RunSpec, fetcher: Fetcher, choose_stage: ChooseStage) -> Supplies:
         """A joiner's part. Raises InvalidRunSpec, StreamLost, Refused, RemoteProtocolError."""
 
 
@@ -106,16 +118,15 @@ class RealProvision:
         spec = spec.model_copy(update={"frozen": frozen})
         return spec, self._supplies(spec, corpus, _shape(created), fresh, stage)
 
-    async def obtain(self, spec: RunSpec, fetcher: Fetcher, count_holders: CountHolders) -> Supplies:
+    async def obtain(self, spec: RunSpec, fetcher: Fetcher, choose_stage: ChooseStage) -> Supplies:
         """Take the corpus from here or from a peer; of a pipeline, the stage that needs us most."""
         corpus = await obtain_data(spec, self._cache_dir, fetcher, self._work)
         if spec.pipeline.stages == 1:
             return self._supplies(spec, corpus, PartShape.of_whole_model(spec), Fetched(), None)
-        holders = await count_holders()
-        stage = needed_stage(holders, spec.pipeline.num_visited)
-        created, fresh = await self._first_weights(spec, corpus, stage)
-        beginning = Fetched() if holders[stage] else fresh
-        return self._supplies(spec, corpus, _shape(created), beginning, stage)
+        chosen = await choose_stage()
+        created, fresh = await self._first_weights(spec, corpus, chosen.stage)
+        beginning = Fetched() if chosen.has_holders else fresh
+        return self._supplies(spec, corpus, _shape(created), beginning, chosen.stage)
 
     async def _first_weights(
         self, spec: RunSpec, corpus: PreparedCorpus, stage: int | None

@@ -11,6 +11,7 @@ import trio
 from peer.observe.status import RECENT_ROUNDS, PeerState
 from peer.state.held_part import HeldPart
 from protocol.gossip.matchmaking_events import Snapshot
+from protocol.membership.group import Group
 from protocol.outcomes import RefusalReason, SkipReason
 
 
@@ -35,6 +36,7 @@ class Facts:
         diverged, healed, healed_s: chunks of the outer copy found to differ from a better one,
             those that were fetched, and how long that took.
         held: the part of the model that we hold; None before the run spec is here.
+        chosen: the group that we shall be in, as soon as we know.
         refused: contributions of others to fragments that were not taken, and whatever was meant
             for another group, by reason.
         lost_blocks, repeated_blocks: of the whole swarm, by changes of its members.
@@ -68,6 +70,7 @@ class Facts:
     validation_round: int | None = None
     replica_distance: float | None = None
     held: HeldPart | None = None
+    chosen: Group | None = None
     parameters: int | None = None
     averaged: int = 0
     stalled_s: float = 0.0
@@ -93,8 +96,9 @@ class Facts:
 
     @property
     def group(self) -> str | None:
-        """Digest of the group that we are in."""
-        return None if self.held is None else self.held.group.digest
+        """Digest of the group that we are in, or are about to enter."""
+        group = self.chosen if self.held is None else self.held.group
+        return None if group is None else group.digest
 
     @property
     def layout_digest(self) -> str | None:

@@ -17,7 +17,7 @@ import trio
 
 from peer.daemon.beginning import Beginning, Fetched, Fresh
 from peer.daemon.engine import SlowWeights
-from peer.daemon.provision import CountHolders, Supplies
+from peer.daemon.provision import ChooseStage, Supplies
 from peer.network.pacing import NO_LIMITS, BandwidthLimits
 from peer.ports import PeerId
 from peer.state.held_part import PartShape
@@ -224,7 +224,7 @@ class SimulatedProvision:
         self,
         spec: RunSpec,
         fetcher: Fetcher,
-        count_holders: CountHolders,  # noqa: ARG002 - the machine says which part it holds
+        choose_stage: ChooseStage,  # noqa: ARG002 - the machine says which part it holds
     ) -> Supplies:
         """Fetch the pretended corpus. Raises what `Fetcher.blob` raises, and InvalidRunSpec."""
         if spec.data.manifest is None:
