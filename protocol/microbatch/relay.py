@@ -242,20 +242,22 @@ class RelayCore:
     def _advance(self, now_s: float) -> list[Command]:
         """Give credit, and end the iteration if it is over."""
         commands = self._grant()
-        if self._ended and self.iteration is not None and not self._finishing:
-            self._finishing = True
-            return [*commands, *self._forget_all(), FinishIteration()]
-        if self.iteration is None or self._finishing or not self._present:
-            if not self._present:
-                self._began_s = now_s
+        if self.iteration is None or self._finishing:
             return commands
-        if all(self._has_ended(origin) for origin in self._present):
-            self._finishing = True
-            return [*commands, FinishIteration()]
-        if now_s - self._began_s >= self._patience_s:
+        if not self._present:
+            self._began_s = now_s
+        if self._is_over(now_s):
             self._finishing = True
             return [*commands, *self._forget_all(), FinishIteration()]
         return commands
+
+    def _is_over(self, now_s: float) -> bool:
+        """Whether nothing more of the iteration is waited for (rules 3 and 4)."""
+        if not self._present:
+            return self._ended
+        if all(self._has_ended(origin) for origin in self._present):
+            return True
+        return now_s - self._began_s >= self._patience_s
 
     def _has_ended(self, origin: str) -> bool:
         """Whether all microbatches of this data peer have come and gone (rule 3)."""
@@ -269,6 +271,7 @@ class RelayCore:
         return self._settled[origin] >= announced.count
 
     def _forget_all(self) -> list[Command]:
+        """What is held still has been given up by its data peer, or by us."""
         forgotten = [m for m, held in self._held.items() if held.trip.leg is Leg.FORWARD]
         self.counts.forgotten += len(forgotten)
         return [Forget(self._held.pop(microbatch).number) for microbatch in forgotten]
