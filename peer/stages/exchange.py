@@ -18,14 +18,14 @@ import trio
 from peer.network.conversation import Conversation
 from peer.observe.facts import Facts
 from peer.observe.status import PeerState
-from peer.ports import Network, Stream
+from peer.ports import Network, PeerId, Stream
 from peer.process.bell import Bell
 from peer.rounds.way import TrainerLine
 from peer.training.stages import messages as told
 from peer.training.stages.messages import StageCommand, StageEvent
 from peer.training.stages.ring import BoundaryRing
 from peer.training.stages.sizes import SLOTS
-from protocol.errors import LocoError
+from protocol.errors import LocoError, RemoteProtocolError
 from protocol.membership.group import other_group_sentence
 from protocol.membership.view import TRAINING, Member
 from protocol.microbatch.commands import (
@@ -38,15 +38,16 @@ from protocol.microbatch.commands import (
     FreeInbound,
     Release,
     Send,
+    TellLost,
 )
 from protocol.microbatch.core import StageCore
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
-from protocol.microbatch.trip import Leg, Trip
+from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
 from protocol.run.run_spec import RunSpec
 from protocol.run.stages import DATA_STAGE
-from protocol.wire.messages import Announcement, Boundary, Credit, Kept, Noted, Offer, Refusal
+from protocol.wire.messages import Announcement, Boundary, Credit, Kept, Lost, Noted, Offer, Refusal
 from protocol.wire.versions import STAGE
 
 from .company import StageCompany
@@ -205,18 +206,29 @@ class StageExchange:
 
     async def _answer(self, stream: Stream) -> None:
         async with Conversation(stream) as talk:
-            message, _ = await talk.receive(Offer, Announcement, timeout_s=ANSWER_S)
-            assert isinstance(message, Offer | Announcement)
+            message, _ = await talk.receive(Offer, Announcement, Lost, timeout_s=ANSWER_S)
+            assert isinstance(message, Offer | Announcement | Lost)
             ours = self._company.group(self._stage)
             if message.group != ours:
                 sentence = other_group_sentence(ours, message.group)
                 await talk.send(Refusal(RefusalReason.OTHER_GROUP, sentence), stall_s=ANSWER_S)
             elif isinstance(message, Offer):
                 await self._take(talk, trip_of(message, talk.remote_peer_id, self._network.peer_id))
-            elif isinstance(self._core, RelayCore):
-                origin, core, now_s = talk.remote_peer_id, self._core, trio.current_time()
-                self._do(core.announced(origin, message.iteration, message.count, now_s))
-                await talk.send(Noted(core.newest), stall_s=ANSWER_S)
+            else:
+                await talk.send(Noted(self._note(message, talk.remote_peer_id)), stall_s=ANSWER_S)
+
+    def _note(self, message: Announcement | Lost, sender: PeerId) -> int:
+        """Tell the core. Returns the newest iteration that it has heard of."""
+        core = self._core
+        if isinstance(core, RelayCore) and isinstance(message, Announcement):
+            now_s = trio.current_time()
+            self._do(core.announced(sender, message.iteration, message.count, now_s))
+            return core.newest
+        if isinstance(core, DataPeerCore) and isinstance(message, Lost):
+            lost = Microbatch(self._network.peer_id, message.iteration, message.index)
+            self._do(core.lost(lost, sender))
+            return core.iteration
+        raise RemoteProtocolError(f"a {type(message).__name__} is not for this stage")
 
     async def _take(self, talk: Conversation, trip: Trip) -> None:
         refusal = await self._ask_core(trip)
@@ -291,6 +303,9 @@ class StageExchange:
             case Announce(iteration, counts):
                 for relay, count in counts.items():
                     self._start(self._announce, relay, iteration, count)
+            case TellLost(microbatch):
+                group = self._company.group(DATA_STAGE)
+                self._start(self._transfers.tell_lost, microbatch, group)
 
     def _tell(self, command: StageCommand) -> None:
         if self._line is not None:

@@ -5,6 +5,7 @@
     receiver    Credit, Kept     from then on the receiver answers for it
 """
 
+import contextlib
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +15,7 @@ from peer.network.conversation import Conversation
 from peer.ports import Network, PeerId
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.microbatch.trip import Leg, Microbatch, Trip
-from protocol.wire.messages import Announcement, Boundary, Credit, Kept, Noted, Offer
+from protocol.wire.messages import Announcement, Boundary, Credit, Kept, Lost, Noted, Offer
 from protocol.wire.versions import STAGE
 
 ANSWER_S: Final = 10.0
@@ -73,6 +74,16 @@ class Transfers:
         except (LocoError, trio.BrokenResourceError, trio.ClosedResourceError):
             return None
         return noted.iteration
+
+
+    async def tell_lost(self, microbatch: Microbatch, group: str) -> None:
+        """Tell a data peer that its microbatch will not come back; it may not hear it."""
+        with contextlib.suppress(LocoError, trio.BrokenResourceError, trio.ClosedResourceError):
+            stream = await self._network.open_stream(microbatch.origin, STAGE)
+            async with Conversation(stream) as talk:
+                lost = Lost(group, microbatch.iteration, microbatch.index)
+                await talk.send(lost, stall_s=ANSWER_S)
+                await talk.receive(Noted, timeout_s=ANSWER_S)
 
 
 def offer_of(trip: Trip, group: str) -> Offer:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from protocol.outcomes import RefusalReason
 
-from .trip import Leg, Trip
+from .trip import Leg, Microbatch, Trip
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,14 @@ class Announce:
     counts: Mapping[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class TellLost:
+    """Tell its data peer that this microbatch will not come back."""
+
+    microbatch: Microbatch
+
+
 Command = (
     Answer | Compute | Forget | FinishIteration | Send | Release | FreeInbound | Announce
+    | TellLost
 )

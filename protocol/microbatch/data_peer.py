@@ -89,6 +89,11 @@ class DataPeerCore:
         self._relays = relays
         return self._set_out(now_s)
 
+    def lost(self, microbatch: Microbatch, relay: str) -> list[Command]:
+        """A relay has forgotten it; only one of its path may say so."""
+        away = self._find(microbatch)
+        return [] if away is None or relay not in away.path else self._drop(microbatch)
+
     def heard(self, iteration: int) -> list[Command]:
         """A relay has heard of this iteration."""
         self._heard = max(self._heard, iteration)

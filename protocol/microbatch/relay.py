@@ -17,6 +17,7 @@ peers number and the relays keep apart:
      At the end of the run, when there is no data peer left that trains, it is over as well.
   4. What cannot come any more must not be waited for: after `patience_s` the relay steps with what
      is there, and forgets what it holds. A gradient that comes then is refused: late, and counted.
+     Of what a relay forgets it tells the data peer, which then waits for it no longer.
 
 Invariants: a microbatch's gradient counts once at most (it is held once, and its name is refused
 while it is held or after it is done); at most `slots` are held; an iteration that all data peers
@@ -41,6 +42,7 @@ from .commands import (
     FreeInbound,
     Release,
     Send,
+    TellLost,
 )
 from .trip import Leg, Microbatch, Trip
 
@@ -212,7 +214,8 @@ class RelayCore:
         if taken or trip.leg is Leg.BACKWARD:
             return []
         self.counts.forgotten += 1
-        return [Forget(held.number), *self._settle(trip.microbatch, now_s)]
+        lost: list[Command] = [Forget(held.number), TellLost(trip.microbatch)]
+        return [*lost, *self._settle(trip.microbatch, now_s)]
 
     def stepped(self, now_s: float) -> list[Command]:
         """The trainer has stepped."""
@@ -229,10 +232,13 @@ class RelayCore:
 
     def restarted(self) -> list[Command]:
         """The trainer is a new one, and holds nothing."""
-        self.counts.forgotten += len(self._held)
+        lost: list[Command] = [TellLost(microbatch) for microbatch in self._held]
+        self.counts.forgotten += len(lost)
+        for microbatch in self._held:
+            self._settled[microbatch.origin] += 1
         self._held.clear()
         self._finishing = False
-        return self._grant()
+        return [*lost, *self._grant()]
 
     def ticked(self, now_s: float) -> list[Command]:
         """Time has passed."""
@@ -274,7 +280,10 @@ class RelayCore:
         """What is held still has been given up by its data peer, or by us."""
         forgotten = [m for m, held in self._held.items() if held.trip.leg is Leg.FORWARD]
         self.counts.forgotten += len(forgotten)
-        return [Forget(self._held.pop(microbatch).number) for microbatch in forgotten]
+        commands: list[Command] = []
+        for microbatch in forgotten:
+            commands += [Forget(self._held.pop(microbatch).number), TellLost(microbatch)]
+        return commands
 
     def _settle(self, microbatch: Microbatch, now_s: float) -> list[Command]:
         """Nothing of this microbatch is held any more."""

@@ -19,7 +19,7 @@ the stream, < from the other:
                       > GetStamps < Stamps           > GetResult < Result + codes
                       > GetChunkState < ChunkState + values          or a Refusal
     /loco/stage/1     > Offer   < Credit or Refusal  > Boundary + codes  < Kept
-                      > Announcement  < Noted
+                      > Announcement, Lost  < Noted
 
 Rules:
 - Decoding is strict about what a field holds (kind, bounds: fields.py) and a missing field is an
@@ -98,12 +98,12 @@ from .gossip_messages import (
     SettledOutcome,
     Vector,
 )
-from .stage_messages import Announcement, Boundary, Credit, Kept, Noted, Offer
+from .stage_messages import Announcement, Boundary, Credit, Kept, Lost, Noted, Offer
 
 __all__ = [
     "TYPES", "Accept", "AliveReply", "Announcement", "AskAlive", "Beat", "BlobReply", "Boundary",
     "Chunk", "ChunkState", "Contribution", "Credit", "FragmentSettled", "Free", "GetBlob", "GetChunkState", "GetChunks", "GetResult",
-    "GetSpec", "GetStamps", "GetState", "Hello", "Join", "Kept", "Leaving", "Message", "NoResult", "Noted", "Offer",
+    "GetSpec", "GetStamps", "GetState", "Hello", "Join", "Kept", "Leaving", "Lost", "Message", "NoResult", "Noted", "Offer",
     "PeerEntry", "PeerList", "Piece", "Propose", "Received", "Refusal", "Result", "Settle",
     "Settled", "SettledOutcome", "SpecReply", "Stamps", "StateReply", "Vector", "decode_message",
     "encode_message", "max_payload_bytes", "peer_entry", "printable_sentence",
@@ -310,7 +310,7 @@ Message = (
     | GetSpec | SpecReply | GetBlob | BlobReply | GetState | StateReply | GetChunks | Chunk
     | Contribution | Result | NoResult | FragmentSettled | GetStamps | Stamps | GetResult
     | GetChunkState | ChunkState
-    | Offer | Credit | Boundary | Kept | Announcement | Noted
+    | Offer | Credit | Boundary | Kept | Announcement | Noted | Lost
 )  # fmt: skip
 
 TYPES: Final[dict[str, type[Message]]] = {
@@ -326,7 +326,7 @@ TYPES: Final[dict[str, type[Message]]] = {
     "get_stamps": GetStamps, "stamps": Stamps, "get_result": GetResult,
     "get_chunk_state": GetChunkState, "chunk_state": ChunkState,
     "offer": Offer, "credit": Credit, "boundary": Boundary, "kept": Kept,
-    "announcement": Announcement, "noted": Noted,
+    "announcement": Announcement, "noted": Noted, "lost": Lost,
 }  # fmt: skip
 """Every message, by its name on the wire."""
 

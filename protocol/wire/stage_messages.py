@@ -3,6 +3,7 @@
     > Offer         < Credit or Refusal       the answer may take a while: it is the credit
     > Boundary + codes    < Kept
     > Announcement  < Noted
+    > Lost          < Noted                   to a data peer
 
 What is meant by them stands in protocol/microbatch.
 """
@@ -71,3 +72,12 @@ class Noted:
     """The newest iteration that the sender has heard of."""
 
     iteration: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The sender, a relay, has forgotten this microbatch of the receiver: it will not come back."""
+
+    group: Digest
+    iteration: Count
+    index: Count

@@ -17,6 +17,7 @@ from protocol.microbatch.commands import (
     FreeInbound,
     Release,
     Send,
+    TellLost,
 )
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
@@ -158,6 +159,10 @@ class MicrobatchWorld:
                             name, relay, iteration, count
                         )
                     )
+            case TellLost(microbatch):
+                origin = self.nodes[microbatch.origin]
+                if origin.alive:
+                    self.do(origin.name, origin.core.lost(microbatch, name))
             case Release() | FreeInbound():
                 pass
 

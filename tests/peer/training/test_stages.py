@@ -1,0 +1,348 @@
+"""Stages of a pipeline compute what the whole model computes."""
+
+import dataclasses
+from collections import deque
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from peer.codec import get_codec
+from peer.training.model import FlatModel, model_config
+from peer.training.optimizer import FlatAdamW
+from peer.training.shared import code_memory
+from peer.training.stages.boundary import BoundaryCoder
+from peer.training.stages.compute import StageCompute
+from peer.training.stages.desk import Desk, StageChannel
+from peer.training.stages.messages import (
+    BACKWARD,
+    FORWARD,
+    SCORE,
+    Begun,
+    Deliver,
+    Drop,
+    Finish,
+    Produced,
+    Release,
+    Returned,
+    Stepped,
+    Taken,
+)
+from peer.training.stages.module import initial_stage, stage_shapes
+from peer.training.stages.ring import BoundaryRing
+from peer.training.stages.steppers import DataPeerStepper, RelayStepper, stage_clip_norm
+from peer.training.step import Stepper
+from protocol.run.layout import Layout
+from protocol.run.run_spec import RunSpec
+
+CPU = torch.device("cpu")
+STAGES = 3
+VOCABULARY = 64
+SLOTS = 4
+
+
+def run_spec(**training):
+    return RunSpec.model_validate(
+        {
+            "model": {
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_layers": 4,
+                "num_heads": 4,
+                "num_kv_heads": 2,
+                "context_length": 16,
+                "tie_embeddings": training.pop("tied", False),
+            },
+            "training": {"batch_size": 6, "micro_batch": 2, **training},
+            "pipeline": {"stages": STAGES, "visited": STAGES, "codec": "fp32"},
+        }
+    )
+
+
+class Stage:
+    """A stage without a process: its model, and the slots that boundaries go through."""
+
+    def __init__(self, spec, stage, codec="fp32", clip_norm=None):
+        self.module = initial_stage(model_config(spec, VOCABULARY), spec.seed, stage, STAGES)
+        self.model = FlatModel(self.module, CPU)
+        norm = spec.optimizer.clip_norm if clip_norm is None else clip_norm
+        section = spec.optimizer.model_copy(update={"clip_norm": norm})
+        self.optimizer = FlatAdamW(self.model, section)
+        self.coder = BoundaryCoder(get_codec(codec), (2, 16, 32), CPU)
+        self.ring = BoundaryRing.create_in(code_memory(0), SLOTS, self.coder.code_bytes)
+        self.compute = StageCompute(self.module, CPU, "fp32")
+
+
+class Path:
+    """Plays all relays of one path for a data peer's trainer, in its own thread and order.
+
+    Its `next_command` is asked when the trainer has nothing to do: what the trainer has produced is
+    then taken through the relays, and comes back.
+    """
+
+    def __init__(self, home, relays, lost=()):
+        self.home = home
+        self.relays = relays
+        self.lost = lost
+        self.events = []
+        self._produced = deque()
+        self._commands = deque()
+        self._free = deque(home.ring.inbound)
+
+    def emit(self, event):
+        self.events.append(event)
+        if isinstance(event, Produced):
+            self._produced.append(event)
+        elif isinstance(event, Taken):
+            self._free.append(event.slot)
+
+    def next_command(self, *, wait, timeout_s=None):
+        while self._produced and not self._commands:
+            self._walk(self._produced.popleft())
+        return self._commands.popleft() if self._commands else None
+
+    def _walk(self, produced):
+        self._commands.append(Release(produced.slot))
+        if produced.microbatch in self.lost and produced.leg == FORWARD:
+            self._commands.append(Drop(produced.microbatch))
+            return
+        boundary = self.home.coder.read(self.home.ring.slot(produced.slot))
+        for relay in self.relays if produced.leg != BACKWARD else reversed(self.relays):
+            match produced.leg:
+                case "forward":
+                    boundary = relay.compute.forward(produced.microbatch, boundary)
+                case "backward":
+                    boundary = relay.compute.backward(produced.microbatch, boundary)
+                case "score":
+                    boundary = relay.compute.score_through(boundary)
+        slot = self._free.popleft()
+        self.home.coder.write(boundary, self.home.ring.slot(slot))
+        self._commands.append(Deliver(produced.leg, produced.microbatch, slot, produced.loss))
+
+
+def data_peer(stage, path, in_flight=3):
+    desk = Desk(StageChannel(path), stage.ring, stage.coder)
+    return DataPeerStepper(
+        stage.compute, desk, stage.model, stage.optimizer, sequences=2, in_flight=in_flight
+    )
+
+
+def whole_model(stages, spec):
+    """The model that these stages are."""
+    module = LlamaForCausalLM(model_config(spec, VOCABULARY)).float()
+    named = {n: p.detach() for stage in stages for n, p in stage.module.named_parameters()}
+    module.load_state_dict(named, strict=False)
+    return FlatModel(module, CPU)
+
+
+def blocks(count=6, seed=0):
+    return np.random.default_rng(seed).integers(0, VOCABULARY, (count, 17))
+
+
+def gradients(stages):
+    return {
+        name: parameter.grad.clone()
+        for stage in stages
+        for name, parameter in stage.module.named_parameters()
+    }
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_stages_put_together_are_the_whole_model(tied):
+    spec = run_spec(tied=tied)
+    config = model_config(spec, VOCABULARY)
+    shapes = {}
+    for stage in range(STAGES):
+        of_stage = stage_shapes(config, stage, STAGES)
+        assert not shapes.keys() & of_stage.keys()
+        shapes |= of_stage
+    whole = LlamaForCausalLM(config)
+    assert shapes == {name: tuple(p.shape) for name, p in whole.named_parameters()}
+    assert Layout.from_shapes(shapes).parameters == sum(p.numel() for p in whole.parameters())
+
+
+def test_a_first_holder_makes_the_same_weights_every_time():
+    spec = run_spec()
+    config = model_config(spec, VOCABULARY)
+    torch.manual_seed(5)
+    first = FlatModel(initial_stage(config, 7, 1, STAGES), CPU).theta_P
+    torch.manual_seed(6)
+    again = FlatModel(initial_stage(config, 7, 1, STAGES), CPU).theta_P
+    other = FlatModel(initial_stage(config, 7, 2, STAGES), CPU).theta_P
+    assert torch.equal(first, again)
+    assert not torch.equal(first[: other.numel()], other[: first.numel()])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_loss_and_gradients_are_those_of_the_whole_model(tied):
+    spec = run_spec(tied=tied)
+    stages = [Stage(spec, number) for number in range(STAGES)]
+    whole = whole_model(stages, spec)
+    path = Path(stages[0], stages[1:])
+    stepper = data_peer(stages[0], path)
+    kept = []
+
+    class Keeping:
+        def step(self, learning_rate):
+            kept.append(gradients(stages))
+            return torch.zeros(())
+
+    stepper._steps._optimizer = Keeping()
+    result = stepper.step(blocks(), 1e-3)
+    loss = whole.loss(torch.from_numpy(blocks()))
+    loss.backward()
+    assert float(result.loss) == pytest.approx(float(loss.detach()), rel=1e-6)
+    for name, parameter in whole._module.named_parameters():
+        of_stage = kept[0][name]
+        if name not in dict(stages[0].module.named_parameters()):
+            of_stage = of_stage / 3  # a relay divides when it steps, by its three microbatches
+        torch.testing.assert_close(of_stage, parameter.grad, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_ten_steps_of_adamw_follow_the_whole_model():
+    """Without clipping, whose norms are of a stage each, the losses stay within 1e-4."""
+    spec = run_spec()
+    stages = [Stage(spec, number, clip_norm=1e6) for number in range(STAGES)]
+    whole = whole_model(stages, spec)
+    section = spec.optimizer.model_copy(update={"clip_norm": 1e6})
+    straight = Stepper(whole, FlatAdamW(whole, section), "fp32", 2)
+    stepper = data_peer(stages[0], Path(stages[0], stages[1:]))
+    for step in range(10):
+        theirs = straight.step(blocks(seed=step), 1e-3)
+        ours = stepper.step(blocks(seed=step), 1e-3)
+        for relay in stages[1:]:
+            relay.model.gradient_P.div_(3)
+            relay.optimizer.step(1e-3)
+        assert float(ours.loss) == pytest.approx(float(theirs.loss), abs=1e-4)
+
+
+@pytest.mark.parametrize(("codec", "tolerance"), [("bf16", 0.02), ("int8", 0.05)])
+def test_coarse_boundaries_change_the_gradient_a_little(codec, tolerance):
+    """Relative distance of the first layers' gradient, with the tolerance stated beforehand."""
+    found = []
+    for name in ("fp32", codec):
+        stages = [Stage(run_spec(), number, codec=name) for number in range(STAGES)]
+        stepper = data_peer(stages[0], Path(stages[0], stages[1:]))
+
+        class Keeping:
+            def __init__(self, model):
+                self.model = model
+
+            def step(self, learning_rate):
+                found.append(self.model.gradient_P.clone())
+                return torch.zeros(())
+
+        stepper._steps._optimizer = Keeping(stages[0].model)
+        stepper.step(blocks(), 1e-3)
+    exact, coarse = found
+    assert 0 < float((coarse - exact).norm() / exact.norm()) < tolerance
+
+
+def test_a_microbatch_that_is_lost_is_left_out_of_the_mean():
+    spec = run_spec()
+    stages = [Stage(spec, number) for number in range(STAGES)]
+    path = Path(stages[0], stages[1:], lost={1})
+    stepper = data_peer(stages[0], path)
+    stepper.step(blocks(), 1e-3)
+    assert [e.microbatch for e in path.events if isinstance(e, Returned)] == [0, 2]
+    assert Begun(3) in path.events
+    assert Stepped(2) in path.events
+    assert not stages[0].compute._held
+
+
+def test_a_step_without_any_gradient_moves_nothing():
+    spec = run_spec()
+    stages = [Stage(spec, number) for number in range(STAGES)]
+    before = stages[0].model.theta_P.clone()
+    path = Path(stages[0], stages[1:], lost={0, 1, 2})
+    data_peer(stages[0], path).step(blocks(), 1e-3)
+    assert Stepped(0) in path.events
+    assert torch.equal(stages[0].model.theta_P, before)
+
+
+def test_the_loss_of_blocks_is_that_of_the_whole_model():
+    spec = run_spec()
+    stages = [Stage(spec, number) for number in range(STAGES)]
+    whole = whole_model(stages, spec)
+    path = Path(stages[0], stages[1:])
+    loss = data_peer(stages[0], path).loss_of(blocks())
+    assert loss == pytest.approx(float(whole.loss(torch.from_numpy(blocks())).detach()), rel=1e-5)
+    assert {e.leg for e in path.events if isinstance(e, Produced)} == {SCORE}
+
+
+class Script:
+    """Gives a relay's trainer these commands, one after another."""
+
+    def __init__(self, commands):
+        self.commands = deque(commands)
+        self.events = []
+
+    def emit(self, event):
+        self.events.append(event)
+
+    def next_command(self, *, wait, timeout_s=None):
+        return self.commands.popleft() if self.commands else None
+
+
+def relay(stage, commands):
+    script = Script(commands)
+    desk = Desk(StageChannel(script), stage.ring, stage.coder)
+    stepper = RelayStepper(stage.compute, desk, stage.model, stage.optimizer, sequences=2)
+    return stepper, script
+
+
+def fill(stage, slot, seed):
+    generator = torch.Generator().manual_seed(seed)
+    stage.coder.write(torch.randn(2, 16, 32, generator=generator), stage.ring.slot(slot))
+
+
+def test_a_relay_sends_gradients_before_it_begins_new_forwards():
+    stage = Stage(run_spec(), 1)
+    for slot in range(3):
+        fill(stage, slot, slot)
+    commands = [Deliver(FORWARD, 0, 0, None)]
+    stepper, script = relay(stage, commands)
+    stage.compute.forward(9, torch.zeros(2, 16, 32))
+    script.commands = deque(
+        [Deliver(FORWARD, 0, 0, None), Deliver(BACKWARD, 9, 1, 2.5), Release(4), Finish()]
+    )
+    result = stepper.step(blocks(), 1e-3)
+    legs = [(e.leg, e.microbatch) for e in script.events if isinstance(e, Produced)]
+    assert legs == [(BACKWARD, 9), (FORWARD, 0)]
+    assert Stepped(1) in script.events
+    assert float(result.loss) == 2.5
+
+
+def test_a_gradient_that_nobody_waits_for_is_not_looked_at():
+    stage = Stage(run_spec(), 1)
+    stepper, script = relay(stage, [Deliver(BACKWARD, 5, 2, 1.0), Finish()])
+    before = stage.model.theta_P.clone()
+    stepper.step(blocks(), 1e-3)
+    assert [e for e in script.events if isinstance(e, Taken)] == [Taken(2)]
+    assert Stepped(0) in script.events
+    assert torch.equal(stage.model.theta_P, before)
+
+
+def test_stages_clip_so_that_equal_ones_clip_as_the_whole():
+    assert stage_clip_norm(1.0, 4) == 0.5
+
+
+def test_an_unsound_boundary_is_refused():
+    stage = Stage(run_spec(), 1)
+    slot = stage.ring.slot(0)
+    slot[:4] = np.float32(np.nan).tobytes()
+    with pytest.raises(ValueError, match="not finite"):
+        stage.coder.read(slot)
+
+
+def test_slots_beyond_the_ring_do_not_exist():
+    ring = Stage(run_spec(), 1).ring
+    assert (list(ring.inbound), list(ring.outbound)) == ([0, 1, 2, 3], [4, 5, 6, 7])
+    with pytest.raises(IndexError, match="no slot 8"):
+        ring.slot(8)
+
+
+def test_messages_of_stages_are_plain_data():
+    assert dataclasses.asdict(Deliver(FORWARD, 1, 2, None))["leg"] == "forward"
