@@ -11,9 +11,9 @@ from peer.averaging.gossip.exchanges import Exchanges
 from peer.averaging.gossip.final_meetings import FinalMeetings
 from peer.averaging.gossip.gossip import Gossip
 from peer.averaging.gossip.outcome import Agreement
-from peer.process.bell import Bell
 from peer.observe.events import EventLog
 from peer.ports import Network, PeerId, Work
+from peer.process.bell import Bell
 from protocol.gossip.matchmaking_events import Snapshot
 
 INNER_STEPS: Final = 1

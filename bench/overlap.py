@@ -179,7 +179,7 @@ async def open_trainer(folder: Path, core: int) -> AsyncIterator[Trainer]:
         threads=1,
     )
     weights = folder / "weights.f32"
-    layout, _ = await create_model(settings, weights)
+    layout = (await create_model(settings, weights)).layout
     with SharedVector(layout.padded_parameters, folder) as slow:
         slow.array[:] = np.fromfile(weights, "<f4")
         async with trainer_starter(settings, slow, folder)(slow.array, None) as trainer:

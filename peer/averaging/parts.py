@@ -58,11 +58,9 @@ class AveragingParts:
 
     def loop(self, way: Way, validation: Validation, start_trainer: StartTrainer) -> RoundLoop:
         """The rounds of this way of averaging."""
-        spec = self.spec
         return RoundLoop(
             way,
-            inner_steps=spec.sync.inner_steps,
-            total_steps=spec.total_rounds * spec.sync.inner_steps,
+            spec=self.spec,
             facts=self.facts,
             view=self.held.view,
             shares=self.shares,

@@ -10,10 +10,9 @@ import trio
 from peer.observe.facts import Facts
 from peer.observe.status import PeerState
 from peer.ports import PeerId
+from peer.process.bell import Bell
 from protocol.gossip.matchmaking_events import Snapshot
 from protocol.membership.view import Member, View
-
-from peer.process.bell import Bell
 
 
 class LinkedCompany:

@@ -31,6 +31,7 @@ from peer.observe.events import EventLog
 from peer.observe.facts import Facts
 from peer.observe.status import PeerState
 from peer.ports import Address, Directory, Network, PeerId, Stream
+from peer.process.bell import Bell
 from protocol.errors import LocoError, Refused, StreamLost
 from protocol.limits import MAX_LINKS, MAX_PEERS_PER_EXCHANGE
 from protocol.membership.records import PeerRecord
@@ -38,7 +39,6 @@ from protocol.membership.view import Progress, Roster
 from protocol.wire.messages import AliveReply, AskAlive, Beat, Hello, Leaving, PeerList, peer_entry
 from protocol.wire.versions import HELLO
 
-from peer.process.bell import Bell
 from .duplicates import BEAT_S, Duplicates
 from .hello import Greeter
 from .link import Link, Outgoing, beat_to, progress_in

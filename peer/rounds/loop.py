@@ -38,6 +38,7 @@ from peer.training.ports import Float32Vector, StartTrainer, Trainer, TrainerDie
 from peer.training.stages.messages import Begun, Produced, Returned, Stepped, Taken, Waiting
 from protocol.errors import LocoError
 from protocol.membership.view import Member, View
+from protocol.run.run_spec import RunSpec
 from protocol.schedule.own_rounds import RoundPlan
 from protocol.schedule.rounds import is_lost
 
@@ -60,7 +61,6 @@ class RoundLoop:
     """Runs the rounds of one peer; see the top of the file.
 
     Args:
-        total_steps: nominal steps of the run.
         slow_P: the slow weights, which trainers start from.
         microbatches: None where the trainer holds the whole model.
     """
@@ -69,8 +69,7 @@ class RoundLoop:
         self,
         way: Way,
         *,
-        inner_steps: int,
-        total_steps: int,
+        spec: RunSpec,
         facts: Facts,
         view: View,
         shares: DataShares,
@@ -82,8 +81,8 @@ class RoundLoop:
     ) -> None:
         self._way = way
         self._microbatches = microbatches
-        self._inner_steps = inner_steps
-        self._total_steps = total_steps
+        self._inner_steps = inner_steps = spec.sync.inner_steps
+        self._total_steps = spec.total_rounds * inner_steps
         self._facts = facts
         self._view = view
         self._shares = shares

@@ -224,7 +224,7 @@ class SimulatedProvision:
         self,
         spec: RunSpec,
         fetcher: Fetcher,
-        choose_stage: ChooseStage,  # noqa: ARG002 - the machine says which part it holds
+        choose_stage: ChooseStage,
     ) -> Supplies:
         """Fetch the pretended corpus. Raises what `Fetcher.blob` raises, and InvalidRunSpec."""
         if spec.data.manifest is None:

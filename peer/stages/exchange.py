@@ -5,11 +5,9 @@
               v                              v  |                      |
                     StageCore (protocol/microbatch): decides what happens
 
-A life of the trainer has its own shared memory and its own queue of commands, so that nothing of an
-old life reaches a new one; `Line` is what belongs to one.
+What belongs to one life of the trainer is its `Line` (line.py).
 """
 
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
@@ -23,23 +21,11 @@ from peer.process.bell import Bell
 from peer.rounds.way import TrainerLine
 from peer.training.stages import messages as told
 from peer.training.stages.messages import StageCommand, StageEvent
-from peer.training.stages.ring import BoundaryRing
 from peer.training.stages.sizes import SLOTS
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.membership.group import other_group_sentence
 from protocol.membership.view import TRAINING, Member
-from protocol.microbatch.commands import (
-    Announce,
-    Answer,
-    Command,
-    Compute,
-    FinishIteration,
-    Forget,
-    FreeInbound,
-    Release,
-    Send,
-    TellLost,
-)
+from protocol.microbatch.commands import Announce, Answer, Command, FreeInbound, Send, TellLost
 from protocol.microbatch.core import StageCore
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
@@ -51,50 +37,12 @@ from protocol.wire.messages import Announcement, Boundary, Credit, Kept, Lost, N
 from protocol.wire.versions import STAGE
 
 from .company import StageCompany
+from .line import Line, for_trainer
 from .transfers import ANSWER_S, Outgoing, Transfers, trip_of
 
 TICK_S: Final = 0.5
 PATIENCE_S: Final = 60.0
 """Longest time for an iteration's microbatches."""
-
-
-class Line:
-    """The present life of the trainer: its queue of commands, and its shared memory.
-
-    Attributes:
-        free: inbound slots that nobody fills or reads.
-    """
-
-    def __init__(self, ring: BoundaryRing) -> None:
-        self.ring = ring
-        self.commands, self._sent = trio.open_memory_channel[StageCommand](math.inf)
-        self._free = list(ring.inbound)
-        self._freed = trio.Condition()
-
-    def __repr__(self) -> str:
-        return f"<Line over {self.ring!r}, {len(self._free)} slots free>"
-
-    def send(self, command: StageCommand) -> None:
-        """Queue a command; there are never more than slots allow."""
-        self.commands.send_nowait(command)
-
-    async def run(self, line: TrainerLine) -> None:
-        """Pass the commands on, in order."""
-        async for command in self._sent:
-            await line.send(command)
-
-    async def take_slot(self) -> int:
-        """An inbound slot to fill; waits for one."""
-        async with self._freed:
-            while not self._free:
-                await self._freed.wait()
-            return self._free.pop()
-
-    async def give_back(self, slot: int) -> None:
-        """An inbound slot is free again."""
-        async with self._freed:
-            self._free.append(slot)
-            self._freed.notify()
 
 
 class StageExchange:
@@ -284,18 +232,14 @@ class StageExchange:
             self._do_one(command)
 
     def _do_one(self, command: Command) -> None:
+        told_so = for_trainer(command)
+        if told_so is not None:
+            self._tell(told_so)
+            return
         match command:
             case Answer(ticket, refusal):
                 if ticket in self._answers:
                     self._answers.pop(ticket)(refusal)
-            case Compute(leg, number, slot, loss):
-                self._tell(told.Deliver(str(leg), number, slot, loss))
-            case Forget(number):
-                self._tell(told.Drop(number))
-            case FinishIteration():
-                self._tell(told.Finish())
-            case Release(slot):
-                self._tell(told.Release(slot))
             case Send():
                 self._start(self._send, command)
             case FreeInbound(slot):

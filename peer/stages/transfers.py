@@ -1,8 +1,8 @@
 """Boundaries on streams: one stream for each move of a microbatch, offered before it is sent.
 
-    sender      Offer            what it is; the answer is the credit, and may take a while
-                Boundary         the codes, straight from shared memory into shared memory
-    receiver    Credit, Kept     from then on the receiver answers for it
+sender      Offer            what it is; the answer is the credit, and may take a while
+            Boundary         the codes, straight from shared memory into shared memory
+receiver    Credit, Kept     from then on the receiver answers for it
 """
 
 import contextlib
@@ -74,7 +74,6 @@ class Transfers:
         except (LocoError, trio.BrokenResourceError, trio.ClosedResourceError):
             return None
         return noted.iteration
-
 
     async def tell_lost(self, microbatch: Microbatch, group: str) -> None:
         """Tell a data peer that its microbatch will not come back; it may not hear it."""

@@ -62,9 +62,7 @@ class SocketChannel:
             raise pipe.PipeError(f"expected {kind.__name__}, got {type(message).__name__}")
         return message
 
-    def next_command(
-        self, *, wait: bool, timeout_s: float | None = None
-    ) -> TrainerCommand | None:
+    def next_command(self, *, wait: bool, timeout_s: float | None = None) -> TrainerCommand | None:
         """The next command; None when there is none and `wait` is false, or the time is over.
 
         Raises:

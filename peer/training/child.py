@@ -4,6 +4,7 @@ import itertools
 import os
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -51,7 +52,7 @@ def serve(channel: SocketChannel) -> int:
                     return _failed(channel, error, unknown="unusable")
                 os.close(weights_fd)
             case "train", (slow_fd, codes_fd):
-                return train(channel, lambda: build(task.settings, slow_fd, codes_fd))
+                return train(channel, partial(build, task.settings, slow_fd, codes_fd))
             case "train", (slow_fd, codes_fd, ring_fd):
                 memory = StageMemory(slow_fd, codes_fd, ring_fd)
                 return train_stage(channel, task.settings, memory)
@@ -89,7 +90,7 @@ def train(
 def train_stage(channel: SocketChannel, settings: TrainerSettings, memory: StageMemory) -> int:
     """Be a trainer of one stage until `Stop`. Returns the exit status."""
     stage_channel = StageChannel(channel)
-    return train(channel, lambda: build_stage(settings, memory, stage_channel), stage_channel)
+    return train(channel, partial(build_stage, settings, memory, stage_channel), stage_channel)
 
 
 def _failed(channel: SocketChannel, error: Exception, *, unknown: str) -> int:
@@ -112,7 +113,7 @@ def _failed(channel: SocketChannel, error: Exception, *, unknown: str) -> int:
 
 
 def create(channel: SocketChannel, settings: TrainerSettings, weights_fd: int) -> None:
-    """Write initial weights to a file, of the whole model or of a stage, and say what it is like."""
+    """Write the initial weights of the model, or of a stage, to a file, and say what it is like."""
     spec, stage = settings.run_spec(), settings.stage
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the bits of an initialisation must not depend on the machine's cores
@@ -207,4 +208,3 @@ def _sample_blocks(corpus: Corpus, batch_size: int) -> Callable[[], npt.NDArray[
     counter = itertools.count(0, batch_size)
     offsets = np.arange(batch_size, dtype=np.int64)
     return lambda: corpus.blocks((next(counter) + offsets) % corpus.num_blocks)
-

@@ -85,6 +85,5 @@ class TellLost:
 
 
 Command = (
-    Answer | Compute | Forget | FinishIteration | Send | Release | FreeInbound | Announce
-    | TellLost
+    Answer | Compute | Forget | FinishIteration | Send | Release | FreeInbound | Announce | TellLost
 )

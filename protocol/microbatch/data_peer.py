@@ -120,7 +120,7 @@ class DataPeerCore:
         trip = Trip(away.microbatch, leg, away.path, len(away.path))
         return [Send(trip, slot, loss)]
 
-    def returned(self, number: int, now_s: float) -> list[Command]:  # noqa: ARG002 - see core.py
+    def returned(self, number: int, now_s: float) -> list[Command]:
         """The trainer has added the gradient."""
         if self._away.pop(number, None) is not None:
             self.counts.returned += 1
@@ -141,7 +141,7 @@ class DataPeerCore:
             return [Answer(ticket, RefusalReason.UNAVAILABLE)]
         return [Answer(ticket)]
 
-    def withdrawn(self, ticket: int) -> list[Command]:  # noqa: ARG002 - see core.py
+    def withdrawn(self, ticket: int) -> list[Command]:
         """Nothing waits here."""
         return []
 
@@ -154,14 +154,14 @@ class DataPeerCore:
             del self._away[away.number]
         return [Compute(trip.leg, away.number, slot, loss)]
 
-    def broke_off(self, trip: Trip, now_s: float) -> list[Command]:  # noqa: ARG002 - see core.py
+    def broke_off(self, trip: Trip, now_s: float) -> list[Command]:
         """What was welcome has not come whole."""
         return self._drop(trip.microbatch)
 
     def sent(
         self,
         trip: Trip,
-        now_s: float,  # noqa: ARG002 - see core.py
+        now_s: float,
         *,
         taken: bool,
     ) -> list[Command]:
@@ -231,4 +231,3 @@ class DataPeerCore:
         del self._away[away.number]
         self.counts.dropped += away.leg is Leg.FORWARD
         return [Forget(away.number)]
-

@@ -186,7 +186,7 @@ class RelayCore:
         number: int,
         slot: int,
         loss: float | None,
-        now_s: float,  # noqa: ARG002 - both cores have one shape
+        now_s: float,
     ) -> list[Command]:
         """The trainer has made what goes on."""
         held = next((held for held in self._held.values() if held.number == number), None)

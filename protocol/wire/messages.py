@@ -58,10 +58,8 @@ from protocol.outcomes import RefusalReason
 
 from .field_types import (
     MAX_SENTENCE_CHARS,
-    MAX_STATE_BYTES,
     Addresses,
     Count,
-    Digest,
     FewAddresses,
     MaybeCount,
     MaybeDigest,
@@ -74,7 +72,7 @@ from .field_types import (
     Seconds,
     Sentence,
 )
-from .fields import Binary, Choice, Flag, Integer, Many, Record, Text, read_record, write_record
+from .fields import Choice, Flag, Many, Record, Text, read_record, write_record
 from .fragment_messages import (
     ChunkState,
     Contribution,
@@ -99,14 +97,25 @@ from .gossip_messages import (
     Vector,
 )
 from .stage_messages import Announcement, Boundary, Credit, Kept, Lost, Noted, Offer
+from .state_messages import (
+    BlobReply,
+    Chunk,
+    GetBlob,
+    GetChunks,
+    GetSpec,
+    GetState,
+    SpecReply,
+    StateReply,
+)
 
 __all__ = [
     "TYPES", "Accept", "AliveReply", "Announcement", "AskAlive", "Beat", "BlobReply", "Boundary",
-    "Chunk", "ChunkState", "Contribution", "Credit", "FragmentSettled", "Free", "GetBlob", "GetChunkState", "GetChunks", "GetResult",
-    "GetSpec", "GetStamps", "GetState", "Hello", "Join", "Kept", "Leaving", "Lost", "Message", "NoResult", "Noted", "Offer",
-    "PeerEntry", "PeerList", "Piece", "Propose", "Received", "Refusal", "Result", "Settle",
-    "Settled", "SettledOutcome", "SpecReply", "Stamps", "StateReply", "Vector", "decode_message",
-    "encode_message", "max_payload_bytes", "peer_entry", "printable_sentence",
+    "Chunk", "ChunkState", "Contribution", "Credit", "FragmentSettled", "Free", "GetBlob",
+    "GetChunkState", "GetChunks", "GetResult", "GetSpec", "GetStamps", "GetState", "Hello", "Join",
+    "Kept", "Leaving", "Lost", "Message", "NoResult", "Noted", "Offer", "PeerEntry", "PeerList",
+    "Piece", "Propose", "Received", "Refusal", "Result", "Settle", "Settled", "SettledOutcome",
+    "SpecReply", "Stamps", "StateReply", "Vector", "decode_message", "encode_message",
+    "max_payload_bytes", "peer_entry", "printable_sentence",
 ]  # fmt: skip
 
 
@@ -224,84 +233,6 @@ class AliveReply:
 @dataclass(frozen=True, slots=True)
 class Leaving:
     """The sender leaves the run on purpose."""
-
-
-# --- state ----------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class GetSpec:
-    """Send me the run spec."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpecReply:
-    """The spec's canonical bytes follow; signed by the founder (Ed25519)."""
-
-    founder_public_key: Annotated[bytes, Binary(32)]
-    signature: Annotated[bytes, Binary(64)]
-
-
-@dataclass(frozen=True, slots=True)
-class GetBlob:
-    """Send me the blob (tokenizer, manifest, corpus file) with this digest."""
-
-    digest: Digest
-
-
-@dataclass(frozen=True, slots=True)
-class BlobReply:
-    """The blob follows."""
-
-    digest: Digest
-
-
-@dataclass(frozen=True, slots=True)
-class GetState:
-    """Describe your state, if it is of this group, and at the nominal step `minimum_step` or later.
-
-    Attributes:
-        minimum_step: an older state is refused as `unavailable`.
-    """
-
-    group: Digest
-    minimum_step: Count
-
-
-@dataclass(frozen=True, slots=True)
-class StateReply:
-    """What the sender can serve; the chunks' 32-byte digests follow.
-
-    Attributes:
-        step: the nominal step that the sender was at when this state was its present one.
-        root: digest of the whole state, which chunks are asked by.
-        epoch, position: where the sender's data stands.
-    """
-
-    round: Count
-    step: Count
-    root: Digest
-    total_bytes: Annotated[int, Integer(1, MAX_STATE_BYTES)]
-    chunk_bytes: Annotated[int, Integer(1, STATE_CHUNK_BYTES)]
-    epoch: Count
-    position: Count
-    tokens: Count
-    layout_digest: Digest
-
-
-@dataclass(frozen=True, slots=True)
-class GetChunks:
-    """Send me `count` chunks of that state, from `first` on."""
-
-    root: Digest
-    first: Count
-    count: Annotated[int, Integer(1, MAX_CONTROL_PAYLOAD_BYTES // 32)]
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """One chunk of the state follows."""
-
-    root: Digest
-    index: Count
 
 
 Message = (

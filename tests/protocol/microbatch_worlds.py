@@ -7,15 +7,15 @@ added in which step, and that nothing happens to a microbatch that they do not h
 import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from functools import partial
 
 from protocol.microbatch.commands import (
     Announce,
     Answer,
+    Command,
     Compute,
     FinishIteration,
     Forget,
-    FreeInbound,
-    Release,
     Send,
     TellLost,
 )
@@ -44,7 +44,7 @@ class Node:
         self.name = name
         self.core = core
         self.books = Books()
-        self.queue = deque()
+        self.queue: deque[Command] = deque()
         self.alive = True
 
 
@@ -67,7 +67,7 @@ class MicrobatchWorld:
         self.todo = []
         self.offers = {}
         self.tickets = 0
-        self.begun = Counter()
+        self.begun: Counter[str] = Counter()
         self.out = {}
         self.failing = 0.0
 
@@ -138,33 +138,33 @@ class MicrobatchWorld:
         if not node.alive:
             return
         match command:
+            case Compute() | Forget() | FinishIteration():
+                self.train(node, command)
             case Answer(ticket, refusal):
                 self.offers.pop(ticket)(refusal)
-            case Compute(leg, number, slot, loss):
-                self.compute(node, leg, number, slot, loss)
-            case Forget(number):
-                node.books.held.pop(number, None)
-                self.out.get(name, set()).discard(number)
-            case FinishIteration():
-                node.books.steps.append(node.books.in_step)
-                node.books.in_step = 0
-                assert not node.books.held, "a step while forwards wait for their gradients"
-                self.do(name, node.core.stepped(self.now_s))
-            case Send(trip, slot, loss):
+            case Send(trip, _, loss):
                 self.send(node, trip, loss)
             case Announce(iteration, counts):
                 for relay, count in counts.items():
-                    self.todo.append(
-                        lambda relay=relay, count=count: self.announce(
-                            name, relay, iteration, count
-                        )
-                    )
+                    tell = partial(self.announce, name, relay, iteration, count)
+                    self.todo.append(tell)
             case TellLost(microbatch):
                 origin = self.nodes[microbatch.origin]
                 if origin.alive:
                     self.do(origin.name, origin.core.lost(microbatch, name))
-            case Release() | FreeInbound():
-                pass
+
+    def train(self, node, command):
+        match command:
+            case Compute(leg, number, slot, loss):
+                self.compute(node, leg, number, slot, loss)
+            case Forget(number):
+                node.books.held.pop(number, None)
+                self.out.get(node.name, set()).discard(number)
+            case FinishIteration():
+                node.books.steps.append(node.books.in_step)
+                node.books.in_step = 0
+                assert not node.books.held, "a step while forwards wait for their gradients"
+                self.do(node.name, node.core.stepped(self.now_s))
 
     def announce(self, origin, relay, iteration, count):
         other = self.nodes[relay]

@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from microbatch_worlds import MicrobatchWorld
 
 SEEDS = st.integers(0, 10_000)

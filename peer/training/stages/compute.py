@@ -1,4 +1,4 @@
-"""A stage's work on microbatches: forwards that wait for their gradients, and gradients that add up.
+"""A stage's work on microbatches: forwards that wait for gradients, and gradients that add up.
 
 A forward keeps its graph until the gradient of what it produced comes back; then the gradient of
 what it was given goes on to the stage before, and that of the weights is added to the flat

@@ -7,7 +7,7 @@ apart, and keeps either kind while the other is asked for. `Stop` ends a step at
 Rules
   1. Gradients go before activations: a backward that has come is done before any forward, so that
      others' forwards never starve it (it frees memory everywhere along its path).
-  2. Whoever waits says so (`Waiting`), every WAITING_S: a desk without work is not a hung trainer.
+  2. A desk that waits says so (`Waiting`), every WAITING_S: it is not a hung trainer.
 """
 
 from collections import deque

@@ -72,9 +72,7 @@ class StageModule(nn.Module):
         rotations = self._rotary(hidden_BTD, position_ids=positions_1T)
         for layer in self.model.layers.values():
             # Without a mask, attention is causal.
-            hidden_BTD = layer(
-                hidden_BTD, position_ids=positions_1T, position_embeddings=rotations
-            )
+            hidden_BTD = layer(hidden_BTD, position_ids=positions_1T, position_embeddings=rotations)
         return hidden_BTD
 
     def loss(self, hidden_BTD: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:

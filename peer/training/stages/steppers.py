@@ -114,10 +114,9 @@ class DataPeerStepper:
             if isinstance(command, Drop) and command.microbatch in away:
                 self._compute.forget(command.microbatch)
                 away.remove(command.microbatch)
-            elif isinstance(command, Deliver):
-                if self._deliver(command):
-                    away.remove(command.microbatch)
-                    returned += 1
+            elif isinstance(command, Deliver) and self._deliver(command):
+                away.remove(command.microbatch)
+                returned += 1
         norm = self._steps.step(returned, learning_rate)
         self._desk.emit(Stepped(returned))
         return StepResult(torch.tensor(self._losses.mean(), device=self._device), norm)

@@ -115,9 +115,10 @@ async def founded(spec, folder, cache):
     )
     with trio.fail_after(LIMIT_S):
         async with spare_child(threads=1) as spare:
-            layout, config = await create_model(settings, cache / "weights", spare)
+            created = await create_model(settings, cache / "weights", spare)
+        layout = created.whole
         frozen = FrozenSection(
-            config=config,
+            config=created.config,
             layout_digest=layout.digest,
             parameters=layout.parameters,
             padded_parameters=layout.padded_parameters,

@@ -34,7 +34,8 @@ class SilentChild:
 
 
 def _trainer(child):
-    return ProcessTrainer(child, lambda _: CodeRegions.create((128, 128)), Watchdog(RunSpec()))
+    regions = CodeRegions.create((128, 128))
+    return ProcessTrainer(child, lambda _: regions, lambda: None, Watchdog(RunSpec()))
 
 
 async def test_a_start_that_never_ends_is_a_hang(autojump_clock):

@@ -22,6 +22,7 @@ from peer.training.messages import (
     TrainRound,
 )
 from peer.training.settings import TrainerSettings
+from peer.training.stages.messages import Begun, Deliver, Produced
 
 MESSAGES: list[Any] = [
     Load(3),
@@ -31,7 +32,10 @@ MESSAGES: list[Any] = [
     Evaluated(7, 2.5, 8192, 0.25),
     Ready(10, 128, "ab", "cpu", "fp32", 8, 11.5, (("a", (2, 3)),)),
     TrainerSettings(b"{}", "a", "/c", 256),
-    pipe.ModelCreated((("a", (2, 3)), ("b", ())), "{}"),
+    pipe.ModelCreated((("a", (2, 3)), ("b", ())), (("a", (2, 3)), ("b", ()), ("c", (4,))), "{}"),
+    Deliver("backward", 3, 1, 2.5),
+    Produced("forward", 3, 9, None),
+    Begun(4),
     RoundClosed(3, None, 5, 40, 2.5, None, 0, 40, 1.5, 200.0),
     RoundClosed(3, 1, 5, 40, 2.5, "ab", 0, 40, 1.5, 200.0),
     FragmentSent(2, 7, 5, 40, "ab", 0.25, 0.0, 362.5),

@@ -253,7 +253,8 @@ async def test_initial_weights_follow_from_the_seed_and_whoever_made_them_can_tr
     other = replace(settings, spec=spec.model_copy(update={"seed": 1}).to_bytes())
     expected = FlatModel(initial_module(spec, 256), torch.device("cpu"))
     async with spare_child(threads=1) as spare:
-        layout, config = await create_model(settings, tmp_path / "first", spare)
+        created = await create_model(settings, tmp_path / "first", spare)
+        layout = created.layout
         await create_model(other, tmp_path / "second", spare)
         process_id = (child := await spare.take()).process.pid
         spare.put_back(child)
@@ -271,7 +272,7 @@ async def test_initial_weights_follow_from_the_seed_and_whoever_made_them_can_tr
     assert not np.array_equal(first, np.fromfile(tmp_path / "second", "<f4"))
     assert layout == expected.layout
     frozen = FrozenSection(
-        config=config,
+        config=created.config,
         layout_digest=layout.digest,
         parameters=layout.parameters,
         padded_parameters=layout.padded_parameters,

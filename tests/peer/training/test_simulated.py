@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 import trio
+from existing import existing
 from trio.testing import MockClock
 
 from peer.training.messages import (
@@ -187,7 +188,7 @@ async def test_it_learns_and_repeats_itself(autojump_clock: MockClock) -> None:
             await trainer.send(Evaluate(0))
             before = await _next(trainer, Evaluated)
             assert isinstance(before, Evaluated)
-            return before.loss - closed.loss, closed.digest
+            return existing(before.loss) - closed.loss, closed.digest
 
     first, second = await train(), await train()
     assert first == second
