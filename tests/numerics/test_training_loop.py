@@ -220,10 +220,12 @@ def test_who_begins_late_or_again_warms_up(monkeypatch):
     spec = tiny_spec()
     spec = spec.model_copy(update={"optimizer": OptimizerSection(warmup_steps=4)})
     world, rates, step = build_world(spec), [], Stepper.step
+    stepper = world.parts.stepper
+    assert isinstance(stepper, Stepper)
 
     def noted(blocks_BT, rate):
         rates.append(rate)
-        return step(world.parts.stepper, blocks_BT, rate)
+        return step(stepper, blocks_BT, rate)
 
     monkeypatch.setattr(world.parts.stepper, "step", noted)
     run(world, order(3, quota=4), order(4, quota=4), *[PAUSE] * 6, Load(5), order(5, quota=4))

@@ -61,10 +61,9 @@ def test_failures_are_told_apart(monkeypatch, capsys, error, reason, when):
             raise error
         return None, "ready"
 
-    monkeypatch.setattr(child, "build", build)
     monkeypatch.setattr(child, "InnerLoop", Loop)
     channel = FakeChannel()
-    assert child.train(channel, SETTINGS, 0, 0) == 1
+    assert child.train(channel, build) == 1
     failed = channel.events[-1]
     assert isinstance(failed, Failed)
     assert failed.reason == (reason or {"build": "unusable", "train": "error"}[when])

@@ -26,6 +26,7 @@ from peer.training.stages.messages import (
     Produced,
     Release,
     Returned,
+    StageCommand,
     Stepped,
     Taken,
 )
@@ -86,8 +87,8 @@ class Path:
         self.relays = relays
         self.lost = lost
         self.events = []
-        self._produced = deque()
-        self._commands = deque()
+        self._produced: deque[Produced] = deque()
+        self._commands: deque[StageCommand] = deque()
         self._free = deque(home.ring.inbound)
 
     def emit(self, event):
@@ -152,7 +153,7 @@ def gradients(stages):
 def test_stages_put_together_are_the_whole_model(tied):
     spec = run_spec(tied=tied)
     config = model_config(spec, VOCABULARY)
-    shapes = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for stage in range(STAGES):
         of_stage = stage_shapes(config, stage, STAGES)
         assert not shapes.keys() & of_stage.keys()
