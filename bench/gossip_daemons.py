@@ -59,7 +59,7 @@ FULL_PEERS: Final = (6, 12)
 RATIOS: Final = (0.25, 0.7, 1.5)
 ROUNDS: Final = 60
 LIMIT_S: Final = 20 * ROUNDS * ROUND_S
-SPEED: Final = 0.95
+SPEED: Final = 0.97
 DIGITS: Final = 3
 
 
