@@ -77,6 +77,8 @@ class Report:
                 for m in self._roster.alive(now_s)
             ),
             metrics=self.metrics_url,
+            part=facts.held.group.part if facts.held else None,
+            microbatches={str(what): count for what, count in facts.microbatches.items()},
             codec=_codec_sentence(facts),
             doing=facts.doing,
             since_s=now_s - facts.doing_since_s,
@@ -107,6 +109,7 @@ class Report:
             healed=facts.healed,
             healed_s=facts.healed_s,
             refused=dict(facts.refused),
+            microbatches=dict(facts.microbatches),
             group=facts.group,
             part=None if facts.held is None else facts.held.group.part,
             round=facts.round if facts.run_id else None,

@@ -12,6 +12,7 @@ from peer.observe.status import RECENT_ROUNDS, PeerState
 from peer.state.held_part import HeldPart
 from protocol.gossip.matchmaking_events import Snapshot
 from protocol.membership.group import Group
+from protocol.microbatch.counts import Counted
 from protocol.outcomes import RefusalReason, SkipReason
 
 
@@ -41,6 +42,7 @@ class Facts:
             for another group, by reason.
         lost_blocks, repeated_blocks: of the whole swarm, by changes of its members.
         restarts: trainer restarts by reason.
+        microbatches: counted where we hold a stage.
         codec: of the run; None while unknown.
         loops: what codes in it, for `trainer` and `daemon` (`peer.codec.Codec.loops_for`).
     """
@@ -82,6 +84,7 @@ class Facts:
     repeated_blocks: int = 0
     skipped: Counter[SkipReason] = field(default_factory=Counter)
     restarts: Counter[str] = field(default_factory=Counter)
+    microbatches: Counter[Counted] = field(default_factory=Counter)
     codec: str | None = None
     loops: dict[str, str] = field(default_factory=dict)
     doing: str = "starting"

@@ -30,6 +30,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from protocol.microbatch.counts import Counted
 from protocol.outcomes import RefusalReason, SkipReason
 
 from .status import Outcomes, PeerState
@@ -104,6 +105,7 @@ class MetricsSnapshot:
     healed: int = 0
     healed_s: float = 0.0
     refused: Mapping[RefusalReason, int] = field(default_factory=dict)
+    microbatches: Mapping[Counted, int] = field(default_factory=dict)
     group: str | None = None
     part: str | None = None
     p2pd_restarts: int = 0
@@ -287,6 +289,18 @@ def _fragments(now: MetricsSnapshot) -> Iterator[Metric]:
     for reason in REFUSED_CONTRIBUTIONS:
         refused.add_metric([str(reason)], now.refused.get(reason, 0))
     yield refused
+    yield _microbatches(now)
+
+
+def _microbatches(now: MetricsSnapshot) -> Metric:
+    counted = CounterMetricFamily(
+        "loco_microbatches",
+        "Microbatches of a pipeline at this peer, by what has happened to them.",
+        labels=["what"],
+    )
+    for what in Counted:
+        counted.add_metric([str(what)], now.microbatches.get(what, 0))
+    return counted
 
 
 def _swarm(now: MetricsSnapshot) -> Iterator[Metric]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from protocol.membership.group import WHOLE_MODEL
 from protocol.outcomes import SkipReason
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class Status:
         train_loss: mean of the last round, nats per token.
         validation_loss: of the slow weights on the run's fixed blocks, nats per token.
         metrics: URL of the Prometheus endpoint.
+        part: of the model that this peer holds, `model` or `stage/N`.
+        microbatches: what has happened to them here, where the part is a stage.
         codec: of the run, and whether plain or compiled loops code with it here.
         doing: one short sentence on what is going on, or what we wait for.
         since_s: seconds since `doing` last changed.
@@ -86,6 +89,8 @@ class Status:
     outcomes: Outcomes = Outcomes()
     peers: tuple[PeerStatus, ...] = ()
     metrics: str | None = None
+    part: str | None = None
+    microbatches: Mapping[str, int] = field(default_factory=dict)
     codec: str | None = None
     doing: str | None = None
     since_s: float | None = None
@@ -109,6 +114,8 @@ class Status:
             },
             "peers": [_peer_json(peer) for peer in self.peers],
             "metrics": self.metrics,
+            "part": self.part,
+            "microbatches": dict(self.microbatches),
             "codec": self.codec,
             "doing": self.doing,
             "since_s": self.since_s,
@@ -183,9 +190,18 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         ("tokens", _number(status.tokens)),
         ("loss", f"train {_loss(status.train_loss)}  validation {_loss(status.validation_loss)}"),
         ("rounds", _rounds(status.outcomes)),
+        *_part(status),
         ("codec", status.codec or "-"),
         ("metrics", status.metrics or "-"),
     ]
+
+
+def _part(status: Status) -> list[tuple[str, str]]:
+    """The stage that is held, and its microbatches; nothing for a peer with the whole model."""
+    if status.part is None or status.part == WHOLE_MODEL:
+        return []
+    counted = ", ".join(f"{what} {n:,}" for what, n in status.microbatches.items() if n)
+    return [("holds", f"{status.part}; microbatches: {counted or 'none'}")]
 
 
 def _rounds(outcomes: Outcomes) -> str:

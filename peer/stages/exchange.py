@@ -66,6 +66,7 @@ class StageExchange:
         total_steps: int,
     ) -> None:
         self._facts = facts
+        facts.microbatches = core.counts
         self._heard = heard
         self._total_steps = total_steps
         self._stage = stage
@@ -300,7 +301,12 @@ def stage_exchange(
     """The exchange of a peer that holds this stage."""
     core: StageCore
     if stage == DATA_STAGE:
-        core = DataPeerCore(network.peer_id, spec.pipeline.num_visited, PATIENCE_S)
+        core = DataPeerCore(
+            network.peer_id,
+            spec.pipeline.num_visited,
+            PATIENCE_S,
+            full_every=spec.pipeline.full_every,
+        )
     else:
         core = RelayCore(SLOTS, PATIENCE_S)
     return StageExchange(

@@ -3,14 +3,22 @@
 Every event returns what is to be done. relay.py and data_peer.py say what they mean.
 """
 
+from collections import Counter
 from typing import Protocol
 
 from .commands import Command
+from .counts import Counted
 from .trip import Leg, Trip
 
 
 class StageCore(Protocol):
-    """The core of a peer that holds a stage."""
+    """The core of a peer that holds a stage.
+
+    Attributes:
+        counts: since the start.
+    """
+
+    counts: Counter[Counted]
 
     # --- the trainer ------------------------------------------------------------------------------
     def produced(

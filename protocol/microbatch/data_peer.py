@@ -13,12 +13,13 @@ Invariant: the trainer is told exactly one end of every microbatch: its gradient
 dropped.
 """
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from protocol.outcomes import RefusalReason
 
 from .commands import Announce, Answer, Command, Compute, Forget, FreeInbound, Release, Send
+from .counts import Counted
 from .paths import Relays, paths_of
 from .trip import Leg, Microbatch, Trip
 
@@ -32,15 +33,6 @@ class _Away:
     path: tuple[str, ...]
     since_s: float
     leg: Leg
-
-
-@dataclass(slots=True)
-class DataPeerCounts:
-    """What became of our microbatches, since the start."""
-
-    begun: int = 0
-    returned: int = 0
-    dropped: int = 0
 
 
 @dataclass(slots=True)
@@ -63,15 +55,20 @@ class DataPeerCore:
     Args:
         peer_id: ours.
         visited: stages of a path, ours among them.
+        full_every: every so many iterations paths visit all; 0 is never.
         patience_s: longest time from a microbatch's beginning to its end.
 
     Attributes:
         iteration: the present one; 0 before the first.
+        counts: since the start.
     """
 
-    def __init__(self, peer_id: str, visited: int, patience_s: float) -> None:
+    def __init__(
+        self, peer_id: str, visited: int, patience_s: float, *, full_every: int = 0
+    ) -> None:
         self._peer_id = peer_id
         self._visited = visited
+        self._full_every = full_every
         self._patience_s = patience_s
         self._away: dict[int, _Away] = {}
         self._present = _Iteration()
@@ -79,7 +76,7 @@ class DataPeerCore:
         self._next_index = 0
         self._relays: Relays = ()
         self.iteration = 0
-        self.counts = DataPeerCounts()
+        self.counts: Counter[Counted] = Counter()
 
     def __repr__(self) -> str:
         return f"<DataPeerCore in iteration {self.iteration}, {len(self._away)} on their way>"
@@ -123,12 +120,12 @@ class DataPeerCore:
     def returned(self, number: int, now_s: float) -> list[Command]:
         """The trainer has added the gradient."""
         if self._away.pop(number, None) is not None:
-            self.counts.returned += 1
+            self.counts[Counted.DONE] += 1
         return []
 
     def restarted(self) -> list[Command]:
         """The trainer is a new one, and knows of no microbatch."""
-        self.counts.dropped += len(self._away)
+        self.counts[Counted.LOST] += len(self._away)
         self._away.clear()
         self._present = _Iteration()
         return []
@@ -187,8 +184,10 @@ class DataPeerCore:
         if not self._relays or self.missing_stages:
             return []
         self.iteration = max(self.iteration + 1, self._heard)
+        is_full = self._full_every and self.iteration % self._full_every == 0
+        visited = len(self._relays) + 1 if is_full else self._visited
         paths = paths_of(
-            self._peer_id, self.iteration, present.microbatches, self._relays, self._visited
+            self._peer_id, self.iteration, present.microbatches, self._relays, visited
         )
         present.paths = deque(paths)
         relays = [relay for stage in self._relays for relay in stage]
@@ -201,7 +200,7 @@ class DataPeerCore:
         present = self._present
         while present.paths and present.ready:
             number, slot = present.ready.pop(0)
-            self.counts.begun += 1
+            self.counts[Counted.BEGUN] += 1
             commands.append(self._send(Leg.FORWARD, number, slot, present.paths.popleft(), now_s))
         return commands
 
@@ -229,5 +228,5 @@ class DataPeerCore:
         if away is None:
             return []
         del self._away[away.number]
-        self.counts.dropped += away.leg is Leg.FORWARD
+        self.counts[Counted.LOST] += away.leg is Leg.FORWARD
         return [Forget(away.number)]

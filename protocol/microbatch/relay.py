@@ -44,6 +44,7 @@ from .commands import (
     Send,
     TellLost,
 )
+from .counts import Counted
 from .trip import Leg, Microbatch, Trip
 
 MAX_WAITING: Final = 256
@@ -71,17 +72,6 @@ class _Announced:
     count: int
 
 
-@dataclass(slots=True)
-class RelayCounts:
-    """What became of microbatches here, since the start."""
-
-    done: int = 0
-    scored: int = 0
-    forgotten: int = 0
-    late: int = 0
-    busy: int = 0
-
-
 class RelayCore:
     """See the top of the file. Every event returns what is to be done.
 
@@ -91,6 +81,7 @@ class RelayCore:
 
     Attributes:
         iteration: the present one; None before the first announcement.
+        counts: since the start.
     """
 
     def __init__(self, slots: int, patience_s: float) -> None:
@@ -106,7 +97,7 @@ class RelayCore:
         self._finishing = self._ended = False
         self._next_number = 0
         self.iteration: int | None = None
-        self.counts = RelayCounts()
+        self.counts: Counter[Counted] = Counter()
 
     def __repr__(self) -> str:
         return (
@@ -146,7 +137,7 @@ class RelayCore:
             held = self._held.get(microbatch)
             if held is not None and held.trip.path == trip.path:
                 return [Answer(ticket)]
-            self.counts.late += 1
+            self.counts[Counted.LATE] += 1
             return [Answer(ticket, RefusalReason.UNAVAILABLE)]
         if trip.leg is Leg.FORWARD:
             if self.iteration is not None and microbatch.iteration < self.iteration:
@@ -154,7 +145,7 @@ class RelayCore:
             if microbatch in self._held or microbatch in self._done:
                 return [Answer(ticket, RefusalReason.TWICE)]
         if len(self._waiting) >= MAX_WAITING:
-            self.counts.busy += 1
+            self.counts[Counted.BUSY] += 1
             return [Answer(ticket, RefusalReason.BUSY)]
         self._waiting.append(_Offer(ticket, trip))
         return self._grant()
@@ -199,7 +190,7 @@ class RelayCore:
         """The trainer has added a microbatch's gradient."""
         for microbatch, held in self._held.items():
             if held.number == number:
-                self.counts.done += 1
+                self.counts[Counted.DONE] += 1
                 return self._settle(microbatch, now_s)
         return []
 
@@ -209,11 +200,11 @@ class RelayCore:
         if held is None:
             return []
         if trip.leg is Leg.SCORE:
-            self.counts.scored += taken
+            self.counts[Counted.SCORED] += taken
             return self._settle(trip.microbatch, now_s)
         if taken or trip.leg is Leg.BACKWARD:
             return []
-        self.counts.forgotten += 1
+        self.counts[Counted.LOST] += 1
         lost: list[Command] = [Forget(held.number), TellLost(trip.microbatch)]
         return [*lost, *self._settle(trip.microbatch, now_s)]
 
@@ -233,7 +224,7 @@ class RelayCore:
     def restarted(self) -> list[Command]:
         """The trainer is a new one, and holds nothing."""
         lost: list[Command] = [TellLost(microbatch) for microbatch in self._held]
-        self.counts.forgotten += len(lost)
+        self.counts[Counted.LOST] += len(lost)
         for microbatch in self._held:
             self._settled[microbatch.origin] += 1
         self._held.clear()
@@ -279,7 +270,7 @@ class RelayCore:
     def _forget_all(self) -> list[Command]:
         """What is held still has been given up by its data peer, or by us."""
         forgotten = [m for m, held in self._held.items() if held.trip.leg is Leg.FORWARD]
-        self.counts.forgotten += len(forgotten)
+        self.counts[Counted.LOST] += len(forgotten)
         commands: list[Command] = []
         for microbatch in forgotten:
             commands += [Forget(self._held.pop(microbatch).number), TellLost(microbatch)]

@@ -1,10 +1,17 @@
 """Microbatches over relays: every one comes back, or is dropped; each gradient counts once."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from microbatch_worlds import MicrobatchWorld
 
+from protocol.microbatch.commands import Announce
+from protocol.microbatch.counts import Counted
+from protocol.microbatch.data_peer import DataPeerCore
+
+ENDS = (Counted.BEGUN, Counted.DONE, Counted.LOST)
 SEEDS = st.integers(0, 10_000)
 
 
@@ -19,10 +26,10 @@ def test_all_come_back_in_whatever_order_things_happen(seed, data_peers, microba
     assert world.run(iterations=3)
     for name in world.origins:
         counts = world.nodes[name].core.counts
-        assert (counts.begun, counts.returned, counts.dropped) == (3 * microbatches,) * 2 + (0,)
+        assert [counts[what] for what in ENDS] == [3 * microbatches] * 2 + [0]
     for node in relays_of(world):
         assert set(node.books.added.values()) <= {1}
-        assert node.core.counts.forgotten == node.core.counts.late == 0
+        assert node.core.counts[Counted.LOST] == node.core.counts[Counted.LATE] == 0
 
 
 @given(SEEDS)
@@ -45,7 +52,7 @@ def test_trips_that_fail_cost_their_microbatch_and_nothing_else(seed, failing):
     assert world.run(iterations=3)
     for name in world.origins:
         counts = world.nodes[name].core.counts
-        assert counts.begun == counts.returned + counts.dropped
+        assert counts[Counted.BEGUN] == counts[Counted.DONE] + counts[Counted.LOST]
     assert all(set(node.books.added.values()) <= {1} for node in relays_of(world))
 
 
@@ -83,12 +90,12 @@ def test_a_data_peer_waits_for_a_peer_of_each_stage():
         world.look_around()
     core = world.nodes["data-0"].core
     assert core.missing_stages == (2,)
-    assert core.counts.begun == core.counts.dropped == 0
+    assert not core.counts
     world.nodes["relay-2-0"].alive = True
     world.look_around()
     while world.todo:
         world.todo.pop(0)()
-    assert core.counts.returned == world.microbatches
+    assert core.counts[Counted.DONE] == world.microbatches
 
 
 def test_a_data_peer_that_is_behind_goes_on_where_the_others_are():
@@ -97,3 +104,16 @@ def test_a_data_peer_that_is_behind_goes_on_where_the_others_are():
     assert world.run(iterations=4)
     cores = [world.nodes[name].core for name in world.origins]
     assert min(core.iteration for core in cores) > 40
+
+
+def test_paths_skip_stages_in_turn_and_every_so_often_none():
+    core = DataPeerCore("me", 3, 60.0, full_every=4)
+    core.present((("a",), ("b",), ("c",)), 0.0)
+    lengths, visits = [], Counter[str]()
+    for iteration in range(1, 9):
+        (announced,) = core.begun(6, float(iteration))
+        assert isinstance(announced, Announce)
+        lengths.append(sum(announced.counts.values()))
+        visits.update(announced.counts)
+    assert lengths == [12, 12, 12, 18] * 2
+    assert set(visits.values()) == {36}

@@ -42,6 +42,7 @@ NAMES = {
     "loco_state_heal_seconds_sum",
     "loco_state_heal_seconds_count",
     "loco_contributions_refused_total",
+    "loco_microbatches_total",
     "loco_group_info",
     "loco_other_group_refused_total",
     "loco_round",

@@ -30,6 +30,8 @@ FULL = Status(
         PeerStatus("12D3KooWdddddddd", PeerState.TRAINING, round=7, rtt_s=0.0125, step=4171),
     ),
     metrics="http://127.0.0.1:1/metrics",
+    part="stage/1",
+    microbatches={"done": 120, "lost": 2},
     codec="int8: daemon compiled, trainer plain: ImportError: no numba",
     doing="training [round 3]",
     since_s=12.4,
@@ -64,6 +66,8 @@ def test_json_has_exactly_these_keys() -> None:
             },
         ],
         "metrics": "http://127.0.0.1:1/metrics",
+        "part": "stage/1",
+        "microbatches": {"done": 120, "lost": 2},
         "codec": "int8: daemon compiled, trainer plain: ImportError: no numba",
         "doing": "training [round 3]",
         "since_s": 12.4,
@@ -74,7 +78,7 @@ def test_unknown_is_null() -> None:
     tree = json.loads(json.dumps(Status().to_json()))
     assert tree["state"] == "starting"
     assert tree["outcomes"] == {"averaged": 0, "skipped": {}, "recent_share": None}
-    unknown = set(tree) - {"state", "outcomes", "peers"}
+    unknown = set(tree) - {"state", "outcomes", "peers", "microbatches"}
     assert all(tree[name] is None for name in unknown)
 
 

@@ -1,0 +1,20 @@
+"""What is counted of microbatches, in status and metrics by these names."""
+
+from enum import StrEnum
+
+
+class Counted(StrEnum):
+    """What has happened to a microbatch here."""
+
+    BEGUN = "begun"
+    """It set out (at its data peer)."""
+    DONE = "done"
+    """Its gradient has been added here."""
+    LOST = "lost"
+    """It set out or was held here, and its gradient will not come."""
+    LATE = "late"
+    """Its gradient came when it was not held any more (at a relay)."""
+    BUSY = "busy"
+    """It was sent away, for too many wait (at a relay)."""
+    SCORED = "scored"
+    """It passed for validation alone (at a relay)."""
