@@ -50,18 +50,36 @@ def export_checkpoint(home: Path | None, directory: Path) -> None:
     """
     of = _home(home)
     written = trio.run(_ask, of, "write_state", WRITE_STATE_TIMEOUT_S)
-    from .export import export_state  # here: it imports torch
+    from .export import export_state, other_stages  # here: it imports torch
 
-    export_state(of, written, directory)
+    others = {
+        stage: Path(trio.run(_fetch_stage, of, stage, size)["path"])
+        for stage, size in other_stages(of, written["part"]).items()
+    }
+    try:
+        export_state(of, written, others, directory)
+    finally:
+        for path in others.values():
+            path.unlink(missing_ok=True)
 
 
 def _home(given: Path | None) -> Home:
     return Home(resolve_home(given, os.environ))
 
 
-async def _ask(home: Home, request: str, timeout_s: float) -> dict[str, Any]:
+async def _fetch_stage(home: Home, stage: int, padded_parameters: int) -> dict[str, Any]:
+    return await _ask(
+        home,
+        "fetch_stage",
+        WRITE_STATE_TIMEOUT_S,
+        stage=stage,
+        padded_parameters=padded_parameters,
+    )
+
+
+async def _ask(home: Home, request: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
     try:
-        return await ask(home.control_socket, request, timeout_s=timeout_s)
+        return await ask(home.control_socket, request, timeout_s=timeout_s, **arguments)
     except NoDaemon as error:
         if home.in_use():
             raise ControlFailed(

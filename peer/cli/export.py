@@ -10,7 +10,8 @@ from peer.state.export import export_hugging_face
 from peer.state.home import Home, HomeError
 from peer.state.state_file import HEADER_BYTES, state_bytes
 from peer.training.corpus.prepare import corpus_path, describe_corpus
-from peer.training.model import model_shapes
+from peer.training.model import model_config, model_shapes
+from peer.training.stages.module import stage_shapes
 from peer.training.tokenizer import (
     BYTES,
     FileTokenizer,
@@ -21,32 +22,49 @@ from peer.training.tokenizer import (
 from protocol.errors import LocoError
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec
+from protocol.run.stages import stage_of_part
 
 
 class ExportFailed(LocoError):
     """The state cannot be converted; the message says why."""
 
 
-def export_state(home: Home, written: dict[str, Any], directory: Path) -> None:
+def other_stages(home: Home, part: str) -> dict[int, int]:
+    """The stages that must be fetched for a whole model, and the padded parameters of each.
+
+    Args:
+        part: that this peer holds; none are missing beside a whole model.
+
+    Raises:
+        HomeError: the home has no run.
+    """
+    own = stage_of_part(part)
+    if own is None:
+        return {}
+    layouts = _stage_layouts(home, _spec(home))
+    return {stage: layout.padded_parameters for stage, layout in layouts.items() if stage != own}
+
+
+def export_state(
+    home: Home, written: dict[str, Any], others: dict[int, Path], directory: Path
+) -> None:
     """Convert a state file to a Hugging Face checkpoint in `directory`.
 
     Args:
-        written: what the daemon replied: `path` of the state file, and `round` and `tokens` where
-            it stands.
+        written: what the daemon replied: `path` of the state file, `part` of the model that it is
+            of, and `round` and `tokens` where it stands.
+        others: fp32 vectors of the other stages, where that is one.
 
     Raises:
         ConfigError: `directory` holds something else.
         HomeError: the home has no run.
         ExportFailed: the state does not fit the run, or the tokenizer is not to be had.
     """
-    signed = home.run()
-    if signed is None:
-        raise HomeError(f"{home.root} belongs to no run yet: there is nothing to export")
-    spec = signed.spec()
+    spec = _spec(home)
     try:
         layout = Layout.from_shapes(model_shapes(spec, _vocabulary_size(home, spec)))
         export_hugging_face(
-            _slow_weights(Path(written["path"]), layout),
+            _whole_weights(home, spec, layout, written, others),
             spec,
             layout,
             directory,
@@ -58,6 +76,41 @@ def export_state(home: Home, written: dict[str, Any], directory: Path) -> None:
         raise ConfigError(str(error)) from error
     except (ValueError, OSError) as error:
         raise ExportFailed(f"cannot export: {error}") from error
+
+
+def _spec(home: Home) -> RunSpec:
+    signed = home.run()
+    if signed is None:
+        raise HomeError(f"{home.root} belongs to no run yet: there is nothing to export")
+    return signed.spec()
+
+
+def _stage_layouts(home: Home, spec: RunSpec) -> dict[int, Layout]:
+    config, stages = model_config(spec, _vocabulary_size(home, spec)), spec.pipeline.stages
+    return {
+        stage: Layout.from_shapes(stage_shapes(config, stage, stages)) for stage in range(stages)
+    }
+
+
+def _whole_weights(
+    home: Home,
+    spec: RunSpec,
+    layout: Layout,
+    written: dict[str, Any],
+    others: dict[int, Path],
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The slow weights of the whole model, put together from its stages where it has some."""
+    path, own = Path(written["path"]), stage_of_part(written["part"])
+    if own is None:
+        return _slow_weights(path, layout)
+    whole_P = np.zeros(layout.padded_parameters, "<f4")
+    places = {entry.name: entry.offset for entry in layout.entries}
+    for stage, part in _stage_layouts(home, spec).items():
+        values = _slow_weights(path, part) if stage == own else np.fromfile(others[stage], "<f4")
+        for entry in part.entries:
+            start = places[entry.name]
+            whole_P[start : start + entry.size] = values[entry.offset : entry.offset + entry.size]
+    return whole_P
 
 
 def _slow_weights(path: Path, layout: Layout) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -32,12 +32,13 @@ from peer.state.held_part import HeldPart
 from peer.state.service import StateService
 from peer.training.ports import Float32Vector, StartTrainer
 from peer.training.warm import warmed_up
+from protocol.errors import LocoError
 from protocol.membership.group import Group
 from protocol.membership.records import Sign
 from protocol.membership.view import Roster, View
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
-from protocol.run.stages import stage_of_part
+from protocol.run.stages import part_of_stage, stage_of_part
 from protocol.schedule.data_plan import DataPlan
 
 from .beginning import Arrival, Beginning
@@ -47,7 +48,7 @@ from .links import Links
 from .membership import Membership
 from .outer_source import OuterSource
 from .provision import Supplies
-from .sources import Sources
+from .sources import Sources, fetch_weights
 
 LEAVING_SHARE: Final = 0.6
 """Part of the grace in which an exchange under way may end."""
@@ -113,6 +114,29 @@ class Peer:
     def request_stop(self) -> None:
         """Leave gracefully, soon."""
         self._stop.set()
+
+    @property
+    def part(self) -> str | None:
+        """The part of the model that we hold."""
+        return None if self._facts.held is None else self._facts.held.group.part
+
+    async def fetch_stage(self, stage: int, padded_parameters: int) -> Path:
+        """Write the slow weights of a stage that others hold to a file, fp32 values alone.
+
+        Raises:
+            LocoError: nobody gives them.
+        """
+        assert self._facts.run_id is not None
+        view = View(self._roster, Group(self._facts.run_id, part_of_stage(stage)).digest)
+        if not view.alive(trio.current_time()):
+            raise LocoError(f"no peer that we see holds stage {stage}; try again when one does")
+        return await fetch_weights(
+            self._sources,
+            view,
+            padded_parameters,
+            self._settings.state_dir / f"stage-{stage}.f32",
+            self._work,
+        )
 
     async def run(self, entry: Entry) -> None:
         """Come to a run, train it, and serve it until asked to stop.

@@ -216,7 +216,12 @@ class _Control:
 
     def handlers(self) -> dict[str, Handler]:
         """The handler of each request, by its name."""
-        return {"status": self.status, "leave": self.leave, "write_state": self.write_state}
+        return {
+            "status": self.status,
+            "leave": self.leave,
+            "write_state": self.write_state,
+            "fetch_stage": self.fetch_stage,
+        }
 
     async def status(self, _: dict[str, Any]) -> dict[str, Any]:
         """The present."""
@@ -235,7 +240,17 @@ class _Control:
             raise LocoError("there is no state yet; try again when this peer is training")
         path, manifest = written
         scalars = manifest.scalars
-        return {"path": str(path), "round": scalars.round, "tokens": scalars.tokens}
+        return {
+            "path": str(path),
+            "part": self._peer.part,
+            "round": scalars.round,
+            "tokens": scalars.tokens,
+        }
+
+    async def fetch_stage(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """Write the slow weights of a stage that other peers hold to a file."""
+        path = await self._peer.fetch_stage(wanted["stage"], wanted["padded_parameters"])
+        return {"path": str(path)}
 
 
 async def _watch_network(

@@ -1,13 +1,15 @@
 """Fetching what some peer has: one peer after another is asked, until one can answer."""
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Final, TypeVar
 
+import numpy as np
 import trio
 
 from peer.observe.facts import Facts
 from peer.observe.status import PeerState
-from peer.ports import Network, PeerId
+from peer.ports import Network, PeerId, Work
 from peer.state.service import Fetcher, fetch_from
 from protocol.errors import InvalidRunSpec, LocoError
 from protocol.membership.view import Roster, View
@@ -16,6 +18,7 @@ from .joining import is_final
 
 T = TypeVar("T")
 
+FETCH_WEIGHTS_S: Final = 300.0
 SOURCE_PAUSE_S: Final = 0.5
 """Between two tries to fetch from a peer."""
 
@@ -72,3 +75,19 @@ def _ready_first(among: Roster | View, preferred: PeerId | None) -> list[PeerId]
     ready = [m for m in alive if m.progress.state in (PeerState.TRAINING, PeerState.FINISHED)]
     ready.sort(key=lambda m: (m.peer_id != preferred, -m.progress.round, m.peer_id))
     return [m.peer_id for m in ready] or [m.peer_id for m in alive]
+
+
+async def fetch_weights(
+    sources: Sources, view: View, padded_parameters: int, path: Path, work: Work
+) -> Path:
+    """Write the slow weights of another group to a file, as fp32 values alone.
+
+    Raises:
+        LocoError: nobody gave them in time.
+    """
+    slow_P, momentum_P = np.zeros((2, padded_parameters), np.float32)
+    with trio.move_on_after(FETCH_WEIGHTS_S):
+        await sources.fetch(lambda fetcher: fetcher.state(view.group, slow_P, momentum_P), view)
+        await work.run(slow_P.tofile, path)
+        return path
+    raise LocoError(f"nobody gave the weights of another stage within {FETCH_WEIGHTS_S:.0f} s")

@@ -3,18 +3,33 @@
 The founder knows its run before anything starts, a joiner when it has received the run spec.
 """
 
+from typing import Final
+
+from protocol.errors import InvalidRunSpec
 from protocol.run.run_spec import RunSpec
 
 from .config import ConfigError, Origin, PeerConfig
 
+WAYS_OF_STAGES: Final = ("noloco", "gasloc")
+
 
 def check_options(config: PeerConfig, spec: RunSpec) -> None:
-    """Refuse options that mean nothing in this run.
+    """Refuse a run that this version cannot train, and options that mean nothing in it.
 
     Raises:
-        ConfigError
+        InvalidRunSpec, ConfigError
     """
+    check_stages(spec)
     check_overlap_steps(config.overlap_steps, config.origins["overlap-steps"], spec)
+
+
+def check_stages(spec: RunSpec) -> None:
+    """Refuse a pipeline that averages in a way that stages do not know. Raises InvalidRunSpec."""
+    if spec.pipeline.stages > 1 and spec.sync.method not in WAYS_OF_STAGES:
+        raise InvalidRunSpec(
+            f"the run has pipeline.stages = {spec.pipeline.stages} and sync.method ="
+            f" '{spec.sync.method}': stages average by {' or '.join(WAYS_OF_STAGES)} so far"
+        )
 
 
 def check_overlap_steps(overlap_steps: int | None, origin: Origin, spec: RunSpec) -> None:

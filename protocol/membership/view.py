@@ -265,10 +265,10 @@ class View:
 
     def __init__(self, roster: Roster, group: str) -> None:
         self._roster = roster
-        self._group = group
+        self.group = group
 
     def __repr__(self) -> str:
-        return f"<View of group {self._group} in {self._roster!r}>"
+        return f"<View of group {self.group} in {self._roster!r}>"
 
     def alive(self, now_s: float) -> tuple[Member, ...]:
         """Everybody of the group who is alive now, by peer id."""
@@ -283,4 +283,4 @@ class View:
         return self._ours(self._roster.members_training(now_s))
 
     def _ours(self, members: tuple[Member, ...]) -> tuple[Member, ...]:
-        return tuple(member for member in members if member.progress.group == self._group)
+        return tuple(member for member in members if member.progress.group == self.group)

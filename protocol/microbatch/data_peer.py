@@ -186,9 +186,7 @@ class DataPeerCore:
         self.iteration = max(self.iteration + 1, self._heard)
         is_full = self._full_every and self.iteration % self._full_every == 0
         visited = len(self._relays) + 1 if is_full else self._visited
-        paths = paths_of(
-            self._peer_id, self.iteration, present.microbatches, self._relays, visited
-        )
+        paths = paths_of(self._peer_id, self.iteration, present.microbatches, self._relays, visited)
         present.paths = deque(paths)
         relays = [relay for stage in self._relays for relay in stage]
         counts = {relay: sum(relay in path for path in paths) for relay in relays}

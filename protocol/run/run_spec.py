@@ -24,6 +24,7 @@ from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_SPEC_BYTES
 
 from .codecs import CODECS, codecs_for
+from .layout import ALIGNMENT
 from .pipeline_section import PipelineSection
 from .section import MISFIT, Section, misfit
 from .ways import WAYS, others_keys
@@ -270,6 +271,15 @@ class RunSpec(Section):
         stages, layers = self.pipeline.stages, self.model.num_layers
         if stages > layers and self.model.init_from is None:
             what = f"a stage needs a layer; at most model.num_layers ({layers})"
+            raise misfit("pipeline.stages", what, stages)
+        if stages > 1 and self.model.init_from is not None:
+            what = "stages begin with weights of their own; leave model.init_from out"
+            raise misfit("pipeline.stages", what, stages)
+        if stages > 1 and self.model.context_length * self.model.hidden_size % ALIGNMENT:
+            what = (
+                "a boundary has model.context_length * model.hidden_size values,"
+                f" which must be a multiple of {ALIGNMENT}"
+            )
             raise misfit("pipeline.stages", what, stages)
         return self
 

@@ -8,11 +8,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from peer.cli.export import ExportFailed, export_state
+from peer.cli.export import ExportFailed, export_state, other_stages
 from peer.options.config import ConfigError
 from peer.state.home import Home, HomeError
 from peer.state.state_file import StateScalars, write_state_file
-from peer.training.model import model_shapes
+from peer.training.model import model_config, model_shapes
+from peer.training.stages.module import stage_shapes
+from protocol.membership.group import WHOLE_MODEL
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
@@ -25,13 +27,17 @@ SPEC = RunSpec.model_validate(
 BYTE_VOCABULARY = 256
 
 
+def home_of(spec: RunSpec, folder: Path) -> Home:
+    founder = Ed25519PrivateKey.from_private_bytes(b"f" * 32)
+    made = Home(folder)
+    made.prepare()
+    made.bind_run(SignedSpec.signed_by(spec, founder.public_key().public_bytes_raw(), founder.sign))
+    return made
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    founder = Ed25519PrivateKey.from_private_bytes(b"f" * 32)
-    made = Home(tmp_path / "home")
-    made.prepare()
-    made.bind_run(SignedSpec.signed_by(SPEC, founder.public_key().public_bytes_raw(), founder.sign))
-    return made
+    return home_of(SPEC, tmp_path / "home")
 
 
 @pytest.fixture
@@ -45,7 +51,12 @@ def state(home: Home) -> Path:
 
 
 def test_the_slow_weights_are_exported(home: Home, state: Path, tmp_path: Path) -> None:
-    export_state(home, {"path": str(state), "round": 3, "tokens": 99}, tmp_path / "hf")
+    export_state(
+        home,
+        {"path": str(state), "part": WHOLE_MODEL, "round": 3, "tokens": 99},
+        {},
+        tmp_path / "hf",
+    )
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     layout = Layout.from_shapes(model_shapes(SPEC, BYTE_VOCABULARY))
     entry = next(e for e in layout.entries if e.name == "model.embed_tokens.weight")
@@ -60,7 +71,7 @@ def test_a_state_of_another_size_is_refused(home: Home, state: Path, tmp_path: P
     with state.open("ab") as file:
         file.write(b"more")
     with pytest.raises(ExportFailed, match="the run's model needs"):
-        export_state(home, {"path": str(state)}, tmp_path / "hf")
+        export_state(home, {"path": str(state), "part": WHOLE_MODEL}, {}, tmp_path / "hf")
     assert not (tmp_path / "hf").exists()
 
 
@@ -70,9 +81,33 @@ def test_a_folder_that_holds_something_else_is_refused(
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "mine").touch()
     with pytest.raises(ConfigError, match="not empty"):
-        export_state(home, {"path": str(state)}, tmp_path / "hf")
+        export_state(home, {"path": str(state), "part": WHOLE_MODEL}, {}, tmp_path / "hf")
 
 
 def test_a_home_without_a_run_has_nothing_to_export(tmp_path: Path) -> None:
     with pytest.raises(HomeError, match="belongs to no run"):
-        export_state(Home(tmp_path), {"path": "x"}, tmp_path / "hf")
+        export_state(Home(tmp_path), {"path": "x", "part": WHOLE_MODEL}, {}, tmp_path / "hf")
+
+
+def test_a_model_is_put_together_from_its_stages(tmp_path: Path) -> None:
+    model = {"hidden_size": 16, "intermediate_size": 16, "num_layers": 3, "num_heads": 2}
+    spec = RunSpec.model_validate({"model": model, "pipeline": {"stages": 2}})
+    home = home_of(spec, tmp_path / "home")
+    config = model_config(spec, BYTE_VOCABULARY)
+    layouts = [Layout.from_shapes(stage_shapes(config, stage, 2)) for stage in range(2)]
+    vectors = [
+        np.arange(layout.padded_parameters, dtype=np.float32) / 1e5 + stage
+        for stage, layout in enumerate(layouts)
+    ]
+    assert other_stages(home, WHOLE_MODEL) == {}
+    assert other_stages(home, "stage/1") == {0: layouts[0].padded_parameters}
+    state, other = home.state_dir / "now.state", home.state_dir / "stage-0.f32"
+    scalars = StateScalars("ab" * 16, 3, 180, layouts[1].digest, 0, 0, 99)
+    write_state_file(state, scalars, vectors[1], np.zeros_like(vectors[1]))
+    vectors[0].tofile(other)
+    export_state(home, {"path": str(state), "part": "stage/1"}, {0: other}, tmp_path / "hf")
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").state_dict()
+    for layout, values in zip(layouts, vectors, strict=True):
+        for entry in layout.entries:
+            expected = values[entry.offset : entry.offset + entry.size]
+            assert np.array_equal(found[entry.name].numpy().ravel(), expected)
