@@ -9,9 +9,10 @@ from protocol.errors import InvalidRunSpec
 from protocol.pipeline.checker import violations
 from protocol.pipeline.planner import Budget
 from protocol.pipeline.problem import Matrix, PathRules
+from protocol.pipeline.question import CannotPlan, Question
 from protocol.pipeline.replicas import diloco, noloco, state_fits
 from protocol.pipeline.tables import Offer, link_matrices
-from protocol.pipeline.what_if import CannotPlan, Question, what_if
+from protocol.pipeline.what_if import what_if
 from protocol.pipeline.workload import Workload, workload_of
 from protocol.run.run_spec import FrozenSection, ModelSection, RunSpec
 
