@@ -64,11 +64,11 @@ def what_helps(question: Question, now: Pipeline) -> Help:
     """Judge every change."""
     effort = effort_for(len(question.offers), question.budget)
     unchanged = _Change("nothing", now.problem, now.planned.plan)
-    base = _mended_us(unchanged, effort.mending)
+    base = _mended_us(unchanged, effort.judging)
     noise = max(LEAST_HELP, now.iterations[0].next_us / base - 1)
-    ends = [(c.words, _mended_us(c, effort.mending)) for c in _changes(question, now)]
+    ends = [(c.words, _mended_us(c, effort.judging)) for c in _changes(question, now)]
     for change in _best_places(question, now, effort):
-        end, anew = _mended_us(change, effort.mending), _anew_us(change.problem, effort)
+        end, anew = _mended_us(change, effort.judging), _anew_us(change.problem, effort)
         ends.append((change.words, min(end, anew) if anew < base * (1 - noise) else end))
     gains = [Gain(words, end / base - 1) for words, end in ends]
     told = [gain for gain in gains if gain.share < -LEAST_HELP]

@@ -21,6 +21,7 @@ class Effort:
         searches: for a plan with each of them, with different seeds; the best one counts.
         budget: of a search.
         mending: evaluations by which a plan is mended.
+        judging: evaluations by which it is mended for other ways of working and for changes.
         places: stages and places at which one more machine is tried.
         brief: evaluations by which these are compared.
         planned_anew: searches by which the best of them are planned anew; 0 mends alone.
@@ -32,6 +33,7 @@ class Effort:
     searches: int
     budget: Budget
     mending: int
+    judging: int
     places: int
     brief: int
     planned_anew: int
@@ -47,28 +49,38 @@ class Effort:
         whole = EFFORTS[0]
         if self.machines == whole.machines:
             return ""
-        less = [
-            f"{self.evaluations:,} iterations simulated for a plan, not {whole.evaluations:,}",
-            _of(self.numbers, whole.numbers, "number", " of data peers"),
-            _of(self.places, whole.places, "place", " for one more machine"),
-            *([] if self.planned_anew else ["nothing that would help was planned anew"]),
-            *([] if self.bound else ["no lower bound"]),
-        ]
-        return f"{machines} machines are many, so less was tried: {'; '.join(less)}"
+        counts = (
+            (self.evaluations, whole.evaluations, "iterations simulated for a plan"),
+            (self.numbers, whole.numbers, "numbers of data peers tried"),
+            (self.places, whole.places, "places tried for one more machine"),
+        )
+        less = [f"{what}: {own:,}, not {usual:,}" for own, usual, what in counts if own < usual]
+        if whole.planned_anew and not self.planned_anew:
+            less.append("nothing that would help was planned anew")
+        if not self.bound:
+            less.append("no lower bound")
+        return f"{machines} machines are many, so less was tried ({'; '.join(less)})"
 
 
 EFFORTS: Final = (
-    Effort(16, 3, 3, Budget(100), mending=200, places=24, brief=60, planned_anew=2),
-    Effort(48, 3, 2, Budget(100), mending=200, places=12, brief=60, planned_anew=1),
-    Effort(128, 2, 1, Budget(200), mending=200, places=6, brief=60, planned_anew=0),
-    Effort(256, 1, 1, Budget(150), mending=150, places=3, brief=60, planned_anew=0),
-    Effort(1024, 1, 1, Budget(20), mending=20, places=1, brief=20, planned_anew=0, bound=False),
+    Effort(16, 3, 3, Budget(100), mending=200, judging=200, places=24, brief=60, planned_anew=2),
+    Effort(48, 3, 1, Budget(100), mending=200, judging=60, places=8, brief=30, planned_anew=1),
+    Effort(128, 2, 1, Budget(100), mending=150, judging=40, places=6, brief=20, planned_anew=0),
+    Effort(256, 1, 1, Budget(150), mending=150, judging=40, places=3, brief=20, planned_anew=0),
+    Effort(
+        1024,
+        1,
+        1,
+        Budget(20),
+        mending=20,
+        judging=8,
+        places=1,
+        brief=8,
+        planned_anew=0,
+        bound=False,
+    ),
 )
 """The next ones are for more machines than the one before is for."""
-
-
-def _of(tried: int, whole: int, one: str, what: str) -> str:
-    return f"{tried} {one if tried == 1 else f'{one}s'}{what}, not {whole}"
 
 
 def effort_for(machines: int, budget: Budget | None = None) -> Effort:

@@ -38,14 +38,14 @@ def _mended(order: Order, input_permille: int = THOUSAND) -> Price:
     def price(problem: Problem, plan: Plan, mending: int) -> int | None:
         changed = replace(problem, work=replace(problem.work, input_permille=input_permille))
         found = mended(changed, plan, mending, order)
-        return found and found.makespan_us
+        return None if found is None else found.makespan_us
 
     return price
 
 
 def _never_flushed(problem: Problem, plan: Plan, mending: int) -> int | None:
     found = mended(problem, plan, mending // TOGETHER, iterations=TOGETHER)
-    return found and steady_us(Simulator(problem), found.plan)
+    return None if found is None else steady_us(Simulator(problem), found.plan)
 
 
 WAYS_OF_WORKING: Final[Mapping[str, Price]] = {

@@ -89,9 +89,9 @@ def what_if(question: Question) -> Answer:
         "full": full.estimate,
         "skippipe": skippipe.estimate,
     }
-    mending = effort_for(len(question.offers), question.budget).mending
+    judging = effort_for(len(question.offers), question.budget).judging
     working = {
-        "full": by_way_of_working(full.iterations, mending),
-        "skippipe": by_way_of_working(skippipe.iterations, mending),
+        "full": by_way_of_working(full.iterations, judging),
+        "skippipe": by_way_of_working(skippipe.iterations, judging),
     }
     return Answer(estimates, full, skippipe, working, what_helps(same, skippipe))

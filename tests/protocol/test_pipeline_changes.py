@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from offers_worlds import WORKLOAD, offers_at, question
 
+from protocol.pipeline import changes
 from protocol.pipeline.changes import LEAST_HELP, what_helps
 from protocol.pipeline.effort import EFFORTS, effort_for
 from protocol.pipeline.pipelines import skipping_pipeline
@@ -42,14 +43,13 @@ def test_places_are_as_many_as_the_effort_allows(monkeypatch):
     asked = question(workload=replace(WORKLOAD, hidden_size=40_000))
     now = skipping_pipeline(asked)
     tried = []
-    from protocol.pipeline import changes
-
     real = changes._one_more
-    monkeypatch.setattr(
-        changes,
-        "_one_more",
-        lambda q, n, stage, model: tried.append((stage, model)) or real(q, n, stage, model),
-    )
+
+    def one_more(asked, now, stage, model):
+        tried.append((stage, model))
+        return real(asked, now, stage, model)
+
+    monkeypatch.setattr(changes, "_one_more", one_more)
     what_helps(asked, now)
     fastest = {0, 2, 3, 4, 5}  # of the two in Iowa the first
     assert set(tried) == {(stage, model) for stage in range(3) for model in fastest}
@@ -58,10 +58,12 @@ def test_places_are_as_many_as_the_effort_allows(monkeypatch):
 def test_more_machines_get_less_effort_and_it_is_told():
     assert effort_for(8).told(8) == ""
     assert effort_for(200).told(200) == (
-        "200 machines are many, so less was tried: 300 iterations simulated for a plan, not 2,700;"
-        " 1 number of data peers, not 3; 3 places for one more machine, not 24; nothing that would"
-        " help was planned anew"
+        "200 machines are many, so less was tried (iterations simulated for a plan: 300, not 2,700;"
+        " numbers of data peers tried: 1, not 3; places tried for one more machine: 3, not 24;"
+        " nothing that would help was planned anew)"
     )
+    assert "numbers of data peers" not in effort_for(40).told(40)
+    assert effort_for(1000).told(1000).endswith("; no lower bound)")
     assert not effort_for(1024).bound
     assert effort_for(8, Budget(7)).budget == Budget(7)
     limits = [effort.machines for effort in EFFORTS]
