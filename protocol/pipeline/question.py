@@ -75,9 +75,10 @@ def check(question: Question) -> None:
     if not 2 <= stages <= layers:
         raise CannotPlan(f"{stages} stages of {layers} layers; choose 2 to {layers} with --stages")
     if machines < stages:
+        fewer = ", or choose fewer stages with --stages" if machines > 1 else ""
         raise CannotPlan(
-            f"{machines} machine{'s' * (machines > 1)} cannot hold {stages} stages; add machines,"
-            " or choose fewer stages with --stages"
+            f"{machines} machine{'s' * (machines > 1)} cannot hold {stages} stages; add machines"
+            + fewer
         )
     if not 2 <= question.visited <= stages:
         raise CannotPlan(f"--visited must be 2 to {stages}, the stages; got {question.visited}")
