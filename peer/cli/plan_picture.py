@@ -89,7 +89,7 @@ def draw(answer: Answer, path: Path) -> None:
             _draw_iteration(axes, title, iteration, end_s)
         grid[-1, 0].set_xlabel("seconds")
         try:
-            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+            figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from protocol.pipeline.changes import LEAST_HELP
@@ -121,7 +122,7 @@ def _machines(question: Question, answer: Answer) -> Table:
             for cell in _of_machine(pipeline, machine, offer.name)
         ]
         sends = len(answer.skippipe.planned.plan.paths[machine])
-        table.add_row(offer.name, offer.location, *cells, str(sends or ""))
+        table.add_row(escape(offer.name), escape(offer.location), *cells, str(sends or ""))
     return table
 
 

@@ -117,6 +117,16 @@ def test_machines_too_small_for_a_stage_are_told(run_toml, tmp_path):
     assert "Too small for a stage (5.8 GB): m2\n" in said
 
 
+@pytest.mark.slow
+def test_names_are_shown_as_they_are(run_toml, tmp_path):
+    few = few_machines(tmp_path, 3)
+    few.write_text(few.read_text().replace("m1,", "gpu[bold],").replace("m2,", "[/x],"))
+    result = alone(run_toml, few, "--stages", "2", "--visited", "2", "--microbatches", "2")
+    assert result.exit_code == 0, result.output
+    assert "gpu[bold]" in result.output
+    assert "│ [/x]" in result.output
+
+
 # --- pictures -------------------------------------------------------------------------------------
 
 
