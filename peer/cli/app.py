@@ -161,7 +161,7 @@ def plan(
     visited: Annotated[
         int | None,
         typer.Option(
-            "--visited", metavar="N", help="Stages on a path. Default: three quarters of all."
+            "--visited", metavar="N", help="Stages on a path. Default: as in the spec, or 3 of 4."
         ),
     ] = None,
     full_every: Annotated[

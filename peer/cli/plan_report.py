@@ -43,9 +43,10 @@ def print_answer(question: Question, answer: Answer) -> None:
 
 def _head(question: Question, answer: Answer) -> Iterator[str]:
     workload, chosen = question.workload, answer.skippipe
+    number = chosen.problem.microbatches
     yield (
         f"{workload.parameters / MEGA:,.0f}M parameters, {len(question.offers)} machines;"
-        f" an iteration is {chosen.problem.microbatches} microbatches of"
+        f" an iteration is {number} microbatch{'es' * (number > 1)} of"
         f" {workload.tokens:,} tokens; {question.stages} stages, {question.visited} visited"
     )
     if len(chosen.iterations) > 1:

@@ -128,7 +128,7 @@ def _best(question: Question, visited: int) -> Iteration:
     if not found:
         raise CannotPlan(
             f"no legal paths for {question.stages} stages of which {visited} are visited; change"
-            " --stages or --visited, or give the machines more slots"
+            " --stages or --visited, raise pipeline.max_jump, or give the machines more slots"
         )
     return min(found, key=lambda each: each.planned.makespan_us)
 

@@ -8,8 +8,9 @@ from offers_worlds import WORKLOAD, offers_at, question
 
 from protocol.errors import InvalidRunSpec
 from protocol.pipeline.checker import violations
+from protocol.pipeline.pipelines import skipping_pipeline
 from protocol.pipeline.problem import Matrix, PathRules
-from protocol.pipeline.question import CannotPlan
+from protocol.pipeline.question import CannotPlan, numbers_of_data_peers
 from protocol.pipeline.replicas import diloco, noloco, state_fits
 from protocol.pipeline.tables import Offer
 from protocol.pipeline.what_if import what_if
@@ -121,12 +122,12 @@ def test_what_cannot_be_planned_is_told(changes, sentence):
 
 @pytest.mark.slow
 def test_an_iteration_that_skips_nothing_counts_in_the_mean():
-    never = what_if(question(workload=replace(WORKLOAD, hidden_size=40_000)))
+    never = skipping_pipeline(question(workload=replace(WORKLOAD, hidden_size=40_000)))
     asked = question(workload=replace(WORKLOAD, hidden_size=40_000), full_every=3)
     answer = what_if(asked)
     usual, whole = answer.skippipe.iterations
     assert (usual.times, whole.times) == (2, 1)
-    assert usual.planned == never.skippipe.planned
+    assert usual.planned == never.planned
     assert whole.planned.plan.stages == usual.planned.plan.stages
     assert whole.problem.visited == asked.stages
     assert violations(whole.problem, whole.planned.plan) == []
@@ -135,7 +136,7 @@ def test_an_iteration_that_skips_nothing_counts_in_the_mean():
     mean_s = (2 * usual.planned.makespan_us + whole.planned.makespan_us) / 3e6
     told = answer.to_json()
     assert told["iteration_s"]["skippipe"] == pytest.approx(mean_s)
-    assert told["iteration_s"]["skippipe"] > never.estimates["skippipe"].iteration_s
+    assert told["iteration_s"]["skippipe"] > never.estimate.iteration_s
     tokens = usual.problem.microbatches * WORKLOAD.tokens
     assert told["tokens_per_s"]["skippipe"] == pytest.approx(tokens / mean_s)
     assert told["ways_of_working"]["skippipe"]["arrival"] == pytest.approx(mean_s)
@@ -149,6 +150,21 @@ def test_skipping_in_no_iteration_is_the_full_pipeline():
     answer = what_if(question(full_every=1))
     assert answer.full is answer.skippipe
     assert answer.skippipe.problem.visited == 3
+
+
+@pytest.mark.parametrize(
+    ("machines", "visited", "numbers"), [(8, 3, [2, 3, 4]), (9, 3, [3, 2, 4]), (3, 3, [1])]
+)
+def test_data_peers_with_relays_of_their_own_are_tried_first(machines, visited, numbers):
+    asked = question(offers_at(*["LA"] * machines))
+    assert list(numbers_of_data_peers(asked, visited)) == numbers
+
+
+def test_paths_that_cannot_reach_every_stage_are_told():
+    rules = PathRules(max_jump=4, waves_fit=False)  # the last of five relay stages is too far
+    far = question(stages=6, visited=2, microbatches=10, rules=rules)
+    with pytest.raises(CannotPlan, match="raise pipeline.max_jump, or give the machines more"):
+        what_if(far)
 
 
 def test_machines_too_small_for_a_stage_are_named():
