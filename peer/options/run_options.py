@@ -3,14 +3,29 @@
 The founder knows its run before anything starts, a joiner when it has received the run spec.
 """
 
+from protocol.errors import InvalidRunSpec
 from protocol.run.run_spec import RunSpec
 
 from .config import ConfigError, Origin, PeerConfig
 
 
 def check_options(config: PeerConfig, spec: RunSpec) -> None:
-    """Refuse options that mean nothing in this run. Raises ConfigError."""
+    """Refuse a run that this version cannot train, and options that mean nothing in it.
+
+    Raises:
+        InvalidRunSpec, ConfigError
+    """
+    check_stages(spec)
     check_overlap_steps(config.overlap_steps, config.origins["overlap-steps"], spec)
+
+
+def check_stages(spec: RunSpec) -> None:
+    """Refuse a pipeline. Raises InvalidRunSpec."""
+    if spec.pipeline.stages > 1:
+        raise InvalidRunSpec(
+            f"the run has pipeline.stages = {spec.pipeline.stages}: this version plans pipelines"
+            " (loco-peer plan) and cannot train over stages yet; a run that trains has stages = 1"
+        )
 
 
 def check_overlap_steps(overlap_steps: int | None, origin: Origin, spec: RunSpec) -> None:

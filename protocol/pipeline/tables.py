@@ -12,7 +12,7 @@ Every error names its line.
 
 import csv
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Final
 
@@ -26,6 +26,8 @@ OPTIONAL_PEER_COLUMNS: Final = ("memory_gb",)
 LINK_COLUMNS: Final = ("a", "b", "latency_ms", "bandwidth_mbps")
 BITS: Final = 8
 GB: Final = 10**9
+BYTE_ORDER_MARK: Final = "\ufeff"
+"""Some spreadsheets begin a file with it."""
 MAX_VALUE: Final = 1e9
 Row = tuple[str, Mapping[str, str]]
 """Where a line stands, and its values by column."""
@@ -42,6 +44,7 @@ class Offer:
     Attributes:
         compute_us: forward of one microbatch through the whole model.
         memory_bytes: of its device; None where the table does not say.
+        where: the line of the table that says so, for messages.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Offer:
     slots: int
     price_per_hour: float
     memory_bytes: int | None = None
+    where: str = field(default="", compare=False)
 
 
 def parse_peers(text: str, name: str = "peers") -> tuple[Offer, ...]:
@@ -65,7 +69,7 @@ def parse_peers(text: str, name: str = "peers") -> tuple[Offer, ...]:
             raise BadTable(f"{where}: a second machine with the name '{offer.name}'")
         offers[offer.name] = offer
     if not offers:
-        raise BadTable(f"{name}: no machine in it")
+        raise BadTable(f"{name}: no machine in it, only the names of columns")
     if len(offers) > MAX_PEERS:
         raise BadTable(f"{name}: {len(offers)} machines; at most {MAX_PEERS} can be planned for")
     return tuple(offers.values())
@@ -106,23 +110,37 @@ def link_matrices(
         BadTable: a pair has no link and no known locations.
     """
     lines = [[_line(a, b, links) for b in offers] for a in offers]
-    latencies = tuple(tuple(line.latency_us for line in row) for row in lines)
-    return latencies, tuple(tuple(line.bytes_per_s for line in row) for row in lines)
+    missing = [
+        (offers[i], offers[k])
+        for i, row in enumerate(lines)
+        for k, line in enumerate(row)
+        if line is None and i < k
+    ]
+    if missing:
+        raise BadTable(_unknown(missing))
+    known = [[line or SAME_PLACE for line in row] for row in lines]
+    latencies = tuple(tuple(line.latency_us for line in row) for row in known)
+    return latencies, tuple(tuple(line.bytes_per_s for line in row) for row in known)
 
 
-def _line(a: Offer, b: Offer, links: Mapping[tuple[str, str], Line]) -> Line:
+def _line(a: Offer, b: Offer, links: Mapping[tuple[str, str], Line]) -> Line | None:
     if a is b:
         return SAME_PLACE
     known = links.get((a.name, b.name)) or line_between(a.location, b.location)
-    known = known or links.get((b.name, a.name))
-    if known is None:
-        unknown = [o.location for o in (a, b) if o.location not in REGIONS]
-        raise BadTable(
-            f"no link from '{a.name}' to '{b.name}', and the table of regions does not know"
-            f" {' and '.join(dict.fromkeys(unknown))}; add '{a.name},{b.name},LATENCY_MS,MBPS' to"
-            f" the links, or use a location of the table: {', '.join(REGIONS)}"
-        )
-    return known
+    return known or links.get((b.name, a.name))
+
+
+def _unknown(missing: Sequence[tuple[Offer, Offer]]) -> str:
+    """What is said of pairs of which nothing is known."""
+    a, b = missing[0]
+    strange = next(offer for offer in (a, b) if offer.location not in REGIONS)
+    more = f" (and one for each of {len(missing)} such pairs)" if len(missing) > 1 else ""
+    return (
+        f"{strange.where or strange.name}: the table of regions does not know"
+        f" '{strange.location}', and there is no link from '{a.name}' to '{b.name}'; add"
+        f" '{a.name},{b.name},LATENCY_MS,MBPS'{more} to the links, or use a location of the table:"
+        f" {', '.join(REGIONS)}"
+    )
 
 
 def _offer(where: str, row: Mapping[str, str]) -> Offer:
@@ -138,6 +156,7 @@ def _offer(where: str, row: Mapping[str, str]) -> Offer:
         _count(where, row, "slots"),
         _number(where, row, "price_per_hour", 0),
         memory,
+        where,
     )
 
 
@@ -162,11 +181,11 @@ def _count(where: str, row: Mapping[str, str], column: str) -> int:
 
 def _rows(text: str, name: str, columns: Sequence[str], optional: Sequence[str]) -> Iterator[Row]:
     header: list[str] | None = None
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.removeprefix(BYTE_ORDER_MARK).splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         where = f"{name} line {number}"
-        values = [value.strip() for value in next(csv.reader([line]))]
+        values = _values(where, line)
         if header is None:
             header = values
             _check_header(where, header, columns, optional)
@@ -180,9 +199,18 @@ def _rows(text: str, name: str, columns: Sequence[str], optional: Sequence[str])
         raise BadTable(f"{name}: empty; the first line is {','.join(columns)}")
 
 
+def _values(where: str, line: str) -> list[str]:
+    try:
+        return [value.strip() for value in next(csv.reader([line], strict=True))]
+    except csv.Error as error:
+        raise BadTable(f"{where}: {error}") from error
+
+
 def _check_header(
     where: str, header: Sequence[str], columns: Sequence[str], optional: Sequence[str]
 ) -> None:
+    if len(header) == 1 and (";" in header[0] or "\t" in header[0]):
+        raise BadTable(f"{where}: columns are separated by commas: {','.join(columns)}")
     missing = [column for column in columns if column not in header]
     strange = [column for column in header if column not in (*columns, *optional)]
     if missing or strange or len(set(header)) != len(header):

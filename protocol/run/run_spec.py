@@ -17,38 +17,22 @@ import tomllib
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
 import blake3
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_SPEC_BYTES
 
 from .codecs import CODECS, codecs_for
+from .pipeline_section import PipelineSection
+from .section import MISFIT, Section, misfit
 from .ways import WAYS, others_keys
 
 MAX_SHOWN_CHARS: Final = 80
 """The most that is shown of a wrong value in the sentence that refuses it."""
-_MISFIT: Final = "misfit"
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
-
-    def _misfit(self, key: str, what: str) -> PydanticCustomError:
-        """A value that is wrong beside the others of its section; the error names it alone."""
-        return PydanticCustomError(
-            _MISFIT, "{what}", {"what": what, "key": key, "value": getattr(self, key)}
-        )
-
-
-class ModelSection(_Section):
+class ModelSection(Section):
     """A Llama-family decoder, from these sizes or from a checkpoint."""
 
     family: Literal["llama"] = "llama"
@@ -76,7 +60,7 @@ class ModelSection(_Section):
         return self
 
 
-class DataSection(_Section):
+class DataSection(Section):
     """The corpus. `manifest` is filled in by `start`: it freezes the corpus by digest."""
 
     source: str = "stdlib"
@@ -99,7 +83,7 @@ class DataSection(_Section):
         return self
 
 
-class OptimizerSection(_Section):
+class OptimizerSection(Section):
     """AdamW and its schedule, all in nominal steps."""
 
     learning_rate: Annotated[float, Field(gt=0, lt=10)] = 3e-3
@@ -116,7 +100,7 @@ class OptimizerSection(_Section):
     clip_norm: Annotated[float, Field(gt=0)] = 1.0
 
 
-class TrainingSection(_Section):
+class TrainingSection(Section):
     """One inner step."""
 
     total_steps: Annotated[int, Field(ge=1)] = 1200
@@ -131,7 +115,7 @@ class TrainingSection(_Section):
     """Use torch.compile."""
 
 
-class FragmentsSection(_Section):
+class FragmentsSection(Section):
     """How a model is cut into fragments (protocol/fragment/fragments.py)."""
 
     fragments: Literal["strided", "sequential", "whole"] = "strided"
@@ -159,7 +143,7 @@ class DilocoSection(FragmentsSection):
     """Add to each send what coding took from the one before."""
 
 
-class GaslocSection(_Section):
+class GaslocSection(Section):
     """GASLoC: gossip in pairs, with momentum on each peer's own iterate."""
 
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.2
@@ -178,7 +162,7 @@ def _known_codec(name: str) -> str:
     return name
 
 
-class SyncSection(_Section):
+class SyncSection(Section):
     """How peers average. NoLoCo's defaults are the paper's, but for alpha (decision 0014)."""
 
     method: str = "noloco"
@@ -257,7 +241,7 @@ class SyncSection(_Section):
         return self
 
 
-class FrozenSection(_Section):
+class FrozenSection(Section):
     """What the founder's `start` found out, so that no joiner has to. People do not write it."""
 
     config: Annotated[str, Field(max_length=65536)]
@@ -267,7 +251,7 @@ class FrozenSection(_Section):
     padded_parameters: Annotated[int, Field(ge=128, multiple_of=128)]
 
 
-class RunSpec(_Section):
+class RunSpec(Section):
     """One run."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = "run"
@@ -277,8 +261,17 @@ class RunSpec(_Section):
     optimizer: OptimizerSection = OptimizerSection()
     training: TrainingSection = TrainingSection()
     sync: SyncSection = SyncSection()
+    pipeline: PipelineSection = PipelineSection()
     frozen: FrozenSection | None = None
     """Set by the founder's `start`."""
+
+    @model_validator(mode="after")
+    def _stages_fit(self) -> Self:
+        stages, layers = self.pipeline.stages, self.model.num_layers
+        if stages > layers and self.model.init_from is None:
+            what = f"a stage needs a layer; at most model.num_layers ({layers})"
+            raise misfit("pipeline.stages", what, stages)
+        return self
 
     @property
     def total_rounds(self) -> int:
@@ -351,7 +344,7 @@ def _sentence(error: Any) -> str:
         near = difflib.get_close_matches(path[-1], _field_names(path[:-1]), n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         return f"unknown key '{where}'{hint}"
-    if error["type"] == _MISFIT:
+    if error["type"] == MISFIT:
         path, value = [*path, error["ctx"]["key"]], error["ctx"]["value"]
     else:
         value = error["input"]

@@ -43,8 +43,9 @@ def test_an_unknown_place_takes_the_link_of_the_other_way():
     ("text", "sentence"),
     [
         ("", "peers: empty; the first line is peer,location"),
-        (HEAD, "peers: no machine in it"),
+        (HEAD, "peers: no machine in it, only the names of columns"),
         ("peer,location\n", "peers line 1: no column compute_s, no column slots"),
+        (HEAD.replace(",", ";"), "peers line 1: columns are separated by commas: peer,location"),
         (HEAD.replace("slots", "slots,vram"), "unknown column 'vram'"),
         (HEAD.replace("slots", "slots,slots"), "a column twice"),
         (PEERS + "c,LA,1,1\n", "peers line 4: 4 values, the first line names 5 columns"),
@@ -55,6 +56,10 @@ def test_an_unknown_place_takes_the_link_of_the_other_way():
         (PEERS + "c,LA,nan,1,1\n", "compute_s is nan"),
         (PEERS + "c,LA,1,1.5,1\n", "peers line 4: slots is 1.5, not a whole number"),
         (PEERS + "c,LA,1,0,1\n", "slots is 0; it must be 1 to"),
+        (PEERS + "c,LA,1,-2,1\n", "peers line 4: slots is -2; it must be 1 to"),
+        (PEERS + "c,LA,inf,1,1\n", "peers line 4: compute_s is inf; it must be"),
+        (PEERS + 'c,"LA,1,1,1\n', "peers line 4: unexpected end of data"),
+        ("\ufeff", "peers: empty; the first line is peer,location"),
         (PEERS + "c,LA,1,1,-1\n", "price_per_hour is -1"),
         (HEAD + "".join(f"p{i},LA,1,1,1\n" for i in range(MAX_PEERS + 1)), "at most 1024 can be"),
     ],
@@ -83,5 +88,20 @@ def test_a_wrong_line_of_links_is_named(line, sentence):
 
 def test_a_pair_that_nothing_is_known_of_is_told():
     offers = parse_peers(HEAD + "a,barn,1,1,1\nb,LA,1,1,1\n")
-    with pytest.raises(BadTable, match="does not know barn; add 'a,b,LATENCY_MS,MBPS'"):
+    with pytest.raises(BadTable) as caught:
         link_matrices(offers, {})
+    assert str(caught.value).startswith(
+        "peers line 2: the table of regions does not know 'barn', and there is no link from 'a' to"
+        " 'b'; add 'a,b,LATENCY_MS,MBPS' to the links, or use a location"
+    )
+
+
+def test_pairs_that_nothing_is_known_of_are_counted():
+    offers = parse_peers(HEAD + "a,barn,1,1,1\nb,LA,1,1,1\nc,LA,1,1,1\n")
+    with pytest.raises(BadTable, match=r"LATENCY_MS,MBPS' \(and one for each of 2 such pairs\)"):
+        link_matrices(offers, {})
+
+
+def test_files_of_spreadsheets_are_read():
+    assert parse_peers("\ufeff" + PEERS.replace("\n", "\r\n")) == parse_peers(PEERS)
+    assert parse_peers('\ufeffpeer,location,compute_s,slots,price_per_hour\r\n"a",LA,1,1,1\r\n')
