@@ -155,12 +155,19 @@ def plan(
         typer.Option("--links", metavar="CSV", help="Links; pairs left out go by location."),
     ] = None,
     stages: Annotated[
-        int | None, typer.Option("--stages", metavar="N", help="Parts of the model. Default: 4.")
+        int | None,
+        typer.Option("--stages", metavar="N", help="Parts of the model. Default: as in the spec."),
     ] = None,
     visited: Annotated[
         int | None,
         typer.Option(
-            "--visited", metavar="N", help="Stages on a path. Default: three quarters of all."
+            "--visited", metavar="N", help="Stages on a path. Default: as in the spec, or 3 of 4."
+        ),
+    ] = None,
+    full_every: Annotated[
+        int | None,
+        typer.Option(
+            "--full-every", metavar="K", help="Every K-th iteration skips nothing; 0: none does."
         ),
     ] = None,
     microbatches: Annotated[
@@ -174,27 +181,22 @@ def plan(
         ),
     ] = None,
     codec: Annotated[
-        str,
+        str | None,
         typer.Option("--codec", metavar="fp32|bf16|int8|int4", help="What travels between stages."),
-    ] = "bf16",
+    ] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option("--picture", metavar="FILE", help="Draw the timeline: a .png or .svg file."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     verbose: opt.Verbose = None,
 ) -> None:
     """Say what machines would do together, before they are paid for."""
-    from .plan import show_plan
+    from .plan import PlanOptions, show_plan
 
     with reported(verbose=bool(verbose)):
-        show_plan(
-            run_toml,
-            peers,
-            links,
-            stages=stages,
-            visited=visited,
-            microbatches=microbatches,
-            sequences=sequences,
-            codec=codec,
-            as_json=as_json,
-        )
+        options = PlanOptions(stages, visited, full_every, microbatches, sequences, codec)
+        show_plan(run_toml, peers, links, options, picture=picture, as_json=as_json)
 
 
 @app.command()

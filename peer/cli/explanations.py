@@ -15,6 +15,7 @@ SECTIONS: Final[Mapping[str, str]] = {
     "sync.diloco": "Streaming DiLoCo: all peers average fragments, each at its moment.",
     "sync.gasloc": "GASLoC: pairs average, with momentum on each peer's own iterate.",
     "sync.streaming": "Streaming gossip: pairs average fragments, each at its moment.",
+    "pipeline": "Stages over machines: `loco-peer plan` plans them, nothing trains over them yet.",
 }
 
 
@@ -80,11 +81,22 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "sync.diloco.merge": "Share of the own weights when a fragment returns; 0 takes the average.",
     "sync.diloco.late": "A fragment is not back in time: 'wait' for it, or 'skip' and train on.",
     "sync.diloco.error_feedback": "Add to each send what coding took from the one before.",
+    "pipeline.stages": "Parts of the model, each on machines of its own; 1 is no pipeline.",
+    "pipeline.visited": "Stages that a microbatch passes through; three quarters when left out.",
+    "pipeline.max_swaps": "Visits of a path to a stage below one that it has passed.",
+    "pipeline.max_swap_distance": "How far below.",
+    "pipeline.max_swap_sum": "All these distances of a path together.",
+    "pipeline.max_jump": "How far a path may go from the highest stage that it has passed.",
+    "pipeline.full_every": "Every so many iterations, one skips nothing; 0 is never.",
+    "pipeline.codec": "What travels between stages: 'fp32', 'bf16', 'int8' or 'int4'.",
+    "pipeline.microbatches": "Of one iteration, of all data peers; by their slots when left out.",
 }
 
 EXAMPLES: Final[Mapping[str, str]] = {
     "model.num_kv_heads": "2",
     "model.init_from": '"HuggingFaceTB/SmolLM2-135M"',
     "sync.gamma": "0.7",
+    "pipeline.visited": "3",
+    "pipeline.microbatches": "24",
 }
 """Values shown, commented out, for keys that have none."""

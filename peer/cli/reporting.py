@@ -22,8 +22,8 @@ def exit_code_of(error: LocoError) -> ExitCode:
     )
     from peer.state.home import HomeError
     from peer.training.errors import CannotTrain
+    from protocol.pipeline.question import CannotPlan
     from protocol.pipeline.tables import BadTable
-    from protocol.pipeline.what_if import CannotPlan
 
     usage = (ConfigError, HomeError, InvalidRunSpec, IdentityUnusable, EndpointUnavailable)
     if isinstance(error, (*usage, CannotTrain, BadTable, CannotPlan)):

@@ -209,6 +209,8 @@ def _values(where: str, line: str) -> list[str]:
 def _check_header(
     where: str, header: Sequence[str], columns: Sequence[str], optional: Sequence[str]
 ) -> None:
+    if len(header) == 1 and (";" in header[0] or "\t" in header[0]):
+        raise BadTable(f"{where}: columns are separated by commas: {','.join(columns)}")
     missing = [column for column in columns if column not in header]
     strange = [column for column in header if column not in (*columns, *optional)]
     if missing or strange or len(set(header)) != len(header):

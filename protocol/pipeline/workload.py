@@ -7,14 +7,15 @@ gradient and AdamW's two moments in fp32); activations are what `slots` speaks o
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, get_args
 
 from protocol.errors import InvalidRunSpec
+from protocol.run.pipeline_section import BoundaryCodec
 from protocol.run.run_spec import ModelSection, RunSpec
 
 BITS: Final[Mapping[str, int]] = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4, "e3m0": 4}
 """Bits of a value in each codec, scales left out."""
-BOUNDARY_CODECS: Final = ("fp32", "bf16", "int8", "int4")
+BOUNDARY_CODECS: Final[tuple[str, ...]] = get_args(BoundaryCodec)
 BYTE_VOCABULARY: Final = 256
 USUAL_VOCABULARY: Final = 50_257
 """GPT-2's, where the spec names a tokenizer that is not read here."""

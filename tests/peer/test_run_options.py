@@ -4,6 +4,8 @@ import pytest
 
 from peer.options.config import ConfigError, load_config
 from peer.options.run_options import check_options
+from protocol.errors import InvalidRunSpec
+from protocol.run.pipeline_section import PipelineSection
 from protocol.run.run_spec import RunSpec, SyncSection
 
 PAIRS = RunSpec()
@@ -37,3 +39,12 @@ def test_a_run_without_fragments_has_no_use_for_it(tmp_path):
 def test_a_fragment_must_be_back_before_it_is_sent_again(tmp_path):
     with pytest.raises(ConfigError, match=r"must be below the run's inner_steps \(10\)"):
         check_options(config(tmp_path, **{"overlap-steps": 10}), FRAGMENTS)
+
+
+def test_a_pipeline_is_planned_and_not_trained(tmp_path):
+    with pytest.raises(InvalidRunSpec) as refused:
+        check_options(config(tmp_path), RunSpec(pipeline=PipelineSection(stages=2)))
+    assert str(refused.value) == (
+        "the run has pipeline.stages = 2: this version plans pipelines (loco-peer plan) and cannot"
+        " train over stages yet; a run that trains has stages = 1"
+    )

@@ -45,6 +45,7 @@ def test_an_unknown_place_takes_the_link_of_the_other_way():
         ("", "peers: empty; the first line is peer,location"),
         (HEAD, "peers: no machine in it, only the names of columns"),
         ("peer,location\n", "peers line 1: no column compute_s, no column slots"),
+        (HEAD.replace(",", ";"), "peers line 1: columns are separated by commas: peer,location"),
         (HEAD.replace("slots", "slots,vram"), "unknown column 'vram'"),
         (HEAD.replace("slots", "slots,slots"), "a column twice"),
         (PEERS + "c,LA,1,1\n", "peers line 4: 4 values, the first line names 5 columns"),

@@ -4,27 +4,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from offers_worlds import WORKLOAD, offers_at, question
 
 from protocol.errors import InvalidRunSpec
 from protocol.pipeline.checker import violations
-from protocol.pipeline.planner import Budget
+from protocol.pipeline.pipelines import skipping_pipeline
 from protocol.pipeline.problem import Matrix, PathRules
+from protocol.pipeline.question import CannotPlan, numbers_of_data_peers
 from protocol.pipeline.replicas import diloco, noloco, state_fits
-from protocol.pipeline.tables import Offer, link_matrices
-from protocol.pipeline.what_if import CannotPlan, Question, what_if
-from protocol.pipeline.workload import Workload, workload_of
+from protocol.pipeline.tables import Offer
+from protocol.pipeline.what_if import what_if
+from protocol.pipeline.workload import workload_of
 from protocol.run.run_spec import FrozenSection, ModelSection, RunSpec
 
-WORKLOAD = Workload(
-    parameters=1_000_000,
-    num_layers=8,
-    hidden_size=100,
-    context_length=50,
-    sequences=2,
-    batch_microbatches=4,
-    inner_steps=10,
-    vector_bytes=1_000_000,
-)
 EQUAL = tuple(Offer(f"p{i}", "LA", 100_000, 2, 0.36) for i in range(4))
 
 
@@ -80,17 +72,6 @@ def test_fit_needs_the_memory_of_every_machine():
     assert state_fits([big, EQUAL[0]], 10**6) is None
 
 
-def question(**changes) -> Question:
-    offers = tuple(
-        Offer(f"{place}-{i}", place, 200_000 + 50_000 * i, 2, 0.5)
-        for i, place in enumerate(["Iowa", "Iowa", "LA", "Oregon", "London", "NL"])
-    )
-    asked = Question(
-        offers, *link_matrices(offers, {}), WORKLOAD, stages=3, visited=2, budget=Budget(30)
-    )
-    return replace(asked, **changes)
-
-
 @pytest.mark.slow
 def test_all_ways_are_told_for_the_same_microbatches():
     asked = question(workload=replace(WORKLOAD, hidden_size=40_000))
@@ -106,8 +87,11 @@ def test_all_ways_are_told_for_the_same_microbatches():
     assert told == what_if(asked).to_json()
     assert set(told["arrangement"].values()) == {0, 1, 2}
     assert "is home last" in told["bottleneck"]
-    assert told["help"][0]["iteration"] < -0.01
+    assert told["help"][0]["iteration"] < -0.03
     assert "half the bytes" in told["help"][0]["change"]
+    for way in ("full", "skippipe"):
+        assert told["ways_of_working"][way]["arrival"] == told["iteration_s"][way]
+    assert told["unskipped"] is None
 
 
 @pytest.mark.parametrize(
@@ -121,9 +105,73 @@ def test_all_ways_are_told_for_the_same_microbatches():
         ({"rules": PathRules(max_jump=0)}, "no orders to visit 2 of 3 stages"),
         ({"microbatches": 0}, "--microbatches must be 1 to"),
         ({"microbatches": 5000}, "--microbatches must be 1 to"),
+        ({"full_every": -1}, "--full-every must be 0 (never) or more; got -1"),
+        ({"workload": replace(WORKLOAD, num_layers=1)}, "a model of 1 layer cannot be cut"),
+        ({"offers": offers_at("LA")}, "1 machine cannot hold 3 stages; add machines"),
+        (
+            {"offers": tuple(replace(o, memory_bytes=10**6) for o in offers_at(*["LA"] * 6))},
+            "no machine can hold a stage, stage 0 or another: its training state takes 0.0 GB",
+        ),
     ],
 )
 def test_what_cannot_be_planned_is_told(changes, sentence):
     with pytest.raises(CannotPlan) as caught:
         what_if(question(**changes))
     assert sentence in str(caught.value)
+
+
+@pytest.mark.slow
+def test_an_iteration_that_skips_nothing_counts_in_the_mean():
+    never = skipping_pipeline(question(workload=replace(WORKLOAD, hidden_size=40_000)))
+    asked = question(workload=replace(WORKLOAD, hidden_size=40_000), full_every=3)
+    answer = what_if(asked)
+    usual, whole = answer.skippipe.iterations
+    assert (usual.times, whole.times) == (2, 1)
+    assert usual.planned == never.planned
+    assert whole.planned.plan.stages == usual.planned.plan.stages
+    assert whole.problem.visited == asked.stages
+    assert violations(whole.problem, whole.planned.plan) == []
+    quotas = [[len(p) for p in each.planned.plan.paths] for each in (usual, whole)]
+    assert sum(quotas[0]) == sum(quotas[1])
+    mean_s = (2 * usual.planned.makespan_us + whole.planned.makespan_us) / 3e6
+    told = answer.to_json()
+    assert told["iteration_s"]["skippipe"] == pytest.approx(mean_s)
+    assert told["iteration_s"]["skippipe"] > never.estimate.iteration_s
+    tokens = usual.problem.microbatches * WORKLOAD.tokens
+    assert told["tokens_per_s"]["skippipe"] == pytest.approx(tokens / mean_s)
+    assert told["ways_of_working"]["skippipe"]["arrival"] == pytest.approx(mean_s)
+    assert told["unskipped"]["every"] == 3
+    assert {len(path) for paths in told["unskipped"]["paths"].values() for path in paths} == {2}
+    assert all(0 <= share <= 1 for share in told["utilisation"]["skippipe"].values())
+
+
+@pytest.mark.slow
+def test_skipping_in_no_iteration_is_the_full_pipeline():
+    answer = what_if(question(full_every=1))
+    assert answer.full is answer.skippipe
+    assert answer.skippipe.problem.visited == 3
+
+
+@pytest.mark.parametrize(
+    ("machines", "visited", "numbers"), [(8, 3, [2, 3, 4]), (9, 3, [3, 2, 4]), (3, 3, [1])]
+)
+def test_data_peers_with_relays_of_their_own_are_tried_first(machines, visited, numbers):
+    asked = question(offers_at(*["LA"] * machines))
+    assert list(numbers_of_data_peers(asked, visited)) == numbers
+
+
+def test_paths_that_cannot_reach_every_stage_are_told():
+    rules = PathRules(max_jump=4, waves_fit=False)  # the last of five relay stages is too far
+    far = question(stages=6, visited=2, microbatches=10, rules=rules)
+    with pytest.raises(CannotPlan, match="raise pipeline.max_jump, or give the machines more"):
+        what_if(far)
+
+
+def test_machines_too_small_for_a_stage_are_named():
+    needed = question().stage_state_bytes
+    assert needed == 333_333 * 16
+    offers = [
+        replace(o, memory_bytes=size)
+        for o, size in zip(offers_at("LA", "LA", "LA"), (needed, needed - 1, None), strict=True)
+    ]
+    assert [offer.name for offer in question(tuple(offers)).too_small] == ["LA-1"]

@@ -6,6 +6,10 @@ import pytest
 
 from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_SPEC_BYTES
+from protocol.pipeline import problem
+from protocol.pipeline.problem import PathRules
+from protocol.pipeline.workload import BITS, BOUNDARY_CODECS
+from protocol.run.pipeline_section import MAX_STAGES
 from protocol.run.run_spec import (
     MAX_SHOWN_CHARS,
     DilocoSection,
@@ -217,3 +221,71 @@ def test_a_fragment_comes_back_before_it_is_sent_again(
 def test_a_run_of_diloco_travels_as_canonical_bytes() -> None:
     spec = parse_toml('[sync]\nmethod = "diloco"\n[sync.diloco]\noverlap_steps = 5\n')
     assert parse_bytes(spec.to_bytes()) == spec
+
+
+# --- pipelines ------------------------------------------------------------------------------------
+
+
+def test_a_run_without_the_section_has_no_pipeline() -> None:
+    pipeline = parse_toml("").pipeline
+    assert (pipeline.stages, pipeline.num_visited, pipeline.full_every) == (1, 1, 0)
+    assert parse_toml("[pipeline]\nstages = 1\n").to_bytes() == RunSpec().to_bytes()
+
+
+@pytest.mark.parametrize(("stages", "visited"), [(2, 2), (3, 2), (4, 3), (6, 4), (8, 6)])
+def test_three_quarters_of_the_stages_are_visited(stages: int, visited: int) -> None:
+    spec = parse_toml(f"[model]\nnum_layers = 8\n[pipeline]\nstages = {stages}\n")
+    assert spec.pipeline.num_visited == visited
+
+
+def test_a_pipeline_travels() -> None:
+    toml = '[pipeline]\nstages = 4\nvisited = 4\nmax_jump = 3\nfull_every = 10\ncodec = "int8"\n'
+    spec = parse_toml(toml)
+    assert parse_bytes(spec.to_bytes()).pipeline == spec.pipeline
+    assert spec.pipeline.num_visited == 4
+    assert spec.run_id(bytes(32)) != RunSpec().run_id(bytes(32))
+
+
+def test_limits_of_paths_are_those_of_the_planner() -> None:
+    pipeline, rules = RunSpec().pipeline, PathRules()
+    for key in ("max_swaps", "max_swap_distance", "max_swap_sum", "max_jump"):
+        assert getattr(pipeline, key) == getattr(rules, key), key
+    assert MAX_STAGES == problem.MAX_STAGES
+    sizes = [BITS[codec] for codec in BOUNDARY_CODECS]
+    assert sizes == [32, 16, 8, 4]
+
+
+@pytest.mark.parametrize(
+    ("toml", "sentence"),
+    [
+        ("stages = 0", "pipeline.stages: Input should be greater than or equal to 1 (got 0)"),
+        (
+            "stages = 5",
+            "pipeline.stages: a stage needs a layer; at most model.num_layers (4) (got 5)",
+        ),
+        (
+            "visited = 2",
+            "pipeline.visited: needs stages above 1; leave it out, or raise stages (got 2)",
+        ),
+        ("stages = 3\nvisited = 4", "pipeline.visited: must be 2 to 3, the stages (got 4)"),
+        (
+            "stages = 3\nvisited = 1",
+            "pipeline.visited: Input should be greater than or equal to 2 (got 1)",
+        ),
+        ("max_swaps = -1", "pipeline.max_swaps: Input should be greater than or equal to 0"),
+        ("max_jump = 0", "pipeline.max_jump: Input should be greater than or equal to 1 (got 0)"),
+        ("full_every = -1", "pipeline.full_every: Input should be greater than or equal to 0"),
+        ("codec = 'zip'", "pipeline.codec: Input should be 'fp32', 'bf16', 'int8' or 'int4'"),
+        ("microbatches = 0", "pipeline.microbatches: Input should be greater than or equal to 1"),
+        ("stage = 2", "unknown key 'pipeline.stage'; did you mean 'stages'?"),
+    ],
+)
+def test_a_pipeline_that_cannot_be_is_refused(toml: str, sentence: str) -> None:
+    with pytest.raises(InvalidRunSpec) as refused:
+        parse_toml(f"[pipeline]\n{toml}\n")
+    assert str(refused.value).startswith(sentence)
+
+
+def test_a_checkpoints_layers_are_not_guessed() -> None:
+    spec = parse_toml('[model]\ninit_from = "some/model"\n[pipeline]\nstages = 12\n')
+    assert spec.pipeline.stages == 12

@@ -201,6 +201,14 @@ def test_a_wrong_run_spec_is_told_and_is_2(daemon, text: str, sentence: str) -> 
     assert sentence in result.stderr
 
 
+def test_a_pipeline_is_refused_before_anything_starts(daemon, tmp_path: Path) -> None:
+    result = loco("start", run_toml("[pipeline]\nstages = 2\n"))
+    assert result.exit_code == 2
+    assert "plans pipelines (loco-peer plan) and cannot train over stages yet" in result.stderr
+    assert not daemon.calls
+    assert not (tmp_path / "home").exists()
+
+
 def test_a_run_spec_that_is_no_text_is_told(daemon) -> None:
     Path("run.toml").write_bytes(b"\xff\xfe")
     assert "not UTF-8" in loco("start", "run.toml").stderr

@@ -34,10 +34,12 @@ FROZEN = {
     "export": ["--hf", "--home", "--verbose", "-v"],
     "plan": [
         "--codec",
+        "--full-every",
         "--json",
         "--links",
         "--microbatches",
         "--peers",
+        "--picture",
         "--sequences",
         "--stages",
         "--verbose",

@@ -1,0 +1,184 @@
+"""What would help: single changes of machines and links, and what each does to an iteration.
+
+A change is judged by the plan of now, mended for it, beside the plan of now, mended as much: both
+begin at the same plan, so what a search leaves to chance does not come in. One more machine asks
+for other groups. It is tried on every stage and at every place where a machine stands, as a twin of
+the fastest one there, briefly at first; then each stage's best place is planned anew by a few
+searches.
+
+Noise: a gain by mending counts above LEAST_HELP. (Changes of one percent, which nobody would pay
+for, seemed to gain up to 2.8%.) A gain by searches counts only above what the two best of the
+searches for the plan of now differ by, and those were more.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from .assignment import NoPlan
+from .effort import Effort, effort_for
+from .mending import mended
+from .pipelines import Pipeline, searched
+from .plan import Plan
+from .problem import Problem
+from .question import Question
+from .workload import BOUNDARY_CODECS
+
+LEAST_HELP: Final = 0.03
+"""A gain of less is not told, however little noise there is."""
+ORDINALS: Final = ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
+NEVER_US: Final = 1 << 62
+"""What stands for an iteration that never ends."""
+
+
+class Gain(NamedTuple):
+    """A change and what it does to an iteration: -0.18 takes 18% off it."""
+
+    change: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Help:
+    """What would help.
+
+    Attributes:
+        gains: the changes worth telling, best first.
+        noise: what two searches for the plan of now differ by, or LEAST_HELP.
+    """
+
+    gains: tuple[Gain, ...]
+    noise: float
+
+
+class _Change(NamedTuple):
+    """A change that is tried; the plan is that of now, with room for what the change adds."""
+
+    words: str
+    problem: Problem
+    plan: Plan
+
+
+def what_helps(question: Question, now: Pipeline) -> Help:
+    """Judge every change."""
+    effort = effort_for(len(question.offers), question.budget)
+    unchanged = _Change("nothing", now.problem, now.planned.plan)
+    base = _mended_us(unchanged, effort.judging)
+    noise = max(LEAST_HELP, now.iterations[0].next_us / base - 1)
+    ends = [(c.words, _mended_us(c, effort.judging)) for c in _changes(question, now)]
+    for change in _best_places(question, now, effort):
+        end, anew = _mended_us(change, effort.judging), _anew_us(change.problem, effort)
+        ends.append((change.words, min(end, anew) if anew < base * (1 - noise) else end))
+    gains = [Gain(words, end / base - 1) for words, end in ends]
+    told = [gain for gain in gains if gain.share < -LEAST_HELP]
+    return Help(tuple(sorted(told, key=lambda gain: gain.share)), noise)
+
+
+def _best_places(question: Question, now: Pipeline, effort: Effort) -> list[_Change]:
+    """One more machine on each stage, at the place that a brief mending likes best."""
+    best: dict[int, tuple[int, _Change]] = {}
+    for stage, model in _places(question, now)[: effort.places]:
+        change = _one_more(question, now, stage, model)
+        end = _mended_us(change, effort.brief)
+        if end < best.get(stage, (NEVER_US,))[0]:
+            best[stage] = end, change
+    return [change for _, change in best.values()]
+
+
+def _mended_us(change: _Change, evaluations: int) -> int:
+    found = mended(change.problem, change.plan, evaluations)
+    return found.makespan_us if found else NEVER_US
+
+
+def _anew_us(problem: Problem, effort: Effort) -> int:
+    """What new searches find, if there are to be any."""
+    if not effort.planned_anew:
+        return NEVER_US
+    try:
+        return searched(problem, effort, effort.planned_anew)[0].makespan_us
+    except NoPlan:
+        return NEVER_US
+
+
+def _changes(question: Question, now: Pipeline) -> Iterator[_Change]:
+    """Changes of the machines that are there."""
+    problem, plan, one = now.problem, now.planned.plan, now.bottleneck.machine
+    work, name = problem.work, problem.peers[one].name
+    for coarser in BOUNDARY_CODECS[BOUNDARY_CODECS.index(question.codec) + 1 :][:1]:
+        size = question.workload.boundary_bytes(coarser)
+        fewer = replace(problem, work=replace(work, boundary_bytes=size))
+        yield _Change(f"boundaries in {coarser}, half the bytes of {question.codec}", fewer, plan)
+    wider = _faster_lines(problem, one)
+    yield _Change(f"twice the bandwidth to and from {name}", wider, plan)
+    peers = list(problem.peers)
+    peers[one] = replace(peers[one], forward_us=max(1, peers[one].forward_us // 2))
+    faster = replace(problem, peers=tuple(peers))
+    yield _Change(f"a machine twice as fast in place of {name}", faster, plan)
+
+
+def _faster_lines(problem: Problem, machine: int) -> Problem:
+    rates = tuple(
+        tuple(rate * (1 + (machine in (a, b))) for b, rate in enumerate(row))
+        for a, row in enumerate(problem.bytes_per_s)
+    )
+    return replace(problem, bytes_per_s=rates)
+
+
+def _places(question: Question, now: Pipeline) -> list[tuple[int, int]]:
+    """Stages, and machines to add a twin of: busy stages and central places first."""
+    problem = now.problem
+    fastest: dict[str, int] = {}
+    for machine, offer in enumerate(question.offers):
+        known = fastest.setdefault(offer.location, machine)
+        if offer.compute_us < question.offers[known].compute_us:
+            fastest[offer.location] = machine
+    central = sorted(fastest.values(), key=lambda machine: (_far_us(problem, machine), machine))
+    stages = _busiest_stages(now)
+    ranked = sorted((s + p, s, p) for s in range(len(stages)) for p in range(len(central)))
+    return [(stages[s], central[p]) for _, s, p in ranked]
+
+
+def _far_us(problem: Problem, machine: int) -> int:
+    """The ways to all others together."""
+    others = (other for other in range(len(problem.peers)) if other != machine)
+    return sum(problem.travel_us(machine, other) for other in others)
+
+
+def _busiest_stages(now: Pipeline) -> list[int]:
+    """Stages by the work of their machines, in the mean."""
+    worked: defaultdict[int, int] = defaultdict(int)
+    for stretch in now.iterations[0].record:
+        worked[now.planned.plan.stages[stretch.machine]] += stretch.end_us - stretch.start_us
+    sizes = now.problem.stage_sizes
+    return sorted(range(len(sizes)), key=lambda stage: (-worked[stage] / sizes[stage], stage))
+
+
+def _one_more(question: Question, now: Pipeline, stage: int, model: int) -> _Change:
+    problem, plan, offer = now.problem, now.planned.plan, question.offers[model]
+    what = f"relay for stage {stage}" if stage else "machine for the data (stage 0)"
+    words = f"{_ordinal(problem.stage_sizes[stage])} {what}, in {offer.location} like {offer.name}"
+    longer = Plan((*plan.stages, stage), (*plan.paths, ()))
+    return _Change(words, _with_twin(problem, model, stage), longer)
+
+
+def _ordinal(there: int) -> str:
+    """How one more machine is called where so many are there."""
+    return f"a {ORDINALS[there - 1]}" if there <= len(ORDINALS) else "one more"
+
+
+def _with_twin(problem: Problem, model: int, stage: int) -> Problem:
+    """One more machine on a stage, beside the one that it is like."""
+    taken: Sequence[str] = [peer.name for peer in problem.peers]
+    name = problem.peers[model].name
+    while name in taken:
+        name += "+"
+    peers = (*problem.peers, replace(problem.peers[model], name=name))
+    latencies, rates = (
+        tuple((*row, row[model]) for row in (*matrix, matrix[model]))
+        for matrix in (problem.latency_us, problem.bytes_per_s)
+    )
+    sizes = tuple(size + (s == stage) for s, size in enumerate(problem.stage_sizes))
+    return replace(
+        problem, peers=peers, latency_us=latencies, bytes_per_s=rates, stage_sizes=sizes
+    )  # fmt: skip

@@ -1,0 +1,82 @@
+"""A joiner looks at the run spec before it takes part in anything."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+
+from peer.cli.reporting import exit_code_of
+from peer.daemon.entry import Joining
+from peer.observe.events import EventLog
+from peer.observe.facts import Facts
+from peer.options.config import load_config
+from peer.options.exit_codes import ExitCode
+from peer.options.run_options import check_options
+from protocol.errors import InvalidRunSpec
+from protocol.membership.view import Roster
+from protocol.run.pipeline_section import PipelineSection
+from protocol.run.run_spec import RunSpec
+from protocol.run.signed_spec import SignedSpec
+
+
+class Swarm:
+    """One peer that has a run spec, and all that a joiner asks of it."""
+
+    addresses = ("/ip4/10.0.0.1/tcp/1",)
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.signed = SignedSpec(spec.to_bytes(), bytes(32), bytes(64))
+        self.run_id = self.signed.run_id
+        self.asked: list[str] = []
+
+    async def enter(self) -> tuple[str, Any]:
+        return "first", self
+
+    def correct_clock(self) -> None:
+        self.asked.append("clock")
+
+    async def add_peers(self, addresses: Any) -> None:
+        self.asked.append("directory")
+
+    async def fetch(self, ask: Any, *_: object) -> Any:
+        return await ask(self)
+
+    async def spec(self, run_id: str) -> SignedSpec:
+        self.asked.append("spec")
+        return self.signed
+
+    async def obtain(self, spec: RunSpec, fetcher: object) -> str:
+        self.asked.append("data")
+        return "supplies"
+
+
+def joining(swarm: Any) -> Joining:
+    lines: list[bytes] = []
+    events = EventLog(lines.append, peer="me", wall_time_s=trio.current_time, stream=None)
+    facts = Facts("me", 1)
+    return Joining(
+        swarm,
+        directory=swarm,
+        roster=Roster(5.0),
+        greeter=swarm,
+        sources=swarm,
+        provision=swarm,
+        facts=facts,
+        events=events,
+    )
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+async def test_a_joiner_of_a_pipeline_ends_before_it_fetches_data(tmp_path, stages):
+    swarm: Any = Swarm(RunSpec(pipeline=PipelineSection(stages=stages)))
+    check = partial(check_options, load_config({"home": tmp_path}, {}))
+    if stages == 1:
+        signed, _ = await joining(swarm).enter(check)
+        assert signed == swarm.signed
+        assert swarm.asked[-1] == "data"
+        return
+    with pytest.raises(InvalidRunSpec, match="cannot train over stages yet") as refused:
+        await joining(swarm).enter(check)
+    assert swarm.asked == ["clock", "directory", "spec"]
+    assert exit_code_of(refused.value) is ExitCode.USAGE
