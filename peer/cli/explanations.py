@@ -15,7 +15,7 @@ SECTIONS: Final[Mapping[str, str]] = {
     "sync.diloco": "Streaming DiLoCo: all peers average fragments, each at its moment.",
     "sync.gasloc": "GASLoC: pairs average, with momentum on each peer's own iterate.",
     "sync.streaming": "Streaming gossip: pairs average fragments, each at its moment.",
-    "pipeline": "Stages over machines: `loco-peer plan` plans them, nothing trains over them yet.",
+    "pipeline": "The model cut into stages, each on machines of its own.",
 }
 
 

@@ -41,10 +41,12 @@ def test_a_fragment_must_be_back_before_it_is_sent_again(tmp_path):
         check_options(config(tmp_path, **{"overlap-steps": 10}), FRAGMENTS)
 
 
-def test_a_pipeline_is_planned_and_not_trained(tmp_path):
+def test_a_pipeline_averages_in_pairs(tmp_path):
+    stages = PipelineSection(stages=2)
+    check_options(config(tmp_path), RunSpec(pipeline=stages))
     with pytest.raises(InvalidRunSpec) as refused:
-        check_options(config(tmp_path), RunSpec(pipeline=PipelineSection(stages=2)))
+        check_options(config(tmp_path), FRAGMENTS.model_copy(update={"pipeline": stages}))
     assert str(refused.value) == (
-        "the run has pipeline.stages = 2: this version plans pipelines (loco-peer plan) and cannot"
-        " train over stages yet; a run that trains has stages = 1"
+        "the run has pipeline.stages = 2 and sync.method = 'diloco': stages average by noloco or"
+        " gasloc so far"
     )

@@ -201,10 +201,13 @@ def test_a_wrong_run_spec_is_told_and_is_2(daemon, text: str, sentence: str) -> 
     assert sentence in result.stderr
 
 
-def test_a_pipeline_is_refused_before_anything_starts(daemon, tmp_path: Path) -> None:
-    result = loco("start", run_toml("[pipeline]\nstages = 2\n"))
+def test_a_run_that_stages_cannot_train_is_refused_before_anything_starts(
+    daemon, tmp_path: Path
+) -> None:
+    spec = '[pipeline]\nstages = 2\n[sync]\nmethod = "streaming"\n'
+    result = loco("start", run_toml(spec))
     assert result.exit_code == 2
-    assert "plans pipelines (loco-peer plan) and cannot train over stages yet" in result.stderr
+    assert "stages average by noloco or gasloc so far" in result.stderr
     assert not daemon.calls
     assert not (tmp_path / "home").exists()
 

@@ -7,17 +7,20 @@ import pytest
 import trio
 
 from peer.cli.reporting import exit_code_of
-from peer.daemon.entry import Joining
+from peer.daemon.entry import LATECOMERS, LOOK_AROUND_S, Joining
+from peer.daemon.provision import ChosenStage
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
 from peer.options.config import load_config
 from peer.options.exit_codes import ExitCode
 from peer.options.run_options import check_options
 from protocol.errors import InvalidRunSpec
-from protocol.membership.view import Roster
+from protocol.membership.group import Group
+from protocol.membership.view import Progress, Roster
 from protocol.run.pipeline_section import PipelineSection
-from protocol.run.run_spec import RunSpec
+from protocol.run.run_spec import RunSpec, SyncSection
 from protocol.run.signed_spec import SignedSpec
+from protocol.run.stages import part_of_stage
 
 
 class Swarm:
@@ -46,7 +49,7 @@ class Swarm:
         self.asked.append("spec")
         return self.signed
 
-    async def obtain(self, spec: RunSpec, fetcher: object) -> str:
+    async def obtain(self, spec: RunSpec, fetcher: object, choose_stage: object) -> str:
         self.asked.append("data")
         return "supplies"
 
@@ -58,7 +61,7 @@ def joining(swarm: Any) -> Joining:
     return Joining(
         swarm,
         directory=swarm,
-        roster=Roster(5.0),
+        roster=Roster(60.0),
         greeter=swarm,
         sources=swarm,
         provision=swarm,
@@ -67,16 +70,30 @@ def joining(swarm: Any) -> Joining:
     )
 
 
-@pytest.mark.parametrize("stages", [1, 2])
-async def test_a_joiner_of_a_pipeline_ends_before_it_fetches_data(tmp_path, stages):
-    swarm: Any = Swarm(RunSpec(pipeline=PipelineSection(stages=stages)))
+@pytest.mark.parametrize("method", ["noloco", "diloco"])
+async def test_a_joiner_ends_before_it_fetches_data_of_a_run_that_it_cannot_train(tmp_path, method):
+    sync = SyncSection(method=method)
+    swarm: Any = Swarm(RunSpec(pipeline=PipelineSection(stages=2), sync=sync))
     check = partial(check_options, load_config({"home": tmp_path}, {}))
-    if stages == 1:
+    if method == "noloco":
         signed, _ = await joining(swarm).enter(check)
         assert signed == swarm.signed
         assert swarm.asked[-1] == "data"
         return
-    with pytest.raises(InvalidRunSpec, match="cannot train over stages yet") as refused:
+    with pytest.raises(InvalidRunSpec, match="stages average by") as refused:
         await joining(swarm).enter(check)
     assert swarm.asked == ["clock", "directory", "spec"]
     assert exit_code_of(refused.value) is ExitCode.USAGE
+
+
+async def test_a_newcomer_takes_the_stage_that_nobody_holds_and_says_so(autojump_clock):
+    spec = RunSpec(pipeline=PipelineSection(stages=3))
+    swarm: Any = Swarm(spec)
+    entry = joining(swarm)
+    for peer_id, stage in (("a", 0), ("b", 1)):
+        group = Group(swarm.run_id, part_of_stage(stage)).digest
+        entry._roster.heard(0.0, peer_id, 1, progress=Progress("training", group=group))
+    chosen = await entry._choose_stage(spec, swarm.run_id)
+    assert chosen == ChosenStage(2, has_holders=False)
+    assert entry._facts.group == Group(swarm.run_id, part_of_stage(2)).digest
+    assert LOOK_AROUND_S <= trio.current_time() <= (1 + LATECOMERS) * LOOK_AROUND_S
