@@ -24,11 +24,19 @@ def check_options(config: PeerConfig, spec: RunSpec) -> None:
 
 
 def check_stages(spec: RunSpec) -> None:
-    """Refuse a pipeline that averages in a way that stages do not know. Raises InvalidRunSpec."""
-    if spec.pipeline.stages > 1 and spec.sync.method not in WAYS_OF_STAGES:
+    """Refuse a pipeline that begins or averages as stages cannot. Raises InvalidRunSpec."""
+    if spec.pipeline.stages == 1:
+        return
+    given = f"the run has pipeline.stages = {spec.pipeline.stages}"
+    if spec.sync.method not in WAYS_OF_STAGES:
         raise InvalidRunSpec(
-            f"the run has pipeline.stages = {spec.pipeline.stages} and sync.method ="
-            f" '{spec.sync.method}': stages average by {' or '.join(WAYS_OF_STAGES)} so far"
+            f"{given} and sync.method = '{spec.sync.method}':"
+            f" stages average by {' or '.join(WAYS_OF_STAGES)} so far"
+        )
+    if spec.model.init_from is not None:
+        raise InvalidRunSpec(
+            f"{given} and model.init_from = '{spec.model.init_from}':"
+            " stages begin with weights of their own so far; leave init_from out"
         )
 
 

@@ -272,9 +272,6 @@ class RunSpec(Section):
         if stages > layers and self.model.init_from is None:
             what = f"a stage needs a layer; at most model.num_layers ({layers})"
             raise misfit("pipeline.stages", what, stages)
-        if stages > 1 and self.model.init_from is not None:
-            what = "stages begin with weights of their own; leave model.init_from out"
-            raise misfit("pipeline.stages", what, stages)
         if stages > 1 and self.model.context_length * self.model.hidden_size % ALIGNMENT:
             what = (
                 "a boundary has model.context_length * model.hidden_size values,"

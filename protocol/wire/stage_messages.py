@@ -50,7 +50,7 @@ class Boundary:
         loss: of the microbatch, nats per token, where its gradient travels.
     """
 
-    loss: MaybeNonNegative = None
+    loss: MaybeNonNegative
 
 
 @dataclass(frozen=True, slots=True)

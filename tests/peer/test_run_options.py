@@ -6,7 +6,7 @@ from peer.options.config import ConfigError, load_config
 from peer.options.run_options import check_options
 from protocol.errors import InvalidRunSpec
 from protocol.run.pipeline_section import PipelineSection
-from protocol.run.run_spec import RunSpec, SyncSection
+from protocol.run.run_spec import ModelSection, RunSpec, SyncSection
 
 PAIRS = RunSpec()
 FRAGMENTS = RunSpec(sync=SyncSection(method="diloco", inner_steps=10))
@@ -50,3 +50,6 @@ def test_a_pipeline_averages_in_pairs(tmp_path):
         "the run has pipeline.stages = 2 and sync.method = 'diloco': stages average by noloco or"
         " gasloc so far"
     )
+    checkpoint = ModelSection(init_from="some/model")
+    with pytest.raises(InvalidRunSpec, match="leave init_from out"):
+        check_options(config(tmp_path), RunSpec(pipeline=stages, model=checkpoint))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from protocol import limits
 from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.microbatch.trip import Leg
 from protocol.outcomes import RefusalReason
 from protocol.wire.field_types import MAX_SENTENCE_CHARS
 from protocol.wire.fragment_messages import ChunkResult, ChunkStamp
@@ -18,12 +19,15 @@ from protocol.wire.messages import (
     TYPES,
     Accept,
     AliveReply,
+    Announcement,
     AskAlive,
     Beat,
     BlobReply,
+    Boundary,
     Chunk,
     ChunkState,
     Contribution,
+    Credit,
     FragmentSettled,
     Free,
     GetBlob,
@@ -35,9 +39,13 @@ from protocol.wire.messages import (
     GetState,
     Hello,
     Join,
+    Kept,
     Leaving,
+    Lost,
     Message,
     NoResult,
+    Noted,
+    Offer,
     PeerEntry,
     PeerList,
     Piece,
@@ -126,6 +134,13 @@ EXAMPLES: tuple[Message, ...] = (
     GetResult(GROUP, 1, 7, 2),
     GetChunkState(GROUP, 1, 2),
     ChunkState(1, 7, STAMP),
+    Offer(GROUP, "data", 4, 2, Leg.BACKWARD, ("a", "b"), 1),
+    Credit(),
+    Boundary(2.5),
+    Kept(),
+    Announcement(GROUP, 4, 3),
+    Noted(5),
+    Lost(GROUP, 4, 2),
 )
 DEFAULTS = {
     (Refusal, "round"),

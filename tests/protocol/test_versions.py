@@ -13,7 +13,13 @@ def test_what_we_speak_can_be_said_and_is_complete() -> None:
     assert decode_message(encode_message(hello)) == hello
     assert versions.missing(versions.SPOKEN, versions.SPOKEN) == ()
     ids = {versions.protocol_id(short) for short in versions.SPOKEN}
-    assert ids == {versions.HELLO, versions.GOSSIP, versions.STATE, versions.FRAGMENT}
+    assert ids == {
+        versions.HELLO,
+        versions.GOSSIP,
+        versions.STATE,
+        versions.FRAGMENT,
+        versions.STAGE,
+    }
 
 
 @pytest.mark.parametrize(
@@ -45,7 +51,7 @@ def test_an_older_peer_is_told_what_to_install() -> None:
     )
     assert sentence == (
         "we share no version of gossip: you (loco-peer 0.1.0) speak hello/1, gossip/1, state/1, "
-        "fragment/1; I (loco-peer 0.2.0) speak hello/1, gossip/2, state/1. "
+        "fragment/1, stage/1; I (loco-peer 0.2.0) speak hello/1, gossip/2, state/1. "
         "Install loco-peer 0.2.0 on your machine: pip install -U loco-peer==0.2.0"
     )
 
