@@ -38,6 +38,16 @@ def check_stages(spec: RunSpec) -> None:
             f"{given} and model.init_from = '{spec.model.init_from}':"
             " stages begin with weights of their own so far; leave init_from out"
         )
+    sequences = spec.microbatch_sequences
+    for key, count in (
+        ("training.batch_size", spec.training.batch_size),
+        ("data.validation_blocks", spec.data.validation_blocks),
+    ):
+        if count % sequences:
+            raise InvalidRunSpec(
+                f"{given} and {key} = {count}: all microbatches of stages are equally long, so it"
+                f" must be a multiple of training.micro_batch ({sequences})"
+            )
 
 
 def check_overlap_steps(overlap_steps: int | None, origin: Origin, spec: RunSpec) -> None:

@@ -161,6 +161,9 @@ class StageExchange:
             if message.group != ours:
                 sentence = other_group_sentence(ours, message.group)
                 await talk.send(Refusal(RefusalReason.OTHER_GROUP, sentence), stall_s=ANSWER_S)
+            elif self._line is None:
+                sentence = "my trainer has not started yet"
+                await talk.send(Refusal(RefusalReason.NOT_TRAINING, sentence), stall_s=ANSWER_S)
             elif isinstance(message, Offer):
                 await self._take(talk, trip_of(message, talk.remote_peer_id, self._network.peer_id))
             else:
@@ -186,9 +189,8 @@ class StageExchange:
             await talk.send(Refusal(refusal, sentence), stall_s=ANSWER_S)
             return
         line = self._line
+        assert line is not None, "offers are refused before the first trainer"
         try:
-            if line is None:
-                return
             slot = await line.take_slot()
             try:
                 await talk.send(Credit(), stall_s=ANSWER_S)

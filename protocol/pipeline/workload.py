@@ -62,8 +62,7 @@ def workload_of(spec: RunSpec, sequences: int | None = None) -> Workload:
             "model.init_from names a checkpoint, which is not read here; write the checkpoint's"
             " sizes into [model] of a copy of the run spec, and plan with that"
         )
-    micro_batch = spec.training.micro_batch
-    each = sequences or (micro_batch if isinstance(micro_batch, int) else 1)
+    each = sequences or spec.microbatch_sequences
     each = min(each, spec.training.batch_size)
     parameters = spec.frozen.parameters if spec.frozen else _parameters(spec)
     return Workload(

@@ -290,6 +290,12 @@ class RunSpec(Section):
         """Tokens of one inner step of one peer."""
         return self.training.batch_size * self.model.context_length
 
+    @property
+    def microbatch_sequences(self) -> int:
+        """Sequences of a microbatch in a pipeline: `micro_batch`; one, where it is 'auto'."""
+        size = self.training.micro_batch
+        return size if isinstance(size, int) else 1
+
     def to_bytes(self) -> bytes:
         """The canonical bytes: JSON, keys sorted, no spaces, every field present."""
         return json.dumps(

@@ -6,7 +6,7 @@ from peer.options.config import ConfigError, load_config
 from peer.options.run_options import check_options
 from protocol.errors import InvalidRunSpec
 from protocol.run.pipeline_section import PipelineSection
-from protocol.run.run_spec import ModelSection, RunSpec, SyncSection
+from protocol.run.run_spec import ModelSection, RunSpec, SyncSection, TrainingSection
 
 PAIRS = RunSpec()
 FRAGMENTS = RunSpec(sync=SyncSection(method="diloco", inner_steps=10))
@@ -53,3 +53,10 @@ def test_a_pipeline_averages_in_pairs(tmp_path):
     checkpoint = ModelSection(init_from="some/model")
     with pytest.raises(InvalidRunSpec, match="leave init_from out"):
         check_options(config(tmp_path), RunSpec(pipeline=stages, model=checkpoint))
+
+
+def test_all_microbatches_of_stages_are_equally_long(tmp_path):
+    training = TrainingSection(batch_size=9, micro_batch=2)
+    spec = RunSpec(pipeline=PipelineSection(stages=2), training=training)
+    with pytest.raises(InvalidRunSpec, match=r"batch_size = 9: .* multiple of .*micro_batch \(2\)"):
+        check_options(config(tmp_path), spec)

@@ -24,7 +24,7 @@ from .compute import StageCompute
 from .desk import Desk, StageChannel
 from .module import initial_stage
 from .ring import BoundaryRing
-from .sizes import RING_SLOTS, SLOTS, boundary_shape, sequences_of
+from .sizes import RING_SLOTS, SLOTS, boundary_shape
 from .steppers import DataPeerStepper, RelayStepper, stage_clip_norm
 
 NOMINAL_STEPS_PER_S: Final = 1.0
@@ -56,7 +56,7 @@ def build_stage(
     model = FlatModel(module, device)
     clip_norm = stage_clip_norm(spec.optimizer.clip_norm, stages)
     optimizer = FlatAdamW(model, spec.optimizer.model_copy(update={"clip_norm": clip_norm}))
-    sequences = sequences_of(spec)
+    sequences = spec.microbatch_sequences
     coder = BoundaryCoder(get_codec(spec.pipeline.codec), boundary_shape(spec), device)
     ring = BoundaryRing.create_in(memory.ring_fd, RING_SLOTS, coder.code_bytes)
     desk = Desk(channel, ring, coder)

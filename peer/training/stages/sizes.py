@@ -12,15 +12,9 @@ RING_SLOTS: Final = 2 * SLOTS
 """Slots of a ring, each way: a boundary may wait while others of its microbatch are under way."""
 
 
-def sequences_of(spec: RunSpec) -> int:
-    """Sequences of a microbatch: the run's micro-batch; one, where it leaves the choice."""
-    size = spec.training.micro_batch
-    return size if isinstance(size, int) else 1
-
-
 def boundary_shape(spec: RunSpec) -> tuple[int, int, int]:
     """Sequences of a microbatch, tokens, and width of the model."""
-    return sequences_of(spec), spec.model.context_length, spec.model.hidden_size
+    return spec.microbatch_sequences, spec.model.context_length, spec.model.hidden_size
 
 
 def boundary_bytes(spec: RunSpec) -> int:
