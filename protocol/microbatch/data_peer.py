@@ -226,5 +226,6 @@ class DataPeerCore:
         if away is None:
             return []
         del self._away[away.number]
-        self.counts[Counted.LOST] += away.leg is Leg.FORWARD
+        if away.leg is Leg.FORWARD:
+            self.counts[Counted.LOST] += 1
         return [Forget(away.number)]

@@ -1,0 +1,212 @@
+"""Peers of a pipeline in virtual time: real exchanges over simulated links, trainers that pretend.
+
+A pretended trainer takes time for its work and adds one to each byte of a boundary that passes, so
+that what comes back tells through how many stages it has gone.
+"""
+
+import math
+from collections import deque
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import trio
+
+from peer.network.simulated import SimulatedInternet
+from peer.network.simulated_link import LinkModel
+from peer.observe.facts import Facts
+from peer.observe.status import PeerState
+from peer.process.bell import Bell
+from peer.rounds.way import TrainerLine
+from peer.stages.company import StageCompany
+from peer.stages.exchange import stage_exchange
+from peer.training.shared import code_memory
+from peer.training.stages import messages as told
+from peer.training.stages.ring import BoundaryRing
+from peer.training.stages.sizes import RING_SLOTS
+from protocol.address.peer_id import peer_id_from_public_key
+from protocol.membership.group import Group
+from protocol.membership.view import Progress, Roster
+from protocol.run.run_spec import RunSpec
+from protocol.run.stages import part_of_stage
+
+RUN_ID = "ab" * 16
+SLOT_BYTES = 1000
+LINK = LinkModel(latency_s=0.05, bandwidth_bytes_per_s=1e6)
+FORWARD_S, BACKWARD_S = 0.1, 0.2
+
+
+class PretendedTrainer:
+    """The trainer of a stage; a data peer's runs so many iterations of so many microbatches."""
+
+    def __init__(self, stage, iterations=0, microbatches=0):
+        self.boundaries = BoundaryRing.create_in(code_memory(0), RING_SLOTS, SLOT_BYTES)
+        self.stage = stage
+        self.iterations = iterations
+        self.microbatches = microbatches
+        self.held = set()
+        self.most_held = 0
+        self.came_back = []
+        self.dropped = []
+        self.steps = []
+        self.done = trio.Event()
+        self._free = deque(self.boundaries.outbound)
+        self._released = trio.Event()
+        self.commands, self._commands = trio.open_memory_channel(math.inf)
+
+    async def send(self, command):
+        if isinstance(command, told.Release):
+            self._free.append(command.slot)
+            self._released.set()
+        else:
+            await self.commands.send(command)
+
+    async def run(self, exchange):
+        self.exchange = exchange
+        await (self._run_data_peer() if self.iterations else self._run_relay())
+
+    async def _run_relay(self):
+        added = 0
+        async for command in self._commands:
+            match command:
+                case told.Deliver(leg, number, slot, loss):
+                    added += await self._pass(leg, number, slot, loss)
+                case told.Drop(number):
+                    self.held.discard(number)
+                case told.Finish():
+                    assert not self.held
+                    self.steps.append(added)
+                    added = 0
+                    await self.exchange.took(told.Stepped(self.steps[-1]))
+
+    async def _pass(self, leg, number, slot, loss):
+        boundary = bytes(value + 1 for value in self.boundaries.slot(slot))
+        await self.exchange.took(told.Taken(slot))
+        await trio.sleep(FORWARD_S if leg == told.FORWARD else BACKWARD_S)
+        if leg == told.FORWARD:
+            assert number not in self.held
+            self.held.add(number)
+            self.most_held = max(self.most_held, len(self.held))
+        else:
+            self.held.remove(number)
+        await self._produce(leg, number, boundary, loss)
+        if leg == told.BACKWARD:
+            await self.exchange.took(told.Returned(number))
+        return leg == told.BACKWARD
+
+    async def _run_data_peer(self):
+        for iteration in range(self.iterations):
+            numbers = [iteration * 100 + i for i in range(self.microbatches)]
+            await self.exchange.took(told.Begun(len(numbers)))
+            away = set(numbers)
+            for number in numbers:
+                await self._produce(told.FORWARD, number, bytes(SLOT_BYTES), None)
+            while away:
+                command = await self._commands.receive()
+                if isinstance(command, told.Drop):
+                    away.discard(command.microbatch)
+                    self.dropped.append(command.microbatch)
+                elif command.microbatch in away:
+                    await self._come_back(command, away)
+            await self.exchange.took(told.Stepped(len(numbers)))
+        self.done.set()
+
+    async def _come_back(self, command, away):
+        boundary = bytes(self.boundaries.slot(command.slot))
+        await self.exchange.took(told.Taken(command.slot))
+        if command.leg == told.FORWARD:
+            await self._produce(told.BACKWARD, command.microbatch, boundary, 2.5)
+            return
+        away.discard(command.microbatch)
+        self.came_back.append(set(boundary))
+        await self.exchange.took(told.Returned(command.microbatch))
+
+    async def _produce(self, leg, number, boundary, loss):
+        while not self._free:
+            self._released = trio.Event()
+            await self._released.wait()
+        slot = self._free.popleft()
+        self.boundaries.slot(slot)[:] = boundary
+        await self.exchange.took(told.Produced(leg, number, slot, loss))
+
+
+class StagePeer:
+    """One peer of the world."""
+
+    def __init__(self, peer_id, stage, network, trainer, world):
+        self.peer_id = peer_id
+        self.stage = stage
+        self.network = network
+        self.trainer = trainer
+        self.facts = Facts(peer_id, 1, run_id=RUN_ID, state=PeerState.TRAINING)
+        self.roster = Roster(math.inf)
+        self.heard = Bell()
+        spec = RunSpec.model_validate(
+            {"pipeline": {"stages": world.stages, "visited": world.stages}}
+        )
+        company = StageCompany(self.roster, RUN_ID, world.stages, peer_id)
+        self.exchange = stage_exchange(spec, stage, company, network, self.facts, self.heard)
+
+    async def run(self):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.exchange.serve)
+            await trio.sleep(0.01)
+            self.exchange.began(TrainerLine(self.trainer, nursery))
+            nursery.start_soon(self.trainer.run, self.exchange)
+
+
+class StageWorld:
+    """A pipeline: so many peers of each stage. Peers of stage 0 hold the data."""
+
+    def __init__(self, sizes, iterations=3, microbatches=4):
+        self.stages = len(sizes)
+        self.sizes = sizes
+        self.iterations = iterations
+        self.microbatches = microbatches
+        self.internet = SimulatedInternet(1, link=LINK)
+        self.peers = []
+        self.scopes = {}
+
+    @asynccontextmanager
+    async def running(self):
+        async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
+            for stage, size in enumerate(self.sizes):
+                for i in range(size):
+                    await self._add(stack, stage, i)
+            for peer in self.peers:
+                self._introduce(peer)
+                nursery.start_soon(self._live, peer)
+            yield self
+            nursery.cancel_scope.cancel()
+
+    async def _add(self, stack, stage, i):
+        peer_id = peer_id_from_public_key(bytes([10 * stage + i]) * 32)
+        network = await stack.enter_async_context(self.internet.open_network(peer_id))
+        work = (self.iterations, self.microbatches) if stage == 0 else (0, 0)
+        self.peers.append(StagePeer(peer_id, stage, network, PretendedTrainer(stage, *work), self))
+
+    def _introduce(self, peer):
+        for other in self.peers:
+            if other is not peer:
+                group = Group(RUN_ID, part_of_stage(other.stage)).digest
+                progress = Progress("training", group=group)
+                peer.roster.heard(0.0, other.peer_id, 1, progress=progress)
+
+    async def _live(self, peer):
+        for other in self.peers:
+            if other is not peer:
+                await peer.network.connect(other.peer_id, other.network.addresses)
+        with trio.CancelScope() as self.scopes[peer.peer_id]:
+            await peer.run()
+
+    def of_stage(self, stage):
+        return [peer for peer in self.peers if peer.stage == stage]
+
+    async def wait_done(self):
+        for peer in self.of_stage(0):
+            await peer.trainer.done.wait()
+
+    def kill(self, peer):
+        """Off the network at once; the others notice."""
+        self.scopes[peer.peer_id].cancel()
+        self.internet.kill(peer.peer_id)
+        for other in self.peers:
+            other.roster.gone(trio.current_time(), peer.peer_id, 1)

@@ -1,0 +1,123 @@
+"""Microbatches over streams: each stage changes them, and nobody waits for the dead."""
+
+from contextlib import suppress
+
+import pytest
+import trio
+from stage_worlds import SLOT_BYTES, StageWorld
+
+from peer.network.conversation import Conversation
+from peer.stages.exchange import PATIENCE_S
+from peer.training.stages.sizes import SLOTS
+from protocol.errors import Refused, StreamLost
+from protocol.membership.group import Group
+from protocol.microbatch.counts import Counted
+from protocol.microbatch.trip import Leg
+from protocol.outcomes import RefusalReason
+from protocol.wire.messages import Announcement, Boundary, Credit, Lost, Noted, Offer
+from protocol.wire.versions import STAGE
+
+
+@pytest.mark.slow
+async def test_microbatches_come_back_through_all_stages(autojump_clock):
+    async with StageWorld((2, 2, 1)).running() as world:
+        await world.wait_done()
+        for peer in world.of_stage(0):
+            assert peer.trainer.came_back == [{4}] * 12  # two stages, there and back
+            assert +peer.facts.microbatches == {Counted.BEGUN: 12, Counted.DONE: 12}
+        for stage in (1, 2):
+            steps = [peer.trainer.steps[:2] for peer in world.of_stage(stage)]
+            assert [sum(each) for each in zip(*steps, strict=True)] == [8, 8]
+        assert all(peer.trainer.most_held <= SLOTS for peer in world.peers)
+        assert trio.current_time() < PATIENCE_S
+
+
+@pytest.mark.slow
+async def test_a_relay_holds_no_more_than_it_has_slots(autojump_clock):
+    async with StageWorld((3, 1), iterations=2, microbatches=8).running() as world:
+        await world.wait_done()
+        (relay,) = world.of_stage(1)
+        assert relay.trainer.most_held == SLOTS
+        assert relay.facts.microbatches[Counted.DONE] >= 24
+        assert all(len(peer.trainer.came_back) == 16 for peer in world.of_stage(0))
+
+
+@pytest.mark.slow
+async def test_a_relay_that_dies_costs_what_it_held(autojump_clock):
+    async with StageWorld((2, 2, 2), iterations=4).running() as world:
+        await trio.sleep(1.0)
+        world.kill(world.of_stage(1)[0])
+        await world.wait_done()
+        assert trio.current_time() < 2 * PATIENCE_S
+        for peer in world.of_stage(0):
+            counts = peer.facts.microbatches
+            assert counts[Counted.DONE] + counts[Counted.LOST] == counts[Counted.BEGUN] == 16
+            assert counts[Counted.LOST] <= 2 * SLOTS
+            assert len(peer.trainer.came_back) == counts[Counted.DONE]
+
+
+async def test_data_peers_wait_for_a_stage_that_nobody_holds(autojump_clock):
+    async with StageWorld((1, 1), iterations=2).running() as world:
+        (data_peer,), (relay,) = world.of_stage(0), world.of_stage(1)
+        await trio.sleep(0.2)
+        world.kill(relay)
+        await trio.sleep(10 * PATIENCE_S)
+        assert not data_peer.trainer.done.is_set()
+        assert data_peer.facts.doing == "waiting for a peer that holds stage 1"
+
+
+async def ask(world, stranger, peer, message):
+    """A stranger's message on a stream of its own."""
+    await stranger.connect(peer.peer_id, peer.network.addresses)
+    talk = Conversation(await stranger.open_stream(peer.peer_id, STAGE))
+    await talk.send(message)
+    return talk
+
+
+def group_of(stage):
+    return Group("ab" * 16, f"stage/{stage}").digest
+
+
+STRANGER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
+
+
+@pytest.mark.slow
+async def test_strangers_learn_nothing_and_break_nothing(autojump_clock):
+    async with StageWorld((1, 1)).running() as world, world.internet.open_network(STRANGER) as me:
+        (data_peer,), (relay,) = world.of_stage(0), world.of_stage(1)
+        await trio.sleep(0.5)
+        path = (relay.peer_id,)
+        theirs = Offer(group_of(1), data_peer.peer_id, 1, 1, Leg.FORWARD, path, 1)
+        loop = Offer(group_of(1), STRANGER, 1, 1, Leg.FORWARD, path * 2, 1)
+        for message in (theirs, loop, Lost(group_of(1), 1, 1)):
+            talk = await ask(world, me, relay, message)
+            with pytest.raises(StreamLost):
+                await talk.receive(Credit, timeout_s=5.0)
+        talk = await ask(world, me, relay, Announcement(group_of(0), 1, 1))
+        with pytest.raises(Refused) as refused:
+            await talk.receive(Noted, timeout_s=5.0)
+        assert refused.value.reason is RefusalReason.OTHER_GROUP
+        talk = await ask(world, me, data_peer, Announcement(group_of(0), 1, 1))
+        with pytest.raises(StreamLost):
+            await talk.receive(Noted, timeout_s=5.0)
+        await world.wait_done()
+        assert len(data_peer.trainer.came_back) == 12
+
+
+@pytest.mark.slow
+async def test_a_boundary_that_breaks_off_gives_its_slot_back(autojump_clock):
+    """A stranger takes credit for a microbatch of its own again and again, and sends half of it."""
+    async with StageWorld((1, 1)).running() as world, world.internet.open_network(STRANGER) as me:
+        (data_peer,), (relay,) = world.of_stage(0), world.of_stage(1)
+        await trio.sleep(0.5)
+        for index in range(40):
+            iteration = relay.exchange._core.iteration or 1
+            offer = Offer(group_of(1), STRANGER, iteration, index, Leg.FORWARD, (relay.peer_id,), 1)
+            talk = await ask(world, me, relay, offer)
+            with suppress(Refused), trio.move_on_after(1.0):
+                await talk.receive(Credit)
+                await talk.send(Boundary(None), bytes(SLOT_BYTES // 2))
+            await talk.aclose()
+        await world.wait_done()
+        assert len(data_peer.trainer.came_back) + len(data_peer.trainer.dropped) == 12
+        assert len(relay.exchange._line._free) >= 7
