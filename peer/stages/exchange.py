@@ -174,7 +174,11 @@ class StageExchange:
         core = self._core
         if isinstance(core, RelayCore) and isinstance(message, Announcement):
             now_s = trio.current_time()
-            self._do(core.announced(sender, message.iteration, message.count, now_s))
+            self._do(core.announced(sender, message.iteration, now_s))
+            return core.newest
+        if isinstance(core, RelayCore) and isinstance(message, Lost):
+            lost = Microbatch(sender, message.iteration, message.index)
+            self._do(core.lost(lost, sender, trio.current_time()))
             return core.newest
         if isinstance(core, DataPeerCore) and isinstance(message, Lost):
             lost = Microbatch(self._network.peer_id, message.iteration, message.index)
@@ -247,12 +251,12 @@ class StageExchange:
                 self._start(self._send, command)
             case FreeInbound(slot):
                 self._start(self._free_inbound, slot)
-            case Announce(iteration, counts):
-                for relay, count in counts.items():
-                    self._start(self._announce, relay, iteration, count)
-            case TellLost(microbatch):
-                group = self._company.group(DATA_STAGE)
-                self._start(self._transfers.tell_lost, microbatch, group)
+            case Announce(iteration, relays):
+                for relay in relays:
+                    self._start(self._announce, relay, iteration)
+            case TellLost(microbatch, to):
+                for peer_id in to or (microbatch.origin,):
+                    self._start(self._tell_lost, peer_id, microbatch)
 
     def _tell(self, command: StageCommand) -> None:
         if self._line is not None:
@@ -279,14 +283,19 @@ class StageExchange:
         if self._line is not None:
             await self._line.give_back(slot)
 
-    async def _announce(self, relay: str, iteration: int, count: int) -> None:
+    async def _announce(self, relay: PeerId, iteration: int) -> None:
         stage = self._company.stage_of(relay)
         if stage is None or not isinstance(self._core, DataPeerCore):
             return
         group = self._company.group(stage)
-        newest = await self._transfers.announce(relay, group, iteration, count)
+        newest = await self._transfers.announce(relay, group, iteration)
         if newest is not None:
             self._do(self._core.heard(newest))
+
+    async def _tell_lost(self, peer_id: PeerId, microbatch: Microbatch) -> None:
+        stage = self._company.stage_of(peer_id)
+        if stage is not None:
+            await self._transfers.tell_lost(peer_id, self._company.group(stage), microbatch)
 
 
 def _doing(missing: Sequence[int]) -> str:

@@ -11,7 +11,14 @@ from peer.rounds.way import TrainerLine
 from peer.training.stages import messages as told
 from peer.training.stages.messages import StageCommand
 from peer.training.stages.ring import BoundaryRing
-from protocol.microbatch.commands import Command, Compute, FinishIteration, Forget, Release
+from protocol.microbatch.commands import (
+    Command,
+    Compute,
+    FinishIteration,
+    Forget,
+    Release,
+    Resend,
+)
 
 
 class Line:
@@ -60,6 +67,8 @@ def for_trainer(command: Command) -> StageCommand | None:
             return told.Deliver(str(leg), number, slot, loss)
         case Forget(number):
             return told.Drop(number)
+        case Resend(number):
+            return told.Resend(number)
         case FinishIteration():
             return told.Finish()
         case Release(slot):

@@ -64,21 +64,21 @@ class Transfers:
             return False
         return True
 
-    async def announce(self, peer_id: PeerId, group: str, iteration: int, count: int) -> int | None:
+    async def announce(self, peer_id: PeerId, group: str, iteration: int) -> int | None:
         """Tell a relay of an iteration. Returns the newest that it has heard of, if it answers."""
         try:
             stream = await self._network.open_stream(peer_id, STAGE)
             async with Conversation(stream) as talk:
-                await talk.send(Announcement(group, iteration, count), stall_s=ANSWER_S)
+                await talk.send(Announcement(group, iteration), stall_s=ANSWER_S)
                 noted, _ = await talk.receive(Noted, timeout_s=ANSWER_S)
         except (LocoError, trio.BrokenResourceError, trio.ClosedResourceError):
             return None
         return noted.iteration
 
-    async def tell_lost(self, microbatch: Microbatch, group: str) -> None:
-        """Tell a data peer that its microbatch will not come back; it may not hear it."""
+    async def tell_lost(self, peer_id: PeerId, group: str, microbatch: Microbatch) -> None:
+        """Tell a peer that a microbatch will not come again; it may not hear it."""
         with contextlib.suppress(LocoError, trio.BrokenResourceError, trio.ClosedResourceError):
-            stream = await self._network.open_stream(microbatch.origin, STAGE)
+            stream = await self._network.open_stream(peer_id, STAGE)
             async with Conversation(stream) as talk:
                 lost = Lost(group, microbatch.iteration, microbatch.index)
                 await talk.send(lost, stall_s=ANSWER_S)

@@ -4,7 +4,6 @@ Slots are those of the memory that daemon and trainer share (peer/training/stage
 *number* is what a microbatch is called between those two.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from protocol.outcomes import RefusalReason
@@ -70,20 +69,33 @@ class FreeInbound:
 
 
 @dataclass(frozen=True, slots=True)
+class Resend:
+    """Have the trainer of a data peer put a microbatch's activations into a slot once more."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Announce:
-    """Tell relays how many microbatches of an iteration will come to each of them."""
+    """Tell relays that nothing of ours before this iteration is under way."""
 
     iteration: int
-    counts: Mapping[str, int]
+    relays: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TellLost:
-    """Tell its data peer that this microbatch will not come back."""
+    """Tell others that this microbatch will not come again.
+
+    Attributes:
+        to: whom; its data peer, where nobody is named.
+    """
 
     microbatch: Microbatch
+    to: tuple[str, ...] = ()
 
 
 Command = (
-    Answer | Compute | Forget | FinishIteration | Send | Release | FreeInbound | Announce | TellLost
-)
+    Answer | Compute | Forget | Resend | FinishIteration | Send | Release | FreeInbound
+    | Announce | TellLost
+)  # fmt: skip

@@ -10,6 +10,8 @@ class Counted(StrEnum):
     """It set out (at its data peer)."""
     DONE = "done"
     """Its gradient has been added here."""
+    AGAIN = "again"
+    """It was lost on its way to the loss, and set out again (at its data peer)."""
     LOST = "lost"
     """It set out or was held here, and its gradient will not come."""
     LATE = "late"

@@ -2,12 +2,17 @@
 
 Rules
   1. An iteration's number is the next one, or the newest that any relay has heard of: data peers
-     that are behind catch up at once (relay.py).
+     that are behind catch up at once. A data peer announces an iteration when nothing of the one
+     before is under way any more (relay.py).
   2. Paths are chosen when an iteration sets out, over the relays that are there then. It sets out
      when every stage has one: until then its microbatches wait where they are, and nothing is
      trained.
-  3. A microbatch whose trip fails, or that is not back after `patience_s`, is dropped: the trainer
-     leaves it out of its step. Nothing is waited for twice.
+  3. A microbatch that is lost on its way to the loss has left no gradient anywhere. It sets out
+     again, under a new name, past the relays that have failed in this iteration, ATTEMPTS times at
+     most. The relays of its old path are told to forget it.
+  4. One that is lost on its way back is given up: some stages have added its gradient, and another
+     replica could not know. So is one that is not back after `patience_s`. The trainer leaves it
+     out of its step.
 
 Invariant: the trainer is told exactly one end of every microbatch: its gradient, or that it is
 dropped.
@@ -15,24 +20,47 @@ dropped.
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import Final
 
 from protocol.outcomes import RefusalReason
 
-from .commands import Announce, Answer, Command, Compute, Forget, FreeInbound, Release, Send
+from .commands import (
+    Announce,
+    Answer,
+    Command,
+    Compute,
+    Forget,
+    FreeInbound,
+    Release,
+    Resend,
+    Send,
+    TellLost,
+)
 from .counts import Counted
 from .paths import Relays, paths_of
 from .trip import Leg, Microbatch, Trip
 
+ATTEMPTS: Final = 4
+"""Times that a microbatch sets out, at most."""
+
 
 @dataclass(slots=True)
 class _Away:
-    """A microbatch on its way."""
+    """A microbatch on its way.
+
+    Attributes:
+        since_s: when it set out first.
+        attempt: 1 for the first.
+        turned: whether its gradient is on its way back.
+    """
 
     number: int
     microbatch: Microbatch
     path: tuple[str, ...]
     since_s: float
     leg: Leg
+    attempt: int = 1
+    turned: bool = False
 
 
 @dataclass(slots=True)
@@ -40,13 +68,18 @@ class _Iteration:
     """What the trainer has begun.
 
     Attributes:
-        paths: of the microbatches that have not set out; None until there are relays.
+        left: microbatches that have not come to an end.
+        paths: of those that have not set out; None until there are relays.
         ready: (number, slot) of those that could set out, and wait for a path.
+        again: those that set out again as soon as the trainer has produced them once more.
+        failed: relays that have lost a microbatch.
     """
 
-    microbatches: int = 0
+    left: int = 0
     paths: deque[tuple[str, ...]] | None = None
     ready: list[tuple[int, int]] = field(default_factory=list)
+    again: dict[int, _Away] = field(default_factory=dict)
+    failed: set[str] = field(default_factory=set)
 
 
 class DataPeerCore:
@@ -73,6 +106,7 @@ class DataPeerCore:
         self._away: dict[int, _Away] = {}
         self._present = _Iteration()
         self._heard = 0
+        self._announced = 0
         self._next_index = 0
         self._relays: Relays = ()
         self.iteration = 0
@@ -81,56 +115,22 @@ class DataPeerCore:
     def __repr__(self) -> str:
         return f"<DataPeerCore in iteration {self.iteration}, {len(self._away)} on their way>"
 
+    # --- what peers say ---------------------------------------------------------------------------
     def present(self, relays: Relays, now_s: float) -> list[Command]:
         """The peers of each stage from the second on that train, sorted."""
         self._relays = relays
         return self._set_out(now_s)
-
-    def lost(self, microbatch: Microbatch, relay: str) -> list[Command]:
-        """A relay has forgotten it; only one of its path may say so."""
-        away = self._find(microbatch)
-        return [] if away is None or relay not in away.path else self._drop(microbatch)
 
     def heard(self, iteration: int) -> list[Command]:
         """A relay has heard of this iteration."""
         self._heard = max(self._heard, iteration)
         return []
 
-    # --- what the trainer says --------------------------------------------------------------------
-    def begun(self, microbatches: int, now_s: float) -> list[Command]:
-        """The trainer begins an iteration."""
-        self._present = _Iteration(microbatches)
-        return self._set_out(now_s)
+    def lost(self, microbatch: Microbatch, relay: str) -> list[Command]:
+        """A relay has forgotten it; only one of its path may say so."""
+        away = self._find(microbatch)
+        return [] if away is None or relay not in away.path else self._lose(away)
 
-    def produced(
-        self, leg: Leg, number: int, slot: int, loss: float | None, now_s: float
-    ) -> list[Command]:
-        """The trainer has made what leaves."""
-        if leg is Leg.SCORE:
-            return self._score(number, slot, now_s)
-        if leg is Leg.FORWARD:
-            self._present.ready.append((number, slot))
-            return self._leave(now_s)
-        away = self._away.get(number)
-        if away is None:
-            return [Release(slot)]
-        trip = Trip(away.microbatch, leg, away.path, len(away.path))
-        return [Send(trip, slot, loss)]
-
-    def returned(self, number: int, now_s: float) -> list[Command]:
-        """The trainer has added the gradient."""
-        if self._away.pop(number, None) is not None:
-            self.counts[Counted.DONE] += 1
-        return []
-
-    def restarted(self) -> list[Command]:
-        """The trainer is a new one, and knows of no microbatch."""
-        self.counts[Counted.LOST] += len(self._away)
-        self._away.clear()
-        self._present = _Iteration()
-        return []
-
-    # --- what peers say ---------------------------------------------------------------------------
     def offered(self, ticket: int, trip: Trip) -> list[Command]:
         """A boundary is offered."""
         away = self._find(trip.microbatch)
@@ -149,28 +149,66 @@ class DataPeerCore:
             return [FreeInbound(slot)]
         if trip.leg is Leg.SCORE:
             del self._away[away.number]
+        away.turned = True
         return [Compute(trip.leg, away.number, slot, loss)]
 
     def broke_off(self, trip: Trip, now_s: float) -> list[Command]:
         """What was welcome has not come whole."""
-        return self._drop(trip.microbatch)
+        away = self._find(trip.microbatch)
+        return [] if away is None else self._lose(away)
 
-    def sent(
-        self,
-        trip: Trip,
-        now_s: float,
-        *,
-        taken: bool,
-    ) -> list[Command]:
+    def sent(self, trip: Trip, now_s: float, *, taken: bool) -> list[Command]:
         """What was to be sent has been taken by the other, or has not."""
-        return [] if taken else self._drop(trip.microbatch)
+        away = self._find(trip.microbatch)
+        if taken or away is None:
+            return []
+        self._present.failed.add(trip.receiver)
+        return self._lose(away)
+
+    # --- what the trainer says --------------------------------------------------------------------
+    def begun(self, microbatches: int, now_s: float) -> list[Command]:
+        """The trainer begins an iteration."""
+        self._present = _Iteration(microbatches)
+        return self._set_out(now_s)
+
+    def produced(
+        self, leg: Leg, number: int, slot: int, loss: float | None, now_s: float
+    ) -> list[Command]:
+        """The trainer has made what leaves."""
+        if leg is Leg.SCORE:
+            return self._score(number, slot, now_s)
+        if leg is Leg.FORWARD and number in self._present.again:
+            return self._set_out_again(number, slot)
+        if leg is Leg.FORWARD:
+            self._present.ready.append((number, slot))
+            return self._leave(now_s)
+        away = self._away.get(number)
+        if away is None:
+            return [Release(slot)]
+        return [Send(Trip(away.microbatch, leg, away.path, len(away.path)), slot, loss)]
+
+    def returned(self, number: int, now_s: float) -> list[Command]:
+        """The trainer has added the gradient."""
+        if self._away.pop(number, None) is None:
+            return []
+        self.counts[Counted.DONE] += 1
+        return self._end_one()
+
+    def restarted(self) -> list[Command]:
+        """The trainer is a new one, and knows of no microbatch."""
+        lost = [away.microbatch for away in self._away.values()]
+        self.counts[Counted.LOST] += len(lost)
+        self._away.clear()
+        self._present = _Iteration()
+        told: list[Command] = [TellLost(microbatch) for microbatch in lost]
+        return [*told, *self._announce(self.iteration + 1)] if self.iteration else told
 
     def ticked(self, now_s: float) -> list[Command]:
         """Time has passed."""
         late = [a for a in self._away.values() if now_s - a.since_s >= self._patience_s]
-        return [command for away in late for command in self._drop(away.microbatch)]
+        return [command for away in late for command in self._give_up(away)]
 
-    # --- decisions --------------------------------------------------------------------------------
+    # --- setting out ------------------------------------------------------------------------------
     @property
     def missing_stages(self) -> tuple[int, ...]:
         """The stages that nobody holds; counted from 1, for the data peers hold stage 0."""
@@ -179,18 +217,23 @@ class DataPeerCore:
     def _set_out(self, now_s: float) -> list[Command]:
         """Choose paths for the iteration that has begun, if there are relays (rule 2)."""
         present = self._present
-        if present.paths is not None or not present.microbatches:
+        if present.paths is not None or not present.left:
             return []
         if not self._relays or self.missing_stages:
             return []
         self.iteration = max(self.iteration + 1, self._heard)
         is_full = self._full_every and self.iteration % self._full_every == 0
         visited = len(self._relays) + 1 if is_full else self._visited
-        paths = paths_of(self._peer_id, self.iteration, present.microbatches, self._relays, visited)
+        paths = paths_of(self._peer_id, self.iteration, present.left, self._relays, visited)
         present.paths = deque(paths)
-        relays = [relay for stage in self._relays for relay in stage]
-        counts = {relay: sum(relay in path for path in paths) for relay in relays}
-        return [Announce(self.iteration, counts), *self._leave(now_s)]
+        return [*self._announce(self.iteration), *self._leave(now_s)]
+
+    def _announce(self, iteration: int) -> list[Command]:
+        """Tell all relays, unless they know."""
+        if iteration <= self._announced:
+            return []
+        self._announced = iteration
+        return [Announce(iteration, tuple(relay for stage in self._relays for relay in stage))]
 
     def _leave(self, now_s: float) -> list[Command]:
         """Send what is ready, as far as there are paths."""
@@ -202,6 +245,27 @@ class DataPeerCore:
             commands.append(self._send(Leg.FORWARD, number, slot, present.paths.popleft(), now_s))
         return commands
 
+    def _set_out_again(self, number: int, slot: int) -> list[Command]:
+        """Rule 3: the same microbatch, another name and path."""
+        before = self._present.again.pop(number)
+        path = self._other_path(before)
+        if path is None:
+            self.counts[Counted.LOST] += 1
+            return [Release(slot), Forget(number), *self._end_one()]
+        send = self._send(Leg.FORWARD, number, slot, path, before.since_s)
+        self._away[number].attempt = before.attempt + 1
+        return [send]
+
+    def _other_path(self, before: _Away) -> tuple[str, ...] | None:
+        """A path past the relays that have failed; None when a stage has no other."""
+        there = tuple(
+            tuple(relay for relay in stage if relay not in self._present.failed)
+            for stage in self._relays
+        )
+        turn = self._next_index + before.attempt
+        paths = paths_of(self._peer_id, turn, 1, there, len(before.path) + 1)
+        return paths[0] if paths else None
+
     def _score(self, number: int, slot: int, now_s: float) -> list[Command]:
         """Send what is to be scored, through all stages."""
         if not self._relays or self.missing_stages:
@@ -211,21 +275,36 @@ class DataPeerCore:
         return [self._send(Leg.SCORE, number, slot, path, now_s)]
 
     def _send(
-        self, leg: Leg, number: int, slot: int, path: tuple[str, ...], now_s: float
+        self, leg: Leg, number: int, slot: int, path: tuple[str, ...], since_s: float
     ) -> Command:
         self._next_index += 1
         microbatch = Microbatch(self._peer_id, self.iteration, self._next_index)
-        self._away[number] = _Away(number, microbatch, path, now_s, leg)
+        self._away[number] = _Away(number, microbatch, path, since_s, leg)
         return Send(Trip(microbatch, leg, path, 1), slot, None)
 
+    # --- losing -----------------------------------------------------------------------------------
     def _find(self, microbatch: Microbatch) -> _Away | None:
         return next((a for a in self._away.values() if a.microbatch == microbatch), None)
 
-    def _drop(self, microbatch: Microbatch) -> list[Command]:
-        away = self._find(microbatch)
-        if away is None:
-            return []
+    def _lose(self, away: _Away) -> list[Command]:
+        """It will not come back as it is (rules 3 and 4)."""
+        is_fresh = away.leg is Leg.FORWARD and not away.turned
+        if not is_fresh or away.attempt >= ATTEMPTS:
+            return self._give_up(away)
         del self._away[away.number]
-        if away.leg is Leg.FORWARD:
-            self.counts[Counted.LOST] += 1
-        return [Forget(away.number)]
+        self._present.again[away.number] = away
+        self.counts[Counted.AGAIN] += 1
+        return [TellLost(away.microbatch, away.path), Resend(away.number)]
+
+    def _give_up(self, away: _Away) -> list[Command]:
+        del self._away[away.number]
+        gone: list[Command] = [Forget(away.number), TellLost(away.microbatch, away.path)]
+        if away.leg is Leg.SCORE:
+            return gone
+        self.counts[Counted.LOST] += 1
+        return [*gone, *self._end_one()]
+
+    def _end_one(self) -> list[Command]:
+        """One more microbatch has come to its end; after the last, relays may step (rule 1)."""
+        self._present.left -= 1
+        return self._announce(self.iteration + 1) if not self._present.left else []

@@ -5,16 +5,16 @@ forward until the gradient comes back, so a relay takes no more microbatches tha
 and its weights must be the same at both moments. So training goes in *iterations*, which the data
 peers number and the relays keep apart:
 
-  1. A data peer begins an iteration by announcing to every relay how many of its microbatches will
-     come by. A relay answers with the newest iteration that it has heard of, and a data peer that
-     is behind goes on there: nobody hands out numbers.
+  1. A data peer announces an iteration to every relay when nothing of the ones before is under
+     way for it. A relay answers with the newest iteration that it has heard of, and a data peer
+     that is behind goes on there: nobody hands out numbers.
   2. An offer of a forward waits until its iteration is the present one and a slot is free; the
      answer *is* the credit. A forward of a past iteration is refused (`behind`), a full queue is
      `busy`, and costs nothing. Gradients of what is held are welcome at any time.
-  3. The iteration is over when every data peer that trains has announced it, or a later one, and
-     all that it announced has come and gone. Then the relay steps; it is in the next iteration when
-     the trainer has stepped.
-     At the end of the run, when there is no data peer left that trains, it is over as well.
+  3. The iteration is over when every data peer that trains has announced a later one. Then the
+     relay steps; it is in the next iteration when the trainer has stepped. Until then a microbatch
+     that was lost elsewhere may still come by. At the end of the run, when there is no data peer
+     left that trains, it is over as well.
   4. What cannot come any more must not be waited for: after `patience_s` the relay steps with what
      is there, and forgets what it holds. A gradient that comes then is refused: late, and counted.
      Of what a relay forgets it tells the data peer, which then waits for it no longer.
@@ -66,18 +66,12 @@ class _Offer:
     trip: Trip
 
 
-@dataclass(frozen=True, slots=True)
-class _Announced:
-    iteration: int
-    count: int
-
-
 class RelayCore:
     """See the top of the file. Every event returns what is to be done.
 
     Args:
         slots: microbatches held at once.
-        patience_s: longest time for an iteration after its first announcement.
+        patience_s: longest time for an iteration.
 
     Attributes:
         iteration: the present one; None before the first announcement.
@@ -89,8 +83,7 @@ class RelayCore:
         self._patience_s = patience_s
         self._held: dict[Microbatch, _Held] = {}
         self._waiting: list[_Offer] = []
-        self._announced: dict[str, _Announced] = {}
-        self._settled: Counter[str] = Counter()
+        self._announced: dict[str, int] = {}
         self._done: set[Microbatch] = set()
         self._present: tuple[str, ...] = ()
         self._began_s = 0.0
@@ -106,9 +99,9 @@ class RelayCore:
         )
 
     # --- what peers say ---------------------------------------------------------------------------
-    def announced(self, origin: str, iteration: int, count: int, now_s: float) -> list[Command]:
-        """A data peer begins an iteration, with so many microbatches for us."""
-        self._announced[origin] = _Announced(iteration, count)
+    def announced(self, origin: str, iteration: int, now_s: float) -> list[Command]:
+        """A data peer has come to an iteration."""
+        self._announced[origin] = max(iteration, self._announced.get(origin, 0))
         if self.iteration is None:
             self.iteration, self._began_s = iteration, now_s
         return self._advance(now_s)
@@ -116,8 +109,7 @@ class RelayCore:
     @property
     def newest(self) -> int:
         """The newest iteration that has been heard of."""
-        heard = (announced.iteration for announced in self._announced.values())
-        return max(heard, default=0)
+        return max(self._announced.values(), default=0)
 
     def present(self, origins: Iterable[str], now_s: float, *, ended: bool) -> list[Command]:
         """The data peers that train.
@@ -129,6 +121,21 @@ class RelayCore:
         for gone in self._announced.keys() - set(self._present):
             del self._announced[gone]
         return self._advance(now_s)
+
+    def lost(self, microbatch: Microbatch, sender: str, now_s: float) -> list[Command]:
+        """A data peer has given up a microbatch of its own, or sends it another way."""
+        if sender != microbatch.origin:
+            return []
+        offers = [offer for offer in self._waiting if offer.trip.microbatch == microbatch]
+        commands: list[Command] = []
+        for offer in offers:
+            self._waiting.remove(offer)
+            commands.append(Answer(offer.ticket, RefusalReason.UNAVAILABLE))
+        held = self._held.get(microbatch)
+        if held is None:
+            return commands
+        self.counts[Counted.LOST] += 1
+        return [*commands, Forget(held.number), *self._settle(microbatch, now_s)]
 
     def offered(self, ticket: int, trip: Trip) -> list[Command]:
         """A boundary is offered; it is answered now, or when its time has come."""
@@ -211,10 +218,9 @@ class RelayCore:
     def stepped(self, now_s: float) -> list[Command]:
         """The trainer has stepped."""
         assert self.iteration is not None, "a step belongs to an iteration"
-        ahead = [a.iteration for o, a in self._announced.items() if o in self._present]
+        ahead = [it for o, it in self._announced.items() if o in self._present]
         self.iteration = max(self.iteration + 1, min(ahead, default=0))
         self._began_s, self._finishing = now_s, False
-        self._settled.clear()
         self._done.clear()
         stale = [offer for offer in self._waiting if self._is_past(offer.trip)]
         self._waiting = [offer for offer in self._waiting if not self._is_past(offer.trip)]
@@ -225,8 +231,6 @@ class RelayCore:
         """The trainer is a new one, and holds nothing."""
         lost: list[Command] = [TellLost(microbatch) for microbatch in self._held]
         self.counts[Counted.LOST] += len(lost)
-        for microbatch in self._held:
-            self._settled[microbatch.origin] += 1
         self._held.clear()
         self._finishing = False
         return [*lost, *self._grant()]
@@ -257,15 +261,9 @@ class RelayCore:
         return now_s - self._began_s >= self._patience_s
 
     def _has_ended(self, origin: str) -> bool:
-        """Whether all microbatches of this data peer have come and gone (rule 3)."""
-        announced = self._announced.get(origin)
-        if announced is None or self.iteration is None:
-            return False
-        if announced.iteration > self.iteration:
-            return True
-        if announced.iteration < self.iteration:
-            return False
-        return self._settled[origin] >= announced.count
+        """Whether nothing of this data peer is to come in this iteration (rule 3)."""
+        assert self.iteration is not None
+        return self._announced.get(origin, 0) > self.iteration
 
     def _forget_all(self) -> list[Command]:
         """What is held still has been given up by its data peer, or by us."""
@@ -280,7 +278,6 @@ class RelayCore:
         """Nothing of this microbatch is held any more."""
         held = self._held.pop(microbatch)
         if held.trip.leg is Leg.FORWARD:
-            self._settled[microbatch.origin] += 1
             self._done.add(microbatch)
         return self._advance(now_s)
 

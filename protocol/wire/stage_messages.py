@@ -3,7 +3,7 @@
     > Offer         < Credit or Refusal       the answer may take a while: it is the credit
     > Boundary + codes    < Kept
     > Announcement  < Noted
-    > Lost          < Noted                   to a data peer
+    > Lost          < Noted
 
 What is meant by them stands in protocol/microbatch.
 """
@@ -60,11 +60,10 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """The sender begins an iteration, with so many microbatches for the receiver."""
+    """Nothing of the sender's before this iteration is under way."""
 
     group: Digest
     iteration: Count
-    count: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ class Noted:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The sender, a relay, has forgotten this microbatch of the receiver: it will not come back."""
+    """This microbatch will not come again: from a relay to its data peer, or the other way."""
 
     group: Digest
     iteration: Count

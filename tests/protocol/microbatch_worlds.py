@@ -16,6 +16,7 @@ from protocol.microbatch.commands import (
     Compute,
     FinishIteration,
     Forget,
+    Resend,
     Send,
     TellLost,
 )
@@ -126,7 +127,7 @@ class MicrobatchWorld:
     # --- commands ---------------------------------------------------------------------------------
     def do(self, name, commands):
         for command in commands:
-            if isinstance(command, Compute | Forget | FinishIteration):
+            if isinstance(command, Compute | Forget | Resend | FinishIteration):
                 # One queue leads to a trainer, so its commands stay in order.
                 self.nodes[name].queue.append(command)
                 self.todo.append(lambda: self.obey(name, self.nodes[name].queue.popleft()))
@@ -138,20 +139,18 @@ class MicrobatchWorld:
         if not node.alive:
             return
         match command:
-            case Compute() | Forget() | FinishIteration():
+            case Compute() | Forget() | Resend() | FinishIteration():
                 self.train(node, command)
             case Answer(ticket, refusal):
                 self.offers.pop(ticket)(refusal)
             case Send(trip, _, loss):
                 self.send(node, trip, loss)
-            case Announce(iteration, counts):
-                for relay, count in counts.items():
-                    tell = partial(self.announce, name, relay, iteration, count)
-                    self.todo.append(tell)
-            case TellLost(microbatch):
-                origin = self.nodes[microbatch.origin]
-                if origin.alive:
-                    self.do(origin.name, origin.core.lost(microbatch, name))
+            case Announce(iteration, relays):
+                for relay in relays:
+                    self.todo.append(partial(self.announce, name, relay, iteration))
+            case TellLost(microbatch, to):
+                for other in to or (microbatch.origin,):
+                    self.todo.append(partial(self.tell_lost, name, other, microbatch))
 
     def train(self, node, command):
         match command:
@@ -160,23 +159,37 @@ class MicrobatchWorld:
             case Forget(number):
                 node.books.held.pop(number, None)
                 self.out.get(node.name, set()).discard(number)
+            case Resend(number):
+                assert node.books.held[number] == "embedded"
+                again = node.core.produced(Leg.FORWARD, number, number, None, self.now_s)
+                self.do(node.name, again)
             case FinishIteration():
                 node.books.steps.append(node.books.in_step)
                 node.books.in_step = 0
                 assert not node.books.held, "a step while forwards wait for their gradients"
                 self.do(node.name, node.core.stepped(self.now_s))
 
-    def announce(self, origin, relay, iteration, count):
+    def announce(self, origin, relay, iteration):
         other = self.nodes[relay]
         if other.alive and self.nodes[origin].alive:
-            self.do(relay, other.core.announced(origin, iteration, count, self.now_s))
+            self.do(relay, other.core.announced(origin, iteration, self.now_s))
             self.do(origin, self.nodes[origin].core.heard(other.core.newest))
+
+    def tell_lost(self, name, other, microbatch):
+        core = self.nodes[other].core
+        if not self.nodes[other].alive:
+            return
+        if other in self.origins:
+            self.do(other, core.lost(microbatch, name))
+        else:
+            self.do(other, core.lost(microbatch, name, self.now_s))
 
     def compute(self, node, leg, number, slot, loss):
         books, core = node.books, node.core
         if node.name in self.origins:
             assert number in books.held
             if leg is Leg.FORWARD:
+                books.held[number] = "finished"
                 self.do(node.name, core.produced(Leg.BACKWARD, number, number, 1.0, self.now_s))
                 return
             del books.held[number]

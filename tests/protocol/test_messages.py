@@ -138,7 +138,7 @@ EXAMPLES: tuple[Message, ...] = (
     Credit(),
     Boundary(2.5),
     Kept(),
-    Announcement(GROUP, 4, 3),
+    Announcement(GROUP, 4),
     Noted(5),
     Lost(GROUP, 4, 2),
 )

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from microbatch_worlds import MicrobatchWorld
 
-from protocol.microbatch.commands import Announce
+from protocol.microbatch.commands import Send
 from protocol.microbatch.counts import Counted
 from protocol.microbatch.data_peer import DataPeerCore
+from protocol.microbatch.trip import Leg
 
 ENDS = (Counted.BEGUN, Counted.DONE, Counted.LOST)
 SEEDS = st.integers(0, 10_000)
@@ -110,10 +111,15 @@ def test_paths_skip_stages_in_turn_and_every_so_often_none():
     core = DataPeerCore("me", 3, 60.0, full_every=4)
     core.present((("a",), ("b",), ("c",)), 0.0)
     lengths, visits = [], Counter[str]()
-    for iteration in range(1, 9):
-        (announced,) = core.begun(6, float(iteration))
-        assert isinstance(announced, Announce)
-        lengths.append(sum(announced.counts.values()))
-        visits.update(announced.counts)
+    for iteration in range(8):
+        commands = core.begun(6, float(iteration))
+        numbers = range(6 * iteration, 6 * iteration + 6)
+        for number in numbers:
+            commands += core.produced(Leg.FORWARD, number, number, None, float(iteration))
+        paths = [command.trip.path for command in commands if isinstance(command, Send)]
+        lengths.append(sum(map(len, paths)))
+        visits.update(relay for path in paths for relay in path)
+        for number in numbers:
+            core.returned(number, float(iteration))
     assert lengths == [12, 12, 12, 18] * 2
     assert set(visits.values()) == {36}

@@ -67,6 +67,10 @@ class StageCompute:
         self._held[microbatch] = _Held(None, produced_bTD, tokens_bT[:, 1:])
         return produced_bTD.detach()
 
+    def produced(self, microbatch: int) -> torch.Tensor:
+        """What was made of a microbatch that is held, [b, T, D]."""
+        return self._held[microbatch].produced_bTD.detach()
+
     def forward(self, microbatch: int, given_bTD: torch.Tensor) -> torch.Tensor:
         """Through a relay's layers."""
         given_bTD.requires_grad_()

@@ -28,6 +28,7 @@ from .messages import (
     Finish,
     Produced,
     Release,
+    Resend,
     StageCommand,
     Taken,
     Waiting,
@@ -111,7 +112,7 @@ class Desk:
         self._ring = ring
         self._coder = coder
         self._free = deque(ring.outbound)
-        self._waiting: deque[Deliver | Drop | Finish] = deque()
+        self._waiting: deque[Deliver | Drop | Resend | Finish] = deque()
 
     def __repr__(self) -> str:
         return f"<Desk with {len(self._waiting)} commands waiting, {len(self._free)} slots free>"
@@ -128,7 +129,7 @@ class Desk:
             self._waiting.remove(command)
         return found
 
-    def next_command(self) -> Deliver | Drop | Finish:
+    def next_command(self) -> Deliver | Drop | Resend | Finish:
         """The most urgent command; waits for one. Raises Interrupted."""
         self._take_all(self._channel.stage_commands(0.0))
         while not self._waiting:

@@ -14,6 +14,8 @@ At the data peer, for each of an iteration's microbatches:
                                         Produced(backward, m, s)
     Deliver(backward, m, s')            the first layers' gradient
                                         Returned(m)
+    or Resend(m)                        it was lost on its way to head and loss
+                                        Produced(forward, m, s)
     or Drop(m)                          it will not come back: it is left out of the step
                                         Stepped(n')               with so many of them
 
@@ -56,6 +58,13 @@ class Deliver:
 @dataclass(frozen=True, slots=True)
 class Drop:
     """Forget this microbatch: it will not come again."""
+
+    microbatch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resend:
+    """Produce the activations of this microbatch once more: it was lost on its way to the loss."""
 
     microbatch: int
 
@@ -119,5 +128,5 @@ class Waiting:
     """Nothing has come for a while, and the trainer lives."""
 
 
-StageCommand = Deliver | Drop | Finish | Release
+StageCommand = Deliver | Drop | Resend | Finish | Release
 StageEvent = Begun | Produced | Returned | Taken | Stepped | Waiting

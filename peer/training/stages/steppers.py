@@ -31,7 +31,18 @@ from peer.training.step import StepResult
 
 from .compute import StageCompute
 from .desk import Desk
-from .messages import BACKWARD, FORWARD, SCORE, Begun, Deliver, Drop, Finish, Returned, Stepped
+from .messages import (
+    BACKWARD,
+    FORWARD,
+    SCORE,
+    Begun,
+    Deliver,
+    Drop,
+    Finish,
+    Resend,
+    Returned,
+    Stepped,
+)
 
 UNTRAINED: Final = 0.0
 """Told as the norm of a step that had no gradient."""
@@ -114,6 +125,9 @@ class DataPeerStepper:
             if isinstance(command, Drop) and command.microbatch in away:
                 self._compute.forget(command.microbatch)
                 away.remove(command.microbatch)
+            elif isinstance(command, Resend) and command.microbatch in away:
+                produced_bTD = self._compute.produced(command.microbatch)
+                self._desk.send(FORWARD, command.microbatch, produced_bTD)
             elif isinstance(command, Deliver) and self._deliver(command):
                 away.remove(command.microbatch)
                 returned += 1
@@ -137,7 +151,7 @@ class DataPeerStepper:
                 away[microbatch] = tokens_bT
                 self._desk.send(SCORE, microbatch, self._compute.score_embed(tokens_bT))
             command = self._desk.next_command()
-            if isinstance(command, Finish) or command.microbatch not in away:
+            if not isinstance(command, Deliver | Drop) or command.microbatch not in away:
                 continue
             tokens_bT = away.pop(command.microbatch)
             if isinstance(command, Deliver):
@@ -198,7 +212,7 @@ class RelayStepper:
         while not isinstance(command := self._desk.next_command(), Finish):
             if isinstance(command, Drop):
                 self._compute.forget(command.microbatch)
-            else:
+            elif isinstance(command, Deliver):
                 done += self._deliver(command)
         norm = self._steps.step(done, learning_rate)
         self._desk.emit(Stepped(done))

@@ -104,6 +104,8 @@ class PretendedTrainer:
                 if isinstance(command, told.Drop):
                     away.discard(command.microbatch)
                     self.dropped.append(command.microbatch)
+                elif isinstance(command, told.Resend):
+                    await self._produce(told.FORWARD, command.microbatch, bytes(SLOT_BYTES), None)
                 elif command.microbatch in away:
                     await self._come_back(command, away)
             await self.exchange.took(told.Stepped(len(numbers)))
