@@ -1,10 +1,11 @@
 """Evening out: visits move from stages that have more than their share (CC2) to stages with room.
 
 Idea: where groups of machines are too few for their quotas to add up to every stage's share, a
-stage gets too many visits and another one too few. As long as there is such a pair, the path that
-pays least for it gives up its visit to the first and goes to a machine of the second instead, all
-its machines in their cheapest legal order. Every step takes one visit off what is too much, so it
-ends; where no path can change, there is no draft.
+stage gets too many visits and another one too few. As long as there is such a pair, one path gives
+up its visit to the first and goes to a machine of the second instead, all its machines in their
+cheapest legal order: the path that pays least for it, in detour and in what the new machine does
+already. Every step takes one visit off what is too much, so it ends; where no path can change,
+there is no draft.
 """
 
 from collections import Counter, defaultdict
@@ -50,7 +51,9 @@ def _changes(
     prices: Sequence[Sequence[int]],
 ) -> Iterator[Change]:
     """The paths that could leave a crowded stage for one with room, and what that costs."""
-    load = Counter(relay for _, _, path in draft.each() for relay in path)
+    work_us: Counter[int] = Counter()
+    for _, _, path in draft.each():
+        work_us.update({relay: problem.peers[relay].forward_us for relay in path})
     held = Counter(
         (place // problem.peers[origin].slots, relay)
         for origin, place, path in draft.each()
@@ -75,8 +78,9 @@ def _changes(
             for order in by_set.get(frozenset(kept), ()):
                 cheapest = cheapest_relays(origin, [kept[s] for s in order], prices)
                 if cheapest is not None:
-                    more = cheapest[0] - before + sum(load[m] for m in cheapest[1])
-                    yield more, origin, place, cheapest[1]
+                    length, other = cheapest
+                    busy = sum(work_us[m] for m in takers if m in other)
+                    yield length - before + busy, origin, place, other
 
 
 def _length(origin: int, path: Relays, prices: Sequence[Sequence[int]]) -> int:

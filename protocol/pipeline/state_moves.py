@@ -15,7 +15,8 @@ machine that held it before and has the best link to it. With
 the moves cost
 
     late   D * (1 - I/J)        the new plan's gain begins after D: D / J iterations are run in D
-                                where D / I would have been
+                                where D / I would have been. Where D is longer than N * J, all
+                                N are run without the gain: N * (J - I)
     idle   sum of F(m) / R(m)   a machine has memory for one stage, so it works on none while it
                                 fetches, and its old stage runs with the R - 1 others; a newcomer
                                 leaves nothing behind
@@ -117,10 +118,11 @@ class StateMoves:
             idle = sum(m.fetch_us // self._holders[m.left] for m in moves if m.left is not None)
             found = self._costs[key] = self._longest_us(moves), idle
         longest, idle = found
-        mean_us = self.meanwhile_us
-        if mean_us is None:
+        meanwhile_us = self.meanwhile_us
+        if meanwhile_us is None:
             return longest + idle
-        return longest * max(0, mean_us - makespan_us) // mean_us + idle
+        waited = min(longest, self.terms.horizon * meanwhile_us)
+        return waited * max(0, meanwhile_us - makespan_us) // meanwhile_us + idle
 
     def surcharge(self, stages: Sequence[int], makespan_us: int) -> int:
         """The same for each iteration of the horizon."""

@@ -143,7 +143,7 @@ def test_a_newcomer_gets_the_stage_that_needs_it_most():
         (((2, 5), (3, 5), (4, 5), (2, 5)), ((3, 5), (4, 5), (2, 5), (3, 5)), (), (), (), ()),
     )
     now = replace(small_problem((2, 3, 2), 3, 8, slots=8, latency_us=10), rules=FREE_SLOTS)
-    after = replan(problem, previous, now, terms(problem, 5, 10**7), LITTLE)
+    after = replan(problem, previous, now, terms(problem, 20, 10**7), LITTLE)
     assert [(move.machine, move.left, move.taken) for move in after.moves] == [(6, None, 2)]
     assert after.problem.stage_sizes == (2, 3, 2)
     before_us = Simulator(problem).run(jobs_of(problem, previous)).makespan_us
@@ -257,6 +257,10 @@ def test_moves_are_priced_by_the_best_link_and_what_waits_for_them():
     assert moves.cost_us(to_first, 500_000) == 1_000_000 + 1_000_000
     assert moves.surcharge(to_first, 500_000) == 200_000
     assert moves.cost_us(to_first, 2_000_000) == 1_000_000  # no gain comes late
+    far = replace(costs, state_bytes=(0, 400_000_000, 0))  # 100 s, and 10 iterations are 10 s
+    late = StateMoves(problem, (0, 1, 1, NOBODY, 2), far)
+    late.meanwhile_us = 1_000_000
+    assert late.surcharge(to_first, 400_000) == 600_000  # as slow as without it to the end
     newcomer = StateMoves(problem, (0, 1, 1, NOBODY, 2), costs)
     newcomer.meanwhile_us = 1_000_000
     assert newcomer.cost_us(to_first, 1_000_000) == 0  # nobody waits for a newcomer
