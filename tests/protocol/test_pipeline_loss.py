@@ -41,6 +41,16 @@ def test_a_backward_waits_for_the_forward_that_is_run_again():
     assert found.makespan_us == 775_000 + 125_000  # again from 0.5 to 0.6, needed at 0.475
 
 
+def test_a_gradient_that_comes_before_the_input_waits_for_it():
+    late = replace(ALONE, latency_us=((0, 0, 400_000, 0), (0,) * 4, (0,) * 4, (0,) * 4))
+    found = after_loss(250_000, 50_000, problem=late)
+    assert found.makespan_us == 1_100_000  # again from 0.7 to 0.8, the gradient is there at 0.475
+
+
+def test_what_is_still_being_made_goes_to_the_replica_when_it_is_done():
+    assert after_loss(50_000, 10_000).makespan_us == 775_000
+
+
 def test_a_gradient_that_was_with_the_relay_is_sent_again():
     found = after_loss(500_000, 100_000)
     assert found.makespan_us == 1_000_000  # forward 0.6 to 0.7, backward to 0.85, home at 1.0
