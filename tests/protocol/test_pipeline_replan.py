@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -22,6 +23,7 @@ from protocol.pipeline.takeover import NOBODY
 
 FREE_SLOTS = PathRules(waves_fit=False)
 BRIEF = Budget(evaluations=60, rough_tries=200)
+SOME = Budget(evaluations=400, rough_tries=500)
 LITTLE = Budget(evaluations=150, rough_tries=500)
 
 
@@ -46,7 +48,9 @@ def of_machines(problem, keep, sizes):
 
 def noisy(problem, seed):
     rates = tuple(
-        tuple(rate * (85 + (7 * a + 11 * b + 13 * seed) % 31) // 100 for b, rate in enumerate(row))
+        tuple(
+            rate * (20 + (37 * a + 53 * b + 13 * seed) % 161) // 100 for b, rate in enumerate(row)
+        )
         for a, row in enumerate(problem.bytes_per_s)
     )
     return replace(problem, bytes_per_s=rates)
@@ -84,18 +88,17 @@ def test_the_same_machines_in_another_order_keep_the_plan_by_name():
 
 
 @pytest.mark.slow
-def test_noise_on_links_moves_nothing_that_does_not_pay():
+def test_noise_on_links_changes_nothing_that_does_not_pay():
     problem, previous = published()
     drifted = noisy(problem, 1)
     before = Simulator(drifted).run(jobs_of(drifted, previous)).makespan_us
-    kept = replan(
-        problem, previous, drifted, replace(terms(problem), least_gain_permille=500), BRIEF
-    )
-    assert kept.plan == previous
-    assert kept.makespan_us == before
-    other = replan(problem, previous, drifted, terms(problem, 1), BRIEF)
+    patient = replace(terms(problem), least_gain_permille=500)
+    kept = replan(problem, previous, drifted, patient, SOME)
+    assert (kept.plan, kept.makespan_us) == (previous, before)
+    other = replan(problem, previous, drifted, terms(problem, 1), SOME)
     assert other.moves == ()  # a horizon of one iteration pays for no fetch
-    assert other.makespan_us <= before
+    assert other.plan != previous
+    assert other.makespan_us <= 0.99 * before
     assert violations(other.problem, other.plan) == []
 
 
@@ -150,6 +153,7 @@ def test_a_newcomer_gets_the_stage_that_needs_it_most():
     assert after.makespan_us < 0.8 * before_us
 
 
+@pytest.mark.slow
 def test_a_longer_horizon_lets_machines_move():
     """The second stage is held once; the first, thrice: one of those should change."""
     problem = replace(small_problem((2, 4, 1), 3, 12, slots=12, latency_us=10), rules=FREE_SLOTS)
@@ -157,10 +161,13 @@ def test_a_longer_horizon_lets_machines_move():
         (0, 0, 1, 1, 1, 1, 2), ((((2, 6), (3, 6)) * 3), (((4, 6), (5, 6)) * 3), *[()] * 5)
     )
     slower = replace(problem, peers=(*problem.peers[:6], PipelinePeer("p6", 200_000, 12)))
-    for horizon, movers in ((1, 0), (100_000, 1)):
-        after = replan(problem, previous, slower, terms(problem, horizon), LITTLE)
-        assert len(after.moves) >= movers
-        assert (len(after.moves) > 0) == (movers > 0)
+    fewer = of_machines(slower, [0, 1, 2, 3, 4, 6], (2, 3, 1))
+    for now, (horizon, least_gain_permille, moves) in product(
+        (slower, fewer), ((1, 10, False), (100_000, 10, True), (100_000, 990, False))
+    ):
+        costs = replace(terms(problem, horizon), least_gain_permille=least_gain_permille)
+        after = replan(problem, previous, now, costs, LITTLE)
+        assert (len(after.moves) > 0) == moves
         assert violations(after.problem, after.plan) == []
         assert all(move.fetch_us > 1_000_000_000 for move in after.moves)  # a gigabyte at 1 MB/s
 
