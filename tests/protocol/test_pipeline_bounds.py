@@ -96,8 +96,8 @@ def test_walks_are_the_shortest_that_do_not_turn_back(numbers):
                 least = min(length((origin, *path, end)) for path in paths)
                 assert short[hops - 1][origin, end] == least
             for place, hops in enumerate((2, 3, 4)):
-                paths = (p for p in permutations(others, hops - 1) if end in p)
-                least = min(length((origin, *path, origin)) for path in paths)
+                rounds = (p for p in permutations(others, hops - 1) if end in p)
+                least = min(length((origin, *path, origin)) for path in rounds)
                 assert around[place][origin, end] <= least
                 if hops < 4:
                     assert around[place][origin, end] == least
