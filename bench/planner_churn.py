@@ -2,7 +2,7 @@
 
 In virtual time, seeded; SkipPipe's 20 machines at 12 places, 6 stages of which 4 are visited; with
 `--full` 42 machines, 8 stages, 6 visited. No waves (slots are kept at every moment). A stage's
-state is 4 GB. A new plan is expected to live 100 iterations, and 300 under churn. Rows:
+state is 4 GB. A new plan is expected to live 100 iterations, and 30 under churn. Rows:
 
   noise N%    every link's rate, drawn once within N% of the table's
   churn N%    so many machines of a hundred go in an hour, each for an hour on the average, and come
@@ -11,7 +11,8 @@ state is 4 GB. A new plan is expected to live 100 iterations, and 300 under chur
 Policies:
 
   anew        planned from nothing at every change; moves are counted, not charged: the ideal
-  re-planned  `replan`: moves are charged as state_moves.py prices them
+  re-planned  `replan`, which knows the plan for all machines: moves are charged as state_moves.py
+              prices them
   left        never planned again: the work of a machine that is gone goes to replicas of its stage,
               and comes back with it. Where a stage has nobody, training stands
 
@@ -47,9 +48,8 @@ from protocol.pipeline.takeover import Takeover
 
 STATE_BYTES: Final = 4 * 10**9
 HORIZON: Final = 100
-CHURN_HORIZON: Final = 300
-"""Several changes long: an arrangement outlives them, and planning until the next one alone moved
-too little (docs/log.md)."""
+CHURN_HORIZON: Final = 30
+"""About a quarter of an hour; changes are as far apart with 10% of 20 machines an hour."""
 ANEW: Final = Budget(evaluations=1000)
 NOISES: Final = (10, 30, 50)
 CHURNS: Final = (5, 10, 20)
@@ -251,7 +251,9 @@ def replanned(
     for change, span_s in zip(changes, spans, strict=True):
         now = subset(problem, change.there)
         began_s = time.process_time()
-        again = replan(before, previous, now, terms(problem, CHURN_HORIZON))
+        again = replan(
+            before, previous, now, terms(problem, CHURN_HORIZON), known=[(problem, start)]
+        )
         charge(account, again.problem, again.plan, time.process_time() - began_s)
         account.moves += len(again.moves)
         charged_s = min(span_s, again.cost_us / US_PER_S)

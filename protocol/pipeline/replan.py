@@ -12,8 +12,9 @@ stage, whose state is gigabytes. Here the plan before is repaired, then improved
    is in the price (state_moves.py).
 4. Paths and quotas are searched with machines as they stand: the plan without free moves.
 5. Machines may change their stages, too, at their price: the plan with moves. The search begins at
-   the plan of 4, and again at groups made from nothing (grouping.py), which pay where the horizon
-   is long. Machines that can keep their stage at no loss then do: one of two equal machines moves
+   the plan of 4, again at older plans that the caller knows (machines that come back may find
+   their places), and at groups made from nothing (grouping.py), which pay where the horizon is
+   long. Machines that can keep their stage at no loss then do: one of two equal machines moves
    for nothing. The plan with moves is taken only if its price is lower by the least gain.
 6. If nobody came or went and not even the better of the two gains that much over the plan before,
    that plan stands: noise on links moves nothing, and the same snapshot gives the same plan.
@@ -82,13 +83,17 @@ def replan(
     terms: MoveTerms,
     budget: Budget | None = None,
     order: Order = Order.ARRIVAL,
+    known: Sequence[tuple[Problem, Plan]] = (),
 ) -> Replanned:
     """Plan for the snapshot `now`, from the plan before and the problem that it was made for.
+
+    Args:
+        known: older plans and their problems, from which the search begins, too.
 
     Raises:
         NoPlan: there is none for these machines.
     """
-    return _Replanning(problem, previous, now, terms, budget or BRIEF, order).planned()
+    return _Replanning(problem, previous, now, terms, budget or BRIEF, order, known).planned()
 
 
 class _Replanning:
@@ -102,6 +107,7 @@ class _Replanning:
         terms: MoveTerms,
         budget: Budget,
         order: Order,
+        known: Sequence[tuple[Problem, Plan]],
     ) -> None:
         if problem.num_stages != now.num_stages:
             raise LocalProtocolError("another number of stages is another model's; plan anew")
@@ -109,20 +115,22 @@ class _Replanning:
         self.terms = terms
         self.budget = budget
         self.order = order
-        seed = f"{now.digest()}/{previous.digest(problem)}"
+        names = [older.digest(its_problem) for its_problem, older in known]
+        seed = "/".join((now.digest(), previous.digest(problem), *names))
         self.search = Search(now, budget, order, seed)
         self.takeover = Takeover(now, self.search.simulator, self.search.prices)
         self.same = previous if problem.digest() == now.digest() else None
         self.carried = carried_over(problem, previous, now)
         before = self.carried.stages[: len(now.peers)]
         self.newcomers = [m for m, stage in enumerate(before) if stage == NOBODY]
-        self.gone = range(len(before), len(self.carried.stages))
+        self.gone = len(self.carried.stages) > len(before)
+        self.known = [carried_over(its_problem, older, now) for its_problem, older in known]
         self.moves = StateMoves(now, before, terms)
 
     def planned(self) -> Replanned:
         if self.same is not None:
             return self._told(self.same)
-        repaired = self._repaired()
+        repaired = self._repaired(self.carried)
         stands = self.search.price(repaired)
         if not self.moves.of(repaired.stages):
             self.moves.meanwhile_us = stands[1] if stands else None
@@ -139,14 +147,14 @@ class _Replanning:
             return self._told(repaired.to_plan())
         return self._told(chosen.plan)
 
-    def _repaired(self) -> Draft:
-        """The plan before without the machines that went; newcomers have no stage."""
-        draft = self.carried
+    def _repaired(self, draft: Draft) -> Draft:
+        """A plan without the machines that went; newcomers have no stage."""
         for stage in range(self.now.num_stages):
             if not self.takeover.holders(draft, stage):
                 draft = self._filled(draft, stage)
-        relays = [m for m in self.gone if draft.stages[m] != 0]
-        origins = [m for m in self.gone if draft.stages[m] == 0]
+        gone = range(len(self.now.peers), len(draft.stages))
+        relays = [m for m in gone if draft.stages[m] != 0]
+        origins = [m for m in gone if draft.stages[m] == 0]
         for machine in (*relays, *origins):  # paths are whole again before anybody takes them over
             relieved = self.takeover.relieve(draft, machine)
             if relieved is None:
@@ -171,8 +179,8 @@ class _Replanning:
     def _settled(self, draft: Draft) -> Draft:
         """Every newcomer on the stage with which the price is lowest."""
         stages = range(self.now.num_stages)
-        for machine in self.newcomers:
-            if draft.stages[machine] != NOBODY:
+        for machine, held in enumerate(draft.stages):
+            if held != NOBODY:
                 continue
             draft = min(
                 (self.takeover.employ(draft, machine, stage) for stage in stages), key=self._price
@@ -195,14 +203,22 @@ class _Replanning:
         if not self.moves.of(fixed.plan.stages):
             self.moves.meanwhile_us = fixed.makespan_us
         choice: tuple[Move, ...] = (*OF_ALL, self._change_stage, self._change_stage)
-        starts = [draft_of(fixed.plan), *self._grouped()]
+        starts = [draft_of(fixed.plan), *self._older(), *self._grouped()]
         found = [self.search.improve(start, choice, self._share()) for start in starts]
         best = min(found, key=lambda planned: planned.makespan_us)
         return fixed, self._home(best)
 
     def _share(self) -> int:
-        """A third of the budget from here on."""
-        return self.search.evaluations + max(1, self.budget.evaluations // 3)
+        """What one search may evaluate, from here on."""
+        share = self.budget.evaluations // (3 + len(self.known))
+        return self.search.evaluations + max(1, share)
+
+    def _older(self) -> Iterator[Draft]:
+        """Older plans, repaired like the plan before."""
+        for carried in self.known:
+            draft = self._settled(self._repaired(carried))
+            if self._legal(draft) and self.search.price(draft) is not None:
+                yield draft
 
     def _grouped(self) -> Iterator[Draft]:
         """A start from nothing, if there is one: with a long horizon it may pay."""

@@ -119,6 +119,19 @@ def test_one_machine_gone_moves_nobody_where_its_stage_has_others():
         }
 
 
+@pytest.mark.slow
+def test_a_machine_that_comes_back_finds_its_place_in_a_plan_that_is_known():
+    problem, previous = published()
+    whole_us = Simulator(problem).run(jobs_of(problem, previous)).makespan_us
+    fewer = of_machines(problem, [m for m in range(20) if m != 18], (4, 3, 3, 3, 3, 3))
+    between = replan(problem, previous, fewer, terms(problem, 10**6), BRIEF)
+    known = [(problem, previous)]
+    at_a_time = (between.problem, between.plan, problem, terms(problem, 10**6), BRIEF)
+    back = replan(*at_a_time, known=known)
+    assert back.makespan_us <= whole_us < replan(*at_a_time).makespan_us
+    assert violations(back.problem, back.plan) == []
+
+
 def test_the_last_of_a_stage_is_replaced_by_one_machine():
     problem = replace(small_problem((2, 1, 3), 3, 4, slots=8), rules=FREE_SLOTS)
     previous = Plan((0, 0, 1, 2, 2, 2), (((2, 3), (2, 4)), ((2, 3), (2, 5)), (), (), (), ()))
