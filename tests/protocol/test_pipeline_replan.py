@@ -5,6 +5,7 @@ from functools import cache
 from itertools import product
 
 import pytest
+from existing import existing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_settings import small_problem
@@ -63,6 +64,10 @@ def published():
     return problem, plan(problem, Budget(evaluations=100, rough_tries=2000)).plan
 
 
+def end_us(problem, its_plan) -> int:
+    return existing(Simulator(problem).run(jobs_of(problem, its_plan)).makespan_us)
+
+
 def names_of(problem, moves):
     return {problem.peers[move.machine].name for move in moves}
 
@@ -91,7 +96,7 @@ def test_the_same_machines_in_another_order_keep_the_plan_by_name():
 def test_noise_on_links_changes_nothing_that_does_not_pay():
     problem, previous = published()
     drifted = noisy(problem, 1)
-    before = Simulator(drifted).run(jobs_of(drifted, previous)).makespan_us
+    before = end_us(drifted, previous)
     patient = replace(terms(problem), least_gain_permille=500)
     kept = replan(problem, previous, drifted, patient, SOME)
     assert (kept.plan, kept.makespan_us) == (previous, before)
@@ -122,7 +127,7 @@ def test_one_machine_gone_moves_nobody_where_its_stage_has_others():
 @pytest.mark.slow
 def test_a_machine_that_comes_back_finds_its_place_in_a_plan_that_is_known():
     problem, previous = published()
-    whole_us = Simulator(problem).run(jobs_of(problem, previous)).makespan_us
+    whole_us = end_us(problem, previous)
     fewer = of_machines(problem, [m for m in range(20) if m != 18], (4, 3, 3, 3, 3, 3))
     between = replan(problem, previous, fewer, terms(problem, 10**6), BRIEF)
     known = [(problem, previous)]
@@ -162,7 +167,7 @@ def test_a_newcomer_gets_the_stage_that_needs_it_most():
     after = replan(problem, previous, now, terms(problem, 20, 10**7), LITTLE)
     assert [(move.machine, move.left, move.taken) for move in after.moves] == [(6, None, 2)]
     assert after.problem.stage_sizes == (2, 3, 2)
-    before_us = Simulator(problem).run(jobs_of(problem, previous)).makespan_us
+    before_us = end_us(problem, previous)
     assert after.makespan_us < 0.8 * before_us
 
 
