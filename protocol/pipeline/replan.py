@@ -24,9 +24,9 @@ decided here, and the problem that comes back says it. Where a repaired plan bre
 slots, other rules, other microbatches) its arrangement is kept and paths are dealt out from the
 start; where that fails too, everything is planned anew.
 
-The search draws from the digests of the new snapshot and of the plan before: peers that agree on
-both, on the terms and on the budget come to the same plan, byte for byte. The plan before is
-part of what they must agree on.
+The search draws from the digests of the new snapshot, of the plan before and of older ones: peers
+that agree on these, on the terms and on the budget come to the same plan, byte for byte. The plan
+before is part of what they must agree on.
 """
 
 from collections import Counter
