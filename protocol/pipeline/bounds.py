@@ -1,26 +1,36 @@
 """Lower bounds: times that no arrangement, no quotas and no paths can beat.
 
     tracks    a data peer sends at most `slots` microbatches at once, each takes at least its
-              shortest closed path, and only so many machines hold the data
+              shortest closed walk (walks.py), and only so many machines hold the data
+    waves     the others are relays. The microbatch of wave w on a track has w before it, so it can
+              have been at a relay and be home by T only if w shortest trips of its data peer and
+              one through that relay fit into T. With TC1 a relay takes `slots` of each wave, so by
+              T it is visited at most `slots` times for each wave in which it is of use at all
     work      all machines together do all the work there is
 
-The largest counts. The bound is loose: it lets every data peer use the best relays of all, as if
-no stage had to be shared out. `arrangement_bound_us` knows the stages and is tight where one data
-peer far away decides.
+The first two are judged together: the bound is the least T for which some choice of data peers has
+all microbatches home and leaves relays with enough visits. It is found by dynamic programming over
+machines: the most visits that are left, by the number of data peers and of microbatches at home.
+Without TC1 relays do not count, and the bound is looser. `arrangement_bound_us` knows the stages
+and is tight where one data peer far away decides.
 """
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .assignment import hop_prices
 from .problem import THOUSAND, Problem
 from .stage_orders import cheapest_relays, stage_orders
+from .walks import NEVER, Lengths, closed
 
 
 def lower_bound_us(problem: Problem) -> int:
     """A bound over all plans of a problem."""
-    prices = hop_prices(problem)
-    trips = [_shortest_trip_us(problem, prices, origin) for origin in range(len(problem.peers))]
-    return max(_by_tracks_us(problem, trips), _by_work_us(problem))
+    through = closed(hop_prices(problem), problem.visited)
+    losses = np.array([_loss_us(problem, origin) for origin in range(len(problem.peers))])
+    return max(_by_tracks_us(problem, through + losses[:, None]), _by_work_us(problem))
 
 
 def arrangement_bound_us(problem: Problem, stages: Sequence[int], quotas: Mapping[int, int]) -> int:
@@ -58,29 +68,53 @@ def _loss_us(problem: Problem, origin: int) -> int:
     return forward_us * (work.loss_permille + later) // THOUSAND
 
 
-def _shortest_trip_us(problem: Problem, prices: Sequence[Sequence[int]], origin: int) -> int:
-    """The shortest closed walk of `visited` hops; it may pass a relay twice, but not stay there."""
-    others = [m for m in range(len(prices)) if m != origin]
-    ends = {m: prices[origin][m] for m in others}
-    for _ in range(problem.visited - 2):
-        ends = {
-            b: min((ends[a] + prices[a][b] for a in others if a != b), default=ends[b])
-            for b in others
-        }
-    return min(ends[m] + prices[m][origin] for m in others) + _loss_us(problem, origin)
+def _by_tracks_us(problem: Problem, through: Lengths) -> int:
+    """The least time in which some data peers can have all home, with the others as relays.
 
-
-def _by_tracks_us(problem: Problem, trips: Sequence[int]) -> int:
-    """The least time in which the best data peers can have all microbatches home."""
-    low, high = 0, max(trips) * problem.microbatches
+    Args:
+        through: the shortest trip by data peer and relay.
+    """
+    trips = [int(trip) for trip in through.min(axis=1)]
+    low, high = 0, max(trips) * problem.microbatches + sum(p.forward_us for p in problem.peers)
     while low < high:
         middle = (low + high) // 2
-        counts = sorted(_homes(problem, m, trips[m], middle) for m in range(len(trips)))
-        if sum(counts[-problem.stage_sizes[0] :]) >= problem.microbatches:
+        if _can_be_home(problem, trips, through, middle):
             high = middle
         else:
             low = middle + 1
     return low
+
+
+def _can_be_home(problem: Problem, trips: Sequence[int], through: Lengths, time_us: int) -> bool:
+    all_home = problem.microbatches
+    homes = [min(all_home, _homes(problem, m, trip, time_us)) for m, trip in enumerate(trips)]
+    most = sorted(homes)[-problem.stage_sizes[0] :]
+    if sum(most) < all_home or not problem.rules.waves_fit:
+        return sum(most) >= all_home
+    visits = _visits(problem, np.array(trips), through, time_us)
+    origins = problem.stage_sizes[0]
+    # left[k, h]: the most visits to the others when k data peers have h microbatches home.
+    left = np.full((origins + 1, all_home + 1), -NEVER, dtype=np.int64)
+    left[0, 0] = 0
+    for home, visited in zip(homes, visits, strict=True):
+        chosen = np.full_like(left, -NEVER)
+        chosen[1:, home:] = left[:-1, : all_home + 1 - home]
+        chosen[1:, all_home] = left[:-1, all_home - home :].max(axis=1)
+        left = np.maximum(left + visited, chosen)
+    return int(left[origins, all_home]) >= all_home * (problem.visited - 1)
+
+
+def _visits(
+    problem: Problem, trips: NDArray[np.int64], through: Lengths, time_us: int
+) -> list[int]:
+    """The most visits to each machine by microbatches that are home by then."""
+    waves = np.zeros(len(trips), dtype=np.int64)
+    for wave in range(problem.microbatches):
+        of_use = ((wave * trips)[:, None] + through <= time_us).any(axis=0)
+        if not of_use.any():
+            break
+        waves += of_use
+    return [peer.slots * int(count) for peer, count in zip(problem.peers, waves, strict=True)]
 
 
 def _homes(problem: Problem, origin: int, trip_us: int, time_us: int) -> int:

@@ -8,7 +8,8 @@ Idea:
    groups get few (quotas).
 3. Stages are given to the relays, each group's in a legal order, so that every stage has its
    number of machines and no more than its share of microbatches (CC2). Changing labels changes no
-   price; a backtracking search with a bound finds them.
+   price; a backtracking search with a bound finds them. Where the quotas cannot add up to shares,
+   stages may get more at first, and visits are evened out afterwards (shares.py).
 
 Where relays are too few for groups of their own, or no labels are found, there is no such start.
 """
@@ -19,6 +20,7 @@ from typing import Final
 from .draft import Draft, fits
 from .draws import Draws
 from .problem import THOUSAND, Problem
+from .shares import evened_out
 from .stage_orders import Stages
 
 MAX_LABEL_STEPS: Final = 50_000
@@ -45,11 +47,15 @@ def grouped_draft(
     times = {group[0]: round_trip_us(problem, prices, group) for group in groups}
     quotas = quotas_by_pace(problem, times)
     spare = seats[number * size :]
-    stages = _Labels(problem, orders, groups, [quotas[g[0]] for g in groups]).found(spare)
-    if stages is None:
-        return None
-    draft = Draft(stages, {g[0]: (tuple(g[1:]),) * quotas[g[0]] for g in groups})
-    return draft if fits(problem, draft) else None
+    each = [quotas[group[0]] for group in groups]
+    for spread in (0, max(each)):
+        stages = _Labels(problem, orders, groups, each, problem.stage_cap + spread).found(spare)
+        if stages is None:
+            continue
+        draft = Draft(stages, {g[0]: (tuple(g[1:]),) * quotas[g[0]] for g in groups})
+        even = evened_out(problem, draft, orders, prices)
+        return even if even and fits(problem, even) else None
+    return None
 
 
 def round_trip_us(problem: Problem, prices: Sequence[Sequence[int]], group: Sequence[int]) -> int:
@@ -136,7 +142,12 @@ class _Labels:
     """The search for stages of the groups' relays."""
 
     def __init__(
-        self, problem: Problem, orders: Sequence[Stages], groups: Groups, quotas: Sequence[int]
+        self,
+        problem: Problem,
+        orders: Sequence[Stages],
+        groups: Groups,
+        quotas: Sequence[int],
+        most: int,
     ) -> None:
         self.problem = problem
         self.orders = orders
@@ -144,7 +155,7 @@ class _Labels:
         self.quotas = quotas
         self.turn = sorted(range(len(groups)), key=lambda g: (-quotas[g], g))
         self.machines_left = [0, *problem.stage_sizes[1:]]
-        self.visits_left = [problem.stage_cap] * problem.num_stages
+        self.visits_left = [most] * problem.num_stages
         self.chosen: dict[int, Stages] = {}
         self.steps = 0
 

@@ -131,6 +131,11 @@ def exchange_machines(moves: Moves, draft: Draft, origin: int) -> Draft | None:
     other = moves.draws.below(number)
     if draft.stages[one] == draft.stages[other]:
         return None
+    return exchanged(draft, one, other)
+
+
+def exchanged(draft: Draft, one: int, other: int) -> Draft:
+    """Two machines in each other's place: stages, paths and microbatches."""
     stages = list(draft.stages)
     stages[one], stages[other] = stages[other], stages[one]
     other_name = {one: other, other: one}

@@ -20,7 +20,7 @@ evaluations, never in seconds.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,6 +35,8 @@ from .simulator import Order, Relays, Simulator
 from .stage_orders import Stages, stage_orders
 
 EMPHASIS: Final = 8
+Surcharge = Callable[[Sequence[int], int], int]
+"""What an arrangement costs beside an iteration that is so long; less for longer ones."""
 TRIES_PER_EVALUATION: Final = 30
 """Moves drawn at most for each evaluation of the budget: bounds the search where all are ruled
 out."""
@@ -82,7 +84,7 @@ def plan_paths(
     Raises:
         NoPlan
     """
-    search = _Search(problem, budget or Budget(), order)
+    search = Search(problem, budget or Budget(), order)
     return search.improve(search.start(stages, quotas), OF_PATHS)
 
 
@@ -93,25 +95,24 @@ def plan(problem: Problem, budget: Budget | None = None, order: Order = Order.AR
         NoPlan
     """
     budget = budget or Budget()
-    search = _Search(problem, budget, order)
+    search = Search(problem, budget, order)
     draws, prices = search.moves.draws, search.prices
     start = grouped_draft(
         problem, prices, search.orders, draws, budget.rough_tries, budget.memory
     )  # fmt: skip
     if start is None or search.price(start) is None:
-        start = _first_that_fits(problem, search)
+        start = first_that_fits(search, first_arrangement(problem, search.prices))
     return search.improve(start, OF_ALL)
 
 
-def _first_that_fits(problem: Problem, search: "_Search") -> Draft:
+def first_that_fits(search: "Search", stages: tuple[int, ...]) -> Draft:
     """A first draft with as many data peers at work as the relays' slots allow.
 
     Raises:
         NoPlan: not even for one.
     """
-    stages = first_arrangement(problem, search.prices)
-    for idle in range(problem.stage_sizes[0]):
-        quotas = even_quotas(problem, stages, idle)
+    for idle in range(stages.count(0)):
+        quotas = even_quotas(search.problem, stages, idle)
         try:
             return search.start(stages, quotas)
         except NoPlan as error:
@@ -150,10 +151,17 @@ def first_arrangement(problem: Problem, prices: Sequence[Sequence[int]]) -> tupl
     return tuple(stages)
 
 
-class _Search:
-    """One local search."""
+class Search:
+    """One local search.
 
-    def __init__(self, problem: Problem, budget: Budget, order: Order) -> None:
+    Attributes:
+        surcharge: microseconds that an iteration costs beside its length; 0 unless it is set.
+    """
+
+    def __init__(
+        self, problem: Problem, budget: Budget, order: Order, seed: str | None = None
+    ) -> None:
+        self.surcharge: Surcharge = _nothing
         self.problem = problem
         self.budget = budget
         self.simulator = Simulator(problem, order)
@@ -162,7 +170,7 @@ class _Search:
         by_set: defaultdict[frozenset[int], list[Stages]] = defaultdict(list)
         for each in self.orders:
             by_set[frozenset(each)].append(each)
-        draws = Draws(f"{problem.digest()}/{budget.seed}")
+        draws = Draws(f"{seed or problem.digest()}/{budget.seed}")
         self.moves = Moves(draws, by_set, self.prices)
         self.evaluations = 0
         self.bounds: dict[tuple[int, tuple[Relays, ...]], int] = {}
@@ -181,8 +189,10 @@ class _Search:
             draft = first_draft(self.problem, stages, quotas, rising, self.prices)
         return draft
 
-    def improve(self, draft: Draft, choice: Sequence[Move]) -> Planned:
-        """Search from this draft on.
+    def improve(
+        self, draft: Draft, choice: Sequence[Move], evaluations: int | None = None
+    ) -> Planned:
+        """Search from this draft on, until so many iterations in all have been simulated.
 
         Raises:
             NoPlan: it never ends.
@@ -193,8 +203,9 @@ class _Search:
         price, makespan, last = found
         best, best_makespan = current, makespan
         history = [price] * self.budget.memory
-        for attempt in range(self.budget.evaluations * TRIES_PER_EVALUATION):
-            if self.evaluations >= self.budget.evaluations:
+        most = evaluations or self.budget.evaluations
+        for attempt in range(most * TRIES_PER_EVALUATION):
+            if self.evaluations >= most:
                 break
             place = attempt % len(history)
             limit = max(history[place], price)
@@ -218,6 +229,8 @@ class _Search:
     def _may_be(self, draft: Draft, limit: int) -> bool:
         """Whether a draft is legal and could come out below the limit."""
         least = max(self._least(origin, paths) for origin, paths in draft.paths.items())
+        # A surcharge never grows with the end, and a later end than this is refused anyway.
+        least += self.surcharge(draft.stages, limit // EMPHASIS)
         return EMPHASIS * least <= limit and fits(self.problem, draft)
 
     def _least(self, origin: int, paths: tuple[Relays, ...]) -> int:
@@ -227,7 +240,7 @@ class _Search:
         return found
 
     def price(self, draft: Draft) -> tuple[int, int, int] | None:
-        """Price, end, and the data peer that is home last; None for a draft that is stuck."""
+        """Price, end with surcharge, and the data peer that is home last; None if it is stuck."""
         self.evaluations += 1
         jobs = jobs_of(self.problem, draft.to_plan())
         outcome = self.simulator.run(jobs)
@@ -236,4 +249,11 @@ class _Search:
         done = outcome.done_us
         last = jobs[done.index(max(done))].origin
         mean = sum(done) // len(done)
-        return EMPHASIS * outcome.makespan_us + mean, outcome.makespan_us, last
+        end = outcome.makespan_us + self.surcharge(draft.stages, outcome.makespan_us)
+        return EMPHASIS * end + mean, end, last
+
+
+def _nothing(stages: Sequence[int], makespan_us: int) -> int:
+    """No surcharge."""
+    del stages, makespan_us
+    return 0

@@ -13,12 +13,14 @@ for a slot. What is run is decided by these rules alone, so a schedule is a cons
 4. With `input_permille` below 1000 a backward has two parts. The gradient leaves after the first;
    the second (gradients of the weights) runs when the machine has nothing else to do, and only
    then is the slot free.
-5. With `queued_links` a link carries one boundary after another.
+5. With `queued_links` a link carries one boundary after another; links of a machine may share
+   lines (lines.py).
 
 Pieces that arrive at the same moment are taken in the order in which they were sent. Paths that
 block each other's slots in a circle never end: such an iteration is `stuck`.
 
-An event is a number: the loop has no objects, for the planner calls it thousands of times.
+An event is a number: the loop has no objects, for the planner calls it thousands of times. It can
+be paused at a moment.
 
 Source: the model of SkipPipe's schedulers/com_sym.py, restated; rules 4 and 5 are ours. Its four
 published times come out within 0.4%.
@@ -31,6 +33,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
+from .lines import Lines
 from .problem import THOUSAND, Problem, Work
 
 Relays = tuple[int, ...]
@@ -85,6 +88,14 @@ FORWARD: Final = 0
 LOSS: Final = 1
 BACKWARD: Final = 2
 LATER: Final = 3
+WAKE: Final = -1
+"""In place of a job's index: the machine, which stands in place of the place, is free again."""
+PAUSE: Final = -2
+"""The loop is to stop here."""
+FIRST_BYTE: Final = -3
+"""This minus the job's index: the first byte of its boundary is at the line in."""
+Waiting = tuple[int, int, int, int]
+"""An event: its moment, a running number, the job's index (or one of those above), the place."""
 Route = tuple[Piece, ...]
 
 
@@ -118,7 +129,7 @@ class Simulator:
         self.problem = problem
         self._slots = [peer.slots for peer in problem.peers]
         self._backward_first = order is Order.BACKWARD_FIRST
-        self._queued = problem.queued_links
+        self.shared = (problem.out_bytes_per_s, problem.in_bytes_per_s) != (None, None)
         self._pieces: dict[tuple[int, int, int, bool], Piece] = {}
         self._routes: dict[tuple[int, Relays], Route] = {}
         self._unloaded: dict[tuple[int, Relays], int] = {}
@@ -160,44 +171,58 @@ class Simulator:
         Args:
             record: gets every piece of work as it was done.
         """
-        return _Iteration(self, jobs, record).run()
+        iteration = Iteration(self, jobs, record)
+        iteration.go_on()
+        return iteration.outcome()
 
 
-class _Iteration:
+class Iteration:
     """The state of one run."""
 
     def __init__(
         self, simulator: Simulator, jobs: Sequence[Job], record: list[Stretch] | None
     ) -> None:
         number = len(simulator._slots)
-        self.jobs = jobs
+        self.jobs = list(jobs)
         self.routes = [simulator.route(job.origin, job.relays) for job in jobs]
         self.slots = list(simulator._slots)
         self.backward_first = simulator._backward_first
-        self.queued = simulator._queued
+        self.queued = simulator.problem.queued_links
+        self.link_free: dict[tuple[int, int], int] = {}
+        self.lines = Lines(simulator.problem) if simulator.shared else None
         self.record = record
         self.busy_until = [0] * number
         self.wakes = [False] * number
-        self.forwards: list[deque[tuple[int, int, int, int]]] = [deque() for _ in range(number)]
-        self.others: list[deque[tuple[int, int, int, int]]] = [deque() for _ in range(number)]
+        self.forwards: list[deque[Waiting]] = [deque() for _ in range(number)]
+        self.others: list[deque[Waiting]] = [deque() for _ in range(number)]
         self.laters: list[deque[tuple[int, int]]] = [deque() for _ in range(number)]
-        self.link_free: dict[tuple[int, int], int] = {}
         self.done = [-1] * len(jobs)
         self.successors = {job.after: i for i, job in enumerate(jobs) if job.after is not None}
-        self.events: list[tuple[int, int, int, int]] = []
+        self.events: list[Waiting] = []
         self.sent = 0
         self.end = 0
 
-    def run(self) -> Outcome:
         for index, job in enumerate(self.jobs):
             if job.after is None:
-                self._send(job.release_us, index, 0)
+                self.send(job.release_us, index, 0)
+
+    def pause_at(self, moment: int) -> None:
+        """Stop before anything is done that happens at this moment."""
+        heapq.heappush(self.events, (moment, -1, PAUSE, 0))
+
+    def go_on(self) -> bool:
+        """Run on; whether it was paused before all was done that can be done."""
         events, routes, busy_until, wakes = self.events, self.routes, self.busy_until, self.wakes
         pop = heapq.heappop
         while events:
             event = pop(events)
             now, _, index, place = event
             if index < 0:
+                if index < WAKE:
+                    if index == PAUSE:
+                        return True
+                    self._come_in(now, FIRST_BYTE - index, place)
+                    continue
                 machine = place
                 wakes[machine] = False
             else:
@@ -207,17 +232,44 @@ class _Iteration:
             if busy_until[machine] <= now:
                 self._start(machine, now)
             elif not wakes[machine]:
-                self._wake(machine)
+                self.wake(machine)
+        return False
+
+    def outcome(self) -> Outcome:
+        """What it took."""
         stuck = -1 in self.done
         return Outcome(None if stuck else self.end, tuple(self.done))
 
-    def _send(self, moment: int, index: int, place: int) -> None:
+    def send(self, moment: int, index: int, place: int) -> None:
+        """Let a job arrive at a place of its route, or something else happen."""
         self.sent += 1
         heapq.heappush(self.events, (moment, self.sent, index, place))
 
-    def _wake(self, machine: int) -> None:
+    def wake(self, machine: int) -> None:
+        """Let a machine look for work when it is free."""
         self.wakes[machine] = True
-        self._send(self.busy_until[machine], -1, machine)
+        self.send(self.busy_until[machine], WAKE, machine)
+
+    def carry(self, ready_us: int, index: int, place: int) -> None:
+        """Send the result of a job's piece, ready then, to the machine of the next one."""
+        piece = self.routes[index][place]
+        leaves, link = ready_us, (piece.machine, piece.next)
+        if self.queued:
+            leaves = max(leaves, self.link_free.get(link, 0))
+        if self.lines is not None:
+            leaves = self.lines.leave(piece.machine, leaves)
+        if self.queued:
+            self.link_free[link] = leaves + piece.transfer_us
+        if self.lines is not None and self.lines.have_inward:
+            self.send(leaves + piece.flight_us, FIRST_BYTE - index, place + 1)
+        else:
+            self.send(leaves + piece.transfer_us + piece.flight_us, index, place + 1)
+
+    def _come_in(self, first_us: int, index: int, place: int) -> None:
+        before = self.routes[index][place - 1]
+        if self.lines is not None:
+            there = self.lines.arrive(before.next, before.transfer_us, first_us)
+            self.send(there, index, place)
 
     def _start(self, machine: int, now: int) -> None:
         """Let an idle machine take what is next, and see to it that it wakes for what is left."""
@@ -234,7 +286,7 @@ class _Iteration:
             return
         self._work(machine, now, index, place)
         if not self.wakes[machine] and (forwards or others or self.laters[machine]):
-            self._wake(machine)
+            self.wake(machine)
 
     def _work(self, machine: int, now: int, index: int, place: int) -> None:
         _, kind, work_us, later_us, gap_us, transfer_us, flight_us, then = self.routes[index][place]
@@ -253,12 +305,15 @@ class _Iteration:
         if then < 0:
             self._come_home(index, end)
             return
+        if self.lines is not None:
+            self.carry(end, index, place)
+            return
         leaves = end
         if self.queued:
             link = (machine, then)
             leaves = max(end, self.link_free.get(link, 0))
             self.link_free[link] = leaves + transfer_us
-        self._send(leaves + transfer_us + flight_us, index, place + 1)
+        self.send(leaves + transfer_us + flight_us, index, place + 1)
 
     def _catch_up(self, machine: int, now: int) -> None:
         """The second part of a backward, which nobody waits for."""
@@ -270,12 +325,12 @@ class _Iteration:
         if self.record is not None:
             self.record.append(Stretch(machine, index, LATER, now, end))
         if not self.wakes[machine] and (self.forwards[machine] or self.laters[machine]):
-            self._wake(machine)
+            self.wake(machine)
 
     def _come_home(self, index: int, moment: int) -> None:
         self.done[index] = moment
         if (successor := self.successors.get(index)) is not None:
-            self._send(max(moment, self.jobs[successor].release_us), successor, 0)
+            self.send(max(moment, self.jobs[successor].release_us), successor, 0)
 
 
 def piece_of(problem: Problem, machine: int, kind: int, then: int, *, first: bool) -> Piece:

@@ -51,6 +51,8 @@ def cheapest_relays(
     Returns:
         Its price and relays, the lowest numbers among equals; None if a layer is empty.
     """
+    if not all(layers):
+        return None
     ends: list[tuple[int, Relays]] = [(0, ())]
     for layer in layers:
         ends = [

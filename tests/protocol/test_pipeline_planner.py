@@ -1,17 +1,15 @@
 """The planner on the published setting, on small cases against brute force, and by property."""
 
 from dataclasses import replace
-from itertools import combinations_with_replacement, permutations, product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline_settings import small_problem
+from pipeline_settings import every_plan, small_problem, unequal
 
 from bench.planner_settings import (
     PARTITIONS,
     SKIPPIPE,
-    links_between,
     published_plan,
     published_problem,
 )
@@ -19,9 +17,9 @@ from protocol.errors import LocalProtocolError
 from protocol.pipeline.assignment import NoPlan
 from protocol.pipeline.bounds import arrangement_bound_us, lower_bound_us
 from protocol.pipeline.checker import violations
-from protocol.pipeline.plan import Plan, jobs_of
+from protocol.pipeline.plan import jobs_of
 from protocol.pipeline.planner import Budget, plan, plan_paths
-from protocol.pipeline.problem import NO_SWAPS, PathRules, PipelinePeer
+from protocol.pipeline.problem import NO_SWAPS, PathRules
 from protocol.pipeline.simulator import Simulator
 from protocol.pipeline.stage_orders import legal_paths, stage_orders
 
@@ -56,29 +54,7 @@ def test_the_same_snapshot_and_seed_give_the_same_bytes():
     digests = [plan(problem, Budget(evaluations=40)).plan.digest(problem) for _ in range(2)]
     other = plan(problem, Budget(evaluations=40, seed=1)).plan.digest(problem)
     assert digests[0] == digests[1] != other
-    assert digests[0] == "f95f3a7127f9338e0b21c794da5083b1"
-
-
-def every_plan(problem):
-    """All plans of a problem, by brute force: every arrangement, quota and path."""
-    labels = [s for s, size in enumerate(problem.stage_sizes) for _ in range(size)]
-    orders = stage_orders(problem.num_stages, problem.visited, problem.rules)
-    for stages in sorted(set(permutations(labels))):
-        members = [[m for m, s in enumerate(stages) if s == k] for k in range(problem.num_stages)]
-        paths = list(legal_paths(orders, members))
-        for origins in combinations_with_replacement(members[0], problem.microbatches):
-            for chosen in product(paths, repeat=problem.microbatches):
-                by_origin = [()] * len(stages)
-                for origin, path in zip(origins, chosen, strict=True):
-                    by_origin[origin] = (*by_origin[origin], path)
-                yield Plan(stages, tuple(by_origin))
-
-
-def unequal(problem, compute, places):
-    latencies, rates = links_between(places)
-    peers = tuple(PipelinePeer(f"p{i}", us, 2) for i, us in enumerate(compute))
-    work = replace(problem.work, boundary_bytes=8_000_000)
-    return replace(problem, peers=peers, latency_us=latencies, bytes_per_s=rates, work=work)
+    assert digests[0] == "a4c357204f6b465d16afd7c7617868e0"
 
 
 SMALL = [
