@@ -55,7 +55,7 @@ SEEDS: Final = (0,)
 FULL_SEEDS: Final = (0, 1, 2)
 BRIEF: Final = Contest(Breeding(20, 1000), arrangements=2, evaluations=EVALUATIONS)
 LONG: Final = Contest(Breeding(20, 4000), arrangements=3, evaluations=EVALUATIONS)
-HUGE: Final = Contest(Breeding(4, 20), arrangements=1, evaluations=EVALUATIONS)
+HUGE: Final = Contest(Breeding(8, 300), arrangements=1, evaluations=EVALUATIONS)
 """An arrangement of 200 machines takes seconds to price."""
 TABLES: Final = 5
 FULL_TABLES: Final = 20

@@ -7,8 +7,8 @@ it waits. An agent may be barred from stages and from machines.
 Idea (SkipPipe's modified A*): nodes are partial paths; the cost of one is when it gets there plus
 what its backward will cost at least. A complete path is timed exactly, forward, loss and backward
 with waits, and put back into the heap; the first to come out is the soonest. Ours adds an estimate
-of what is missing that is never too high (the cheapest walk of as many relays home), so fewer
-nodes are opened; without it the search is the one described.
+of what is missing that is never too high (the cheapest way home along the legal orders, if nothing
+were barred), so fewer nodes are opened; without it the search is the one described.
 """
 
 import heapq
@@ -19,9 +19,9 @@ from typing import NamedTuple
 from protocol.pipeline.assignment import hop_prices
 from protocol.pipeline.problem import THOUSAND, Problem
 from protocol.pipeline.simulator import Relays
-from protocol.pipeline.stage_orders import stage_orders
+from protocol.pipeline.stage_orders import Stages, stage_orders
 
-MAX_OPENED = 20_000
+MAX_OPENED = 200_000
 """Nodes opened by one search: where windows are many, it gives up."""
 
 
@@ -75,14 +75,19 @@ class LowLevel:
         self.backward_us = [us * work.backward_permille // THOUSAND for us in self.forward_us]
         self.loss_us = [us * work.loss_permille // THOUSAND for us in self.forward_us]
         orders = stage_orders(problem.num_stages, problem.visited, problem.rules)
-        self.prefixes = {order[:length] for order in orders for length in range(len(order) + 1)}
+        self.endings: dict[Stages, set[Stages]] = {}
+        for order in orders:
+            for length in range(len(order) + 1):
+                self.endings.setdefault(order[:length], set()).add(order[length:])
         numbers = range(len(stages))
         self.travel_us = [
             [problem.travel_us(a, b) if a != b else 0 for b in numbers] for a in numbers
         ]
         self.relays = [m for m in numbers if stages[m] > 0]
+        self.members = [[m for m in numbers if stages[m] == s] for s in range(problem.num_stages)]
         self._prices = hop_prices(problem)
-        self._rests: dict[int, list[dict[int, int]]] = {}
+        self._rests: dict[tuple[int, Stages, int], int] = {}
+        self._endings_us: dict[tuple[int, Stages, int], int] = {}
         self._found: dict[object, Route | None] = {}
         self.searches = 0
 
@@ -96,7 +101,7 @@ class LowLevel:
 
     def _search(self, agent: Agent, limits: Limits) -> Route | None:
         origin = agent.origin
-        travel, stages, rest = self.travel_us, self.stages, self._rest(origin)
+        travel, stages = self.travel_us, self.stages
         after_us = self._enter(limits, origin, agent.start_us, self.forward_us[origin])
         after_us += self.forward_us[origin]
         opened = [(0, 0, after_us, 0, (), ())]
@@ -118,7 +123,7 @@ class LowLevel:
                 stage = stages[machine]
                 longer = (*order, stage)
                 if (
-                    longer not in self.prefixes
+                    longer not in self.endings
                     or stage in limits.stages
                     or machine in limits.machines
                 ):
@@ -127,27 +132,34 @@ class LowLevel:
                 there_us = self._enter(limits, machine, now + travel[last][machine], work_us)
                 later_us = behind + travel[machine][last] + self.backward_us[machine]
                 pushed += 1
-                least_us = there_us + work_us + later_us + rest[depth - len(longer)][machine]
+                least_us = there_us + work_us + later_us + self._rest(origin, longer, machine)
                 heapq.heappush(
                     heap, (least_us, pushed, there_us + work_us, later_us, (*path, machine), longer)
                 )
         return None
 
-    def _rest(self, origin: int) -> list[dict[int, int]]:
-        """By relays that are missing and the last machine: the least that is still to come."""
-        if (found := self._rests.get(origin)) is None:
-            travel = self.travel_us
-            end_us = self.loss_us[origin] + self.backward_us[origin]
-            found = [{m: travel[m][origin] + travel[origin][m] + end_us for m in self.relays}]
-            for _ in range(self.problem.visited - 2):
-                ends = found[-1]
-                found.append(
-                    {
-                        m: min((self._prices[m][b] + ends[b] for b in ends if b != m), default=0)
-                        for m in self.relays
-                    }
+    def _rest(self, origin: int, order: Stages, machine: int) -> int:
+        """The least that is still to come after so many stages, the last one at this machine."""
+        key = (origin, order, machine)
+        if (found := self._rests.get(key)) is None:
+            found = self._rests[key] = min(
+                self._ending_us(origin, ending, machine) for ending in self.endings[order]
+            )
+        return found
+
+    def _ending_us(self, origin: int, ending: Stages, machine: int) -> int:
+        key = (origin, ending, machine)
+        if (found := self._endings_us.get(key)) is None:
+            if ending:
+                found = min(
+                    self._prices[machine][m] + self._ending_us(origin, ending[1:], m)
+                    for m in self.members[ending[0]]
                 )
-            self._rests[origin] = found
+            else:
+                travel = self.travel_us
+                found = travel[machine][origin] + travel[origin][machine]
+                found += self.loss_us[origin] + self.backward_us[origin]
+            self._endings_us[key] = found
         return found
 
     def _timed(self, agent: Agent, limits: Limits, relays: Relays) -> Route:
