@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pipeline_settings import small_problem
 
 from bench.pipeline.brute_force import compared, every_plan
+from bench.pipeline.settings import usual
 from bench.planner_settings import (
     PARTITIONS,
     SKIPPIPE,
@@ -91,6 +92,14 @@ def test_brute_force_finds_hardly_anything_better(sizes, visited, microbatches, 
     planned = plan(problem, Budget(evaluations=300))
     assert lower_bound_us(problem) <= best <= planned.makespan_us <= 1.02 * best
     assert violations(problem, planned.plan) == []
+
+
+@pytest.mark.slow
+def test_quotas_that_cannot_be_shared_out_over_stages_give_way_to_others_near_them():
+    eighteen = next(each.problem for each in usual() if each.name == "18 machines")
+    planned = plan(eighteen, Budget(evaluations=40))
+    assert planned.makespan_us / 1e6 <= 24.2  # without a grouped start 30 and more
+    assert violations(eighteen, planned.plan) == []
 
 
 @pytest.mark.slow
