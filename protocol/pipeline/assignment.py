@@ -3,12 +3,15 @@
 Idea: assign min-max. In every wave the data peers choose a path for each of their slots, those
 with the dearest cheapest path first (they decide when the iteration ends), and each takes the
 cheapest that leaves enough for all others. Enough is: the stages that are left can still be dealt
-out so that no path visits one twice, in this wave (TC1) and in the iteration (CC2). As a path
+out so that no path visits one twice, in this wave (TC1) and in the iteration (CC2). Where waves
+need not fit, every relay has a share of its stage instead, as its speed is: else the nearest would
+be given everything. As a path
 takes at most one visit of each stage, R paths of m visits can be dealt from visits v_s exactly when
 sum over s of min(v_s, R) >= R * m (limits of order aside).
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from protocol.errors import LocalProtocolError
 
@@ -16,6 +19,8 @@ from .draft import Draft
 from .problem import THOUSAND, Problem
 from .simulator import Relays
 from .stage_orders import Stages, cheapest_relays
+
+RATE_UNIT: Final = 1 << 50
 
 
 class NoPlan(LocalProtocolError):
@@ -50,8 +55,9 @@ def first_draft(
     """
     dealer = _Dealer(problem, stages, orders, prices, sum(quotas.values()))
     paths: dict[int, list[Relays]] = {origin: [] for origin in quotas}
-    while any(len(paths[origin]) < quotas[origin] for origin in quotas):
-        dealer.open_wave()
+    peers = problem.peers
+    while wave := sum(min(peers[o].slots, quotas[o] - len(paths[o])) for o in quotas):
+        dealer.open_wave(wave)
         for origin, count in dealer.by_need(quotas, paths):
             paths[origin] += [dealer.deal(origin) for _ in range(count)]
     return Draft(stages, {origin: tuple(chosen) for origin, chosen in paths.items()})
@@ -80,15 +86,19 @@ class _Dealer:
         self.wave_left = 0
         self.room: dict[int, int] = {}
 
-    def open_wave(self) -> None:
-        """Give relays their slots back."""
-        slots = [peer.slots for peer in self.problem.peers]
-        fits = self.problem.rules.waves_fit
-        self.room = {
-            m: slots[m] if fits else self.problem.microbatches
-            for members in self.members[1:]
-            for m in members
-        }
+    def open_wave(self, microbatches: int) -> None:
+        """Give relays their slots back; where waves need not fit, their shares of this wave."""
+        for members in self.members[1:]:
+            visits = self._visits_of_stage(microbatches)
+            speeds = sum(RATE_UNIT // self.problem.peers[m].forward_us for m in members)
+            for machine in members:
+                peer = self.problem.peers[machine]
+                share = -(-visits * (RATE_UNIT // peer.forward_us) // speeds)
+                self.room[machine] = peer.slots if self.problem.rules.waves_fit else share
+
+    def _visits_of_stage(self, microbatches: int) -> int:
+        visits = microbatches * (self.problem.visited - 1)
+        return -(-visits // (self.problem.num_stages - 1))
 
     def by_need(
         self, quotas: Mapping[int, int], paths: Mapping[int, list[Relays]]

@@ -8,22 +8,32 @@ Idea:
    groups get few (quotas).
 3. Stages are given to the relays, each group's in a legal order, so that every stage has its
    number of machines and no more than its share of microbatches (CC2). Changing labels changes no
-   price; a backtracking search with a bound finds them. Where the quotas cannot add up to shares,
-   stages may get more at first, and visits are evened out afterwards (shares.py).
+   price; a backtracking search with a bound finds them. Some quotas cannot be shared out over
+   stages at all (six groups that each skip one of three stages: pairs of them must have equal
+   sums), so quotas that differ by a few microbatches are tried next, those that end first first.
+   Where none of them can, stages may get more at first, and visits are evened out afterwards
+   (shares.py).
 
-Where relays are too few for groups of their own, or no labels are found, there is no such start.
+Where machines are too few for a group of each data peer, the data peers left over rest at first.
+Where no labels are found, there is no such start.
 """
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, islice
 from typing import Final
 
 from .draft import Draft, fits
 from .draws import Draws
 from .problem import THOUSAND, Problem
 from .shares import evened_out
+from .simulator import Relays
 from .stage_orders import Stages
 
-MAX_LABEL_STEPS: Final = 50_000
+MAX_LABEL_STEPS: Final = 2_000
+QUOTAS_TRIED: Final = 40
+TRIES_PER_PAIR: Final = 25
+"""More exchanges than that are wasted on few machines."""
 RATE_UNIT: Final = 1 << 50
 Groups = list[list[int]]
 """The data peer of each group, then its relays in order."""
@@ -38,24 +48,52 @@ def grouped_draft(
     memory: int,
 ) -> Draft | None:
     """A legal draft of groups; None where there is none."""
-    size, number = problem.visited, problem.stage_sizes[0]
-    machines = len(problem.peers)
-    if number * size > machines:
+    size = problem.visited
+    number = min(problem.stage_sizes[0], len(problem.peers) // size)
+    if not number:
         return None
     seats = _Seats(problem, prices, number, draws).exchanged(tries, memory)
     groups = [seats[g * size : (g + 1) * size] for g in range(number)]
     times = {group[0]: round_trip_us(problem, prices, group) for group in groups}
-    quotas = quotas_by_pace(problem, times)
     spare = seats[number * size :]
+    exact = _with_exact_shares(problem, orders, groups, times, spare)
+    if exact is not None:
+        return exact
+    quotas = quotas_by_pace(problem, times)
     each = [quotas[group[0]] for group in groups]
-    for spread in (0, max(each)):
-        stages = _Labels(problem, orders, groups, each, problem.stage_cap + spread).found(spare)
-        if stages is None:
+    stages = _Labels(problem, orders, groups, each, problem.stage_cap + max(each)).found(spare)
+    if stages is None:
+        return None
+    even = evened_out(problem, _draft_of(groups, quotas, stages), orders, prices)
+    return even if even and fits(problem, even) else None
+
+
+def _with_exact_shares(
+    problem: Problem,
+    orders: Sequence[Stages],
+    groups: Groups,
+    times: Mapping[int, int],
+    spare: Sequence[int],
+) -> Draft | None:
+    """A draft of the first quotas that stages can be found for; None if it is not legal."""
+    refused: set[tuple[int, ...]] = set()
+    for quotas in islice(likely_quotas(problem, times), QUOTAS_TRIED):
+        if (alike := tuple(sorted(quotas.values()))) in refused:
             continue
-        draft = Draft(stages, {g[0]: (tuple(g[1:]),) * quotas[g[0]] for g in groups})
-        even = evened_out(problem, draft, orders, prices)
-        return even if even and fits(problem, even) else None
+        refused.add(alike)
+        each = [quotas[group[0]] for group in groups]
+        stages = _Labels(problem, orders, groups, each, problem.stage_cap).found(spare)
+        if stages is not None:
+            draft = _draft_of(groups, quotas, stages)
+            return draft if fits(problem, draft) else None
     return None
+
+
+def _draft_of(groups: Groups, quotas: Mapping[int, int], stages: tuple[int, ...]) -> Draft:
+    """Every group's microbatches over its own relays; data peers without a group rest."""
+    resting: dict[int, tuple[Relays, ...]] = {m: () for m, s in enumerate(stages) if s == 0}
+    busy = {g[0]: (tuple(g[1:]),) * quotas[g[0]] for g in groups}
+    return Draft(stages, {**resting, **busy})
 
 
 def round_trip_us(problem: Problem, prices: Sequence[Sequence[int]], group: Sequence[int]) -> int:
@@ -65,18 +103,39 @@ def round_trip_us(problem: Problem, prices: Sequence[Sequence[int]], group: Sequ
     return hops + problem.peers[group[0]].forward_us * problem.work.loss_permille // THOUSAND
 
 
-def quotas_by_pace(problem: Problem, times: dict[int, int]) -> dict[int, int]:
+def likely_quotas(problem: Problem, times: Mapping[int, int]) -> Iterator[dict[int, int]]:
+    """Microbatches of each data peer: by pace, then others near to it, soonest end first."""
+    first = tuple(sorted(quotas_by_pace(problem, times).items()))
+    heap, seen = [(0, first)], {first}
+    while heap:
+        quotas = dict(heapq.heappop(heap)[1])
+        yield quotas
+        for giver, given in quotas.items():
+            for taker, taken in quotas.items():
+                if giver == taker or not given:
+                    continue
+                other = {**quotas, giver: given - 1, taker: taken + 1}
+                key = tuple(sorted(other.items()))
+                if key not in seen:
+                    seen.add(key)
+                    ends = (home_us(problem, o, n - 1, times[o]) for o, n in key if n)
+                    heapq.heappush(heap, (max(ends), key))
+
+
+def quotas_by_pace(problem: Problem, times: Mapping[int, int]) -> dict[int, int]:
     """Microbatches of each data peer, dealt out to the track that would be done first."""
     quotas = dict.fromkeys(times, 0)
-
-    def done_us(origin: int) -> tuple[int, int]:
-        peer = problem.peers[origin]
-        wave, track = divmod(quotas[origin], peer.slots)
-        return (wave + 1) * times[origin] + track * peer.forward_us, origin
-
     for _ in range(problem.microbatches):
-        quotas[min(times, key=done_us)] += 1
+        first = min(times, key=lambda o: (home_us(problem, o, quotas[o], times[o]), o))
+        quotas[first] += 1
     return quotas
+
+
+def home_us(problem: Problem, origin: int, place: int, time_us: int) -> int:
+    """When a data peer's microbatch comes home, if each takes the same time."""
+    peer = problem.peers[origin]
+    wave, track = divmod(place, peer.slots)
+    return (wave + 1) * time_us + track * peer.forward_us
 
 
 class _Seats:
@@ -118,7 +177,7 @@ class _Seats:
         best, best_total = list(seats), total
         history = [total] * memory
         taken = self.number * self.size
-        for attempt in range(tries):
+        for attempt in range(min(tries, TRIES_PER_PAIR * len(seats) ** 2)):
             one, other = draws.below(taken), draws.below(len(seats))
             touched = {one // self.size, min(other // self.size, self.number)}
             seats[one], seats[other] = seats[other], seats[one]
@@ -154,7 +213,9 @@ class _Labels:
         self.groups = groups
         self.quotas = quotas
         self.turn = sorted(range(len(groups)), key=lambda g: (-quotas[g], g))
-        self.machines_left = [0, *problem.stage_sizes[1:]]
+        self.dealt = [0, *accumulate(quotas[g] for g in self.turn)]
+        resting = problem.stage_sizes[0] - len(groups)
+        self.machines_left = [resting, *problem.stage_sizes[1:]]
         self.visits_left = [most] * problem.num_stages
         self.chosen: dict[int, Stages] = {}
         self.steps = 0
@@ -175,6 +236,8 @@ class _Labels:
     def _choose(self, depth: int) -> bool:
         if depth == len(self.turn):
             return True
+        if not self._can_be_dealt(depth):
+            return False
         group = self.turn[depth]
         quota = self.quotas[group]
         for order in self._likely(quota):
@@ -187,6 +250,15 @@ class _Labels:
                 return True
             self._take(order, quota, -1)
         return False
+
+    def _can_be_dealt(self, depth: int) -> bool:
+        """Whether the stages could take what is left: each the largest quotas, as it has room."""
+        dealt, ends = self.dealt, len(self.turn)
+        taken = sum(
+            min(visits, dealt[min(depth + machines, ends)] - dealt[depth])
+            for machines, visits in zip(self.machines_left[1:], self.visits_left[1:], strict=True)
+        )
+        return taken >= (dealt[ends] - dealt[depth]) * (self.problem.visited - 1)
 
     def _likely(self, quota: int) -> list[Stages]:
         """Orders that still fit, those with the most room first."""

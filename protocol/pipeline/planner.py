@@ -3,7 +3,9 @@
 Idea:
 1. Legal orders of stages are enumerated (stage_orders.py).
 2. The start. For paths alone, a first draft assigns min-max (assignment.py): the dearest data
-   peers choose first. For all together, data peers get near relays of their own (grouping.py).
+   peers choose first. For all together, data peers get near relays of their own (grouping.py);
+   of several such starts the one with the best price is taken: they differ more than what a
+   longer search gains on one of them.
 3. Local search: a move changes the draft a little (moves.py), and the event simulator says what it
    is worth. Moves begin mostly at the data peer that comes home last. A draft is simulated only
    if a bound does not rule it out: no track is faster than its paths without any company.
@@ -37,6 +39,16 @@ from .stage_orders import Stages, stage_orders
 EMPHASIS: Final = 8
 Surcharge = Callable[[Sequence[int], int], int]
 """What an arrangement costs beside an iteration that is so long; less for longer ones."""
+Price = tuple[int, int, int]
+"""What late acceptance compares, the end, and the data peer that is home last."""
+PATIENCE: Final = 8
+"""Lengths of the memory without a better draft after which the search goes on elsewhere."""
+PATIENCE_PER_PAIR: Final = 4
+"""Tries for each pair of machines, after which it does, too: few machines have few neighbours."""
+KICKS: Final = 10
+KICKED_MOVES: Final = 3
+MOST_STARTS: Final = 8
+EVALUATIONS_PER_START: Final = 100
 TRIES_PER_EVALUATION: Final = 30
 """Moves drawn at most for each evaluation of the budget: bounds the search where all are ruled
 out."""
@@ -57,6 +69,11 @@ class Budget:
     rough_tries: int = 10_000
     seed: int = 0
     memory: int = 150
+
+    @property
+    def starts(self) -> int:
+        """Groupings to choose from: a tenth of the search or less is spent on each."""
+        return max(1, min(MOST_STARTS, self.evaluations // EVALUATIONS_PER_START))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +113,57 @@ def plan(problem: Problem, budget: Budget | None = None, order: Order = Order.AR
     """
     budget = budget or Budget()
     search = Search(problem, budget, order)
-    draws, prices = search.moves.draws, search.prices
-    start = grouped_draft(
-        problem, prices, search.orders, draws, budget.rough_tries, budget.memory
-    )  # fmt: skip
-    if start is None or search.price(start) is None:
-        start = first_that_fits(search, first_arrangement(problem, search.prices))
-    return search.improve(start, OF_ALL)
+    return search.improve(_best_start(search), OF_ALL)
+
+
+def _best_start(search: "Search") -> Draft:
+    """The best of several groupings; paths by need where groups are too few or not legal.
+
+    The others are kept, for a search that stands still.
+
+    Raises:
+        NoPlan
+    """
+    problem, budget = search.problem, search.budget
+    starts: dict[int, tuple[Draft, Price]] = {}
+    for _ in range(budget.starts):
+        draft = grouped_draft(
+            problem, search.prices, search.orders, search.moves.draws,
+            budget.rough_tries, budget.memory,
+        )  # fmt: skip
+        if draft is not None and (found := search.price(draft)) is not None:
+            starts.setdefault(found[0], (draft, found))
+    if not starts or problem.stage_sizes[0] * problem.visited > len(problem.peers):
+        try:
+            draft = _some_arrangement_that_fits(search)
+        except NoPlan:
+            if not starts:
+                raise
+        else:
+            if (found := search.price(draft)) is not None:
+                starts.setdefault(found[0], (draft, found))
+            elif not starts:
+                return draft
+    (draft, _), *search.starts = (starts[price] for price in sorted(starts))
+    return draft
+
+
+def _some_arrangement_that_fits(search: "Search") -> Draft:
+    """A first draft of one of two arrangements.
+
+    With the fewest slots at the data peers, one of them alone never asks too much of a relay.
+
+    Raises:
+        NoPlan
+    """
+    near, modest = (
+        first_arrangement(search.problem, search.prices, fewest_slots=fewest_slots)
+        for fewest_slots in (False, True)
+    )
+    try:
+        return first_that_fits(search, near)
+    except NoPlan:
+        return first_that_fits(search, modest)
 
 
 def first_that_fits(search: "Search", stages: tuple[int, ...]) -> Draft:
@@ -121,22 +182,31 @@ def first_that_fits(search: "Search", stages: tuple[int, ...]) -> Draft:
 
 
 def even_quotas(problem: Problem, stages: Sequence[int], idle: int = 0) -> dict[int, int]:
-    """The same number of microbatches for each data peer but the last `idle`, or one more."""
-    origins = [machine for machine, stage in enumerate(stages) if stage == 0]
+    """The same number of microbatches for each data peer but `idle` with the most slots."""
+    origins = sorted(
+        (machine for machine, stage in enumerate(stages) if stage == 0),
+        key=lambda machine: problem.peers[machine].slots,
+    )
     busy = len(origins) - idle
     share, rest = divmod(problem.microbatches, busy)
     return {o: share + (i < rest) if i < busy else 0 for i, o in enumerate(origins)}
 
 
-def first_arrangement(problem: Problem, prices: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Machines on stages: those with the cheapest company hold the data.
+def first_arrangement(
+    problem: Problem, prices: Sequence[Sequence[int]], *, fewest_slots: bool = False
+) -> tuple[int, ...]:
+    """Machines on stages: those with the cheapest company, or the fewest slots, hold the data.
 
     The others are dealt out stage by stage in the same order, so that each stage has near ones and
     far ones; the search does the rest.
     """
     near = sorted(
         range(len(problem.peers)),
-        key=lambda m: (sum(sorted(prices[m])[: problem.visited]), m),
+        key=lambda m: (
+            problem.peers[m].slots if fewest_slots else 0,
+            sum(sorted(prices[m])[: problem.visited]),
+            m,
+        ),
     )
     stages = [0] * len(problem.peers)
     rest = near[problem.stage_sizes[0] :]
@@ -173,6 +243,7 @@ class Search:
         draws = Draws(f"{seed or problem.digest()}/{budget.seed}")
         self.moves = Moves(draws, by_set, self.prices)
         self.evaluations = 0
+        self.starts: list[tuple[Draft, Price]] = []
         self.bounds: dict[tuple[int, tuple[Relays, ...]], int] = {}
 
     def start(self, stages: tuple[int, ...], quotas: Mapping[int, int]) -> Draft:
@@ -201,7 +272,9 @@ class Search:
         if found is None:
             raise NoPlan("paths wait for each other's slots; give machines more slots")
         price, makespan, last = found
-        best, best_makespan = current, makespan
+        best, best_makespan, gained = current, makespan, 0
+        pairs = len(draft.stages) ** 2
+        patience = min(PATIENCE * self.budget.memory, PATIENCE_PER_PAIR * pairs)
         history = [price] * self.budget.memory
         most = evaluations or self.budget.evaluations
         for attempt in range(most * TRIES_PER_EVALUATION):
@@ -215,9 +288,51 @@ class Search:
                 if found is not None and found[0] <= limit:
                     current, (price, makespan, last) = candidate, found
                     if makespan < best_makespan:
-                        best, best_makespan = current, makespan
+                        best, best_makespan, gained = current, makespan, attempt
             history[place] = min(history[place], price)
+            if attempt - gained >= patience:
+                current, (price, makespan, last) = self._elsewhere(best, choice)
+                history, gained = [price] * self.budget.memory, attempt
+                if makespan < best_makespan:
+                    best, best_makespan = current, makespan
         return Planned(best.to_plan(), best_makespan, self.evaluations)
+
+    def _elsewhere(self, best: Draft, choice: Sequence[Move]) -> tuple[Draft, Price]:
+        """Where a search that stands still goes on: at the next start, or near to the best draft.
+
+        Near are its arrangement with a few machines exchanged and paths dealt anew, as single moves
+        do not lead from slots that fit one arrangement to those of another, and a few moves that
+        nobody asked what they cost.
+        """
+        if self.starts:
+            return self.starts.pop(0)
+        draws = self.moves.draws
+        for _ in range(KICKS):
+            anew = choice is OF_ALL and draws.below(2)
+            draft = self._dealt_anew(best) if anew else self._kicked(best, choice)
+            if draft is not None and (found := self.price(draft)) is not None:
+                return draft, found
+        found = self.price(best)
+        assert found is not None  # it is the best of those that end
+        return best, found
+
+    def _dealt_anew(self, best: Draft) -> Draft | None:
+        draws, stages = self.moves.draws, list(best.stages)
+        for _ in range(1 + draws.below(KICKED_MOVES)):
+            one, other = draws.below(len(stages)), draws.below(len(stages))
+            stages[one], stages[other] = stages[other], stages[one]
+        idle = draws.below(self.problem.stage_sizes[0])
+        try:
+            return self.start(tuple(stages), even_quotas(self.problem, stages, idle))
+        except NoPlan:
+            return None
+
+    def _kicked(self, best: Draft, choice: Sequence[Move]) -> Draft | None:
+        draft = best
+        for _ in range(KICKED_MOVES):
+            moved = self._draw(draft, choice, self.moves.pick_any(draft)[0])
+            draft = moved if moved is not None else draft
+        return draft if fits(self.problem, draft) else None
 
     def _draw(self, draft: Draft, choice: Sequence[Move], last: int) -> Draft | None:
         draws = self.moves.draws
@@ -239,7 +354,7 @@ class Search:
             found = self.bounds[key] = least_us(self.simulator, origin, paths)
         return found
 
-    def price(self, draft: Draft) -> tuple[int, int, int] | None:
+    def price(self, draft: Draft) -> Price | None:
         """Price, end with surcharge, and the data peer that is home last; None if it is stuck."""
         self.evaluations += 1
         jobs = jobs_of(self.problem, draft.to_plan())

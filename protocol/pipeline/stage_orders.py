@@ -55,6 +55,8 @@ def cheapest_relays(
         return None
     ends: list[tuple[int, Relays]] = [(0, ())]
     for layer in layers:
+        if not layer:
+            return None
         ends = [
             min(
                 (so_far + price[path[-1] if path else origin][machine], (*path, machine))

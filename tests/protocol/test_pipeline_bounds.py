@@ -5,8 +5,9 @@ from itertools import pairwise, permutations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline_settings import every_plan, small_problem, unequal
+from pipeline_settings import small_problem, unequal
 
+from bench.pipeline.brute_force import every_plan
 from bench.planner_settings import published_problem
 from protocol.pipeline.bounds import lower_bound_us
 from protocol.pipeline.checker import violations

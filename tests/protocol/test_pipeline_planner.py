@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline_settings import every_plan, small_problem, unequal
+from pipeline_settings import small_problem, unequal
 
+from bench.pipeline.brute_force import compared, every_plan
+from bench.pipeline.settings import usual
 from bench.planner_settings import (
     PARTITIONS,
     SKIPPIPE,
@@ -54,7 +56,7 @@ def test_the_same_snapshot_and_seed_give_the_same_bytes():
     digests = [plan(problem, Budget(evaluations=40)).plan.digest(problem) for _ in range(2)]
     other = plan(problem, Budget(evaluations=40, seed=1)).plan.digest(problem)
     assert digests[0] == digests[1] != other
-    assert digests[0] == "a4c357204f6b465d16afd7c7617868e0"
+    assert digests[0] == "f5a09c4862bb48bba2091b610f66390c"
 
 
 SMALL = [
@@ -82,6 +84,22 @@ def test_brute_force_finds_hardly_anything_better(sizes, visited, microbatches, 
     planned = plan(problem, Budget(evaluations=300))
     assert lower_bound_us(problem) <= best <= planned.makespan_us <= 1.02 * best
     assert violations(problem, planned.plan) == []
+
+
+@pytest.mark.slow
+def test_quotas_that_cannot_be_shared_out_over_stages_give_way_to_others_near_them():
+    eighteen = next(each.problem for each in usual() if each.name == "18 machines")
+    planned = plan(eighteen, Budget(evaluations=40))
+    assert planned.makespan_us / 1e6 <= 24.2  # without a grouped start 30 and more
+    assert violations(eighteen, planned.plan) == []
+
+
+@pytest.mark.slow
+def test_drawn_small_cases_are_as_good_as_brute_force():
+    # Cases that were lost before: no plan found, and the wrong machine as data peer.
+    for seed in (6, 54, 63, 281):
+        found = compared(seed)
+        assert found.ratio <= 1.02, found
 
 
 @pytest.mark.slow
@@ -129,7 +147,10 @@ def test_too_few_slots_for_a_wave_are_told():
     far, *near = problem.peers
     problem = replace(problem, peers=(far, *(replace(peer, slots=1) for peer in near)))
     with pytest.raises(NoPlan, match="no path is left for p"):
-        plan(problem)
+        plan_paths(problem, (0, 1, 2), {0: 3})
+    planned = plan(problem, Budget(evaluations=50))  # a machine of one slot holds the data
+    assert violations(problem, planned.plan) == []
+    assert planned.plan.stages[0] > 0
     roomy = replace(problem, rules=PathRules(waves_fit=False))
     assert violations(roomy, plan(roomy, Budget(evaluations=50)).plan) == []
 

@@ -131,9 +131,9 @@ def test_a_machine_that_comes_back_finds_its_place_in_a_plan_that_is_known():
     fewer = of_machines(problem, [m for m in range(20) if m != 18], (4, 3, 3, 3, 3, 3))
     between = replan(problem, previous, fewer, terms(problem, 10**6), BRIEF)
     known = [(problem, previous)]
-    at_a_time = (between.problem, between.plan, problem, terms(problem, 10**6), BRIEF)
-    back = replan(*at_a_time, known=known)
-    assert back.makespan_us <= whole_us < replan(*at_a_time).makespan_us
+    assert between.makespan_us > whole_us
+    back = replan(between.problem, between.plan, problem, terms(problem, 10**6), BRIEF, known=known)
+    assert back.makespan_us <= whole_us
     assert violations(back.problem, back.plan) == []
 
 
@@ -202,7 +202,7 @@ def test_the_same_snapshots_give_the_same_bytes_and_the_plan_before_counts():
     assert replan(problem, other, now, terms(problem), BRIEF).plan != found[0].plan
 
 
-DIGEST = "64f237000bb95c006dc5f2a5d7a8413c"
+DIGEST = "30c3684ec75df1d4f2f06370133cb54a"
 
 
 @pytest.mark.slow

@@ -1,0 +1,1 @@
+"""Other planners of pipelines, and settings to plan for; `python -m bench.planner` runs them."""
