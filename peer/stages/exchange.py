@@ -157,17 +157,31 @@ class StageExchange:
         async with Conversation(stream) as talk:
             message, _ = await talk.receive(Offer, Announcement, Lost, timeout_s=ANSWER_S)
             assert isinstance(message, Offer | Announcement | Lost)
-            ours = self._company.group(self._stage)
-            if message.group != ours:
-                sentence = other_group_sentence(ours, message.group)
-                await talk.send(Refusal(RefusalReason.OTHER_GROUP, sentence), stall_s=ANSWER_S)
-            elif self._line is None:
-                sentence = "my trainer has not started yet"
-                await talk.send(Refusal(RefusalReason.NOT_TRAINING, sentence), stall_s=ANSWER_S)
+            refusal = self._refusal(message, talk.remote_peer_id)
+            if refusal is not None:
+                await talk.send(refusal, stall_s=ANSWER_S)
             elif isinstance(message, Offer):
                 await self._take(talk, trip_of(message, talk.remote_peer_id, self._network.peer_id))
             else:
                 await talk.send(Noted(self._note(message, talk.remote_peer_id)), stall_s=ANSWER_S)
+
+    def _refusal(self, message: Offer | Announcement | Lost, sender: PeerId) -> Refusal | None:
+        """Why a message is none of our business; None when it is.
+
+        A relay works for the data peers that it knows, and heeds no other's iterations: what a
+        stranger says would move them for all.
+        """
+        ours = self._company.group(self._stage)
+        if message.group != ours:
+            sentence = other_group_sentence(ours, message.group)
+            return Refusal(RefusalReason.OTHER_GROUP, sentence)
+        if self._line is None:
+            return Refusal(RefusalReason.NOT_TRAINING, "my trainer has not started yet")
+        origin = message.origin if isinstance(message, Offer) else sender
+        if isinstance(self._core, RelayCore) and self._company.stage_of(origin) != DATA_STAGE:
+            sentence = f"I know of no data peer {origin}; ask again when we are linked"
+            return Refusal(RefusalReason.UNAVAILABLE, sentence)
+        return None
 
     def _note(self, message: Announcement | Lost, sender: PeerId) -> int:
         """Tell the core. Returns the newest iteration that it has heard of."""

@@ -7,7 +7,8 @@ Rules
   2. Paths are chosen when an iteration sets out, over the relays that are there then. It sets out
      when every stage has one: until then its microbatches wait where they are, and nothing is
      trained.
-  3. A microbatch that is lost on its way to the loss has left no gradient anywhere. It sets out
+  3. A microbatch is lost when a trip of it fails, when a relay says so, and when a relay of its
+     path is no longer there. On its way to the loss it has left no gradient anywhere: it sets out
      again, under a new name, past the relays that have failed in this iteration, ATTEMPTS times at
      most. The relays of its old path are told to forget it.
   4. One that is lost on its way back is given up: some stages have added its gradient, and another
@@ -119,7 +120,12 @@ class DataPeerCore:
     def present(self, relays: Relays, now_s: float) -> list[Command]:
         """The peers of each stage from the second on that train, sorted."""
         self._relays = relays
-        return self._set_out(now_s)
+        there = {relay for stage in relays for relay in stage}
+        lost = [away for away in self._away.values() if not there.issuperset(away.path)]
+        for away in lost:
+            self._present.failed.update(set(away.path) - there)
+        commands = [command for away in lost for command in self._lose(away)]
+        return [*commands, *self._set_out(now_s)]
 
     def heard(self, iteration: int) -> list[Command]:
         """A relay has heard of this iteration."""

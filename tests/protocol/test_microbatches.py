@@ -76,7 +76,7 @@ def test_a_relay_that_dies_stops_nobody(seed):
             world.now_s += 1.0
             world.look_around()
     assert world.is_done(1)
-    assert world.now_s < 120
+    assert world.now_s < 10  # it is seen that the relay is gone: nobody waits for long
 
 
 def test_a_data_peer_waits_for_a_peer_of_each_stage():
