@@ -20,6 +20,8 @@ from protocol.wire.versions import STAGE
 
 ANSWER_S: Final = 10.0
 """Patience for small answers, and for the next part of a boundary."""
+KEPT_S: Final = 60.0
+"""Patience for the receipt: what we have sent may still be under way on a thin line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class Transfers:
                 await talk.send(offer_of(trip, outgoing.group), stall_s=ANSWER_S)
                 await talk.receive(Credit, timeout_s=self._credit_s)
                 await talk.send(Boundary(outgoing.loss), outgoing.codes, stall_s=ANSWER_S)
-                await talk.receive(Kept, timeout_s=ANSWER_S)
+                await talk.receive(Kept, timeout_s=KEPT_S)
         except (LocoError, trio.BrokenResourceError, trio.ClosedResourceError):
             return False
         return True

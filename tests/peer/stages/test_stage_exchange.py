@@ -30,7 +30,7 @@ async def test_microbatches_come_back_through_all_stages(autojump_clock):
             steps = [peer.trainer.steps[:2] for peer in world.of_stage(stage)]
             assert [sum(each) for each in zip(*steps, strict=True)] == [8, 8]
         assert all(peer.trainer.most_held <= SLOTS for peer in world.peers)
-        assert trio.current_time() < PATIENCE_S
+        assert trio.current_time() < 30
 
 
 @pytest.mark.slow
@@ -51,7 +51,7 @@ async def test_a_relay_that_dies_costs_what_it_held(autojump_clock):
             await trio.sleep(0.01)
         world.kill(relay)
         await world.wait_done()
-        assert trio.current_time() < PATIENCE_S / 2
+        assert trio.current_time() < 30
         for peer in world.of_stage(0):
             counts = peer.facts.microbatches
             assert counts[Counted.DONE] + counts[Counted.LOST] == counts[Counted.BEGUN] == 16
