@@ -230,7 +230,7 @@ class Peer:
     def _exchange(self, spec: RunSpec, held: HeldPart) -> StageExchange | None:
         """The microbatches of our stage; None where we hold the whole model."""
         stage = stage_of_part(held.group.part)
-        if stage is None:
+        if stage is None or spec.pipeline.stages == 1:
             return None
         company = StageCompany(
             self._roster, held.group.run_id, spec.pipeline.stages, self._facts.peer_id

@@ -42,8 +42,8 @@ from .transfers import ANSWER_S, Outgoing, Transfers, trip_of
 
 TICK_S: Final = 0.5
 PATIENCE_S: Final = 600.0
-"""Longest time for an iteration. Whoever is gone, or says that it has lost something, is not waited
-for; this is for what nobody notices, so it is longer than the iterations of slow swarms."""
+"""Longest time for an iteration. A peer that is gone, or says that it has lost something, is not
+waited for; this is for what nobody notices, so it is longer than the iterations of slow swarms."""
 
 
 class StageExchange:
