@@ -27,6 +27,8 @@ STATUS_TYPES = {
     "outcomes": dict,
     "peers": list,
     "metrics": str,
+    "part": str,
+    "microbatches": dict,
     "codec": str,
     "doing": str,
     "since_s": float,
