@@ -20,6 +20,7 @@ class StageCompany:
 
     def __init__(self, roster: Roster, run_id: str, stages: int, peer_id: str) -> None:
         self._groups = [Group(run_id, part_of_stage(stage)).digest for stage in range(stages)]
+        self._roster = roster
         self._views = [View(roster, group) for group in self._groups]
         self._peer_id = peer_id
 
@@ -43,13 +44,15 @@ class StageCompany:
         now_s = trio.current_time()
         return tuple(len(view.alive(now_s)) for view in self._views)
 
-    def stage_of(self, peer_id: str) -> int | None:
-        """The stage that another peer holds; None while it is not known to hold one."""
-        now_s = trio.current_time()
-        for stage, view in enumerate(self._views):
-            if any(member.peer_id == peer_id for member in view.alive(now_s)):
-                return stage
-        return None
+    def group_of(self, peer_id: str) -> str | None:
+        """The group of another peer that holds a stage; None while it is not known to be alive."""
+        member = self._roster.living(peer_id, trio.current_time())
+        group = None if member is None else member.progress.group
+        return group if group in self._groups else None
+
+    def holds(self, peer_id: str, stage: int) -> bool:
+        """Whether another peer, alive, holds this stage."""
+        return self.group_of(peer_id) == self._groups[stage]
 
     def _training(self, stage: int) -> tuple[str, ...]:
         members = self._views[stage].members_training(trio.current_time())

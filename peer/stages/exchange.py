@@ -101,8 +101,7 @@ class StageExchange:
             case told.Returned(number):
                 self._do(self._core.returned(number, now_s))
             case told.Taken(slot):
-                if self._line is not None:
-                    await self._line.give_back(slot)
+                self._free_inbound(slot)
             case told.Begun(microbatches):
                 assert isinstance(self._core, DataPeerCore)
                 self._do(self._core.begun(microbatches, now_s))
@@ -179,7 +178,7 @@ class StageExchange:
         if self._line is None:
             return Refusal(RefusalReason.NOT_TRAINING, "my trainer has not started yet")
         origin = message.origin if isinstance(message, Offer) else sender
-        if isinstance(self._core, RelayCore) and self._company.stage_of(origin) != DATA_STAGE:
+        if isinstance(self._core, RelayCore) and not self._company.holds(origin, DATA_STAGE):
             sentence = f"I know of no data peer {origin}; ask again when we are linked"
             return Refusal(RefusalReason.UNAVAILABLE, sentence)
         return None
@@ -217,8 +216,7 @@ class StageExchange:
                     Boundary, into=line.ring.slot(slot), timeout_s=ANSWER_S, stall_s=ANSWER_S
                 )
             except BaseException:
-                with trio.CancelScope(shield=True):
-                    await line.give_back(slot)
+                line.give_back(slot)
                 raise
         except (LocoError, trio.BrokenResourceError, trio.ClosedResourceError):
             self._do(self._core.broke_off(trip, trio.current_time()))
@@ -265,7 +263,7 @@ class StageExchange:
             case Send():
                 self._start(self._send, command)
             case FreeInbound(slot):
-                self._start(self._free_inbound, slot)
+                self._free_inbound(slot)
             case Announce(iteration, relays):
                 for relay in relays:
                     self._start(self._announce, relay, iteration)
@@ -277,16 +275,19 @@ class StageExchange:
         if self._line is not None:
             self._line.send(command)
 
+    def _free_inbound(self, slot: int) -> None:
+        if self._line is not None:
+            self._line.give_back(slot)
+
     def _start(self, job: Callable[..., Awaitable[None]], *arguments: object) -> None:
         if self._nursery is not None:
             self._nursery.start_soon(job, *arguments)
 
     async def _send(self, command: Send) -> None:
-        line, stage = self._line, self._company.stage_of(command.trip.receiver)
+        line, group = self._line, self._company.group_of(command.trip.receiver)
         taken = False
-        if line is not None and stage is not None:
+        if line is not None and group is not None:
             codes = line.ring.slot(command.slot)
-            group = self._company.group(stage)
             outgoing = Outgoing(command.trip, group, codes, command.loss)
             taken = await self._transfers.send(outgoing)
         if line is not self._line:
@@ -294,23 +295,18 @@ class StageExchange:
         self._tell(told.Release(command.slot))
         self._do(self._core.sent(command.trip, trio.current_time(), taken=taken))
 
-    async def _free_inbound(self, slot: int) -> None:
-        if self._line is not None:
-            await self._line.give_back(slot)
-
     async def _announce(self, relay: PeerId, iteration: int) -> None:
-        stage = self._company.stage_of(relay)
-        if stage is None or not isinstance(self._core, DataPeerCore):
+        group = self._company.group_of(relay)
+        if group is None or not isinstance(self._core, DataPeerCore):
             return
-        group = self._company.group(stage)
         newest = await self._transfers.announce(relay, group, iteration)
         if newest is not None:
             self._do(self._core.heard(newest))
 
     async def _tell_lost(self, peer_id: PeerId, microbatch: Microbatch) -> None:
-        stage = self._company.stage_of(peer_id)
-        if stage is not None:
-            await self._transfers.tell_lost(peer_id, self._company.group(stage), microbatch)
+        group = self._company.group_of(peer_id)
+        if group is not None:
+            await self._transfers.tell_lost(peer_id, group, microbatch)
 
 
 def _doing(missing: Sequence[int]) -> str:

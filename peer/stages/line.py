@@ -25,21 +25,27 @@ class Line:
     """The present life of the trainer: its queue of commands, and its shared memory.
 
     Attributes:
-        free: inbound slots that nobody fills or reads.
+        ring: that memory.
     """
 
     def __init__(self, ring: BoundaryRing) -> None:
         self.ring = ring
-        self.commands, self._sent = trio.open_memory_channel[StageCommand](math.inf)
-        self._free = list(ring.inbound)
-        self._freed = trio.Condition()
+        self._commands, self._sent = trio.open_memory_channel[StageCommand](math.inf)
+        self._give, self._free = trio.open_memory_channel[int](len(ring.inbound))
+        for slot in ring.inbound:
+            self._give.send_nowait(slot)
 
     def __repr__(self) -> str:
-        return f"<Line over {self.ring!r}, {len(self._free)} slots free>"
+        return f"<Line over {self.ring!r}, {self.num_free} slots free>"
+
+    @property
+    def num_free(self) -> int:
+        """Inbound slots that nobody fills or reads."""
+        return self._free.statistics().current_buffer_used
 
     def send(self, command: StageCommand) -> None:
         """Queue a command; there are never more than slots allow."""
-        self.commands.send_nowait(command)
+        self._commands.send_nowait(command)
 
     async def run(self, line: TrainerLine) -> None:
         """Pass the commands on, in order."""
@@ -48,16 +54,11 @@ class Line:
 
     async def take_slot(self) -> int:
         """An inbound slot to fill; waits for one."""
-        async with self._freed:
-            while not self._free:
-                await self._freed.wait()
-            return self._free.pop()
+        return await self._free.receive()
 
-    async def give_back(self, slot: int) -> None:
+    def give_back(self, slot: int) -> None:
         """An inbound slot is free again."""
-        async with self._freed:
-            self._free.append(slot)
-            self._freed.notify()
+        self._give.send_nowait(slot)
 
 
 def for_trainer(command: Command) -> StageCommand | None:

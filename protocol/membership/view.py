@@ -197,11 +197,12 @@ class Roster:
 
     def alive(self, now_s: float) -> tuple[Member, ...]:
         """Everybody alive now, by peer id; exact between two calls of `expire` too."""
-        return tuple(
-            member
-            for member in self.members()
-            if member.alive and not self._is_silent(member, now_s)
-        )
+        return tuple(member for member in self.members() if self._lives(member, now_s))
+
+    def living(self, peer_id: str, now_s: float) -> Member | None:
+        """One peer, if it is alive now."""
+        member = self._members.get(peer_id)
+        return member if member is not None and self._lives(member, now_s) else None
 
     def members_training(self, now_s: float) -> tuple[Member, ...]:
         """Those alive that train, by peer id."""
@@ -225,6 +226,9 @@ class Roster:
             replaced=self._replaced,
             refused_full=self._refused_full,
         )
+
+    def _lives(self, member: Member, now_s: float) -> bool:
+        return member.alive and not self._is_silent(member, now_s)
 
     def _is_silent(self, member: Member, now_s: float) -> bool:
         return now_s - member.last_heard_s > self.silence_s

@@ -11,6 +11,7 @@ from protocol.limits import (
     MAX_ADDRESSES_PER_PEER,
     MAX_CONTROL_PAYLOAD_BYTES,
     MAX_RECORD_ADDRESSES,
+    MAX_RELAYS_OF_PATH,
     MAX_STRIPES,
     STATE_CHUNK_BYTES,
 )
@@ -46,3 +47,4 @@ FewAddresses = Annotated[tuple[str, ...], Many(_ADDRESS, MAX_RECORD_ADDRESSES)]
 Protocols = Annotated[
     tuple[str, ...], Many(Text(64, r"[a-z][a-z0-9-]*/[1-9][0-9]{0,5}"), MAX_PROTOCOLS)
 ]
+RelayPath = Annotated[tuple[str, ...], Many(_PEER_ID, MAX_RELAYS_OF_PATH)]

@@ -14,10 +14,8 @@ from typing import Annotated
 from protocol.limits import MAX_RELAYS_OF_PATH
 from protocol.microbatch.trip import Leg
 
-from .field_types import Count, Digest, MaybeNonNegative, PeerIdText
-from .fields import Choice, Integer, Many, Text
-
-_PATH_PEER = Text(128, r"[0-9A-Za-z._-]+")
+from .field_types import Count, Digest, MaybeNonNegative, PeerIdText, RelayPath
+from .fields import Choice, Integer
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +31,7 @@ class Offer:
     iteration: Count
     index: Count
     leg: Annotated[Leg, Choice(Leg)]
-    path: Annotated[tuple[str, ...], Many(_PATH_PEER, MAX_RELAYS_OF_PATH)]
+    path: RelayPath
     place: Annotated[int, Integer(0, MAX_RELAYS_OF_PATH + 1)]
 
 

@@ -67,7 +67,7 @@ def build_stage(
             compute, desk, model, optimizer, sequences=sequences, in_flight=SLOTS
         )
     else:
-        stepper = RelayStepper(compute, desk, model, optimizer, sequences=sequences)
+        stepper = RelayStepper(compute, desk, model, optimizer)
         channel.between_steps = stepper.score_what_has_come
     slow_P = map_slow_weights(memory.slow_fd)
     side = trainer_side(spec)

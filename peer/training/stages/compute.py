@@ -43,11 +43,6 @@ class StageCompute:
     def __repr__(self) -> str:
         return f"<StageCompute holding {sorted(self._held)}>"
 
-    @property
-    def holds_data(self) -> bool:
-        """Whether this is the stage with the two ends of the model."""
-        return self._module.holds_data
-
     def holds(self, microbatch: int) -> bool:
         """Whether the gradient of this microbatch is waited for."""
         return microbatch in self._held
@@ -55,10 +50,6 @@ class StageCompute:
     def forget(self, microbatch: int) -> None:
         """Drop what is held of a microbatch."""
         self._held.pop(microbatch, None)
-
-    def forget_all(self) -> None:
-        """Drop what is held."""
-        self._held.clear()
 
     def embed(self, microbatch: int, tokens_bT: torch.Tensor) -> torch.Tensor:
         """Begin a path with [b, T+1] tokens. Returns [b, T, D]."""

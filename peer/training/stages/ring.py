@@ -8,10 +8,7 @@ decoded.
 
 import mmap
 import os
-from pathlib import Path
 from typing import Self
-
-from peer.training.shared import code_memory
 
 
 class BoundaryRing:
@@ -51,8 +48,3 @@ class BoundaryRing:
         if not 0 <= number < 2 * self.slots:
             raise IndexError(f"no slot {number}; there are {2 * self.slots}")
         return self._memory[number * self.slot_bytes : (number + 1) * self.slot_bytes]
-
-
-def boundary_memory(directory: Path | None = None) -> int:
-    """Descriptor of memory for a ring, of no size yet: the trainer gives it one."""
-    return code_memory(0, directory)

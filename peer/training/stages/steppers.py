@@ -67,15 +67,30 @@ class _Losses:
         return self.last
 
 
-class _Steps:
-    """What both kinds of stages do when an iteration is over."""
+class StageStep:
+    """The end of every stage's step: the optimizer's, and what is told of it."""
 
-    def __init__(self, model: FlatModel, optimizer: FlatAdamW) -> None:
+    def __init__(self, desk: Desk, model: FlatModel, optimizer: FlatAdamW) -> None:
+        self._desk = desk
         self._model = model
         self._optimizer = optimizer
+        self._losses = _Losses()
 
-    def step(self, microbatches: int, learning_rate: float) -> torch.Tensor:
-        """Step with the mean gradient of so many. Returns its norm before clipping."""
+    def __repr__(self) -> str:
+        return f"<StageStep of {self._model!r}, {self._losses}>"
+
+    def add_loss(self, loss: float) -> None:
+        """A microbatch of the step that is under way had this loss."""
+        self._losses.add(loss)
+
+    def take(self, microbatches: int, learning_rate: float) -> StepResult:
+        """Step with the mean gradient of so many, and say so."""
+        norm = self._optimizer_step(microbatches, learning_rate)
+        self._desk.emit(Stepped(microbatches))
+        return StepResult(torch.tensor(self._losses.mean(), device=self._model.device), norm)
+
+    def _optimizer_step(self, microbatches: int, learning_rate: float) -> torch.Tensor:
+        """The gradient's norm before clipping."""
         if not microbatches:
             self._model.gradient_P.zero_()
             return torch.tensor(UNTRAINED, device=self._model.device)
@@ -103,19 +118,18 @@ class DataPeerStepper:
     ) -> None:
         self._compute = compute
         self._desk = desk
-        self._steps = _Steps(model, optimizer)
+        self._end = StageStep(desk, model, optimizer)
         self._device = model.device
+        self._sequences = sequences
         self._in_flight = in_flight
-        self._losses = _Losses()
         self._next = 0
-        self.micro_batch = sequences
 
     def __repr__(self) -> str:
-        return f"<DataPeerStepper, {self.micro_batch} sequences at once, {self._compute!r}>"
+        return f"<DataPeerStepper, {self._sequences} sequences at once, {self._compute!r}>"
 
     def step(self, blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
         """Train on these blocks, [B, T+1] tokens. Raises Interrupted."""
-        parts = deque(torch.from_numpy(blocks_BT).to(self._device).split(self.micro_batch))
+        parts = deque(torch.from_numpy(blocks_BT).to(self._device).split(self._sequences))
         self._desk.emit(Begun(len(parts)))
         returned, away = 0, set[int]()
         while parts or away:
@@ -131,9 +145,7 @@ class DataPeerStepper:
             elif isinstance(command, Deliver) and self._deliver(command):
                 away.remove(command.microbatch)
                 returned += 1
-        norm = self._steps.step(returned, learning_rate)
-        self._desk.emit(Stepped(returned))
-        return StepResult(torch.tensor(self._losses.mean(), device=self._device), norm)
+        return self._end.take(returned, learning_rate)
 
     def loss_of(self, blocks_BT: npt.NDArray[np.int64]) -> float | None:
         """Mean loss of [B, T+1] tokens, nats per token; None if none came back.
@@ -143,7 +155,7 @@ class DataPeerStepper:
         Raises:
             Interrupted
         """
-        parts = deque(torch.from_numpy(blocks_BT).to(self._device).split(self.micro_batch))
+        parts = deque(torch.from_numpy(blocks_BT).to(self._device).split(self._sequences))
         away, losses = dict[int, torch.Tensor](), list[float]()
         while parts or away:
             while parts and len(away) < self._in_flight:
@@ -176,7 +188,7 @@ class DataPeerStepper:
         boundary_bTD = self._desk.read(command)
         if command.leg == FORWARD:
             loss, gradient_bTD = self._compute.finish(microbatch, boundary_bTD)
-            self._losses.add(loss)
+            self._end.add_loss(loss)
             self._desk.send(BACKWARD, microbatch, gradient_bTD, loss)
             return False
         self._compute.backward(microbatch, boundary_bTD)
@@ -193,15 +205,10 @@ class RelayStepper:
         desk: Desk,
         model: FlatModel,
         optimizer: FlatAdamW,
-        *,
-        sequences: int,
     ) -> None:
         self._compute = compute
         self._desk = desk
-        self._steps = _Steps(model, optimizer)
-        self._device = model.device
-        self._losses = _Losses()
-        self.micro_batch = sequences
+        self._end = StageStep(desk, model, optimizer)
 
     def __repr__(self) -> str:
         return f"<RelayStepper, {self._compute!r}>"
@@ -214,9 +221,7 @@ class RelayStepper:
                 self._compute.forget(command.microbatch)
             elif isinstance(command, Deliver):
                 done += self._deliver(command)
-        norm = self._steps.step(done, learning_rate)
-        self._desk.emit(Stepped(done))
-        return StepResult(torch.tensor(self._losses.mean(), device=self._device), norm)
+        return self._end.take(done, learning_rate)
 
     def _deliver(self, command: Deliver) -> int:
         """Take a boundary that has come. Returns how many gradients that adds."""
@@ -234,7 +239,7 @@ class RelayStepper:
         gradient_bTD = self._compute.backward(microbatch, self._desk.read(command))
         assert gradient_bTD is not None, "a relay is given activations"
         if command.loss is not None:
-            self._losses.add(command.loss)
+            self._end.add_loss(command.loss)
         self._desk.send(BACKWARD, microbatch, gradient_bTD, command.loss)
         self._desk.emit(Returned(microbatch))
         return 1

@@ -189,7 +189,7 @@ def test_loss_and_gradients_are_those_of_the_whole_model(tied):
             kept.append(gradients(stages))
             return torch.zeros(())
 
-    stepper._steps._optimizer = Keeping()
+    stepper._end._optimizer = Keeping()
     result = stepper.step(blocks(), 1e-3)
     loss = whole.loss(torch.from_numpy(blocks()))
     loss.backward()
@@ -235,7 +235,7 @@ def test_coarse_boundaries_change_the_gradient_a_little(codec, tolerance):
                 found.append(self.model.gradient_P.clone())
                 return torch.zeros(())
 
-        stepper._steps._optimizer = Keeping(stages[0].model)
+        stepper._end._optimizer = Keeping(stages[0].model)
         stepper.step(blocks(), 1e-3)
     exact, coarse = found
     assert 0 < float((coarse - exact).norm() / exact.norm()) < tolerance
@@ -290,7 +290,7 @@ class Script:
 def relay(stage, commands):
     script = Script(commands)
     desk = Desk(StageChannel(script), stage.ring, stage.coder)
-    stepper = RelayStepper(stage.compute, desk, stage.model, stage.optimizer, sequences=2)
+    stepper = RelayStepper(stage.compute, desk, stage.model, stage.optimizer)
     return stepper, script
 
 
