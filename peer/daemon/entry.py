@@ -141,7 +141,12 @@ class Joining:
         holders = StageCompany(self._roster, run_id, stages, facts.peer_id).holders()
         stage = needed_stage(holders, spec.pipeline.num_visited)
         facts.chosen = Group(run_id, part_of_stage(stage))
-        return ChosenStage(stage, has_holders=holders[stage] > 0)
+        alive = self._roster.alive(trio.current_time())
+        return ChosenStage(
+            stage,
+            has_holders=holders[stage] > 0,
+            is_trained=any(member.progress.step for member in alive),
+        )
 
 
 def _share(peer_id: str) -> float:

@@ -284,6 +284,7 @@ class Peer:
                 facts=facts,
                 events=self._events,
                 sources=self._sources,
+                roster=self._roster,
                 look_around=membership.look_around,
             )
         )

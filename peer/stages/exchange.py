@@ -236,6 +236,7 @@ class StageExchange:
             answered.set()
 
         self._answers[ticket] = tell
+        self._hear_iteration(trip)
         try:
             self._do(self._core.offered(ticket, trip))
             with trio.move_on_after(PATIENCE_S):
@@ -245,6 +246,12 @@ class StageExchange:
             if not answer:
                 self._do(self._core.withdrawn(ticket))
         return answer[0] if answer else RefusalReason.BUSY
+
+    def _hear_iteration(self, trip: Trip) -> None:
+        """An offer says what the announcement says that may have missed us: we may be new here."""
+        if isinstance(self._core, RelayCore) and trip.leg is Leg.FORWARD:
+            microbatch, now_s = trip.microbatch, trio.current_time()
+            self._do(self._core.announced(microbatch.origin, microbatch.iteration, now_s))
 
     # --- commands ---------------------------------------------------------------------------------
     def _do(self, commands: Sequence[Command]) -> None:
