@@ -153,6 +153,7 @@ DEFAULTS = {
     (Beat, "free"),
     (Beat, "ended"),
     (Beat, "group"),
+    (Beat, "validation_loss"),
     (Hello, "group"),
     (Hello, "step"),
 }
