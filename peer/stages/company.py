@@ -35,6 +35,11 @@ class StageCompany:
         """The others that hold the data and are alive, by peer id."""
         return self._views[DATA_STAGE].alive(trio.current_time())
 
+    def others(self) -> tuple[Member, ...]:
+        """All others that are alive and hold a stage, by peer id."""
+        alive = self._roster.alive(trio.current_time())
+        return tuple(member for member in alive if member.progress.group in self._groups)
+
     def relays(self) -> Relays:
         """The others that hold each further stage and train, sorted."""
         return tuple(self._training(stage) for stage in range(1, len(self._views)))

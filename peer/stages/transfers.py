@@ -18,6 +18,8 @@ from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.wire.messages import Announcement, Boundary, Credit, Kept, Lost, Noted, Offer
 from protocol.wire.versions import STAGE
 
+from .stopwatch import Stopwatch
+
 ANSWER_S: Final = 10.0
 """Patience for small answers, and for the next part of a boundary."""
 KEPT_S: Final = 60.0
@@ -43,11 +45,13 @@ class Transfers:
 
     Args:
         credit_s: longest wait for an answer to an offer.
+        stopwatch: is told how long everything took.
     """
 
-    def __init__(self, network: Network, credit_s: float) -> None:
+    def __init__(self, network: Network, credit_s: float, stopwatch: Stopwatch) -> None:
         self._network = network
         self._credit_s = credit_s
+        self._stopwatch = stopwatch
 
     def __repr__(self) -> str:
         return f"<Transfers from {self._network.peer_id}>"
@@ -58,10 +62,14 @@ class Transfers:
         try:
             stream = await self._network.open_stream(trip.receiver, STAGE)
             async with Conversation(stream) as talk:
+                began_s = trio.current_time()
                 await talk.send(offer_of(trip, outgoing.group), stall_s=ANSWER_S)
-                await talk.receive(Credit, timeout_s=self._credit_s)
+                credit, _ = await talk.receive(Credit, timeout_s=self._credit_s)
+                credited_s = trio.current_time()
+                self._stopwatch.asked(credited_s - began_s, credit.waited_s)
                 await talk.send(Boundary(outgoing.loss), outgoing.codes, stall_s=ANSWER_S)
                 await talk.receive(Kept, timeout_s=KEPT_S)
+                self._stopwatch.sent(trip.receiver, trio.current_time() - credited_s)
         except (LocoError, trio.BrokenResourceError, trio.ClosedResourceError):
             return False
         return True
