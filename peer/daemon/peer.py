@@ -245,6 +245,7 @@ class Peer:
             self._links.heard,
             sign=self._sign,
             work=self._work,
+            state_dir=self._settings.state_dir,
         )
 
     def _averaging(

@@ -1,5 +1,7 @@
 """The exchange of a peer that holds a stage, put together from its parts."""
 
+from pathlib import Path
+
 from peer.observe.facts import Facts
 from peer.ports import Network, Work
 from peer.process.bell import Bell
@@ -15,6 +17,7 @@ from protocol.run.stages import DATA_STAGE
 
 from .company import StageCompany
 from .exchange import PATIENCE_S, StageExchange
+from .given_paths import FILE_NAME, GivenPaths
 from .survey import Survey
 
 
@@ -28,6 +31,7 @@ def stage_exchange(
     *,
     sign: Sign,
     work: Work,
+    state_dir: Path,
 ) -> StageExchange:
     """The exchange of a peer that holds this stage."""
     core: StageCore
@@ -48,6 +52,7 @@ def stage_exchange(
         terms=terms_of(spec, SLOTS),
         router=planned,
         full=spec.pipeline.full_every > 0,
+        given=GivenPaths(state_dir / FILE_NAME, company.stage_of),
     )
     return StageExchange(
         stage=stage,

@@ -55,6 +55,11 @@ class StageCompany:
         group = None if member is None else member.progress.group
         return group if group in self._groups else None
 
+    def stage_of(self, peer_id: str) -> int | None:
+        """The stage of another peer; None while it is not known to be alive."""
+        group = self.group_of(peer_id)
+        return None if group is None else self._groups.index(group)
+
     def holds(self, peer_id: str, stage: int) -> bool:
         """Whether another peer, alive, holds this stage."""
         return self.group_of(peer_id) == self._groups[stage]

@@ -24,6 +24,7 @@ from protocol.errors import LocoError
 from protocol.limits import MAX_LINK_VECTOR_BYTES, MAX_SNAPSHOT_BYTES
 from protocol.membership.records import Sign
 from protocol.membership.view import TRAINING
+from protocol.pipeline.problem import US_PER_S
 from protocol.routing.measures import Measures
 from protocol.routing.planned_paths import PlannedRouter
 from protocol.routing.plans import PlannedPaths, plan_of
@@ -34,6 +35,7 @@ from protocol.wire.messages import GetLinks, GetSnapshot, LinksReply, SnapshotRe
 from protocol.wire.versions import STAGE
 
 from .company import StageCompany
+from .given_paths import GivenPaths
 
 LOOK_S: Final = 2.0
 ANSWER_S: Final = 5.0
@@ -45,6 +47,7 @@ class Survey:
     Args:
         router: takes the plans; None at relays, and where paths are drawn.
         full: whether some iterations skip nothing, and are planned too.
+        given: paths that take the place of plans, where somebody has written some.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Survey:
         terms: Terms,
         router: PlannedRouter | None,
         full: bool,
+        given: GivenPaths,
     ) -> None:
         assert facts.run_id is not None, "a stage belongs to a run"
         self._run_id = facts.run_id
@@ -72,6 +76,7 @@ class Survey:
         self._terms = terms
         self._router = router
         self._full = full
+        self._given = given
         self._proposals = Proposals(self._run_id)
         self._signed = b""
         self._snapshot: Snapshot | None = None
@@ -103,7 +108,12 @@ class Survey:
         while True:
             await trio.sleep(LOOK_S)
             self._look()
-            if self._router is not None:
+            if self._router is None:
+                continue
+            if self._given.there:
+                if (given := self._given.news()) is not None:
+                    self._adopt(self._router, (given, None))
+            else:
                 await self._agree(self._router)
 
     def _look(self) -> None:
@@ -146,9 +156,9 @@ class Survey:
     ) -> None:
         router.plan, router.full = plans
         plan, facts = router.plan, self._facts
-        facts.snapshot = None if self._snapshot is None else self._snapshot.digest
+        facts.snapshot = None if plan is None else plan.snapshot
         facts.plan = None if plan is None else plan.digest
-        facts.planned_s = None if plan is None else plan.iteration_us / 1e6
+        facts.planned_s = None if plan is None else plan.iteration_us / US_PER_S
         own = () if plan is None else plan.paths.get(self._network.peer_id, ())
         facts.paths = tuple(
             " ".join(f"{s}:{short_id(p)}" for s, p in zip(path.stages, path.relays, strict=True))

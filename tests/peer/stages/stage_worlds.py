@@ -7,6 +7,7 @@ that what comes back tells through how many stages it has gone.
 import math
 from collections import deque
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -148,9 +149,16 @@ class StagePeer:
             {"pipeline": pipeline, "training": {"batch_size": world.microbatches}}
         )
         company = StageCompany(self.roster, RUN_ID, world.stages, peer_id)
-        work = SimulatedWork(0.0)
         self.exchange = stage_exchange(
-            spec, stage, company, network, self.facts, self.heard, sign=sign, work=work
+            spec,
+            stage,
+            company,
+            network,
+            self.facts,
+            self.heard,
+            sign=sign,
+            work=SimulatedWork(0.0),
+            state_dir=world.state_dir,
         )
 
     async def run(self):
@@ -169,6 +177,7 @@ class StageWorld:
 
     def __init__(self, sizes, iterations=3, microbatches=4, routing="planned", link_of=None):
         self.routing = routing
+        self.state_dir = Path("nowhere")
         self.link_of = link_of or (lambda a, b: LINK)
         self.stages = len(sizes)
         self.sizes = sizes
@@ -180,7 +189,8 @@ class StageWorld:
         self.scopes = {}
 
     def link(self, one, other):
-        return self.link_of(self.places[one], self.places[other])
+        known = one in self.places and other in self.places
+        return self.link_of(self.places[one], self.places[other]) if known else LINK
 
     @asynccontextmanager
     async def running(self):
