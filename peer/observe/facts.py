@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from peer.observe.pipeline_facts import PipelineFacts
 from peer.observe.status import RECENT_ROUNDS, PeerState
 from peer.state.held_part import HeldPart
 from protocol.gossip.matchmaking_events import Snapshot
@@ -43,7 +44,7 @@ class Facts:
             for another group, by reason.
         lost_blocks, repeated_blocks: of the whole swarm, by changes of its members.
         restarts: trainer restarts by reason.
-        microbatches: counted where we hold a stage.
+        microbatches, pipeline: where we hold a stage.
         codec: of the run; None while unknown.
         loops: what codes in it, for `trainer` and `daemon` (`peer.codec.Codec.loops_for`).
     """
@@ -87,6 +88,7 @@ class Facts:
     skipped: Counter[SkipReason] = field(default_factory=Counter)
     restarts: Counter[str] = field(default_factory=Counter)
     microbatches: Counter[Counted] = field(default_factory=Counter)
+    pipeline: PipelineFacts = field(default_factory=PipelineFacts)
     codec: str | None = None
     loops: dict[str, str] = field(default_factory=dict)
     doing: str = "starting"

@@ -21,7 +21,6 @@ from peer.process.bell import Bell
 from peer.rounds.way import TrainerLine
 from peer.training.stages import messages as told
 from peer.training.stages.messages import StageCommand, StageEvent
-from peer.training.stages.sizes import SLOTS
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.membership.group import other_group_sentence
 from protocol.membership.view import TRAINING, Member
@@ -31,13 +30,25 @@ from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
-from protocol.run.run_spec import RunSpec
 from protocol.run.stages import DATA_STAGE
-from protocol.wire.messages import Announcement, Boundary, Credit, Kept, Lost, Noted, Offer, Refusal
+from protocol.wire.messages import (
+    Announcement,
+    Boundary,
+    Credit,
+    GetLinks,
+    GetSnapshot,
+    Kept,
+    Lost,
+    Noted,
+    Offer,
+    Refusal,
+)
 from protocol.wire.versions import STAGE
 
 from .company import StageCompany
 from .line import Line, for_trainer
+from .stopwatch import Stopwatch
+from .survey import Survey
 from .transfers import ANSWER_S, Outgoing, Transfers, trip_of
 
 TICK_S: Final = 0.5
@@ -53,6 +64,7 @@ class StageExchange:
         stage: ours.
         heard: rings when a peer has told anything.
         total_steps: nominal steps of the run.
+        survey: measures and plans.
     """
 
     def __init__(
@@ -65,6 +77,7 @@ class StageExchange:
         facts: Facts,
         heard: Bell,
         total_steps: int,
+        survey: Survey,
     ) -> None:
         self._facts = facts
         facts.microbatches = core.counts
@@ -74,7 +87,11 @@ class StageExchange:
         self._core = core
         self._company = company
         self._network = network
-        self._transfers = Transfers(network, PATIENCE_S)
+        self._survey = survey
+        has_loss = stage == DATA_STAGE
+        self._stopwatch = Stopwatch(survey.measures, facts.pipeline, has_loss=has_loss)
+        self._transfers = Transfers(network, PATIENCE_S, self._stopwatch)
+        self._plans: dict[PeerId, str] = {}
         self._line: Line | None = None
         self._answers: dict[int, Callable[[RefusalReason | None], None]] = {}
         self._next_ticket = 0
@@ -89,6 +106,7 @@ class StageExchange:
         ring = line.trainer.boundaries
         assert ring is not None, "a trainer of a stage has boundaries"
         self._line = Line(ring)
+        self._stopwatch.restarted(trio.current_time())
         line.nursery.start_soon(self._line.run, line)
         self._do(self._core.restarted())
 
@@ -97,15 +115,19 @@ class StageExchange:
         now_s = trio.current_time()
         match event:
             case told.Produced(leg, number, slot, loss):
+                self._stopwatch.produced(leg, number, now_s)
                 self._do(self._core.produced(Leg(leg), number, slot, loss, now_s))
             case told.Returned(number):
+                self._stopwatch.returned(number, now_s)
                 self._do(self._core.returned(number, now_s))
             case told.Taken(slot):
                 self._free_inbound(slot)
             case told.Begun(microbatches):
                 assert isinstance(self._core, DataPeerCore)
+                self._stopwatch.begun(now_s)
                 self._do(self._core.begun(microbatches, now_s))
             case told.Stepped():
+                self._stopwatch.stepped()
                 if isinstance(self._core, RelayCore):
                     self._do(self._core.stepped(now_s))
             case told.Waiting():
@@ -135,6 +157,7 @@ class StageExchange:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             await self._network.serve(STAGE, self._answer)
+            nursery.start_soon(self._survey.run)
             while True:
                 await trio.sleep(TICK_S)
                 now_s = trio.current_time()
@@ -155,13 +178,19 @@ class StageExchange:
 
     async def _answer(self, stream: Stream) -> None:
         async with Conversation(stream) as talk:
-            message, _ = await talk.receive(Offer, Announcement, Lost, timeout_s=ANSWER_S)
+            message, _ = await talk.receive(
+                Offer, Announcement, Lost, GetLinks, GetSnapshot, timeout_s=ANSWER_S
+            )
+            if isinstance(message, GetLinks | GetSnapshot):
+                await self._survey.answer(talk, message)
+                return
             assert isinstance(message, Offer | Announcement | Lost)
             refusal = self._refusal(message, talk.remote_peer_id)
             if refusal is not None:
                 await talk.send(refusal, stall_s=ANSWER_S)
             elif isinstance(message, Offer):
-                await self._take(talk, trip_of(message, talk.remote_peer_id, self._network.peer_id))
+                ends = talk.remote_peer_id, self._network.peer_id
+                await self._take(talk, trip_of(message, *ends, self._stage))
             else:
                 await talk.send(Noted(self._note(message, talk.remote_peer_id)), stall_s=ANSWER_S)
 
@@ -201,6 +230,9 @@ class StageExchange:
         raise RemoteProtocolError(f"a {type(message).__name__} is not for this stage")
 
     async def _take(self, talk: Conversation, trip: Trip) -> None:
+        if trip.leg is Leg.FORWARD and isinstance(self._core, RelayCore):
+            self._compare_plans(trip)
+        offered_s = trio.current_time()
         refusal = await self._ask_core(trip)
         if refusal is not None:
             sentence = f"microbatch {trip.microbatch.index}: {refusal}"
@@ -211,7 +243,8 @@ class StageExchange:
         try:
             slot = await line.take_slot()
             try:
-                await talk.send(Credit(), stall_s=ANSWER_S)
+                credited_s = trio.current_time()
+                await talk.send(Credit(credited_s - offered_s), stall_s=ANSWER_S)
                 boundary, _ = await talk.receive(
                     Boundary, into=line.ring.slot(slot), timeout_s=ANSWER_S, stall_s=ANSWER_S
                 )
@@ -221,10 +254,19 @@ class StageExchange:
         except (LocoError, trio.BrokenResourceError, trio.ClosedResourceError):
             self._do(self._core.broke_off(trip, trio.current_time()))
             raise
+        self._stopwatch.received(trip.sender, trio.current_time() - credited_s)
         if line is not self._line:
             return  # its trainer is gone, and all that it held
         self._do(self._core.arrived(trip, slot, boundary.loss))
         await talk.send(Kept(), stall_s=ANSWER_S)
+
+    def _compare_plans(self, trip: Trip) -> None:
+        """Count what comes by another plan than the others' microbatches of late."""
+        if trip.plan is not None:
+            self._plans[trip.microbatch.origin] = trip.plan
+            self._facts.pipeline.other_plans += any(
+                plan != trip.plan for plan in self._plans.values()
+            )
 
     async def _ask_core(self, trip: Trip) -> RefusalReason | None:
         """Whether a trip is welcome; waits for its turn."""
@@ -279,6 +321,10 @@ class StageExchange:
                     self._start(self._tell_lost, peer_id, microbatch)
 
     def _tell(self, command: StageCommand) -> None:
+        if isinstance(command, told.Deliver):
+            self._stopwatch.delivered(command.leg, command.microbatch, trio.current_time())
+        elif isinstance(command, told.Drop):
+            self._stopwatch.dropped(command.microbatch)
         if self._line is not None:
             self._line.send(command)
 
@@ -322,28 +368,3 @@ def _doing(missing: Sequence[int]) -> str:
         return "training"
     stages = " and ".join(str(stage) for stage in missing)
     return f"waiting for a peer that holds stage {stages}"
-
-
-def stage_exchange(
-    spec: RunSpec, stage: int, company: StageCompany, network: Network, facts: Facts, heard: Bell
-) -> StageExchange:
-    """The exchange of a peer that holds this stage."""
-    core: StageCore
-    if stage == DATA_STAGE:
-        core = DataPeerCore(
-            network.peer_id,
-            spec.pipeline.num_visited,
-            PATIENCE_S,
-            full_every=spec.pipeline.full_every,
-        )
-    else:
-        core = RelayCore(SLOTS, PATIENCE_S)
-    return StageExchange(
-        stage=stage,
-        core=core,
-        company=company,
-        network=network,
-        facts=facts,
-        heard=heard,
-        total_steps=spec.total_rounds * spec.sync.inner_steps,
-    )

@@ -18,6 +18,8 @@ from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.wire.messages import Announcement, Boundary, Credit, Kept, Lost, Noted, Offer
 from protocol.wire.versions import STAGE
 
+from .stopwatch import Stopwatch
+
 ANSWER_S: Final = 10.0
 """Patience for small answers, and for the next part of a boundary."""
 KEPT_S: Final = 60.0
@@ -43,11 +45,13 @@ class Transfers:
 
     Args:
         credit_s: longest wait for an answer to an offer.
+        stopwatch: is told how long everything took.
     """
 
-    def __init__(self, network: Network, credit_s: float) -> None:
+    def __init__(self, network: Network, credit_s: float, stopwatch: Stopwatch) -> None:
         self._network = network
         self._credit_s = credit_s
+        self._stopwatch = stopwatch
 
     def __repr__(self) -> str:
         return f"<Transfers from {self._network.peer_id}>"
@@ -58,10 +62,14 @@ class Transfers:
         try:
             stream = await self._network.open_stream(trip.receiver, STAGE)
             async with Conversation(stream) as talk:
+                began_s = trio.current_time()
                 await talk.send(offer_of(trip, outgoing.group), stall_s=ANSWER_S)
-                await talk.receive(Credit, timeout_s=self._credit_s)
+                credit, _ = await talk.receive(Credit, timeout_s=self._credit_s)
+                credited_s = trio.current_time()
+                self._stopwatch.asked(credited_s - began_s, credit.waited_s)
                 await talk.send(Boundary(outgoing.loss), outgoing.codes, stall_s=ANSWER_S)
                 await talk.receive(Kept, timeout_s=KEPT_S)
+                self._stopwatch.sent(trip.receiver, trio.current_time() - credited_s)
         except (LocoError, trio.BrokenResourceError, trio.ClosedResourceError):
             return False
         return True
@@ -98,19 +106,29 @@ def offer_of(trip: Trip, group: str) -> Offer:
         trip.leg,
         trip.path,
         trip.place,
+        trip.stages,
+        trip.plan,
     )
 
 
-def trip_of(offer: Offer, sender: PeerId, receiver: PeerId) -> Trip:
+def trip_of(offer: Offer, sender: PeerId, receiver: PeerId, stage: int) -> Trip:
     """The trip of an offer, checked against the ends of its stream.
+
+    Args:
+        stage: the receiver's.
 
     Raises:
         RemoteProtocolError: this sender has no business with it, or it is not for us.
     """
     microbatch = Microbatch(offer.origin, offer.iteration, offer.index)
-    trip = Trip(microbatch, Leg(offer.leg), offer.path, offer.place)
+    leg = Leg(offer.leg)
+    trip = Trip(microbatch, leg, offer.path, offer.place, offer.stages, offer.plan)
     if len(set(trip.path)) != len(trip.path) or not trip.path or offer.origin in trip.path:
         raise RemoteProtocolError("a path visits every peer once, its data peer never")
     if trip.place > len(trip.path) + 1 or (trip.sender, trip.receiver) != (sender, receiver):
         raise RemoteProtocolError("a boundary goes from one peer of its path to the next")
+    if len(trip.stages) != len(trip.path):
+        raise RemoteProtocolError("a path says the stage of each of its relays")
+    if 1 <= trip.place <= len(trip.path) and trip.stages[trip.place - 1] != stage:
+        raise RemoteProtocolError(f"a path says that stage {stage} is another one")
     return trip

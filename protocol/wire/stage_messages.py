@@ -4,8 +4,10 @@
     > Boundary + codes    < Kept
     > Announcement  < Noted
     > Lost          < Noted
+    > GetLinks      < LinksReply + the peer's link vector, empty before the first
+    > GetSnapshot   < SnapshotReply + snapshot, empty where the asker has it
 
-What is meant by them stands in protocol/microbatch.
+What is meant by them stands in protocol/microbatch, and in protocol/routing for the last two.
 """
 
 from dataclasses import dataclass
@@ -14,7 +16,16 @@ from typing import Annotated
 from protocol.limits import MAX_RELAYS_OF_PATH
 from protocol.microbatch.trip import Leg
 
-from .field_types import Count, Digest, MaybeNonNegative, PeerIdText, RelayPath
+from .field_types import (
+    Count,
+    Digest,
+    MaybeDigest,
+    MaybeNonNegative,
+    NonNegative,
+    PeerIdText,
+    RelayPath,
+    RelayStages,
+)
 from .fields import Choice, Integer
 
 
@@ -24,6 +35,8 @@ class Offer:
 
     Attributes:
         group: digest of the stage's group that is meant.
+        stages: of each relay of the path.
+        plan: digest of the plan that the path was taken from; relays only compare it.
     """
 
     group: Digest
@@ -33,11 +46,19 @@ class Offer:
     leg: Annotated[Leg, Choice(Leg)]
     path: RelayPath
     place: Annotated[int, Integer(0, MAX_RELAYS_OF_PATH + 1)]
+    stages: RelayStages
+    plan: MaybeDigest
 
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """It may."""
+    """It may.
+
+    Attributes:
+        waited_s: how long the offer waited for it, by the receiver's clock.
+    """
+
+    waited_s: NonNegative
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +99,35 @@ class Lost:
     group: Digest
     iteration: Count
     index: Count
+
+
+@dataclass(frozen=True, slots=True)
+class GetLinks:
+    """What have you measured?"""
+
+
+@dataclass(frozen=True, slots=True)
+class LinksReply:
+    """The sender's newest link vector follows (protocol/routing/vectors.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GetSnapshot:
+    """From which snapshot do you plan?
+
+    Attributes:
+        known: digest of the asker's own.
+    """
+
+    known: MaybeDigest
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotReply:
+    """The snapshot follows, unless the asker has it (protocol/routing/snapshots.py).
+
+    Attributes:
+        digest: of the sender's snapshot; None before the first.
+    """
+
+    digest: MaybeDigest
