@@ -5,7 +5,8 @@ from typing import Any, Final
 
 import tomlkit
 
-from protocol.run.run_spec import PipelineSection, RunSpec
+from protocol.run.pipeline_section import PipelineSection
+from protocol.run.run_spec import RunSpec
 
 PEERS: Final = 4
 STEPS: Final = {"noloco": 700, "diloco": 480, "pipeline": 500}
