@@ -76,7 +76,11 @@ class Founding:
 
 
 class Joining:
-    """The run that a bootstrap address leads to."""
+    """The run that a bootstrap address leads to.
+
+    Args:
+        stage: of a pipeline, that this machine shall hold; None chooses.
+    """
 
     def __init__(
         self,
@@ -89,6 +93,7 @@ class Joining:
         provision: Provision,
         facts: Facts,
         events: EventLog,
+        stage: int | None = None,
     ) -> None:
         self._bootstrap = bootstrap
         self._directory = directory
@@ -98,6 +103,7 @@ class Joining:
         self._provision = provision
         self._facts = facts
         self._events = events
+        self._stage = stage
 
     def __repr__(self) -> str:
         return f"<Joining through {self._bootstrap!r}>"
@@ -130,7 +136,7 @@ class Joining:
         return signed, supplies
 
     async def _choose_stage(self, spec: RunSpec, run_id: str) -> ChosenStage:
-        """Listen, choose the stage that needs us most, and let all know.
+        """Listen, choose the stage that needs us most, unless it is given, and let all know.
 
         Newcomers that come together listen for different times, so that the later ones hear what
         the earlier ones have chosen.
@@ -139,7 +145,8 @@ class Joining:
         facts.now_doing("looking which stage needs a peer")
         await trio.sleep(LOOK_AROUND_S * (1 + LATECOMERS * _share(facts.peer_id)))
         holders = StageCompany(self._roster, run_id, stages, facts.peer_id).holders()
-        stage = needed_stage(holders, spec.pipeline.num_visited)
+        needed = needed_stage(holders, spec.pipeline.num_visited)
+        stage = needed if self._stage is None else self._stage
         facts.chosen = Group(run_id, part_of_stage(stage))
         alive = self._roster.alive(trio.current_time())
         return ChosenStage(

@@ -117,7 +117,7 @@ class _Daemon:
             nursery.start_soon(_watch_network, network, directory, ports.events, restarts)
             nursery.start_soon(_watch_directory, directory, ports.events, restarts)
             nursery.start_soon(self._stop_when_asked, peer)
-            await assembly.run(peer, spec, self._config.bootstrap)
+            await assembly.run(peer, spec, self._config.bootstrap, self._config.stage)
             nursery.cancel_scope.cancel()
 
     async def _serve_metrics(self, nursery: trio.Nursery, report: Report) -> str:
