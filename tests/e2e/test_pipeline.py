@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from swarm import INNER_STEPS, RUN_SPEC, START_S, Peer, Swarm
+from swarm import INNER_STEPS, RUN_SPEC, START_S, Peer, Swarm, wait_until
 
 from peer.observe.event_names import EventName
 from protocol.membership.group import Group
@@ -83,3 +83,21 @@ def test_a_stage_that_all_have_left_is_rebuilt_from_its_neighbours(pipeline: Swa
     assert rebuilt["remotes"] == [data_peer.peer_id]
     data_peer.wait_event(EventName.ROUND_CLOSED, START_S, round=data_peer.status()["round"])
     assert newcomer.status()["step"] > step
+
+
+@pytest.mark.long
+def test_a_data_peer_goes_over_to_a_stage_that_has_lost_its_last_relay(pipeline: Swarm) -> None:
+    founder = founded(pipeline, SPEC.replace(f"= {STEPS}\n", f"= {NO_END}\n"))
+    relay = pipeline.join(founder)
+    founder.wait_event(EventName.ROUND_CLOSED, START_S)
+    other = pipeline.join(founder)
+    other.wait_event(EventName.ROUND_CLOSED, START_S)
+    relay.kill()
+
+    both = (founder, other)
+    gone = lambda: [peer for peer in both if peer.events(EventName.STAGE_REBUILT)]
+    (moved,) = wait_until(gone, "one of them takes the stage", timeout_s=300, peers=both)
+    (stayed,) = (peer for peer in both if peer is not moved)
+    (rebuilt,) = moved.events(EventName.STAGE_REBUILT)
+    assert (rebuilt["stage"], rebuilt["remotes"]) == (1, [stayed.peer_id])
+    stayed.wait_event(EventName.ROUND_CLOSED, START_S, round=stayed.status()["round"])
