@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from peer.observe.status import Status, short_id
+from peer.observe.names import short_id
+from peer.observe.status import Status
 
 from .reading import Reading
 from .table import human_bytes

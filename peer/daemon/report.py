@@ -11,6 +11,7 @@ from peer.observe.status import Outcomes, PeerState, PeerStatus, Status
 from peer.ports import Network
 from peer.rounds.timing import RoundTiming
 from protocol.membership.view import Roster
+from protocol.run.stages import stage_of_part
 
 from .links import Links
 
@@ -79,6 +80,7 @@ class Report:
             metrics=self.metrics_url,
             part=facts.held.group.part if facts.held else None,
             microbatches={str(what): count for what, count in facts.microbatches.items()},
+            pipeline=facts.pipeline.to_json() if self._holds_stage else None,
             codec=_codec_sentence(facts),
             doing=facts.doing,
             since_s=now_s - facts.doing_since_s,
@@ -110,6 +112,7 @@ class Report:
             healed_s=facts.healed_s,
             refused=dict(facts.refused),
             microbatches=dict(facts.microbatches),
+            pipeline=facts.pipeline if self._holds_stage else None,
             group=facts.group,
             part=None if facts.held is None else facts.held.group.part,
             round=facts.round if facts.run_id else None,
@@ -118,6 +121,11 @@ class Report:
             directory_restarts=self._restarts.directory,
             loops=dict(facts.loops),
         )
+
+    @property
+    def _holds_stage(self) -> bool:
+        held = self._facts.held
+        return held is not None and stage_of_part(held.group.part) is not None
 
     def _outcomes(self) -> Outcomes:
         facts = self._facts

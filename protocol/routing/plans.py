@@ -15,7 +15,7 @@ from protocol.pipeline.assignment import NoPlan
 from protocol.pipeline.mending import mended
 from protocol.pipeline.plan import Plan
 from protocol.pipeline.planner import Budget, Planned, plan_paths
-from protocol.pipeline.problem import Problem
+from protocol.pipeline.problem import US_PER_S, Problem
 from protocol.pipeline.simulator import Order
 
 from .snapshots import Snapshot, Terms
@@ -40,6 +40,11 @@ class PlannedPaths:
     digest: str
     iteration_us: int
     paths: Mapping[str, tuple[Path, ...]]
+
+    @property
+    def iteration_s(self) -> float:
+        """`iteration_us` in seconds."""
+        return self.iteration_us / US_PER_S
 
 
 def plan_of(snapshot: Snapshot, terms: Terms, visited: int) -> PlannedPaths | None:

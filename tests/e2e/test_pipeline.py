@@ -1,5 +1,5 @@
-"""A pipeline of real processes: a data peer and a relay train one model, and a dead trainer ends
-nothing."""
+"""Pipelines of real processes: a data peer and a relay train one model, and a dead trainer ends
+nothing; two data peers make the same plan of what all have measured."""
 
 import signal
 from collections.abc import Iterator
@@ -56,3 +56,25 @@ def test_two_stages_train_to_the_end_though_a_trainer_is_killed(pipeline: Swarm)
     relay.wait_event(EventName.RUN_FINISHED, START_S)
     assert finished["validation_loss"] < first - FALLEN_NATS
     assert relay.events(EventName.VALIDATED) == []
+
+
+def test_two_data_peers_plan_from_one_snapshot(pipeline: Swarm) -> None:
+    endless = SPEC.replace(f"total_steps = {STEPS}", "total_steps = 1000000")
+    (pipeline.folder("run.toml")).write_text(endless)
+    first = pipeline.launch("founder0", "start", str(pipeline.folder("run.toml")))
+    first.wait_event(EventName.TRAINER_STARTED, START_S)
+    relay = pipeline.join(first)
+    relay.wait_event(EventName.TRAINER_STARTED, START_S)
+    second = pipeline.join(first)
+    second.wait_event(EventName.TRAINER_STARTED, START_S)
+
+    def agree() -> bool:
+        one, other = (peer.status()["pipeline"] for peer in (first, second))
+        same = one["plan"] == other["plan"] and one["snapshot"] == other["snapshot"]
+        return same and one["plan"] is not None and bool(one["paths"] and other["paths"])
+
+    first.wait_for("the plan that the other data peer has", agree, START_S)
+    shown = first.status()["pipeline"]
+    assert shown["planned_s"] > 0
+    assert len(shown["links"]) == 2
+    assert len(shown["paths"]) == 4
