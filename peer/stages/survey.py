@@ -166,9 +166,8 @@ class Survey:
 
     # --- gathering --------------------------------------------------------------------------------
     async def _proposed(self) -> Snapshot | None:
-        others = [member.peer_id for member in self._company.others()]
-        await self._gather(others)
-        self._proposals.keep([self._network.peer_id, *others])
+        await self._gather([member.peer_id for member in self._company.others()])
+        self._proposals.keep({**self._company.stages(), self._network.peer_id: self._stage})
         return self._proposals.due(self._snapshot, trio.current_time())
 
     async def _gather(self, peer_ids: Sequence[PeerId]) -> None:

@@ -48,7 +48,7 @@ class PlannedPaths:
 
 
 def plan_of(snapshot: Snapshot, terms: Terms, visited: int) -> PlannedPaths | None:
-    """The plan; None where there is none."""
+    """The plan; None where there is none, or too many ways to choose from."""
     problem = snapshot.problem(terms, visited)
     if problem is None:
         return None
@@ -58,9 +58,9 @@ def plan_of(snapshot: Snapshot, terms: Terms, visited: int) -> PlannedPaths | No
         looser = replace(problem, rules=replace(problem.rules, stage_slack=slack))
         try:
             found = plan_paths(looser, stages, quotas, BUDGET, Order.BACKWARD_FIRST)
-        except LocalProtocolError as error:
-            if isinstance(error, NoPlan):
-                continue
+        except NoPlan:
+            continue
+        except LocalProtocolError:
             return None
         better = mended(looser, found.plan, MENDING, Order.BACKWARD_FIRST)
         return _told(snapshot, looser, found if better is None else better)
