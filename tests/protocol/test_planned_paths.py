@@ -37,10 +37,16 @@ def problem_of(measured):
 def as_plan(measured, paths):
     """Paths by peer id as the planner has them."""
     number = {peer.peer_id: n for n, peer in enumerate(measured.peers)}
-    own = [[] for _ in measured.peers]
+    own: list[list[tuple[int, ...]]] = [[] for _ in measured.peers]
     for origin, each in paths.items():
         own[number[origin]] = [tuple(number[relay] for relay in path.relays) for path in each]
     return Plan(tuple(STAGES), tuple(map(tuple, own)))
+
+
+def planned(measured, visited=3):
+    found = plan_of(measured.snapshot(), measured.terms(visited), visited)
+    assert found is not None
+    return found
 
 
 def iteration_us(measured, paths):
@@ -62,7 +68,7 @@ def drawn(measured, seed=1):
 def test_a_plan_is_legal_and_the_same_for_all_that_hold_the_snapshot():
     measured = world()
     snapshot, terms = measured.snapshot(), measured.terms()
-    found = plan_of(snapshot, terms, terms.visited)
+    found = planned(measured)
     assert found == plan_of(Snapshot.read(snapshot.data, RUN_ID), terms, terms.visited)
     assert sorted(found.paths) == sorted(measured.origins())
     assert {len(paths) for paths in found.paths.values()} == {8}
@@ -73,14 +79,14 @@ def test_a_plan_is_legal_and_the_same_for_all_that_hold_the_snapshot():
 
 def test_planned_paths_beat_drawn_ones_on_unequal_links():
     measured = world()
-    found = plan_of(measured.snapshot(), measured.terms(), 3)
+    found = planned(measured)
     draws = [iteration_us(measured, drawn(measured, seed)) for seed in range(8)]
     assert found.iteration_us < 0.8 * min(each for each in draws if each is not None)
     assert found.iteration_us < 0.7 * mean(each for each in draws if each is not None)
 
 
 def test_a_link_that_worsens_changes_the_plan_and_its_loss_is_avoided():
-    before = plan_of(world().snapshot(), world().terms(), 3)
+    before = planned(world())
     used = {
         tuple(sorted((origin, path.relays[0])))
         for origin, paths in before.paths.items()
@@ -93,7 +99,7 @@ def test_a_link_that_worsens_changes_the_plan_and_its_loss_is_avoided():
         return 2_000_000 if tuple(sorted((peers[a], peers[b]))) == bad else rtt_us(a, b)
 
     measured = world(worse)
-    after = plan_of(measured.snapshot(), measured.terms(), 3)
+    after = planned(measured)
     assert after.digest != before.digest
     assert after.iteration_us < 0.7 * iteration_us(measured, before.paths)
 
@@ -106,8 +112,7 @@ def test_no_plan_while_a_stage_has_nobody():
 def test_shares_that_do_not_come_out_even_are_planned_with_some_slack():
     stages = [0, 0, 0, 0, *[1 + i % 5 for i in range(12)]]
     measured = MeasuredWorld(stages, lambda a, b: 20_000 + 10_000 * ((3 * a + 5 * b) % 7))
-    found = plan_of(measured.snapshot(), measured.terms(4), 4)
-    assert found is not None
+    assert planned(measured, 4).iteration_us > 0
 
 
 # --- the router -----------------------------------------------------------------------------------
@@ -125,16 +130,16 @@ def routed():
 def test_paths_are_drawn_until_there_is_a_plan(routed):
     measured, router = routed
     assert {path.plan for path in router.paths(1, 8, measured.relays())} == {None}
-    router.plan = plan_of(measured.snapshot(), measured.terms(), 3)
+    router.plan = planned(measured)
     assert tuple(router.paths(2, 8, measured.relays())) == router.plan.paths[measured.origins()[0]]
     assert len(router.paths(2, 11, measured.relays())) == 11
 
 
 def test_iterations_that_skip_nothing_have_a_plan_of_their_own(routed):
     measured, router = routed
-    router.plan = plan_of(measured.snapshot(), measured.terms(), 3)
+    router.plan = planned(measured)
     assert {path.plan for path in router.paths(5, 8, measured.relays())} == {None}
-    router.full = plan_of(measured.snapshot(), measured.terms(), 4)
+    router.full = planned(measured, 4)
     paths = router.paths(5, 8, measured.relays())
     assert {path.plan for path in paths} == {router.full.digest}
     assert {len(path.relays) for path in paths} == {3}
@@ -142,7 +147,7 @@ def test_iterations_that_skip_nothing_have_a_plan_of_their_own(routed):
 
 def test_relays_that_are_missing_are_replaced_by_their_stage_alone(routed):
     measured, router = routed
-    router.plan = plan_of(measured.snapshot(), measured.terms(), 3)
+    router.plan = planned(measured)
     before = router.paths(1, 8, measured.relays())
     gone = before[0].relays[0]
     left = tuple(tuple(peer for peer in stage if peer != gone) for stage in measured.relays())
@@ -155,7 +160,7 @@ def test_relays_that_are_missing_are_replaced_by_their_stage_alone(routed):
 
 def test_a_stage_that_has_nobody_is_left_out(routed):
     measured, router = routed
-    router.plan = plan_of(measured.snapshot(), measured.terms(), 3)
+    router.plan = planned(measured)
     left = ((), *measured.relays()[1:])
     paths = router.paths(1, 8, left)
     assert len(paths) == 8
@@ -164,7 +169,7 @@ def test_a_stage_that_has_nobody_is_left_out(routed):
 
 def test_what_sets_out_again_goes_another_way(routed):
     measured, router = routed
-    router.plan = plan_of(measured.snapshot(), measured.terms(), 3)
+    router.plan = planned(measured)
     before = router.paths(1, 8, measured.relays())[0]
     gone = before.relays[0]
     left = tuple(tuple(peer for peer in stage if peer != gone) for stage in measured.relays())

@@ -47,7 +47,7 @@ def test_a_data_peer_has_a_loss_and_iterations(watched):
 
 
 def test_waiting_for_a_slot_is_not_sending(watched):
-    measures, facts, make = watched
+    _, facts, make = watched
     stopwatch = make(has_loss=True)
     stopwatch.asked(3.0, 2.5)
     stopwatch.asked(1.0, 5.0)  # no longer than it was away
