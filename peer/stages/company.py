@@ -40,6 +40,11 @@ class StageCompany:
         alive = self._roster.alive(trio.current_time())
         return tuple(member for member in alive if member.progress.group in self._groups)
 
+    def stages(self) -> dict[str, int]:
+        """The stage of each of them."""
+        held = ((member.peer_id, member.progress.group) for member in self.others())
+        return {peer_id: self._groups.index(group) for peer_id, group in held if group}
+
     def relays(self) -> Relays:
         """The others that hold each further stage and train, sorted."""
         return tuple(self._training(stage) for stage in range(1, len(self._views)))
