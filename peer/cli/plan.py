@@ -5,14 +5,13 @@ stands in the run spec's [pipeline] counts, options override it.
 """
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from peer.options.config import ConfigError
 from protocol.errors import InvalidRunSpec
-from protocol.pipeline.problem import PathRules
-from protocol.pipeline.question import REAL_RULES, Question
+from protocol.pipeline.question import Question, rules_of
 from protocol.pipeline.tables import link_matrices, parse_links, parse_peers
 from protocol.pipeline.what_if import what_if
 from protocol.pipeline.workload import BOUNDARY_CODECS, workload_of
@@ -88,7 +87,7 @@ def _question(run_toml: Path, peers: Path, links: Path | None, options: PlanOpti
         _visited(pipeline, stages) if options.visited is None else options.visited,
         pipeline.microbatches if options.microbatches is None else options.microbatches,
         codec,
-        _rules(pipeline),
+        rules_of(pipeline),
         pipeline.full_every if options.full_every is None else options.full_every,
     )
 
@@ -96,16 +95,6 @@ def _question(run_toml: Path, peers: Path, links: Path | None, options: PlanOpti
 def _visited(pipeline: PipelineSection, stages: int) -> int:
     """Those of the run spec, where its stages are the ones that are planned for."""
     return pipeline.num_visited if stages == pipeline.stages else max(2, visited_of(stages))
-
-
-def _rules(pipeline: PipelineSection) -> PathRules:
-    return replace(
-        REAL_RULES,
-        max_swaps=pipeline.max_swaps,
-        max_swap_distance=pipeline.max_swap_distance,
-        max_swap_sum=pipeline.max_swap_sum,
-        max_jump=pipeline.max_jump,
-    )
 
 
 def _text(path: Path) -> str:

@@ -31,6 +31,7 @@ from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
+from protocol.routing.routers import path_rules, router_of
 from protocol.run.run_spec import RunSpec
 from protocol.run.stages import DATA_STAGE
 from protocol.wire.messages import Announcement, Boundary, Credit, Kept, Lost, Noted, Offer, Refusal
@@ -161,7 +162,8 @@ class StageExchange:
             if refusal is not None:
                 await talk.send(refusal, stall_s=ANSWER_S)
             elif isinstance(message, Offer):
-                await self._take(talk, trip_of(message, talk.remote_peer_id, self._network.peer_id))
+                ends = talk.remote_peer_id, self._network.peer_id
+                await self._take(talk, trip_of(message, *ends, self._stage))
             else:
                 await talk.send(Noted(self._note(message, talk.remote_peer_id)), stall_s=ANSWER_S)
 
@@ -323,12 +325,8 @@ def stage_exchange(
     """The exchange of a peer that holds this stage."""
     core: StageCore
     if stage == DATA_STAGE:
-        core = DataPeerCore(
-            network.peer_id,
-            spec.pipeline.num_visited,
-            PATIENCE_S,
-            full_every=spec.pipeline.full_every,
-        )
+        router = router_of(spec, network.peer_id, path_rules(spec, SLOTS))
+        core = DataPeerCore(network.peer_id, router, PATIENCE_S)
     else:
         core = RelayCore(SLOTS, PATIENCE_S)
     return StageExchange(

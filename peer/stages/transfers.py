@@ -98,19 +98,29 @@ def offer_of(trip: Trip, group: str) -> Offer:
         trip.leg,
         trip.path,
         trip.place,
+        trip.stages,
+        trip.plan,
     )
 
 
-def trip_of(offer: Offer, sender: PeerId, receiver: PeerId) -> Trip:
+def trip_of(offer: Offer, sender: PeerId, receiver: PeerId, stage: int) -> Trip:
     """The trip of an offer, checked against the ends of its stream.
+
+    Args:
+        stage: the receiver's.
 
     Raises:
         RemoteProtocolError: this sender has no business with it, or it is not for us.
     """
     microbatch = Microbatch(offer.origin, offer.iteration, offer.index)
-    trip = Trip(microbatch, Leg(offer.leg), offer.path, offer.place)
+    leg = Leg(offer.leg)
+    trip = Trip(microbatch, leg, offer.path, offer.place, offer.stages, offer.plan)
     if len(set(trip.path)) != len(trip.path) or not trip.path or offer.origin in trip.path:
         raise RemoteProtocolError("a path visits every peer once, its data peer never")
     if trip.place > len(trip.path) + 1 or (trip.sender, trip.receiver) != (sender, receiver):
         raise RemoteProtocolError("a boundary goes from one peer of its path to the next")
+    if len(trip.stages) != len(trip.path):
+        raise RemoteProtocolError("a path says the stage of each of its relays")
+    if 1 <= trip.place <= len(trip.path) and trip.stages[trip.place - 1] != stage:
+        raise RemoteProtocolError(f"a path says that stage {stage} is another one")
     return trip

@@ -4,7 +4,8 @@ Rules
   1. An iteration's number is the next one, or the newest that any relay has heard of: data peers
      that are behind catch up at once. A data peer announces an iteration when nothing of the one
      before is under way any more (relay.py).
-  2. Paths are chosen when an iteration sets out, over the relays that are there then. It sets out
+  2. A router (paths.py) chooses paths when an iteration sets out, over the relays that are there
+     then. It sets out
      when every stage has one: until then its microbatches wait where they are, and nothing is
      trained.
   3. A microbatch is lost when a trip of it fails, when a relay says so, and when a relay of its
@@ -38,7 +39,7 @@ from .commands import (
     TellLost,
 )
 from .counts import Counted
-from .paths import Relays, paths_of
+from .paths import Path, Relays, Router
 from .trip import Leg, Microbatch, Trip
 
 ATTEMPTS: Final = 4
@@ -50,6 +51,7 @@ class _Away:
     """A microbatch on its way.
 
     Attributes:
+        way: its path, with stages.
         since_s: when it set out first.
         attempt: 1 for the first.
         turned: whether its gradient is on its way back.
@@ -57,11 +59,16 @@ class _Away:
 
     number: int
     microbatch: Microbatch
-    path: tuple[str, ...]
+    way: Path
     since_s: float
     leg: Leg
     attempt: int = 1
     turned: bool = False
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The relays that it visits."""
+        return self.way.relays
 
 
 @dataclass(slots=True)
@@ -77,7 +84,7 @@ class _Iteration:
     """
 
     left: int = 0
-    paths: deque[tuple[str, ...]] | None = None
+    paths: deque[Path] | None = None
     ready: list[tuple[int, int]] = field(default_factory=list)
     again: dict[int, _Away] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
@@ -88,8 +95,7 @@ class DataPeerCore:
 
     Args:
         peer_id: ours.
-        visited: stages of a path, ours among them.
-        full_every: every so many iterations paths visit all; 0 is never.
+        router: chooses paths.
         patience_s: longest time from a microbatch's beginning to its end.
 
     Attributes:
@@ -97,12 +103,9 @@ class DataPeerCore:
         counts: since the start.
     """
 
-    def __init__(
-        self, peer_id: str, visited: int, patience_s: float, *, full_every: int = 0
-    ) -> None:
+    def __init__(self, peer_id: str, router: Router, patience_s: float) -> None:
         self._peer_id = peer_id
-        self._visited = visited
-        self._full_every = full_every
+        self._router = router
         self._patience_s = patience_s
         self._away: dict[int, _Away] = {}
         self._present = _Iteration()
@@ -191,7 +194,7 @@ class DataPeerCore:
         away = self._away.get(number)
         if away is None:
             return [Release(slot)]
-        return [Send(Trip(away.microbatch, leg, away.path, len(away.path)), slot, loss)]
+        return [Send(Trip.begin(away.microbatch, leg, away.way, len(away.path)), slot, loss)]
 
     def returned(self, number: int, now_s: float) -> list[Command]:
         """The trainer has added the gradient."""
@@ -228,10 +231,7 @@ class DataPeerCore:
         if not self._relays or self.missing_stages:
             return []
         self.iteration = max(self.iteration + 1, self._heard)
-        is_full = self._full_every and self.iteration % self._full_every == 0
-        visited = len(self._relays) + 1 if is_full else self._visited
-        paths = paths_of(self._peer_id, self.iteration, present.left, self._relays, visited)
-        present.paths = deque(paths)
+        present.paths = deque(self._router.paths(self.iteration, present.left, self._relays))
         return [*self._announce(self.iteration), *self._leave(now_s)]
 
     def _announce(self, iteration: int) -> list[Command]:
@@ -262,31 +262,28 @@ class DataPeerCore:
         self._away[number].attempt = before.attempt + 1
         return [send]
 
-    def _other_path(self, before: _Away) -> tuple[str, ...] | None:
+    def _other_path(self, before: _Away) -> Path | None:
         """A path past the relays that have failed; None when a stage has no other."""
         there = tuple(
             tuple(relay for relay in stage if relay not in self._present.failed)
             for stage in self._relays
         )
-        turn = self._next_index + before.attempt
-        paths = paths_of(self._peer_id, turn, 1, there, len(before.path) + 1)
-        return paths[0] if paths else None
+        return self._router.another(before.way, self._next_index + before.attempt, there)
 
     def _score(self, number: int, slot: int, now_s: float) -> list[Command]:
         """Send what is to be scored, through all stages."""
         if not self._relays or self.missing_stages:
             return [Release(slot), Forget(number)]
-        full = len(self._relays) + 1
-        (path,) = paths_of(self._peer_id, self._next_index, 1, self._relays, full)
+        path = self._router.whole(self._next_index, self._relays)
+        if path is None:
+            return [Release(slot), Forget(number)]
         return [self._send(Leg.SCORE, number, slot, path, now_s)]
 
-    def _send(
-        self, leg: Leg, number: int, slot: int, path: tuple[str, ...], since_s: float
-    ) -> Command:
+    def _send(self, leg: Leg, number: int, slot: int, path: Path, since_s: float) -> Command:
         self._next_index += 1
         microbatch = Microbatch(self._peer_id, self.iteration, self._next_index)
         self._away[number] = _Away(number, microbatch, path, since_s, leg)
-        return Send(Trip(microbatch, leg, path, 1), slot, None)
+        return Send(Trip.begin(microbatch, leg, path, 1), slot, None)
 
     # --- losing -----------------------------------------------------------------------------------
     def _find(self, microbatch: Microbatch) -> _Away | None:

@@ -18,17 +18,26 @@ peers number and the relays keep apart:
   4. What cannot come any more must not be waited for: after `patience_s` the relay steps with what
      is there, and forgets what it holds. A gradient that comes then is refused: late, and counted.
      Of what a relay forgets it tells the data peer, which then waits for it no longer.
+  5. A microbatch holds a slot at every relay that it has passed while it waits for the next one.
+     Where paths go back to lower stages, some slots are left to those that are nearer to their
+     end: a microbatch with c descents ahead of it (paths.py) gets a slot only while for each d from
+     0 to c fewer than slots - d are held that have d or more ahead.
 
 Invariants: a microbatch's gradient counts once at most (it is held once, and its name is refused
 while it is held or after it is done); at most `slots` are held; an iteration that all data peers
-announced ends, for its forwards need only the same iteration elsewhere, and no later one takes
-their slots. (Paths visit stages in ascending order; slots are taken in that order, so they are not
-waited for in a circle.)
+announced ends, for its forwards need only the same iteration elsewhere, no later one takes their
+slots, and slots are not waited for in a circle. The last follows from rule 5: let (-c, stage) be
+the rank of a slot that a microbatch takes with c descents ahead. Along a path ranks rise. If one
+with c ahead waits for a slot, then for some d up to c just slots - d are held with d or more ahead;
+rule 5 lets fewer than that be held with more than c ahead, so the holder of one of them has c or
+fewer, and if it waits, it waits for a higher rank. So among all that wait, those with the highest
+rank wait for one that does not. (Dally and Seitz keep packets from blocking each other in a circle
+by such an order of channels: IEEE Trans. Computers C-36(5), 1987.)
 """
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from protocol.outcomes import RefusalReason
@@ -139,23 +148,31 @@ class RelayCore:
 
     def offered(self, ticket: int, trip: Trip) -> list[Command]:
         """A boundary is offered; it is answered now, or when its time has come."""
-        microbatch = trip.microbatch
         if trip.leg is Leg.BACKWARD:
-            held = self._held.get(microbatch)
+            held = self._held.get(trip.microbatch)
             if held is not None and held.trip.path == trip.path:
                 return [Answer(ticket)]
             self.counts[Counted.LATE] += 1
             return [Answer(ticket, RefusalReason.UNAVAILABLE)]
-        if trip.leg is Leg.FORWARD:
-            if self.iteration is not None and microbatch.iteration < self.iteration:
-                return [Answer(ticket, RefusalReason.BEHIND)]
-            if microbatch in self._held or microbatch in self._done:
-                return [Answer(ticket, RefusalReason.TWICE)]
+        fault = self._fault(trip)
+        if fault is not None:
+            return [Answer(ticket, fault)]
         if len(self._waiting) >= MAX_WAITING:
             self.counts[Counted.BUSY] += 1
             return [Answer(ticket, RefusalReason.BUSY)]
         self._waiting.append(_Offer(ticket, trip))
         return self._grant()
+
+    def _fault(self, trip: Trip) -> RefusalReason | None:
+        """Why this can never come on its way forward; None when it can."""
+        if trip.descents_ahead >= self._slots:
+            return RefusalReason.UNAVAILABLE
+        if trip.leg is Leg.SCORE:
+            return None
+        if self.iteration is not None and self._is_past(trip):
+            return RefusalReason.BEHIND
+        known = trip.microbatch in self._held or trip.microbatch in self._done
+        return RefusalReason.TWICE if known else None
 
     def withdrawn(self, ticket: int) -> list[Command]:
         """An offer that waits is no longer there."""
@@ -190,8 +207,7 @@ class RelayCore:
         held = next((held for held in self._held.values() if held.number == number), None)
         if held is None:
             return [Release(slot)]
-        trip = Trip(held.trip.microbatch, leg, held.trip.path, held.trip.place)
-        return [Send(trip.onward(), slot, loss)]
+        return [Send(replace(held.trip, leg=leg).onward(), slot, loss)]
 
     def returned(self, number: int, now_s: float) -> list[Command]:
         """The trainer has added a microbatch's gradient."""
@@ -288,6 +304,8 @@ class RelayCore:
             if len(self._held) >= self._slots:
                 break
             trip = offer.trip
+            if not self._has_slot(trip.descents_ahead):
+                continue  # one that is nearer to its end may have it
             due = trip.microbatch.iteration == self.iteration and not self._finishing
             if not due and trip.leg is not Leg.SCORE:
                 continue
@@ -299,6 +317,13 @@ class RelayCore:
             self._next_number += 1
             granted.append(Answer(offer.ticket))
         return granted
+
+    def _has_slot(self, ahead: int) -> bool:
+        """Whether a microbatch with so many descents ahead of it may take a slot (rule 5)."""
+        held = [each.trip.descents_ahead for each in self._held.values()]
+        return all(
+            sum(each >= least for each in held) < self._slots - least for least in range(ahead + 1)
+        )
 
     def _is_past(self, trip: Trip) -> bool:
         assert self.iteration is not None

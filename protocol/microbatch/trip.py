@@ -12,8 +12,11 @@ A *trip* is a microbatch's move to a place: with each, its activations (or their
 one peer to the next. A `score` is a forward that no gradient follows.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Self
+
+from .paths import Path, descents
 
 
 class Leg(StrEnum):
@@ -46,12 +49,21 @@ class Trip:
     Attributes:
         path: the relays, in the order of the forward.
         place: where it goes to; see the top of the file.
+        stages: of the relays.
+        plan: digest of the plan that the path was taken from; None where there was none.
     """
 
     microbatch: Microbatch
     leg: Leg
     path: tuple[str, ...]
     place: int
+    stages: tuple[int, ...]
+    plan: str | None = None
+
+    @classmethod
+    def begin(cls, microbatch: Microbatch, leg: Leg, path: Path, place: int) -> Self:
+        """The first move of a leg."""
+        return cls(microbatch, leg, path.relays, place, path.stages, path.plan)
 
     @property
     def receiver(self) -> str:
@@ -64,9 +76,14 @@ class Trip:
     def sender(self) -> str:
         """The peer that it comes from."""
         before = self.place + (1 if self.leg is Leg.BACKWARD else -1)
-        return Trip(self.microbatch, self.leg, self.path, before).receiver
+        return replace(self, place=before).receiver
+
+    @property
+    def descents_ahead(self) -> int:
+        """Hops to a lower stage that follow on the way forward, once it is at that place."""
+        return descents(self.stages[max(0, self.place - 1) :])
 
     def onward(self) -> "Trip":
         """The next move of the same leg."""
         step = -1 if self.leg is Leg.BACKWARD else 1
-        return Trip(self.microbatch, self.leg, self.path, self.place + step)
+        return replace(self, place=self.place + step)

@@ -7,11 +7,11 @@ of n machines.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from protocol.errors import LocalProtocolError, LocoError
-from protocol.run.pipeline_section import MAX_MICROBATCHES
+from protocol.run.pipeline_section import MAX_MICROBATCHES, PipelineSection
 
 from .planner import Budget
 from .problem import Matrix, PathRules, PipelinePeer, Problem, Work
@@ -61,6 +61,17 @@ class Question:
         """Machines without the memory for a stage, as far as the table says."""
         needed = self.stage_state_bytes
         return tuple(o for o in self.offers if (o.memory_bytes or needed) < needed)
+
+
+def rules_of(pipeline: PipelineSection) -> PathRules:
+    """The limits of paths that a run spec gives to real machines."""
+    return replace(
+        REAL_RULES,
+        max_swaps=pipeline.max_swaps,
+        max_swap_distance=pipeline.max_swap_distance,
+        max_swap_sum=pipeline.max_swap_sum,
+        max_jump=pipeline.max_jump,
+    )
 
 
 def check(question: Question) -> None:

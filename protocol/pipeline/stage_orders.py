@@ -7,7 +7,7 @@ of what its hops cost both ways.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import islice, product
+from itertools import accumulate, islice, product
 from typing import Final
 
 from protocol.errors import LocalProtocolError
@@ -32,6 +32,13 @@ def stage_orders(num_stages: int, visited: int, rules: PathRules) -> tuple[Stage
             f" {num_stages} stages within these limits; change stages, visited or max_jump"
         )
     return found
+
+
+def within(order: Stages, rules: PathRules) -> bool:
+    """Whether stages may be visited in this order (CC3)."""
+    frontiers = accumulate((0, *order), max)
+    jumps = [abs(stage - frontier) for stage, frontier in zip(order, frontiers, strict=False)]
+    return max(jumps, default=0) <= rules.max_jump and _swaps_fit(order, rules)
 
 
 def legal_paths(orders: Sequence[Stages], members: Sequence[Sequence[int]]) -> Iterator[Relays]:

@@ -48,3 +48,4 @@ Protocols = Annotated[
     tuple[str, ...], Many(Text(64, r"[a-z][a-z0-9-]*/[1-9][0-9]{0,5}"), MAX_PROTOCOLS)
 ]
 RelayPath = Annotated[tuple[str, ...], Many(_PEER_ID, MAX_RELAYS_OF_PATH)]
+RelayStages = Annotated[tuple[int, ...], Many(Integer(1, MAX_RELAYS_OF_PATH), MAX_RELAYS_OF_PATH)]

@@ -14,7 +14,15 @@ from typing import Annotated
 from protocol.limits import MAX_RELAYS_OF_PATH
 from protocol.microbatch.trip import Leg
 
-from .field_types import Count, Digest, MaybeNonNegative, PeerIdText, RelayPath
+from .field_types import (
+    Count,
+    Digest,
+    MaybeDigest,
+    MaybeNonNegative,
+    PeerIdText,
+    RelayPath,
+    RelayStages,
+)
 from .fields import Choice, Integer
 
 
@@ -24,6 +32,8 @@ class Offer:
 
     Attributes:
         group: digest of the stage's group that is meant.
+        stages: of each relay of the path.
+        plan: digest of the plan that the path was taken from; relays only compare it.
     """
 
     group: Digest
@@ -33,6 +43,8 @@ class Offer:
     leg: Annotated[Leg, Choice(Leg)]
     path: RelayPath
     place: Annotated[int, Integer(0, MAX_RELAYS_OF_PATH + 1)]
+    stages: RelayStages
+    plan: MaybeDigest
 
 
 @dataclass(frozen=True, slots=True)

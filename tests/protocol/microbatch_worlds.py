@@ -23,6 +23,8 @@ from protocol.microbatch.commands import (
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trip import Leg
+from protocol.pipeline.problem import NO_SWAPS
+from protocol.routing.random_paths import RandomRouter
 
 PATIENCE_S = 30.0
 SLOTS = 3
@@ -52,7 +54,16 @@ class Node:
 class MicrobatchWorld:
     """Data peers and relays. `step` does one thing, drawn at random."""
 
-    def __init__(self, seed, data_peers=2, relays=(2, 2), visited=3, microbatches=4, slots=SLOTS):
+    def __init__(
+        self,
+        seed,
+        data_peers=2,
+        relays=(2, 2),
+        visited=3,
+        microbatches=4,
+        slots=SLOTS,
+        rules=NO_SWAPS,
+    ):
         self.random = random.Random(seed)
         self.now_s = 0.0
         self.microbatches = microbatches
@@ -62,7 +73,8 @@ class MicrobatchWorld:
         self.origins = [f"data-{i}" for i in range(data_peers)]
         self.nodes = {}
         for name in self.origins:
-            self.nodes[name] = Node(name, DataPeerCore(name, visited, PATIENCE_S))
+            router = RandomRouter(name, seed, visited, rules)
+            self.nodes[name] = Node(name, DataPeerCore(name, router, PATIENCE_S))
         for name in (n for stage in self.stages for n in stage):
             self.nodes[name] = Node(name, RelayCore(slots, PATIENCE_S))
         self.todo = []

@@ -134,7 +134,7 @@ EXAMPLES: tuple[Message, ...] = (
     GetResult(GROUP, 1, 7, 2),
     GetChunkState(GROUP, 1, 2),
     ChunkState(1, 7, STAMP),
-    Offer(GROUP, "data", 4, 2, Leg.BACKWARD, ("a", "b"), 1),
+    Offer(GROUP, "data", 4, 2, Leg.BACKWARD, ("a", "b"), 1, (2, 1), "cd" * 16),
     Credit(),
     Boundary(2.5),
     Kept(),

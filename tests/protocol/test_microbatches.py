@@ -5,12 +5,17 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from microbatch_worlds import MicrobatchWorld
+from microbatch_worlds import PATIENCE_S, MicrobatchWorld
 
-from protocol.microbatch.commands import Send
+from protocol.microbatch.commands import Answer, Send
 from protocol.microbatch.counts import Counted
 from protocol.microbatch.data_peer import DataPeerCore
-from protocol.microbatch.trip import Leg
+from protocol.microbatch.paths import Path
+from protocol.microbatch.relay import RelayCore
+from protocol.microbatch.trip import Leg, Microbatch, Trip
+from protocol.outcomes import RefusalReason
+from protocol.pipeline.problem import NO_SWAPS, PathRules
+from protocol.routing.random_paths import RandomRouter
 
 ENDS = (Counted.BEGUN, Counted.DONE, Counted.LOST)
 SEEDS = st.integers(0, 10_000)
@@ -107,8 +112,33 @@ def test_a_data_peer_that_is_behind_goes_on_where_the_others_are():
     assert min(core.iteration for core in cores) > 40
 
 
+@given(SEEDS, st.integers(1, 3), st.integers(0, 2))
+@settings(max_examples=60, deadline=None)
+def test_paths_that_go_back_to_lower_stages_never_wait_in_a_circle(seed, slots, swaps):
+    """As few slots as there can be: one, and one for each time that a path may go back."""
+    rules = PathRules(swaps, max_swap_distance=3, max_swap_sum=6, max_jump=4)
+    world = MicrobatchWorld(
+        seed, 3, relays=(1, 1, 1, 1), visited=4, microbatches=6, slots=swaps + slots, rules=rules
+    )
+    assert world.run(iterations=2)
+    assert world.now_s < PATIENCE_S  # nobody was waited for in vain
+    counts = [world.nodes[name].core.counts for name in world.origins]
+    assert [each[Counted.DONE] for each in counts] == [12] * 3
+
+
+def test_a_path_with_as_many_descents_as_there_are_slots_is_refused():
+    core = RelayCore(2, PATIENCE_S)
+    core.announced("data", 1, 0.0)
+    path = Path(("a", "b", "c"), (3, 2, 1))
+    first = Trip.begin(Microbatch("data", 1, 1), Leg.FORWARD, path, 1)
+    assert [first.descents_ahead, first.onward().descents_ahead] == [2, 1]
+    assert core.offered(1, first) == [Answer(1, RefusalReason.UNAVAILABLE)]
+    assert core.offered(2, first.onward()) == [Answer(2)]
+
+
 def test_paths_skip_stages_in_turn_and_every_so_often_none():
-    core = DataPeerCore("me", 3, 60.0, full_every=4)
+    router = RandomRouter("me", 7, 3, NO_SWAPS, full_every=4)
+    core = DataPeerCore("me", router, 60.0)
     core.present((("a",), ("b",), ("c",)), 0.0)
     lengths, visits = [], Counter[str]()
     for iteration in range(8):

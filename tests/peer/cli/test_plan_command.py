@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from peer.cli.app import app
 from peer.cli.new import preset_toml
-from peer.cli.plan import PlanOptions, _question, _rules
-from protocol.pipeline.question import REAL_RULES
+from peer.cli.plan import PlanOptions, _question
+from protocol.pipeline.question import REAL_RULES, rules_of
 from protocol.run.pipeline_section import PipelineSection
 
 ROOT = Path(__file__).parents[3]
@@ -102,7 +102,7 @@ def test_without_a_pipeline_four_stages_are_planned_for(run_toml, tmp_path):
 
 def test_limits_of_paths_come_from_the_run_spec(run_toml):
     pipeline = PipelineSection(stages=4, max_swaps=0, max_swap_distance=0, max_swap_sum=0)
-    rules = _rules(pipeline)
+    rules = rules_of(pipeline)
     assert (rules.max_swaps, rules.max_swap_distance, rules.max_swap_sum) == (0, 0, 0)
     assert (rules.max_jump, rules.waves_fit) == (4, False)
 

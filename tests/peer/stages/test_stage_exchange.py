@@ -1,6 +1,7 @@
 """Microbatches over streams: each stage changes them, and nobody waits for the dead."""
 
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 import trio
@@ -8,8 +9,9 @@ from stage_worlds import SLOT_BYTES, StageWorld
 
 from peer.network.conversation import Conversation
 from peer.stages.exchange import PATIENCE_S
+from peer.stages.transfers import trip_of
 from peer.training.stages.sizes import SLOTS
-from protocol.errors import Refused, StreamLost
+from protocol.errors import Refused, RemoteProtocolError, StreamLost
 from protocol.membership.group import Group
 from protocol.membership.view import Progress
 from protocol.microbatch.counts import Counted
@@ -93,13 +95,13 @@ async def test_strangers_learn_nothing_and_break_nothing(autojump_clock):
         (data_peer,), (relay,) = world.of_stage(0), world.of_stage(1)
         await trio.sleep(0.5)
         path = (relay.peer_id,)
-        theirs = Offer(group_of(1), data_peer.peer_id, 1, 1, Leg.FORWARD, path, 1)
-        loop = Offer(group_of(1), data_peer.peer_id, 1, 1, Leg.FORWARD, path * 2, 1)
+        theirs = Offer(group_of(1), data_peer.peer_id, 1, 1, Leg.FORWARD, path, 1, (1,), None)
+        loop = replace(theirs, path=path * 2, stages=(1, 1))
         for message in (theirs, loop):
             talk = await ask(world, me, relay, message)
             with pytest.raises(StreamLost):
                 await talk.receive(Credit, timeout_s=5.0)
-        own = Offer(group_of(1), STRANGER, 1, 1, Leg.FORWARD, path, 1)
+        own = replace(theirs, origin=STRANGER)
         for strange in (own, Announcement(group_of(1), 10**9), Lost(group_of(1), 1, 1)):
             talk = await ask(world, me, relay, strange)
             with pytest.raises(Refused, match="no data peer"):
@@ -116,6 +118,14 @@ async def test_strangers_learn_nothing_and_break_nothing(autojump_clock):
         assert len(data_peer.trainer.came_back) == 12
 
 
+@pytest.mark.parametrize("stages", [(2,), (1, 2), ()])
+def test_a_path_names_the_stage_of_each_relay(stages):
+    offer = Offer(group_of(1), STRANGER, 1, 1, Leg.FORWARD, ("me",), 1, stages, None)
+    assert trip_of(replace(offer, stages=(1,)), STRANGER, "me", 1).stages == (1,)
+    with pytest.raises(RemoteProtocolError, match="stage"):
+        trip_of(offer, STRANGER, "me", 1)
+
+
 @pytest.mark.slow
 async def test_a_boundary_that_breaks_off_gives_its_slot_back(autojump_clock):
     """A data peer takes credit again and again, and sends half of what it offered."""
@@ -126,7 +136,9 @@ async def test_a_boundary_that_breaks_off_gives_its_slot_back(autojump_clock):
         await trio.sleep(0.5)
         for index in range(40):
             iteration = relay.exchange._core.iteration or 1
-            offer = Offer(group_of(1), STRANGER, iteration, index, Leg.FORWARD, (relay.peer_id,), 1)
+            path, stages = (relay.peer_id,), (1,)
+            trip = (STRANGER, iteration, index, Leg.FORWARD, path, 1, stages, None)
+            offer = Offer(group_of(1), *trip)
             talk = await ask(world, me, relay, offer)
             with suppress(Refused), trio.move_on_after(1.0):
                 await talk.receive(Credit)

@@ -1,0 +1,92 @@
+"""Paths that look at no latency: legal, drawn from seeds, and alike in what they use."""
+
+from collections import Counter
+
+import pytest
+
+from protocol.microbatch.paths import descents
+from protocol.pipeline.problem import NO_SWAPS, PathRules
+from protocol.pipeline.stage_orders import stage_orders, within
+from protocol.routing.random_paths import RandomRouter
+from protocol.routing.routers import path_rules
+from protocol.run.run_spec import parse_toml
+
+RELAYS = (("a1", "a2"), ("b1",), ("c1", "c2", "c3"), ("d1", "d2"), ("e1",))
+RULES = PathRules()
+
+
+def router(rules=RULES, visited=4, origin="me", full_every=0):
+    return RandomRouter(origin, 7, visited, rules, full_every=full_every)
+
+
+def test_orders_are_legal_exactly_when_the_planner_enumerates_them():
+    for rules in (RULES, NO_SWAPS, PathRules(max_swaps=1, max_swap_distance=2, max_jump=2)):
+        legal = set(stage_orders(6, 4, rules))
+        everything = stage_orders(6, 4, PathRules(9, 9, 99, 9))
+        assert {order for order in everything if within(order, rules)} == legal
+
+
+def test_stages_and_relays_are_used_alike_and_orders_are_legal():
+    for iteration in range(20):
+        paths = router().paths(iteration, 13, RELAYS)
+        visits = Counter(stage for path in paths for stage in path.stages)
+        assert sorted(visits) == [1, 2, 3, 4, 5]
+        assert max(visits.values()) - min(visits.values()) <= 1
+        for stage, peers in enumerate(RELAYS, 1):
+            counts = Counter(
+                relay for path in paths for relay, s in zip(path.relays, path.stages, strict=True)
+                if s == stage
+            )  # fmt: skip
+            assert max(counts.values()) - min(counts[peer] for peer in peers) <= 1
+        assert all(within(path.stages, RULES) for path in paths)
+
+
+def test_swaps_are_drawn_where_the_run_allows_them():
+    some = [path.stages for i in range(20) for path in router().paths(i, 4, RELAYS)]
+    none = [path.stages for i in range(20) for path in router(NO_SWAPS).paths(i, 4, RELAYS)]
+    assert any(descents(stages) for stages in some)
+    assert not any(descents(stages) for stages in none)
+
+
+def test_draws_differ_between_data_peers_and_iterations_and_can_be_repeated():
+    first = router().paths(3, 8, RELAYS)
+    assert router().paths(3, 8, RELAYS) == first
+    assert router().paths(4, 8, RELAYS) != first
+    assert router(origin="you").paths(3, 8, RELAYS) != first
+
+
+def test_every_so_often_nothing_is_skipped():
+    lengths = [
+        len(path.stages) for i in range(4) for path in router(full_every=2).paths(i, 1, RELAYS)
+    ]
+    assert lengths == [5, 3, 5, 3]
+
+
+def test_what_sets_out_again_keeps_its_stages_where_they_have_a_relay():
+    before = router().paths(1, 1, RELAYS)[0]
+    left = tuple(tuple(p for p in peers if p not in before.relays) or ("new",) for peers in RELAYS)
+    after = router().another(before, 5, left)
+    assert after is not None
+    assert after.stages == before.stages
+    assert not set(after.relays) & set(before.relays)
+
+
+def test_what_sets_out_again_leaves_out_a_stage_without_relays():
+    before = router().paths(1, 1, RELAYS)[0]
+    left = tuple(() if s in before.stages[:1] else peers for s, peers in enumerate(RELAYS, 1))
+    after = router().another(before, 5, left)
+    assert after is not None
+    assert len(after.stages) == len(before.stages)
+    assert before.stages[0] not in after.stages
+    assert router().another(before, 5, ((), (), ("c1",), (), ())) is None
+    assert router().whole(5, left) is None
+
+
+def test_jumps_that_are_too_far_are_not_taken():
+    tight = PathRules(max_swaps=0, max_jump=1)
+    assert {p.stages for p in router(tight).paths(1, 6, RELAYS)} == {(1, 2, 3)}
+
+
+@pytest.mark.parametrize(("slots", "swaps"), [(4, 2), (2, 1), (1, 0)])
+def test_paths_have_fewer_descents_than_machines_have_slots(slots, swaps):
+    assert path_rules(parse_toml("[pipeline]\nstages = 2"), slots).max_swaps == swaps
