@@ -38,6 +38,7 @@ from protocol.wire.messages import Announcement, Boundary, Credit, Kept, Lost, N
 from protocol.wire.versions import STAGE
 
 from .company import StageCompany
+from .kept_streams import SERVED_IDLE_S
 from .line import Line, for_trainer
 from .transfers import ANSWER_S, Outgoing, Transfers, trip_of
 
@@ -156,16 +157,22 @@ class StageExchange:
 
     async def _answer(self, stream: Stream) -> None:
         async with Conversation(stream) as talk:
-            message, _ = await talk.receive(Offer, Announcement, Lost, timeout_s=ANSWER_S)
-            assert isinstance(message, Offer | Announcement | Lost)
-            refusal = self._refusal(message, talk.remote_peer_id)
-            if refusal is not None:
-                await talk.send(refusal, stall_s=ANSWER_S)
-            elif isinstance(message, Offer):
-                ends = talk.remote_peer_id, self._network.peer_id
-                await self._take(talk, trip_of(message, *ends, self._stage))
-            else:
-                await talk.send(Noted(self._note(message, talk.remote_peer_id)), stall_s=ANSWER_S)
+            patience_s = ANSWER_S
+            while True:
+                await self._answer_next(talk, patience_s)
+                patience_s = SERVED_IDLE_S
+
+    async def _answer_next(self, talk: Conversation, patience_s: float) -> None:
+        message, _ = await talk.receive(Offer, Announcement, Lost, timeout_s=patience_s)
+        assert isinstance(message, Offer | Announcement | Lost)
+        refusal = self._refusal(message, talk.remote_peer_id)
+        if refusal is not None:
+            await talk.send(refusal, stall_s=ANSWER_S)
+        elif isinstance(message, Offer):
+            ends = talk.remote_peer_id, self._network.peer_id
+            await self._take(talk, trip_of(message, *ends, self._stage))
+        else:
+            await talk.send(Noted(self._note(message, talk.remote_peer_id)), stall_s=ANSWER_S)
 
     def _refusal(self, message: Offer | Announcement | Lost, sender: PeerId) -> Refusal | None:
         """Why a message is none of our business; None when it is.
@@ -194,6 +201,7 @@ class StageExchange:
             return core.newest
         if isinstance(core, RelayCore) and isinstance(message, Lost):
             lost = Microbatch(sender, message.iteration, message.index)
+            self._start(self._transfers.withdraw, lost)
             self._do(core.lost(lost, sender, trio.current_time()))
             return core.newest
         if isinstance(core, DataPeerCore) and isinstance(message, Lost):
@@ -214,8 +222,9 @@ class StageExchange:
             slot = await line.take_slot()
             try:
                 await talk.send(Credit(), stall_s=ANSWER_S)
+                self._offer_ahead(trip)
                 boundary, _ = await talk.receive(
-                    Boundary, into=line.ring.slot(slot), timeout_s=ANSWER_S, stall_s=ANSWER_S
+                    Boundary, into=line.ring.slot(slot), timeout_s=PATIENCE_S, stall_s=ANSWER_S
                 )
             except BaseException:
                 line.give_back(slot)
@@ -270,6 +279,7 @@ class StageExchange:
                 for relay in relays:
                     self._start(self._announce, relay, iteration)
             case TellLost(microbatch, to):
+                self._start(self._transfers.withdraw, microbatch)
                 for peer_id in to or (microbatch.origin,):
                     self._start(self._tell_lost, peer_id, microbatch)
 
@@ -296,6 +306,13 @@ class StageExchange:
             return
         self._tell(told.Release(command.slot))
         self._do(self._core.sent(command.trip, trio.current_time(), taken=taken))
+
+    def _offer_ahead(self, trip: Trip) -> None:
+        """Offer the move that will follow this one, which is welcome here."""
+        ahead = trip.next_move()
+        group = None if ahead is None else self._company.group_of(ahead.receiver)
+        if ahead is not None and group is not None:
+            self._start(self._transfers.offer_ahead, ahead, group)
 
     async def _announce(self, relay: PeerId, iteration: int) -> None:
         group = self._company.group_of(relay)
