@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from bench.real_peers import HERE, RealPeer
 from bench.router.network import RoutedNetwork
+from peer.stages.given_paths import FILE_NAME
 from protocol.pipeline.plan import Plan
 
-from .daemon import PATHS
 from .trainer import STATED
 
 PROGRAM: Final = ("-m", "bench.pipeline_world.daemon")
@@ -37,7 +37,7 @@ def planned_swarm(
     Raises:
         PeerFailed
     """
-    spec, table = folder / "run.toml", folder / "paths.json"
+    spec = folder / "run.toml"
     spec.write_text(run_toml)
     peers: dict[int, RealPeer] = {}
     for machine in used_machines(plan):
@@ -47,10 +47,7 @@ def planned_swarm(
             HERE,
             partial(network.command, machine),
             program=PROGRAM,
-            environment={
-                STATED: json.dumps(stated),
-                PATHS: str(table),
-            },
+            environment={STATED: json.dumps(stated)},
         )
     with ExitStack() as stack:
         stack.callback(_stop_all, list(peers.values()))
@@ -64,20 +61,27 @@ def planned_swarm(
         ids = {machine: peer.ready()["peer_id"] for machine, peer in peers.items()}
         for peer in peers.values():
             peer.wait_until(partial(_linked, peer, len(peers)), "knew all others", 240.0)
-        table.write_text(json.dumps(named_paths(plan, ids)))
+        table = json.dumps({"paths": named_paths(plan, ids)})
+        for machine, paths in enumerate(plan.paths):
+            if paths:
+                write_whole(peers[machine].home.state_dir / FILE_NAME, table)
         yield peers
 
 
-def named_paths(plan: Plan, ids: Mapping[int, str]) -> dict[str, list[list[list[Any]]]]:
-    """The plan's paths by peer id: relays and their stages."""
+def named_paths(plan: Plan, ids: Mapping[int, str]) -> dict[str, list[list[str]]]:
+    """The plan's paths by peer id."""
     return {
-        ids[origin]: [
-            [[ids[relay] for relay in path], [plan.stages[relay] for relay in path]]
-            for path in paths
-        ]
+        ids[origin]: [[ids[relay] for relay in path] for path in paths]
         for origin, paths in enumerate(plan.paths)
         if paths
     }
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is looked at meanwhile."""
+    partial_path = path.with_suffix(".new")
+    partial_path.write_text(text)
+    partial_path.rename(path)
 
 
 def watch(peers: Mapping[int, RealPeer], seconds: float) -> None:

@@ -89,6 +89,7 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "pipeline.max_jump": "How far a path may go from the highest stage that it has passed.",
     "pipeline.full_every": "Every so many iterations, one skips nothing; 0 is never.",
     "pipeline.codec": "What travels between stages: 'fp32', 'bf16', 'int8' or 'int4'.",
+    "pipeline.routing": "Paths: 'planned' from measured links, or 'random' without a look at them.",
     "pipeline.microbatches": "Of one iteration, of all data peers; by their slots when left out.",
 }
 

@@ -148,7 +148,12 @@ class Joining:
         needed = needed_stage(holders, spec.pipeline.num_visited)
         stage = needed if self._stage is None else self._stage
         facts.chosen = Group(run_id, part_of_stage(stage))
-        return ChosenStage(stage, has_holders=holders[stage] > 0)
+        alive = self._roster.alive(trio.current_time())
+        return ChosenStage(
+            stage,
+            has_holders=holders[stage] > 0,
+            is_trained=any(member.progress.step for member in alive),
+        )
 
 
 def _share(peer_id: str) -> float:

@@ -26,8 +26,9 @@ from peer.ports import Directory, Network, Work
 from peer.rounds.loop import RoundLoop
 from peer.rounds.shares import DataShares
 from peer.rounds.timing import RoundTiming
+from peer.stages.build import stage_exchange
 from peer.stages.company import StageCompany
-from peer.stages.exchange import StageExchange, stage_exchange
+from peer.stages.exchange import StageExchange
 from peer.state.held_part import HeldPart
 from peer.state.service import StateService
 from peer.training.ports import Float32Vector, StartTrainer
@@ -235,7 +236,17 @@ class Peer:
         company = StageCompany(
             self._roster, held.group.run_id, spec.pipeline.stages, self._facts.peer_id
         )
-        return stage_exchange(spec, stage, company, self._network, self._facts, self._links.heard)
+        return stage_exchange(
+            spec,
+            stage,
+            company,
+            self._network,
+            self._facts,
+            self._links.heard,
+            sign=self._sign,
+            work=self._work,
+            state_dir=self._settings.state_dir,
+        )
 
     def _averaging(
         self,
@@ -284,6 +295,7 @@ class Peer:
                 facts=facts,
                 events=self._events,
                 sources=self._sources,
+                roster=self._roster,
                 look_around=membership.look_around,
             )
         )

@@ -35,6 +35,11 @@ class StageCompany:
         """The others that hold the data and are alive, by peer id."""
         return self._views[DATA_STAGE].alive(trio.current_time())
 
+    def others(self) -> tuple[Member, ...]:
+        """All others that are alive and hold a stage, by peer id."""
+        alive = self._roster.alive(trio.current_time())
+        return tuple(member for member in alive if member.progress.group in self._groups)
+
     def relays(self) -> Relays:
         """The others that hold each further stage and train, sorted."""
         return tuple(self._training(stage) for stage in range(1, len(self._views)))
@@ -49,6 +54,11 @@ class StageCompany:
         member = self._roster.living(peer_id, trio.current_time())
         group = None if member is None else member.progress.group
         return group if group in self._groups else None
+
+    def stage_of(self, peer_id: str) -> int | None:
+        """The stage of another peer; None while it is not known to be alive."""
+        group = self.group_of(peer_id)
+        return None if group is None else self._groups.index(group)
 
     def holds(self, peer_id: str, stage: int) -> bool:
         """Whether another peer, alive, holds this stage."""

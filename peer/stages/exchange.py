@@ -21,7 +21,6 @@ from peer.process.bell import Bell
 from peer.rounds.way import TrainerLine
 from peer.training.stages import messages as told
 from peer.training.stages.messages import StageCommand, StageEvent
-from peer.training.stages.sizes import SLOTS
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.membership.group import other_group_sentence
 from protocol.membership.view import TRAINING, Member
@@ -31,15 +30,26 @@ from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
-from protocol.routing.routers import path_rules, router_of
-from protocol.run.run_spec import RunSpec
 from protocol.run.stages import DATA_STAGE
-from protocol.wire.messages import Announcement, Boundary, Credit, Kept, Lost, Noted, Offer, Refusal
+from protocol.wire.messages import (
+    Announcement,
+    Boundary,
+    Credit,
+    GetLinks,
+    GetSnapshot,
+    Kept,
+    Lost,
+    Noted,
+    Offer,
+    Refusal,
+)
 from protocol.wire.versions import STAGE
 
 from .company import StageCompany
 from .kept_streams import SERVED_IDLE_S
 from .line import Line, for_trainer
+from .stopwatch import Stopwatch
+from .survey import Survey
 from .transfers import ANSWER_S, Outgoing, Transfers, trip_of
 
 TICK_S: Final = 0.5
@@ -55,6 +65,7 @@ class StageExchange:
         stage: ours.
         heard: rings when a peer has told anything.
         total_steps: nominal steps of the run.
+        survey: measures and plans.
     """
 
     def __init__(
@@ -67,6 +78,7 @@ class StageExchange:
         facts: Facts,
         heard: Bell,
         total_steps: int,
+        survey: Survey,
     ) -> None:
         self._facts = facts
         facts.microbatches = core.counts
@@ -76,7 +88,11 @@ class StageExchange:
         self._core = core
         self._company = company
         self._network = network
-        self._transfers = Transfers(network, PATIENCE_S)
+        self._survey = survey
+        has_loss = stage == DATA_STAGE
+        self._stopwatch = Stopwatch(survey.measures, facts.pipeline, has_loss=has_loss)
+        self._transfers = Transfers(network, PATIENCE_S, self._stopwatch)
+        self._plans: dict[PeerId, str] = {}
         self._line: Line | None = None
         self._answers: dict[int, Callable[[RefusalReason | None], None]] = {}
         self._next_ticket = 0
@@ -91,6 +107,7 @@ class StageExchange:
         ring = line.trainer.boundaries
         assert ring is not None, "a trainer of a stage has boundaries"
         self._line = Line(ring)
+        self._stopwatch.restarted(trio.current_time())
         line.nursery.start_soon(self._line.run, line)
         self._do(self._core.restarted())
 
@@ -99,15 +116,19 @@ class StageExchange:
         now_s = trio.current_time()
         match event:
             case told.Produced(leg, number, slot, loss):
+                self._stopwatch.produced(leg, number, now_s)
                 self._do(self._core.produced(Leg(leg), number, slot, loss, now_s))
             case told.Returned(number):
+                self._stopwatch.returned(number, now_s)
                 self._do(self._core.returned(number, now_s))
             case told.Taken(slot):
                 self._free_inbound(slot)
             case told.Begun(microbatches):
                 assert isinstance(self._core, DataPeerCore)
+                self._stopwatch.begun(now_s)
                 self._do(self._core.begun(microbatches, now_s))
             case told.Stepped():
+                self._stopwatch.stepped()
                 if isinstance(self._core, RelayCore):
                     self._do(self._core.stepped(now_s))
             case told.Waiting():
@@ -137,6 +158,7 @@ class StageExchange:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             await self._network.serve(STAGE, self._answer)
+            nursery.start_soon(self._survey.run)
             while True:
                 await trio.sleep(TICK_S)
                 now_s = trio.current_time()
@@ -163,7 +185,12 @@ class StageExchange:
                 patience_s = SERVED_IDLE_S
 
     async def _answer_next(self, talk: Conversation, patience_s: float) -> None:
-        message, _ = await talk.receive(Offer, Announcement, Lost, timeout_s=patience_s)
+        message, _ = await talk.receive(
+            Offer, Announcement, Lost, GetLinks, GetSnapshot, timeout_s=patience_s
+        )
+        if isinstance(message, GetLinks | GetSnapshot):
+            await self._survey.answer(talk, message)
+            return
         assert isinstance(message, Offer | Announcement | Lost)
         refusal = self._refusal(message, talk.remote_peer_id)
         if refusal is not None:
@@ -211,6 +238,9 @@ class StageExchange:
         raise RemoteProtocolError(f"a {type(message).__name__} is not for this stage")
 
     async def _take(self, talk: Conversation, trip: Trip) -> None:
+        if trip.leg is Leg.FORWARD and isinstance(self._core, RelayCore):
+            self._compare_plans(trip)
+        offered_s = trio.current_time()
         refusal = await self._ask_core(trip)
         if refusal is not None:
             sentence = f"microbatch {trip.microbatch.index}: {refusal}"
@@ -221,21 +251,47 @@ class StageExchange:
         try:
             slot = await line.take_slot()
             try:
-                await talk.send(Credit(), stall_s=ANSWER_S)
+                await talk.send(Credit(trio.current_time() - offered_s), stall_s=ANSWER_S)
                 self._offer_ahead(trip)
-                boundary, _ = await talk.receive(
-                    Boundary, into=line.ring.slot(slot), timeout_s=PATIENCE_S, stall_s=ANSWER_S
-                )
+                boundary, came_s = await self._receive(talk, line.ring.slot(slot))
             except BaseException:
                 line.give_back(slot)
                 raise
         except (LocoError, trio.BrokenResourceError, trio.ClosedResourceError):
             self._do(self._core.broke_off(trip, trio.current_time()))
             raise
+        self._stopwatch.received(trip.sender, came_s)
         if line is not self._line:
             return  # its trainer is gone, and all that it held
         self._do(self._core.arrived(trip, slot, boundary.loss))
         await talk.send(Kept(), stall_s=ANSWER_S)
+
+    async def _receive(self, talk: Conversation, slot: memoryview) -> tuple[Boundary, float]:
+        """The boundary that was welcome, and how long it came in from its first byte on."""
+        begun_s = [0.0]
+
+        def begins(_message: Boundary, num_bytes: int) -> memoryview:
+            if num_bytes != len(slot):
+                raise RemoteProtocolError(f"a boundary has {len(slot)} bytes, not {num_bytes}")
+            begun_s[0] = trio.current_time()
+            return slot
+
+        boundary, _ = await talk.receive(
+            Boundary,
+            place=begins,
+            max_payload_bytes=len(slot),
+            timeout_s=PATIENCE_S,
+            stall_s=ANSWER_S,
+        )
+        return boundary, trio.current_time() - begun_s[0]
+
+    def _compare_plans(self, trip: Trip) -> None:
+        """Count what comes by another plan than the others' microbatches of late."""
+        if trip.plan is not None:
+            self._plans[trip.microbatch.origin] = trip.plan
+            self._facts.pipeline.other_plans += any(
+                plan != trip.plan for plan in self._plans.values()
+            )
 
     async def _ask_core(self, trip: Trip) -> RefusalReason | None:
         """Whether a trip is welcome; waits for its turn."""
@@ -247,6 +303,7 @@ class StageExchange:
             answered.set()
 
         self._answers[ticket] = tell
+        self._hear_iteration(trip)
         try:
             self._do(self._core.offered(ticket, trip))
             with trio.move_on_after(PATIENCE_S):
@@ -256,6 +313,12 @@ class StageExchange:
             if not answer:
                 self._do(self._core.withdrawn(ticket))
         return answer[0] if answer else RefusalReason.BUSY
+
+    def _hear_iteration(self, trip: Trip) -> None:
+        """An offer says what the announcement says that may have missed us: we may be new here."""
+        if isinstance(self._core, RelayCore) and trip.leg is Leg.FORWARD:
+            microbatch, now_s = trip.microbatch, trio.current_time()
+            self._do(self._core.announced(microbatch.origin, microbatch.iteration, now_s))
 
     # --- commands ---------------------------------------------------------------------------------
     def _do(self, commands: Sequence[Command]) -> None:
@@ -284,6 +347,10 @@ class StageExchange:
                     self._start(self._tell_lost, peer_id, microbatch)
 
     def _tell(self, command: StageCommand) -> None:
+        if isinstance(command, told.Deliver):
+            self._stopwatch.delivered(command.leg, command.microbatch, trio.current_time())
+        elif isinstance(command, told.Drop):
+            self._stopwatch.dropped(command.microbatch)
         if self._line is not None:
             self._line.send(command)
 
@@ -334,24 +401,3 @@ def _doing(missing: Sequence[int]) -> str:
         return "training"
     stages = " and ".join(str(stage) for stage in missing)
     return f"waiting for a peer that holds stage {stages}"
-
-
-def stage_exchange(
-    spec: RunSpec, stage: int, company: StageCompany, network: Network, facts: Facts, heard: Bell
-) -> StageExchange:
-    """The exchange of a peer that holds this stage."""
-    core: StageCore
-    if stage == DATA_STAGE:
-        router = router_of(spec, network.peer_id, path_rules(spec, SLOTS))
-        core = DataPeerCore(network.peer_id, router, PATIENCE_S)
-    else:
-        core = RelayCore(SLOTS, PATIENCE_S)
-    return StageExchange(
-        stage=stage,
-        core=core,
-        company=company,
-        network=network,
-        facts=facts,
-        heard=heard,
-        total_steps=spec.total_rounds * spec.sync.inner_steps,
-    )

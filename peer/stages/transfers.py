@@ -29,6 +29,7 @@ from protocol.wire.messages import Announcement, Boundary, Credit, Kept, Lost, N
 from protocol.wire.versions import STAGE
 
 from .kept_streams import KeptStreams
+from .stopwatch import Stopwatch
 
 ANSWER_S: Final = 10.0
 """Patience for small answers, and for the next part of a boundary."""
@@ -72,11 +73,13 @@ class Transfers:
 
     Args:
         credit_s: longest wait for an answer to an offer.
+        stopwatch: is told how long everything took.
     """
 
-    def __init__(self, network: Network, credit_s: float) -> None:
+    def __init__(self, network: Network, credit_s: float, stopwatch: Stopwatch) -> None:
         self._network = network
         self._credit_s = credit_s
+        self._stopwatch = stopwatch
         self._streams = KeptStreams(network)
         self._ahead: dict[Trip, _Ahead] = {}
         self._lines: defaultdict[PeerId, trio.Lock] = defaultdict(trio.Lock)
@@ -108,8 +111,10 @@ class Transfers:
         try:
             async with _closed_after_failure(await self._credited(outgoing)) as talk:
                 async with self._lines[outgoing.trip.receiver]:
+                    began_s = trio.current_time()
                     await talk.send(Boundary(outgoing.loss), outgoing.codes, stall_s=ANSWER_S)
                 await talk.receive(Kept, timeout_s=KEPT_S)
+                self._stopwatch.sent(outgoing.trip.receiver, trio.current_time() - began_s)
         except STREAM_ERRORS:
             return False
         await self._streams.keep(talk)
@@ -117,7 +122,7 @@ class Transfers:
 
     async def _credited(self, outgoing: Outgoing) -> Conversation:
         """A stream on which the boundary is welcome. Raises one of STREAM_ERRORS."""
-        trip = outgoing.trip
+        trip, ready_s = outgoing.trip, trio.current_time()
         ahead = self._ahead.pop(trip, None)
         if ahead is not None:
             await ahead.tried.wait()
@@ -125,7 +130,8 @@ class Transfers:
         if talk is None:
             talk = await self._offered(trip, outgoing.group)
         async with _closed_after_failure(talk):
-            await talk.receive(Credit, timeout_s=self._credit_s)
+            credit, _ = await talk.receive(Credit, timeout_s=self._credit_s)
+        self._stopwatch.asked(trio.current_time() - ready_s, credit.waited_s)
         return talk
 
     async def _offered(self, trip: Trip, group: str) -> Conversation:

@@ -43,6 +43,8 @@ class PipelineSection(Section):
     """Every so many iterations, one skips nothing; 0 is never."""
     codec: BoundaryCodec = "bf16"
     """What travels between stages."""
+    routing: Literal["planned", "random"] = "planned"
+    """How paths are chosen: from measured links, or by draws that look at none."""
     microbatches: Annotated[int, Field(ge=1, le=MAX_MICROBATCHES)] | None = None
     """Microbatches of one iteration, of all data peers together, however many there are."""
 

@@ -12,8 +12,12 @@ from typing import Final
 
 from protocol.errors import LocalProtocolError
 
+from .layout import Layout
+
 DATA_STAGE: Final = 0
 _KIND: Final = "stage/"
+_LAYERS: Final = "model.layers."
+"""How names of parameters begin that belong to a layer; its number follows."""
 
 
 def stage_layers(num_layers: int, stages: int, stage: int) -> range:
@@ -26,6 +30,26 @@ def stage_layers(num_layers: int, stages: int, stage: int) -> range:
     if not 0 <= stage < stages:
         raise LocalProtocolError(f"there is no stage {stage} of {stages}")
     return range(stage * num_layers // stages, (stage + 1) * num_layers // stages)
+
+
+def layer_of(parameter: str) -> int | None:
+    """The layer that a parameter of the model belongs to; None for one of the two ends."""
+    words = parameter.removeprefix(_LAYERS).split(".")
+    return int(words[0]) if parameter.startswith(_LAYERS) else None
+
+
+def stage_layouts(whole: Layout, stages: int) -> tuple[Layout, ...]:
+    """The layout of each stage of a model. Raises LocalProtocolError as `stage_layers`."""
+    layers = [layer_of(entry.name) for entry in whole.entries]
+    num_layers = 1 + max((layer for layer in layers if layer is not None), default=-1)
+    stage_of = {
+        layer: stage for stage in range(stages) for layer in stage_layers(num_layers, stages, stage)
+    }
+    shapes: list[dict[str, tuple[int, ...]]] = [{} for _ in range(stages)]
+    for entry, layer in zip(whole.entries, layers, strict=True):
+        stage = DATA_STAGE if layer is None else stage_of[layer]
+        shapes[stage][entry.name] = entry.shape
+    return tuple(Layout.from_shapes(part) for part in shapes)
 
 
 def part_of_stage(stage: int) -> str:

@@ -4,8 +4,10 @@
     > Boundary + codes    < Kept
     > Announcement  < Noted
     > Lost          < Noted
+    > GetLinks      < LinksReply + the peer's link vector, empty before the first
+    > GetSnapshot   < SnapshotReply + snapshot, empty where the asker has it
 
-What is meant by them stands in protocol/microbatch.
+What is meant by them stands in protocol/microbatch, and in protocol/routing for the last two.
 """
 
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from .field_types import (
     Digest,
     MaybeDigest,
     MaybeNonNegative,
+    NonNegative,
     PeerIdText,
     RelayPath,
     RelayStages,
@@ -49,7 +52,13 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """It may."""
+    """It may.
+
+    Attributes:
+        waited_s: how long the offer waited for it, by the receiver's clock.
+    """
+
+    waited_s: NonNegative
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +99,35 @@ class Lost:
     group: Digest
     iteration: Count
     index: Count
+
+
+@dataclass(frozen=True, slots=True)
+class GetLinks:
+    """What have you measured?"""
+
+
+@dataclass(frozen=True, slots=True)
+class LinksReply:
+    """The sender's newest link vector follows (protocol/routing/vectors.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GetSnapshot:
+    """From which snapshot do you plan?
+
+    Attributes:
+        known: digest of the asker's own.
+    """
+
+    known: MaybeDigest
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotReply:
+    """The snapshot follows, unless the asker has it (protocol/routing/snapshots.py).
+
+    Attributes:
+        digest: of the sender's snapshot; None before the first.
+    """
+
+    digest: MaybeDigest

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from swarm import INNER_STEPS, RUN_SPEC, START_S, Swarm
+from swarm import INNER_STEPS, RUN_SPEC, START_S, Peer, Swarm
 
 from peer.observe.event_names import EventName
 from protocol.membership.group import Group
@@ -14,6 +14,7 @@ from protocol.run.stages import part_of_stage
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 STEPS = 60
+NO_END = 1_000_000
 FALLEN_NATS = 0.5
 SPEC = (
     RUN_SPEC.replace("num_layers = 1", "num_layers = 2")
@@ -34,12 +35,22 @@ def pipeline(tmp_path) -> Iterator[Swarm]:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_two_stages_train_to_the_end_though_a_trainer_is_killed(pipeline: Swarm) -> None:
-    (pipeline.folder("run.toml")).write_text(SPEC)
+def founded(pipeline: Swarm, spec: str) -> Peer:
+    """The data peer of a run that waits for a relay."""
+    (pipeline.folder("run.toml")).write_text(spec)
     data_peer = pipeline.launch("founder0", "start", str(pipeline.folder("run.toml")))
     data_peer.wait_event(EventName.TRAINER_STARTED, START_S)
+    wait_missing(data_peer)
+    return data_peer
+
+
+def wait_missing(data_peer: Peer) -> None:
     waiting = lambda: "holds stage 1" in data_peer.status()["doing"]
     data_peer.wait_for("a peer of the other stage", waiting, START_S)
+
+
+def test_two_stages_train_to_the_end_though_a_trainer_is_killed(pipeline: Swarm) -> None:
+    data_peer = founded(pipeline, SPEC)
     assert data_peer.events(EventName.ROUND_CLOSED) == []
 
     relay = pipeline.join(data_peer)
@@ -56,3 +67,19 @@ def test_two_stages_train_to_the_end_though_a_trainer_is_killed(pipeline: Swarm)
     relay.wait_event(EventName.RUN_FINISHED, START_S)
     assert finished["validation_loss"] < first - FALLEN_NATS
     assert relay.events(EventName.VALIDATED) == []
+
+
+def test_a_stage_that_all_have_left_is_rebuilt_from_its_neighbours(pipeline: Swarm) -> None:
+    data_peer = founded(pipeline, SPEC.replace(f"= {STEPS}\n", f"= {NO_END}\n"))
+    relay = pipeline.join(data_peer)
+    data_peer.wait_event(EventName.ROUND_CLOSED, START_S)
+    relay.kill()
+    wait_missing(data_peer)
+    step = data_peer.status()["step"]
+
+    newcomer = pipeline.join(data_peer)
+    rebuilt = newcomer.wait_event(EventName.STAGE_REBUILT, START_S)
+    assert (rebuilt["stage"], rebuilt["untrained"]) == (1, [])
+    assert rebuilt["remotes"] == [data_peer.peer_id]
+    data_peer.wait_event(EventName.ROUND_CLOSED, START_S, round=data_peer.status()["round"])
+    assert newcomer.status()["step"] > step

@@ -33,7 +33,9 @@ from protocol.wire.messages import (
     GetBlob,
     GetChunks,
     GetChunkState,
+    GetLinks,
     GetResult,
+    GetSnapshot,
     GetSpec,
     GetStamps,
     GetState,
@@ -41,6 +43,7 @@ from protocol.wire.messages import (
     Join,
     Kept,
     Leaving,
+    LinksReply,
     Lost,
     Message,
     NoResult,
@@ -56,6 +59,7 @@ from protocol.wire.messages import (
     Settle,
     Settled,
     SettledOutcome,
+    SnapshotReply,
     SpecReply,
     Stamps,
     StateReply,
@@ -77,7 +81,7 @@ EXCHANGE = "0f1e2d3c4b5a6978" * 2
 PROPOSE = Propose(GROUP, 3, 150, False, DIGEST, "int8", 1, 50, 51200)
 FREE = {"fragment": 0, "round": 1, "step": 70}
 SETTLED = Settled(EXCHANGE, SettledOutcome.AVERAGED)
-STATE_REPLY = StateReply(3, 190, DIGEST * 2, 1 << 30, 1 << 20, 0, 40, 4096, DIGEST)
+STATE_REPLY = StateReply(3, 190, DIGEST * 2, 1 << 30, 1 << 20, 0, 40, 4096, DIGEST, 0.75)
 STAMP = ChunkStamp(2, 6, 24, SHORT)
 
 EXAMPLES: tuple[Message, ...] = (
@@ -135,12 +139,16 @@ EXAMPLES: tuple[Message, ...] = (
     GetChunkState(GROUP, 1, 2),
     ChunkState(1, 7, STAMP),
     Offer(GROUP, "data", 4, 2, Leg.BACKWARD, ("a", "b"), 1, (2, 1), "cd" * 16),
-    Credit(),
+    Credit(0.25),
     Boundary(2.5),
     Kept(),
     Announcement(GROUP, 4),
     Noted(5),
     Lost(GROUP, 4, 2),
+    GetLinks(),
+    LinksReply(),
+    GetSnapshot("cd" * 16),
+    SnapshotReply("cd" * 16),
 )
 DEFAULTS = {
     (Refusal, "round"),
@@ -153,6 +161,7 @@ DEFAULTS = {
     (Beat, "free"),
     (Beat, "ended"),
     (Beat, "group"),
+    (Beat, "validation_loss"),
     (Hello, "group"),
     (Hello, "step"),
 }

@@ -87,15 +87,19 @@ async def test_a_joiner_ends_before_it_fetches_data_of_a_run_that_it_cannot_trai
     assert exit_code_of(refused.value) is ExitCode.USAGE
 
 
-async def test_a_newcomer_takes_the_stage_that_nobody_holds_and_says_so(autojump_clock):
+@pytest.mark.parametrize(("step", "is_trained"), [(0, False), (7, True)])
+async def test_a_newcomer_takes_the_stage_that_nobody_holds_and_says_so(
+    autojump_clock, step, is_trained
+):
     spec = RunSpec(pipeline=PipelineSection(stages=3))
     swarm: Any = Swarm(spec)
     entry = joining(swarm)
     for peer_id, stage in (("a", 0), ("b", 1)):
         group = Group(swarm.run_id, part_of_stage(stage)).digest
-        entry._roster.heard(0.0, peer_id, 1, progress=Progress("training", group=group))
+        progress = Progress("training", group=group, step=step)
+        entry._roster.heard(0.0, peer_id, 1, progress=progress)
     chosen = await entry._choose_stage(spec, swarm.run_id)
-    assert chosen == ChosenStage(2, has_holders=False)
+    assert chosen == ChosenStage(2, has_holders=False, is_trained=is_trained)
     assert entry._facts.group == Group(swarm.run_id, part_of_stage(2)).digest
     assert LOOK_AROUND_S <= trio.current_time() <= (1 + LATECOMERS) * LOOK_AROUND_S
 

@@ -10,12 +10,15 @@ from trio.testing import wait_all_tasks_blocked
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedInternet
 from peer.network.simulated_link import LinkModel
+from peer.observe.pipeline_facts import PipelineFacts
 from peer.stages.kept_streams import KEPT_IDLE_S
+from peer.stages.stopwatch import Stopwatch
 from peer.stages.transfers import Outgoing, Transfers
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.errors import StreamLost
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
+from protocol.routing.measures import Measures
 from protocol.wire.messages import Boundary, Credit, Kept, Offer, Refusal
 from protocol.wire.versions import STAGE
 
@@ -56,7 +59,7 @@ class Receiver:
         if offer.index in self.refused:
             await talk.send(Refusal(RefusalReason.BEHIND, "no"))
             return
-        await talk.send(Credit())
+        await talk.send(Credit(0.0))
         await talk.receive(Boundary, into=memoryview(bytearray(len(CODES))))
         self.arrived_s[offer.index] = trio.current_time()
         await talk.send(Kept())
@@ -65,10 +68,11 @@ class Receiver:
 @asynccontextmanager
 async def line():
     internet, receiver = SimulatedInternet(1, link=LINK), Receiver()
+    stopwatch = Stopwatch(Measures(), PipelineFacts(), has_loss=False)
     async with internet.open_network(ORIGIN) as ours, internet.open_network(RELAY) as theirs:
         await theirs.serve(STAGE, receiver.serve)
         await ours.connect(RELAY, theirs.addresses)
-        yield Transfers(ours, math.inf), receiver
+        yield Transfers(ours, math.inf, stopwatch), receiver
 
 
 async def test_a_stream_is_used_again(autojump_clock):
