@@ -92,6 +92,10 @@ class Stopwatch:
         self._facts.spent_s[Spent.WAITING] += waited_s
         self._facts.spent_s[Spent.SENDING] += elapsed_s - waited_s
 
+    def line_s(self, peer_id: str) -> float | None:
+        """How long a boundary to this peer occupies the line; None while that is not known."""
+        return self._measures.line_s(peer_id)
+
     def sent(self, peer_id: str, elapsed_s: float) -> None:
         """A boundary has gone to a peer, which has said so."""
         self._facts.spent_s[Spent.SENDING] += elapsed_s

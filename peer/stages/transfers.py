@@ -9,7 +9,9 @@ Rules
      in and the trainer works on it, the credit for the next hop is on its way. So a hop takes the
      line's latency once, not three times.
   2. To one peer boundaries go one after another, in the order in which they are ready: two that
-     share a line would both be there as late as the second.
+     share a line would both be there as late as the second. p2pd takes more than the line carries,
+     so the next one waits for most of the time that the line was measured to need, or until the
+     receiver has the one before.
   3. Streams are used again (kept_streams.py).
 """
 
@@ -37,6 +39,8 @@ KEPT_S: Final = 60.0
 """Patience for the receipt: what we have sent may still be under way on a thin line."""
 
 
+DRAINED: Final = 0.9
+"""Part of a boundary's time on the line after which the next one is handed to p2pd."""
 STREAM_ERRORS: Final = (LocoError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 
@@ -113,12 +117,22 @@ class Transfers:
                 async with self._lines[outgoing.trip.receiver]:
                     began_s = trio.current_time()
                     await talk.send(Boundary(outgoing.loss), outgoing.codes, stall_s=ANSWER_S)
-                await talk.receive(Kept, timeout_s=KEPT_S)
+                    is_kept = await self._drained(talk, outgoing.trip.receiver, began_s)
+                if not is_kept:
+                    await talk.receive(Kept, timeout_s=KEPT_S)
                 self._stopwatch.sent(outgoing.trip.receiver, trio.current_time() - began_s)
         except STREAM_ERRORS:
             return False
         await self._streams.keep(talk)
         return True
+
+    async def _drained(self, talk: Conversation, receiver: PeerId, began_s: float) -> bool:
+        """Wait until the line is nearly free again (rule 2). Returns whether the receipt is in."""
+        line_s = self._stopwatch.line_s(receiver) or 0.0
+        with trio.move_on_at(began_s + DRAINED * line_s):
+            await talk.receive(Kept, timeout_s=KEPT_S)
+            return True
+        return False
 
     async def _credited(self, outgoing: Outgoing) -> Conversation:
         """A stream on which the boundary is welcome. Raises one of STREAM_ERRORS."""

@@ -106,6 +106,11 @@ class Measures:
         """Head and loss, there and back."""
         self._loss.add(seconds)
 
+    def line_s(self, peer_id: str) -> float | None:
+        """How long a boundary to this peer occupies the line; None while that is not known."""
+        link = self._links.get(peer_id)
+        return None if link is None else link.out.at(0.25)
+
     def keep(self, peer_ids: Iterable[str]) -> None:
         """Forget all others."""
         there = set(peer_ids)

@@ -13,12 +13,12 @@ from peer.network.simulated_link import LinkModel
 from peer.observe.pipeline_facts import PipelineFacts
 from peer.stages.kept_streams import KEPT_IDLE_S
 from peer.stages.stopwatch import Stopwatch
-from peer.stages.transfers import Outgoing, Transfers
+from peer.stages.transfers import DRAINED, Outgoing, Transfers
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.errors import StreamLost
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
-from protocol.routing.measures import Measures
+from protocol.routing.measures import ENOUGH, Measures
 from protocol.wire.messages import Boundary, Credit, Kept, Offer, Refusal
 from protocol.wire.versions import STAGE
 
@@ -151,3 +151,16 @@ async def test_a_refusal_is_no_success_and_ends_nothing_else(autojump_clock):
         assert await transfers.send(outgoing(0))
         assert not await transfers.send(outgoing(1))
         assert await transfers.send(outgoing(2))
+
+
+async def test_the_next_one_waits_until_the_line_is_nearly_free(autojump_clock):
+    """What lies in p2pd's buffers is not on the line yet, and small messages wait behind it."""
+    async with line() as (transfers, _):
+        for index in range(ENOUGH):
+            assert await transfers.send(outgoing(index))
+        measured_s = transfers._stopwatch.line_s(RELAY)
+        assert measured_s == pytest.approx(len(CODES) / 1e5, abs=0.25)
+        began_s = trio.current_time()
+        talk = await transfers._credited(outgoing(7))
+        assert not await transfers._drained(talk, RELAY, began_s)
+        assert trio.current_time() - began_s == pytest.approx(DRAINED * measured_s, abs=0.01)
