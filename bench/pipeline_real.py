@@ -47,9 +47,9 @@ WORLDS: Final = {
         World("int4", 200_000, 4, "int4", bits_per_s=MBIT_100),
     )
 }
-WARM: Final = 2
+WARM: Final = 1
 """Iterations along the plan before those that count."""
-ITERATIONS: Final = 5
+ITERATIONS: Final = 4
 FULL_ITERATIONS: Final = 15
 PATIENCE: Final = 4.0
 """A swarm may take so many times what was predicted, and START_S."""

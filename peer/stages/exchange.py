@@ -24,7 +24,15 @@ from peer.training.stages.messages import StageCommand, StageEvent
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.membership.group import other_group_sentence
 from protocol.membership.view import TRAINING, Member
-from protocol.microbatch.commands import Announce, Answer, Command, FreeInbound, Send, TellLost
+from protocol.microbatch.commands import (
+    Announce,
+    Answer,
+    Command,
+    FreeInbound,
+    OfferAhead,
+    Send,
+    TellLost,
+)
 from protocol.microbatch.core import StageCore
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
@@ -252,7 +260,7 @@ class StageExchange:
             slot = await line.take_slot()
             try:
                 await talk.send(Credit(trio.current_time() - offered_s), stall_s=ANSWER_S)
-                self._offer_ahead(trip)
+                self._offer_ahead(trip.next_move())
                 boundary, came_s = await self._receive(talk, line.ring.slot(slot))
             except BaseException:
                 line.give_back(slot)
@@ -331,13 +339,14 @@ class StageExchange:
             self._tell(told_so)
             return
         match command:
-            case Answer(ticket, refusal):
-                if ticket in self._answers:
-                    self._answers.pop(ticket)(refusal)
-            case Send():
-                self._start(self._send, command)
             case FreeInbound(slot):
                 self._free_inbound(slot)
+            case Answer(ticket, refusal):
+                self._answers.pop(ticket, _nobody)(refusal)
+            case Send():
+                self._start(self._send, command)
+            case OfferAhead(trip):
+                self._offer_ahead(trip)
             case Announce(iteration, relays):
                 for relay in relays:
                     self._start(self._announce, relay, iteration)
@@ -374,12 +383,12 @@ class StageExchange:
         self._tell(told.Release(command.slot))
         self._do(self._core.sent(command.trip, trio.current_time(), taken=taken))
 
-    def _offer_ahead(self, trip: Trip) -> None:
-        """Offer the move that will follow this one, which is welcome here."""
-        ahead = trip.next_move()
-        group = None if ahead is None else self._company.group_of(ahead.receiver)
-        if ahead is not None and group is not None:
-            self._start(self._transfers.offer_ahead, ahead, group)
+    def _offer_ahead(self, trip: Trip | None) -> None:
+        """Offer a move whose boundary will be there soon."""
+        group = None if trip is None else self._company.group_of(trip.receiver)
+        if trip is not None and group is not None:
+            self._transfers.plan_ahead(trip)
+            self._start(self._transfers.offer_ahead, trip, group)
 
     async def _announce(self, relay: PeerId, iteration: int) -> None:
         group = self._company.group_of(relay)
@@ -393,6 +402,10 @@ class StageExchange:
         group = self._company.group_of(peer_id)
         if group is not None:
             await self._transfers.tell_lost(peer_id, group, microbatch)
+
+
+def _nobody(_refusal: RefusalReason | None) -> None:
+    """Who has asked is gone."""
 
 
 def _doing(missing: Sequence[int]) -> str:

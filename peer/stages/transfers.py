@@ -63,10 +63,12 @@ class _Ahead:
     """A move that was offered before there is anything to send.
 
     Attributes:
+        is_tried: whether it has begun to be offered.
         tried: set when it was offered, or could not be.
         talk: the stream on which it was.
     """
 
+    is_tried: bool = False
     tried: trio.Event = field(default_factory=trio.Event)
     talk: Conversation | None = None
     is_withdrawn: bool = False
@@ -91,11 +93,16 @@ class Transfers:
     def __repr__(self) -> str:
         return f"<Transfers from {self._network.peer_id}>"
 
+    def plan_ahead(self, trip: Trip) -> None:
+        """A move will be offered ahead: `offer_ahead` follows."""
+        self._ahead.setdefault(trip, _Ahead())
+
     async def offer_ahead(self, trip: Trip, group: str) -> None:
-        """Offer a move whose boundary will be there soon (rule 1)."""
-        if trip in self._ahead:
+        """Offer a planned move, whose boundary will be there soon (rule 1)."""
+        ahead = self._ahead.get(trip)
+        if ahead is None or ahead.is_tried:
             return
-        ahead = self._ahead[trip] = _Ahead()
+        ahead.is_tried = True
         with contextlib.suppress(*STREAM_ERRORS):
             ahead.talk = await self._offered(trip, group)
         ahead.tried.set()
@@ -138,7 +145,7 @@ class Transfers:
         """A stream on which the boundary is welcome. Raises one of STREAM_ERRORS."""
         trip, ready_s = outgoing.trip, trio.current_time()
         ahead = self._ahead.pop(trip, None)
-        if ahead is not None:
+        if ahead is not None and ahead.is_tried:
             await ahead.tried.wait()
         talk = ahead.talk if ahead is not None else None
         if talk is None:

@@ -94,8 +94,9 @@ async def test_one_that_was_idle_for_long_is_not(autojump_clock):
 
 async def test_what_was_offered_ahead_takes_the_latency_once(autojump_clock):
     async with line() as (transfers, receiver):
-        await transfers.offer_ahead(outgoing(0).trip, GROUP)
-        await transfers.offer_ahead(outgoing(0).trip, GROUP)
+        for _ in range(2):
+            transfers.plan_ahead(outgoing(0).trip)
+            await transfers.offer_ahead(outgoing(0).trip, GROUP)
         await trio.sleep(1.0)
         begin_s = trio.current_time()
         assert await transfers.send(outgoing(0))
@@ -106,16 +107,26 @@ async def test_what_was_offered_ahead_takes_the_latency_once(autojump_clock):
 
 async def test_a_boundary_that_is_ready_while_it_is_offered_waits_for_that(autojump_clock):
     async with line() as (transfers, receiver), trio.open_nursery() as nursery:
+        transfers.plan_ahead(outgoing(0).trip)
         nursery.start_soon(transfers.offer_ahead, outgoing(0).trip, GROUP)
         await wait_all_tasks_blocked()
         assert await transfers.send(outgoing(0))
         assert receiver.offered == [0]
 
 
+async def test_one_that_is_sent_before_it_could_be_offered_is_offered_once(autojump_clock):
+    async with line() as (transfers, receiver):
+        transfers.plan_ahead(outgoing(0).trip)
+        assert await transfers.send(outgoing(0))
+        await transfers.offer_ahead(outgoing(0).trip, GROUP)
+        assert receiver.offered == [0]
+
+
 async def test_what_will_not_come_is_withdrawn(autojump_clock):
     async with line() as (transfers, receiver):
-        await transfers.offer_ahead(outgoing(0).trip, GROUP)
-        await transfers.offer_ahead(outgoing(1).trip, GROUP)
+        for index in range(2):
+            transfers.plan_ahead(outgoing(index).trip)
+            await transfers.offer_ahead(outgoing(index).trip, GROUP)
         await transfers.withdraw(outgoing(0).trip.microbatch)
         await trio.sleep(1.0)
         assert receiver.ended == 1
@@ -124,6 +135,7 @@ async def test_what_will_not_come_is_withdrawn(autojump_clock):
 
 async def test_an_offer_that_is_withdrawn_while_it_is_made_is_taken_back(autojump_clock):
     async with line() as (transfers, receiver), trio.open_nursery() as nursery:
+        transfers.plan_ahead(outgoing(0).trip)
         nursery.start_soon(transfers.offer_ahead, outgoing(0).trip, GROUP)
         await wait_all_tasks_blocked()
         await transfers.withdraw(outgoing(0).trip.microbatch)
