@@ -138,7 +138,7 @@ class Pipeline:
 
     @property
     def parameters(self) -> int:
-        """Of one whole model."""
+        """The number of one whole model."""
         return sum(replicas[0].model.layout.parameters for replicas in self.stages)
 
 
