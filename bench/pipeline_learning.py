@@ -1,6 +1,6 @@
 """What skipping stages does to learning: real text, the trainer's own stages, paths and codecs.
 
-    python -m bench.pipeline_learning [--full] [--arms A,B] [--seeds 0,1,2] [--picture FILE]
+    python -m bench.pipeline_learning [--full | --long] [--arms A,B] [--seeds 0,1] [--picture FILE]
 
 Six stages of a layer each, in one process (bench/stage_quality/pipeline.py): the modules, compute
 and optimizer of the trainer, boundaries through its codecs, paths by the data peers' own rule. The
@@ -39,7 +39,7 @@ from bench.stage_quality import findings
 from bench.stage_quality.arms import ARMS, DECIDING_ARMS, MAIN_ARMS, QUICK_ARMS
 from bench.stage_quality.picture import draw
 from bench.stage_quality.run import StageResult, train_stages
-from bench.stage_quality.settings import FULL, QUICK, SMOKE
+from bench.stage_quality.settings import FULL, LONG, QUICK, SMOKE
 
 RESULTS: Final = Path(__file__).parent / "results" / "pipeline_learning"
 Runs = dict[str, dict[int, StageResult]]
@@ -48,9 +48,11 @@ Runs = dict[str, dict[int, StageResult]]
 def main() -> None:
     parser = study_options(__doc__, ARMS, RESULTS)
     parser.set_defaults(seeds=None)
+    parser.add_argument("--long", action="store_true", help="four times the steps of --full")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the losses there")
     arguments = parser.parse_args()
-    setting = SMOKE if arguments.smoke else FULL if arguments.full else QUICK
+    longer = LONG if arguments.long else FULL if arguments.full else QUICK
+    setting = SMOKE if arguments.smoke else longer
     store = Store(arguments.results, setting, StageResult)
     study = Study(store, arguments.cache, train_stages)
     runs: Runs = {}
@@ -77,7 +79,7 @@ def _parts(
     if setting is not FULL:
         return [(list(QUICK_ARMS), [0])]
     others = [name for name in ARMS if name not in MAIN_ARMS]
-    return [(list(MAIN_ARMS), [0]), (list(DECIDING_ARMS), [0, 1, 2]), (others, [0])]
+    return [(list(MAIN_ARMS), [0]), (others, [0]), (list(DECIDING_ARMS), [0, 1, 2])]
 
 
 if __name__ == "__main__":

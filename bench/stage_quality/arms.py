@@ -14,12 +14,13 @@ order, and boundaries travel in bf16. All arms but the opponents change one fact
     delay         late: gradients are those of the weights one update ago (PipeDream-2BW)
 
 Apart from these twelve: `global-clip` clips by the norm of the whole gradient, where the others'
-stages clip each by its own; and four arms have several replicas of each stage, and visit all
+stages clip each by its own; `skip` and `late` are trained at half the learning rate, too; and four
+arms have several replicas of each stage, and visit all
 stages: their microbatches stay in one column or take a replica of each stage at random, with and
 without averaging in pairs inside a stage every H steps (NoLoCo with the run spec's defaults, in
 fp32, waited for). They have a sequence in a microbatch, and as many tokens in a step as the others.
 
-All arms train with equal learning rates, and the same blocks in the same order wherever they have
+All others train at one learning rate, and on the same blocks in the same order wherever they have
 as many steps and one column.
 """
 
@@ -45,6 +46,7 @@ class StageArm:
         late: updates that a gradient's weights are behind, 0 or 1.
         global_clip: clip by the norm of the whole gradient.
         clock_of: train as long as that arm takes, on the simulated machines; None: as many steps.
+        rate_of: learning rate, in the setting's.
         columns: replicas of each stage, data peers among them.
         mixing: which replica of a stage a microbatch takes.
         gossip: replicas of a stage are averaged in pairs.
@@ -59,6 +61,7 @@ class StageArm:
     late: int = 0
     global_clip: bool = False
     clock_of: str | None = None
+    rate_of: float = 1.0
     columns: int = 1
     mixing: Mixing = "columns"
     gossip: bool = False
@@ -83,7 +86,11 @@ _MAIN: Final = (
     StageArm("cc2", routes="unequal"),
     StageArm("cc3", routes="any-order"),
 )
-_CLIPPING: Final = (StageArm("global-clip", global_clip=True),)
+_BESIDE: Final = (
+    StageArm("global-clip", global_clip=True),
+    StageArm("skip-rate-half", rate_of=0.5),
+    StageArm("late-rate-half", late=1, rate_of=0.5),
+)
 _COLUMNS: Final = tuple(
     StageArm(
         f"{mixing}-{'gossip' if gossip else 'apart'}",
@@ -95,7 +102,7 @@ _COLUMNS: Final = tuple(
     for gossip in (True, False)
     for mixing in ("columns", "random")
 )
-ARMS: Final = {arm.name: arm for arm in (*_MAIN, *_CLIPPING, *_COLUMNS)}
+ARMS: Final = {arm.name: arm for arm in (*_MAIN, *_BESIDE, *_COLUMNS)}
 MAIN_ARMS: Final = tuple(arm.name for arm in _MAIN)
 QUICK_ARMS: Final = (SKIP, FULL, SAME_CLOCK, SMALL)
 """What a minute is enough for."""

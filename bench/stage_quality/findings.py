@@ -9,6 +9,7 @@ from bench.report import Goal, Row
 
 from .arms import ARMS, FULL, SAME_CLOCK, SKIP, SMALL, VIOLATIONS
 from .run import StageResult
+from .settings import STAGES
 
 Runs = Mapping[str, Mapping[int, StageResult]]
 """Arm to seed to result."""
@@ -52,7 +53,7 @@ def perplexity_ratio(result: StageResult, visited: int) -> float | None:
 
 def _ratio_text(found: list[StageResult], visited: int) -> str | None:
     ratios = _ratios(found, visited)
-    return f"{mean(ratios):.3f}" if ratios and found[0].arm["stages"] > visited else None
+    return f"{mean(ratios):.3f}" if ratios and found[0].arm["stages"] == STAGES else None
 
 
 def _ratios(found: list[StageResult], visited: int) -> list[float]:

@@ -1,6 +1,6 @@
 """The losses of the study, against steps and against simulated hours."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -35,11 +35,9 @@ def draw(runs: Runs, path: Path) -> None:
         if result is None:
             continue
         if name != SAME_CLOCK:
-            _plot(steps, result, label, lambda step: step)
-        iteration_s = result.iteration_s
-        if iteration_s is not None and name != FULL:
-            hour = iteration_s / SECONDS_PER_HOUR
-            _plot(hours, result, label, lambda step, hour=hour: step * hour)
+            _plot(steps, result, label, 1)
+        if result.iteration_s is not None and name != FULL:
+            _plot(hours, result, label, result.iteration_s / SECONDS_PER_HOUR)
     steps.set(xlabel="steps", ylabel="held-out loss with all stages, nats per byte")
     hours.set(xlabel="hours on 20 simulated machines")
     _plot_left_out(left_out, runs)
@@ -51,11 +49,16 @@ def draw(runs: Runs, path: Path) -> None:
     plt.close(figure)
 
 
-def _plot(axes: Axes, result: StageResult, label: str, at: Callable[[int], float]) -> None:
+def _plot(axes: Axes, result: StageResult, label: str, unit: float) -> None:
+    """The losses over the steps, each so many units; the first point would hide the others."""
     points = result.curve[1:]
-    colour = f"C{list(LABELS.values()).index(label)}"
-    axes.plot([at(step) for step, _, _ in points], [loss for *_, loss in points], color=colour,
-              label=label, marker=".")  # fmt: skip
+    axes.plot(
+        [step * unit for step, _, _ in points],
+        [loss for *_, loss in points],
+        color=f"C{list(LABELS.values()).index(label)}",
+        label=label,
+        marker=".",
+    )
 
 
 def _plot_left_out(axes: Axes, runs: Runs) -> None:

@@ -112,7 +112,8 @@ class _Run:
         setting, losses = self._world.setting, list[float]()
         for step in range(1, self._steps + 1):
             rate = learning_rate(self._world.spec.optimizer, step - 1, self._steps)
-            losses.append(self._pipeline.step(self._feed.next_blocks(), rate))
+            blocks = self._feed.next_blocks()
+            losses.append(self._pipeline.step(blocks, self._arm.rate_of * rate))
             if self._arm.columns > 1 and step % setting.inner_steps == 0:
                 self._close(step)
             if step % setting.curve_every == 0 or step == self._steps:

@@ -20,6 +20,7 @@ class Stage:
         late: see `StageArm`.
 
     Attributes:
+        module: the stage's layers, and its ends.
         done: microbatches whose gradients are added up.
         norms: of the mean gradient before clipping, by step.
     """
@@ -37,9 +38,9 @@ class Stage:
         late: int,
     ) -> None:
         stage, stages = place
-        self._module = initial_stage(config, seed, stage, stages)
-        self.model = FlatModel(self._module, device)
-        self.compute = StageCompute(self._module, device, precision)
+        self.module = initial_stage(config, seed, stage, stages)
+        self.model = FlatModel(self.module, device)
+        self.compute = StageCompute(self.module, device, precision)
         self._optimizer = FlatAdamW(
             self.model, optimizer.model_copy(update={"clip_norm": clip_norm})
         )
@@ -52,7 +53,7 @@ class Stage:
         """Begin a path, through this stage's layers or past them."""
         if layers:
             return self.compute.embed(microbatch, tokens_bT)
-        trunk = self._module.model
+        trunk = self.module.model
         kept, trunk.layers = trunk.layers, nn.ModuleDict()
         try:
             return self.compute.embed(microbatch, tokens_bT)

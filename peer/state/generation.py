@@ -19,8 +19,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
     TextStreamer,
 )
 from transformers.utils import logging as transformers_logging
@@ -64,8 +62,8 @@ class ExportedModel:
             raise ValueError(f"{folder} is not an export: 'loco-peer export --hf DIR' makes one")
         self.stages: int = json.loads((folder / MARKER).read_text()).get("stages", 1)
         transformers_logging.disable_progress_bar()
-        self._model: LlamaForCausalLM = AutoModelForCausalLM.from_pretrained(folder)
-        self._tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(folder)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(folder)
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
 
     def __repr__(self) -> str:
         return f"<ExportedModel of {self.layers} layers, trained in {self.stages} stages>"
