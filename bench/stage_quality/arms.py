@@ -106,7 +106,5 @@ ARMS: Final = {arm.name: arm for arm in (*_MAIN, *_BESIDE, *_COLUMNS)}
 MAIN_ARMS: Final = tuple(arm.name for arm in _MAIN)
 QUICK_ARMS: Final = (SKIP, FULL, SAME_CLOCK, SMALL)
 """What a minute is enough for."""
-DECIDING_ARMS: Final = (
-    SKIP, FULL, SAME_CLOCK, SMALL, "late", "int8", "int4", "swaps", "full-every-10", "global-clip"
-)  # fmt: skip
+DECIDING_ARMS: Final = (SKIP, FULL, SMALL, SAME_CLOCK, "int8", "int4", "full-every-10", "swaps")
 """Arms that decide how a run should be set up: they are trained with three seeds."""

@@ -222,8 +222,9 @@ def test_goals_compare_equal_seeds():
         SMALL: {1: result_of(SMALL, 1, 2.3)},
     }
     harmless, opponent = findings.goals(runs)
-    assert (harmless.measured, harmless.met) == (pytest.approx(0.05), False)
-    assert (opponent.measured, opponent.met) == (pytest.approx(-0.1), True)
+    assert harmless.measured == pytest.approx(0.05)
+    assert opponent.measured == pytest.approx(-0.1)
+    assert (harmless.met, opponent.met) == (False, True)
 
 
 def test_ratios_are_of_perplexities_to_the_same_model_with_all_stages():
