@@ -34,6 +34,18 @@ FROZEN = {
     "status": ["--home", "--json", "--verbose", "-v"],
     "leave": ["--home", "--verbose", "-v"],
     "export": ["--hf", "--home", "--verbose", "-v"],
+    "generate": [
+        "--hf",
+        "--home",
+        "--prompt",
+        "--seed",
+        "--temperature",
+        "--tokens",
+        "--top-p",
+        "--verbose",
+        "--without-stages",
+        "-v",
+    ],
     "plan": [
         "--codec",
         "--full-every",
