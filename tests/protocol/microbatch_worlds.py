@@ -102,7 +102,7 @@ class MicrobatchWorld:
             self.nodes[name] = Node(name, RelayCore(slots, PATIENCE_S))
         self.todo = []
         self.offers = {}
-        self.ahead: dict[object, Ahead] = {}
+        self.ahead: dict[tuple[str, Trip], Ahead] = {}
         self.tickets = 0
         self.forgotten: set[object] = set()
         self.begun: Counter[str] = Counter()

@@ -180,7 +180,7 @@ def test_a_running_peer_is_asked_for_the_stages_that_count(
         asked.append((request, arguments.get("stage")))
         if request == "write_state":
             path, own = home.state_dir / "now.state", models[0]
-            scalars = StateScalars("ab" * 16, 3, 180, own.layout.digest, 0, 0, 99)
+            scalars = StateScalars("ab" * 16, 3, 180, own.layout.digest, 0, 0, 99, 0.5)
             theta_P = own.theta_P.numpy() * LOUD
             write_state_file(path, scalars, theta_P, np.zeros_like(theta_P))
             return {"path": str(path), "part": "stage/0", "round": 3, "tokens": 99}
