@@ -23,7 +23,7 @@ from protocol.microbatch.commands import (
 )
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
-from protocol.microbatch.trip import Leg
+from protocol.microbatch.trip import Leg, Trip
 from protocol.pipeline.problem import NO_SWAPS
 from protocol.routing.random_paths import RandomRouter
 
