@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from peer.observe.status import Status, short_id
+from peer.observe.names import short_id
+from peer.observe.status import Status
 from protocol.membership.group import WHOLE_MODEL
 from protocol.run.stages import DATA_STAGE, stage_of_part
 

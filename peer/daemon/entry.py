@@ -18,19 +18,20 @@ from peer.ports import Directory
 from peer.stages.company import StageCompany
 from protocol.membership.group import Group
 from protocol.membership.view import Roster
+from protocol.run.assignment import needed_stage
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
-from protocol.run.stages import needed_stage, part_of_stage
+from protocol.run.stages import part_of_stage
 
 from .hello import Greeter
 from .joining import Bootstrap
 from .provision import ChosenStage, Provision, Supplies
 from .sources import Sources
 
-LOOK_AROUND_S: Final = 3.0
+LOOK_AROUND_S: Final = 2.0
 """For how long a newcomer to a pipeline listens before it chooses a stage: its first link has told
 it of all others, and they beat every second."""
-LATECOMERS: Final = 3
+LATECOMERS: Final = 2
 """The longest listening lasts so many times longer."""
 CheckSpec = Callable[[RunSpec], None]
 """Raises when this peer's options do not fit a run."""
@@ -144,7 +145,8 @@ class Joining:
         facts, stages = self._facts, spec.pipeline.stages
         facts.now_doing("looking which stage needs a peer")
         await trio.sleep(LOOK_AROUND_S * (1 + LATECOMERS * _share(facts.peer_id)))
-        holders = StageCompany(self._roster, run_id, stages, facts.peer_id).holders()
+        company = StageCompany(self._roster, run_id, stages, facts.peer_id)
+        holders = [len(others) for others in company.holders()]
         needed = needed_stage(holders, spec.pipeline.num_visited)
         stage = needed if self._stage is None else self._stage
         facts.chosen = Group(run_id, part_of_stage(stage))

@@ -79,6 +79,7 @@ class Report:
             metrics=self.metrics_url,
             part=facts.held.group.part if facts.held else None,
             microbatches={str(what): count for what, count in facts.microbatches.items()},
+            pipeline=facts.pipeline.to_json() if self._holds_stage else None,
             codec=_codec_sentence(facts),
             doing=facts.doing,
             since_s=now_s - facts.doing_since_s,
@@ -110,6 +111,7 @@ class Report:
             healed_s=facts.healed_s,
             refused=dict(facts.refused),
             microbatches=dict(facts.microbatches),
+            pipeline=facts.pipeline if self._holds_stage else None,
             group=facts.group,
             part=None if facts.held is None else facts.held.group.part,
             round=facts.round if facts.run_id else None,
@@ -129,6 +131,11 @@ class Report:
         losses = [m.progress.validation_loss for m in members]
         known = [loss for loss in losses if loss is not None]
         return median_low(known) if known else None
+
+    @property
+    def _holds_stage(self) -> bool:
+        held = self._facts.held
+        return held is not None and stage_of_part(held.group.part) is not None
 
     def _outcomes(self) -> Outcomes:
         facts = self._facts

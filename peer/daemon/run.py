@@ -161,6 +161,7 @@ class _Daemon:
             check_spec=partial(check_options, self._config),
             bind_run=self._home.bind_run,
             observe_round=report.observe_round,
+            keeps_stage=self._config.stage is not None,
         )
 
     async def _stop_when_asked(self, peer: Peer) -> None:

@@ -1,8 +1,8 @@
 """What a peer that holds a stage knows of its pipeline: paths, links, and where the time goes."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from protocol.routing.vectors import LinkTimes, WorkTimes
 
@@ -33,7 +33,7 @@ class PipelineFacts:
         other_plans: microbatches that came here by another plan than those of other data peers.
         links: as measured here.
         work: of a microbatch here.
-        paths: our own in the plan, as "stage peer" hops in words.
+        paths: our own in the plan, each hop as `stage:peer`.
     """
 
     snapshot: str | None = None
@@ -45,3 +45,17 @@ class PipelineFacts:
     links: tuple[LinkTimes, ...] = ()
     work: WorkTimes = UNKNOWN
     paths: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for the status."""
+        return {
+            "snapshot": self.snapshot,
+            "plan": self.plan,
+            "planned_s": self.planned_s,
+            "iteration_s": self.iteration_s,
+            "spent_s": {str(what): round(seconds, 3) for what, seconds in self.spent_s.items()},
+            "other_plans": self.other_plans,
+            "links": [asdict(link) for link in self.links],
+            "work": asdict(self.work),
+            "paths": list(self.paths),
+        }

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from protocol.membership.group import WHOLE_MODEL
 from protocol.outcomes import SkipReason
 
+from .names import short_id
+from .pipeline_lines import pipeline_lines
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -76,6 +79,7 @@ class Status:
         metrics: URL of the Prometheus endpoint.
         part: of the model that this peer holds, `model` or `stage/N`.
         microbatches: what has happened to them here, where the part is a stage.
+        pipeline: its paths, links and times there (`PipelineFacts.to_json`).
         codec: of the run, and whether plain or compiled loops code with it here.
         doing: one short sentence on what is going on, or what we wait for.
         since_s: seconds since `doing` last changed.
@@ -94,6 +98,7 @@ class Status:
     metrics: str | None = None
     part: str | None = None
     microbatches: Mapping[str, int] = field(default_factory=dict)
+    pipeline: Mapping[str, Any] | None = None
     codec: str | None = None
     doing: str | None = None
     since_s: float | None = None
@@ -119,6 +124,7 @@ class Status:
             "metrics": self.metrics,
             "part": self.part,
             "microbatches": dict(self.microbatches),
+            "pipeline": None if self.pipeline is None else dict(self.pipeline),
             "codec": self.codec,
             "doing": self.doing,
             "since_s": self.since_s,
@@ -162,11 +168,6 @@ def _peer_json(peer: PeerStatus) -> dict[str, Any]:
     }
 
 
-def short_id(peer_id: str | None) -> str:
-    """The last eight characters of a peer id: the first ones are the same in all of them."""
-    return peer_id[-8:] if peer_id else "-"
-
-
 def render(status: Status) -> "RenderableType":
     """The status as a table for people."""
     from rich.console import Group  # rich is slow to import, and only this needs it
@@ -205,7 +206,10 @@ def _part(status: Status) -> list[tuple[str, str]]:
     if status.part is None or status.part == WHOLE_MODEL:
         return []
     counted = ", ".join(f"{what} {n:,}" for what, n in status.microbatches.items() if n)
-    return [("holds", f"{status.part}; microbatches: {counted or 'none'}")]
+    return [
+        ("holds", f"{status.part}; microbatches: {counted or 'none'}"),
+        *pipeline_lines(status.pipeline or {}),
+    ]
 
 
 def _rounds(outcomes: Outcomes) -> str:

@@ -40,14 +40,19 @@ class StageCompany:
         alive = self._roster.alive(trio.current_time())
         return tuple(member for member in alive if member.progress.group in self._groups)
 
+    def stages(self) -> dict[str, int]:
+        """The stage of each of them."""
+        held = ((member.peer_id, member.progress.group) for member in self.others())
+        return {peer_id: self._groups.index(group) for peer_id, group in held if group}
+
     def relays(self) -> Relays:
         """The others that hold each further stage and train, sorted."""
         return tuple(self._training(stage) for stage in range(1, len(self._views)))
 
-    def holders(self) -> tuple[int, ...]:
-        """How many of the others hold each stage, whatever they do."""
+    def holders(self) -> tuple[tuple[str, ...], ...]:
+        """The others that hold each stage, whatever they do."""
         now_s = trio.current_time()
-        return tuple(len(view.alive(now_s)) for view in self._views)
+        return tuple(tuple(m.peer_id for m in view.alive(now_s)) for view in self._views)
 
     def group_of(self, peer_id: str) -> str | None:
         """The group of another peer that holds a stage; None while it is not known to be alive."""

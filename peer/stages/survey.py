@@ -16,15 +16,14 @@ import trio
 
 from peer.network.conversation import Conversation
 from peer.observe.facts import Facts
+from peer.observe.names import short_id
 from peer.observe.pipeline_facts import PipelineFacts
-from peer.observe.status import short_id
 from peer.ports import Network, PeerId, Work
 from peer.training.stages.sizes import SLOTS
 from protocol.errors import LocoError
 from protocol.limits import MAX_LINK_VECTOR_BYTES, MAX_SNAPSHOT_BYTES
 from protocol.membership.records import Sign
 from protocol.membership.view import TRAINING
-from protocol.pipeline.problem import US_PER_S
 from protocol.routing.measures import Measures
 from protocol.routing.planned_paths import PlannedRouter
 from protocol.routing.plans import PlannedPaths, plan_of
@@ -158,7 +157,7 @@ class Survey:
         plan, facts = router.plan, self._facts
         facts.snapshot = None if plan is None else plan.snapshot
         facts.plan = None if plan is None else plan.digest
-        facts.planned_s = None if plan is None else plan.iteration_us / US_PER_S
+        facts.planned_s = None if plan is None else plan.iteration_s
         own = () if plan is None else plan.paths.get(self._network.peer_id, ())
         facts.paths = tuple(
             " ".join(f"{s}:{short_id(p)}" for s, p in zip(path.stages, path.relays, strict=True))
@@ -167,9 +166,8 @@ class Survey:
 
     # --- gathering --------------------------------------------------------------------------------
     async def _proposed(self) -> Snapshot | None:
-        others = [member.peer_id for member in self._company.others()]
-        await self._gather(others)
-        self._proposals.keep([self._network.peer_id, *others])
+        await self._gather([member.peer_id for member in self._company.others()])
+        self._proposals.keep({**self._company.stages(), self._network.peer_id: self._stage})
         return self._proposals.due(self._snapshot, trio.current_time())
 
     async def _gather(self, peer_ids: Sequence[PeerId]) -> None:

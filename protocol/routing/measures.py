@@ -6,8 +6,10 @@ the lower quartile is taken; of work, whose times spread both ways, the median. 
 outliers move neither.
 
 Hysteresis. A vector is told again only when a value has moved by more than CHANGE from what was
-told last, and by more than LEAST_US; so noise of a quarter moves nothing. A value that was unknown
-is told at once. At least TELL_EVERY_S lie between two vectors.
+told last, and by more than LEAST_US; so noise of a quarter moves nothing. The time on the line is
+judged together with the round trip: it is the difference of two times, and noise of these is much
+for a short one. A value that was unknown is told at once. At least TELL_EVERY_S lie between two
+vectors.
 
 What is known of a peer goes when it is gone.
 """
@@ -22,17 +24,16 @@ from protocol.pipeline.problem import US_PER_S
 
 from .vectors import MAX_US, LinkTimes, LinkVector, WorkTimes
 
-WINDOW: Final = 24
+WINDOW: Final = 32
 """Samples of which the quartile or median counts."""
 ENOUGH: Final = 3
 """Samples before which nothing is told."""
-CHANGE: Final = 0.3
+CHANGE: Final = 0.4
 """A value that has moved by more than this part is told again."""
 LEAST_US: Final = 1000
 """Times that have moved by less are not, whatever part that is."""
 TELL_EVERY_S: Final = 5.0
 WORK: Final = tuple(each.name for each in fields(WorkTimes))
-LINE: Final = tuple(each.name for each in fields(LinkTimes) if each.name != "peer_id")
 LEAST_LINE_S: Final = 20e-6
 """No boundary is taken to be on the line for less."""
 
@@ -168,8 +169,18 @@ def _has_moved(before: LinkVector, now: LinkVector) -> bool:
     if then.keys() != there.keys():
         return True
     pairs = [(getattr(before.work, each), getattr(now.work, each)) for each in WORK]
-    pairs += [(getattr(then[p], each), getattr(there[p], each)) for p in there for each in LINE]
+    for peer_id, link in there.items():
+        pairs += zip(_moves(then[peer_id]), _moves(link), strict=True)
     return any(map(_differs, *zip(*pairs, strict=True)))
+
+
+def _moves(link: LinkTimes) -> tuple[int, int, int]:
+    """What a link takes there and back, and with a boundary either way; 0 is unknown."""
+    return (
+        link.rtt_us,
+        link.out_us and link.rtt_us + link.out_us,
+        link.in_us and link.rtt_us + link.in_us,
+    )
 
 
 def _differs(before_us: int, now_us: int) -> bool:

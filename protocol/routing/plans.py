@@ -15,7 +15,7 @@ from protocol.pipeline.assignment import NoPlan
 from protocol.pipeline.mending import mended
 from protocol.pipeline.plan import Plan
 from protocol.pipeline.planner import Budget, Planned, plan_paths
-from protocol.pipeline.problem import Problem
+from protocol.pipeline.problem import US_PER_S, Problem
 from protocol.pipeline.simulator import Order
 
 from .snapshots import Snapshot, Terms
@@ -41,9 +41,14 @@ class PlannedPaths:
     iteration_us: int
     paths: Mapping[str, tuple[Path, ...]]
 
+    @property
+    def iteration_s(self) -> float:
+        """`iteration_us` in seconds."""
+        return self.iteration_us / US_PER_S
+
 
 def plan_of(snapshot: Snapshot, terms: Terms, visited: int) -> PlannedPaths | None:
-    """The plan; None where there is none."""
+    """The plan; None where there is none, or too many ways to choose from."""
     problem = snapshot.problem(terms, visited)
     if problem is None:
         return None
@@ -53,9 +58,9 @@ def plan_of(snapshot: Snapshot, terms: Terms, visited: int) -> PlannedPaths | No
         looser = replace(problem, rules=replace(problem.rules, stage_slack=slack))
         try:
             found = plan_paths(looser, stages, quotas, BUDGET, Order.BACKWARD_FIRST)
-        except LocalProtocolError as error:
-            if isinstance(error, NoPlan):
-                continue
+        except NoPlan:
+            continue
+        except LocalProtocolError:
             return None
         better = mended(looser, found.plan, MENDING, Order.BACKWARD_FIRST)
         return _told(snapshot, looser, found if better is None else better)

@@ -7,13 +7,16 @@ Rules
      differ until views agree. Nothing depends on plans being equal.
   2. A snapshot is proposed when the vectors have changed: at once when peers have come or gone, at
      most every REPLAN_EVERY_S when numbers have (measures.py says when those change).
-  3. Of a peer's vectors the newest counts. A peer that is gone is left out of the next snapshot;
-     one that has told nothing yet is not waited for.
+  3. Of a peer's vectors the newest counts. A peer that is gone is left out of the next snapshot, as
+     is one that says another stage than its beats do; one that has told nothing yet is not waited
+     for.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
+
+from protocol.errors import LocalProtocolError
 
 from .snapshots import Snapshot
 from .vectors import LinkVector
@@ -46,16 +49,18 @@ class Proposals:
         self._vectors[vector.peer_id], self._signed[vector.peer_id] = vector, signed
         return True
 
-    def keep(self, peer_ids: Iterable[str]) -> None:
-        """Forget the vectors of all others."""
-        for gone in self._vectors.keys() - set(peer_ids):
-            del self._vectors[gone], self._signed[gone]
+    def keep(self, stages: Mapping[str, int]) -> None:
+        """Forget the vectors of all but these peers, and of those that say another stage."""
+        for peer_id, vector in list(self._vectors.items()):
+            if stages.get(peer_id) != vector.stage:
+                del self._vectors[peer_id], self._signed[peer_id]
 
     def due(self, current: Snapshot | None, now_s: float) -> Snapshot | None:
-        """The snapshot to propose now; None when the current one stands."""
-        if not self._vectors:
+        """The snapshot to propose now; None when the current one stands, or they are too many."""
+        try:
+            proposed = Snapshot.of(self._run_id, self._signed, self._vectors.values())
+        except LocalProtocolError:
             return None
-        proposed = Snapshot.of(self._run_id, self._signed, self._vectors.values())
         if current is not None and _places(proposed) == _places(current):
             since_s = math.inf if self._proposed_s is None else now_s - self._proposed_s
             if proposed.digest == current.digest or since_s < REPLAN_EVERY_S:

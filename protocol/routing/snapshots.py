@@ -82,12 +82,12 @@ class Snapshot:
             signed: their bytes, by peer id.
 
         Raises:
-            LocalProtocolError: they are too many.
+            LocalProtocolError: there are none, or too many.
         """
         ordered = tuple(sorted(vectors, key=lambda vector: vector.peer_id))
         pairs = [[vector.peer_id, signed[vector.peer_id]] for vector in ordered]
         data: bytes = msgpack.packb([FORM, run_id, pairs])
-        if len(data) > MAX_SNAPSHOT_BYTES or len(ordered) > MAX_PEERS:
+        if len(data) > MAX_SNAPSHOT_BYTES or not 1 <= len(ordered) <= MAX_PEERS:
             raise LocalProtocolError(f"a snapshot of {len(ordered)} peers, {len(data)} bytes")
         return cls(ordered, data)
 
@@ -105,8 +105,10 @@ class Snapshot:
             signed = {str(peer_id): bytes(vector) for peer_id, vector in pairs}
         except Exception as error:
             raise RemoteProtocolError(f"not a snapshot: {error}") from error
-        if form != FORM or run != run_id or not 1 <= len(signed) <= MAX_PEERS:
+        if form != FORM or run != run_id:
             raise RemoteProtocolError(f"not a snapshot of form {FORM} of this run")
+        if not 1 <= len(signed) <= MAX_PEERS:
+            raise RemoteProtocolError(f"a snapshot of {len(signed)} peers")
         vectors = [decode_vector(*pair, run_id, verify) for pair in signed.items()]
         snapshot = cls.of(run_id, signed, vectors)
         if snapshot.data != data:

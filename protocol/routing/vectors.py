@@ -18,6 +18,7 @@ import msgpack
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.limits import MAX_LINK_VECTOR_BYTES, MAX_LINKS, MAX_RELAYS_OF_PATH
 from protocol.membership.records import SIGNATURE_BYTES, Sign, Verify, verify_with_peer_id
+from protocol.pipeline.problem import US_PER_S
 
 FORM: Final = 1
 MAX_US: Final = 10**12
@@ -41,6 +42,11 @@ class LinkTimes:
     rtt_us: int = 0
     out_us: int = 0
     in_us: int = 0
+
+    @property
+    def out_s(self) -> float:
+        """`out_us` in seconds."""
+        return self.out_us / US_PER_S
 
 
 @dataclass(frozen=True, slots=True)

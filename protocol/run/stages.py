@@ -6,8 +6,6 @@ layers only. Layers are dealt out in order, as evenly as can be; the later stage
 over, for stage 0 has the two ends besides.
 """
 
-from collections.abc import Sequence
-from fractions import Fraction
 from typing import Final
 
 from protocol.errors import LocalProtocolError
@@ -60,19 +58,3 @@ def part_of_stage(stage: int) -> str:
 def stage_of_part(part: str) -> int | None:
     """The stage that a group's part is; None for another part."""
     return int(part.removeprefix(_KIND)) if part.startswith(_KIND) else None
-
-
-def needed_stage(holders: Sequence[int], visited: int) -> int:
-    """The stage that a newcomer is needed for most.
-
-    A path visits stage 0 always, and each other stage with the chance (visited - 1) / (stages - 1);
-    so relays of one stage can serve that many more data peers (SkipPipe's published settings have
-    these very shares). Where shares are equal, the first stage.
-
-    Args:
-        holders: peers that hold each stage.
-        visited: stages of a path.
-    """
-    relay_stages = len(holders) - 1
-    wanted = [Fraction(relay_stages, max(1, visited - 1)), *[Fraction(1)] * relay_stages]
-    return min(range(len(holders)), key=lambda stage: (holders[stage] / wanted[stage], stage))

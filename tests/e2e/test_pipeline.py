@@ -1,11 +1,11 @@
-"""A pipeline of real processes: a data peer and a relay train one model, and a dead trainer ends
-nothing."""
+"""Pipelines of real processes: a data peer and a relay train one model, and a dead trainer ends
+nothing; two data peers make the same plan of what all have measured."""
 
 import signal
 from collections.abc import Iterator
 
 import pytest
-from swarm import INNER_STEPS, RUN_SPEC, START_S, Peer, Swarm
+from swarm import INNER_STEPS, RUN_SPEC, START_S, Peer, Swarm, wait_until
 
 from peer.observe.event_names import EventName
 from protocol.membership.group import Group
@@ -83,3 +83,40 @@ def test_a_stage_that_all_have_left_is_rebuilt_from_its_neighbours(pipeline: Swa
     assert rebuilt["remotes"] == [data_peer.peer_id]
     data_peer.wait_event(EventName.ROUND_CLOSED, START_S, round=data_peer.status()["round"])
     assert newcomer.status()["step"] > step
+
+
+@pytest.mark.long
+def test_a_data_peer_goes_over_to_a_stage_that_has_lost_its_last_relay(pipeline: Swarm) -> None:
+    founder = founded(pipeline, SPEC.replace(f"= {STEPS}\n", f"= {NO_END}\n"))
+    relay = pipeline.join(founder)
+    founder.wait_event(EventName.ROUND_CLOSED, START_S)
+    other = pipeline.join(founder)
+    other.wait_event(EventName.ROUND_CLOSED, START_S)
+    relay.kill()
+
+    both = (founder, other)
+    gone = lambda: [peer for peer in both if peer.events(EventName.STAGE_REBUILT)]
+    (moved,) = wait_until(gone, "one of them takes the stage", timeout_s=300, peers=both)
+    (stayed,) = (peer for peer in both if peer is not moved)
+    (rebuilt,) = moved.events(EventName.STAGE_REBUILT)
+    assert (rebuilt["stage"], rebuilt["remotes"]) == (1, [stayed.peer_id])
+    stayed.wait_event(EventName.ROUND_CLOSED, START_S, round=stayed.status()["round"])
+
+
+def test_two_data_peers_plan_from_one_snapshot(pipeline: Swarm) -> None:
+    first = founded(pipeline, SPEC.replace(f"= {STEPS}\n", f"= {NO_END}\n"))
+    relay = pipeline.join(first)
+    relay.wait_event(EventName.TRAINER_STARTED, START_S)
+    second = pipeline.join(first)
+    second.wait_event(EventName.TRAINER_STARTED, START_S)
+
+    def agree() -> bool:
+        one, other = (peer.status()["pipeline"] for peer in (first, second))
+        same = one["plan"] == other["plan"] and one["snapshot"] == other["snapshot"]
+        return same and one["plan"] is not None and bool(one["paths"] and other["paths"])
+
+    first.wait_for("the plan that the other data peer has", agree, START_S)
+    shown = first.status()["pipeline"]
+    assert shown["planned_s"] > 0
+    assert len(shown["links"]) == 2
+    assert len(shown["paths"]) == 4

@@ -112,5 +112,5 @@ async def test_a_newcomer_takes_the_stage_that_it_was_given(autojump_clock, stag
     group = Group(swarm.run_id, part_of_stage(1)).digest
     entry._roster.heard(0.0, "a", 1, progress=Progress("training", group=group))
     chosen = await entry._choose_stage(spec, swarm.run_id)
-    assert chosen == ChosenStage(stage, has_holders=has_holders)
+    assert chosen == ChosenStage(stage, has_holders=has_holders, is_trained=False)
     assert entry._facts.group == Group(swarm.run_id, part_of_stage(stage)).digest

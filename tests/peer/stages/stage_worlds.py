@@ -7,6 +7,7 @@ that what comes back tells through how many stages it has gone.
 import math
 from collections import deque
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import trio
@@ -227,6 +228,14 @@ class StageWorld:
                 await peer.network.connect(other.peer_id, other.network.addresses)
         with trio.CancelScope() as self.scopes[peer.peer_id]:
             await peer.run()
+
+    def change(self, one, other, **changes):
+        """Make a link another one, which both ends measure."""
+        for a, b in ((one, other), (other, one)):
+            link = self.internet.link(a.peer_id, b.peer_id)
+            link.model = replace(link.model, **changes)
+            rtt_s = 2 * link.model.latency_s
+            a.roster.heard(trio.current_time(), b.peer_id, 1, rtt_s=rtt_s)
 
     def of_stage(self, stage):
         return [peer for peer in self.peers if peer.stage == stage]

@@ -44,6 +44,24 @@ async def test_planned_paths_stay_near_and_beat_drawn_ones(autojump_clock):
 
 
 @pytest.mark.slow
+async def test_a_link_that_worsens_is_left_and_noise_changes_nothing(autojump_clock):
+    world = StageWorld((1, 2, 2), 300, 2, link_of=two_regions)
+    async with world.running():
+        (origin,), (near, far) = world.of_stage(0), world.of_stage(1)
+        shown = origin.facts.pipeline
+        await trio.sleep(1.5 * REPLAN_EVERY_S)
+        before = shown.plan
+        assert all(near.peer_id[-8:] in path for path in shown.paths)
+        for part in (1.25, 0.8):
+            world.change(origin, near, latency_s=part * NEAR.latency_s)
+            await trio.sleep(REPLAN_EVERY_S)
+        assert shown.plan == before
+        world.change(origin, near, latency_s=1.0)
+        await trio.sleep(4 * REPLAN_EVERY_S)
+        assert all(far.peer_id[-8:] in path for path in shown.paths)
+
+
+@pytest.mark.slow
 async def test_paths_that_are_given_take_the_place_of_plans(autojump_clock, tmp_path):
     world = StageWorld((1, 2, 2), 12, 2, link_of=two_regions)
     world.state_dir = tmp_path
