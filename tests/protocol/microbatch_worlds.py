@@ -23,7 +23,7 @@ from protocol.microbatch.commands import (
 )
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
-from protocol.microbatch.trip import Leg
+from protocol.microbatch.trip import Leg, Trip
 from protocol.pipeline.problem import NO_SWAPS
 from protocol.routing.random_paths import RandomRouter
 
@@ -102,7 +102,7 @@ class MicrobatchWorld:
             self.nodes[name] = Node(name, RelayCore(slots, PATIENCE_S))
         self.todo = []
         self.offers = {}
-        self.ahead: dict[object, Ahead] = {}
+        self.ahead: dict[tuple[str, Trip], Ahead] = {}
         self.tickets = 0
         self.forgotten: set[object] = set()
         self.begun: Counter[str] = Counter()
