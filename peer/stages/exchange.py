@@ -9,6 +9,7 @@ What belongs to one life of the trainer is its `Line` (line.py).
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final
 
 import trio
@@ -41,7 +42,6 @@ from protocol.outcomes import RefusalReason
 from protocol.run.stages import DATA_STAGE
 from protocol.wire.messages import (
     Announcement,
-    Boundary,
     Credit,
     GetLinks,
     GetSnapshot,
@@ -58,7 +58,7 @@ from .kept_streams import SERVED_IDLE_S
 from .line import Line, for_trainer
 from .stopwatch import Stopwatch
 from .survey import Survey
-from .transfers import ANSWER_S, Outgoing, Transfers, trip_of
+from .transfers import ANSWER_S, Outgoing, Transfers, receive_boundary, trip_of
 
 TICK_S: Final = 0.5
 PATIENCE_S: Final = 600.0
@@ -260,8 +260,9 @@ class StageExchange:
             slot = await line.take_slot()
             try:
                 await talk.send(Credit(trio.current_time() - offered_s), stall_s=ANSWER_S)
-                self._offer_ahead(trip.next_move())
-                boundary, came_s = await self._receive(talk, line.ring.slot(slot))
+                begun = partial(self._offer_ahead, trip.next_move())
+                codes = line.ring.slot(slot)
+                boundary, came_s = await receive_boundary(talk, codes, PATIENCE_S, begun)
             except BaseException:
                 line.give_back(slot)
                 raise
@@ -273,25 +274,6 @@ class StageExchange:
             return  # its trainer is gone, and all that it held
         self._do(self._core.arrived(trip, slot, boundary.loss))
         await talk.send(Kept(), stall_s=ANSWER_S)
-
-    async def _receive(self, talk: Conversation, slot: memoryview) -> tuple[Boundary, float]:
-        """The boundary that was welcome, and how long it came in from its first byte on."""
-        begun_s = [0.0]
-
-        def begins(_message: Boundary, num_bytes: int) -> memoryview:
-            if num_bytes != len(slot):
-                raise RemoteProtocolError(f"a boundary has {len(slot)} bytes, not {num_bytes}")
-            begun_s[0] = trio.current_time()
-            return slot
-
-        boundary, _ = await talk.receive(
-            Boundary,
-            place=begins,
-            max_payload_bytes=len(slot),
-            timeout_s=PATIENCE_S,
-            stall_s=ANSWER_S,
-        )
-        return boundary, trio.current_time() - begun_s[0]
 
     def _compare_plans(self, trip: Trip) -> None:
         """Count what comes by another plan than the others' microbatches of late."""
@@ -405,7 +387,7 @@ class StageExchange:
 
 
 def _nobody(_refusal: RefusalReason | None) -> None:
-    """Who has asked is gone."""
+    """Nobody waits for this answer any more."""
 
 
 def _doing(missing: Sequence[int]) -> str:

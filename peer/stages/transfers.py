@@ -5,9 +5,9 @@ sender      Offer            what it is; the answer is the credit, and may take 
 receiver    Credit, Kept     from then on the receiver answers for it
 
 Rules
-  1. A move is offered *ahead*, as soon as the move before it was welcome: while the boundary comes
+  1. A move is offered *ahead*, with the first byte of the move before it: while the boundary comes
      in and the trainer works on it, the credit for the next hop is on its way. So a hop takes the
-     line's latency once, not three times.
+     line's latency once, not three times, and a slot is taken little sooner than it is needed.
   2. To one peer boundaries go one after another, in the order in which they are ready: two that
      share a line would both be there as late as the second. p2pd takes more than the line carries,
      so the next one waits for most of the time that the line was measured to need, or until the
@@ -17,7 +17,7 @@ Rules
 
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -230,3 +230,31 @@ def trip_of(offer: Offer, sender: PeerId, receiver: PeerId, stage: int) -> Trip:
     if 1 <= trip.place <= len(trip.path) and trip.stages[trip.place - 1] != stage:
         raise RemoteProtocolError(f"a path says that stage {stage} is another one")
     return trip
+
+
+async def receive_boundary(
+    talk: Conversation, slot: memoryview, patience_s: float, begun: Callable[[], None]
+) -> tuple[Boundary, float]:
+    """Take the boundary that was welcome. Returns how long it came in, from its first byte on.
+
+    Args:
+        patience_s: for its beginning; it may not have been computed yet.
+        begun: called with its first byte.
+    """
+    begun_s = [0.0]
+
+    def begins(_message: Boundary, num_bytes: int) -> memoryview:
+        if num_bytes != len(slot):
+            raise RemoteProtocolError(f"a boundary has {len(slot)} bytes, not {num_bytes}")
+        begun_s[0] = trio.current_time()
+        begun()
+        return slot
+
+    boundary, _ = await talk.receive(
+        Boundary,
+        place=begins,
+        max_payload_bytes=len(slot),
+        timeout_s=patience_s,
+        stall_s=ANSWER_S,
+    )
+    return boundary, trio.current_time() - begun_s[0]

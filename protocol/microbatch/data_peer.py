@@ -279,10 +279,9 @@ class DataPeerCore:
         while present.ready and (present.named or present.paths):
             number, slot = present.ready.pop(0)
             self.counts[Counted.BEGUN] += 1
-            if present.named:
-                microbatch, path = present.named.popleft()
-            else:
-                microbatch, path = self._name(), present.paths.popleft()
+            if not present.named and present.paths:
+                present.named.append((self._name(), present.paths.popleft()))
+            microbatch, path = present.named.popleft()
             commands.append(self._send(Leg.FORWARD, number, slot, path, now_s, microbatch))
         return commands
 

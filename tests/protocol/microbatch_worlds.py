@@ -273,13 +273,7 @@ class MicrobatchWorld:
         ticket, self.tickets = self.tickets, self.tickets + 1
         ahead = Ahead(ticket)
 
-        def answered(refusal):
-            onward = trip.next_move()
-            if refusal is None and onward is not None:
-                self.offer_ahead(other, onward)
-            ahead.answered(refusal)
-
-        self.offers[ticket] = answered
+        self.offers[ticket] = ahead.answered
         self.do(other.name, other.core.offered(ticket, trip))
         return ahead
 
@@ -309,5 +303,7 @@ class MicrobatchWorld:
         if not other.alive:
             self.do(node.name, node.core.sent(trip, self.now_s, taken=False))
             return
+        if (onward := trip.next_move()) is not None:
+            self.offer_ahead(other, onward)
         self.do(other.name, other.core.arrived(trip, 0, loss))
         self.do(node.name, node.core.sent(trip, self.now_s, taken=True))
