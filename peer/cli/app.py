@@ -80,6 +80,7 @@ def join(
     device: opt.Device = None,
     threads: opt.Threads = None,
     overlap_steps: opt.OverlapSteps = None,
+    stage: opt.Stage = None,
     log_format: opt.LogFormat = None,
     verbose: opt.Verbose = None,
     grace: opt.Grace = None,

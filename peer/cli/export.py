@@ -10,8 +10,7 @@ from peer.state.export import export_hugging_face
 from peer.state.home import Home, HomeError
 from peer.state.state_file import HEADER_BYTES, state_bytes
 from peer.training.corpus.prepare import corpus_path, describe_corpus
-from peer.training.model import model_config, model_shapes
-from peer.training.stages.module import stage_shapes
+from peer.training.model import model_shapes
 from peer.training.tokenizer import (
     BYTES,
     FileTokenizer,
@@ -22,7 +21,7 @@ from peer.training.tokenizer import (
 from protocol.errors import LocoError
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec
-from protocol.run.stages import stage_of_part
+from protocol.run.stages import stage_layouts, stage_of_part
 
 
 class ExportFailed(LocoError):
@@ -41,8 +40,9 @@ def other_stages(home: Home, part: str) -> dict[int, int]:
     own = stage_of_part(part)
     if own is None:
         return {}
-    layouts = _stage_layouts(home, _spec(home))
-    return {stage: layout.padded_parameters for stage, layout in layouts.items() if stage != own}
+    spec = _spec(home)
+    layouts = enumerate(stage_layouts(_whole_layout(home, spec), spec.pipeline.stages))
+    return {stage: layout.padded_parameters for stage, layout in layouts if stage != own}
 
 
 def export_state(
@@ -62,9 +62,9 @@ def export_state(
     """
     spec = _spec(home)
     try:
-        layout = Layout.from_shapes(model_shapes(spec, _vocabulary_size(home, spec)))
+        layout = _whole_layout(home, spec)
         export_hugging_face(
-            _whole_weights(home, spec, layout, written, others),
+            _whole_weights(spec, layout, written, others),
             spec,
             layout,
             directory,
@@ -85,15 +85,11 @@ def _spec(home: Home) -> RunSpec:
     return signed.spec()
 
 
-def _stage_layouts(home: Home, spec: RunSpec) -> dict[int, Layout]:
-    config, stages = model_config(spec, _vocabulary_size(home, spec)), spec.pipeline.stages
-    return {
-        stage: Layout.from_shapes(stage_shapes(config, stage, stages)) for stage in range(stages)
-    }
+def _whole_layout(home: Home, spec: RunSpec) -> Layout:
+    return Layout.from_shapes(model_shapes(spec, _vocabulary_size(home, spec)))
 
 
 def _whole_weights(
-    home: Home,
     spec: RunSpec,
     layout: Layout,
     written: dict[str, Any],
@@ -105,7 +101,7 @@ def _whole_weights(
         return _slow_weights(path, layout)
     whole_P = np.zeros(layout.padded_parameters, "<f4")
     places = {entry.name: entry.offset for entry in layout.entries}
-    for stage, part in _stage_layouts(home, spec).items():
+    for stage, part in enumerate(stage_layouts(layout, spec.pipeline.stages)):
         values = _slow_weights(path, part) if stage == own else np.fromfile(others[stage], "<f4")
         for entry in part.entries:
             start = places[entry.name]

@@ -63,6 +63,14 @@ OverlapSteps = Annotated[
         help="Train so many steps while a fragment travels. Default: the run's (DiLoCo only).",
     ),
 ]
+Stage = Annotated[
+    int | None,
+    typer.Option(
+        "--stage",
+        metavar="N",
+        help="Hold this stage of a pipeline, counted from 0. Default: the one that needs us most.",
+    ),
+]
 LogFormat = Annotated[
     str | None, typer.Option("--log-format", metavar="console|json", help="What goes to stderr.")
 ]

@@ -33,6 +33,7 @@ class Facts:
         tokens, inner_steps: trained by this daemon since its start.
         steps_per_s: inner steps per second, smoothed.
         alone_steps_per_s: those of the trainer alone, by its calibration.
+        gradient_norm: of an inner step, before clipping; 0 before the first.
         training_since_s: trio's time of the first training; None before.
         stalled_s: time for which training stood still for averages that were late.
         diverged, healed, healed_s: chunks of the outer copy found to differ from a better one,
@@ -69,6 +70,7 @@ class Facts:
     alone_steps_per_s: float = 0.0
     training_since_s: float | None = None
     train_loss: float | None = None
+    gradient_norm: float = 0.0
     validation_loss: float | None = None
     validation_round: int | None = None
     replica_distance: float | None = None

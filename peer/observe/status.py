@@ -55,6 +55,7 @@ class PeerStatus:
         round, step: the last that it told us of; None while unknown. With gossip a peer numbers its
             rounds for itself, so only nominal steps compare.
         rtt_s: smoothed round-trip time; None while unmeasured.
+        validation_loss: as it says, nats per token; None before it has one.
     """
 
     peer_id: str
@@ -62,6 +63,7 @@ class PeerStatus:
     round: int | None = None
     rtt_s: float | None = None
     step: int | None = None
+    validation_loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,8 @@ class Status:
         step: nominal inner step of the run.
         tokens: trained by this daemon.
         train_loss: mean of the last round, nats per token.
-        validation_loss: of the slow weights on the run's fixed blocks, nats per token.
+        validation_loss: of the slow weights on the run's fixed blocks, nats per token; at a relay
+            of a pipeline the middle one of what the data peers tell.
         metrics: URL of the Prometheus endpoint.
         part: of the model that this peer holds, `model` or `stage/N`.
         microbatches: what has happened to them here, where the part is a stage.
@@ -161,6 +164,7 @@ def _peer_json(peer: PeerStatus) -> dict[str, Any]:
         "round": peer.round,
         "rtt_s": peer.rtt_s,
         "step": peer.step,
+        "validation_loss": peer.validation_loss,
     }
 
 
@@ -220,11 +224,19 @@ def _peers(status: Status) -> "RenderableType":
     from rich.table import Table
 
     table = Table(
-        "peer", "state", "step", "rtt", box=None, header_style="bold", padding=(0, 2, 0, 0)
+        "peer",
+        "state",
+        "step",
+        "validation",
+        "rtt",
+        box=None,
+        header_style="bold",
+        padding=(0, 2, 0, 0),
     )
     for peer in status.peers:
         rtt = "-" if peer.rtt_s is None else f"{peer.rtt_s * 1000:.1f} ms"
-        table.add_row(short_id(peer.peer_id), str(peer.state), _number(peer.step), rtt)
+        loss = _loss(peer.validation_loss)
+        table.add_row(short_id(peer.peer_id), str(peer.state), _number(peer.step), loss, rtt)
     return table
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from protocol.errors import LocoError
+from protocol.run.pipeline_section import MAX_STAGES
 
 from .addresses import HostPort, parse_announce, parse_bootstrap, parse_host_port
 
@@ -69,6 +70,7 @@ class PeerConfig:
     device: str | None
     threads: int | None
     overlap_steps: int | None
+    stage: int | None
     log_format: LogFormat
     verbose: bool
     grace_s: float
@@ -208,6 +210,7 @@ OPTIONS: Final = (
     Option("device", _device, None, "device"),
     Option("threads", _whole(1, MAX_THREADS), None, "threads"),
     Option("overlap-steps", _whole(0, MAX_OVERLAP_STEPS), None, "overlap_steps"),
+    Option("stage", _whole(0, MAX_STAGES - 1), None, "stage"),
     Option("log-format", _log_format, LogFormat.CONSOLE, "log_format"),
     Option("verbose", _flag, False, "verbose"),
     Option("grace", _grace, DEFAULT_GRACE_S, "grace_s"),

@@ -39,7 +39,7 @@ def stage_exchange(
     if stage == DATA_STAGE:
         router = router_of(spec, network.peer_id, path_rules(spec, SLOTS))
         planned = router if isinstance(router, PlannedRouter) else None
-        core = DataPeerCore(network.peer_id, router, PATIENCE_S)
+        core = DataPeerCore(network.peer_id, router, PATIENCE_S, in_flight=SLOTS)
     else:
         core = RelayCore(SLOTS, PATIENCE_S)
     survey = Survey(

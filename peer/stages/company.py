@@ -49,10 +49,10 @@ class StageCompany:
         """The others that hold each further stage and train, sorted."""
         return tuple(self._training(stage) for stage in range(1, len(self._views)))
 
-    def holders(self) -> tuple[int, ...]:
-        """How many of the others hold each stage, whatever they do."""
+    def holders(self) -> tuple[tuple[str, ...], ...]:
+        """The others that hold each stage, whatever they do."""
         now_s = trio.current_time()
-        return tuple(len(view.alive(now_s)) for view in self._views)
+        return tuple(tuple(m.peer_id for m in view.alive(now_s)) for view in self._views)
 
     def group_of(self, peer_id: str) -> str | None:
         """The group of another peer that holds a stage; None while it is not known to be alive."""

@@ -24,7 +24,15 @@ from peer.training.stages.messages import StageCommand, StageEvent
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.membership.group import other_group_sentence
 from protocol.membership.view import TRAINING, Member
-from protocol.microbatch.commands import Announce, Answer, Command, FreeInbound, Send, TellLost
+from protocol.microbatch.commands import (
+    Announce,
+    Answer,
+    Command,
+    FreeInbound,
+    OfferAhead,
+    Send,
+    TellLost,
+)
 from protocol.microbatch.core import StageCore
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
@@ -46,6 +54,7 @@ from protocol.wire.messages import (
 from protocol.wire.versions import STAGE
 
 from .company import StageCompany
+from .kept_streams import SERVED_IDLE_S
 from .line import Line, for_trainer
 from .stopwatch import Stopwatch
 from .survey import Survey
@@ -178,21 +187,27 @@ class StageExchange:
 
     async def _answer(self, stream: Stream) -> None:
         async with Conversation(stream) as talk:
-            message, _ = await talk.receive(
-                Offer, Announcement, Lost, GetLinks, GetSnapshot, timeout_s=ANSWER_S
-            )
-            if isinstance(message, GetLinks | GetSnapshot):
-                await self._survey.answer(talk, message)
-                return
-            assert isinstance(message, Offer | Announcement | Lost)
-            refusal = self._refusal(message, talk.remote_peer_id)
-            if refusal is not None:
-                await talk.send(refusal, stall_s=ANSWER_S)
-            elif isinstance(message, Offer):
-                ends = talk.remote_peer_id, self._network.peer_id
-                await self._take(talk, trip_of(message, *ends, self._stage))
-            else:
-                await talk.send(Noted(self._note(message, talk.remote_peer_id)), stall_s=ANSWER_S)
+            patience_s = ANSWER_S
+            while True:
+                await self._answer_next(talk, patience_s)
+                patience_s = SERVED_IDLE_S
+
+    async def _answer_next(self, talk: Conversation, patience_s: float) -> None:
+        message, _ = await talk.receive(
+            Offer, Announcement, Lost, GetLinks, GetSnapshot, timeout_s=patience_s
+        )
+        if isinstance(message, GetLinks | GetSnapshot):
+            await self._survey.answer(talk, message)
+            return
+        assert isinstance(message, Offer | Announcement | Lost)
+        refusal = self._refusal(message, talk.remote_peer_id)
+        if refusal is not None:
+            await talk.send(refusal, stall_s=ANSWER_S)
+        elif isinstance(message, Offer):
+            ends = talk.remote_peer_id, self._network.peer_id
+            await self._take(talk, trip_of(message, *ends, self._stage))
+        else:
+            await talk.send(Noted(self._note(message, talk.remote_peer_id)), stall_s=ANSWER_S)
 
     def _refusal(self, message: Offer | Announcement | Lost, sender: PeerId) -> Refusal | None:
         """Why a message is none of our business; None when it is.
@@ -221,6 +236,7 @@ class StageExchange:
             return core.newest
         if isinstance(core, RelayCore) and isinstance(message, Lost):
             lost = Microbatch(sender, message.iteration, message.index)
+            self._start(self._transfers.withdraw, lost)
             self._do(core.lost(lost, sender, trio.current_time()))
             return core.newest
         if isinstance(core, DataPeerCore) and isinstance(message, Lost):
@@ -243,22 +259,39 @@ class StageExchange:
         try:
             slot = await line.take_slot()
             try:
-                credited_s = trio.current_time()
-                await talk.send(Credit(credited_s - offered_s), stall_s=ANSWER_S)
-                boundary, _ = await talk.receive(
-                    Boundary, into=line.ring.slot(slot), timeout_s=ANSWER_S, stall_s=ANSWER_S
-                )
+                await talk.send(Credit(trio.current_time() - offered_s), stall_s=ANSWER_S)
+                self._offer_ahead(trip.next_move())
+                boundary, came_s = await self._receive(talk, line.ring.slot(slot))
             except BaseException:
                 line.give_back(slot)
                 raise
         except (LocoError, trio.BrokenResourceError, trio.ClosedResourceError):
             self._do(self._core.broke_off(trip, trio.current_time()))
             raise
-        self._stopwatch.received(trip.sender, trio.current_time() - credited_s)
+        self._stopwatch.received(trip.sender, came_s)
         if line is not self._line:
             return  # its trainer is gone, and all that it held
         self._do(self._core.arrived(trip, slot, boundary.loss))
         await talk.send(Kept(), stall_s=ANSWER_S)
+
+    async def _receive(self, talk: Conversation, slot: memoryview) -> tuple[Boundary, float]:
+        """The boundary that was welcome, and how long it came in from its first byte on."""
+        begun_s = [0.0]
+
+        def begins(_message: Boundary, num_bytes: int) -> memoryview:
+            if num_bytes != len(slot):
+                raise RemoteProtocolError(f"a boundary has {len(slot)} bytes, not {num_bytes}")
+            begun_s[0] = trio.current_time()
+            return slot
+
+        boundary, _ = await talk.receive(
+            Boundary,
+            place=begins,
+            max_payload_bytes=len(slot),
+            timeout_s=PATIENCE_S,
+            stall_s=ANSWER_S,
+        )
+        return boundary, trio.current_time() - begun_s[0]
 
     def _compare_plans(self, trip: Trip) -> None:
         """Count what comes by another plan than the others' microbatches of late."""
@@ -278,6 +311,7 @@ class StageExchange:
             answered.set()
 
         self._answers[ticket] = tell
+        self._hear_iteration(trip)
         try:
             self._do(self._core.offered(ticket, trip))
             with trio.move_on_after(PATIENCE_S):
@@ -287,6 +321,12 @@ class StageExchange:
             if not answer:
                 self._do(self._core.withdrawn(ticket))
         return answer[0] if answer else RefusalReason.BUSY
+
+    def _hear_iteration(self, trip: Trip) -> None:
+        """An offer says what the announcement says that may have missed us: we may be new here."""
+        if isinstance(self._core, RelayCore) and trip.leg is Leg.FORWARD:
+            microbatch, now_s = trip.microbatch, trio.current_time()
+            self._do(self._core.announced(microbatch.origin, microbatch.iteration, now_s))
 
     # --- commands ---------------------------------------------------------------------------------
     def _do(self, commands: Sequence[Command]) -> None:
@@ -299,17 +339,19 @@ class StageExchange:
             self._tell(told_so)
             return
         match command:
-            case Answer(ticket, refusal):
-                if ticket in self._answers:
-                    self._answers.pop(ticket)(refusal)
-            case Send():
-                self._start(self._send, command)
             case FreeInbound(slot):
                 self._free_inbound(slot)
+            case Answer(ticket, refusal):
+                self._answers.pop(ticket, _nobody)(refusal)
+            case Send():
+                self._start(self._send, command)
+            case OfferAhead(trip):
+                self._offer_ahead(trip)
             case Announce(iteration, relays):
                 for relay in relays:
                     self._start(self._announce, relay, iteration)
             case TellLost(microbatch, to):
+                self._start(self._transfers.withdraw, microbatch)
                 for peer_id in to or (microbatch.origin,):
                     self._start(self._tell_lost, peer_id, microbatch)
 
@@ -341,6 +383,13 @@ class StageExchange:
         self._tell(told.Release(command.slot))
         self._do(self._core.sent(command.trip, trio.current_time(), taken=taken))
 
+    def _offer_ahead(self, trip: Trip | None) -> None:
+        """Offer a move whose boundary will be there soon."""
+        group = None if trip is None else self._company.group_of(trip.receiver)
+        if trip is not None and group is not None:
+            self._transfers.plan_ahead(trip)
+            self._start(self._transfers.offer_ahead, trip, group)
+
     async def _announce(self, relay: PeerId, iteration: int) -> None:
         group = self._company.group_of(relay)
         if group is None or not isinstance(self._core, DataPeerCore):
@@ -353,6 +402,10 @@ class StageExchange:
         group = self._company.group_of(peer_id)
         if group is not None:
             await self._transfers.tell_lost(peer_id, group, microbatch)
+
+
+def _nobody(_refusal: RefusalReason | None) -> None:
+    """Who has asked is gone."""
 
 
 def _doing(missing: Sequence[int]) -> str:

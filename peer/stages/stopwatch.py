@@ -87,10 +87,14 @@ class Stopwatch:
 
     # --- lines ------------------------------------------------------------------------------------
     def asked(self, elapsed_s: float, waited_s: float) -> None:
-        """An offer was answered after so long, of which it has waited for a slot."""
+        """A boundary that was ready had its credit after so long; its offer waited for a slot."""
         waited_s = min(waited_s, elapsed_s)
         self._facts.spent_s[Spent.WAITING] += waited_s
         self._facts.spent_s[Spent.SENDING] += elapsed_s - waited_s
+
+    def line_s(self, peer_id: str) -> float | None:
+        """How long a boundary to this peer occupies the line; None while that is not known."""
+        return self._measures.line_s(peer_id)
 
     def sent(self, peer_id: str, elapsed_s: float) -> None:
         """A boundary has gone to a peer, which has said so."""
@@ -98,5 +102,5 @@ class Stopwatch:
         self._measures.sent(peer_id, elapsed_s)
 
     def received(self, peer_id: str, elapsed_s: float) -> None:
-        """A boundary has come from a peer, so long after the credit for it."""
+        """A boundary has come from a peer, so long after its first byte."""
         self._measures.received(peer_id, elapsed_s)

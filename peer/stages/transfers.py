@@ -1,12 +1,24 @@
-"""Boundaries on streams: one stream for each move of a microbatch, offered before it is sent.
+"""Boundaries on streams: a stream for each move of a microbatch, offered before it is sent.
 
 sender      Offer            what it is; the answer is the credit, and may take a while
             Boundary         the codes, straight from shared memory into shared memory
 receiver    Credit, Kept     from then on the receiver answers for it
+
+Rules
+  1. A move is offered *ahead*, as soon as the move before it was welcome: while the boundary comes
+     in and the trainer works on it, the credit for the next hop is on its way. So a hop takes the
+     line's latency once, not three times.
+  2. To one peer boundaries go one after another, in the order in which they are ready: two that
+     share a line would both be there as late as the second. p2pd takes more than the line carries,
+     so the next one waits for most of the time that the line was measured to need, or until the
+     receiver has the one before.
+  3. Streams are used again (kept_streams.py).
 """
 
 import contextlib
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import Final
 
 import trio
@@ -18,12 +30,18 @@ from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.wire.messages import Announcement, Boundary, Credit, Kept, Lost, Noted, Offer
 from protocol.wire.versions import STAGE
 
+from .kept_streams import KeptStreams
 from .stopwatch import Stopwatch
 
 ANSWER_S: Final = 10.0
 """Patience for small answers, and for the next part of a boundary."""
 KEPT_S: Final = 60.0
 """Patience for the receipt: what we have sent may still be under way on a thin line."""
+
+
+DRAINED: Final = 0.9
+"""Part of a boundary's time on the line after which the next one is handed to p2pd."""
+STREAM_ERRORS: Final = (LocoError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +58,22 @@ class Outgoing:
     loss: float | None
 
 
+@dataclass(slots=True)
+class _Ahead:
+    """A move that was offered before there is anything to send.
+
+    Attributes:
+        is_tried: whether it has begun to be offered.
+        tried: set when it was offered, or could not be.
+        talk: the stream on which it was.
+    """
+
+    is_tried: bool = False
+    tried: trio.Event = field(default_factory=trio.Event)
+    talk: Conversation | None = None
+    is_withdrawn: bool = False
+
+
 class Transfers:
     """The sender's side.
 
@@ -52,47 +86,111 @@ class Transfers:
         self._network = network
         self._credit_s = credit_s
         self._stopwatch = stopwatch
+        self._streams = KeptStreams(network)
+        self._ahead: dict[Trip, _Ahead] = {}
+        self._lines: defaultdict[PeerId, trio.Lock] = defaultdict(trio.Lock)
 
     def __repr__(self) -> str:
         return f"<Transfers from {self._network.peer_id}>"
 
+    def plan_ahead(self, trip: Trip) -> None:
+        """A move will be offered ahead: `offer_ahead` follows."""
+        self._ahead.setdefault(trip, _Ahead())
+
+    async def offer_ahead(self, trip: Trip, group: str) -> None:
+        """Offer a planned move, whose boundary will be there soon (rule 1)."""
+        ahead = self._ahead.get(trip)
+        if ahead is None or ahead.is_tried:
+            return
+        ahead.is_tried = True
+        with contextlib.suppress(*STREAM_ERRORS):
+            ahead.talk = await self._offered(trip, group)
+        ahead.tried.set()
+        if ahead.is_withdrawn and ahead.talk is not None:
+            await ahead.talk.aclose()
+
+    async def withdraw(self, microbatch: Microbatch) -> None:
+        """Take back what was offered ahead: there will be no such boundary."""
+        for trip in [trip for trip in self._ahead if trip.microbatch == microbatch]:
+            ahead = self._ahead.pop(trip)
+            ahead.is_withdrawn = True
+            if ahead.talk is not None:
+                await ahead.talk.aclose()
+
     async def send(self, outgoing: Outgoing) -> bool:
         """Send a boundary. Returns whether the receiver has it."""
-        trip = outgoing.trip
         try:
-            stream = await self._network.open_stream(trip.receiver, STAGE)
-            async with Conversation(stream) as talk:
-                began_s = trio.current_time()
-                await talk.send(offer_of(trip, outgoing.group), stall_s=ANSWER_S)
-                credit, _ = await talk.receive(Credit, timeout_s=self._credit_s)
-                credited_s = trio.current_time()
-                self._stopwatch.asked(credited_s - began_s, credit.waited_s)
-                await talk.send(Boundary(outgoing.loss), outgoing.codes, stall_s=ANSWER_S)
-                await talk.receive(Kept, timeout_s=KEPT_S)
-                self._stopwatch.sent(trip.receiver, trio.current_time() - credited_s)
-        except (LocoError, trio.BrokenResourceError, trio.ClosedResourceError):
+            async with _closed_after_failure(await self._credited(outgoing)) as talk:
+                async with self._lines[outgoing.trip.receiver]:
+                    began_s = trio.current_time()
+                    await talk.send(Boundary(outgoing.loss), outgoing.codes, stall_s=ANSWER_S)
+                    is_kept = await self._drained(talk, outgoing.trip.receiver, began_s)
+                if not is_kept:
+                    await talk.receive(Kept, timeout_s=KEPT_S)
+                self._stopwatch.sent(outgoing.trip.receiver, trio.current_time() - began_s)
+        except STREAM_ERRORS:
             return False
+        await self._streams.keep(talk)
         return True
+
+    async def _drained(self, talk: Conversation, receiver: PeerId, began_s: float) -> bool:
+        """Wait until the line is nearly free again (rule 2). Returns whether the receipt is in."""
+        line_s = self._stopwatch.line_s(receiver) or 0.0
+        with trio.move_on_at(began_s + DRAINED * line_s):
+            await talk.receive(Kept, timeout_s=KEPT_S)
+            return True
+        return False
+
+    async def _credited(self, outgoing: Outgoing) -> Conversation:
+        """A stream on which the boundary is welcome. Raises one of STREAM_ERRORS."""
+        trip, ready_s = outgoing.trip, trio.current_time()
+        ahead = self._ahead.pop(trip, None)
+        if ahead is not None and ahead.is_tried:
+            await ahead.tried.wait()
+        talk = ahead.talk if ahead is not None else None
+        if talk is None:
+            talk = await self._offered(trip, outgoing.group)
+        async with _closed_after_failure(talk):
+            credit, _ = await talk.receive(Credit, timeout_s=self._credit_s)
+        self._stopwatch.asked(trio.current_time() - ready_s, credit.waited_s)
+        return talk
+
+    async def _offered(self, trip: Trip, group: str) -> Conversation:
+        """A stream on which the move was offered. Raises one of STREAM_ERRORS."""
+        async with _closed_after_failure(await self._streams.take(trip.receiver)) as talk:
+            await talk.send(offer_of(trip, group), stall_s=ANSWER_S)
+        return talk
 
     async def announce(self, peer_id: PeerId, group: str, iteration: int) -> int | None:
         """Tell a relay of an iteration. Returns the newest that it has heard of, if it answers."""
         try:
-            stream = await self._network.open_stream(peer_id, STAGE)
-            async with Conversation(stream) as talk:
+            async with _closed_after_failure(await self._streams.take(peer_id)) as talk:
                 await talk.send(Announcement(group, iteration), stall_s=ANSWER_S)
                 noted, _ = await talk.receive(Noted, timeout_s=ANSWER_S)
-        except (LocoError, trio.BrokenResourceError, trio.ClosedResourceError):
+        except STREAM_ERRORS:
             return None
+        await self._streams.keep(talk)
         return noted.iteration
 
     async def tell_lost(self, peer_id: PeerId, group: str, microbatch: Microbatch) -> None:
         """Tell a peer that a microbatch will not come again; it may not hear it."""
-        with contextlib.suppress(LocoError, trio.BrokenResourceError, trio.ClosedResourceError):
+        with contextlib.suppress(*STREAM_ERRORS):
             stream = await self._network.open_stream(peer_id, STAGE)
             async with Conversation(stream) as talk:
                 lost = Lost(group, microbatch.iteration, microbatch.index)
                 await talk.send(lost, stall_s=ANSWER_S)
                 await talk.receive(Noted, timeout_s=ANSWER_S)
+
+
+@contextlib.asynccontextmanager
+async def _closed_after_failure(talk: Conversation) -> AsyncIterator[Conversation]:
+    """Close the stream if the block fails or is cancelled."""
+    try:
+        yield talk
+    except BaseException:
+        with trio.CancelScope(shield=True):
+            await talk.aclose()
+        raise
 
 
 def offer_of(trip: Trip, group: str) -> Offer:

@@ -15,6 +15,9 @@ Rules
   4. One that is lost on its way back is given up: some stages have added its gradient, and another
      replica could not know. So is one that is not back after `patience_s`. The trainer leaves it
      out of its step.
+  5. The next microbatches, as many as the trainer keeps under way, are named and offered to their
+     first relays before the trainer has produced them: when an iteration sets out, and when one is
+     about to come home.
 
 Invariant: the trainer is told exactly one end of every microbatch: its gradient, or that it is
 dropped.
@@ -33,6 +36,7 @@ from .commands import (
     Compute,
     Forget,
     FreeInbound,
+    OfferAhead,
     Release,
     Resend,
     Send,
@@ -55,6 +59,7 @@ class _Away:
         since_s: when it set out first.
         attempt: 1 for the first.
         turned: whether its gradient is on its way back.
+        nearly_home: whether that has come as far as its last hop.
     """
 
     number: int
@@ -64,6 +69,7 @@ class _Away:
     leg: Leg
     attempt: int = 1
     turned: bool = False
+    nearly_home: bool = False
 
     @property
     def path(self) -> tuple[str, ...]:
@@ -77,7 +83,8 @@ class _Iteration:
 
     Attributes:
         left: microbatches that have not come to an end.
-        paths: of those that have not set out; None until there are relays.
+        paths: of those that have no name yet; None until there are relays.
+        named: those that have one, and have not set out (rule 5).
         ready: (number, slot) of those that could set out, and wait for a path.
         again: those that set out again as soon as the trainer has produced them once more.
         failed: relays that have lost a microbatch.
@@ -85,6 +92,7 @@ class _Iteration:
 
     left: int = 0
     paths: deque[Path] | None = None
+    named: deque[tuple[Microbatch, Path]] = field(default_factory=deque)
     ready: list[tuple[int, int]] = field(default_factory=list)
     again: dict[int, _Away] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
@@ -97,16 +105,20 @@ class DataPeerCore:
         peer_id: ours.
         router: chooses paths.
         patience_s: longest time from a microbatch's beginning to its end.
+        in_flight: microbatches that the trainer keeps under way, at most; rule 5 is about so many.
 
     Attributes:
         iteration: the present one; 0 before the first.
         counts: since the start.
     """
 
-    def __init__(self, peer_id: str, router: Router, patience_s: float) -> None:
+    def __init__(
+        self, peer_id: str, router: Router, patience_s: float, *, in_flight: int = 0
+    ) -> None:
         self._peer_id = peer_id
         self._router = router
         self._patience_s = patience_s
+        self._in_flight = in_flight
         self._away: dict[int, _Away] = {}
         self._present = _Iteration()
         self._heard = 0
@@ -137,6 +149,9 @@ class DataPeerCore:
 
     def lost(self, microbatch: Microbatch, relay: str) -> list[Command]:
         """A relay has forgotten it; only one of its path may say so."""
+        for place, (name, path) in enumerate(self._present.named):
+            if name == microbatch and relay in path.relays:
+                self._present.named[place] = self._name(), path  # which nobody has forgotten
         away = self._find(microbatch)
         return [] if away is None or relay not in away.path else self._lose(away)
 
@@ -145,7 +160,8 @@ class DataPeerCore:
         away = self._find(trip.microbatch)
         if away is None or away.path != trip.path or trip.place not in (0, len(trip.path) + 1):
             return [Answer(ticket, RefusalReason.UNAVAILABLE)]
-        return [Answer(ticket)]
+        away.nearly_home = trip.place == 0
+        return [Answer(ticket), *self._offer_ahead()]
 
     def withdrawn(self, ticket: int) -> list[Command]:
         """Nothing waits here."""
@@ -208,8 +224,9 @@ class DataPeerCore:
         lost = [away.microbatch for away in self._away.values()]
         self.counts[Counted.LOST] += len(lost)
         self._away.clear()
+        offered = [TellLost(name, path.relays) for name, path in self._present.named]
         self._present = _Iteration()
-        told: list[Command] = [TellLost(microbatch) for microbatch in lost]
+        told: list[Command] = [*(TellLost(microbatch) for microbatch in lost), *offered]
         return [*told, *self._announce(self.iteration + 1)] if self.iteration else told
 
     def ticked(self, now_s: float) -> list[Command]:
@@ -232,7 +249,7 @@ class DataPeerCore:
             return []
         self.iteration = max(self.iteration + 1, self._heard)
         present.paths = deque(self._router.paths(self.iteration, present.left, self._relays))
-        return [*self._announce(self.iteration), *self._leave(now_s)]
+        return [*self._announce(self.iteration), *self._leave(now_s), *self._offer_ahead()]
 
     def _announce(self, iteration: int) -> list[Command]:
         """Tell all relays, unless they know."""
@@ -241,14 +258,32 @@ class DataPeerCore:
         self._announced = iteration
         return [Announce(iteration, tuple(relay for stage in self._relays for relay in stage))]
 
+    def _offer_ahead(self) -> list[Command]:
+        """Name and offer what the trainer will produce next (rule 5)."""
+        present, commands = self._present, list[Command]()
+        under_way = sum(not away.nearly_home for away in self._away.values()) + len(present.again)
+        while present.paths and under_way + len(present.named) < self._in_flight:
+            microbatch, path = self._name(), present.paths.popleft()
+            present.named.append((microbatch, path))
+            commands.append(OfferAhead(Trip.begin(microbatch, Leg.FORWARD, path, 1)))
+        return commands
+
+    def _name(self) -> Microbatch:
+        self._next_index += 1
+        return Microbatch(self._peer_id, self.iteration, self._next_index)
+
     def _leave(self, now_s: float) -> list[Command]:
         """Send what is ready, as far as there are paths."""
         commands: list[Command] = []
         present = self._present
-        while present.paths and present.ready:
+        while present.ready and (present.named or present.paths):
             number, slot = present.ready.pop(0)
             self.counts[Counted.BEGUN] += 1
-            commands.append(self._send(Leg.FORWARD, number, slot, present.paths.popleft(), now_s))
+            if present.named:
+                microbatch, path = present.named.popleft()
+            else:
+                microbatch, path = self._name(), present.paths.popleft()
+            commands.append(self._send(Leg.FORWARD, number, slot, path, now_s, microbatch))
         return commands
 
     def _set_out_again(self, number: int, slot: int) -> list[Command]:
@@ -279,9 +314,16 @@ class DataPeerCore:
             return [Release(slot), Forget(number)]
         return [self._send(Leg.SCORE, number, slot, path, now_s)]
 
-    def _send(self, leg: Leg, number: int, slot: int, path: Path, since_s: float) -> Command:
-        self._next_index += 1
-        microbatch = Microbatch(self._peer_id, self.iteration, self._next_index)
+    def _send(
+        self,
+        leg: Leg,
+        number: int,
+        slot: int,
+        path: Path,
+        since_s: float,
+        name: Microbatch | None = None,
+    ) -> Command:
+        microbatch = self._name() if name is None else name
         self._away[number] = _Away(number, microbatch, path, since_s, leg)
         return Send(Trip.begin(microbatch, leg, path, 1), slot, None)
 

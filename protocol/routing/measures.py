@@ -91,9 +91,9 @@ class Measures:
             link.out.add(_line_s(link, seconds))
 
     def received(self, peer_id: str, seconds: float) -> None:
-        """A boundary came from a peer: from the credit until all of it was there."""
+        """A boundary came from a peer: from its first byte until all of it was there."""
         if link := self._link(peer_id):
-            link.back.add(_line_s(link, seconds))
+            link.back.add(max(LEAST_LINE_S, seconds))
 
     def worked_forward(self, seconds: float) -> None:
         """A microbatch passed through the stage."""
@@ -106,6 +106,11 @@ class Measures:
     def worked_loss(self, seconds: float) -> None:
         """Head and loss, there and back."""
         self._loss.add(seconds)
+
+    def line_s(self, peer_id: str) -> float | None:
+        """How long a boundary to this peer occupies the line; None while that is not known."""
+        link = self._links.get(peer_id)
+        return None if link is None else link.out.at(0.25)
 
     def keep(self, peer_ids: Iterable[str]) -> None:
         """Forget all others."""

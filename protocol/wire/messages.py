@@ -185,7 +185,8 @@ class Beat:
         echo_s: `sent_s` of the newest beat that the sender has received; None before the first.
         echo_hold_s: how long the sender held that beat: round trip = now - echo_s - echo_hold_s.
         received_bytes: what has come from the receiver of this beat, on all streams, since the
-        sender's start. may_send_bytes_per_s: how fast it may go on; None for as fast as it likes.
+        sender's start. validation_loss: the newest of the sender, nats per token; None before it.
+        may_send_bytes_per_s: how fast it may go on; None for as fast as it likes.
     """
 
     sequence: Count
@@ -206,6 +207,7 @@ class Beat:
     free: Annotated[tuple[Free, ...], Many(Record(Free), MAX_FRAGMENTS_FREE)] = ()
     ended: Annotated[bool, Flag()] = False
     group: MaybeDigest = None
+    validation_loss: MaybeNonNegative = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from protocol.microbatch.commands import (
     Compute,
     FinishIteration,
     Forget,
+    OfferAhead,
     Resend,
     Send,
     TellLost,
@@ -28,6 +29,7 @@ from protocol.routing.random_paths import RandomRouter
 
 PATIENCE_S = 30.0
 SLOTS = 3
+IN_FLIGHT = 2
 
 
 @dataclass
@@ -38,6 +40,25 @@ class Books:
     added: Counter[object] = field(default_factory=Counter)
     steps: list[int] = field(default_factory=list)
     in_step: int = 0
+
+
+class Ahead:
+    """A trip that was offered before there is anything to send; `told` is who waits for that."""
+
+    def __init__(self, ticket):
+        self.ticket = ticket
+        self.answers = []
+        self.told = None
+
+    def answered(self, refusal):
+        self.answers.append(refusal)
+        if self.told:
+            self.told(refusal)
+
+    def when_answered(self, tell):
+        self.told = tell
+        if self.answers:
+            tell(self.answers[0])
 
 
 class Node:
@@ -74,12 +95,16 @@ class MicrobatchWorld:
         self.nodes = {}
         for name in self.origins:
             router = RandomRouter(name, seed, visited, rules)
-            self.nodes[name] = Node(name, DataPeerCore(name, router, PATIENCE_S))
+            self.nodes[name] = Node(
+                name, DataPeerCore(name, router, PATIENCE_S, in_flight=IN_FLIGHT)
+            )
         for name in (n for stage in self.stages for n in stage):
             self.nodes[name] = Node(name, RelayCore(slots, PATIENCE_S))
         self.todo = []
         self.offers = {}
+        self.ahead: dict[object, Ahead] = {}
         self.tickets = 0
+        self.forgotten: set[object] = set()
         self.begun: Counter[str] = Counter()
         self.out = {}
         self.failing = 0.0
@@ -143,6 +168,8 @@ class MicrobatchWorld:
                 # One queue leads to a trainer, so its commands stay in order.
                 self.nodes[name].queue.append(command)
                 self.todo.append(lambda: self.obey(name, self.nodes[name].queue.popleft()))
+            elif isinstance(command, OfferAhead):
+                self.obey(name, command)  # it is under way before anything else is done
             else:
                 self.todo.append(lambda command=command: self.obey(name, command))
 
@@ -154,13 +181,16 @@ class MicrobatchWorld:
             case Compute() | Forget() | Resend() | FinishIteration():
                 self.train(node, command)
             case Answer(ticket, refusal):
-                self.offers.pop(ticket)(refusal)
+                self.offers.pop(ticket, lambda _: None)(refusal)
             case Send(trip, _, loss):
                 self.send(node, trip, loss)
+            case OfferAhead(trip):
+                self.offer_ahead(node, trip)
             case Announce(iteration, relays):
                 for relay in relays:
                     self.todo.append(partial(self.announce, name, relay, iteration))
             case TellLost(microbatch, to):
+                self.withdraw(name, microbatch)
                 for other in to or (microbatch.origin,):
                     self.todo.append(partial(self.tell_lost, name, other, microbatch))
 
@@ -191,6 +221,7 @@ class MicrobatchWorld:
         core = self.nodes[other].core
         if not self.nodes[other].alive:
             return
+        self.withdraw(other, microbatch)
         if other in self.origins:
             self.do(other, core.lost(microbatch, name))
         else:
@@ -226,7 +257,7 @@ class MicrobatchWorld:
         if not other.alive or self.random.random() < self.failing:
             self.do(node.name, node.core.sent(trip, self.now_s, taken=False))
             return
-        ticket, self.tickets = self.tickets, self.tickets + 1
+        ahead = self.ahead.pop((node.name, trip), None) or self.offer(node, trip)
 
         def answered(refusal):
             if refusal is None and node.alive:
@@ -234,8 +265,45 @@ class MicrobatchWorld:
             else:
                 self.do(node.name, node.core.sent(trip, self.now_s, taken=False))
 
+        ahead.when_answered(answered)
+
+    def offer(self, node, trip):
+        """Ask the receiver; what is welcome there is offered ahead to the next one."""
+        other = self.nodes[trip.receiver]
+        ticket, self.tickets = self.tickets, self.tickets + 1
+        ahead = Ahead(ticket)
+
+        def answered(refusal):
+            onward = trip.next_move()
+            if refusal is None and onward is not None:
+                self.offer_ahead(other, onward)
+            ahead.answered(refusal)
+
         self.offers[ticket] = answered
         self.do(other.name, other.core.offered(ticket, trip))
+        return ahead
+
+    def offer_ahead(self, node, trip):
+        there = node.alive and self.nodes[trip.receiver].alive
+        if there and (node.name, trip) not in self.ahead and self.knows(node, trip.microbatch):
+            self.ahead[node.name, trip] = self.offer(node, trip)
+
+    def knows(self, node, microbatch):
+        """Whether a peer has not been told that a microbatch is lost."""
+        return (node.name, microbatch) not in self.forgotten
+
+    def withdraw(self, name, microbatch):
+        """What was offered ahead will not come: its stream is closed."""
+        self.forgotten.add((name, microbatch))
+        for key in [
+            key for key in self.ahead if key[0] == name and key[1].microbatch == microbatch
+        ]:
+            ahead, other = self.ahead.pop(key), self.nodes[key[1].receiver]
+            if ahead.ticket in self.offers:
+                del self.offers[ahead.ticket]
+                self.do(other.name, other.core.withdrawn(ahead.ticket))
+            elif ahead.answers == [None]:
+                self.do(other.name, other.core.broke_off(key[1], self.now_s))
 
     def bring(self, node, other, trip, loss):
         if not other.alive:

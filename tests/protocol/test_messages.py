@@ -81,7 +81,7 @@ EXCHANGE = "0f1e2d3c4b5a6978" * 2
 PROPOSE = Propose(GROUP, 3, 150, False, DIGEST, "int8", 1, 50, 51200)
 FREE = {"fragment": 0, "round": 1, "step": 70}
 SETTLED = Settled(EXCHANGE, SettledOutcome.AVERAGED)
-STATE_REPLY = StateReply(3, 190, DIGEST * 2, 1 << 30, 1 << 20, 0, 40, 4096, DIGEST)
+STATE_REPLY = StateReply(3, 190, DIGEST * 2, 1 << 30, 1 << 20, 0, 40, 4096, DIGEST, 0.75)
 STAMP = ChunkStamp(2, 6, 24, SHORT)
 
 EXAMPLES: tuple[Message, ...] = (
@@ -161,6 +161,7 @@ DEFAULTS = {
     (Beat, "free"),
     (Beat, "ended"),
     (Beat, "group"),
+    (Beat, "validation_loss"),
     (Hello, "group"),
     (Hello, "step"),
 }

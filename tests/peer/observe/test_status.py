@@ -38,7 +38,14 @@ FULL = Status(
     outcomes=Outcomes(2, {SkipReason.DEADLINE: 1, SkipReason.NO_PARTNER: 0}, 0.75),
     peers=(
         PeerStatus("12D3KooWcccccccc", PeerState.DOWNLOADING),
-        PeerStatus("12D3KooWdddddddd", PeerState.TRAINING, round=7, rtt_s=0.0125, step=4171),
+        PeerStatus(
+            "12D3KooWdddddddd",
+            PeerState.TRAINING,
+            round=7,
+            rtt_s=0.0125,
+            step=4171,
+            validation_loss=2.5,
+        ),
     ),
     metrics="http://127.0.0.1:1/metrics",
     part="stage/1",
@@ -68,6 +75,7 @@ def test_json_has_exactly_these_keys() -> None:
                 "round": None,
                 "rtt_s": None,
                 "step": None,
+                "validation_loss": None,
             },
             {
                 "peer_id": "12D3KooWdddddddd",
@@ -75,6 +83,7 @@ def test_json_has_exactly_these_keys() -> None:
                 "round": 7,
                 "rtt_s": 0.0125,
                 "step": 4171,
+                "validation_loss": 2.5,
             },
         ],
         "metrics": "http://127.0.0.1:1/metrics",
