@@ -37,7 +37,9 @@ def _row(name: str, runs: Runs) -> Row:
         "5 of 6": _ratio_text(found, 5),
         "4 of 6": _ratio_text(found, 4),
         "3 of 6": _ratio_text(found, 3),
-        "clipped": f"{mean([result.clipped_share for result in found]):.2f}",
+        "clipped": None
+        if found[0].arm["global_clip"]
+        else f"{mean([result.clipped_share for result in found]):.2f}",
     }
 
 
