@@ -21,24 +21,26 @@ from peer.process.bell import Bell
 from peer.rounds.way import TrainerLine
 from peer.training.stages import messages as told
 from peer.training.stages.messages import StageCommand, StageEvent
-from peer.training.stages.sizes import SLOTS
-from protocol.errors import LocoError, RemoteProtocolError
+from peer.training.stages.sizes import KEPT_SLOTS, SLOTS
+from protocol.errors import LocoError
 from protocol.membership.group import other_group_sentence
 from protocol.membership.view import TRAINING, Member
-from protocol.microbatch.commands import Announce, Answer, Command, FreeInbound, Send, TellLost
+from protocol.microbatch.commands import Answer, Command, FreeInbound, Send
 from protocol.microbatch.core import StageCore
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
-from protocol.microbatch.trip import Leg, Microbatch, Trip
+from protocol.microbatch.trip import Leg, Trip
 from protocol.outcomes import RefusalReason
 from protocol.routing.routers import path_rules, router_of
 from protocol.run.run_spec import RunSpec
 from protocol.run.stages import DATA_STAGE
-from protocol.wire.messages import Announcement, Boundary, Credit, Kept, Lost, Noted, Offer, Refusal
+from protocol.wire.messages import Boundary, Credit, Kept, Offer, Refusal
 from protocol.wire.versions import STAGE
 
 from .company import StageCompany
 from .line import Line, for_trainer
+from .messenger import Messenger
+from .notices import NOTICES, Notice, note, origin_of
 from .transfers import ANSWER_S, Outgoing, Transfers, trip_of
 
 TICK_S: Final = 0.5
@@ -76,6 +78,7 @@ class StageExchange:
         self._company = company
         self._network = network
         self._transfers = Transfers(network, PATIENCE_S)
+        self._messenger = Messenger(core, company, self._transfers, self._do)
         self._line: Line | None = None
         self._answers: dict[int, Callable[[RefusalReason | None], None]] = {}
         self._next_ticket = 0
@@ -156,8 +159,8 @@ class StageExchange:
 
     async def _answer(self, stream: Stream) -> None:
         async with Conversation(stream) as talk:
-            message, _ = await talk.receive(Offer, Announcement, Lost, timeout_s=ANSWER_S)
-            assert isinstance(message, Offer | Announcement | Lost)
+            message, _ = await talk.receive(Offer, *NOTICES, timeout_s=ANSWER_S)
+            assert isinstance(message, Offer | Notice)
             refusal = self._refusal(message, talk.remote_peer_id)
             if refusal is not None:
                 await talk.send(refusal, stall_s=ANSWER_S)
@@ -165,9 +168,12 @@ class StageExchange:
                 ends = talk.remote_peer_id, self._network.peer_id
                 await self._take(talk, trip_of(message, *ends, self._stage))
             else:
-                await talk.send(Noted(self._note(message, talk.remote_peer_id)), stall_s=ANSWER_S)
+                ends = talk.remote_peer_id, self._network.peer_id
+                reply, commands = note(self._core, message, *ends, trio.current_time())
+                self._do(commands)
+                await talk.send(reply, stall_s=ANSWER_S)
 
-    def _refusal(self, message: Offer | Announcement | Lost, sender: PeerId) -> Refusal | None:
+    def _refusal(self, message: Offer | Notice, sender: PeerId) -> Refusal | None:
         """Why a message is none of our business; None when it is.
 
         A relay works for the data peers that it knows, and heeds no other's iterations: what a
@@ -179,28 +185,11 @@ class StageExchange:
             return Refusal(RefusalReason.OTHER_GROUP, sentence)
         if self._line is None:
             return Refusal(RefusalReason.NOT_TRAINING, "my trainer has not started yet")
-        origin = message.origin if isinstance(message, Offer) else sender
+        origin = message.origin if isinstance(message, Offer) else origin_of(message, sender)
         if isinstance(self._core, RelayCore) and not self._company.holds(origin, DATA_STAGE):
             sentence = f"I know of no data peer {origin}; ask again when we are linked"
             return Refusal(RefusalReason.UNAVAILABLE, sentence)
         return None
-
-    def _note(self, message: Announcement | Lost, sender: PeerId) -> int:
-        """Tell the core. Returns the newest iteration that it has heard of."""
-        core = self._core
-        if isinstance(core, RelayCore) and isinstance(message, Announcement):
-            now_s = trio.current_time()
-            self._do(core.announced(sender, message.iteration, now_s))
-            return core.newest
-        if isinstance(core, RelayCore) and isinstance(message, Lost):
-            lost = Microbatch(sender, message.iteration, message.index)
-            self._do(core.lost(lost, sender, trio.current_time()))
-            return core.newest
-        if isinstance(core, DataPeerCore) and isinstance(message, Lost):
-            lost = Microbatch(self._network.peer_id, message.iteration, message.index)
-            self._do(core.lost(lost, sender))
-            return core.iteration
-        raise RemoteProtocolError(f"a {type(message).__name__} is not for this stage")
 
     async def _take(self, talk: Conversation, trip: Trip) -> None:
         refusal = await self._ask_core(trip)
@@ -266,12 +255,9 @@ class StageExchange:
                 self._start(self._send, command)
             case FreeInbound(slot):
                 self._free_inbound(slot)
-            case Announce(iteration, relays):
-                for relay in relays:
-                    self._start(self._announce, relay, iteration)
-            case TellLost(microbatch, to):
-                for peer_id in to or (microbatch.origin,):
-                    self._start(self._tell_lost, peer_id, microbatch)
+            case _:
+                for job in self._messenger.jobs(command):
+                    self._start(job)
 
     def _tell(self, command: StageCommand) -> None:
         if self._line is not None:
@@ -289,26 +275,17 @@ class StageExchange:
         line, group = self._line, self._company.group_of(command.trip.receiver)
         taken = False
         if line is not None and group is not None:
+            line.begin_reading(command.slot)
             codes = line.ring.slot(command.slot)
             outgoing = Outgoing(command.trip, group, codes, command.loss)
             taken = await self._transfers.send(outgoing)
         if line is not self._line:
             return
-        self._tell(told.Release(command.slot))
+        if line is not None:
+            line.end_reading(command.slot)
+            if not command.keeps:
+                line.send(told.Release(command.slot))
         self._do(self._core.sent(command.trip, trio.current_time(), taken=taken))
-
-    async def _announce(self, relay: PeerId, iteration: int) -> None:
-        group = self._company.group_of(relay)
-        if group is None or not isinstance(self._core, DataPeerCore):
-            return
-        newest = await self._transfers.announce(relay, group, iteration)
-        if newest is not None:
-            self._do(self._core.heard(newest))
-
-    async def _tell_lost(self, peer_id: PeerId, microbatch: Microbatch) -> None:
-        group = self._company.group_of(peer_id)
-        if group is not None:
-            await self._transfers.tell_lost(peer_id, group, microbatch)
 
 
 def _doing(missing: Sequence[int]) -> str:
@@ -326,9 +303,9 @@ def stage_exchange(
     core: StageCore
     if stage == DATA_STAGE:
         router = router_of(spec, network.peer_id, path_rules(spec, SLOTS))
-        core = DataPeerCore(network.peer_id, router, PATIENCE_S)
+        core = DataPeerCore(network.peer_id, router, PATIENCE_S, KEPT_SLOTS)
     else:
-        core = RelayCore(SLOTS, PATIENCE_S)
+        core = RelayCore(SLOTS, PATIENCE_S, KEPT_SLOTS)
     return StageExchange(
         stage=stage,
         core=core,

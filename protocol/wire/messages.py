@@ -19,7 +19,7 @@ the stream, < from the other:
                       > GetStamps < Stamps           > GetResult < Result + codes
                       > GetChunkState < ChunkState + values          or a Refusal
     /loco/stage/1     > Offer   < Credit or Refusal  > Boundary + codes  < Kept
-                      > Announcement, Lost  < Noted
+                      > Announcement, Lost, Passed, Resume  < Noted    > Halt  < Halted
 
 Rules:
 - Decoding is strict about what a field holds (kind, bounds: fields.py) and a missing field is an
@@ -96,7 +96,19 @@ from .gossip_messages import (
     SettledOutcome,
     Vector,
 )
-from .stage_messages import Announcement, Boundary, Credit, Kept, Lost, Noted, Offer
+from .stage_messages import (
+    Announcement,
+    Boundary,
+    Credit,
+    Halt,
+    Halted,
+    Kept,
+    Lost,
+    Noted,
+    Offer,
+    Passed,
+    Resume,
+)
 from .state_messages import (
     BlobReply,
     Chunk,
@@ -111,9 +123,10 @@ from .state_messages import (
 __all__ = [
     "TYPES", "Accept", "AliveReply", "Announcement", "AskAlive", "Beat", "BlobReply", "Boundary",
     "Chunk", "ChunkState", "Contribution", "Credit", "FragmentSettled", "Free", "GetBlob",
-    "GetChunkState", "GetChunks", "GetResult", "GetSpec", "GetStamps", "GetState", "Hello", "Join",
-    "Kept", "Leaving", "Lost", "Message", "NoResult", "Noted", "Offer", "PeerEntry", "PeerList",
-    "Piece", "Propose", "Received", "Refusal", "Result", "Settle", "Settled", "SettledOutcome",
+    "GetChunkState", "GetChunks", "GetResult", "GetSpec", "GetStamps", "GetState", "Halt", "Halted",
+    "Hello", "Join", "Kept", "Leaving", "Lost", "Message", "NoResult", "Noted", "Offer", "Passed",
+    "PeerEntry", "PeerList", "Piece", "Propose", "Received", "Refusal", "Result", "Resume",
+    "Settle", "Settled", "SettledOutcome",
     "SpecReply", "Stamps", "StateReply", "Vector", "decode_message", "encode_message",
     "max_payload_bytes", "peer_entry", "printable_sentence",
 ]  # fmt: skip
@@ -241,7 +254,8 @@ Message = (
     | GetSpec | SpecReply | GetBlob | BlobReply | GetState | StateReply | GetChunks | Chunk
     | Contribution | Result | NoResult | FragmentSettled | GetStamps | Stamps | GetResult
     | GetChunkState | ChunkState
-    | Offer | Credit | Boundary | Kept | Announcement | Noted | Lost
+    | Offer | Credit | Boundary | Kept | Announcement | Noted | Lost | Passed | Halt | Halted
+    | Resume
 )  # fmt: skip
 
 TYPES: Final[dict[str, type[Message]]] = {
@@ -257,7 +271,8 @@ TYPES: Final[dict[str, type[Message]]] = {
     "get_stamps": GetStamps, "stamps": Stamps, "get_result": GetResult,
     "get_chunk_state": GetChunkState, "chunk_state": ChunkState,
     "offer": Offer, "credit": Credit, "boundary": Boundary, "kept": Kept,
-    "announcement": Announcement, "noted": Noted, "lost": Lost,
+    "announcement": Announcement, "noted": Noted, "lost": Lost, "passed": Passed,
+    "halt": Halt, "halted": Halted, "resume": Resume,
 }  # fmt: skip
 """Every message, by its name on the wire."""
 

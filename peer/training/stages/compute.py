@@ -16,7 +16,7 @@ from peer.training.device import Precision, autocast
 from .module import StageModule
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Held:
     """A microbatch whose gradient has not come.
 
@@ -24,11 +24,13 @@ class _Held:
         given_bTD: what the stage was given, a leaf; None where tokens are embedded.
         produced_bTD: what it made of it.
         targets_bT: what follows each token, at the data peer.
+        is_finished: whether the head has added its gradient.
     """
 
     given_bTD: torch.Tensor | None
     produced_bTD: torch.Tensor
     targets_bT: torch.Tensor | None = None
+    is_finished: bool = False
 
 
 class StageCompute:
@@ -71,23 +73,40 @@ class StageCompute:
         return produced_bTD.detach()
 
     def finish(self, microbatch: int, given_bTD: torch.Tensor) -> tuple[float, torch.Tensor]:
-        """Head and loss, and their backward, at the data peer.
+        """Head and loss, and their backward, at the data peer. The head's gradient is added once.
 
         Returns:
             The loss, nats per token, and its gradient, [b, T, D].
         """
-        targets_bT = self._held[microbatch].targets_bT
+        held = self._held[microbatch]
+        targets_bT = held.targets_bT
         assert targets_bT is not None
         given_bTD.requires_grad_()
         with autocast(self._device, self._precision):
             loss = self._module.loss(given_bTD, targets_bT)
+        if held.is_finished:
+            (gradient_bTD,) = torch.autograd.grad(loss, given_bTD)
+            return float(loss.detach()), gradient_bTD
         torch.autograd.backward(loss)
+        held.is_finished = True
         assert given_bTD.grad is not None
         return float(loss.detach()), given_bTD.grad
 
-    def backward(self, microbatch: int, gradient_bTD: torch.Tensor) -> torch.Tensor | None:
-        """Add this microbatch's gradient. Returns what goes on to the stage before, if any does."""
+    def is_finished(self, microbatch: int) -> bool:
+        """Whether the loss of this microbatch has been seen."""
+        return self._held[microbatch].is_finished
+
+    def backward(
+        self, microbatch: int, gradient_bTD: torch.Tensor, *, adds: bool = True
+    ) -> torch.Tensor | None:
+        """Add this microbatch's gradient, or only pass it on.
+
+        Returns:
+            What goes on to the stage before, if anything does.
+        """
         held = self._held.pop(microbatch)
+        if not adds and held.given_bTD is not None:
+            return torch.autograd.grad(held.produced_bTD, held.given_bTD, gradient_bTD)[0]
         torch.autograd.backward(held.produced_bTD, gradient_bTD)
         return None if held.given_bTD is None else held.given_bTD.grad
 

@@ -8,7 +8,9 @@ from protocol.run.run_spec import RunSpec
 
 SLOTS: Final = 4
 """Microbatches that a machine holds at once."""
-RING_SLOTS: Final = 2 * SLOTS
+KEPT_SLOTS: Final = 2 * SLOTS
+"""Gradients that have been sent and are kept until they are passed on."""
+RING_SLOTS: Final = 2 * SLOTS + KEPT_SLOTS
 """Slots of a ring, each way: a boundary may wait while others of its microbatch are under way."""
 
 
