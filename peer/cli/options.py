@@ -63,6 +63,13 @@ OverlapSteps = Annotated[
         help="Train so many steps while a fragment travels. Default: the run's (DiLoCo only).",
     ),
 ]
+CheckpointActivations = Annotated[
+    bool | None,
+    typer.Option(
+        "--checkpoint-activations",
+        help="Keep less of each microbatch, and compute it again (pipelines only).",
+    ),
+]
 LogFormat = Annotated[
     str | None, typer.Option("--log-format", metavar="console|json", help="What goes to stderr.")
 ]

@@ -69,6 +69,7 @@ class PeerConfig:
     device: str | None
     threads: int | None
     overlap_steps: int | None
+    checkpoint_activations: bool
     log_format: LogFormat
     verbose: bool
     grace_s: float
@@ -208,6 +209,7 @@ OPTIONS: Final = (
     Option("device", _device, None, "device"),
     Option("threads", _whole(1, MAX_THREADS), None, "threads"),
     Option("overlap-steps", _whole(0, MAX_OVERLAP_STEPS), None, "overlap_steps"),
+    Option("checkpoint-activations", _flag, False, "checkpoint_activations"),
     Option("log-format", _log_format, LogFormat.CONSOLE, "log_format"),
     Option("verbose", _flag, False, "verbose"),
     Option("grace", _grace, DEFAULT_GRACE_S, "grace_s"),

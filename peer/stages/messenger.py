@@ -10,7 +10,6 @@ from peer.ports import PeerId
 from protocol.microbatch.commands import Announce, Command, Halt, Resume, TellLost, TellPassed
 from protocol.microbatch.core import StageCore
 from protocol.microbatch.data_peer import DataPeerCore
-from protocol.microbatch.trip import Microbatch
 from protocol.wire.messages import Announcement, Halted, Lost, Noted, Passed
 
 from .company import StageCompany

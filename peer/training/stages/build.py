@@ -53,6 +53,7 @@ def build_stage(
     config = model_config(spec, settings.vocabulary_size)
     stages = spec.pipeline.stages
     module = initial_stage(config, spec.seed, stage, stages)
+    module.checkpoints = settings.checkpoint_activations
     model = FlatModel(module, device)
     clip_norm = stage_clip_norm(spec.optimizer.clip_norm, stages)
     optimizer = FlatAdamW(model, spec.optimizer.model_copy(update={"clip_norm": clip_norm}))

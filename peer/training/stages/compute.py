@@ -1,8 +1,9 @@
 """A stage's work on microbatches: forwards that wait for gradients, and gradients that add up.
 
 A forward keeps its graph until the gradient of what it produced comes back; then the gradient of
-what it was given goes on to the stage before, and that of the weights is added to the flat
-gradient. The weights must be the same at both moments: whoever steps, does so when nothing waits.
+what it was given goes on to the stage before, and only then that of the weights is computed and
+added to the flat gradient (`add_weights`, deferred.py). The weights must be the same at both
+moments: whoever steps, does so when nothing waits.
 
 Shapes: b sequences of a microbatch, T tokens, D width of the model.
 """
@@ -13,6 +14,7 @@ import torch
 
 from peer.training.device import Precision, autocast
 
+from .deferred import put_off_weights
 from .module import StageModule
 
 
@@ -37,6 +39,7 @@ class StageCompute:
     """See the top of the file. Microbatches are named by numbers."""
 
     def __init__(self, module: StageModule, device: torch.device, precision: Precision) -> None:
+        self._put_off = put_off_weights(module)
         self._module = module
         self._device = device
         self._precision = precision
@@ -73,7 +76,9 @@ class StageCompute:
         return produced_bTD.detach()
 
     def finish(self, microbatch: int, given_bTD: torch.Tensor) -> tuple[float, torch.Tensor]:
-        """Head and loss, and their backward, at the data peer. The head's gradient is added once.
+        """Head and loss, and their backward, at the data peer; `add_weights` has to follow.
+
+        The head's gradient is added once.
 
         Returns:
             The loss, nats per token, and its gradient, [b, T, D].
@@ -86,6 +91,7 @@ class StageCompute:
             loss = self._module.loss(given_bTD, targets_bT)
         if held.is_finished:
             (gradient_bTD,) = torch.autograd.grad(loss, given_bTD)
+            self._put_off.drop()
             return float(loss.detach()), gradient_bTD
         torch.autograd.backward(loss)
         held.is_finished = True
@@ -99,16 +105,22 @@ class StageCompute:
     def backward(
         self, microbatch: int, gradient_bTD: torch.Tensor, *, adds: bool = True
     ) -> torch.Tensor | None:
-        """Add this microbatch's gradient, or only pass it on.
+        """Add this microbatch's gradient, or only pass it on; `add_weights` has to follow.
 
         Returns:
             What goes on to the stage before, if anything does.
         """
         held = self._held.pop(microbatch)
         if not adds and held.given_bTD is not None:
-            return torch.autograd.grad(held.produced_bTD, held.given_bTD, gradient_bTD)[0]
+            (passed_bTD,) = torch.autograd.grad(held.produced_bTD, held.given_bTD, gradient_bTD)
+            self._put_off.drop()
+            return passed_bTD
         torch.autograd.backward(held.produced_bTD, gradient_bTD)
         return None if held.given_bTD is None else held.given_bTD.grad
+
+    def add_weights(self) -> None:
+        """Compute and add the weights' gradients that a backward has put off."""
+        self._put_off.add()
 
     # --- without gradients ------------------------------------------------------------------------
     @torch.no_grad()

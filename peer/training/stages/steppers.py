@@ -193,8 +193,10 @@ class DataPeerStepper:
             if is_new:
                 self._end.add_loss(loss)
             self._desk.send(BACKWARD, microbatch, gradient_bTD, loss)
+            self._compute.add_weights()
             return False
         self._compute.backward(microbatch, boundary_bTD)
+        self._compute.add_weights()
         self._desk.emit(Returned(microbatch))
         return True
 
@@ -248,6 +250,7 @@ class RelayStepper:
         if command.loss is not None and command.adds:
             self._end.add_loss(command.loss)
         self._desk.send(BACKWARD, microbatch, gradient_bTD, command.loss)
+        self._compute.add_weights()
         self._desk.emit(Returned(microbatch))
         return int(command.adds)
 
