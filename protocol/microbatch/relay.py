@@ -111,6 +111,11 @@ class RelayCore:
             self.iteration, self._began_s = iteration, now_s
         return self._advance(now_s)
 
+    def microbatch_of(self, number: int) -> Microbatch | None:
+        """What the trainer knows by this number, while it is held."""
+        held = self._ledger.numbered(number)
+        return None if held is None else held.trip.microbatch
+
     @property
     def newest(self) -> int:
         """The newest iteration that has been heard of."""

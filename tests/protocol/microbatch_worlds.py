@@ -314,7 +314,7 @@ class MicrobatchWorld:
         if command.adds:
             books.added[number] += 1
             books.in_step += 1
-            books.pending.append(core._ledger.numbered(number).trip.microbatch)
+            books.pending.append(core.microbatch_of(number))
         self.do(node.name, core.produced(leg, number, number, command.loss, self.now_s))
         self.do(node.name, core.returned(number, self.now_s))
 
