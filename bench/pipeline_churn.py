@@ -19,7 +19,8 @@ from statistics import fmean
 from typing import Final
 
 from bench.churn.policies import POLICIES
-from bench.churn.world import ChurnWorld, Setting
+from bench.churn.setting import Setting
+from bench.churn.world import ChurnWorld
 from bench.report import Goal, Report, options
 
 SHORT: Final = Setting(hop_s=0.05, latency_s=0.02, forward_s=0.03, backward_s=0.06)

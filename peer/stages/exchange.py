@@ -21,7 +21,7 @@ from peer.process.bell import Bell
 from peer.rounds.way import TrainerLine
 from peer.training.stages import messages as told
 from peer.training.stages.messages import StageCommand, StageEvent
-from peer.training.stages.sizes import KEPT_SLOTS, SLOTS
+from peer.training.stages.sizes import RING_PER_SLOT, SLOTS
 from protocol.errors import LocoError
 from protocol.membership.group import other_group_sentence
 from protocol.membership.view import TRAINING, Member
@@ -94,7 +94,7 @@ class StageExchange:
         assert ring is not None, "a trainer of a stage has boundaries"
         self._line = Line(ring)
         line.nursery.start_soon(self._line.run, line)
-        self._do(self._core.restarted())
+        self._do(self._core.restarted(ring.slots // RING_PER_SLOT))
 
     async def took(self, event: StageEvent) -> None:
         """The trainer has said something."""
@@ -303,9 +303,9 @@ def stage_exchange(
     core: StageCore
     if stage == DATA_STAGE:
         router = router_of(spec, network.peer_id, path_rules(spec, SLOTS))
-        core = DataPeerCore(network.peer_id, router, PATIENCE_S, KEPT_SLOTS)
+        core = DataPeerCore(network.peer_id, router, PATIENCE_S)
     else:
-        core = RelayCore(SLOTS, PATIENCE_S, KEPT_SLOTS)
+        core = RelayCore(SLOTS, PATIENCE_S)
     return StageExchange(
         stage=stage,
         core=core,

@@ -29,8 +29,8 @@ class StageCore(Protocol):
     def returned(self, number: int, now_s: float) -> list[Command]:
         """A microbatch's gradient has been added."""
 
-    def restarted(self) -> list[Command]:
-        """The trainer is a new one, and holds nothing."""
+    def restarted(self, slots: int) -> list[Command]:
+        """The trainer is a new one, holds nothing, and has room for so many."""
 
     # --- streams ----------------------------------------------------------------------------------
     def offered(self, ticket: int, trip: Trip) -> list[Command]:

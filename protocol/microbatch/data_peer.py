@@ -206,12 +206,12 @@ class DataPeerCore:
         passed = TellPassed(away.microbatch, away.path[0], away.attempt)
         return [passed, *self._mender.kept.drop(away.microbatch), *self._end_one()]
 
-    def restarted(self) -> list[Command]:
-        """The trainer is a new one, and knows of no microbatch."""
+    def restarted(self, slots: int) -> list[Command]:
+        """The trainer is a new one, knows of no microbatch, and has room for so many."""
         lost = list(self._away.values())
         self.counts[Counted.LOST] += len(lost)
         self._away.clear()
-        self._mender.clear()
+        self._mender.clear(slots)
         self._present = Iteration()
         told: list[Command] = [TellLost(away.microbatch, away.path, away.attempt) for away in lost]
         return [*told, *self._announce(self.iteration + 1)] if self.iteration else told

@@ -7,6 +7,8 @@ from typing import Final
 from .commands import Command, Release, Send
 from .trip import Microbatch, Trip
 
+KEPT_PER_SLOT: Final = 2
+"""Gradients kept for each microbatch that a machine has room for."""
 KEPT: Final = 8
 """Gradients kept at once, where nobody says otherwise."""
 
@@ -75,6 +77,7 @@ class KeptGradients:
         """Keep nothing."""
         return [command for microbatch in list(self._kept) for command in self.drop(microbatch)]
 
-    def clear(self) -> None:
-        """The memory is gone, and all that lay in it."""
+    def clear(self, limit: int) -> None:
+        """The memory is gone, and all that lay in it; there is new one for so many."""
         self._kept.clear()
+        self._limit = limit

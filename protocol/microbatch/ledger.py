@@ -121,6 +121,14 @@ class Ledger:
         self._next_number += 1
         return None
 
+    def has_slot(self, trip: Trip, slots: int) -> bool:
+        """Whether a microbatch with so many descents ahead of it may take a slot (rule 6)."""
+        ahead = trip.descents_ahead
+        held = [each.trip.descents_ahead for each in self.held.values()]
+        return all(
+            sum(each >= least for each in held) < slots - least for least in range(ahead + 1)
+        )
+
     def standing(self, microbatch: Microbatch) -> Standing:
         """Where we stand with it."""
         held = self.held.get(microbatch)

@@ -10,7 +10,7 @@ from typing import Final
 from .away import Away
 from .commands import Command, Halt, Release, Resend, Resume, Send, TellLost
 from .counts import Counted
-from .kept import KeptGradients
+from .kept import KEPT_PER_SLOT, KeptGradients
 from .mending import REPLACEABLE, Mending, Standing, first_kept, orders_of
 from .relays_there import RelaysThere
 from .trip import Leg, Trip
@@ -37,9 +37,9 @@ class Mender:
     def __repr__(self) -> str:
         return f"<Mender over {self._relays!r}, {self.kept!r}>"
 
-    def clear(self) -> None:
-        """The trainer is a new one."""
-        self.kept.clear()
+    def clear(self, slots: int) -> None:
+        """The trainer is a new one, with room for so many."""
+        self.kept.clear(KEPT_PER_SLOT * slots)
         self._resent.clear()
 
     def mend(self, away: Away) -> list[Command]:

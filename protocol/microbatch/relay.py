@@ -61,7 +61,7 @@ from .commands import (
     TellPassed,
 )
 from .counts import Counted
-from .kept import KEPT
+from .kept import KEPT, KEPT_PER_SLOT
 from .ledger import Ledger, Offer
 from .mending import Standing
 from .trip import Leg, Microbatch, Trip
@@ -76,7 +76,7 @@ class RelayCore:
     """See the top of the file. Every event returns what is to be done.
 
     Args:
-        slots: microbatches held at once.
+        slots: microbatches held at once, until a trainer says otherwise.
         patience_s: longest time for an iteration.
         kept: gradients kept at once, after they have been sent.
 
@@ -294,9 +294,9 @@ class RelayCore:
         closing = self._ledger.close()
         return [*closing, *self._refuse(self._is_past), *self._advance(now_s)]
 
-    def restarted(self) -> list[Command]:
-        """The trainer is a new one, and holds nothing."""
-        ledger = self._ledger
+    def restarted(self, slots: int) -> list[Command]:
+        """The trainer is a new one, holds nothing, and has room for so many."""
+        ledger, self._slots = self._ledger, slots
         lost: list[Command] = [
             TellLost(microbatch, attempt=ledger.attempt_of(microbatch))
             for microbatch in dict.fromkeys([*ledger.held, *ledger.kept])
@@ -304,7 +304,7 @@ class RelayCore:
         self.counts[Counted.LOST] += sum(held.adds for held in ledger.held.values())
         self.counts[Counted.GONE] += len(ledger.added)
         ledger.held.clear()
-        ledger.kept.clear()
+        ledger.kept.clear(KEPT_PER_SLOT * slots)
         ledger.added.clear()
         self._finishing = False
         return [*lost, *self._grant()]
@@ -347,27 +347,21 @@ class RelayCore:
 
     def _is_over(self, now_s: float) -> bool:
         """Whether nothing more of the iteration is waited for (rules 3 and 5)."""
+        assert self.iteration is not None
         if not self._present:
             return self._ended
-        if all(self._has_ended(origin) for origin in self._present):
+        if all(self._announced.get(origin, 0) > self.iteration for origin in self._present):
             return True
         return now_s - self._began_s >= self._patience_s
-
-    def _has_ended(self, origin: str) -> bool:
-        """Whether nothing of this data peer is to come in this iteration (rule 3)."""
-        assert self.iteration is not None
-        return self._announced.get(origin, 0) > self.iteration
 
     def _forget_all(self) -> list[Command]:
         """What is held still has been given up by its data peer, or by us."""
         commands: list[Command] = []
-        for microbatch, held in list(self._ledger.held.items()):
-            if held.trip.leg is Leg.FORWARD:
-                attempt = self._ledger.attempt_of(microbatch)
-                del self._ledger.held[microbatch]
-                self.counts[Counted.LOST] += held.adds
-                told = TellLost(microbatch, attempt=attempt)
-                commands += [Forget(held.number), told]
+        for microbatch in [m for m, h in self._ledger.held.items() if h.trip.leg is Leg.FORWARD]:
+            told = TellLost(microbatch, attempt=self._ledger.attempt_of(microbatch))
+            held = self._ledger.held.pop(microbatch)
+            self.counts[Counted.LOST] += held.adds
+            commands += [Forget(held.number), told]
         return commands
 
     def _settle(self, microbatch: Microbatch, now_s: float) -> list[Command]:
@@ -385,22 +379,13 @@ class RelayCore:
             if trip.leg is Leg.BACKWARD:
                 is_due = self._ledger.awaits(trip)
             else:
-                is_due = self._has_slot(trip.descents_ahead) and self._has_come(trip)
+                is_due = self._has_come(trip) and self._ledger.has_slot(trip, self._slots)
             if not is_due:
                 continue
             self._waiting.remove(offer)
-            refusal = None
-            if trip.leg is not Leg.BACKWARD:
-                refusal = self._ledger.hold(trip)
+            refusal = None if trip.leg is Leg.BACKWARD else self._ledger.hold(trip)
             granted.append(Answer(offer.ticket, refusal))
         return granted
-
-    def _has_slot(self, ahead: int) -> bool:
-        """Whether a microbatch with so many descents ahead of it may take a slot (rule 6)."""
-        held = [each.trip.descents_ahead for each in self._ledger.held.values()]
-        return all(
-            sum(each >= least for each in held) < self._slots - least for least in range(ahead + 1)
-        )
 
     def _has_come(self, trip: Trip) -> bool:
         """Whether a forward's iteration is the present one."""

@@ -142,7 +142,7 @@ class MicrobatchWorld:
         node.books.pending.clear()
         node.books.in_step = 0
         self.break_streams(node)
-        self.do(name, node.core.restarted())
+        self.do(name, node.core.restarted(self.slots))
 
     def settle(self):
         """Every relay that lives steps with what it has added."""

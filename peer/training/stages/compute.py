@@ -48,6 +48,11 @@ class StageCompute:
     def __repr__(self) -> str:
         return f"<StageCompute holding {sorted(self._held)}>"
 
+    @property
+    def num_layers(self) -> int:
+        """Layers of this stage."""
+        return len(self._module.model.layers)
+
     def holds(self, microbatch: int) -> bool:
         """Whether the gradient of this microbatch is waited for."""
         return microbatch in self._held

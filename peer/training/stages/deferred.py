@@ -13,7 +13,8 @@ Source: Zero Bubble Pipeline Parallelism (Qi et al., ICLR 2024) splits the backw
 Shapes: N rows (sequences times tokens), I and O width of a layer's input and output.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -85,15 +86,18 @@ class _DeferredLinear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """[..., I] to [..., O]."""
-        produced: torch.Tensor = _DeferredProduct.apply(input, self.weight, self.put_off)
-        return produced
+        return _apply(input, self.weight, self.put_off)
+
+
+_apply = cast(Callable[..., torch.Tensor], _DeferredProduct.apply)
 
 
 def put_off_weights(module: nn.Module) -> PutOff:
     """Have a module's linear layers put their weights' gradients off. Returns where they go."""
     put_off = PutOff()
     for layer in module.modules():
-        if isinstance(layer, nn.Linear) and layer.bias is None:
+        has_bias = len(list(layer.parameters(recurse=False))) > 1
+        if isinstance(layer, nn.Linear) and not has_bias:
             layer.__class__ = _DeferredLinear
             layer.put_off = put_off
     return put_off
