@@ -9,6 +9,7 @@ from peer.options.config import OPTIONS
 PEER_OPTIONS = [
     "--announce",
     "--bootstrap",
+    "--checkpoint-activations",
     "--device",
     "--exit-when-done",
     "--grace",
