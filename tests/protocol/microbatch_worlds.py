@@ -121,6 +121,7 @@ class MicrobatchWorld:
         self.trips = {}
         self.tickets = 0
         self.begun: Counter[str] = Counter()
+        self.unborn: dict[str, deque[int]] = {}
         self.out = {}
         self.failing = 0.0
 
@@ -144,10 +145,18 @@ class MicrobatchWorld:
         node.books.in_step = 0
         first = self.begun[name] * 1000
         self.out[name] = set(range(first, first + self.microbatches))
+        self.unborn[name] = deque(sorted(self.out[name]))
         self.do(name, node.core.begun(self.microbatches, self.now_s))
-        for number in sorted(self.out[name]):
+        self.embed(node)
+
+    def embed(self, node):
+        """The trainer of a data peer begins as many as it keeps under way."""
+        unborn = self.unborn.get(node.name, ())
+        while unborn and len(node.books.held) < IN_FLIGHT:
+            number = unborn.popleft()
             node.books.held[number] = "embedded"
-            self.do(name, node.core.produced(Leg.FORWARD, number, number, None, self.now_s))
+            produced = node.core.produced(Leg.FORWARD, number, number, None, self.now_s)
+            self.do(node.name, produced)
 
     def kill(self, name):
         self.nodes[name].alive = False
@@ -268,6 +277,7 @@ class MicrobatchWorld:
             case Forget(number):
                 node.books.held.pop(number, None)
                 self.out.get(node.name, set()).discard(number)
+                self.embed(node)
             case Resend(number):
                 if number in node.books.held:
                     again = node.core.produced(Leg.FORWARD, number, number, None, self.now_s)
@@ -333,6 +343,7 @@ class MicrobatchWorld:
             books.added[number] += 1
             self.out[node.name].discard(number)
             self.do(node.name, core.returned(number, self.now_s))
+            self.embed(node)
             return
         if leg is Leg.FORWARD:
             assert number not in books.held
