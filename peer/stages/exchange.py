@@ -15,6 +15,7 @@ from typing import Final
 import trio
 
 from peer.network.conversation import Conversation
+from peer.network.pacing import Pacing
 from peer.observe.facts import Facts
 from peer.observe.status import PeerState
 from peer.ports import Network, PeerId, Stream
@@ -87,6 +88,7 @@ class StageExchange:
         heard: Bell,
         total_steps: int,
         survey: Survey,
+        pacing: Pacing | None,
     ) -> None:
         self._facts = facts
         facts.microbatches = core.counts
@@ -99,7 +101,7 @@ class StageExchange:
         self._survey = survey
         has_loss = stage == DATA_STAGE
         self._stopwatch = Stopwatch(survey.measures, facts.pipeline, has_loss=has_loss)
-        self._transfers = Transfers(network, PATIENCE_S, self._stopwatch)
+        self._transfers = Transfers(network, PATIENCE_S, self._stopwatch, pacing)
         self._plans: dict[PeerId, str] = {}
         self._line: Line | None = None
         self._answers: dict[int, Callable[[RefusalReason | None], None]] = {}
