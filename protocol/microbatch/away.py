@@ -64,6 +64,7 @@ class Iteration:
         named: those that have one, and have not set out (rule 7 of data_peer.py).
         ready: (number, slot) of those that could set out, and wait for a path.
         again: those that set out again as soon as the trainer has produced them once more.
+        stuck: those that it has produced once more, and their slots, which wait for a tick.
     """
 
     left: int = 0
@@ -71,3 +72,4 @@ class Iteration:
     named: deque[tuple[Microbatch, Path]] = field(default_factory=deque)
     ready: list[tuple[int, int]] = field(default_factory=list)
     again: dict[int, Away] = field(default_factory=dict)
+    stuck: list[tuple[Away, int]] = field(default_factory=list)

@@ -10,7 +10,8 @@ Rules
   3. A microbatch is lost when a trip of it fails, when a relay says so, and when a relay of its
      path is no longer there. On its way to the loss it has left no gradient anywhere: it sets out
      again, under a new name, past the relays that have failed in this iteration, ATTEMPTS times at
-     most. The relays of its old path are told to forget it.
+     most. The relays of its old path are told to forget it. At once it sets out again but once;
+     then, and where no path is left, it waits for the next tick: by then it is known who is gone.
   4. On its way back some stages have added its gradient. It keeps its name and goes on over
      stand-ins, MENDS times at most (mending.py). A relay that does not answer, and is not gone
      either, may have added: it is asked again.
@@ -241,6 +242,13 @@ class DataPeerCore:
     def ticked(self, now_s: float) -> list[Command]:
         """Time has passed."""
         commands: list[Command] = []
+        stuck, self._present.stuck = self._present.stuck, []
+        for before, slot in stuck:
+            if now_s - before.since_s >= self._patience_s:
+                self.counts[Counted.LOST] += 1
+                commands += [Release(slot), Forget(before.number), *self._end_one()]
+            else:
+                commands += self._other_way(before, slot)
         for away in list(self._away.values()):
             if now_s - away.since_s >= self._patience_s and not away.home:
                 commands += self._give_up(away)
@@ -276,7 +284,8 @@ class DataPeerCore:
     def _offer_ahead(self) -> list[Command]:
         """Name and offer what the trainer will produce next (rule 7)."""
         present, commands = self._present, list[Command]()
-        under_way = sum(not away.nearly_home for away in self._away.values()) + len(present.again)
+        under_way = sum(not away.nearly_home for away in self._away.values())
+        under_way += len(present.again) + len(present.stuck)
         while present.paths and under_way + len(present.named) < self._in_flight:
             microbatch, path = self._name(), present.paths.popleft()
             present.named.append((microbatch, path))
@@ -310,11 +319,18 @@ class DataPeerCore:
     def _set_out_again(self, number: int, slot: int) -> list[Command]:
         """Rule 3: the same microbatch, another name and path."""
         before = self._present.again.pop(number)
-        turn = self._next_index + before.setouts
+        if before.setouts > 1:
+            self._present.stuck.append((before, slot))
+            return []
+        return self._other_way(before, slot)
+
+    def _other_way(self, before: Away, slot: int) -> list[Command]:
+        """Set out over another path; wait where there is none."""
+        number, turn = before.number, self._next_index + before.setouts
         path = self._router.another(before.way, turn, self._relays.sound)
         if path is None:
-            self.counts[Counted.LOST] += 1
-            return [Release(slot), Forget(number), *self._end_one()]
+            self._present.stuck.append((before, slot))
+            return []
         send = self._send(Leg.FORWARD, number, slot, path, before.since_s)
         self._away[number].setouts = before.setouts + 1
         return [send]

@@ -50,10 +50,14 @@ class Books:
 
 
 class Ahead:
-    """A trip that was offered before there is anything to send; `told` is who waits for that."""
+    """A trip that was offered before there is anything to send; `told` is who waits for that.
 
-    def __init__(self, ticket):
+    The stream ends with the life of the receiver's trainer.
+    """
+
+    def __init__(self, ticket, receiver):
         self.ticket = ticket
+        self.receiver, self.life = receiver, receiver.life
         self.answers = []
         self.told = None
 
@@ -366,6 +370,7 @@ class MicrobatchWorld:
             self.do(node.name, node.core.sent(trip, self.now_s, taken=False))
             return
         ahead, life = self.ahead.pop((node, trip), None) or self.offer(node, trip), node.life
+        other = ahead.receiver
 
         def answered(refusal):
             is_asked_for = self.is_here(node) and life == node.life
@@ -374,7 +379,7 @@ class MicrobatchWorld:
             elif not is_asked_for:
                 return
             elif refusal is None:
-                self.todo.append(lambda: self.bring(node, life, other, trip, loss))
+                self.todo.append(lambda: self.bring(node, life, ahead, trip, loss))
             else:
                 self.do(node.name, node.core.sent(trip, self.now_s, taken=False))
 
@@ -384,7 +389,7 @@ class MicrobatchWorld:
         """Ask the receiver."""
         other = self.nodes[trip.receiver]
         ticket, self.tickets = self.tickets, self.tickets + 1
-        ahead = Ahead(ticket)
+        ahead = Ahead(ticket, other)
         self.offers[ticket] = ahead.answered
         self.trips[ticket] = trip
         self.asked[ticket] = (node, node.life, other)
@@ -406,18 +411,20 @@ class MicrobatchWorld:
                 self.take_back(node, trip)
 
     def take_back(self, node, trip):
-        ahead, other = self.ahead.pop((node, trip)), self.nodes[trip.receiver]
+        ahead = self.ahead.pop((node, trip))
+        other = ahead.receiver
         if self.offers.pop(ahead.ticket, None) is not None:
             self.do(other.name, other.core.withdrawn(ahead.ticket))
         elif ahead.answers == [None] and self.is_here(other):
             self.do(other.name, other.core.broke_off(trip, self.now_s))
 
-    def bring(self, node, life, other, trip, loss):
+    def bring(self, node, life, ahead, trip, loss):
+        other = ahead.receiver
         if not self.is_here(node) or life != node.life:
             if self.is_here(other):
                 self.do(other.name, other.core.broke_off(trip, self.now_s))
             return
-        taken = self.is_here(other)
+        taken = self.is_here(other) and other.life == ahead.life
         if taken:
             self.taken.add((trip.leg, trip.place))
             self.path = trip.path
