@@ -70,7 +70,7 @@ RIVALS: Final[Mapping[str, tuple[bool, Chosen]]] = {
     "SkipPipe, no TC2": (False, no_collisions_seen),
     "SkipPipe": (False, skippipe),
 }
-"""By name: whether every stage is visited, and the planner."""
+"""Whether every stage is visited, and the planner, by name."""
 NAMES: Final = (*RIVALS, OURS)
 
 

@@ -62,7 +62,7 @@ class World:
         return Line(line.latency_us, line.bytes_per_s // self.thinner)
 
     def links(self) -> LinkTable:
-        """As the router wants them; hosts are numbered as the machines."""
+        """The links, for the router; hosts are numbered as the machines."""
         numbered = list(enumerate(PLACES))
         lines = {(a, b): self.line(p, q) for a, p in numbered for b, q in numbered if a != b}
         links = {
@@ -72,7 +72,7 @@ class World:
         return LinkTable(links, [None] * len(PLACES))
 
     def problem(self) -> Problem:
-        """As the planner wants them."""
+        """The whole, for the planner."""
         table = [[self.line(a, b) for b in PLACES] for a in PLACES]
         return Problem(
             tuple(

@@ -5,9 +5,9 @@ sender      Offer            what it is; the answer is the credit, and may take 
 receiver    Credit, Kept     from then on the receiver answers for it
 
 Rules
-  1. A move is offered *ahead*, as soon as the move before it was welcome: while the boundary comes
+  1. A move is offered *ahead*, with the first byte of the move before it: while the boundary comes
      in and the trainer works on it, the credit for the next hop is on its way. So a hop takes the
-     line's latency once, not three times.
+     line's latency once, not three times, and a slot is taken little sooner than it is needed.
   2. To one peer boundaries go one after another, in the order in which they are ready: two that
      share a line would both be there as late as the second. p2pd takes more than the line carries,
      so the next one waits for most of the time that the line was measured to need, or until the
@@ -17,9 +17,9 @@ Rules
 
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 import trio
 
@@ -27,12 +27,13 @@ from peer.network.conversation import Conversation
 from peer.ports import Network, PeerId
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.microbatch.trip import Leg, Microbatch, Trip
-from protocol.wire.messages import Announcement, Boundary, Credit, Kept, Lost, Noted, Offer
-from protocol.wire.versions import STAGE
+from protocol.wire.messages import Boundary, Credit, Halted, Kept, Noted, Offer
 
 from .kept_streams import KeptStreams
+from .notices import Notice
 from .stopwatch import Stopwatch
 
+A = TypeVar("A", Noted, Halted)
 ANSWER_S: Final = 10.0
 """Patience for small answers, and for the next part of a boundary."""
 KEPT_S: Final = 60.0
@@ -161,25 +162,16 @@ class Transfers:
             await talk.send(offer_of(trip, group), stall_s=ANSWER_S)
         return talk
 
-    async def announce(self, peer_id: PeerId, group: str, iteration: int) -> int | None:
-        """Tell a relay of an iteration. Returns the newest that it has heard of, if it answers."""
+    async def ask(self, peer_id: PeerId, question: Notice, answer: type[A]) -> A | None:
+        """Say a small thing. Returns the answer; None when there is none."""
         try:
             async with _closed_after_failure(await self._streams.take(peer_id)) as talk:
-                await talk.send(Announcement(group, iteration), stall_s=ANSWER_S)
-                noted, _ = await talk.receive(Noted, timeout_s=ANSWER_S)
+                await talk.send(question, stall_s=ANSWER_S)
+                found, _ = await talk.receive(answer, timeout_s=ANSWER_S)
         except STREAM_ERRORS:
             return None
         await self._streams.keep(talk)
-        return noted.iteration
-
-    async def tell_lost(self, peer_id: PeerId, group: str, microbatch: Microbatch) -> None:
-        """Tell a peer that a microbatch will not come again; it may not hear it."""
-        with contextlib.suppress(*STREAM_ERRORS):
-            stream = await self._network.open_stream(peer_id, STAGE)
-            async with Conversation(stream) as talk:
-                lost = Lost(group, microbatch.iteration, microbatch.index)
-                await talk.send(lost, stall_s=ANSWER_S)
-                await talk.receive(Noted, timeout_s=ANSWER_S)
+        return found
 
 
 @contextlib.asynccontextmanager
@@ -206,6 +198,8 @@ def offer_of(trip: Trip, group: str) -> Offer:
         trip.place,
         trip.stages,
         trip.plan,
+        trip.attempt,
+        trip.until,
     )
 
 
@@ -220,7 +214,16 @@ def trip_of(offer: Offer, sender: PeerId, receiver: PeerId, stage: int) -> Trip:
     """
     microbatch = Microbatch(offer.origin, offer.iteration, offer.index)
     leg = Leg(offer.leg)
-    trip = Trip(microbatch, leg, offer.path, offer.place, offer.stages, offer.plan)
+    trip = Trip(
+        microbatch,
+        leg,
+        offer.path,
+        offer.place,
+        offer.stages,
+        offer.plan,
+        offer.attempt,
+        offer.until,
+    )
     if len(set(trip.path)) != len(trip.path) or not trip.path or offer.origin in trip.path:
         raise RemoteProtocolError("a path visits every peer once, its data peer never")
     if trip.place > len(trip.path) + 1 or (trip.sender, trip.receiver) != (sender, receiver):
@@ -230,3 +233,31 @@ def trip_of(offer: Offer, sender: PeerId, receiver: PeerId, stage: int) -> Trip:
     if 1 <= trip.place <= len(trip.path) and trip.stages[trip.place - 1] != stage:
         raise RemoteProtocolError(f"a path says that stage {stage} is another one")
     return trip
+
+
+async def receive_boundary(
+    talk: Conversation, slot: memoryview, patience_s: float, begun: Callable[[], None]
+) -> tuple[Boundary, float]:
+    """Take the boundary that was welcome. Returns how long it came in, from its first byte on.
+
+    Args:
+        patience_s: for its beginning; it may not have been computed yet.
+        begun: called with its first byte.
+    """
+    begun_s = [0.0]
+
+    def begins(_message: Boundary, num_bytes: int) -> memoryview:
+        if num_bytes != len(slot):
+            raise RemoteProtocolError(f"a boundary has {len(slot)} bytes, not {num_bytes}")
+        begun_s[0] = trio.current_time()
+        begun()
+        return slot
+
+    boundary, _ = await talk.receive(
+        Boundary,
+        place=begins,
+        max_payload_bytes=len(slot),
+        timeout_s=patience_s,
+        stall_s=ANSWER_S,
+    )
+    return boundary, trio.current_time() - begun_s[0]

@@ -33,6 +33,7 @@ def test_all_come_back_in_whatever_order_things_happen(seed, data_peers, microba
     for name in world.origins:
         counts = world.nodes[name].core.counts
         assert [counts[what] for what in ENDS] == [3 * microbatches] * 2 + [0]
+        assert counts[Counted.AGAIN] == 0
     for node in relays_of(world):
         assert set(node.books.added.values()) <= {1}
         assert node.core.counts[Counted.LOST] == node.core.counts[Counted.LATE] == 0
@@ -96,7 +97,7 @@ def test_a_data_peer_waits_for_a_peer_of_each_stage():
         world.look_around()
     core = world.nodes["data-0"].core
     assert core.missing_stages == (2,)
-    assert not core.counts
+    assert not +core.counts
     world.nodes["relay-2-0"].alive = True
     world.look_around()
     while world.todo:
