@@ -381,7 +381,7 @@ class ChurnWorld:
 
     @property
     def iterations(self) -> int:
-        """Of the data peer that is ahead."""
+        """Iterations that the data peer ahead of all has begun."""
         return max(machine.begun for machine in self.origins)
 
     @property

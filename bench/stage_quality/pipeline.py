@@ -38,6 +38,7 @@ class Pipeline:
 
     Attributes:
         stages: replicas of each stage.
+        clip_norm: at which each stage clips its own gradient.
     """
 
     def __init__(self, world: World, arm: StageArm, batch_size: int) -> None:

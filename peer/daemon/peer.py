@@ -246,6 +246,7 @@ class Peer:
             sign=self._sign,
             work=self._work,
             state_dir=self._settings.state_dir,
+            pacing=self._pacing,
         )
 
     async def _keep_balance(self, spec: RunSpec, held: HeldPart) -> None:

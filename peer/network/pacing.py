@@ -11,7 +11,7 @@ Rules
      the buffers on the way. So a peer with a download limit tells each of the others how much it
      may send, and they keep to it. It reads slowly too, for those that do not.
   3. Bulk to a peer goes at most at the rate that protocol/membership/link_rate.py finds for the
-     path.
+     path, and that those who send short bulk have measured (`measured`).
   4. Turns are taken in the order in which they were asked for.
 """
 
@@ -26,7 +26,7 @@ import trio
 
 from peer.ports import PeerId
 from protocol.limits import MAX_MEMBERS
-from protocol.membership.link_rate import LinkRate
+from protocol.membership.link_rate import UNPACED_BYTES_PER_S, LinkRate
 
 WIRE_FACTOR: Final = 1.06
 """Bytes on the interface for one byte of a stream: TLS, yamux, TCP/IP and Ethernet headers."""
@@ -37,6 +37,9 @@ BURST_S: Final = 0.05
 PIECE_BYTES: Final = 16 * 1024
 PIECE_S: Final = 0.01
 """Where a rate is kept, a turn lets through what goes in this time, or PIECE_BYTES if more."""
+MORE: Final = 1.1
+"""Bulk goes by so much faster than was measured: it waits in buffers a little, and shows whether
+the path carries more."""
 BYTES_PER_S_OF_MBPS: Final = 125_000.0
 
 
@@ -109,15 +112,21 @@ class _Path:
     """The pace of the path to one peer.
 
     Attributes:
-        bucket: at the lower of the path's rate and what the peer allows.
+        bucket: at the lowest of the path's rate, what the peer allows, and what was measured.
     """
 
     bucket: Bucket = field(default_factory=Bucket)
     rate: LinkRate = field(default_factory=LinkRate)
+    allowed: float = math.inf
+    measured: float = math.inf
     received_bytes: int = 0
     last_byte_s: float = -math.inf
     sending: int = 0
     busy_since_s: float = 0.0
+
+    def keep(self) -> None:
+        """Keep to what is known now."""
+        self.bucket.change_rate(min(self.rate.bytes_per_s, self.allowed, self.measured))
 
 
 class Pacing:
@@ -204,8 +213,14 @@ class Pacing:
         if path.sending:
             self._note_busy(path)
         path.rate.heard(sent_s, received_bytes)
-        allowed = math.inf if may_send is None else max(1.0, may_send)
-        path.bucket.change_rate(min(path.rate.bytes_per_s, allowed))
+        path.allowed = math.inf if may_send is None else max(1.0, may_send)
+        path.keep()
+
+    def measured(self, peer_id: PeerId, bytes_per_s: float) -> None:
+        """Take in how fast bulk has gone to a peer; it may go a little faster, to see more."""
+        path = self._path(peer_id)
+        path.measured = MORE * bytes_per_s if bytes_per_s < UNPACED_BYTES_PER_S else math.inf
+        path.keep()
 
     def _note_busy(self, path: _Path) -> None:
         now_s = trio.current_time()

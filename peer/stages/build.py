@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from peer.network.pacing import Pacing
 from peer.observe.facts import Facts
 from peer.ports import Network, Work
 from peer.process.bell import Bell
@@ -32,6 +33,7 @@ def stage_exchange(
     sign: Sign,
     work: Work,
     state_dir: Path,
+    pacing: Pacing | None = None,
 ) -> StageExchange:
     """The exchange of a peer that holds this stage."""
     core: StageCore
@@ -63,4 +65,5 @@ def stage_exchange(
         heard=heard,
         total_steps=spec.total_rounds * spec.sync.inner_steps,
         survey=survey,
+        pacing=pacing,
     )

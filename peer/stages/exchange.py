@@ -16,6 +16,7 @@ from typing import Final
 import trio
 
 from peer.network.conversation import Conversation
+from peer.network.pacing import Pacing
 from peer.observe.facts import Facts
 from peer.observe.status import PeerState
 from peer.ports import Network, PeerId, Stream
@@ -84,6 +85,7 @@ class StageExchange:
         heard: Bell,
         total_steps: int,
         survey: Survey,
+        pacing: Pacing | None,
     ) -> None:
         self._facts = facts
         facts.microbatches = core.counts
@@ -96,7 +98,7 @@ class StageExchange:
         self._survey = survey
         has_loss = stage == DATA_STAGE
         self._stopwatch = Stopwatch(survey.measures, facts.pipeline, has_loss=has_loss)
-        self._transfers = Transfers(network, PATIENCE_S, self._stopwatch)
+        self._transfers = Transfers(network, PATIENCE_S, self._stopwatch, pacing)
         self._messenger = Messenger(core, company, self._transfers, self._do)
         self._plans: dict[PeerId, str] = {}
         self._ended: deque[Microbatch] = deque(maxlen=MAX_ENDED)

@@ -151,13 +151,12 @@ class DataPeerCore:
     def offered(self, ticket: int, trip: Trip) -> list[Command]:
         """A boundary is offered."""
         away = self._find(trip.microbatch)
-        if trip.place not in (0, len(trip.path) + 1):
+        path = self._named_path(trip.microbatch) if away is None else away.path
+        is_here = trip.place in (0, len(trip.path) + 1)
+        if path != trip.path or not is_here or (away and not self._is_due(away, trip)):
             return [Answer(ticket, RefusalReason.UNAVAILABLE)]
-        if away is None:  # it may be offered ahead all along its path, before it has set out
-            welcome = self._named_path(trip.microbatch) == trip.path
-            return [Answer(ticket, None if welcome else RefusalReason.UNAVAILABLE)]
-        if not self._is_due(away, trip) or away.path != trip.path:
-            return [Answer(ticket, RefusalReason.UNAVAILABLE)]
+        if away is None:
+            return [Answer(ticket)]  # offered ahead all along its path, before it has set out
         away.nearly_home = trip.place == 0
         return [Answer(ticket), *self._offer_ahead()]
 
@@ -300,9 +299,11 @@ class DataPeerCore:
         while present.ready and (present.named or present.paths):
             number, slot = present.ready.pop(0)
             self.counts[Counted.BEGUN] += 1
-            if not present.named and present.paths:
-                present.named.append((self._name(), present.paths.popleft()))
-            microbatch, path = present.named.popleft()
+            if present.named:
+                microbatch, path = present.named.popleft()
+            else:
+                assert present.paths, "the loop goes on while there are some"
+                microbatch, path = self._name(), present.paths.popleft()
             commands.append(self._send(Leg.FORWARD, number, slot, path, now_s, microbatch))
         return commands
 

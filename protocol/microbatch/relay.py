@@ -327,7 +327,7 @@ class RelayCore:
         ]
 
     def _sent_back(self, trip: Trip, *, taken: bool) -> list[Command]:
-        """Of a gradient that was taken, the one that we got it from may forget its own."""
+        """After a gradient was taken, the one that we got it from may forget its own."""
         if not taken:
             return [TellLost(trip.microbatch, attempt=trip.attempt, failed=trip.receiver)]
         giver = replace(trip, leg=Leg.FORWARD, place=trip.place + 2).receiver

@@ -23,7 +23,7 @@ class RelaysThere:
         return f"<RelaysThere, {len(self.all)} in {len(self.stages)} stages>"
 
     def update(self, stages: Relays) -> tuple[frozenset[str], frozenset[str]]:
-        """Who is there now. Returns those that have come, and those that have gone."""
+        """Take over who is there now. Returns those that have come, and those that have gone."""
         before, self.stages = self.all, stages
         self.all = frozenset(relay for stage in stages for relay in stage)
         come, gone = self.all - before, before - self.all

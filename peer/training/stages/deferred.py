@@ -99,5 +99,6 @@ def put_off_weights(module: nn.Module) -> PutOff:
         has_bias = len(list(layer.parameters(recurse=False))) > 1
         if isinstance(layer, nn.Linear) and not has_bias:
             layer.__class__ = _DeferredLinear
+            assert isinstance(layer, _DeferredLinear)
             layer.put_off = put_off
     return put_off

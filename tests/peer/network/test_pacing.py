@@ -14,6 +14,7 @@ from peer.network.paced import PacedNetwork
 from peer.network.pacing import (
     ACKNOWLEDGEMENTS,
     BURST_S,
+    MORE,
     NO_LIMITS,
     PIECE_BYTES,
     WIRE_FACTOR,
@@ -162,6 +163,17 @@ async def test_a_share_of_nothing_holds_back_until_there_is_more(
         assert world.pacing[B].received_bytes(A) < PIECE_BYTES
         world.pacing[A].heard(B, 2.0, 0, None)
     assert trio.current_time() - began_s < 61
+
+
+async def test_bulk_goes_a_little_faster_than_was_measured(autojump_clock: MockClock) -> None:
+    pacing, began_s = Pacing(NO_LIMITS), trio.current_time()
+    pacing.measured(B, 100_000.0)
+    sent = 0
+    while sent < 500_000:
+        sent += await pacing.turn(B, 500_000 - sent)
+    assert trio.current_time() - began_s == pytest.approx(5.0 / MORE, abs=0.3)
+    pacing.measured(B, math.inf)
+    assert await pacing.turn(B, 500_000) == 500_000
 
 
 async def test_what_comes_is_counted_for_its_sender(autojump_clock: MockClock) -> None:

@@ -59,9 +59,9 @@ def test_the_inputs_gradient_is_there_before_the_weights():
     stage.compute.forward(0, boundary(1))
     assert stage.compute.backward(0, boundary(2)) is not None
     matrices = [p for p in stage.module.parameters() if p.dim() == 2]
-    assert all(not p.grad.any() for p in matrices)
+    assert not any(p.grad is None or p.grad.any() for p in matrices)
     stage.compute.add_weights()
-    assert all(p.grad.any() for p in matrices)
+    assert all(p.grad is not None and p.grad.any() for p in matrices)
 
 
 def test_a_gradient_that_comes_once_more_is_passed_on_and_not_added():
@@ -111,7 +111,7 @@ def test_a_relay_sends_its_activations_once_more():
         Finish(),
     ]
     stepper, script = relay(stage, commands)
-    slots = {}
+    slots: dict[tuple[str, int], list[bytes]] = {}
     emit = script.emit
 
     def watch(event):
@@ -143,7 +143,9 @@ def test_a_stand_ins_gradient_differs_by_as_much_as_its_weights(steps, bound):
     found = []
     for stage in (gone, stand_in):
         stage.compute.forward(99, boundary(1))
-        found.append(stage.compute.backward(99, boundary(2)))
+        passed = stage.compute.backward(99, boundary(2))
+        assert passed is not None
+        found.append(passed)
     true, other = found
     distance = float((other - true).norm() / true.norm())
     assert (distance > 0) == (steps > 0)
