@@ -6,13 +6,13 @@ from peer.network.pacing import Pacing
 from peer.observe.facts import Facts
 from peer.ports import Network, Work
 from peer.process.bell import Bell
-from peer.training.stages.sizes import SLOTS
+from peer.training.stages.sizes import MIN_SLOTS, SLOTS
 from protocol.membership.records import Sign
 from protocol.microbatch.core import StageCore
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 from protocol.routing.planned_paths import PlannedRouter
-from protocol.routing.routers import path_rules, router_of, terms_of
+from protocol.routing.routers import router_of, terms_of
 from protocol.run.run_spec import RunSpec
 from protocol.run.stages import DATA_STAGE
 
@@ -39,7 +39,7 @@ def stage_exchange(
     core: StageCore
     planned: PlannedRouter | None = None
     if stage == DATA_STAGE:
-        router = router_of(spec, network.peer_id, path_rules(spec, SLOTS))
+        router = router_of(spec, network.peer_id, MIN_SLOTS)
         planned = router if isinstance(router, PlannedRouter) else None
         core = DataPeerCore(network.peer_id, router, PATIENCE_S, in_flight=SLOTS)
     else:
@@ -51,7 +51,7 @@ def stage_exchange(
         facts=facts,
         sign=sign,
         work=work,
-        terms=terms_of(spec, SLOTS),
+        terms=terms_of(spec),
         router=planned,
         full=spec.pipeline.full_every > 0,
         given=GivenPaths(state_dir / FILE_NAME, company.stage_of),

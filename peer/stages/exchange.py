@@ -118,7 +118,8 @@ class StageExchange:
         self._line = Line(ring)
         self._stopwatch.restarted(trio.current_time())
         line.nursery.start_soon(self._line.run, line)
-        self._do(self._core.restarted(ring.slots // RING_PER_SLOT))
+        self._survey.slots = ring.slots // RING_PER_SLOT
+        self._do(self._core.restarted(self._survey.slots))
 
     async def took(self, event: StageEvent) -> None:
         """The trainer has said something."""

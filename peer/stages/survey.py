@@ -47,6 +47,10 @@ class Survey:
         router: takes the plans; None at relays, and where paths are drawn.
         full: whether some iterations skip nothing, and are planned too.
         given: paths that take the place of plans, where somebody has written some.
+
+    Attributes:
+        measures: of our links and work.
+        slots: microbatches that our trainer has room for.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class Survey:
         self._signed = b""
         self._snapshot: Snapshot | None = None
         self.measures = Measures()
+        self.slots = SLOTS
 
     def __repr__(self) -> str:
         return f"<Survey of stage {self._stage}, {self._proposals!r}>"
@@ -124,7 +129,7 @@ class Survey:
                 self.measures.round_trip(member.peer_id, member.rtt_s)
         self._facts.links, self._facts.work = self.measures.links(), self.measures.work()
         vector = self.measures.vector(
-            self._network.peer_id, self._incarnation, self._stage, SLOTS, trio.current_time()
+            self._network.peer_id, self._incarnation, self._stage, self.slots, trio.current_time()
         )
         if vector is not None:
             self._signed = encode_vector(vector, self._run_id, self._sign)

@@ -5,7 +5,7 @@ and visited in another order than they are numbered in, within the limits of the
 protocol/pipeline/problem.py). Routers stand in protocol/routing.
 
 A hop to a lower stage is a *descent*. Slots along a path are taken one after another, and held; the
-number of descents ahead of a microbatch says which of them it may take (relay.py, rule 5).
+number of descents ahead of a microbatch says which of them it may take (relay.py, rule 6).
 """
 
 from collections.abc import Sequence

@@ -166,7 +166,7 @@ def _whole(seconds: float | None) -> int:
 def _has_moved(before: LinkVector, now: LinkVector) -> bool:
     """Whether any value has moved too far to be left as it was told."""
     then, there = ({link.peer_id: link for link in each.links} for each in (before, now))
-    if then.keys() != there.keys():
+    if then.keys() != there.keys() or before.slots != now.slots:
         return True
     pairs = [(getattr(before.work, each), getattr(now.work, each)) for each in WORK]
     for peer_id, link in there.items():

@@ -1,29 +1,17 @@
 """The router that a run spec asks for, and what plans need of the run spec."""
 
-from dataclasses import replace
 from math import prod
 
-from protocol.pipeline.problem import PathRules
 from protocol.pipeline.question import rules_of
 from protocol.run.codecs import CODECS
 from protocol.run.run_spec import RunSpec
 
 from .planned_paths import PlannedRouter
 from .random_paths import RandomRouter
-from .snapshots import Terms
+from .snapshots import Terms, within_slots
 
 
-def path_rules(spec: RunSpec, slots: int) -> PathRules:
-    """The limits of a run's paths over machines with so many slots.
-
-    A path may have fewer descents than its relays have slots (protocol/microbatch/relay.py, rule
-    5), and every descent is a swap.
-    """
-    rules = rules_of(spec.pipeline)
-    return replace(rules, max_swaps=min(rules.max_swaps, slots - 1))
-
-
-def terms_of(spec: RunSpec, slots: int) -> Terms:
+def terms_of(spec: RunSpec) -> Terms:
     """What plans need to know of a run."""
     sequences, model = spec.microbatch_sequences, spec.model
     values = prod((sequences, model.context_length, model.hidden_size))
@@ -32,13 +20,17 @@ def terms_of(spec: RunSpec, slots: int) -> Terms:
         visited=spec.pipeline.num_visited,
         microbatches=-(-spec.training.batch_size // sequences),
         boundary_bytes=CODECS[spec.pipeline.codec].code_bytes(values),
-        rules=path_rules(spec, slots),
+        rules=rules_of(spec.pipeline),
     )
 
 
-def router_of(spec: RunSpec, origin: str, rules: PathRules) -> PlannedRouter | RandomRouter:
-    """The router of one data peer."""
-    pipeline = spec.pipeline
+def router_of(spec: RunSpec, origin: str, slots: int) -> PlannedRouter | RandomRouter:
+    """The router of one data peer.
+
+    Args:
+        slots: that every relay has at least.
+    """
+    pipeline, rules = spec.pipeline, within_slots(rules_of(spec.pipeline), slots)
     drawn = RandomRouter(
         origin, spec.seed, pipeline.num_visited, rules, full_every=pipeline.full_every
     )

@@ -13,7 +13,7 @@ measured is taken for the median of what is known.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import Final, Self
 
@@ -143,9 +143,18 @@ class Snapshot:
             sizes,
             visited,
             terms.microbatches * sizes[0],
-            terms.rules,
+            within_slots(terms.rules, min(each.slots for each in self.vectors if each.stage)),
             queued_links=True,
         )
+
+
+def within_slots(rules: PathRules, slots: int) -> PathRules:
+    """The limits of paths over relays that have so many slots at least.
+
+    A path may have fewer descents than its relays have slots (protocol/microbatch/relay.py, rule
+    6), and every descent is a swap.
+    """
+    return replace(rules, max_swaps=min(rules.max_swaps, slots - 1))
 
 
 class _LinkTable:

@@ -175,6 +175,7 @@ class MicrobatchWorld:
         node = self.nodes[name]
         node.life += 1
         node.queue.clear()
+        self.unborn.pop(name, None)
         node.books.held.clear()
         node.books.pending.clear()
         node.books.in_step = 0

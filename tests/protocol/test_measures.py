@@ -22,7 +22,7 @@ def fill(measures, rtt_s=0.04, line_s=0.01, work_s=0.1, samples=WINDOW, spread=0
     for _ in range(samples):
         measures.round_trip("other", noisy(rtt_s))
         measures.sent("other", noisy(rtt_s + line_s))
-        measures.received("other", noisy(rtt_s + line_s))
+        measures.received("other", noisy(line_s))
         measures.worked_forward(noisy(work_s))
         measures.worked_backward(noisy(2 * work_s))
 

@@ -8,8 +8,7 @@ from protocol.microbatch.paths import descents
 from protocol.pipeline.problem import NO_SWAPS, PathRules
 from protocol.pipeline.stage_orders import stage_orders, within
 from protocol.routing.random_paths import RandomRouter
-from protocol.routing.routers import path_rules
-from protocol.run.run_spec import parse_toml
+from protocol.routing.snapshots import within_slots
 
 RELAYS = (("a1", "a2"), ("b1",), ("c1", "c2", "c3"), ("d1", "d2"), ("e1",))
 RULES = PathRules()
@@ -89,4 +88,4 @@ def test_jumps_that_are_too_far_are_not_taken():
 
 @pytest.mark.parametrize(("slots", "swaps"), [(4, 2), (2, 1), (1, 0)])
 def test_paths_have_fewer_descents_than_machines_have_slots(slots, swaps):
-    assert path_rules(parse_toml("[pipeline]\nstages = 2"), slots).max_swaps == swaps
+    assert within_slots(RULES, slots).max_swaps == swaps
