@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -49,12 +49,24 @@ class RealPeer:
     Args:
         folder: for its home and what it says; removed by whoever made it.
         command: how it runs on its host.
+        program: what python runs; the command line, if nothing else is said.
+        environment: variables beside ours.
     """
 
-    def __init__(self, folder: Path, checkout: Path, command: Callable[..., list[str]]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        checkout: Path,
+        command: Callable[..., list[str]],
+        *,
+        program: Sequence[str] = ("-c", RUN_DAEMON),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._folder = folder
         self._checkout = checkout
         self._command = command
+        self._program = program
+        self._environment = environment or {}
         self._process: subprocess.Popen[bytes] | None = None
         self.home = Home(folder / "home")
 
@@ -65,7 +77,7 @@ class RealPeer:
         """Run `loco-peer ARGUMENTS`."""
         options = ["--home", str(self.home.root), "--listen", listen, "--device", "cpu"]
         options += ["--threads", "1", "--json-ready", "--grace", f"{PEER_GRACE_S}"]
-        daemon = [sys.executable, "-c", RUN_DAEMON, *arguments, *options]
+        daemon = [sys.executable, *self._program, *arguments, *options]
         kept = [sys.executable, keeper.__file__, *self._command(daemon)]
         self._folder.mkdir()
         with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
@@ -76,7 +88,7 @@ class RealPeer:
                 stderr=stderr,
                 start_new_session=True,
                 cwd=self._checkout,
-                env=_environment(self._checkout),
+                env=_environment(self._checkout) | dict(self._environment),
             )
 
     @property

@@ -5,12 +5,14 @@ from typing import Any, Final
 
 import tomlkit
 
+from protocol.run.pipeline_section import PipelineSection
 from protocol.run.run_spec import RunSpec
 
 PEERS: Final = 4
-STEPS: Final = {"noloco": 700, "diloco": 480}
+STEPS: Final = {"noloco": 700, "diloco": 480, "pipeline": 500}
 """Inner steps of the swarm's run, by method; the demos take five minutes on two cores. Fragments
-take more of the CPU than vectors, and all four peers train to the very end."""
+take more of the CPU than vectors, and all four peers train to the very end. In a pipeline only two
+of the four have data, and each of their microbatches passes through all stages."""
 METHODS: Final = tuple(STEPS)
 INNER_STEPS: Final = 10
 LEARNING_RATE: Final = 2e-3
@@ -28,6 +30,10 @@ DILOCO: Final = {
 }
 """Averaging of three fragments; no outer momentum, for the same reason. A fragment's trip takes one
 or two steps where four trainers share two cores (docs/log.md)."""
+PIPELINE: Final = {"stages": 2}
+"""Two data peers and two relays: peers take the stages that need them."""
+MICRO_BATCH: Final = 4
+"""Sequences of a microbatch: two of them are a step's batch, so one travels while one computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +43,7 @@ class Plan:
     Attributes:
         seed: of the weights, the data's order and the pairing.
         steps: nominal inner steps of the swarm's run; None are the method's.
-        method: how the swarm averages.
+        method: how the swarm averages; `pipeline` averages in pairs, stage by stage.
     """
 
     seed: int = 0
@@ -55,7 +61,12 @@ class Plan:
         if self.method == "diloco":
             way = {"method": "diloco", "diloco": DILOCO}
         sync = {"inner_steps": INNER_STEPS, "validate_every": VALIDATE_EVERY, **way}
-        return self._spec("demo", self.total_steps, LEARNING_RATE, sync)
+        spec = self._spec("demo", self.total_steps, LEARNING_RATE, sync)
+        if self.method != "pipeline":
+            return spec
+        training = spec.training.model_copy(update={"micro_batch": MICRO_BATCH})
+        pipeline = PipelineSection.model_validate(PIPELINE)
+        return spec.model_copy(update={"training": training, "pipeline": pipeline})
 
     @property
     def sends_per_round(self) -> int:

@@ -32,7 +32,7 @@ async def play(plan: Plan, folder: Path, view: View) -> Summary:
     tokens = median_tokens(ended)
     view.say(f"the swarm is done; now one peer alone, {tokens:,} tokens like the median peer")
     lone, alone = await _train_alone(plan, tokens, folder, view)
-    summary = Summary(ended, alone, swarm[0].events.parameters or 0, plan.sends_per_round)
+    summary = Summary(ended, alone, plan.sends_per_round)
     (folder / SUMMARY).write_text(json.dumps(summary.to_json(), indent=2) + "\n")
     _picture(swarm, lone, folder / PICTURE)
     return summary
@@ -56,7 +56,8 @@ async def _train_swarm(
                 "four peers", swarm, PEERS, spec.training.total_steps, view, hint
             )
     swarm.sort(key=lambda peer: peer.name)
-    return swarm, [finished(r) for r in sorted(readings, key=lambda r: r.name)]
+    readings.sort(key=lambda reading: reading.name)
+    return swarm, [_finished(*each) for each in zip(readings, swarm, strict=True)]
 
 
 async def _join(peers: Peers, name: str, address: str, swarm: list[RunningPeer]) -> None:
@@ -72,7 +73,11 @@ async def _train_alone(
     async with open_peers(folder) as peers:
         lone = await peers.start("alone", ["start", str(run_toml)], LONE_THREADS)
         readings = await _watch("one peer alone", [lone], 1, spec.training.total_steps, view)
-    return lone, finished(readings[0])
+    return lone, _finished(readings[0], lone)
+
+
+def _finished(reading: Reading, peer: RunningPeer) -> Finished:
+    return finished(reading, peer.events.parameters or 0)
 
 
 async def _watch(

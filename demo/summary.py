@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from peer.observe.status import Status, short_id
+from peer.observe.names import short_id
+from peer.observe.status import Status
+from protocol.membership.group import WHOLE_MODEL
+from protocol.run.stages import DATA_STAGE, stage_of_part
 
 from .reading import Reading
 from .table import human_bytes
@@ -22,29 +25,35 @@ class Finished:
     Attributes:
         rounds, averaged, skipped: rounds that it closed, and how they ended; with fragments, its
             sends.
+        parameters: of the part of the model that it holds.
+        has_data: whether it trains on data of its own; a relay of a pipeline does not.
     """
 
     peer_id: str
+    parameters: int
     rounds: int
     averaged: int
     skipped: dict[str, int]
+    has_data: bool
     tokens: int
     validation_loss: float
     averaging_bytes: int
     total_bytes: int
 
 
-def finished(reading: Reading) -> Finished:
-    """The last word of a peer whose run is over."""
+def finished(reading: Reading, parameters: int) -> Finished:
+    """The last word of a peer whose run is over; it holds so many parameters."""
     status = reading.status or Status()
     assert status.peer_id is not None
     assert status.validation_loss is not None
     skipped = {str(reason): count for reason, count in status.outcomes.skipped.items() if count}
     return Finished(
         peer_id=status.peer_id,
+        parameters=parameters,
         rounds=status.outcomes.averaged + sum(skipped.values()),
         averaged=status.outcomes.averaged,
         skipped=skipped,
+        has_data=stage_of_part(status.part or WHOLE_MODEL) in (None, DATA_STAGE),
         tokens=status.tokens or 0,
         validation_loss=status.validation_loss,
         averaging_bytes=reading.carried.averaging_bytes,
@@ -53,8 +62,8 @@ def finished(reading: Reading) -> Finished:
 
 
 def median_tokens(peers: Sequence[Finished]) -> int:
-    """Tokens of the median peer."""
-    return round(statistics.median(peer.tokens for peer in peers))
+    """Tokens of the median peer that has data."""
+    return round(statistics.median(peer.tokens for peer in peers if peer.has_data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +71,19 @@ class Summary:
     """The end of the demo.
 
     Attributes:
-        parameters: of the model.
         sends_per_round: parts in which a peer sends its weights in one round.
     """
 
     peers: Sequence[Finished]
     alone: Finished
-    parameters: int
     sends_per_round: int = 1
 
     @property
     def bytes_per_parameter_per_round(self) -> float | None:
         """Bytes written to average, over parameters times averaged rounds."""
-        averaged = sum(peer.averaged for peer in self.peers)
+        averaged = sum(peer.parameters * peer.averaged for peer in self.peers)
         sent = sum(peer.averaging_bytes for peer in self.peers)
-        return sent * self.sends_per_round / (self.parameters * averaged) if averaged else None
+        return sent * self.sends_per_round / averaged if averaged else None
 
     @property
     def gain_nats(self) -> float:
@@ -124,13 +131,14 @@ class Summary:
         ratio = self.bytes_per_parameter_per_round
         sent = human_bytes(tree["total_bytes"])
         per_round = "no" if ratio is None else f"{ratio:.4f}"
+        parameters = f"{self.alone.parameters:,} parameters"
         return [
             f"{'':16} {'validation loss':>16} {'tokens':>12} {'rounds':>8}",
             *(_line(f"peer {short_id(peer.peer_id)}", peer) for peer in self.peers),
             _line("one peer alone", self.alone),
             self._verdict(),
             f"rounds: {tree['outcomes']['averaged']} averaged; skipped: {reasons or 'none'}",
-            f"{self.parameters:,} parameters; {per_round} bytes per parameter and averaged round",
+            f"{parameters}; {per_round} bytes per parameter and averaged round",
             f"{sent} sent in all",
         ]
 

@@ -54,6 +54,10 @@ MIN_CHUNK_VALUES: Final = 8192
 # --- pipelines ------------------------------------------------------------------------------------
 MAX_RELAYS_OF_PATH: Final = 63
 """Peers that a microbatch visits beside its data peer."""
+MAX_LINK_VECTOR_BYTES: Final = 16 * 1024
+"""What one peer says of its links, signature included."""
+MAX_SNAPSHOT_BYTES: Final = MAX_CONTROL_PAYLOAD_BYTES
+"""The vectors of all peers of a pipeline, from which paths are planned."""
 
 # --- state transfer -------------------------------------------------------------------------------
 STATE_CHUNK_BYTES: Final = 1 << 20

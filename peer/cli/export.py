@@ -1,5 +1,6 @@
 """`loco-peer export`: the daemon writes its state to a file; this process converts it."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,7 @@ from peer.state.export import export_hugging_face
 from peer.state.home import Home, HomeError
 from peer.state.state_file import HEADER_BYTES, state_bytes
 from peer.training.corpus.prepare import corpus_path, describe_corpus
-from peer.training.model import model_config, model_shapes
-from peer.training.stages.module import stage_shapes
+from peer.training.model import model_shapes
 from peer.training.tokenizer import (
     BYTES,
     FileTokenizer,
@@ -22,7 +22,7 @@ from peer.training.tokenizer import (
 from protocol.errors import LocoError
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec
-from protocol.run.stages import stage_of_part
+from protocol.run.stages import stage_layouts, stage_of_part
 
 
 class ExportFailed(LocoError):
@@ -41,12 +41,17 @@ def other_stages(home: Home, part: str) -> dict[int, int]:
     own = stage_of_part(part)
     if own is None:
         return {}
-    layouts = _stage_layouts(home, _spec(home))
-    return {stage: layout.padded_parameters for stage, layout in layouts.items() if stage != own}
+    spec = spec_of(home)
+    layouts = enumerate(stage_layouts(_whole_layout(home, spec), spec.pipeline.stages))
+    return {stage: layout.padded_parameters for stage, layout in layouts if stage != own}
 
 
 def export_state(
-    home: Home, written: dict[str, Any], others: dict[int, Path], directory: Path
+    home: Home,
+    written: dict[str, Any],
+    others: dict[int, Path],
+    directory: Path,
+    without: Collection[int] = frozenset(),
 ) -> None:
     """Convert a state file to a Hugging Face checkpoint in `directory`.
 
@@ -54,17 +59,18 @@ def export_state(
         written: what the daemon replied: `path` of the state file, `part` of the model that it is
             of, and `round` and `tokens` where it stands.
         others: fp32 vectors of the other stages, where that is one.
+        without: stages that nobody gave; their parameters are zeros.
 
     Raises:
         ConfigError: `directory` holds something else.
         HomeError: the home has no run.
         ExportFailed: the state does not fit the run, or the tokenizer is not to be had.
     """
-    spec = _spec(home)
+    spec = spec_of(home)
     try:
-        layout = Layout.from_shapes(model_shapes(spec, _vocabulary_size(home, spec)))
+        layout = _whole_layout(home, spec)
         export_hugging_face(
-            _whole_weights(home, spec, layout, written, others),
+            _whole_weights(spec, layout, written, others, without),
             spec,
             layout,
             directory,
@@ -78,26 +84,24 @@ def export_state(
         raise ExportFailed(f"cannot export: {error}") from error
 
 
-def _spec(home: Home) -> RunSpec:
+def spec_of(home: Home) -> RunSpec:
+    """The run spec of the run that a home belongs to. Raises HomeError."""
     signed = home.run()
     if signed is None:
-        raise HomeError(f"{home.root} belongs to no run yet: there is nothing to export")
+        raise HomeError(f"{home.root} belongs to no run yet: there is no model")
     return signed.spec()
 
 
-def _stage_layouts(home: Home, spec: RunSpec) -> dict[int, Layout]:
-    config, stages = model_config(spec, _vocabulary_size(home, spec)), spec.pipeline.stages
-    return {
-        stage: Layout.from_shapes(stage_shapes(config, stage, stages)) for stage in range(stages)
-    }
+def _whole_layout(home: Home, spec: RunSpec) -> Layout:
+    return Layout.from_shapes(model_shapes(spec, _vocabulary_size(home, spec)))
 
 
 def _whole_weights(
-    home: Home,
     spec: RunSpec,
     layout: Layout,
     written: dict[str, Any],
     others: dict[int, Path],
+    without: Collection[int],
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
     """The slow weights of the whole model, put together from its stages where it has some."""
     path, own = Path(written["path"]), stage_of_part(written["part"])
@@ -105,7 +109,9 @@ def _whole_weights(
         return _slow_weights(path, layout)
     whole_P = np.zeros(layout.padded_parameters, "<f4")
     places = {entry.name: entry.offset for entry in layout.entries}
-    for stage, part in _stage_layouts(home, spec).items():
+    for stage, part in enumerate(stage_layouts(layout, spec.pipeline.stages)):
+        if stage in without:
+            continue
         values = _slow_weights(path, part) if stage == own else np.fromfile(others[stage], "<f4")
         for entry in part.entries:
             start = places[entry.name]

@@ -70,6 +70,14 @@ CheckpointActivations = Annotated[
         help="Keep less of each microbatch, and compute it again (pipelines only).",
     ),
 ]
+Stage = Annotated[
+    int | None,
+    typer.Option(
+        "--stage",
+        metavar="N",
+        help="Hold this stage of a pipeline, counted from 0. Default: the one that needs us most.",
+    ),
+]
 LogFormat = Annotated[
     str | None, typer.Option("--log-format", metavar="console|json", help="What goes to stderr.")
 ]

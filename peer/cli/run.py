@@ -29,6 +29,15 @@ async def _run_daemon(config: PeerConfig, spec: RunSpec | None, home: Home) -> E
         return await run_daemon(config, spec, home, spare)
 
 
+def _check_founder(config: PeerConfig) -> None:
+    """Refuse a stage that a founder cannot hold. Raises ConfigError."""
+    if config.stage:
+        raise ConfigError(
+            f"stage = {config.stage} ({config.origins['stage']}): the first peer of a run holds"
+            " stage 0; leave it out, or join with it"
+        )
+
+
 def _check_device(config: PeerConfig) -> None:
     """Refuse a device that is not here, as soon as torch can tell. Raises ConfigError."""
     if config.device is None:
@@ -61,6 +70,7 @@ def run_peer(config: PeerConfig, run_toml: Path | None) -> ExitCode:
             f" ({config.origins['bootstrap']}); to join one: loco-peer join --bootstrap ADDR"
         )
     if spec is not None:
+        _check_founder(config)
         check_options(config, spec)
     _show(config)
     home = Home(config.home)

@@ -111,19 +111,28 @@ class Assembly:
         )
         return Peer(settings, parts)
 
-    async def run(self, peer: Peer, spec: RunSpec | None, bootstrap: Sequence[str]) -> None:
+    async def run(
+        self,
+        peer: Peer,
+        spec: RunSpec | None,
+        bootstrap: Sequence[str],
+        stage: int | None = None,
+    ) -> None:
         """Found the run of `spec`, or join one through the bootstrap addresses, until it ends.
+
+        Args:
+            stage: of a pipeline, that a joiner shall hold; None lets it choose.
 
         Raises:
             LocoError: as `Peer.run` does.
         """
-        await peer.run(self._joining(bootstrap) if spec is None else self._founding(spec))
+        await peer.run(self._joining(bootstrap, stage) if spec is None else self._founding(spec))
 
     def _founding(self, spec: RunSpec) -> Entry:
         provision, facts = self._ports.provision, self.parts.facts
         return Founding(spec, sign_spec=self._sign, provision=provision, facts=facts)
 
-    def _joining(self, bootstrap: Sequence[str]) -> Entry:
+    def _joining(self, bootstrap: Sequence[str], stage: int | None) -> Entry:
         parts = self.parts
         return Joining(
             Bootstrap(
@@ -140,6 +149,7 @@ class Assembly:
             provision=self._ports.provision,
             facts=parts.facts,
             events=parts.events,
+            stage=stage,
         )
 
     def _sign(self, spec: RunSpec) -> SignedSpec:

@@ -2,6 +2,7 @@
 
     Fresh      the model's initialisation: nobody holds this part of the model yet
     Fetched    a peer of the group, which trains on meanwhile
+    Rebuilt    the stages before and after ours, which all others have left (rebuilding.py)
 
 A beginning fills both vectors and returns a `FirstState`; what becomes of it is the same for all.
 Which one a peer has is said by its provision (provision.py). Another beginning is another class.
@@ -23,7 +24,7 @@ from peer.state.service import Fetcher
 from peer.state.state_file import StateScalars
 from peer.training.ports import Float32Vector
 from protocol.errors import InvalidRunSpec
-from protocol.membership.view import View
+from protocol.membership.view import Roster, View
 from protocol.run.run_spec import RunSpec
 from protocol.schedule.data_plan import start_position
 from protocol.schedule.rounds import oldest_useful
@@ -58,6 +59,7 @@ class Arrival:
         held: what belongs to our group.
         slow_P, momentum_P: zeros, to be filled.
         sources: the peers that may have a state.
+        roster: all peers of the run; `held.view` knows those of our group.
         look_around: looks for peers of our group until cancelled.
     """
 
@@ -68,6 +70,7 @@ class Arrival:
     facts: Facts
     events: EventLog
     sources: Sources
+    roster: Roster
     look_around: Callable[[], Awaitable[None]]
 
 

@@ -18,19 +18,20 @@ from peer.ports import Directory
 from peer.stages.company import StageCompany
 from protocol.membership.group import Group
 from protocol.membership.view import Roster
+from protocol.run.assignment import needed_stage
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
-from protocol.run.stages import needed_stage, part_of_stage
+from protocol.run.stages import part_of_stage
 
 from .hello import Greeter
 from .joining import Bootstrap
 from .provision import ChosenStage, Provision, Supplies
 from .sources import Sources
 
-LOOK_AROUND_S: Final = 3.0
+LOOK_AROUND_S: Final = 2.0
 """For how long a newcomer to a pipeline listens before it chooses a stage: its first link has told
 it of all others, and they beat every second."""
-LATECOMERS: Final = 3
+LATECOMERS: Final = 2
 """The longest listening lasts so many times longer."""
 CheckSpec = Callable[[RunSpec], None]
 """Raises when this peer's options do not fit a run."""
@@ -76,7 +77,11 @@ class Founding:
 
 
 class Joining:
-    """The run that a bootstrap address leads to."""
+    """The run that a bootstrap address leads to.
+
+    Args:
+        stage: of a pipeline, that this machine shall hold; None chooses.
+    """
 
     def __init__(
         self,
@@ -89,6 +94,7 @@ class Joining:
         provision: Provision,
         facts: Facts,
         events: EventLog,
+        stage: int | None = None,
     ) -> None:
         self._bootstrap = bootstrap
         self._directory = directory
@@ -98,6 +104,7 @@ class Joining:
         self._provision = provision
         self._facts = facts
         self._events = events
+        self._stage = stage
 
     def __repr__(self) -> str:
         return f"<Joining through {self._bootstrap!r}>"
@@ -130,7 +137,7 @@ class Joining:
         return signed, supplies
 
     async def _choose_stage(self, spec: RunSpec, run_id: str) -> ChosenStage:
-        """Listen, choose the stage that needs us most, and let all know.
+        """Listen, choose the stage that needs us most, unless it is given, and let all know.
 
         Newcomers that come together listen for different times, so that the later ones hear what
         the earlier ones have chosen.
@@ -138,10 +145,17 @@ class Joining:
         facts, stages = self._facts, spec.pipeline.stages
         facts.now_doing("looking which stage needs a peer")
         await trio.sleep(LOOK_AROUND_S * (1 + LATECOMERS * _share(facts.peer_id)))
-        holders = StageCompany(self._roster, run_id, stages, facts.peer_id).holders()
-        stage = needed_stage(holders, spec.pipeline.num_visited)
+        company = StageCompany(self._roster, run_id, stages, facts.peer_id)
+        holders = [len(others) for others in company.holders()]
+        needed = needed_stage(holders, spec.pipeline.num_visited)
+        stage = needed if self._stage is None else self._stage
         facts.chosen = Group(run_id, part_of_stage(stage))
-        return ChosenStage(stage, has_holders=holders[stage] > 0)
+        alive = self._roster.alive(trio.current_time())
+        return ChosenStage(
+            stage,
+            has_holders=holders[stage] > 0,
+            is_trained=any(member.progress.step for member in alive),
+        )
 
 
 def _share(peer_id: str) -> float:

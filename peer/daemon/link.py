@@ -1,5 +1,6 @@
 """One live link: what a peer keeps of each other peer that it is linked to."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -70,6 +71,7 @@ def beat_to(link: Link, facts: Facts, pacing: Pacing, sequence: int, swarm_time_
         free=_free(facts),
         ended=facts.ended,
         group=facts.group,
+        validation_loss=_tellable(facts.validation_loss),
     )
 
 
@@ -86,7 +88,13 @@ def progress_in(beat: Beat) -> Progress:
         free={free.fragment: (free.round, free.step) for free in beat.free},
         ended=beat.ended,
         group=beat.group,
+        validation_loss=beat.validation_loss,
     )
+
+
+def _tellable(loss: float | None) -> float | None:
+    """The loss, if it is a number."""
+    return loss if loss is not None and math.isfinite(loss) else None
 
 
 def _free(facts: Facts) -> tuple[Free, ...]:

@@ -1,11 +1,15 @@
 """The outer state of this peer, for those that fetch or export it."""
 
 from pathlib import Path
+from typing import Final
 
 from peer.averaging.parts import Averaging
 from peer.observe.facts import Facts
 from peer.ports import Work
 from peer.state.state_file import StateManifest, StateScalars, copy_state, seal_state
+
+LARGEST_NORM: Final = 1e9
+"""Told of a gradient that is longer; its length is a weight beside others' (rebuilding.py)."""
 
 
 class OuterSource:
@@ -50,6 +54,7 @@ class OuterSource:
                 epoch=facts.epoch,
                 position=facts.position,
                 tokens=facts.tokens,
+                gradient_norm=min(facts.gradient_norm, LARGEST_NORM),
             )
             vectors = (averaging.slow_P, averaging.momentum_P)
             await self._work.run(copy_state, path, scalars, *vectors)

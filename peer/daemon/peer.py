@@ -26,8 +26,10 @@ from peer.ports import Directory, Network, Work
 from peer.rounds.loop import RoundLoop
 from peer.rounds.shares import DataShares
 from peer.rounds.timing import RoundTiming
+from peer.stages.balance import keep_balance
+from peer.stages.build import stage_exchange
 from peer.stages.company import StageCompany
-from peer.stages.exchange import StageExchange, stage_exchange
+from peer.stages.exchange import StageExchange
 from peer.state.held_part import HeldPart
 from peer.state.service import StateService
 from peer.training.ports import Float32Vector, StartTrainer
@@ -62,6 +64,7 @@ class PeerSettings:
         on_ready: called once, as soon as others can join through us.
         check_spec: raises when this peer's options do not fit the run.
         bind_run: makes the home one of this run; raises when it is another's.
+        keeps_stage: whether it holds its stage of a pipeline whatever happens.
     """
 
     state_dir: Path
@@ -71,6 +74,7 @@ class PeerSettings:
     check_spec: CheckSpec
     bind_run: Callable[[SignedSpec], None]
     observe_round: Callable[[RoundTiming], None]
+    keeps_stage: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,10 +236,29 @@ class Peer:
         stage = stage_of_part(held.group.part)
         if stage is None or spec.pipeline.stages == 1:
             return None
-        company = StageCompany(
+        return stage_exchange(
+            spec,
+            stage,
+            self._stages(spec, held),
+            self._network,
+            self._facts,
+            self._links.heard,
+            sign=self._sign,
+            work=self._work,
+            state_dir=self._settings.state_dir,
+        )
+
+    async def _keep_balance(self, spec: RunSpec, held: HeldPart) -> None:
+        """Go where another stage needs us more, unless we were told to stay. Raises JoinAgain."""
+        stage = stage_of_part(held.group.part)
+        if stage is not None and not self._settings.keeps_stage:
+            company = self._stages(spec, held)
+            await keep_balance(stage, company, self._facts, spec.pipeline.num_visited)
+
+    def _stages(self, spec: RunSpec, held: HeldPart) -> StageCompany:
+        return StageCompany(
             self._roster, held.group.run_id, spec.pipeline.stages, self._facts.peer_id
         )
-        return stage_exchange(spec, stage, company, self._network, self._facts, self._links.heard)
 
     def _averaging(
         self,
@@ -284,6 +307,7 @@ class Peer:
                 facts=facts,
                 events=self._events,
                 sources=self._sources,
+                roster=self._roster,
                 look_around=membership.look_around,
             )
         )
@@ -317,6 +341,7 @@ class Peer:
             nursery.start_soon(self._note_codec, spec, held)
             if exchange is not None:
                 nursery.start_soon(exchange.serve)
+                nursery.start_soon(self._keep_balance, spec, held)
             self._settings.on_ready()
             await rounds.run()
             if self._settings.exit_when_done:

@@ -24,11 +24,12 @@ from peer.training.tokenizer import tokenizer_path
 from protocol.errors import InvalidRunSpec
 from protocol.membership.group import WHOLE_MODEL
 from protocol.run.run_spec import FrozenSection, RunSpec
-from protocol.run.stages import DATA_STAGE, part_of_stage
+from protocol.run.stages import DATA_STAGE, part_of_stage, stage_layouts
 
 from .beginning import Beginning, Fetched, Fresh
 from .data import freeze_data, obtain_data
 from .engine import Engine, TorchEngine
+from .rebuilding import Rebuilt
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +58,12 @@ class ChosenStage:
 
     Attributes:
         has_holders: whether others hold it, or are about to.
+        is_trained: whether the run has been trained already.
     """
 
     stage: int
     has_holders: bool
+    is_trained: bool
 
 
 ChooseStage = Callable[[], Awaitable[ChosenStage]]
@@ -127,7 +130,12 @@ class RealProvision:
             return self._supplies(spec, corpus, PartShape.of_whole_model(spec), Fetched(), None)
         chosen = await choose_stage()
         created, fresh = await self._first_weights(spec, corpus, chosen.stage)
-        beginning = Fetched() if chosen.has_holders else fresh
+        beginning: Beginning = fresh
+        if chosen.has_holders:
+            beginning = Fetched()
+        elif chosen.is_trained:
+            layouts = stage_layouts(created.whole, spec.pipeline.stages)
+            beginning = Rebuilt(chosen.stage, fresh, layouts)
         return self._supplies(spec, corpus, _shape(created), beginning, chosen.stage)
 
     async def _first_weights(

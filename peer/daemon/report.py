@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from statistics import median_low
 
 import trio
 
@@ -10,7 +11,9 @@ from peer.observe.metrics import Metrics, MetricsSnapshot, RoundPhase
 from peer.observe.status import Outcomes, PeerState, PeerStatus, Status
 from peer.ports import Network
 from peer.rounds.timing import RoundTiming
-from protocol.membership.view import Roster
+from protocol.membership.group import Group
+from protocol.membership.view import Member, Roster, View
+from protocol.run.stages import DATA_STAGE, part_of_stage, stage_of_part
 
 from .links import Links
 
@@ -70,15 +73,13 @@ class Report:
             step=facts.step if known else None,
             tokens=facts.tokens,
             train_loss=facts.train_loss,
-            validation_loss=facts.validation_loss,
+            validation_loss=self._validation_loss(),
             outcomes=self._outcomes(),
-            peers=tuple(
-                PeerStatus(m.peer_id, m.progress.state, m.progress.round, m.rtt_s, m.progress.step)
-                for m in self._roster.alive(now_s)
-            ),
+            peers=tuple(_peer_status(member) for member in self._roster.alive(now_s)),
             metrics=self.metrics_url,
             part=facts.held.group.part if facts.held else None,
             microbatches={str(what): count for what, count in facts.microbatches.items()},
+            pipeline=facts.pipeline.to_json() if self._holds_stage else None,
             codec=_codec_sentence(facts),
             doing=facts.doing,
             since_s=now_s - facts.doing_since_s,
@@ -93,7 +94,7 @@ class Report:
             inner_steps=facts.inner_steps,
             tokens=facts.tokens,
             train_loss=facts.train_loss,
-            validation_loss=facts.validation_loss,
+            validation_loss=self._validation_loss(),
             outcomes=self._outcomes(),
             sent_bytes=carried.sent_bytes,
             received_bytes=carried.received_bytes,
@@ -110,6 +111,7 @@ class Report:
             healed_s=facts.healed_s,
             refused=dict(facts.refused),
             microbatches=dict(facts.microbatches),
+            pipeline=facts.pipeline if self._holds_stage else None,
             group=facts.group,
             part=None if facts.held is None else facts.held.group.part,
             round=facts.round if facts.run_id else None,
@@ -119,9 +121,37 @@ class Report:
             loops=dict(facts.loops),
         )
 
+    def _validation_loss(self) -> float | None:
+        """Our own, or that of the data peers: a relay has no data to measure one with."""
+        held = self._facts.held
+        if held is None or stage_of_part(held.group.part) in (None, DATA_STAGE):
+            return self._facts.validation_loss
+        group = Group(held.group.run_id, part_of_stage(DATA_STAGE)).digest
+        members = View(self._roster, group).alive(trio.current_time())
+        losses = [m.progress.validation_loss for m in members]
+        known = [loss for loss in losses if loss is not None]
+        return median_low(known) if known else None
+
+    @property
+    def _holds_stage(self) -> bool:
+        held = self._facts.held
+        return held is not None and stage_of_part(held.group.part) is not None
+
     def _outcomes(self) -> Outcomes:
         facts = self._facts
         return Outcomes(facts.averaged, dict(facts.skipped), facts.averaged_share())
+
+
+def _peer_status(member: Member) -> PeerStatus:
+    progress = member.progress
+    return PeerStatus(
+        member.peer_id,
+        progress.state,
+        progress.round,
+        member.rtt_s,
+        progress.step,
+        progress.validation_loss,
+    )
 
 
 def _codec_sentence(facts: Facts) -> str | None:

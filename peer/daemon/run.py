@@ -117,7 +117,7 @@ class _Daemon:
             nursery.start_soon(_watch_network, network, directory, ports.events, restarts)
             nursery.start_soon(_watch_directory, directory, ports.events, restarts)
             nursery.start_soon(self._stop_when_asked, peer)
-            await assembly.run(peer, spec, self._config.bootstrap)
+            await assembly.run(peer, spec, self._config.bootstrap, self._config.stage)
             nursery.cancel_scope.cancel()
 
     async def _serve_metrics(self, nursery: trio.Nursery, report: Report) -> str:
@@ -162,6 +162,7 @@ class _Daemon:
             check_spec=partial(check_options, self._config),
             bind_run=self._home.bind_run,
             observe_round=report.observe_round,
+            keeps_stage=self._config.stage is not None,
         )
 
     async def _stop_when_asked(self, peer: Peer) -> None:

@@ -20,6 +20,7 @@ class EventName(StrEnum):
     RUN_RECEIVED = "RunReceived"
     GROUP_ENTERED = "GroupEntered"
     STATE_RECEIVED = "StateReceived"
+    STAGE_REBUILT = "StageRebuilt"
     FINAL_AVERAGING = "FinalAveraging"
     ROUND_OPENED = "RoundOpened"
     ROUND_CLOSED = "RoundClosed"
@@ -63,6 +64,11 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
     },
     EventName.STATE_RECEIVED: _ROUND
     | {"remotes": "peers it came from", "bytes": "of state", "seconds": "the transfer took"},
+    EventName.STAGE_REBUILT: {
+        "stage": "that nobody held any more",
+        "remotes": "peers whose stages it was made of; none where it begins as the model did",
+        "untrained": "parameters that begin as the model did",
+    },
     EventName.FINAL_AVERAGING: {
         "peers": "that take part",
         "meetings": "planned ones of this peer",

@@ -20,7 +20,7 @@ from peer.options.config import LogFormat
 
 from .event_names import FIELDS, EventName
 from .log_file import MAX_LINE_BYTES
-from .status import short_id
+from .names import short_id
 
 EventDict = MutableMapping[str, Any]
 

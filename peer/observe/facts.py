@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from peer.observe.pipeline_facts import PipelineFacts
 from peer.observe.status import RECENT_ROUNDS, PeerState
 from peer.state.held_part import HeldPart
 from protocol.gossip.matchmaking_events import Snapshot
@@ -32,6 +33,7 @@ class Facts:
         tokens, inner_steps: trained by this daemon since its start.
         steps_per_s: inner steps per second, smoothed.
         alone_steps_per_s: those of the trainer alone, by its calibration.
+        gradient_norm: of an inner step, before clipping; 0 before the first.
         training_since_s: trio's time of the first training; None before.
         stalled_s: time for which training stood still for averages that were late.
         diverged, healed, healed_s: chunks of the outer copy found to differ from a better one,
@@ -42,7 +44,7 @@ class Facts:
             for another group, by reason.
         lost_blocks, repeated_blocks: of the whole swarm, by changes of its members.
         restarts: trainer restarts by reason.
-        microbatches: counted where we hold a stage.
+        microbatches, pipeline: where we hold a stage.
         codec: of the run; None while unknown.
         loops: what codes in it, for `trainer` and `daemon` (`peer.codec.Codec.loops_for`).
     """
@@ -68,6 +70,7 @@ class Facts:
     alone_steps_per_s: float = 0.0
     training_since_s: float | None = None
     train_loss: float | None = None
+    gradient_norm: float = 0.0
     validation_loss: float | None = None
     validation_round: int | None = None
     replica_distance: float | None = None
@@ -85,6 +88,7 @@ class Facts:
     skipped: Counter[SkipReason] = field(default_factory=Counter)
     restarts: Counter[str] = field(default_factory=Counter)
     microbatches: Counter[Counted] = field(default_factory=Counter)
+    pipeline: PipelineFacts = field(default_factory=PipelineFacts)
     codec: str | None = None
     loops: dict[str, str] = field(default_factory=dict)
     doing: str = "starting"

@@ -33,6 +33,8 @@ from prometheus_client.registry import Collector
 from protocol.microbatch.counts import Counted
 from protocol.outcomes import RefusalReason, SkipReason
 
+from .pipeline_facts import PipelineFacts
+from .pipeline_metrics import pipeline_metrics
 from .status import Outcomes, PeerState
 
 ROUND_SECONDS_BUCKETS: Final = (
@@ -80,6 +82,7 @@ class MetricsSnapshot:
             that were fetched, and how long that took.
         refused: contributions of others to fragments that were not taken, and whatever was meant
             for another group, by reason.
+        pipeline: None where we hold the whole model.
         group, part: digest of the group, and the part of the model that all in it hold.
         loops: what codes vectors, for `trainer` and `daemon`; why, if it was to be another.
     """
@@ -106,6 +109,7 @@ class MetricsSnapshot:
     healed_s: float = 0.0
     refused: Mapping[RefusalReason, int] = field(default_factory=dict)
     microbatches: Mapping[Counted, int] = field(default_factory=dict)
+    pipeline: PipelineFacts | None = None
     group: str | None = None
     part: str | None = None
     p2pd_restarts: int = 0
@@ -290,6 +294,8 @@ def _fragments(now: MetricsSnapshot) -> Iterator[Metric]:
         refused.add_metric([str(reason)], now.refused.get(reason, 0))
     yield refused
     yield _microbatches(now)
+    if now.pipeline is not None:
+        yield from pipeline_metrics(now.pipeline)
 
 
 def _microbatches(now: MetricsSnapshot) -> Metric:

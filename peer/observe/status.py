@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from protocol.membership.group import WHOLE_MODEL
 from protocol.outcomes import SkipReason
 
+from .names import short_id
+from .pipeline_lines import pipeline_lines
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -52,6 +55,7 @@ class PeerStatus:
         round, step: the last that it told us of; None while unknown. With gossip a peer numbers its
             rounds for itself, so only nominal steps compare.
         rtt_s: smoothed round-trip time; None while unmeasured.
+        validation_loss: as it says, nats per token; None before it has one.
     """
 
     peer_id: str
@@ -59,6 +63,7 @@ class PeerStatus:
     round: int | None = None
     rtt_s: float | None = None
     step: int | None = None
+    validation_loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +74,12 @@ class Status:
         step: nominal inner step of the run.
         tokens: trained by this daemon.
         train_loss: mean of the last round, nats per token.
-        validation_loss: of the slow weights on the run's fixed blocks, nats per token.
+        validation_loss: of the slow weights on the run's fixed blocks, nats per token; at a relay
+            of a pipeline the middle one of what the data peers tell.
         metrics: URL of the Prometheus endpoint.
         part: of the model that this peer holds, `model` or `stage/N`.
         microbatches: what has happened to them here, where the part is a stage.
+        pipeline: its paths, links and times there (`PipelineFacts.to_json`).
         codec: of the run, and whether plain or compiled loops code with it here.
         doing: one short sentence on what is going on, or what we wait for.
         since_s: seconds since `doing` last changed.
@@ -91,6 +98,7 @@ class Status:
     metrics: str | None = None
     part: str | None = None
     microbatches: Mapping[str, int] = field(default_factory=dict)
+    pipeline: Mapping[str, Any] | None = None
     codec: str | None = None
     doing: str | None = None
     since_s: float | None = None
@@ -116,6 +124,7 @@ class Status:
             "metrics": self.metrics,
             "part": self.part,
             "microbatches": dict(self.microbatches),
+            "pipeline": None if self.pipeline is None else dict(self.pipeline),
             "codec": self.codec,
             "doing": self.doing,
             "since_s": self.since_s,
@@ -155,12 +164,8 @@ def _peer_json(peer: PeerStatus) -> dict[str, Any]:
         "round": peer.round,
         "rtt_s": peer.rtt_s,
         "step": peer.step,
+        "validation_loss": peer.validation_loss,
     }
-
-
-def short_id(peer_id: str | None) -> str:
-    """The last eight characters of a peer id: the first ones are the same in all of them."""
-    return peer_id[-8:] if peer_id else "-"
 
 
 def render(status: Status) -> "RenderableType":
@@ -201,7 +206,10 @@ def _part(status: Status) -> list[tuple[str, str]]:
     if status.part is None or status.part == WHOLE_MODEL:
         return []
     counted = ", ".join(f"{what} {n:,}" for what, n in status.microbatches.items() if n)
-    return [("holds", f"{status.part}; microbatches: {counted or 'none'}")]
+    return [
+        ("holds", f"{status.part}; microbatches: {counted or 'none'}"),
+        *pipeline_lines(status.pipeline or {}),
+    ]
 
 
 def _rounds(outcomes: Outcomes) -> str:
@@ -216,11 +224,19 @@ def _peers(status: Status) -> "RenderableType":
     from rich.table import Table
 
     table = Table(
-        "peer", "state", "step", "rtt", box=None, header_style="bold", padding=(0, 2, 0, 0)
+        "peer",
+        "state",
+        "step",
+        "validation",
+        "rtt",
+        box=None,
+        header_style="bold",
+        padding=(0, 2, 0, 0),
     )
     for peer in status.peers:
         rtt = "-" if peer.rtt_s is None else f"{peer.rtt_s * 1000:.1f} ms"
-        table.add_row(short_id(peer.peer_id), str(peer.state), _number(peer.step), rtt)
+        loss = _loss(peer.validation_loss)
+        table.add_row(short_id(peer.peer_id), str(peer.state), _number(peer.step), loss, rtt)
     return table
 
 

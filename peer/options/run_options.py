@@ -21,6 +21,7 @@ def check_options(config: PeerConfig, spec: RunSpec) -> None:
     """
     check_stages(spec)
     check_overlap_steps(config.overlap_steps, config.origins["overlap-steps"], spec)
+    check_stage(config.stage, config.origins["stage"], spec)
 
 
 def check_stages(spec: RunSpec) -> None:
@@ -69,3 +70,18 @@ def check_overlap_steps(overlap_steps: int | None, origin: Origin, spec: RunSpec
             f"{given}: must be below the run's inner_steps ({spec.sync.inner_steps});"
             " lower it, or leave it out"
         )
+
+
+def check_stage(stage: int | None, origin: Origin, spec: RunSpec) -> None:
+    """Refuse a stage that the run does not have.
+
+    Raises:
+        ConfigError: says where it was given, and what to do.
+    """
+    stages = spec.pipeline.stages
+    if stage is None or (stages > 1 and stage < stages):
+        return
+    given = f"stage = {stage} ({origin})"
+    if stages == 1:
+        raise ConfigError(f"{given}: this run has no stages; leave it out")
+    raise ConfigError(f"{given}: must be from 0 to {stages - 1}, the run's stages; or leave it out")

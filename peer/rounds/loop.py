@@ -206,7 +206,7 @@ class RoundLoop:
             return
         facts.fraction = progress.steps / max(1, self._quota)
         facts.nominal_step = progress.step
-        facts.train_loss = progress.loss
+        facts.train_loss, facts.gradient_norm = progress.loss, progress.gradient_norm
         if progress.step_s > 0:
             speed = 1 / progress.step_s
             facts.steps_per_s += SPEED_SMOOTHING * (speed - facts.steps_per_s)

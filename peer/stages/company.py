@@ -35,20 +35,35 @@ class StageCompany:
         """The others that hold the data and are alive, by peer id."""
         return self._views[DATA_STAGE].alive(trio.current_time())
 
+    def others(self) -> tuple[Member, ...]:
+        """All others that are alive and hold a stage, by peer id."""
+        alive = self._roster.alive(trio.current_time())
+        return tuple(member for member in alive if member.progress.group in self._groups)
+
+    def stages(self) -> dict[str, int]:
+        """The stage of each of them."""
+        held = ((member.peer_id, member.progress.group) for member in self.others())
+        return {peer_id: self._groups.index(group) for peer_id, group in held if group}
+
     def relays(self) -> Relays:
         """The others that hold each further stage and train, sorted."""
         return tuple(self._training(stage) for stage in range(1, len(self._views)))
 
-    def holders(self) -> tuple[int, ...]:
-        """How many of the others hold each stage, whatever they do."""
+    def holders(self) -> tuple[tuple[str, ...], ...]:
+        """The others that hold each stage, whatever they do."""
         now_s = trio.current_time()
-        return tuple(len(view.alive(now_s)) for view in self._views)
+        return tuple(tuple(m.peer_id for m in view.alive(now_s)) for view in self._views)
 
     def group_of(self, peer_id: str) -> str | None:
         """The group of another peer that holds a stage; None while it is not known to be alive."""
         member = self._roster.living(peer_id, trio.current_time())
         group = None if member is None else member.progress.group
         return group if group in self._groups else None
+
+    def stage_of(self, peer_id: str) -> int | None:
+        """The stage of another peer; None while it is not known to be alive."""
+        group = self.group_of(peer_id)
+        return None if group is None else self._groups.index(group)
 
     def holds(self, peer_id: str, stage: int) -> bool:
         """Whether another peer, alive, holds this stage."""

@@ -9,6 +9,7 @@ What belongs to one life of the trainer is its `Line` (line.py).
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final
 
 import trio
@@ -21,27 +22,45 @@ from peer.process.bell import Bell
 from peer.rounds.way import TrainerLine
 from peer.training.stages import messages as told
 from peer.training.stages.messages import StageCommand, StageEvent
-from peer.training.stages.sizes import RING_PER_SLOT, SLOTS
+from peer.training.stages.sizes import RING_PER_SLOT
 from protocol.errors import LocoError
 from protocol.membership.group import other_group_sentence
 from protocol.membership.view import TRAINING, Member
-from protocol.microbatch.commands import Answer, Command, FreeInbound, Send
+from protocol.microbatch.commands import (
+    Answer,
+    Command,
+    FreeInbound,
+    OfferAhead,
+    Send,
+    TellLost,
+)
+from protocol.microbatch.commands import Halt as HaltCommand
 from protocol.microbatch.core import StageCore
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
-from protocol.microbatch.trip import Leg, Trip
+from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
-from protocol.routing.routers import path_rules, router_of
-from protocol.run.run_spec import RunSpec
 from protocol.run.stages import DATA_STAGE
-from protocol.wire.messages import Boundary, Credit, Kept, Offer, Refusal
+from protocol.wire.messages import (
+    Credit,
+    GetLinks,
+    GetSnapshot,
+    Halt,
+    Kept,
+    Lost,
+    Offer,
+    Refusal,
+)
 from protocol.wire.versions import STAGE
 
 from .company import StageCompany
+from .kept_streams import SERVED_IDLE_S
 from .line import Line, for_trainer
 from .messenger import Messenger
-from .notices import NOTICES, Notice, note, origin_of
-from .transfers import ANSWER_S, Outgoing, Transfers, trip_of
+from .notices import NOTICES, Notice, Reply, note, origin_of
+from .stopwatch import Stopwatch
+from .survey import Survey
+from .transfers import ANSWER_S, Outgoing, Transfers, receive_boundary, trip_of
 
 TICK_S: Final = 0.5
 PATIENCE_S: Final = 600.0
@@ -56,6 +75,7 @@ class StageExchange:
         stage: ours.
         heard: rings when a peer has told anything.
         total_steps: nominal steps of the run.
+        survey: measures and plans.
     """
 
     def __init__(
@@ -68,6 +88,7 @@ class StageExchange:
         facts: Facts,
         heard: Bell,
         total_steps: int,
+        survey: Survey,
     ) -> None:
         self._facts = facts
         facts.microbatches = core.counts
@@ -77,8 +98,12 @@ class StageExchange:
         self._core = core
         self._company = company
         self._network = network
-        self._transfers = Transfers(network, PATIENCE_S)
+        self._survey = survey
+        has_loss = stage == DATA_STAGE
+        self._stopwatch = Stopwatch(survey.measures, facts.pipeline, has_loss=has_loss)
+        self._transfers = Transfers(network, PATIENCE_S, self._stopwatch)
         self._messenger = Messenger(core, company, self._transfers, self._do)
+        self._plans: dict[PeerId, str] = {}
         self._line: Line | None = None
         self._answers: dict[int, Callable[[RefusalReason | None], None]] = {}
         self._next_ticket = 0
@@ -93,6 +118,7 @@ class StageExchange:
         ring = line.trainer.boundaries
         assert ring is not None, "a trainer of a stage has boundaries"
         self._line = Line(ring)
+        self._stopwatch.restarted(trio.current_time())
         line.nursery.start_soon(self._line.run, line)
         self._do(self._core.restarted(ring.slots // RING_PER_SLOT))
 
@@ -101,15 +127,19 @@ class StageExchange:
         now_s = trio.current_time()
         match event:
             case told.Produced(leg, number, slot, loss):
+                self._stopwatch.produced(leg, number, now_s)
                 self._do(self._core.produced(Leg(leg), number, slot, loss, now_s))
             case told.Returned(number):
+                self._stopwatch.returned(number, now_s)
                 self._do(self._core.returned(number, now_s))
             case told.Taken(slot):
                 self._free_inbound(slot)
             case told.Begun(microbatches):
                 assert isinstance(self._core, DataPeerCore)
+                self._stopwatch.begun(now_s)
                 self._do(self._core.begun(microbatches, now_s))
             case told.Stepped():
+                self._stopwatch.stepped()
                 if isinstance(self._core, RelayCore):
                     self._do(self._core.stepped(now_s))
             case told.Waiting():
@@ -139,6 +169,7 @@ class StageExchange:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             await self._network.serve(STAGE, self._answer)
+            nursery.start_soon(self._survey.run)
             while True:
                 await trio.sleep(TICK_S)
                 now_s = trio.current_time()
@@ -159,19 +190,27 @@ class StageExchange:
 
     async def _answer(self, stream: Stream) -> None:
         async with Conversation(stream) as talk:
-            message, _ = await talk.receive(Offer, *NOTICES, timeout_s=ANSWER_S)
-            assert isinstance(message, Offer | Notice)
-            refusal = self._refusal(message, talk.remote_peer_id)
-            if refusal is not None:
-                await talk.send(refusal, stall_s=ANSWER_S)
-            elif isinstance(message, Offer):
-                ends = talk.remote_peer_id, self._network.peer_id
-                await self._take(talk, trip_of(message, *ends, self._stage))
-            else:
-                ends = talk.remote_peer_id, self._network.peer_id
-                reply, commands = note(self._core, message, *ends, trio.current_time())
-                self._do(commands)
-                await talk.send(reply, stall_s=ANSWER_S)
+            patience_s = ANSWER_S
+            while True:
+                await self._answer_next(talk, patience_s)
+                patience_s = SERVED_IDLE_S
+
+    async def _answer_next(self, talk: Conversation, patience_s: float) -> None:
+        message, _ = await talk.receive(
+            Offer, *NOTICES, GetLinks, GetSnapshot, timeout_s=patience_s
+        )
+        if isinstance(message, GetLinks | GetSnapshot):
+            await self._survey.answer(talk, message)
+            return
+        assert isinstance(message, Offer | Notice)
+        refusal = self._refusal(message, talk.remote_peer_id)
+        if refusal is not None:
+            await talk.send(refusal, stall_s=ANSWER_S)
+        elif isinstance(message, Offer):
+            ends = talk.remote_peer_id, self._network.peer_id
+            await self._take(talk, trip_of(message, *ends, self._stage))
+        else:
+            await talk.send(self._note(message, talk.remote_peer_id), stall_s=ANSWER_S)
 
     def _refusal(self, message: Offer | Notice, sender: PeerId) -> Refusal | None:
         """Why a message is none of our business; None when it is.
@@ -191,7 +230,24 @@ class StageExchange:
             return Refusal(RefusalReason.UNAVAILABLE, sentence)
         return None
 
+    def _note(self, message: Notice, sender: PeerId) -> Reply:
+        """Tell the core. Returns the answer."""
+        peer_id, now_s = self._network.peer_id, trio.current_time()
+        if isinstance(message, Lost | Halt):
+            is_relay = isinstance(self._core, RelayCore)
+            origin = sender if is_relay else peer_id
+            lost = Microbatch(origin, message.iteration, message.index)
+            # A halt names the attempt that comes.
+            attempt = message.attempt - isinstance(message, Halt)
+            self._start(self._transfers.withdraw, lost, attempt)
+        reply, commands = note(self._core, message, sender, peer_id, now_s)
+        self._do(commands)
+        return reply
+
     async def _take(self, talk: Conversation, trip: Trip) -> None:
+        if trip.leg is Leg.FORWARD and isinstance(self._core, RelayCore):
+            self._compare_plans(trip)
+        offered_s = trio.current_time()
         refusal = await self._ask_core(trip)
         if refusal is not None:
             sentence = f"microbatch {trip.microbatch.index}: {refusal}"
@@ -202,20 +258,29 @@ class StageExchange:
         try:
             slot = await line.take_slot()
             try:
-                await talk.send(Credit(), stall_s=ANSWER_S)
-                boundary, _ = await talk.receive(
-                    Boundary, into=line.ring.slot(slot), timeout_s=ANSWER_S, stall_s=ANSWER_S
-                )
+                await talk.send(Credit(trio.current_time() - offered_s), stall_s=ANSWER_S)
+                begun = partial(self._offer_ahead, trip.next_move())
+                codes = line.ring.slot(slot)
+                boundary, came_s = await receive_boundary(talk, codes, PATIENCE_S, begun)
             except BaseException:
                 line.give_back(slot)
                 raise
         except (LocoError, trio.BrokenResourceError, trio.ClosedResourceError):
             self._do(self._core.broke_off(trip, trio.current_time()))
             raise
+        self._stopwatch.received(trip.sender, came_s)
         if line is not self._line:
             return  # its trainer is gone, and all that it held
         self._do(self._core.arrived(trip, slot, boundary.loss))
         await talk.send(Kept(), stall_s=ANSWER_S)
+
+    def _compare_plans(self, trip: Trip) -> None:
+        """Count what comes by another plan than the others' microbatches of late."""
+        if trip.plan is not None:
+            self._plans[trip.microbatch.origin] = trip.plan
+            self._facts.pipeline.other_plans += any(
+                plan != trip.plan for plan in self._plans.values()
+            )
 
     async def _ask_core(self, trip: Trip) -> RefusalReason | None:
         """Whether a trip is welcome; waits for its turn."""
@@ -227,6 +292,7 @@ class StageExchange:
             answered.set()
 
         self._answers[ticket] = tell
+        self._hear_iteration(trip)
         try:
             self._do(self._core.offered(ticket, trip))
             with trio.move_on_after(PATIENCE_S):
@@ -236,6 +302,12 @@ class StageExchange:
             if not answer:
                 self._do(self._core.withdrawn(ticket))
         return answer[0] if answer else RefusalReason.BUSY
+
+    def _hear_iteration(self, trip: Trip) -> None:
+        """An offer says what the announcement says that may have missed us: we may be new here."""
+        if isinstance(self._core, RelayCore) and trip.leg is Leg.FORWARD:
+            microbatch, now_s = trip.microbatch, trio.current_time()
+            self._do(self._core.announced(microbatch.origin, microbatch.iteration, now_s))
 
     # --- commands ---------------------------------------------------------------------------------
     def _do(self, commands: Sequence[Command]) -> None:
@@ -248,18 +320,26 @@ class StageExchange:
             self._tell(told_so)
             return
         match command:
-            case Answer(ticket, refusal):
-                if ticket in self._answers:
-                    self._answers.pop(ticket)(refusal)
-            case Send():
-                self._start(self._send, command)
             case FreeInbound(slot):
                 self._free_inbound(slot)
+            case Answer(ticket, refusal):
+                self._answers.pop(ticket, _nobody)(refusal)
+            case Send():
+                self._start(self._send, command)
+            case OfferAhead(trip):
+                self._offer_ahead(trip)
             case _:
+                if isinstance(command, TellLost | HaltCommand):
+                    attempt = command.attempt - isinstance(command, HaltCommand)
+                    self._start(self._transfers.withdraw, command.microbatch, attempt)
                 for job in self._messenger.jobs(command):
                     self._start(job)
 
     def _tell(self, command: StageCommand) -> None:
+        if isinstance(command, told.Deliver):
+            self._stopwatch.delivered(command.leg, command.microbatch, trio.current_time())
+        elif isinstance(command, told.Drop):
+            self._stopwatch.dropped(command.microbatch)
         if self._line is not None:
             self._line.send(command)
 
@@ -279,13 +359,23 @@ class StageExchange:
             codes = line.ring.slot(command.slot)
             outgoing = Outgoing(command.trip, group, codes, command.loss)
             taken = await self._transfers.send(outgoing)
+            line.end_reading(command.slot)
         if line is not self._line:
             return
-        if line is not None:
-            line.end_reading(command.slot)
-            if not command.keeps:
-                line.send(told.Release(command.slot))
+        if not command.keeps:
+            self._tell(told.Release(command.slot))
         self._do(self._core.sent(command.trip, trio.current_time(), taken=taken))
+
+    def _offer_ahead(self, trip: Trip | None) -> None:
+        """Offer a move whose boundary will be there soon."""
+        group = None if trip is None else self._company.group_of(trip.receiver)
+        if trip is not None and group is not None:
+            self._transfers.plan_ahead(trip)
+            self._start(self._transfers.offer_ahead, trip, group)
+
+
+def _nobody(_refusal: RefusalReason | None) -> None:
+    """Nobody waits for this answer any more."""
 
 
 def _doing(missing: Sequence[int]) -> str:
@@ -294,24 +384,3 @@ def _doing(missing: Sequence[int]) -> str:
         return "training"
     stages = " and ".join(str(stage) for stage in missing)
     return f"waiting for a peer that holds stage {stages}"
-
-
-def stage_exchange(
-    spec: RunSpec, stage: int, company: StageCompany, network: Network, facts: Facts, heard: Bell
-) -> StageExchange:
-    """The exchange of a peer that holds this stage."""
-    core: StageCore
-    if stage == DATA_STAGE:
-        router = router_of(spec, network.peer_id, path_rules(spec, SLOTS))
-        core = DataPeerCore(network.peer_id, router, PATIENCE_S)
-    else:
-        core = RelayCore(SLOTS, PATIENCE_S)
-    return StageExchange(
-        stage=stage,
-        core=core,
-        company=company,
-        network=network,
-        facts=facts,
-        heard=heard,
-        total_steps=spec.total_rounds * spec.sync.inner_steps,
-    )

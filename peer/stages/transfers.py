@@ -1,11 +1,24 @@
-"""Boundaries on streams: one stream for each move of a microbatch, offered before it is sent.
+"""Boundaries on streams: a stream for each move of a microbatch, offered before it is sent.
 
 sender      Offer            what it is; the answer is the credit, and may take a while
             Boundary         the codes, straight from shared memory into shared memory
 receiver    Credit, Kept     from then on the receiver answers for it
+
+Rules
+  1. A move is offered *ahead*, with the first byte of the move before it: while the boundary comes
+     in and the trainer works on it, the credit for the next hop is on its way. So a hop takes the
+     line's latency once, not three times, and a slot is taken little sooner than it is needed.
+  2. To one peer boundaries go one after another, in the order in which they are ready: two that
+     share a line would both be there as late as the second. p2pd takes more than the line carries,
+     so the next one waits for most of the time that the line was measured to need, or until the
+     receiver has the one before.
+  3. Streams are used again (kept_streams.py).
 """
 
-from dataclasses import dataclass
+import contextlib
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import trio
@@ -15,15 +28,21 @@ from peer.ports import Network, PeerId
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.wire.messages import Boundary, Credit, Halted, Kept, Noted, Offer
-from protocol.wire.versions import STAGE
 
+from .kept_streams import KeptStreams
 from .notices import Notice
+from .stopwatch import Stopwatch
 
 A = TypeVar("A", Noted, Halted)
 ANSWER_S: Final = 10.0
 """Patience for small answers, and for the next part of a boundary."""
 KEPT_S: Final = 60.0
 """Patience for the receipt: what we have sent may still be under way on a thin line."""
+
+
+DRAINED: Final = 0.9
+"""Part of a boundary's time on the line after which the next one is handed to p2pd."""
+STREAM_ERRORS: Final = (LocoError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,44 +59,134 @@ class Outgoing:
     loss: float | None
 
 
+@dataclass(slots=True)
+class _Ahead:
+    """A move that was offered before there is anything to send.
+
+    Attributes:
+        is_tried: whether it has begun to be offered.
+        tried: set when it was offered, or could not be.
+        talk: the stream on which it was.
+    """
+
+    is_tried: bool = False
+    tried: trio.Event = field(default_factory=trio.Event)
+    talk: Conversation | None = None
+    is_withdrawn: bool = False
+
+
 class Transfers:
     """The sender's side.
 
     Args:
         credit_s: longest wait for an answer to an offer.
+        stopwatch: is told how long everything took.
     """
 
-    def __init__(self, network: Network, credit_s: float) -> None:
+    def __init__(self, network: Network, credit_s: float, stopwatch: Stopwatch) -> None:
         self._network = network
         self._credit_s = credit_s
+        self._stopwatch = stopwatch
+        self._streams = KeptStreams(network)
+        self._ahead: dict[Trip, _Ahead] = {}
+        self._lines: defaultdict[PeerId, trio.Lock] = defaultdict(trio.Lock)
 
     def __repr__(self) -> str:
         return f"<Transfers from {self._network.peer_id}>"
 
+    def plan_ahead(self, trip: Trip) -> None:
+        """A move will be offered ahead: `offer_ahead` follows."""
+        self._ahead.setdefault(trip, _Ahead())
+
+    async def offer_ahead(self, trip: Trip, group: str) -> None:
+        """Offer a planned move, whose boundary will be there soon (rule 1)."""
+        ahead = self._ahead.get(trip)
+        if ahead is None or ahead.is_tried:
+            return
+        ahead.is_tried = True
+        with contextlib.suppress(*STREAM_ERRORS):
+            ahead.talk = await self._offered(trip, group)
+        ahead.tried.set()
+        if ahead.is_withdrawn and ahead.talk is not None:
+            await ahead.talk.aclose()
+
+    async def withdraw(self, microbatch: Microbatch, attempt: int = 0) -> None:
+        """Take back what was offered ahead until this attempt: there will be no such boundary."""
+        for trip in [
+            trip
+            for trip in self._ahead
+            if trip.microbatch == microbatch and trip.attempt <= attempt
+        ]:
+            ahead = self._ahead.pop(trip)
+            ahead.is_withdrawn = True
+            if ahead.talk is not None:
+                await ahead.talk.aclose()
+
     async def send(self, outgoing: Outgoing) -> bool:
         """Send a boundary. Returns whether the receiver has it."""
-        trip = outgoing.trip
         try:
-            stream = await self._network.open_stream(trip.receiver, STAGE)
-            async with Conversation(stream) as talk:
-                await talk.send(offer_of(trip, outgoing.group), stall_s=ANSWER_S)
-                await talk.receive(Credit, timeout_s=self._credit_s)
-                await talk.send(Boundary(outgoing.loss), outgoing.codes, stall_s=ANSWER_S)
-                await talk.receive(Kept, timeout_s=KEPT_S)
-        except (LocoError, trio.BrokenResourceError, trio.ClosedResourceError):
+            async with _closed_after_failure(await self._credited(outgoing)) as talk:
+                async with self._lines[outgoing.trip.receiver]:
+                    began_s = trio.current_time()
+                    await talk.send(Boundary(outgoing.loss), outgoing.codes, stall_s=ANSWER_S)
+                    is_kept = await self._drained(talk, outgoing.trip.receiver, began_s)
+                if not is_kept:
+                    await talk.receive(Kept, timeout_s=KEPT_S)
+                self._stopwatch.sent(outgoing.trip.receiver, trio.current_time() - began_s)
+        except STREAM_ERRORS:
             return False
+        await self._streams.keep(talk)
         return True
+
+    async def _drained(self, talk: Conversation, receiver: PeerId, began_s: float) -> bool:
+        """Wait until the line is nearly free again (rule 2). Returns whether the receipt is in."""
+        line_s = self._stopwatch.line_s(receiver) or 0.0
+        with trio.move_on_at(began_s + DRAINED * line_s):
+            await talk.receive(Kept, timeout_s=KEPT_S)
+            return True
+        return False
+
+    async def _credited(self, outgoing: Outgoing) -> Conversation:
+        """A stream on which the boundary is welcome. Raises one of STREAM_ERRORS."""
+        trip, ready_s = outgoing.trip, trio.current_time()
+        ahead = self._ahead.pop(trip, None)
+        if ahead is not None and ahead.is_tried:
+            await ahead.tried.wait()
+        talk = ahead.talk if ahead is not None else None
+        if talk is None:
+            talk = await self._offered(trip, outgoing.group)
+        async with _closed_after_failure(talk):
+            credit, _ = await talk.receive(Credit, timeout_s=self._credit_s)
+        self._stopwatch.asked(trio.current_time() - ready_s, credit.waited_s)
+        return talk
+
+    async def _offered(self, trip: Trip, group: str) -> Conversation:
+        """A stream on which the move was offered. Raises one of STREAM_ERRORS."""
+        async with _closed_after_failure(await self._streams.take(trip.receiver)) as talk:
+            await talk.send(offer_of(trip, group), stall_s=ANSWER_S)
+        return talk
 
     async def ask(self, peer_id: PeerId, question: Notice, answer: type[A]) -> A | None:
         """Say a small thing. Returns the answer; None when there is none."""
         try:
-            stream = await self._network.open_stream(peer_id, STAGE)
-            async with Conversation(stream) as talk:
+            async with _closed_after_failure(await self._streams.take(peer_id)) as talk:
                 await talk.send(question, stall_s=ANSWER_S)
                 found, _ = await talk.receive(answer, timeout_s=ANSWER_S)
-        except (LocoError, trio.BrokenResourceError, trio.ClosedResourceError):
+        except STREAM_ERRORS:
             return None
+        await self._streams.keep(talk)
         return found
+
+
+@contextlib.asynccontextmanager
+async def _closed_after_failure(talk: Conversation) -> AsyncIterator[Conversation]:
+    """Close the stream if the block fails or is cancelled."""
+    try:
+        yield talk
+    except BaseException:
+        with trio.CancelScope(shield=True):
+            await talk.aclose()
+        raise
 
 
 def offer_of(trip: Trip, group: str) -> Offer:
@@ -128,3 +237,31 @@ def trip_of(offer: Offer, sender: PeerId, receiver: PeerId, stage: int) -> Trip:
     if 1 <= trip.place <= len(trip.path) and trip.stages[trip.place - 1] != stage:
         raise RemoteProtocolError(f"a path says that stage {stage} is another one")
     return trip
+
+
+async def receive_boundary(
+    talk: Conversation, slot: memoryview, patience_s: float, begun: Callable[[], None]
+) -> tuple[Boundary, float]:
+    """Take the boundary that was welcome. Returns how long it came in, from its first byte on.
+
+    Args:
+        patience_s: for its beginning; it may not have been computed yet.
+        begun: called with its first byte.
+    """
+    begun_s = [0.0]
+
+    def begins(_message: Boundary, num_bytes: int) -> memoryview:
+        if num_bytes != len(slot):
+            raise RemoteProtocolError(f"a boundary has {len(slot)} bytes, not {num_bytes}")
+        begun_s[0] = trio.current_time()
+        begun()
+        return slot
+
+    boundary, _ = await talk.receive(
+        Boundary,
+        place=begins,
+        max_payload_bytes=len(slot),
+        timeout_s=patience_s,
+        stall_s=ANSWER_S,
+    )
+    return boundary, trio.current_time() - begun_s[0]

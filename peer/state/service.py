@@ -204,6 +204,7 @@ class StateService:
             position=scalars.position,
             tokens=scalars.tokens,
             layout_digest=scalars.layout_digest,
+            gradient_norm=scalars.gradient_norm,
         )
         await talk.send(reply, b"".join(manifest.digests))
 
@@ -328,6 +329,7 @@ def _manifest(group: str, reply: StateReply, digests: bytes) -> StateManifest:
         epoch=reply.epoch,
         position=reply.position,
         tokens=reply.tokens,
+        gradient_norm=reply.gradient_norm,
     )
     cut = tuple(digests[i : i + 32] for i in range(0, len(digests), 32))
     return StateManifest(bytes.fromhex(reply.root), cut, reply.total_bytes, scalars)

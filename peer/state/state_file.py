@@ -55,6 +55,7 @@ class StateScalars:
         step: the nominal step that the writer was at.
         epoch, position: where the data stands (see protocol/schedule/data_plan.py).
         tokens: tokens that the writer has trained.
+        gradient_norm: of the part's last inner step, before clipping; 0 before the first.
     """
 
     group: str
@@ -64,6 +65,7 @@ class StateScalars:
     epoch: int
     position: int
     tokens: int
+    gradient_norm: float
 
 
 @dataclass(frozen=True, slots=True)

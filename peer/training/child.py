@@ -38,6 +38,9 @@ from .weights import map_slow_weights
 
 MAX_DETAIL_CHARS: Final = 2000
 """Length at which what is said of a failure is cut."""
+NICENESS_ON_CPU: Final = 10
+"""Added to the priority of a trainer that computes on the CPU: it would take all cores, and daemons
+that answer late keep other machines waiting. Where a GPU computes, the trainer hardly uses them."""
 
 
 def serve(channel: SocketChannel) -> int:
@@ -79,6 +82,8 @@ def train(
         return _failed(channel, error, unknown="unusable")
     try:
         channel.emit(ready)
+        if ready.device == "cpu":
+            os.nice(NICENESS_ON_CPU)
         InnerLoop(parts, loops or channel).run()
     except Interrupted:
         return 0

@@ -24,6 +24,8 @@ from . import pipe
 from .ports import TrainerDied
 from .settings import TrainerSettings
 
+PROGRAM: Final = "peer.training"
+"""What a child runs."""
 STOP_GRACE_S: Final = 1.0
 """Time a trainer has to end by itself after `Stop`; it is killed then."""
 STDERR_TAIL_BYTES: Final = 2000
@@ -51,7 +53,7 @@ class TrainerChild:
 
     @classmethod
     async def start(cls, threads: int) -> Self:
-        """Run `python -m peer.training`; whoever starts it closes it.
+        """Run the program; whoever starts it closes it.
 
         Args:
             threads: of its loops; 0 leaves that to torch.
@@ -62,7 +64,7 @@ class TrainerChild:
             fcntl.fcntl(stderr, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)
             with theirs:
                 process = await trio.lowlevel.open_process(
-                    [sys.executable, "-m", "peer.training", str(theirs.fileno())],
+                    [sys.executable, "-m", PROGRAM, str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=stderr,

@@ -8,7 +8,8 @@ al., ACM Queue 14(5), 2016; a second takes the place of a round trip.)
 
 Rules
   1. A sample is what the peer received between two of its beats, by its own clock. It counts when
-     we had bulk for it during all of that time; otherwise it tells of us, not of the path.
+     we had bulk for it during all of that time, and of the sample before: otherwise it tells of us,
+     and of bytes that had not arrived yet, not of the path.
   2. A sample clearly below our pace is what the path carries, and goes into the estimate. One
      clearly above the estimate takes its place. Any other tells nothing new.
   3. Until there are `FIRST` samples bulk is not held back; what has heaped up by then is drained.
@@ -53,6 +54,7 @@ class LinkRate:
         self._phase = 0
         self._last: tuple[float, int] | None = None
         self._busy_s = 0.0
+        self._was_busy = False
 
     def __repr__(self) -> str:
         return f"<LinkRate {self.bytes_per_s:.0f} of {self._path:.0f} B/s>"
@@ -71,7 +73,8 @@ class LinkRate:
             return
         rate, busy = (received_bytes - self._last[1]) / seconds, self._busy_s / seconds
         self._begin(sent_s, received_bytes)
-        if busy >= BUSY and seconds <= SAMPLE_MAX_S:
+        was_busy, self._was_busy = self._was_busy, busy >= BUSY and seconds <= SAMPLE_MAX_S
+        if was_busy and self._was_busy:
             self._take(rate)
 
     def _begin(self, sent_s: float, received_bytes: int) -> None:

@@ -52,6 +52,7 @@ class Progress:
             whole model is one vector.
         ended: its last round of training is averaged.
         group: digest of the group whose part it holds (group.py); None while it holds none.
+        validation_loss: its newest, nats per token; None before the first.
     """
 
     state: str = "unknown"
@@ -64,6 +65,7 @@ class Progress:
     free: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     ended: bool = False
     group: str | None = None
+    validation_loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

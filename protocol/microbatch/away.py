@@ -18,6 +18,7 @@ class Away:
         setouts: how often it has set out, each time under a new name.
         turned: whether it has come to the loss: stages may have added its gradient.
         finishing: whether the trainer is at the loss.
+        nearly_home: whether its gradient has come as far as its last hop.
         home: whether its gradient is here.
         attempt: how often it has been mended.
         mending: the answers of its relays, while it is halted.
@@ -34,6 +35,7 @@ class Away:
     setouts: int = 1
     turned: bool = False
     finishing: bool = False
+    nearly_home: bool = False
     home: bool = False
     attempt: int = 0
     mending: Mending | None = None
@@ -58,12 +60,14 @@ class Iteration:
 
     Attributes:
         left: microbatches that have not come to an end.
-        paths: of those that have not set out; None until there are relays.
+        paths: of those that have no name yet; None until there are relays.
+        named: those that have one, and have not set out (data_peer.py, rule 7).
         ready: (number, slot) of those that could set out, and wait for a path.
         again: those that set out again as soon as the trainer has produced them once more.
     """
 
     left: int = 0
     paths: deque[Path] | None = None
+    named: deque[tuple[Microbatch, Path]] = field(default_factory=deque)
     ready: list[tuple[int, int]] = field(default_factory=list)
     again: dict[int, Away] = field(default_factory=dict)

@@ -65,6 +65,13 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class OfferAhead:
+    """Offer a move whose boundary will be there soon."""
+
+    trip: Trip
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """This outbound slot is free again: nobody is to be sent what lies in it any more."""
 
@@ -142,6 +149,6 @@ class Resume:
 
 
 Command = (
-    Answer | Compute | Forget | Resend | FinishIteration | Send | Release | FreeInbound
+    Answer | Compute | Forget | Resend | FinishIteration | Send | OfferAhead | Release | FreeInbound
     | Announce | TellLost | TellPassed | Halt | Resume
 )  # fmt: skip

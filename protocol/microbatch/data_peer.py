@@ -18,6 +18,9 @@ Rules
   5. A microbatch for which there is no other way is given up, and so is one that is not back after
      `patience_s`. The trainer leaves it out of its step.
   6. What a relay had added goes with it if it dies before the step; it is counted (`gone`).
+  7. The next microbatches, as many as the trainer keeps under way, are named and offered to their
+     first relays before the trainer has produced them: when an iteration sets out, and when one is
+     about to come home.
 
 Invariant: the trainer is told exactly one end of every microbatch: its gradient, or that it is
 dropped.
@@ -36,6 +39,7 @@ from .commands import (
     Compute,
     Forget,
     FreeInbound,
+    OfferAhead,
     Release,
     Resend,
     Send,
@@ -63,16 +67,26 @@ class DataPeerCore:
         router: chooses paths.
         patience_s: longest time from a microbatch's beginning to its end.
         kept: gradients of the loss kept at once, after they have been sent.
+        in_flight: microbatches that the trainer keeps under way, at most; rule 7 is about so many.
 
     Attributes:
         iteration: the present one; 0 before the first.
         counts: since the start.
     """
 
-    def __init__(self, peer_id: str, router: Router, patience_s: float, kept: int = KEPT) -> None:
+    def __init__(
+        self,
+        peer_id: str,
+        router: Router,
+        patience_s: float,
+        *,
+        kept: int = KEPT,
+        in_flight: int = 0,
+    ) -> None:
         self._peer_id = peer_id
         self._router = router
         self._patience_s = patience_s
+        self._in_flight = in_flight
         self._away: dict[int, Away] = {}
         self._present = Iteration()
         self._heard = 0
@@ -111,6 +125,9 @@ class DataPeerCore:
         self, microbatch: Microbatch, relay: str, attempt: int = 0, failed: str | None = None
     ) -> list[Command]:
         """A relay has forgotten it, or cannot send it on; only one of its path may say so."""
+        for place, (name, path) in enumerate(self._present.named):
+            if name == microbatch and relay in path.relays:
+                self._present.named[place] = self._name(), path  # which nobody has forgotten
         away = self._find(microbatch)
         if away is None or relay not in away.path or attempt != away.attempt:
             return []
@@ -137,8 +154,10 @@ class DataPeerCore:
         away = self._find(trip.microbatch)
         if away is None or not self._is_due(away, trip) or away.path != trip.path:
             return [Answer(ticket, RefusalReason.UNAVAILABLE)]
-        is_here = trip.place in (0, len(trip.path) + 1)
-        return [Answer(ticket, None if is_here else RefusalReason.UNAVAILABLE)]
+        if trip.place not in (0, len(trip.path) + 1):
+            return [Answer(ticket, RefusalReason.UNAVAILABLE)]
+        away.nearly_home = trip.place == 0
+        return [Answer(ticket), *self._offer_ahead()]
 
     def withdrawn(self, ticket: int) -> list[Command]:
         """Nothing waits here."""
@@ -211,9 +230,12 @@ class DataPeerCore:
         lost = list(self._away.values())
         self.counts[Counted.LOST] += len(lost)
         self._away.clear()
+        offered = [TellLost(name, path.relays) for name, path in self._present.named]
         self._mender.clear(slots)
+        self._in_flight = slots if self._in_flight else 0
         self._present = Iteration()
         told: list[Command] = [TellLost(away.microbatch, away.path, away.attempt) for away in lost]
+        told += offered
         return [*told, *self._announce(self.iteration + 1)] if self.iteration else told
 
     def ticked(self, now_s: float) -> list[Command]:
@@ -241,7 +263,7 @@ class DataPeerCore:
             return []
         self.iteration = max(self.iteration + 1, self._heard)
         present.paths = deque(self._router.paths(self.iteration, present.left, self._relays.stages))
-        return [*self._announce(self.iteration), *self._leave(now_s)]
+        return [*self._announce(self.iteration), *self._leave(now_s), *self._offer_ahead()]
 
     def _announce(self, iteration: int) -> list[Command]:
         """Tell all relays, unless they know."""
@@ -251,14 +273,31 @@ class DataPeerCore:
         relays = tuple(relay for stage in self._relays.stages for relay in stage)
         return [Announce(iteration, relays)]
 
+    def _offer_ahead(self) -> list[Command]:
+        """Name and offer what the trainer will produce next (rule 5)."""
+        present, commands = self._present, list[Command]()
+        under_way = sum(not away.nearly_home for away in self._away.values()) + len(present.again)
+        while present.paths and under_way + len(present.named) < self._in_flight:
+            microbatch, path = self._name(), present.paths.popleft()
+            present.named.append((microbatch, path))
+            commands.append(OfferAhead(Trip.begin(microbatch, Leg.FORWARD, path, 1)))
+        return commands
+
+    def _name(self) -> Microbatch:
+        self._next_index += 1
+        return Microbatch(self._peer_id, self.iteration, self._next_index)
+
     def _leave(self, now_s: float) -> list[Command]:
         """Send what is ready, as far as there are paths."""
         commands: list[Command] = []
         present = self._present
-        while present.paths and present.ready:
+        while present.ready and (present.named or present.paths):
             number, slot = present.ready.pop(0)
             self.counts[Counted.BEGUN] += 1
-            commands.append(self._send(Leg.FORWARD, number, slot, present.paths.popleft(), now_s))
+            if not present.named and present.paths:
+                present.named.append((self._name(), present.paths.popleft()))
+            microbatch, path = present.named.popleft()
+            commands.append(self._send(Leg.FORWARD, number, slot, path, now_s, microbatch))
         return commands
 
     def _set_out_again(self, number: int, slot: int) -> list[Command]:
@@ -282,9 +321,16 @@ class DataPeerCore:
             return [Release(slot), Forget(number)]
         return [self._send(Leg.SCORE, number, slot, path, now_s)]
 
-    def _send(self, leg: Leg, number: int, slot: int, path: Path, since_s: float) -> Command:
-        self._next_index += 1
-        microbatch = Microbatch(self._peer_id, self.iteration, self._next_index)
+    def _send(
+        self,
+        leg: Leg,
+        number: int,
+        slot: int,
+        path: Path,
+        since_s: float,
+        name: Microbatch | None = None,
+    ) -> Command:
+        microbatch = self._name() if name is None else name
         self._away[number] = Away(number, microbatch, path, since_s, leg)
         return Send(Trip.begin(microbatch, leg, path, 1), slot, None)
 

@@ -97,6 +97,14 @@ class Trip:
         """Hops to a lower stage that follow on the way forward, once it is at that place."""
         return descents(self.stages[max(0, self.place - 1) :])
 
+    def next_move(self) -> "Trip | None":
+        """The move that follows once this one has been worked on; None at the end of the path."""
+        if self.receiver != self.microbatch.origin:
+            return self.onward() if self.leg is Leg.BACKWARD or self.goes_on else None
+        if self.leg is Leg.FORWARD:
+            return replace(self, leg=Leg.BACKWARD, place=len(self.path), until=0)
+        return None
+
     def onward(self) -> "Trip":
         """The next move of the same leg."""
         return replace(self, place=self.place + (-1 if self.leg is Leg.BACKWARD else 1))

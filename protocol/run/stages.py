@@ -6,14 +6,16 @@ layers only. Layers are dealt out in order, as evenly as can be; the later stage
 over, for stage 0 has the two ends besides.
 """
 
-from collections.abc import Sequence
-from fractions import Fraction
 from typing import Final
 
 from protocol.errors import LocalProtocolError
 
+from .layout import Layout
+
 DATA_STAGE: Final = 0
 _KIND: Final = "stage/"
+_LAYERS: Final = "model.layers."
+"""How names of parameters begin that belong to a layer; its number follows."""
 
 
 def stage_layers(num_layers: int, stages: int, stage: int) -> range:
@@ -28,6 +30,26 @@ def stage_layers(num_layers: int, stages: int, stage: int) -> range:
     return range(stage * num_layers // stages, (stage + 1) * num_layers // stages)
 
 
+def layer_of(parameter: str) -> int | None:
+    """The layer that a parameter of the model belongs to; None for one of the two ends."""
+    words = parameter.removeprefix(_LAYERS).split(".")
+    return int(words[0]) if parameter.startswith(_LAYERS) else None
+
+
+def stage_layouts(whole: Layout, stages: int) -> tuple[Layout, ...]:
+    """The layout of each stage of a model. Raises LocalProtocolError as `stage_layers`."""
+    layers = [layer_of(entry.name) for entry in whole.entries]
+    num_layers = 1 + max((layer for layer in layers if layer is not None), default=-1)
+    stage_of = {
+        layer: stage for stage in range(stages) for layer in stage_layers(num_layers, stages, stage)
+    }
+    shapes: list[dict[str, tuple[int, ...]]] = [{} for _ in range(stages)]
+    for entry, layer in zip(whole.entries, layers, strict=True):
+        stage = DATA_STAGE if layer is None else stage_of[layer]
+        shapes[stage][entry.name] = entry.shape
+    return tuple(Layout.from_shapes(part) for part in shapes)
+
+
 def part_of_stage(stage: int) -> str:
     """How its group names this stage (protocol/membership/group.py)."""
     return f"{_KIND}{stage}"
@@ -36,19 +58,3 @@ def part_of_stage(stage: int) -> str:
 def stage_of_part(part: str) -> int | None:
     """The stage that a group's part is; None for another part."""
     return int(part.removeprefix(_KIND)) if part.startswith(_KIND) else None
-
-
-def needed_stage(holders: Sequence[int], visited: int) -> int:
-    """The stage that a newcomer is needed for most.
-
-    A path visits stage 0 always, and each other stage with the chance (visited - 1) / (stages - 1);
-    so relays of one stage can serve that many more data peers (SkipPipe's published settings have
-    these very shares). Where shares are equal, the first stage.
-
-    Args:
-        holders: peers that hold each stage.
-        visited: stages of a path.
-    """
-    relay_stages = len(holders) - 1
-    wanted = [Fraction(relay_stages, max(1, visited - 1)), *[Fraction(1)] * relay_stages]
-    return min(range(len(holders)), key=lambda stage: (holders[stage] / wanted[stage], stage))

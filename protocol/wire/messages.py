@@ -20,6 +20,7 @@ the stream, < from the other:
                       > GetChunkState < ChunkState + values          or a Refusal
     /loco/stage/1     > Offer   < Credit or Refusal  > Boundary + codes  < Kept
                       > Announcement, Lost, Passed, Resume  < Noted    > Halt  < Halted
+                      > GetLinks < LinksReply + vector  > GetSnapshot < SnapshotReply + snapshot
 
 Rules:
 - Decoding is strict about what a field holds (kind, bounds: fields.py) and a missing field is an
@@ -47,9 +48,11 @@ from protocol.limits import (
     MAX_CONTROL_PAYLOAD_BYTES,
     MAX_FRAGMENTS_FREE,
     MAX_HEADER_BYTES,
+    MAX_LINK_VECTOR_BYTES,
     MAX_PAYLOAD_BYTES,
     MAX_PEERS_PER_EXCHANGE,
     MAX_RECORD_ADDRESSES,
+    MAX_SNAPSHOT_BYTES,
     MAX_SPEC_BYTES,
     PIECE_BYTES,
     STATE_CHUNK_BYTES,
@@ -100,14 +103,18 @@ from .stage_messages import (
     Announcement,
     Boundary,
     Credit,
+    GetLinks,
+    GetSnapshot,
     Halt,
     Halted,
     Kept,
+    LinksReply,
     Lost,
     Noted,
     Offer,
     Passed,
     Resume,
+    SnapshotReply,
 )
 from .state_messages import (
     BlobReply,
@@ -123,12 +130,13 @@ from .state_messages import (
 __all__ = [
     "TYPES", "Accept", "AliveReply", "Announcement", "AskAlive", "Beat", "BlobReply", "Boundary",
     "Chunk", "ChunkState", "Contribution", "Credit", "FragmentSettled", "Free", "GetBlob",
-    "GetChunkState", "GetChunks", "GetResult", "GetSpec", "GetStamps", "GetState", "Halt", "Halted",
-    "Hello", "Join", "Kept", "Leaving", "Lost", "Message", "NoResult", "Noted", "Offer", "Passed",
-    "PeerEntry", "PeerList", "Piece", "Propose", "Received", "Refusal", "Result", "Resume",
-    "Settle", "Settled", "SettledOutcome",
-    "SpecReply", "Stamps", "StateReply", "Vector", "decode_message", "encode_message",
-    "max_payload_bytes", "peer_entry", "printable_sentence",
+    "GetChunkState", "GetChunks", "GetLinks", "GetResult", "GetSnapshot", "GetSpec", "GetStamps",
+    "GetState", "Halt", "Halted", "Hello", "Join", "Kept", "Leaving", "LinksReply", "Lost",
+    "Message", "NoResult", "Noted", "Offer", "Passed", "PeerEntry", "PeerList", "Piece", "Propose",
+    "Received", "Refusal", "Result", "Resume", "Settle", "Settled", "SettledOutcome",
+    "SnapshotReply", "SpecReply", "Stamps", "StateReply",
+    "Vector", "decode_message", "encode_message", "max_payload_bytes", "peer_entry",
+    "printable_sentence",
 ]  # fmt: skip
 
 
@@ -182,7 +190,8 @@ class Beat:
         echo_s: `sent_s` of the newest beat that the sender has received; None before the first.
         echo_hold_s: how long the sender held that beat: round trip = now - echo_s - echo_hold_s.
         received_bytes: what has come from the receiver of this beat, on all streams, since the
-        sender's start. may_send_bytes_per_s: how fast it may go on; None for as fast as it likes.
+        sender's start. validation_loss: the newest of the sender, nats per token; None before it.
+        may_send_bytes_per_s: how fast it may go on; None for as fast as it likes.
     """
 
     sequence: Count
@@ -203,6 +212,7 @@ class Beat:
     free: Annotated[tuple[Free, ...], Many(Record(Free), MAX_FRAGMENTS_FREE)] = ()
     ended: Annotated[bool, Flag()] = False
     group: MaybeDigest = None
+    validation_loss: MaybeNonNegative = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +266,7 @@ Message = (
     | GetChunkState | ChunkState
     | Offer | Credit | Boundary | Kept | Announcement | Noted | Lost | Passed | Halt | Halted
     | Resume
+    | GetLinks | LinksReply | GetSnapshot | SnapshotReply
 )  # fmt: skip
 
 TYPES: Final[dict[str, type[Message]]] = {
@@ -273,6 +284,8 @@ TYPES: Final[dict[str, type[Message]]] = {
     "offer": Offer, "credit": Credit, "boundary": Boundary, "kept": Kept,
     "announcement": Announcement, "noted": Noted, "lost": Lost, "passed": Passed,
     "halt": Halt, "halted": Halted, "resume": Resume,
+    "get_links": GetLinks, "links": LinksReply,
+    "get_snapshot": GetSnapshot, "snapshot": SnapshotReply,
 }  # fmt: skip
 """Every message, by its name on the wire."""
 
@@ -289,6 +302,8 @@ _MAX_PAYLOAD_BYTES: Final[dict[type[Message], int]] = {
     Result: MAX_PAYLOAD_BYTES,
     ChunkState: MAX_PAYLOAD_BYTES,
     Boundary: MAX_PAYLOAD_BYTES,
+    LinksReply: MAX_LINK_VECTOR_BYTES,
+    SnapshotReply: MAX_SNAPSHOT_BYTES,
 }
 
 

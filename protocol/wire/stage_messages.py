@@ -6,8 +6,10 @@
     > Lost, Passed  < Noted
     > Halt          < Halted or Refusal       of a data peer, where a relay of a path is gone
     > Resume        < Noted
+    > GetLinks      < LinksReply + the peer's link vector, empty before the first
+    > GetSnapshot   < SnapshotReply + snapshot, empty where the asker has it
 
-What is meant by them stands in protocol/microbatch.
+What is meant by them stands in protocol/microbatch, and in protocol/routing for the last two.
 """
 
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from .field_types import (
     MaybeDigest,
     MaybeNonNegative,
     MaybePeerId,
+    NonNegative,
     PeerIdText,
     RelayPath,
     RelayStages,
@@ -57,7 +60,13 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """It may."""
+    """It may.
+
+    Attributes:
+        waited_s: how long the offer waited for it, by the receiver's clock.
+    """
+
+    waited_s: NonNegative
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,3 +158,35 @@ class Resume:
     attempt: Count
     until: Place
     returns: Annotated[bool, Flag()]
+
+
+@dataclass(frozen=True, slots=True)
+class GetLinks:
+    """What have you measured?"""
+
+
+@dataclass(frozen=True, slots=True)
+class LinksReply:
+    """The sender's newest link vector follows (protocol/routing/vectors.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GetSnapshot:
+    """From which snapshot do you plan?
+
+    Attributes:
+        known: digest of the asker's own.
+    """
+
+    known: MaybeDigest
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotReply:
+    """The snapshot follows, unless the asker has it (protocol/routing/snapshots.py).
+
+    Attributes:
+        digest: of the sender's snapshot; None before the first.
+    """
+
+    digest: MaybeDigest

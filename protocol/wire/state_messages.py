@@ -8,7 +8,7 @@ from typing import Annotated
 
 from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES, STATE_CHUNK_BYTES
 
-from .field_types import MAX_STATE_BYTES, Count, Digest
+from .field_types import MAX_STATE_BYTES, Count, Digest, NonNegative
 from .fields import Binary, Integer
 
 
@@ -59,6 +59,7 @@ class StateReply:
         step: the nominal step that the sender was at when this state was its present one.
         root: digest of the whole state, which chunks are asked by.
         epoch, position: where the sender's data stands.
+        gradient_norm: of the sender's last inner step, before clipping.
     """
 
     round: Count
@@ -70,6 +71,7 @@ class StateReply:
     position: Count
     tokens: Count
     layout_digest: Digest
+    gradient_norm: NonNegative
 
 
 @dataclass(frozen=True, slots=True)

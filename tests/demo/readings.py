@@ -7,8 +7,10 @@ from demo.summary import Finished
 from peer.observe.status import Outcomes, PeerState, PeerStatus, Status
 from protocol.outcomes import SkipReason
 
+PARAMETERS = 1_000_000
 
-def reading(name="peer-1", *, step=30, state=PeerState.TRAINING, peers=(), **changes):
+
+def reading(name="peer-1", *, step=30, state=PeerState.TRAINING, peers=(), part="model", **changes):
     status = Status(
         peer_id=f"12D3Koo{name}",
         run_id="ab",
@@ -20,6 +22,7 @@ def reading(name="peer-1", *, step=30, state=PeerState.TRAINING, peers=(), **cha
         validation_loss=2.25,
         outcomes=Outcomes(3, {SkipReason.NO_PARTNER: 1, SkipReason.DEADLINE: 0}),
         peers=peers,
+        part=part,
     )
     values: dict[str, Any] = {
         "tokens_per_s": 5000.0,
@@ -32,12 +35,22 @@ def guest(peer_id="12D3KooWguestguest"):
     return PeerStatus(peer_id, "training", 2, 0.001)
 
 
-def ended(name="a", *, loss=1.8, tokens=800_000, averaged=80, averaging_bytes=81_000_000):
+def ended(
+    name="a",
+    *,
+    loss=1.8,
+    has_data=True,
+    tokens=800_000,
+    averaged=80,
+    averaging_bytes=81_000_000,
+):
     return Finished(
         peer_id=name,
+        parameters=PARAMETERS,
         rounds=averaged + 2,
         averaged=averaged,
         skipped={"no_partner": 2},
+        has_data=has_data,
         tokens=tokens,
         validation_loss=loss,
         averaging_bytes=averaging_bytes,

@@ -39,7 +39,7 @@ def test_the_outer_step_of_one_peer_alone_changes_nothing():
     assert (sync.alpha, sync.beta, sync.codec) == (0.0, 1.0, "fp32")
 
 
-@pytest.mark.parametrize("plan", [Plan(), Plan(seed=3, steps=30), Plan(method="diloco")])
+@pytest.mark.parametrize("plan", [Plan(seed=3, steps=30), *(Plan(method=m) for m in METHODS)])
 def test_specs_survive_the_file(plan):
     for spec in (plan.swarm_spec(), plan.lone_spec(30_000)):
         assert parse_toml(to_toml(spec)) == spec

@@ -1,18 +1,16 @@
 import json
 
 import pytest
-from readings import ended, reading
+from readings import PARAMETERS, ended, reading
 
 from demo.picture import Curve, draw
 from demo.reading import Point
 from demo.summary import Summary, finished, median_tokens
 
-PARAMETERS = 1_000_000
-
 
 def summary(**alone):
     peers = [ended("a", loss=1.80), ended("b", loss=1.85), ended("c"), ended("d", averaged=70)]
-    return Summary(peers, ended("lone", averaged=0, **({"loss": 1.95} | alone)), PARAMETERS)
+    return Summary(peers, ended("lone", averaged=0, **({"loss": 1.95} | alone)))
 
 
 def test_summary_json_has_these_keys_and_no_others():
@@ -41,7 +39,7 @@ def test_summary_json_has_these_keys_and_no_others():
 
 def test_no_round_averaged_has_no_bytes_per_round():
     peers = [ended(averaged=0)]
-    assert Summary(peers, ended(), PARAMETERS).to_json()["bytes_per_parameter_per_round"] is None
+    assert Summary(peers, ended()).to_json()["bytes_per_parameter_per_round"] is None
 
 
 def test_the_verdict_is_that_of_the_worst_peer():
@@ -57,7 +55,8 @@ def test_the_verdict_is_that_of_the_worst_peer():
 
 
 def test_the_last_word_of_a_peer():
-    last = finished(reading(step=80))
+    last = finished(reading(step=80), PARAMETERS)
+    assert last.parameters == PARAMETERS
     assert (last.rounds, last.averaged, last.skipped) == (4, 3, {"no_partner": 1})
     assert (last.tokens, last.validation_loss) == (80 * 1024, 2.25)
     assert (last.averaging_bytes, last.total_bytes) == (2_000_000, 3_000_000)
@@ -66,6 +65,13 @@ def test_the_last_word_of_a_peer():
 def test_the_median_peer_of_four():
     peers = [ended(tokens=n) for n in (100, 400, 200, 301)]
     assert median_tokens(peers) == 250
+
+
+def test_tokens_of_relays_are_not_compared():
+    relay = ended(tokens=9_000, has_data=False)
+    assert median_tokens([ended(tokens=100), relay, ended(tokens=300)]) == 200
+    assert not finished(reading(part="stage/1"), PARAMETERS).has_data
+    assert finished(reading(part="stage/0"), PARAMETERS).has_data
 
 
 @pytest.mark.slow

@@ -1,8 +1,10 @@
 """A peer's metrics with every value known."""
 
 from peer.observe.metrics import Metrics, MetricsSnapshot, RoundPhase
+from peer.observe.pipeline_facts import PipelineFacts
 from peer.observe.status import Outcomes, PeerState
 from protocol.outcomes import SkipReason
+from protocol.routing.vectors import LinkTimes
 
 
 def full_snapshot() -> MetricsSnapshot:
@@ -23,6 +25,9 @@ def full_snapshot() -> MetricsSnapshot:
         repeated_blocks=2,
         round=10,
         step=500,
+        pipeline=PipelineFacts(
+            planned_s=1.25, iteration_s=1.5, links=(LinkTimes("12D3KooWAbc", 20_000, 5_000),)
+        ),
         group="ab" * 16,
         part="model",
         p2pd_restarts=0,

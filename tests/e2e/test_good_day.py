@@ -33,7 +33,14 @@ STATUS_TYPES = {
     "doing": str,
     "since_s": float,
 }
-PEER_TYPES = {"peer_id": str, "state": str, "round": int, "rtt_s": float, "step": int}
+PEER_TYPES = {
+    "peer_id": str,
+    "state": str,
+    "round": int,
+    "rtt_s": float,
+    "step": int,
+    "validation_loss": float,
+}
 
 
 @pytest.fixture
@@ -76,7 +83,8 @@ def test_all_average_and_learn(peers):
 
 def test_status_has_exactly_what_is_promised(swarm, peers):
     one, *others = peers
-    one.wait_for("all others linked", lambda: len(one.status()["peers"]) >= len(others))
+    told = lambda: [peer["validation_loss"] for peer in one.status()["peers"]]
+    one.wait_for("all others linked", lambda: len(told()) >= len(others) and None not in told())
     printed = swarm.loco("status", "--json", "--home", str(one.home.root))
     assert printed.returncode == ExitCode.OK, printed.stderr
     status = json.loads(printed.stdout)

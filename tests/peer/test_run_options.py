@@ -60,3 +60,17 @@ def test_all_microbatches_of_stages_are_equally_long(tmp_path):
     spec = RunSpec(pipeline=PipelineSection(stages=2), training=training)
     with pytest.raises(InvalidRunSpec, match=r"batch_size = 9: .* multiple of .*micro_batch \(2\)"):
         check_options(config(tmp_path), spec)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_machine_may_say_which_stage_it_holds(tmp_path, stage):
+    chosen = config(tmp_path, stage=stage)
+    check_options(chosen, RunSpec(pipeline=PipelineSection(stages=2)))
+    assert chosen.stage == stage
+
+
+def test_a_stage_must_be_one_of_the_runs(tmp_path):
+    with pytest.raises(ConfigError, match=r"stage = 2 \(command line\): must be from 0 to 1"):
+        check_options(config(tmp_path, stage=2), RunSpec(pipeline=PipelineSection(stages=2)))
+    with pytest.raises(ConfigError, match="this run has no stages"):
+        check_options(config(tmp_path, stage=0), PAIRS)

@@ -18,6 +18,7 @@ from protocol.microbatch.commands import (
     FinishIteration,
     Forget,
     Halt,
+    OfferAhead,
     Resend,
     Resume,
     Send,
@@ -26,7 +27,7 @@ from protocol.microbatch.commands import (
 )
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
-from protocol.microbatch.trip import Leg
+from protocol.microbatch.trip import Leg, Trip
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS
 from protocol.routing.random_paths import RandomRouter
@@ -34,6 +35,7 @@ from protocol.routing.random_paths import RandomRouter
 PATIENCE_S = 30.0
 SLOTS = 3
 KEPT = 4
+IN_FLIGHT = 2
 
 
 @dataclass
@@ -45,6 +47,25 @@ class Books:
     steps: list[int] = field(default_factory=list)
     in_step: int = 0
     pending: list[object] = field(default_factory=list)
+
+
+class Ahead:
+    """A trip that was offered before there is anything to send; `told` is who waits for that."""
+
+    def __init__(self, ticket):
+        self.ticket = ticket
+        self.answers = []
+        self.told = None
+
+    def answered(self, refusal):
+        self.answers.append(refusal)
+        if self.told:
+            self.told(refusal)
+
+    def when_answered(self, tell):
+        self.told = tell
+        if self.answers:
+            tell(self.answers[0])
 
 
 class Node:
@@ -82,7 +103,8 @@ class MicrobatchWorld:
         self.nodes = {}
         for name in self.origins:
             router = RandomRouter(name, seed, visited, rules)
-            self.nodes[name] = Node(name, DataPeerCore(name, router, PATIENCE_S, KEPT))
+            core = DataPeerCore(name, router, PATIENCE_S, kept=KEPT, in_flight=IN_FLIGHT)
+            self.nodes[name] = Node(name, core)
         for name in (n for stage in self.stages for n in stage):
             self.nodes[name] = Node(name, RelayCore(slots, PATIENCE_S, KEPT))
         self.slots = slots
@@ -95,7 +117,9 @@ class MicrobatchWorld:
         self.path = ()
         self.forwards: Counter[str] = Counter()
         self.trips = {}
+        self.ahead: dict[tuple[str, Trip], Ahead] = {}
         self.tickets = 0
+        self.forgotten: set[object] = set()
         self.begun: Counter[str] = Counter()
         self.out = {}
         self.failing = 0.0
@@ -191,6 +215,8 @@ class MicrobatchWorld:
                 # One queue leads to a trainer, so its commands stay in order.
                 node.queue.append(command)
                 self.todo.append(partial(self.train_next, node, node.life))
+            elif isinstance(command, OfferAhead):
+                self.offer_ahead(node, command.trip)  # under way before anything else is done
             else:
                 self.todo.append(partial(self.obey, node, command))
 
@@ -227,9 +253,11 @@ class MicrobatchWorld:
             case Announce(iteration, relays):
                 jobs = [partial(self.announce, node, relay, iteration) for relay in relays]
             case TellLost(microbatch, to):
+                self.withdraw(node, microbatch)
                 others = to or (microbatch.origin,)
                 jobs = [partial(self.tell_lost, node, other, command) for other in others]
-            case Halt(_, _, relays):
+            case Halt(microbatch, _, relays):
+                self.withdraw(node, microbatch)
                 jobs = [partial(self.halt, node, relay, command) for relay in relays]
         self.todo += jobs
 
@@ -263,6 +291,7 @@ class MicrobatchWorld:
         core, lost = self.nodes[other].core, command.microbatch
         if not self.nodes[other].alive:
             return
+        self.withdraw(self.nodes[other], lost)
         if other in self.origins:
             self.do(other, core.lost(lost, node.name, command.attempt, command.failed))
         else:
@@ -324,8 +353,8 @@ class MicrobatchWorld:
         if not other.alive or self.random.random() < self.failing:
             self.do(node.name, node.core.sent(trip, self.now_s, taken=False))
             return
-        ticket, self.tickets = self.tickets, self.tickets + 1
         life = node.life
+        ahead = self.ahead.pop((node.name, trip), None) or self.offer(node, trip)
 
         def answered(refusal):
             is_asked_for = self.is_here(node) and life == node.life
@@ -338,10 +367,41 @@ class MicrobatchWorld:
             else:
                 self.do(node.name, node.core.sent(trip, self.now_s, taken=False))
 
-        self.offers[ticket] = answered
+        ahead.when_answered(answered)
+
+    def offer(self, node, trip):
+        """Ask the receiver; what is welcome there is offered ahead to the next one."""
+        other = self.nodes[trip.receiver]
+        ticket, self.tickets = self.tickets, self.tickets + 1
+        ahead = Ahead(ticket)
+        self.offers[ticket] = ahead.answered
         self.trips[ticket] = trip
-        self.asked[ticket] = (node, life, other)
+        self.asked[ticket] = (node, node.life, other)
         self.do(other.name, other.core.offered(ticket, trip))
+        return ahead
+
+    def offer_ahead(self, node, trip):
+        there = self.is_here(node) and self.nodes[trip.receiver].alive
+        if there and (node.name, trip) not in self.ahead and self.knows(node, trip.microbatch):
+            self.ahead[node.name, trip] = self.offer(node, trip)
+
+    def knows(self, node, microbatch):
+        """Whether a peer has not been told that a microbatch is lost."""
+        return (node.name, microbatch) not in self.forgotten
+
+    def withdraw(self, node, microbatch):
+        """What was offered ahead will not come: its stream is closed."""
+        self.forgotten.add((node.name, microbatch))
+        for key in [k for k in self.ahead if k[0] == node.name and k[1].microbatch == microbatch]:
+            self.take_back(key)
+
+    def take_back(self, key):
+        ahead, other = self.ahead.pop(key), self.nodes[key[1].receiver]
+        if ahead.ticket in self.offers:
+            del self.offers[ahead.ticket]
+            self.do(other.name, other.core.withdrawn(ahead.ticket))
+        elif ahead.answers == [None]:
+            self.do(other.name, other.core.broke_off(key[1], self.now_s))
 
     def bring(self, node, life, other, trip, loss):
         if not self.is_here(node) or life != node.life:
@@ -352,11 +412,15 @@ class MicrobatchWorld:
         if taken:
             self.taken.add((trip.leg, trip.place))
             self.path = trip.path
+            if (onward := trip.next_move()) is not None:
+                self.offer_ahead(other, onward)
             self.do(other.name, other.core.arrived(trip, 0, loss))
         self.do(node.name, node.core.sent(trip, self.now_s, taken=taken))
 
     def break_streams(self, node):
         """A peer is gone, or its trainer: who asked it hears so, and whom it asked."""
+        for key in [key for key in self.ahead if key[0] == node.name]:
+            self.take_back(key)
         for ticket, (asker, life, other) in list(self.asked.items()):
             if ticket not in self.offers:
                 del self.asked[ticket]

@@ -18,6 +18,7 @@ class Path:
         self._now_s = 100.0
         self._received = 0
         self.rate.heard(self._now_s, 0)
+        self.second()  # the first one with bulk is no sample
 
     def second(self, *, busy_s: float = 1.0, received: float | None = None) -> float:
         """One more; what is held back arrives as it is sent. Returns the rate from now on."""
@@ -69,6 +70,17 @@ def test_seconds_without_bulk_tell_nothing() -> None:
     before = path.rate.bytes_per_s
     for _ in range(50):
         assert path.second(busy_s=0.5, received=10.0) == before
+
+
+def test_the_first_second_of_a_burst_tells_nothing() -> None:
+    """Bytes that have left are still on their way, and TCP finds its speed anew."""
+    path = Path()
+    for _ in range(20):
+        path.second()
+    before = path.rate.bytes_per_s
+    for _ in range(50):
+        path.second(busy_s=0.5, received=10.0)
+        assert path.second(received=LINE / 2) == before
 
 
 def test_one_bad_second_at_the_start_is_forgotten() -> None:

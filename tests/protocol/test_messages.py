@@ -34,7 +34,9 @@ from protocol.wire.messages import (
     GetBlob,
     GetChunks,
     GetChunkState,
+    GetLinks,
     GetResult,
+    GetSnapshot,
     GetSpec,
     GetStamps,
     GetState,
@@ -44,6 +46,7 @@ from protocol.wire.messages import (
     Join,
     Kept,
     Leaving,
+    LinksReply,
     Lost,
     Message,
     NoResult,
@@ -61,6 +64,7 @@ from protocol.wire.messages import (
     Settle,
     Settled,
     SettledOutcome,
+    SnapshotReply,
     SpecReply,
     Stamps,
     StateReply,
@@ -82,7 +86,7 @@ EXCHANGE = "0f1e2d3c4b5a6978" * 2
 PROPOSE = Propose(GROUP, 3, 150, False, DIGEST, "int8", 1, 50, 51200)
 FREE = {"fragment": 0, "round": 1, "step": 70}
 SETTLED = Settled(EXCHANGE, SettledOutcome.AVERAGED)
-STATE_REPLY = StateReply(3, 190, DIGEST * 2, 1 << 30, 1 << 20, 0, 40, 4096, DIGEST)
+STATE_REPLY = StateReply(3, 190, DIGEST * 2, 1 << 30, 1 << 20, 0, 40, 4096, DIGEST, 0.75)
 STAMP = ChunkStamp(2, 6, 24, SHORT)
 
 EXAMPLES: tuple[Message, ...] = (
@@ -140,7 +144,7 @@ EXAMPLES: tuple[Message, ...] = (
     GetChunkState(GROUP, 1, 2),
     ChunkState(1, 7, STAMP),
     Offer(GROUP, "data", 4, 2, Leg.BACKWARD, ("a", "b"), 1, (2, 1), "cd" * 16, 1, 2),
-    Credit(),
+    Credit(0.25),
     Boundary(2.5),
     Kept(),
     Announcement(GROUP, 4),
@@ -150,6 +154,10 @@ EXAMPLES: tuple[Message, ...] = (
     Halt(GROUP, 4, 2, 1),
     Halted(Standing.WAITS),
     Resume(GROUP, 4, 2, ("a", "b"), 1, (2, 1), None, 1, 2, True),
+    GetLinks(),
+    LinksReply(),
+    GetSnapshot("cd" * 16),
+    SnapshotReply("cd" * 16),
 )
 DEFAULTS = {
     (Refusal, "round"),
@@ -162,6 +170,7 @@ DEFAULTS = {
     (Beat, "free"),
     (Beat, "ended"),
     (Beat, "group"),
+    (Beat, "validation_loss"),
     (Hello, "group"),
     (Hello, "step"),
 }

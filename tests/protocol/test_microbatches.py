@@ -33,6 +33,7 @@ def test_all_come_back_in_whatever_order_things_happen(seed, data_peers, microba
     for name in world.origins:
         counts = world.nodes[name].core.counts
         assert [counts[what] for what in ENDS] == [3 * microbatches] * 2 + [0]
+        assert counts[Counted.AGAIN] == 0
     for node in relays_of(world):
         assert set(node.books.added.values()) <= {1}
         assert node.core.counts[Counted.LOST] == node.core.counts[Counted.LATE] == 0

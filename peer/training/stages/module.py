@@ -91,13 +91,6 @@ class StageModule(nn.Module):
         )
 
 
-def stage_shapes(config: LlamaConfig, stage: int, stages: int) -> dict[str, tuple[int, ...]]:
-    """Name and shape of each parameter of a stage, tied ones once; nothing is allocated."""
-    with torch.device("meta"):
-        module = StageModule(config, stage, stages)
-    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-
-
 def initial_stage(config: LlamaConfig, seed: int, stage: int, stages: int) -> StageModule:
     """A stage as its first holder starts it: fp32, on the CPU, from the run's seed.
 

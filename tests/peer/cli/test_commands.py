@@ -151,6 +151,7 @@ def test_a_bug_is_called_a_bug(daemon) -> None:
         (["start", "run.toml", "--device", "tpu"], "--device: use 'cpu', 'cuda' or 'cuda:N'"),
         (["start", "run.toml", "--threads", "0"], "--threads: must be from 1"),
         (["start", "run.toml", "--overlap-steps", "-1"], "--overlap-steps: must be from 0"),
+        (["start", "run.toml", "--stage", "1"], "No such option: --stage"),
         (["start", "run.toml", "--overlap-steps", "2"], "this run waits for no fragments"),
         (["start", "run.toml", "--grace", "-1"], "--grace: must be from 0"),
         (["start", "run.toml", "--log-format", "xml"], "--log-format: use 'console' or 'json'"),
@@ -158,6 +159,7 @@ def test_a_bug_is_called_a_bug(daemon) -> None:
         (["start", "run.toml", "--announce", "h:0"], "port 0 cannot be announced"),
         (["start", "run.toml", "--home", "run.toml"], "cannot be used: File exists"),
         (["start", "run.toml", "--home", "/proc/loco"], "cannot be used"),
+        (["join", "--bootstrap", "a:1", "--stage", "64"], "--stage: must be from 0 to 63"),
         (["join"], "join needs an address to join by"),
         (["join", "--bootstrap", "1.2.3.4"], "give a host and the port"),
         (["new", "run.toml"], "run.toml exists already"),
@@ -171,6 +173,15 @@ def test_wrong_usage_is_told_and_is_2(daemon, arguments: list[str], sentence: st
     assert result.exit_code == 2
     assert sentence in result.stderr
     assert "Traceback" not in result.stderr
+    assert not daemon.calls
+
+
+def test_a_founder_holds_the_first_stage(daemon, monkeypatch) -> None:
+    run_toml()
+    monkeypatch.setenv("LOCO_STAGE", "1")
+    result = loco("start", "run.toml")
+    assert result.exit_code == 2
+    assert "stage = 1 (environment): the first peer of a run holds stage 0" in result.stderr
     assert not daemon.calls
 
 

@@ -12,12 +12,12 @@ from peer.cli.export import ExportFailed, export_state, other_stages
 from peer.options.config import ConfigError
 from peer.state.home import Home, HomeError
 from peer.state.state_file import StateScalars, write_state_file
-from peer.training.model import model_config, model_shapes
-from peer.training.stages.module import stage_shapes
+from peer.training.model import model_shapes
 from protocol.membership.group import WHOLE_MODEL
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
+from protocol.run.stages import stage_layouts
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ def state(home: Home) -> Path:
     layout = Layout.from_shapes(model_shapes(SPEC, BYTE_VOCABULARY))
     phi_P = np.arange(layout.padded_parameters, dtype=np.float32) / 1e6
     path = home.state_dir / "now.state"
-    scalars = StateScalars("ab" * 16, 3, 180, layout.digest, 0, 0, 99)
+    scalars = StateScalars("ab" * 16, 3, 180, layout.digest, 0, 0, 99, 0.5)
     write_state_file(path, scalars, phi_P, np.full_like(phi_P, 7.0))
     return path
 
@@ -93,8 +93,7 @@ def test_a_model_is_put_together_from_its_stages(tmp_path: Path) -> None:
     model = {"hidden_size": 16, "intermediate_size": 16, "num_layers": 3, "num_heads": 2}
     spec = RunSpec.model_validate({"model": model, "pipeline": {"stages": 2}})
     home = home_of(spec, tmp_path / "home")
-    config = model_config(spec, BYTE_VOCABULARY)
-    layouts = [Layout.from_shapes(stage_shapes(config, stage, 2)) for stage in range(2)]
+    layouts = stage_layouts(Layout.from_shapes(model_shapes(spec, BYTE_VOCABULARY)), 2)
     vectors = [
         np.arange(layout.padded_parameters, dtype=np.float32) / 1e5 + stage
         for stage, layout in enumerate(layouts)
@@ -102,7 +101,7 @@ def test_a_model_is_put_together_from_its_stages(tmp_path: Path) -> None:
     assert other_stages(home, WHOLE_MODEL) == {}
     assert other_stages(home, "stage/1") == {0: layouts[0].padded_parameters}
     state, other = home.state_dir / "now.state", home.state_dir / "stage-0.f32"
-    scalars = StateScalars("ab" * 16, 3, 180, layouts[1].digest, 0, 0, 99)
+    scalars = StateScalars("ab" * 16, 3, 180, layouts[1].digest, 0, 0, 99, 0.5)
     write_state_file(state, scalars, vectors[1], np.zeros_like(vectors[1]))
     vectors[0].tofile(other)
     export_state(home, {"path": str(state), "part": "stage/1"}, {0: other}, tmp_path / "hf")

@@ -26,13 +26,27 @@ PEER_OPTIONS = [
     "-v",
 ]
 
+JOIN_OPTIONS = [*PEER_OPTIONS, "--stage"]
+
 FROZEN = {
     "new": ["--force", "--method", "--preset", "run_toml"],
     "start": [*PEER_OPTIONS, "run_toml"],
-    "join": PEER_OPTIONS,
+    "join": sorted(JOIN_OPTIONS),
     "status": ["--home", "--json", "--verbose", "-v"],
     "leave": ["--home", "--verbose", "-v"],
     "export": ["--hf", "--home", "--verbose", "-v"],
+    "generate": [
+        "--hf",
+        "--home",
+        "--prompt",
+        "--seed",
+        "--temperature",
+        "--tokens",
+        "--top-p",
+        "--verbose",
+        "--without-stages",
+        "-v",
+    ],
     "plan": [
         "--codec",
         "--full-every",
@@ -62,7 +76,7 @@ def test_commands_and_options_are_these() -> None:
 
 
 def test_every_peer_option_is_one_of_the_configuration() -> None:
-    long = {option.removeprefix("--") for option in PEER_OPTIONS if option.startswith("--")}
+    long = {option.removeprefix("--") for option in JOIN_OPTIONS if option.startswith("--")}
     assert long == {option.name for option in OPTIONS}
 
 

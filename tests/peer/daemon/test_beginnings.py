@@ -63,12 +63,13 @@ def arrival(lines: list[bytes], sources: Any = None, spec: RunSpec = SPEC) -> Ar
         facts=Facts("me", 1),
         events=EventLog(lines.append, peer="me", wall_time_s=trio.current_time, stream=None),
         sources=sources,
+        roster=Roster(5.0),
         look_around=trio.sleep_forever,
     )
 
 
 def scalars(**changes: Any) -> StateScalars:
-    return replace(StateScalars(GROUP.digest, 7, 150, LAYOUT, 1, 40, 9), **changes)
+    return replace(StateScalars(GROUP.digest, 7, 150, LAYOUT, 1, 40, 9, 0.5), **changes)
 
 
 async def test_fresh_weights_have_no_past(autojump_clock):

@@ -54,7 +54,7 @@ class Swarm:
         return "supplies"
 
 
-def joining(swarm: Any) -> Joining:
+def joining(swarm: Any, stage: int | None = None) -> Joining:
     lines: list[bytes] = []
     events = EventLog(lines.append, peer="me", wall_time_s=trio.current_time, stream=None)
     facts = Facts("me", 1)
@@ -67,6 +67,7 @@ def joining(swarm: Any) -> Joining:
         provision=swarm,
         facts=facts,
         events=events,
+        stage=stage,
     )
 
 
@@ -86,14 +87,30 @@ async def test_a_joiner_ends_before_it_fetches_data_of_a_run_that_it_cannot_trai
     assert exit_code_of(refused.value) is ExitCode.USAGE
 
 
-async def test_a_newcomer_takes_the_stage_that_nobody_holds_and_says_so(autojump_clock):
+@pytest.mark.parametrize(("step", "is_trained"), [(0, False), (7, True)])
+async def test_a_newcomer_takes_the_stage_that_nobody_holds_and_says_so(
+    autojump_clock, step, is_trained
+):
     spec = RunSpec(pipeline=PipelineSection(stages=3))
     swarm: Any = Swarm(spec)
     entry = joining(swarm)
     for peer_id, stage in (("a", 0), ("b", 1)):
         group = Group(swarm.run_id, part_of_stage(stage)).digest
-        entry._roster.heard(0.0, peer_id, 1, progress=Progress("training", group=group))
+        progress = Progress("training", group=group, step=step)
+        entry._roster.heard(0.0, peer_id, 1, progress=progress)
     chosen = await entry._choose_stage(spec, swarm.run_id)
-    assert chosen == ChosenStage(2, has_holders=False)
+    assert chosen == ChosenStage(2, has_holders=False, is_trained=is_trained)
     assert entry._facts.group == Group(swarm.run_id, part_of_stage(2)).digest
     assert LOOK_AROUND_S <= trio.current_time() <= (1 + LATECOMERS) * LOOK_AROUND_S
+
+
+@pytest.mark.parametrize(("stage", "has_holders"), [(1, True), (2, False)])
+async def test_a_newcomer_takes_the_stage_that_it_was_given(autojump_clock, stage, has_holders):
+    spec = RunSpec(pipeline=PipelineSection(stages=4))
+    swarm: Any = Swarm(spec)
+    entry = joining(swarm, stage)
+    group = Group(swarm.run_id, part_of_stage(1)).digest
+    entry._roster.heard(0.0, "a", 1, progress=Progress("training", group=group))
+    chosen = await entry._choose_stage(spec, swarm.run_id)
+    assert chosen == ChosenStage(stage, has_holders=has_holders, is_trained=False)
+    assert entry._facts.group == Group(swarm.run_id, part_of_stage(stage)).digest

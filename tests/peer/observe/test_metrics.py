@@ -16,9 +16,11 @@ from peer.observe.endpoint import (
     serve_metrics,
 )
 from peer.observe.metrics import REFUSED_CONTRIBUTIONS, Metrics, MetricsSnapshot, RoundPhase
+from peer.observe.pipeline_facts import PipelineFacts, Spent
 from peer.observe.status import Outcomes, PeerState
 from peer.options.addresses import HostPort
 from protocol.outcomes import RefusalReason, SkipReason
+from protocol.routing.vectors import LinkTimes
 
 NAMES = {
     "loco_inner_steps_total",
@@ -43,6 +45,10 @@ NAMES = {
     "loco_state_heal_seconds_count",
     "loco_contributions_refused_total",
     "loco_microbatches_total",
+    "loco_pipeline_seconds_total",
+    "loco_pipeline_iteration_seconds",
+    "loco_pipeline_other_plans_total",
+    "loco_pipeline_line_seconds",
     "loco_group_info",
     "loco_other_group_refused_total",
     "loco_round",
@@ -72,6 +78,12 @@ FULL = MetricsSnapshot(
     healed=3,
     healed_s=0.5,
     refused={RefusalReason.TWICE: 2, RefusalReason.OTHER_GROUP: 3},
+    pipeline=PipelineFacts(
+        planned_s=1.25,
+        spent_s={Spent.COMPUTING: 1.0, Spent.SENDING: 2.0, Spent.WAITING: 0.5},
+        other_plans=3,
+        links=(LinkTimes("12D3a", 40_000, 2_500, 0), LinkTimes("12D3b", 40_000)),
+    ),
     group="ab" * 16,
     part="stage/1",
     round=4,
@@ -122,6 +134,12 @@ def test_numbers_are_read_at_each_scrape() -> None:
     build = "loco_build_info", "daemon_codec=plain", "trainer_codec=compiled", "version=1.2.3"
     assert found[build] == 1
     assert found["loco_group_info", "group=" + "ab" * 16, "part=stage/1"] == 1
+    assert found["loco_pipeline_seconds_total", "into=sending"] == 2
+    assert found["loco_pipeline_iteration_seconds", "how=planned"] == 1.25
+    assert ("loco_pipeline_iteration_seconds", "how=measured") not in found
+    assert found["loco_pipeline_other_plans_total",] == 3
+    lines = {name[1:]: value for name, value in found.items() if name[0].endswith("line_seconds")}
+    assert lines == {("peer=12D3a",): 0.0025}
     assert found["loco_other_group_refused_total",] == 3
     assert found["loco_step",] == 123
     assert found["loco_stalled_seconds_total",] == 1.5

@@ -5,6 +5,7 @@ import json
 
 from rich.console import Console
 
+from peer.observe.pipeline_facts import PipelineFacts, Spent
 from peer.observe.status import (
     RECENT_ROUNDS,
     Outcomes,
@@ -14,7 +15,17 @@ from peer.observe.status import (
     render,
 )
 from protocol.outcomes import SkipReason
+from protocol.routing.vectors import LinkTimes
 
+PIPELINE = PipelineFacts(
+    snapshot="ab" * 16,
+    plan="cd" * 16,
+    planned_s=1.25,
+    iteration_s=1.5,
+    spent_s={Spent.COMPUTING: 1.0, Spent.SENDING: 2.0, Spent.WAITING: 1.0},
+    links=(LinkTimes("12D3KooWdddddddd", 40_000, 2_500, 0),),
+    paths=("1:dddddddd", "1:dddddddd"),
+).to_json()
 FULL = Status(
     peer_id="12D3KooWaaaaaaaabbbbbbbb",
     run_id="ab" * 16,
@@ -27,11 +38,19 @@ FULL = Status(
     outcomes=Outcomes(2, {SkipReason.DEADLINE: 1, SkipReason.NO_PARTNER: 0}, 0.75),
     peers=(
         PeerStatus("12D3KooWcccccccc", PeerState.DOWNLOADING),
-        PeerStatus("12D3KooWdddddddd", PeerState.TRAINING, round=7, rtt_s=0.0125, step=4171),
+        PeerStatus(
+            "12D3KooWdddddddd",
+            PeerState.TRAINING,
+            round=7,
+            rtt_s=0.0125,
+            step=4171,
+            validation_loss=2.5,
+        ),
     ),
     metrics="http://127.0.0.1:1/metrics",
     part="stage/1",
     microbatches={"done": 120, "lost": 2},
+    pipeline=PIPELINE,
     codec="int8: daemon compiled, trainer plain: ImportError: no numba",
     doing="training [round 3]",
     since_s=12.4,
@@ -56,6 +75,7 @@ def test_json_has_exactly_these_keys() -> None:
                 "round": None,
                 "rtt_s": None,
                 "step": None,
+                "validation_loss": None,
             },
             {
                 "peer_id": "12D3KooWdddddddd",
@@ -63,11 +83,13 @@ def test_json_has_exactly_these_keys() -> None:
                 "round": 7,
                 "rtt_s": 0.0125,
                 "step": 4171,
+                "validation_loss": 2.5,
             },
         ],
         "metrics": "http://127.0.0.1:1/metrics",
         "part": "stage/1",
         "microbatches": {"done": 120, "lost": 2},
+        "pipeline": PIPELINE,
         "codec": "int8: daemon compiled, trainer plain: ImportError: no numba",
         "doing": "training [round 3]",
         "since_s": 12.4,
@@ -107,6 +129,10 @@ def test_people_see_a_table() -> None:
         "12.5 ms",
         "2.2500",
         "trainer plain: ImportError: no numba",
+        "1.50 s, planned 1.25 s (plan cdcdcdcd)",
+        "computing 25%, sending 50%, waiting 25%",
+        "1:dddddddd (2x)",
+        "dddddddd 40.0 + 2.5 ms",
     ):
         assert part in text
     assert "no_partner" not in text

@@ -7,17 +7,21 @@ that what comes back tells through how many stages it has gone.
 import math
 from collections import deque
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import trio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peer.network.simulated import SimulatedInternet
 from peer.network.simulated_link import LinkModel
 from peer.observe.facts import Facts
 from peer.observe.status import PeerState
+from peer.ports.simulated import SimulatedWork
 from peer.process.bell import Bell
 from peer.rounds.way import TrainerLine
+from peer.stages.build import stage_exchange
 from peer.stages.company import StageCompany
-from peer.stages.exchange import stage_exchange
 from peer.training.shared import code_memory
 from peer.training.stages import messages as told
 from peer.training.stages.ring import BoundaryRing
@@ -137,7 +141,7 @@ class PretendedTrainer:
 class StagePeer:
     """One peer of the world."""
 
-    def __init__(self, peer_id, stage, network, trainer, world):
+    def __init__(self, peer_id, stage, network, trainer, world, sign):
         self.peer_id = peer_id
         self.stage = stage
         self.network = network
@@ -145,11 +149,22 @@ class StagePeer:
         self.facts = Facts(peer_id, 1, run_id=RUN_ID, state=PeerState.TRAINING)
         self.roster = Roster(math.inf)
         self.heard = Bell()
+        pipeline = {"stages": world.stages, "visited": world.stages, "routing": world.routing}
         spec = RunSpec.model_validate(
-            {"pipeline": {"stages": world.stages, "visited": world.stages}}
+            {"pipeline": pipeline, "training": {"batch_size": world.microbatches}}
         )
         company = StageCompany(self.roster, RUN_ID, world.stages, peer_id)
-        self.exchange = stage_exchange(spec, stage, company, network, self.facts, self.heard)
+        self.exchange = stage_exchange(
+            spec,
+            stage,
+            company,
+            network,
+            self.facts,
+            self.heard,
+            sign=sign,
+            work=SimulatedWork(0.0),
+            state_dir=world.state_dir,
+        )
 
     async def run(self):
         async with trio.open_nursery() as nursery:
@@ -160,16 +175,27 @@ class StagePeer:
 
 
 class StageWorld:
-    """A pipeline: so many peers of each stage. Peers of stage 0 hold the data."""
+    """A pipeline: so many peers of each stage. Peers of stage 0 hold the data.
 
-    def __init__(self, sizes, iterations=3, microbatches=4):
+    `link_of` says what lies between two peers, each given as (stage, place in its stage).
+    """
+
+    def __init__(self, sizes, iterations=3, microbatches=4, routing="planned", link_of=None):
+        self.routing = routing
+        self.state_dir = Path("nowhere")
+        self.link_of = link_of or (lambda a, b: LINK)
         self.stages = len(sizes)
         self.sizes = sizes
         self.iterations = iterations
         self.microbatches = microbatches
-        self.internet = SimulatedInternet(1, link=LINK)
+        self.places = {}
+        self.internet = SimulatedInternet(1, link_of=self.link)
         self.peers = []
         self.scopes = {}
+
+    def link(self, one, other):
+        known = one in self.places and other in self.places
+        return self.link_of(self.places[one], self.places[other]) if known else LINK
 
     @asynccontextmanager
     async def running(self):
@@ -184,17 +210,21 @@ class StageWorld:
             nursery.cancel_scope.cancel()
 
     async def _add(self, stack, stage, i):
-        peer_id = peer_id_from_public_key(bytes([10 * stage + i]) * 32)
+        key = Ed25519PrivateKey.from_private_bytes(bytes([10 * stage + i]) * 32)
+        peer_id = peer_id_from_public_key(key.public_key().public_bytes_raw())
+        self.places[peer_id] = (stage, i)
         network = await stack.enter_async_context(self.internet.open_network(peer_id))
         work = (self.iterations, self.microbatches) if stage == 0 else (0, 0)
-        self.peers.append(StagePeer(peer_id, stage, network, PretendedTrainer(stage, *work), self))
+        trainer = PretendedTrainer(stage, *work)
+        self.peers.append(StagePeer(peer_id, stage, network, trainer, self, key.sign))
 
     def _introduce(self, peer):
         for other in self.peers:
             if other is not peer:
                 group = Group(RUN_ID, part_of_stage(other.stage)).digest
                 progress = Progress("training", group=group)
-                peer.roster.heard(0.0, other.peer_id, 1, progress=progress)
+                rtt_s = 2 * self.link(peer.peer_id, other.peer_id).latency_s
+                peer.roster.heard(0.0, other.peer_id, 1, progress=progress, rtt_s=rtt_s)
 
     async def _live(self, peer):
         for other in self.peers:
@@ -202,6 +232,14 @@ class StageWorld:
                 await peer.network.connect(other.peer_id, other.network.addresses)
         with trio.CancelScope() as self.scopes[peer.peer_id]:
             await peer.run()
+
+    def change(self, one, other, **changes):
+        """Make a link another one, which both ends measure."""
+        for a, b in ((one, other), (other, one)):
+            link = self.internet.link(a.peer_id, b.peer_id)
+            link.model = replace(link.model, **changes)
+            rtt_s = 2 * link.model.latency_s
+            a.roster.heard(trio.current_time(), b.peer_id, 1, rtt_s=rtt_s)
 
     def of_stage(self, stage):
         return [peer for peer in self.peers if peer.stage == stage]

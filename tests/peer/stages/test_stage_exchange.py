@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import trio
-from stage_worlds import SLOT_BYTES, StageWorld
+from stage_worlds import BACKWARD_S, FORWARD_S, LINK, SLOT_BYTES, StageWorld
 
 from peer.network.conversation import Conversation
 from peer.stages.exchange import PATIENCE_S
@@ -166,3 +166,18 @@ async def test_a_boundary_that_breaks_off_gives_its_slot_back(autojump_clock):
         await world.wait_done()
         assert len(data_peer.trainer.came_back) + len(data_peer.trainer.dropped) == 12
         assert relay.exchange._line.num_free >= 7
+
+
+async def _time_of(iterations):
+    async with StageWorld((1, 1, 1), iterations=iterations, microbatches=1).running() as world:
+        began_s = trio.current_time()
+        await world.wait_done()
+        return trio.current_time() - began_s
+
+
+async def test_a_hop_takes_the_latency_once(autojump_clock):
+    """What is offered ahead waits for nothing but work; two hops follow on none, and wait."""
+    took_s = (await _time_of(4) - await _time_of(1)) / 3
+    hops, work_s = 6, 2 * (FORWARD_S + BACKWARD_S)
+    offered_s = 2 * 2 * LINK.latency_s
+    assert took_s == pytest.approx(hops * LINK.latency_s + offered_s + work_s, abs=0.05)

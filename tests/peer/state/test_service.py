@@ -55,7 +55,7 @@ class Source:
     async def write(self, directory: Path) -> tuple[Path, StateManifest]:
         self.writes += 1
         path = directory / f"{self.round}.state"
-        scalars = StateScalars(GROUP, self.round, self.written_step, "cd" * 16, 0, 77, 12)
+        scalars = StateScalars(GROUP, self.round, self.written_step, "cd" * 16, 0, 77, 12, 0.5)
         return path, write_state_file(path, scalars, self.phi_P, self.delta_P)
 
 

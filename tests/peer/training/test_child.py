@@ -12,12 +12,13 @@ from peer.training.channel import SocketChannel, Task
 from peer.training.corpus.packed import InvalidCorpus
 from peer.training.device import choose_device, choose_precision, is_out_of_memory
 from peer.training.errors import NonFinite
-from peer.training.messages import Failed
+from peer.training.messages import Failed, Ready
 from peer.training.pipe import PipeError
 from peer.training.settings import TrainerSettings
 from peer.training.step import Stepper
 
 SETTINGS = TrainerSettings(b"", "me", "corpus", 256)
+READY = Ready(1, 1, "", device="cuda", precision="fp32", micro_batch=1, steps_per_s=1.0)
 BLOCKS_BT = np.zeros((16, 3), np.int64)
 
 
@@ -59,7 +60,7 @@ def test_failures_are_told_apart(monkeypatch, capsys, error, reason, when):
     def build(*_):
         if when == "build":
             raise error
-        return None, "ready"
+        return None, READY
 
     monkeypatch.setattr(child, "InnerLoop", Loop)
     channel = FakeChannel()
@@ -68,7 +69,7 @@ def test_failures_are_told_apart(monkeypatch, capsys, error, reason, when):
     assert isinstance(failed, Failed)
     assert failed.reason == (reason or {"build": "unusable", "train": "error"}[when])
     assert str(error) in failed.detail
-    assert channel.events[:-1] == [] if when == "build" else ["ready"]
+    assert channel.events[:-1] == ([] if when == "build" else [READY])
 
 
 def test_a_model_that_cannot_be_made_is_told(monkeypatch, capsys):

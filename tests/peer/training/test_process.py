@@ -10,11 +10,13 @@ from dataclasses import replace
 
 import blake3
 import numpy as np
+import psutil
 import pytest
 import torch
 import trio
 
 from peer.training import pipe
+from peer.training.child import NICENESS_ON_CPU
 from peer.training.child_process import spare_child
 from peer.training.corpus import prepare_corpus
 from peer.training.messages import (
@@ -267,6 +269,8 @@ async def test_initial_weights_follow_from_the_seed_and_whoever_made_them_can_tr
                 await trainer.send(Load(0))
                 await trainer.send(TrainRound(0, 5, MEMBERS, 0, 0, 0.0, 1.0))
                 await _next(trainer, RoundClosed)
+                niceness = psutil.Process(process_id).nice() - psutil.Process().nice()
+                assert niceness == NICENESS_ON_CPU
     first = np.fromfile(tmp_path / "first", "<f4")
     assert np.array_equal(first, expected.theta_P.numpy())
     assert not np.array_equal(first, np.fromfile(tmp_path / "second", "<f4"))

@@ -30,12 +30,13 @@ from peer.training.stages.messages import (
     Stepped,
     Taken,
 )
-from peer.training.stages.module import initial_stage, stage_shapes
+from peer.training.stages.module import StageModule, initial_stage
 from peer.training.stages.ring import BoundaryRing
 from peer.training.stages.steppers import DataPeerStepper, RelayStepper, stage_clip_norm
 from peer.training.step import Stepper
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec
+from protocol.run.stages import stage_layouts
 
 CPU = torch.device("cpu")
 STAGES = 3
@@ -154,14 +155,15 @@ def gradients(stages):
 def test_stages_put_together_are_the_whole_model(tied):
     spec = run_spec(tied=tied)
     config = model_config(spec, VOCABULARY)
-    shapes: dict[str, tuple[int, ...]] = {}
-    for stage in range(STAGES):
-        of_stage = stage_shapes(config, stage, STAGES)
-        assert not shapes.keys() & of_stage.keys()
-        shapes |= of_stage
-    whole = LlamaForCausalLM(config)
-    assert shapes == {name: tuple(p.shape) for name, p in whole.named_parameters()}
-    assert Layout.from_shapes(shapes).parameters == sum(p.numel() for p in whole.parameters())
+    whole = Layout.from_shapes(shapes_of(LlamaForCausalLM(config)))
+    modules = [StageModule(config, stage, STAGES) for stage in range(STAGES)]
+    cut = tuple(Layout.from_shapes(shapes_of(module)) for module in modules)
+    assert stage_layouts(whole, STAGES) == cut
+    assert sum(part.parameters for part in cut) == whole.parameters
+
+
+def shapes_of(module):
+    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
 
 
 def test_a_first_holder_makes_the_same_weights_every_time():

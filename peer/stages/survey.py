@@ -1,0 +1,214 @@
+"""Paths over measured links: what we have measured is told, and data peers agree on what to plan.
+
+    beats, boundaries, trainer -> Measures -> our signed vector  <- asked for by the proposer
+    vectors of all -> Proposals -> snapshot                      <- asked for by other data peers
+    snapshot -> plan, in a thread -> PlannedRouter -> paths of the iterations that set out from now
+
+Every LOOK_S each data peer looks who proposes (protocol/routing/proposals.py): itself gathers the
+vectors of all, another is asked for its snapshot. Nothing is sent unasked. A peer that does not
+answer is asked again with the next look; until then what was known of it stands.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import trio
+
+from peer.network.conversation import Conversation
+from peer.observe.facts import Facts
+from peer.observe.names import short_id
+from peer.observe.pipeline_facts import PipelineFacts
+from peer.ports import Network, PeerId, Work
+from peer.training.stages.sizes import SLOTS
+from protocol.errors import LocoError
+from protocol.limits import MAX_LINK_VECTOR_BYTES, MAX_SNAPSHOT_BYTES
+from protocol.membership.records import Sign
+from protocol.membership.view import TRAINING
+from protocol.routing.measures import Measures
+from protocol.routing.planned_paths import PlannedRouter
+from protocol.routing.plans import PlannedPaths, plan_of
+from protocol.routing.proposals import Proposals, proposer_of
+from protocol.routing.snapshots import Snapshot, Terms
+from protocol.routing.vectors import decode_vector, encode_vector
+from protocol.wire.messages import GetLinks, GetSnapshot, LinksReply, SnapshotReply
+from protocol.wire.versions import STAGE
+
+from .company import StageCompany
+from .given_paths import GivenPaths
+
+LOOK_S: Final = 2.0
+ANSWER_S: Final = 5.0
+
+
+class Survey:
+    """See the top of the file.
+
+    Args:
+        router: takes the plans; None at relays, and where paths are drawn.
+        full: whether some iterations skip nothing, and are planned too.
+        given: paths that take the place of plans, where somebody has written some.
+    """
+
+    def __init__(
+        self,
+        *,
+        stage: int,
+        company: StageCompany,
+        network: Network,
+        facts: Facts,
+        sign: Sign,
+        work: Work,
+        terms: Terms,
+        router: PlannedRouter | None,
+        full: bool,
+        given: GivenPaths,
+    ) -> None:
+        assert facts.run_id is not None, "a stage belongs to a run"
+        self._run_id = facts.run_id
+        self._incarnation = facts.incarnation
+        self._facts = facts.pipeline
+        self._stage = stage
+        self._company = company
+        self._network = network
+        self._sign = sign
+        self._work = work
+        self._terms = terms
+        self._router = router
+        self._full = full
+        self._given = given
+        self._proposals = Proposals(self._run_id)
+        self._signed = b""
+        self._snapshot: Snapshot | None = None
+        self.measures = Measures()
+
+    def __repr__(self) -> str:
+        return f"<Survey of stage {self._stage}, {self._proposals!r}>"
+
+    @property
+    def facts(self) -> PipelineFacts:
+        """What is shown of all this."""
+        return self._facts
+
+    # --- asked by others --------------------------------------------------------------------------
+    async def answer(self, talk: Conversation, question: GetLinks | GetSnapshot) -> None:
+        """Tell another peer what we have measured, or from what we plan."""
+        if isinstance(question, GetLinks):
+            await talk.send(LinksReply(), self._signed, stall_s=ANSWER_S)
+            return
+        snapshot = self._snapshot
+        if snapshot is None or snapshot.digest == question.known:
+            await talk.send(SnapshotReply(question.known if snapshot else None), stall_s=ANSWER_S)
+        else:
+            await talk.send(SnapshotReply(snapshot.digest), snapshot.data, stall_s=ANSWER_S)
+
+    # --- our own ----------------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Measure, tell and plan, until cancelled."""
+        while True:
+            await trio.sleep(LOOK_S)
+            self._look()
+            if self._router is None:
+                continue
+            if self._given.there:
+                if (given := self._given.news()) is not None:
+                    self._adopt(self._router, (given, None))
+            else:
+                await self._agree(self._router)
+
+    def _look(self) -> None:
+        """Take the newest round trips, and tell what has changed."""
+        others = self._company.others()
+        self.measures.keep(member.peer_id for member in others)
+        for member in others:
+            if member.rtt_s is not None:
+                self.measures.round_trip(member.peer_id, member.rtt_s)
+        self._facts.links, self._facts.work = self.measures.links(), self.measures.work()
+        vector = self.measures.vector(
+            self._network.peer_id, self._incarnation, self._stage, SLOTS, trio.current_time()
+        )
+        if vector is not None:
+            self._signed = encode_vector(vector, self._run_id, self._sign)
+            self._proposals.take(vector, self._signed)
+
+    async def _agree(self, router: PlannedRouter) -> None:
+        """Come to the snapshot that is planned from; plan when it is a new one."""
+        ours = self._network.peer_id
+        training = [m.peer_id for m in self._company.data_peers() if m.progress.state == TRAINING]
+        proposer = proposer_of([ours, *training])
+        if proposer == ours:
+            snapshot = await self._proposed()
+        else:
+            assert proposer is not None, "we are one ourselves"
+            snapshot = await self._fetched(proposer)
+        if snapshot is not None:
+            self._snapshot = snapshot
+            self._adopt(router, await self._work.run(self._planned, snapshot))
+
+    def _planned(self, snapshot: Snapshot) -> tuple[PlannedPaths | None, PlannedPaths | None]:
+        """The plan, and that of iterations that skip nothing; runs in a thread."""
+        terms = self._terms
+        full = plan_of(snapshot, terms, terms.stages) if self._full else None
+        return plan_of(snapshot, terms, terms.visited), full
+
+    def _adopt(
+        self, router: PlannedRouter, plans: tuple[PlannedPaths | None, PlannedPaths | None]
+    ) -> None:
+        router.plan, router.full = plans
+        plan, facts = router.plan, self._facts
+        facts.snapshot = None if plan is None else plan.snapshot
+        facts.plan = None if plan is None else plan.digest
+        facts.planned_s = None if plan is None else plan.iteration_s
+        own = () if plan is None else plan.paths.get(self._network.peer_id, ())
+        facts.paths = tuple(
+            " ".join(f"{s}:{short_id(p)}" for s, p in zip(path.stages, path.relays, strict=True))
+            for path in own
+        )
+
+    # --- gathering --------------------------------------------------------------------------------
+    async def _proposed(self) -> Snapshot | None:
+        await self._gather([member.peer_id for member in self._company.others()])
+        self._proposals.keep({**self._company.stages(), self._network.peer_id: self._stage})
+        return self._proposals.due(self._snapshot, trio.current_time())
+
+    async def _gather(self, peer_ids: Sequence[PeerId]) -> None:
+        async with trio.open_nursery() as nursery:
+            for peer_id in peer_ids:
+                nursery.start_soon(self._ask_links, peer_id)
+
+    async def _ask_links(self, peer_id: PeerId) -> None:
+        signed = await self._ask(peer_id, GetLinks(), LinksReply, MAX_LINK_VECTOR_BYTES)
+        if not signed:
+            return
+        try:
+            self._proposals.take(decode_vector(peer_id, signed, self._run_id), signed)
+        except LocoError:
+            return  # what it says is no vector: its links are those that others measure
+
+    async def _fetched(self, proposer: PeerId) -> Snapshot | None:
+        known = None if self._snapshot is None else self._snapshot.digest
+        data = await self._ask(proposer, GetSnapshot(known), SnapshotReply, MAX_SNAPSHOT_BYTES)
+        if not data:
+            return None
+        try:
+            return await self._work.run(Snapshot.read, data, self._run_id)
+        except LocoError:
+            return None  # we go on with what we have
+
+    async def _ask(
+        self,
+        peer_id: PeerId,
+        question: GetLinks | GetSnapshot,
+        reply: type[LinksReply | SnapshotReply],
+        max_bytes: int,
+    ) -> bytes:
+        """The payload of an answer; empty where there is none."""
+        try:
+            with trio.move_on_after(ANSWER_S):
+                stream = await self._network.open_stream(peer_id, STAGE)
+                async with Conversation(stream) as talk:
+                    await talk.send(question, stall_s=ANSWER_S)
+                    _, payload = await talk.receive(reply, max_payload_bytes=max_bytes)
+                    return payload
+        except (LocoError, trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        return b""

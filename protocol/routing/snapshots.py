@@ -1,0 +1,207 @@
+"""Snapshots: the link vectors of a pipeline's peers, named by a digest, and the problem in them.
+
+    bytes   msgpack [form, run id, [[peer id, vector], ...]], by peer id
+    name    blake3 of these bytes, 32 hex digits
+
+All data peers that hold the same snapshot make the same problem of it, and so the same plan
+(plans.py). Every vector in it is signed by its peer, so a peer that proposes a snapshot can leave
+others out, or name older vectors, and can make nothing up.
+
+A link is measured at both ends, and the worse of two values counts: a peer that praises its links
+gains nothing, and one that runs them down keeps work away from itself alone. What nobody has
+measured is taken for the median of what is known.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median_low
+from typing import Final, Self
+
+import blake3
+import msgpack
+
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.limits import MAX_SNAPSHOT_BYTES
+from protocol.membership.records import Verify, verify_with_peer_id
+from protocol.pipeline.problem import (
+    MAX_PEERS,
+    THOUSAND,
+    US_PER_S,
+    Matrix,
+    PathRules,
+    PipelinePeer,
+    Problem,
+    Work,
+)
+
+from .vectors import LinkTimes, LinkVector, decode_vector
+
+FORM: Final = 1
+USUAL_RTT_US: Final = 100_000
+USUAL_LINE_US: Final = 10_000
+USUAL_WORK_US: Final = 100_000
+"""Where nothing at all is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a run spec says of its pipeline, as far as plans need it.
+
+    Attributes:
+        visited: stages of a path.
+        microbatches: of an iteration, of each data peer.
+        boundary_bytes: coded.
+    """
+
+    stages: int
+    visited: int
+    microbatches: int
+    boundary_bytes: int
+    rules: PathRules
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """See the top of the file.
+
+    Attributes:
+        vectors: by peer id.
+        data: the bytes.
+    """
+
+    vectors: tuple[LinkVector, ...]
+    data: bytes
+
+    @classmethod
+    def of(cls, run_id: str, signed: Mapping[str, bytes], vectors: Iterable[LinkVector]) -> Self:
+        """The snapshot of these vectors.
+
+        Args:
+            signed: their bytes, by peer id.
+
+        Raises:
+            LocalProtocolError: there are none, or too many.
+        """
+        ordered = tuple(sorted(vectors, key=lambda vector: vector.peer_id))
+        pairs = [[vector.peer_id, signed[vector.peer_id]] for vector in ordered]
+        data: bytes = msgpack.packb([FORM, run_id, pairs])
+        if len(data) > MAX_SNAPSHOT_BYTES or not 1 <= len(ordered) <= MAX_PEERS:
+            raise LocalProtocolError(f"a snapshot of {len(ordered)} peers, {len(data)} bytes")
+        return cls(ordered, data)
+
+    @classmethod
+    def read(cls, data: bytes, run_id: str, verify: Verify = verify_with_peer_id) -> Self:
+        """A snapshot that came from another peer.
+
+        Raises:
+            RemoteProtocolError: anything about it is wrong.
+        """
+        if len(data) > MAX_SNAPSHOT_BYTES:
+            raise RemoteProtocolError(f"a snapshot of {len(data)} bytes")
+        try:
+            form, run, pairs = msgpack.unpackb(data, raw=False, max_ext_len=0, max_map_len=0)
+            signed = {str(peer_id): bytes(vector) for peer_id, vector in pairs}
+        except Exception as error:
+            raise RemoteProtocolError(f"not a snapshot: {error}") from error
+        if form != FORM or run != run_id:
+            raise RemoteProtocolError(f"not a snapshot of form {FORM} of this run")
+        if not 1 <= len(signed) <= MAX_PEERS:
+            raise RemoteProtocolError(f"a snapshot of {len(signed)} peers")
+        vectors = [decode_vector(*pair, run_id, verify) for pair in signed.items()]
+        snapshot = cls.of(run_id, signed, vectors)
+        if snapshot.data != data:
+            raise RemoteProtocolError("a snapshot that is not in canonical form")
+        return snapshot
+
+    @property
+    def digest(self) -> str:
+        """The snapshot's name."""
+        return blake3.blake3(self.data).hexdigest(length=16)
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """The stage of each peer."""
+        return tuple(vector.stage for vector in self.vectors)
+
+    def problem(self, terms: Terms, visited: int) -> Problem | None:
+        """What is to be planned for; None while a stage has nobody.
+
+        Args:
+            visited: stages of a path.
+        """
+        stages = self.stages
+        sizes = tuple(stages.count(stage) for stage in range(terms.stages))
+        if min(sizes) < 1 or sum(sizes) != len(stages):
+            return None
+        table = _LinkTable(self.vectors)
+        work, peers = _work(self.vectors, terms.boundary_bytes)
+        return Problem(
+            peers,
+            table.matrix(lambda link: link.rtt_us // 2),  # moves are offered ahead
+            table.matrix(lambda link: max(1, terms.boundary_bytes * US_PER_S // link.out_us)),
+            work,
+            sizes,
+            visited,
+            terms.microbatches * sizes[0],
+            terms.rules,
+            queued_links=True,
+        )
+
+
+class _LinkTable:
+    """Every link as both of its ends see it; nothing in it is unknown."""
+
+    def __init__(self, vectors: Sequence[LinkVector]) -> None:
+        self._peers = [vector.peer_id for vector in vectors]
+        told = [{link.peer_id: link for link in vector.links} for vector in vectors]
+        self._links: list[list[LinkTimes]] = []
+        for a, one in enumerate(self._peers):
+            row = []
+            for b, other in enumerate(self._peers):
+                mine = told[a].get(other, LinkTimes(other))
+                theirs = told[b].get(one, LinkTimes(one))
+                rtt_us, out_us = max(mine.rtt_us, theirs.rtt_us), max(mine.out_us, theirs.in_us)
+                row.append(LinkTimes(other, rtt_us, out_us))
+            self._links.append(row)
+        everything = [link for row in self._links for link in row]
+        self._usual = LinkTimes(
+            "",
+            _usual((link.rtt_us for link in everything), USUAL_RTT_US),
+            _usual((link.out_us for link in everything), USUAL_LINE_US),
+        )
+
+    def matrix(self, value: Callable[[LinkTimes], int]) -> Matrix:
+        """One value of each link."""
+        return tuple(tuple(value(self._filled(link)) for link in row) for row in self._links)
+
+    def _filled(self, link: LinkTimes) -> LinkTimes:
+        usual = self._usual
+        return LinkTimes("", link.rtt_us or usual.rtt_us, link.out_us or usual.out_us)
+
+
+def _work(
+    vectors: Sequence[LinkVector], boundary_bytes: int
+) -> tuple[Work, tuple[PipelinePeer, ...]]:
+    """What work costs: the whole of each peer's, in the shares that are usual for all."""
+    known = [each.work for each in vectors if each.work.forward_us and each.work.backward_us]
+    usual_us = _usual((work.forward_us for work in known), USUAL_WORK_US)
+    backward = _usual((w.backward_us * THOUSAND // w.forward_us for w in known), 2 * THOUSAND)
+    peers = []
+    for vector in vectors:
+        work, forward_us = vector.work, usual_us
+        if work.forward_us and work.backward_us:
+            forward_us = (work.forward_us + work.backward_us) * THOUSAND // (THOUSAND + backward)
+        peers.append(PipelinePeer(vector.peer_id, max(1, forward_us), vector.slots))
+    shares = (
+        vector.work.loss_us * THOUSAND // peer.forward_us
+        for vector, peer in zip(vectors, peers, strict=True)
+        if vector.work.loss_us
+    )
+    loss = _usual(shares, THOUSAND)
+    return Work(boundary_bytes, backward_permille=backward, loss_permille=loss), tuple(peers)
+
+
+def _usual(values: Iterable[int], otherwise: int) -> int:
+    """The median of what is known."""
+    known = [value for value in values if value]
+    return median_low(known) if known else otherwise

@@ -1,0 +1,113 @@
+"""Which stage a peer holds: what a newcomer takes, and when a peer goes over to another stage.
+
+Idea: nobody assigns stages. Every peer sees who holds what, and finds by the same rule what is out
+of balance and which one peer is to mend that. The others, who find the same, do nothing.
+
+Rules
+  1. A path visits stage 0 always, and each other stage with the chance
+     (visited - 1) / (stages - 1); so relays of one stage can serve that many more data peers
+     (SkipPipe's published settings have these very shares). A stage's *load* is its peers over
+     that share.
+  2. A newcomer takes the stage with the smallest load; among equals, the first.
+  3. A peer goes from the stage with the largest load of those that have several to the one with the
+     smallest, if that stage is no better off with it than the one it left is without it. So no move
+     is ever undone by the next, and a swarm that cannot be balanced better stays as it is.
+  4. A stage that nobody holds stops all training: then it is enough that the other keeps a peer.
+  5. It goes when that has been so for a while without a pause: a machine that starts again is not
+     replaced meanwhile. Soon where nothing trains, late where it only would be faster.
+  6. Of the peers of a stage, the first by the digests of their ids goes first; each next one a
+     while later, if those before have not gone, since some are told to stay where they are.
+
+Views differ for moments, so now and then two peers go where one was needed; rule 3 mends that.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
+
+import blake3
+
+EMPTY_S: Final = 30.0
+"""How long nobody has held a stage before a peer of another goes there."""
+CROWDED_S: Final = 300.0
+"""How long a stage has had too many peers before one of them goes to another."""
+
+
+def needed_stage(holders: Sequence[int], visited: int) -> int:
+    """The stage that a newcomer is needed for most (rule 2).
+
+    Args:
+        holders: peers that hold each stage.
+        visited: stages of a path.
+    """
+    loads = _loads(holders, visited)
+    return min(range(len(holders)), key=lambda stage: (loads[stage], stage))
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A move of one peer from a stage to another."""
+
+    source: int
+    target: int
+
+
+def needed_move(holders: Sequence[int], visited: int) -> Move | None:
+    """The move that would help most; None where the stages are as even as they can be (rule 3).
+
+    Args:
+        holders: peers that hold each stage.
+        visited: stages of a path.
+    """
+    loads, target = _loads(holders, visited), needed_stage(holders, visited)
+    several = [stage for stage, count in enumerate(holders) if count > 1]
+    source = max(several, key=lambda stage: (loads[stage], -stage), default=target)
+    if source == target:
+        return None
+    one = [1 / share for share in _shares(len(holders), visited)]
+    if holders[target] and loads[target] + one[target] > loads[source] - one[source]:
+        return None
+    return Move(source, target)
+
+
+class Balance:
+    """Watches whether the stages stay out of balance, and whether it is on us to mend it."""
+
+    def __init__(self, peer_id: str, visited: int) -> None:
+        self._peer_id = peer_id
+        self._visited = visited
+        self._move: Move | None = None
+        self._since_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Balance {self._move} since {self._since_s:.0f} s>"
+
+    def due_move(self, holders: Sequence[Collection[str]], now_s: float) -> Move | None:
+        """The move that we should make now (rules 5 and 6).
+
+        Args:
+            holders: the ids of the peers that hold each stage, ours among them.
+        """
+        move = needed_move([len(peers) for peers in holders], self._visited)
+        if move != self._move:
+            self._move, self._since_s = move, now_s
+        if move is None or self._peer_id not in holders[move.source]:
+            return None
+        turn = 1 + sorted(holders[move.source], key=_digest).index(self._peer_id)
+        wait_s = turn * (CROWDED_S if holders[move.target] else EMPTY_S)
+        return move if now_s - self._since_s >= wait_s else None
+
+
+def _shares(stages: int, visited: int) -> list[Fraction]:
+    relay_stages = stages - 1
+    return [Fraction(relay_stages, max(1, visited - 1)), *[Fraction(1)] * relay_stages]
+
+
+def _loads(holders: Sequence[int], visited: int) -> list[Fraction]:
+    shares = _shares(len(holders), visited)
+    return [count / share for count, share in zip(holders, shares, strict=True)]
+
+
+def _digest(peer_id: str) -> bytes:
+    return blake3.blake3(peer_id.encode()).digest()

@@ -1,0 +1,90 @@
+"""Data peers that plan their paths over links that they have measured, beside those that draw."""
+
+import json
+from statistics import median
+
+import pytest
+import trio
+from stage_worlds import StageWorld
+
+from peer.network.simulated_link import LinkModel
+from peer.stages.given_paths import FILE_NAME, BadPaths, GivenPaths
+from protocol.microbatch.counts import Counted
+from protocol.routing.proposals import REPLAN_EVERY_S
+
+NEAR = LinkModel(latency_s=0.005, bandwidth_bytes_per_s=1e7)
+FAR = LinkModel(latency_s=0.2, bandwidth_bytes_per_s=1e6)
+
+
+def two_regions(one, other):
+    """The first peers of all stages are near each other, and so are the second ones."""
+    return NEAR if one[1] == other[1] else FAR
+
+
+async def run(routing, iterations, link_of=two_regions):
+    """A world of two regions that has trained."""
+    world = StageWorld((2, 2, 2), iterations, 4, routing, link_of)
+    async with world.running():
+        await world.wait_done()
+        await trio.sleep(REPLAN_EVERY_S)
+    return world
+
+
+def iteration_s(world):
+    return median(peer.facts.pipeline.iteration_s for peer in world.of_stage(0))
+
+
+@pytest.mark.slow
+async def test_planned_paths_stay_near_and_beat_drawn_ones(autojump_clock):
+    planned, drawn = await run("planned", iterations=48), await run("random", iterations=8)
+    assert iteration_s(planned) < 0.6 * iteration_s(drawn)
+    one, other = (peer.facts.pipeline for peer in planned.of_stage(0))
+    assert one.planned_s == pytest.approx(iteration_s(planned), rel=0.03)
+    assert (one.plan, one.snapshot) == (other.plan, other.snapshot)
+
+
+@pytest.mark.slow
+async def test_a_link_that_worsens_is_left_and_noise_changes_nothing(autojump_clock):
+    world = StageWorld((1, 2, 2), 300, 2, link_of=two_regions)
+    async with world.running():
+        (origin,), (near, far) = world.of_stage(0), world.of_stage(1)
+        shown = origin.facts.pipeline
+        await trio.sleep(1.5 * REPLAN_EVERY_S)
+        before = shown.plan
+        assert all(near.peer_id[-8:] in path for path in shown.paths)
+        for part in (1.25, 0.8):
+            world.change(origin, near, latency_s=part * NEAR.latency_s)
+            await trio.sleep(REPLAN_EVERY_S)
+        assert shown.plan == before
+        world.change(origin, near, latency_s=1.0)
+        await trio.sleep(4 * REPLAN_EVERY_S)
+        assert all(far.peer_id[-8:] in path for path in shown.paths)
+
+
+@pytest.mark.slow
+async def test_paths_that_are_given_take_the_place_of_plans(autojump_clock, tmp_path):
+    world = StageWorld((1, 2, 2), 12, 2, link_of=two_regions)
+    world.state_dir = tmp_path
+    async with world.running():
+        (origin,) = world.of_stage(0)
+        away = [world.of_stage(stage)[1].peer_id for stage in (2, 1)]
+        (tmp_path / FILE_NAME).write_text(json.dumps({"paths": {origin.peer_id: [away]}}))
+        await world.wait_done()
+    assert origin.facts.pipeline.paths == (f"2:{away[0][-8:]} 1:{away[1][-8:]}",)
+    near, far = (world.of_stage(1)[place].exchange._core.counts for place in (0, 1))
+    assert far[Counted.DONE] > 2 * near[Counted.DONE]
+
+
+def test_a_file_that_is_no_paths_is_refused_with_a_sentence(tmp_path):
+    given = GivenPaths(tmp_path / FILE_NAME, {"relay": 1, "new": None}.get)
+    assert not given.there
+    (tmp_path / FILE_NAME).write_text('{"paths": [1]}')
+    with pytest.raises(BadPaths, match="not paths"):
+        given.news()
+    (tmp_path / FILE_NAME).write_text('{"paths": {"me": [["new"]]}}')
+    assert given.news() is None
+    (tmp_path / FILE_NAME).write_text('{"paths": {"me": [["relay"]]}}')
+    news = given.news()
+    assert news is not None
+    assert [(path.relays, path.stages) for path in news.paths["me"]] == [(("relay",), (1,))]
+    assert given.news() is None

@@ -1,0 +1,178 @@
+"""Moves of microbatches on streams: offered ahead, one after another, on streams that are kept."""
+
+import math
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from peer.network.conversation import Conversation
+from peer.network.simulated import SimulatedInternet
+from peer.network.simulated_link import LinkModel
+from peer.observe.pipeline_facts import PipelineFacts
+from peer.stages.kept_streams import KEPT_IDLE_S
+from peer.stages.stopwatch import Stopwatch
+from peer.stages.transfers import DRAINED, Outgoing, Transfers
+from protocol.address.peer_id import peer_id_from_public_key
+from protocol.errors import StreamLost
+from protocol.microbatch.trip import Leg, Microbatch, Trip
+from protocol.outcomes import RefusalReason
+from protocol.routing.measures import ENOUGH, Measures
+from protocol.wire.messages import Boundary, Credit, Kept, Offer, Refusal
+from protocol.wire.versions import STAGE
+
+LATENCY_S = 0.1
+CODES = bytes(50_000)
+LINK = LinkModel(latency_s=LATENCY_S, bandwidth_bytes_per_s=1e5)
+ORIGIN, RELAY = (peer_id_from_public_key(bytes([n]) * 32) for n in (1, 2))
+GROUP = "ab" * 16
+
+
+def outgoing(index):
+    trip = Trip(Microbatch(ORIGIN, 1, index), Leg.FORWARD, (RELAY,), 1, (1,))
+    return Outgoing(trip, GROUP, memoryview(CODES), None)
+
+
+class Receiver:
+    """Welcomes every offer but those that it refuses."""
+
+    def __init__(self):
+        self.streams = 0
+        self.ended = 0
+        self.offered = []
+        self.refused = set()
+        self.arrived_s = {}
+
+    async def serve(self, stream):
+        self.streams += 1
+        async with Conversation(stream) as talk:
+            try:
+                while True:
+                    await self._take(talk)
+            except StreamLost:
+                self.ended += 1
+
+    async def _take(self, talk):
+        offer, _ = await talk.receive(Offer)
+        self.offered.append(offer.index)
+        if offer.index in self.refused:
+            await talk.send(Refusal(RefusalReason.BEHIND, "no"))
+            return
+        await talk.send(Credit(0.0))
+        await talk.receive(Boundary, into=memoryview(bytearray(len(CODES))))
+        self.arrived_s[offer.index] = trio.current_time()
+        await talk.send(Kept())
+
+
+@asynccontextmanager
+async def line():
+    internet, receiver = SimulatedInternet(1, link=LINK), Receiver()
+    stopwatch = Stopwatch(Measures(), PipelineFacts(), has_loss=False)
+    async with internet.open_network(ORIGIN) as ours, internet.open_network(RELAY) as theirs:
+        await theirs.serve(STAGE, receiver.serve)
+        await ours.connect(RELAY, theirs.addresses)
+        yield Transfers(ours, math.inf, stopwatch), receiver
+
+
+async def test_a_stream_is_used_again(autojump_clock):
+    async with line() as (transfers, receiver):
+        for index in range(3):
+            assert await transfers.send(outgoing(index))
+        assert receiver.offered == [0, 1, 2]
+        assert receiver.streams == 1
+
+
+async def test_one_that_was_idle_for_long_is_not(autojump_clock):
+    async with line() as (transfers, receiver):
+        assert await transfers.send(outgoing(0))
+        await trio.sleep(KEPT_IDLE_S + 1)
+        assert await transfers.send(outgoing(1))
+        await trio.sleep(1)
+        assert (receiver.streams, receiver.ended) == (2, 1)
+
+
+async def test_what_was_offered_ahead_takes_the_latency_once(autojump_clock):
+    async with line() as (transfers, receiver):
+        for _ in range(2):
+            transfers.plan_ahead(outgoing(0).trip)
+            await transfers.offer_ahead(outgoing(0).trip, GROUP)
+        await trio.sleep(1.0)
+        begin_s = trio.current_time()
+        assert await transfers.send(outgoing(0))
+        took_s = receiver.arrived_s[0] - begin_s
+        assert took_s == pytest.approx(LATENCY_S + len(CODES) / 1e5, abs=0.05)
+        assert receiver.offered == [0]
+
+
+async def test_a_boundary_that_is_ready_while_it_is_offered_waits_for_that(autojump_clock):
+    async with line() as (transfers, receiver), trio.open_nursery() as nursery:
+        transfers.plan_ahead(outgoing(0).trip)
+        nursery.start_soon(transfers.offer_ahead, outgoing(0).trip, GROUP)
+        await wait_all_tasks_blocked()
+        assert await transfers.send(outgoing(0))
+        assert receiver.offered == [0]
+
+
+async def test_one_that_is_sent_before_it_could_be_offered_is_offered_once(autojump_clock):
+    async with line() as (transfers, receiver):
+        transfers.plan_ahead(outgoing(0).trip)
+        assert await transfers.send(outgoing(0))
+        await transfers.offer_ahead(outgoing(0).trip, GROUP)
+        assert receiver.offered == [0]
+
+
+async def test_what_will_not_come_is_withdrawn(autojump_clock):
+    async with line() as (transfers, receiver):
+        for index in range(2):
+            transfers.plan_ahead(outgoing(index).trip)
+            await transfers.offer_ahead(outgoing(index).trip, GROUP)
+        await transfers.withdraw(outgoing(0).trip.microbatch)
+        await trio.sleep(1.0)
+        assert receiver.ended == 1
+        assert await transfers.send(outgoing(1))
+
+
+async def test_an_offer_that_is_withdrawn_while_it_is_made_is_taken_back(autojump_clock):
+    async with line() as (transfers, receiver), trio.open_nursery() as nursery:
+        transfers.plan_ahead(outgoing(0).trip)
+        nursery.start_soon(transfers.offer_ahead, outgoing(0).trip, GROUP)
+        await wait_all_tasks_blocked()
+        await transfers.withdraw(outgoing(0).trip.microbatch)
+        await trio.sleep(1.0)
+        assert receiver.streams == receiver.ended
+
+
+async def test_boundaries_to_one_peer_go_one_after_another(autojump_clock):
+    """Side by side, each would arrive as late as the last one."""
+    async with line() as (transfers, receiver):
+        begin_s = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for index in range(3):
+                nursery.start_soon(transfers.send, outgoing(index))
+        each_s = len(CODES) / 1e5
+        took_s = sorted(at_s - begin_s for at_s in receiver.arrived_s.values())
+        opened_s = took_s[0] - each_s
+        assert took_s == pytest.approx([opened_s + n * each_s for n in (1, 2, 3)], abs=0.05)
+        assert opened_s < 6 * LATENCY_S
+
+
+async def test_a_refusal_is_no_success_and_ends_nothing_else(autojump_clock):
+    async with line() as (transfers, receiver):
+        receiver.refused = {1}
+        assert await transfers.send(outgoing(0))
+        assert not await transfers.send(outgoing(1))
+        assert await transfers.send(outgoing(2))
+
+
+async def test_the_next_one_waits_until_the_line_is_nearly_free(autojump_clock):
+    """What lies in p2pd's buffers is not on the line yet, and small messages wait behind it."""
+    async with line() as (transfers, _):
+        for index in range(ENOUGH):
+            assert await transfers.send(outgoing(index))
+        measured_s = transfers._stopwatch.line_s(RELAY)
+        assert measured_s == pytest.approx(len(CODES) / 1e5, abs=0.25)
+        began_s = trio.current_time()
+        talk = await transfers._credited(outgoing(7))
+        assert not await transfers._drained(talk, RELAY, began_s)
+        assert trio.current_time() - began_s == pytest.approx(DRAINED * measured_s, abs=0.01)
