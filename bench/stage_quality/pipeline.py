@@ -110,10 +110,12 @@ class Pipeline:
         loss, boundary_bTD = home.compute.finish(number, self._carried(boundary_bTD))
         for relay in reversed(relays):
             back_bTD = relay.compute.backward(number, self._carried(boundary_bTD))
+            relay.compute.add_weights()
             assert back_bTD is not None, "a relay is given activations"
             boundary_bTD = back_bTD
             relay.done += 1
         home.compute.backward(number, self._carried(boundary_bTD))
+        home.compute.add_weights()
         home.done += 1
         return loss
 

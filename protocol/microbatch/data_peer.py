@@ -233,7 +233,7 @@ class DataPeerCore:
         self.counts[Counted.LOST] += len(lost)
         self._away.clear()
         self._mender.clear(slots)
-        self._in_flight = min(self._in_flight, slots)
+        self._in_flight = slots if self._in_flight else 0
         offered = [TellLost(name, path.relays) for name, path in self._present.named]
         self._present = Iteration()
         told: list[Command] = [TellLost(away.microbatch, away.path, away.attempt) for away in lost]

@@ -47,6 +47,7 @@ class Mender:
         away.attempt += 1
         living = tuple(relay for relay in away.path if relay in self._relays.all)
         away.mending, away.returns, away.until = Mending(set(living)), False, 0
+        away.nearly_home = False
         return [Halt(away.microbatch, away.attempt, living), *self.go_on(away)]
 
     def found(

@@ -105,9 +105,9 @@ class Trip:
         if self.attempt:
             return None
         if self.receiver != self.microbatch.origin:
-            return self.onward()
+            return self.onward() if self.leg is Leg.BACKWARD or self.goes_on else None
         if self.leg is Leg.FORWARD:
-            return replace(self, leg=Leg.BACKWARD, place=len(self.path))
+            return replace(self, leg=Leg.BACKWARD, place=len(self.path), until=0)
         return None
 
     def onward(self) -> "Trip":

@@ -82,7 +82,7 @@ def test_a_stage_that_all_have_left_is_rebuilt_from_its_neighbours(pipeline: Swa
     assert (rebuilt["stage"], rebuilt["untrained"]) == (1, [])
     assert rebuilt["remotes"] == [data_peer.peer_id]
     data_peer.wait_event(EventName.ROUND_CLOSED, START_S, round=data_peer.status()["round"])
-    assert newcomer.status()["step"] > step
+    newcomer.wait_for("a step more", lambda: newcomer.status()["step"] > step, START_S)
 
 
 @pytest.mark.long
@@ -119,4 +119,4 @@ def test_two_data_peers_plan_from_one_snapshot(pipeline: Swarm) -> None:
     shown = first.status()["pipeline"]
     assert shown["planned_s"] > 0
     assert len(shown["links"]) == 2
-    assert len(shown["paths"]) == 4
+    assert {path.split(":")[0] for path in shown["paths"]} == {"1"}

@@ -62,7 +62,7 @@ def build_stage(
     sequences = spec.microbatch_sequences
     coder = BoundaryCoder(get_codec(spec.pipeline.codec), boundary_shape(spec), device)
     compute = StageCompute(module, device, precision)
-    slots = _slots(compute, spec, device, embeds=stage == DATA_STAGE)
+    slots = measured_slots(compute, spec, device, embeds=stage == DATA_STAGE)
     ring = BoundaryRing.create_in(memory.ring_fd, RING_PER_SLOT * slots, coder.code_bytes)
     desk = Desk(channel, ring, coder)
     stepper: DataPeerStepper | RelayStepper
@@ -106,7 +106,9 @@ def build_stage(
     return parts, ready
 
 
-def _slots(compute: StageCompute, spec: RunSpec, device: torch.device, *, embeds: bool) -> int:
+def measured_slots(
+    compute: StageCompute, spec: RunSpec, device: torch.device, *, embeds: bool
+) -> int:
     """Microbatches that this machine holds at once."""
     sequences, tokens, width = boundary_shape(spec)
     if embeds:

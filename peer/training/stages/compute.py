@@ -105,7 +105,8 @@ class StageCompute:
 
     def is_finished(self, microbatch: int) -> bool:
         """Whether the loss of this microbatch has been seen."""
-        return self._held[microbatch].is_finished
+        held = self._held.get(microbatch)
+        return held is not None and held.is_finished
 
     def backward(
         self, microbatch: int, gradient_bTD: torch.Tensor, *, adds: bool = True
