@@ -63,10 +63,18 @@ class StatedCompute(StageCompute):
         with self._working("loss", microbatch):
             return LOSS, given_bTD
 
-    def backward(self, microbatch: int, gradient_bTD: torch.Tensor) -> torch.Tensor | None:
+    def is_finished(self, microbatch: int) -> bool:
+        return False
+
+    def backward(
+        self, microbatch: int, gradient_bTD: torch.Tensor, *, adds: bool = True
+    ) -> torch.Tensor | None:
         with self._working("backward", microbatch):
             self.forget(microbatch)
             return gradient_bTD
+
+    def add_weights(self) -> None:
+        """Nothing: a backward is stated as one piece of work."""
 
     @contextmanager
     def _working(self, kind: str, microbatch: int) -> Iterator[None]:

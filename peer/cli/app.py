@@ -57,6 +57,7 @@ def start(
     device: opt.Device = None,
     threads: opt.Threads = None,
     overlap_steps: opt.OverlapSteps = None,
+    checkpoint_activations: opt.CheckpointActivations = None,
     log_format: opt.LogFormat = None,
     verbose: opt.Verbose = None,
     grace: opt.Grace = None,
@@ -81,6 +82,7 @@ def join(
     threads: opt.Threads = None,
     overlap_steps: opt.OverlapSteps = None,
     stage: opt.Stage = None,
+    checkpoint_activations: opt.CheckpointActivations = None,
     log_format: opt.LogFormat = None,
     verbose: opt.Verbose = None,
     grace: opt.Grace = None,
@@ -143,6 +145,44 @@ def export(
     with reported(verbose=bool(verbose)):
         export_checkpoint(home, hf)
         print(f"wrote {hf}")
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="What is continued.")],
+    hf: Annotated[
+        Path | None,
+        typer.Option("--hf", metavar="DIR", help="An export. Default: the peer of this home."),
+    ] = None,
+    home: opt.Home = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option("--tokens", min=1, metavar="N", help="Tokens to write. Default: up to 200."),
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0, help="0 takes the likeliest token always.")
+    ] = 1.0,
+    top_p: Annotated[
+        float,
+        typer.Option(
+            "--top-p", min=0.01, max=1, help="Draw from the likeliest that make up this share."
+        ),
+    ] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="The same text for the same.")] = 0,
+    without_stages: Annotated[
+        str | None,
+        typer.Option("--without-stages", metavar="N,M", help="Leave the layers of these out."),
+    ] = None,
+    verbose: opt.Verbose = None,
+) -> None:
+    """Write text with the run's model, with all stages or without some."""
+    with reported(verbose=bool(verbose)):
+        from peer.state.generation import Sampling
+
+        from .generate import Source, write_text
+
+        sampling = Sampling(tokens, temperature, top_p, seed)
+        write_text(Source(hf, home, without_stages), prompt, sampling)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ def show_status(home: Path | None, *, as_json: bool) -> None:
     Raises:
         NoDaemon, ControlFailed
     """
-    tree = trio.run(_ask, _home(home), "status", REPLY_TIMEOUT_S)
+    tree = trio.run(_ask, home_of(home), "status", REPLY_TIMEOUT_S)
     if as_json:
         print(json.dumps(tree))
         return
@@ -39,31 +40,38 @@ def leave_swarm(home: Path | None) -> None:
     Raises:
         NoDaemon, ControlFailed
     """
-    trio.run(_leave, _home(home))
+    trio.run(_leave, home_of(home))
 
 
-def export_checkpoint(home: Path | None, directory: Path) -> None:
+def export_checkpoint(
+    home: Path | None, directory: Path, without: Collection[int] = frozenset()
+) -> None:
     """Have the daemon write its state, and convert that to `directory`.
+
+    Args:
+        without: stages that are not fetched from others; what they hold becomes zeros.
 
     Raises:
         NoDaemon, ControlFailed, ExportFailed
     """
-    of = _home(home)
+    of = home_of(home)
     written = trio.run(_ask, of, "write_state", WRITE_STATE_TIMEOUT_S)
     from .export import export_state, other_stages  # here: it imports torch
 
     others = {
         stage: Path(trio.run(_fetch_stage, of, stage, size)["path"])
         for stage, size in other_stages(of, written["part"]).items()
+        if stage not in without
     }
     try:
-        export_state(of, written, others, directory)
+        export_state(of, written, others, directory, without)
     finally:
         for path in others.values():
             path.unlink(missing_ok=True)
 
 
-def _home(given: Path | None) -> Home:
+def home_of(given: Path | None) -> Home:
+    """The home that a command is about."""
     return Home(resolve_home(given, os.environ))
 
 

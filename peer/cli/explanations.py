@@ -90,7 +90,6 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "pipeline.full_every": "Every so many iterations, one skips nothing; 0 is never.",
     "pipeline.codec": "What travels between stages: 'fp32', 'bf16', 'int8' or 'int4'.",
     "pipeline.routing": "Paths: 'planned' from measured links, or 'random' without a look at them.",
-    "pipeline.microbatches": "Of one iteration, of all data peers; by their slots when left out.",
 }
 
 EXAMPLES: Final[Mapping[str, str]] = {
@@ -98,6 +97,5 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "model.init_from": '"HuggingFaceTB/SmolLM2-135M"',
     "sync.gamma": "0.7",
     "pipeline.visited": "3",
-    "pipeline.microbatches": "24",
 }
 """Values shown, commented out, for keys that have none."""

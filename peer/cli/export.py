@@ -1,5 +1,6 @@
 """`loco-peer export`: the daemon writes its state to a file; this process converts it."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,17 @@ def other_stages(home: Home, part: str) -> dict[int, int]:
     own = stage_of_part(part)
     if own is None:
         return {}
-    spec = _spec(home)
+    spec = spec_of(home)
     layouts = enumerate(stage_layouts(_whole_layout(home, spec), spec.pipeline.stages))
     return {stage: layout.padded_parameters for stage, layout in layouts if stage != own}
 
 
 def export_state(
-    home: Home, written: dict[str, Any], others: dict[int, Path], directory: Path
+    home: Home,
+    written: dict[str, Any],
+    others: dict[int, Path],
+    directory: Path,
+    without: Collection[int] = frozenset(),
 ) -> None:
     """Convert a state file to a Hugging Face checkpoint in `directory`.
 
@@ -54,17 +59,18 @@ def export_state(
         written: what the daemon replied: `path` of the state file, `part` of the model that it is
             of, and `round` and `tokens` where it stands.
         others: fp32 vectors of the other stages, where that is one.
+        without: stages that nobody gave; their parameters are zeros.
 
     Raises:
         ConfigError: `directory` holds something else.
         HomeError: the home has no run.
         ExportFailed: the state does not fit the run, or the tokenizer is not to be had.
     """
-    spec = _spec(home)
+    spec = spec_of(home)
     try:
         layout = _whole_layout(home, spec)
         export_hugging_face(
-            _whole_weights(spec, layout, written, others),
+            _whole_weights(spec, layout, written, others, without),
             spec,
             layout,
             directory,
@@ -78,10 +84,11 @@ def export_state(
         raise ExportFailed(f"cannot export: {error}") from error
 
 
-def _spec(home: Home) -> RunSpec:
+def spec_of(home: Home) -> RunSpec:
+    """The run spec of the run that a home belongs to. Raises HomeError."""
     signed = home.run()
     if signed is None:
-        raise HomeError(f"{home.root} belongs to no run yet: there is nothing to export")
+        raise HomeError(f"{home.root} belongs to no run yet: there is no model")
     return signed.spec()
 
 
@@ -94,6 +101,7 @@ def _whole_weights(
     layout: Layout,
     written: dict[str, Any],
     others: dict[int, Path],
+    without: Collection[int],
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
     """The slow weights of the whole model, put together from its stages where it has some."""
     path, own = Path(written["path"]), stage_of_part(written["part"])
@@ -102,6 +110,8 @@ def _whole_weights(
     whole_P = np.zeros(layout.padded_parameters, "<f4")
     places = {entry.name: entry.offset for entry in layout.entries}
     for stage, part in enumerate(stage_layouts(layout, spec.pipeline.stages)):
+        if stage in without:
+            continue
         values = _slow_weights(path, part) if stage == own else np.fromfile(others[stage], "<f4")
         for entry in part.entries:
             start = places[entry.name]

@@ -71,6 +71,13 @@ Stage = Annotated[
         help="Hold this stage of a pipeline, counted from 0. Default: the one that needs us most.",
     ),
 ]
+CheckpointActivations = Annotated[
+    bool | None,
+    typer.Option(
+        "--checkpoint-activations",
+        help="Keep less of each microbatch, and compute it again (pipelines only).",
+    ),
+]
 LogFormat = Annotated[
     str | None, typer.Option("--log-format", metavar="console|json", help="What goes to stderr.")
 ]

@@ -85,7 +85,7 @@ def _question(run_toml: Path, peers: Path, links: Path | None, options: PlanOpti
         workload,
         stages,
         _visited(pipeline, stages) if options.visited is None else options.visited,
-        pipeline.microbatches if options.microbatches is None else options.microbatches,
+        options.microbatches,
         codec,
         rules_of(pipeline),
         pipeline.full_every if options.full_every is None else options.full_every,

@@ -93,6 +93,7 @@ class RealProvision:
         device: str | None,
         threads: int | None,
         overlap_steps: int | None,
+        checkpoint_activations: bool,
         spare: SpareChild,
     ) -> None:
         self._peer_id = peer_id
@@ -102,6 +103,7 @@ class RealProvision:
         self._device = device or "auto"
         self._threads = threads or 0
         self._overlap_steps = overlap_steps
+        self._checkpoint_activations = checkpoint_activations
         self._spare = spare
 
     def __repr__(self) -> str:
@@ -188,6 +190,7 @@ class RealProvision:
             threads=self._threads,
             overlap_steps=self._overlap_steps,
             stage=stage,
+            checkpoint_activations=self._checkpoint_activations,
         )
 
 

@@ -147,6 +147,7 @@ class _Daemon:
             device=config.device,
             threads=config.threads,
             overlap_steps=config.overlap_steps,
+            checkpoint_activations=config.checkpoint_activations,
             spare=self._spare,
         )
         limits = BandwidthLimits(config.max_upload_mbps, config.max_download_mbps)

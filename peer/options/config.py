@@ -71,6 +71,7 @@ class PeerConfig:
     threads: int | None
     overlap_steps: int | None
     stage: int | None
+    checkpoint_activations: bool
     log_format: LogFormat
     verbose: bool
     grace_s: float
@@ -211,6 +212,7 @@ OPTIONS: Final = (
     Option("threads", _whole(1, MAX_THREADS), None, "threads"),
     Option("overlap-steps", _whole(0, MAX_OVERLAP_STEPS), None, "overlap_steps"),
     Option("stage", _whole(0, MAX_STAGES - 1), None, "stage"),
+    Option("checkpoint-activations", _flag, False, "checkpoint_activations"),
     Option("log-format", _log_format, LogFormat.CONSOLE, "log_format"),
     Option("verbose", _flag, False, "verbose"),
     Option("grace", _grace, DEFAULT_GRACE_S, "grace_s"),

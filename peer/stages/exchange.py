@@ -8,6 +8,7 @@
 What belongs to one life of the trainer is its `Line` (line.py).
 """
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
@@ -23,14 +24,15 @@ from peer.process.bell import Bell
 from peer.rounds.way import TrainerLine
 from peer.training.stages import messages as told
 from peer.training.stages.messages import StageCommand, StageEvent
-from protocol.errors import LocoError, RemoteProtocolError
+from peer.training.stages.sizes import RING_PER_SLOT
+from protocol.errors import LocoError
 from protocol.membership.group import other_group_sentence
 from protocol.membership.view import TRAINING, Member
 from protocol.microbatch.commands import (
-    Announce,
     Answer,
     Command,
     FreeInbound,
+    Halt,
     OfferAhead,
     Send,
     TellLost,
@@ -41,27 +43,22 @@ from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
 from protocol.run.stages import DATA_STAGE
-from protocol.wire.messages import (
-    Announcement,
-    Credit,
-    GetLinks,
-    GetSnapshot,
-    Kept,
-    Lost,
-    Noted,
-    Offer,
-    Refusal,
-)
+from protocol.wire.messages import Credit, GetLinks, GetSnapshot, Kept, Lost, Offer, Refusal
+from protocol.wire.messages import Halt as HaltMessage
 from protocol.wire.versions import STAGE
 
 from .company import StageCompany
 from .kept_streams import SERVED_IDLE_S
 from .line import Line, for_trainer
+from .messenger import Messenger
+from .notices import NOTICES, Notice, note, origin_of
 from .stopwatch import Stopwatch
 from .survey import Survey
 from .transfers import ANSWER_S, Outgoing, Transfers, receive_boundary, trip_of
 
 TICK_S: Final = 0.5
+MAX_ENDED: Final = 256
+"""Microbatches remembered that were lost or halted of late."""
 PATIENCE_S: Final = 600.0
 """Longest time for an iteration. A peer that is gone, or says that it has lost something, is not
 waited for; this is for what nobody notices, so it is longer than the iterations of slow swarms."""
@@ -102,7 +99,9 @@ class StageExchange:
         has_loss = stage == DATA_STAGE
         self._stopwatch = Stopwatch(survey.measures, facts.pipeline, has_loss=has_loss)
         self._transfers = Transfers(network, PATIENCE_S, self._stopwatch, pacing)
+        self._messenger = Messenger(core, company, self._transfers, self._do)
         self._plans: dict[PeerId, str] = {}
+        self._ended: deque[Microbatch] = deque(maxlen=MAX_ENDED)
         self._line: Line | None = None
         self._answers: dict[int, Callable[[RefusalReason | None], None]] = {}
         self._next_ticket = 0
@@ -119,7 +118,7 @@ class StageExchange:
         self._line = Line(ring)
         self._stopwatch.restarted(trio.current_time())
         line.nursery.start_soon(self._line.run, line)
-        self._do(self._core.restarted())
+        self._do(self._core.restarted(ring.slots // RING_PER_SLOT))
 
     async def took(self, event: StageEvent) -> None:
         """The trainer has said something."""
@@ -196,22 +195,27 @@ class StageExchange:
 
     async def _answer_next(self, talk: Conversation, patience_s: float) -> None:
         message, _ = await talk.receive(
-            Offer, Announcement, Lost, GetLinks, GetSnapshot, timeout_s=patience_s
+            Offer, *NOTICES, GetLinks, GetSnapshot, timeout_s=patience_s
         )
         if isinstance(message, GetLinks | GetSnapshot):
             await self._survey.answer(talk, message)
             return
-        assert isinstance(message, Offer | Announcement | Lost)
+        assert isinstance(message, Offer | Notice)
         refusal = self._refusal(message, talk.remote_peer_id)
+        ends = talk.remote_peer_id, self._network.peer_id
         if refusal is not None:
             await talk.send(refusal, stall_s=ANSWER_S)
         elif isinstance(message, Offer):
-            ends = talk.remote_peer_id, self._network.peer_id
             await self._take(talk, trip_of(message, *ends, self._stage))
         else:
-            await talk.send(Noted(self._note(message, talk.remote_peer_id)), stall_s=ANSWER_S)
+            if isinstance(message, Lost | HaltMessage) and isinstance(self._core, RelayCore):
+                ended = Microbatch(talk.remote_peer_id, message.iteration, message.index)
+                self._withdraw(ended)
+            reply, commands = note(self._core, message, *ends, trio.current_time())
+            self._do(commands)
+            await talk.send(reply, stall_s=ANSWER_S)
 
-    def _refusal(self, message: Offer | Announcement | Lost, sender: PeerId) -> Refusal | None:
+    def _refusal(self, message: Offer | Notice, sender: PeerId) -> Refusal | None:
         """Why a message is none of our business; None when it is.
 
         A relay works for the data peers that it knows, and heeds no other's iterations: what a
@@ -223,29 +227,11 @@ class StageExchange:
             return Refusal(RefusalReason.OTHER_GROUP, sentence)
         if self._line is None:
             return Refusal(RefusalReason.NOT_TRAINING, "my trainer has not started yet")
-        origin = message.origin if isinstance(message, Offer) else sender
+        origin = message.origin if isinstance(message, Offer) else origin_of(message, sender)
         if isinstance(self._core, RelayCore) and not self._company.holds(origin, DATA_STAGE):
             sentence = f"I know of no data peer {origin}; ask again when we are linked"
             return Refusal(RefusalReason.UNAVAILABLE, sentence)
         return None
-
-    def _note(self, message: Announcement | Lost, sender: PeerId) -> int:
-        """Tell the core. Returns the newest iteration that it has heard of."""
-        core = self._core
-        if isinstance(core, RelayCore) and isinstance(message, Announcement):
-            now_s = trio.current_time()
-            self._do(core.announced(sender, message.iteration, now_s))
-            return core.newest
-        if isinstance(core, RelayCore) and isinstance(message, Lost):
-            lost = Microbatch(sender, message.iteration, message.index)
-            self._start(self._transfers.withdraw, lost)
-            self._do(core.lost(lost, sender, trio.current_time()))
-            return core.newest
-        if isinstance(core, DataPeerCore) and isinstance(message, Lost):
-            lost = Microbatch(self._network.peer_id, message.iteration, message.index)
-            self._do(core.lost(lost, sender))
-            return core.iteration
-        raise RemoteProtocolError(f"a {type(message).__name__} is not for this stage")
 
     async def _take(self, talk: Conversation, trip: Trip) -> None:
         if trip.leg is Leg.FORWARD and isinstance(self._core, RelayCore):
@@ -331,13 +317,11 @@ class StageExchange:
                 self._start(self._send, command)
             case OfferAhead(trip):
                 self._offer_ahead(trip)
-            case Announce(iteration, relays):
-                for relay in relays:
-                    self._start(self._announce, relay, iteration)
-            case TellLost(microbatch, to):
-                self._start(self._transfers.withdraw, microbatch)
-                for peer_id in to or (microbatch.origin,):
-                    self._start(self._tell_lost, peer_id, microbatch)
+            case _:
+                if isinstance(command, TellLost | Halt):
+                    self._withdraw(command.microbatch)
+                for job in self._messenger.jobs(command):
+                    self._start(job)
 
     def _tell(self, command: StageCommand) -> None:
         if isinstance(command, told.Deliver):
@@ -359,33 +343,31 @@ class StageExchange:
         line, group = self._line, self._company.group_of(command.trip.receiver)
         taken = False
         if line is not None and group is not None:
+            line.begin_reading(command.slot)
             codes = line.ring.slot(command.slot)
             outgoing = Outgoing(command.trip, group, codes, command.loss)
             taken = await self._transfers.send(outgoing)
         if line is not self._line:
             return
-        self._tell(told.Release(command.slot))
+        if line is not None:
+            line.end_reading(command.slot)
+            if not command.keeps:
+                line.send(told.Release(command.slot))
         self._do(self._core.sent(command.trip, trio.current_time(), taken=taken))
 
     def _offer_ahead(self, trip: Trip | None) -> None:
-        """Offer a move whose boundary will be there soon."""
-        group = None if trip is None else self._company.group_of(trip.receiver)
-        if trip is not None and group is not None:
+        """Offer a move whose boundary will be there soon, unless there will be none."""
+        if trip is None or trip.microbatch in self._ended:
+            return
+        group = self._company.group_of(trip.receiver)
+        if group is not None:
             self._transfers.plan_ahead(trip)
             self._start(self._transfers.offer_ahead, trip, group)
 
-    async def _announce(self, relay: PeerId, iteration: int) -> None:
-        group = self._company.group_of(relay)
-        if group is None or not isinstance(self._core, DataPeerCore):
-            return
-        newest = await self._transfers.announce(relay, group, iteration)
-        if newest is not None:
-            self._do(self._core.heard(newest))
-
-    async def _tell_lost(self, peer_id: PeerId, microbatch: Microbatch) -> None:
-        group = self._company.group_of(peer_id)
-        if group is not None:
-            await self._transfers.tell_lost(peer_id, group, microbatch)
+    def _withdraw(self, microbatch: Microbatch) -> None:
+        """Take back what was offered ahead of a microbatch that is lost or halted."""
+        self._ended.append(microbatch)
+        self._start(self._transfers.withdraw, microbatch)
 
 
 def _nobody(_refusal: RefusalReason | None) -> None:

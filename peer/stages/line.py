@@ -4,6 +4,7 @@ Nothing of an old life reaches a new one: each has a line of its own.
 """
 
 import math
+from collections import Counter
 
 import trio
 
@@ -34,6 +35,8 @@ class Line:
         self._give, self._free = trio.open_memory_channel[int](len(ring.inbound))
         for slot in ring.inbound:
             self._give.send_nowait(slot)
+        self._read: Counter[int] = Counter()
+        self._released: set[int] = set()
 
     def __repr__(self) -> str:
         return f"<Line over {self.ring!r}, {self.num_free} slots free>"
@@ -44,8 +47,25 @@ class Line:
         return self._free.statistics().current_buffer_used
 
     def send(self, command: StageCommand) -> None:
-        """Queue a command; there are never more than slots allow."""
-        self._commands.send_nowait(command)
+        """Queue a command; there are never more than slots allow.
+
+        A slot that is still being sent is released when that has ended.
+        """
+        if isinstance(command, told.Release) and self._read[command.slot]:
+            self._released.add(command.slot)
+        else:
+            self._commands.send_nowait(command)
+
+    def begin_reading(self, slot: int) -> None:
+        """An outbound slot is being sent."""
+        self._read[slot] += 1
+
+    def end_reading(self, slot: int) -> None:
+        """It is no longer."""
+        self._read[slot] -= 1
+        if slot in self._released and not self._read[slot]:
+            self._released.remove(slot)
+            self._commands.send_nowait(told.Release(slot))
 
     async def run(self, line: TrainerLine) -> None:
         """Pass the commands on, in order."""
@@ -64,8 +84,8 @@ class Line:
 def for_trainer(command: Command) -> StageCommand | None:
     """What the trainer is told of a command; None when it is not for the trainer."""
     match command:
-        case Compute(leg, number, slot, loss):
-            return told.Deliver(str(leg), number, slot, loss)
+        case Compute(leg, number, slot, loss, adds):
+            return told.Deliver(str(leg), number, slot, loss, adds)
         case Forget(number):
             return told.Drop(number)
         case Resend(number):

@@ -22,7 +22,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 import trio
 
@@ -31,12 +31,13 @@ from peer.network.pacing import Pacing
 from peer.ports import Network, PeerId
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.microbatch.trip import Leg, Microbatch, Trip
-from protocol.wire.messages import Announcement, Boundary, Credit, Kept, Lost, Noted, Offer
-from protocol.wire.versions import STAGE
+from protocol.wire.messages import Boundary, Credit, Halted, Kept, Noted, Offer
 
 from .kept_streams import KeptStreams
+from .notices import Notice
 from .stopwatch import Stopwatch
 
+A = TypeVar("A", Noted, Halted)
 ANSWER_S: Final = 10.0
 """Patience for small answers, and for the next part of a boundary."""
 KEPT_S: Final = 60.0
@@ -181,25 +182,16 @@ class Transfers:
             await talk.send(offer_of(trip, group), stall_s=ANSWER_S)
         return talk
 
-    async def announce(self, peer_id: PeerId, group: str, iteration: int) -> int | None:
-        """Tell a relay of an iteration. Returns the newest that it has heard of, if it answers."""
+    async def ask(self, peer_id: PeerId, question: Notice, answer: type[A]) -> A | None:
+        """Say a small thing. Returns the answer; None when there is none."""
         try:
             async with _closed_after_failure(await self._streams.take(peer_id)) as talk:
-                await talk.send(Announcement(group, iteration), stall_s=ANSWER_S)
-                noted, _ = await talk.receive(Noted, timeout_s=ANSWER_S)
+                await talk.send(question, stall_s=ANSWER_S)
+                found, _ = await talk.receive(answer, timeout_s=ANSWER_S)
         except STREAM_ERRORS:
             return None
         await self._streams.keep(talk)
-        return noted.iteration
-
-    async def tell_lost(self, peer_id: PeerId, group: str, microbatch: Microbatch) -> None:
-        """Tell a peer that a microbatch will not come again; it may not hear it."""
-        with contextlib.suppress(*STREAM_ERRORS):
-            stream = await self._network.open_stream(peer_id, STAGE)
-            async with Conversation(stream) as talk:
-                lost = Lost(group, microbatch.iteration, microbatch.index)
-                await talk.send(lost, stall_s=ANSWER_S)
-                await talk.receive(Noted, timeout_s=ANSWER_S)
+        return found
 
 
 @contextlib.asynccontextmanager
@@ -226,6 +218,8 @@ def offer_of(trip: Trip, group: str) -> Offer:
         trip.place,
         trip.stages,
         trip.plan,
+        trip.attempt,
+        trip.until,
     )
 
 
@@ -240,7 +234,16 @@ def trip_of(offer: Offer, sender: PeerId, receiver: PeerId, stage: int) -> Trip:
     """
     microbatch = Microbatch(offer.origin, offer.iteration, offer.index)
     leg = Leg(offer.leg)
-    trip = Trip(microbatch, leg, offer.path, offer.place, offer.stages, offer.plan)
+    trip = Trip(
+        microbatch,
+        leg,
+        offer.path,
+        offer.place,
+        offer.stages,
+        offer.plan,
+        offer.attempt,
+        offer.until,
+    )
     if len(set(trip.path)) != len(trip.path) or not trip.path or offer.origin in trip.path:
         raise RemoteProtocolError("a path visits every peer once, its data peer never")
     if trip.place > len(trip.path) + 1 or (trip.sender, trip.receiver) != (sender, receiver):

@@ -72,6 +72,7 @@ def export_hugging_face(
             "round": round,
             "tokens": tokens,
             "tokenizer": spec.data.tokenizer,
+            "stages": spec.pipeline.stages,
         }
         (partial / MARKER).write_text(json.dumps(origin, indent=2) + "\n")
         _move_files(partial, out_dir)

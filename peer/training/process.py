@@ -32,7 +32,7 @@ from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
 from .settings import TrainerSettings
 from .shared import CodeRegions, SharedVector, code_memory
 from .stages.ring import BoundaryRing
-from .stages.sizes import RING_SLOTS, boundary_bytes
+from .stages.sizes import boundary_bytes
 from .sync import trainer_side
 from .watchdog import START_TIMEOUT_S, Watchdog
 
@@ -181,7 +181,7 @@ def trainer_starter(
 
 
 def _boundaries(spec: RunSpec, fd: int | None = None) -> BoundaryRing | None:
-    return None if fd is None else BoundaryRing(fd, RING_SLOTS, boundary_bytes(spec))
+    return None if fd is None else BoundaryRing.open(fd, boundary_bytes(spec))
 
 
 def _regions(spec: RunSpec, fd: int, ready: Ready) -> CodeRegions:

@@ -23,6 +23,7 @@ class TrainerSettings:
         overlap_steps: tau of this peer; None is the run's.
         micro_batch_cap: most sequences per forward pass; 0 is no cap.
         stage: the part of the model that it holds; None is the whole.
+        checkpoint_activations: whether a stage keeps less of a forward, and computes it again.
     """
 
     spec: bytes
@@ -34,6 +35,7 @@ class TrainerSettings:
     overlap_steps: int | None = None
     micro_batch_cap: int = 0
     stage: int | None = None
+    checkpoint_activations: bool = False
 
     def run_spec(self) -> RunSpec:
         """The parsed run spec. Raises InvalidRunSpec."""

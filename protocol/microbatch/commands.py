@@ -25,12 +25,17 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Have the trainer work on what has come into this inbound slot."""
+    """Have the trainer work on what has come into this inbound slot.
+
+    Attributes:
+        adds: whether the weights' gradient counts; it does not where it has been added before.
+    """
 
     leg: Leg
     number: int
     slot: int
     loss: float | None
+    adds: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +52,16 @@ class FinishIteration:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send what lies in this outbound slot."""
+    """Send what lies in this outbound slot.
+
+    Attributes:
+        keeps: whether the slot stays ours afterwards, until `Release`.
+    """
 
     trip: Trip
     slot: int
     loss: float | None
+    keeps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +73,7 @@ class OfferAhead:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """This outbound slot is free again: nobody is to be sent what lies in it."""
+    """This outbound slot is free again: nobody is to be sent what lies in it any more."""
 
     slot: int
 
@@ -77,7 +87,7 @@ class FreeInbound:
 
 @dataclass(frozen=True, slots=True)
 class Resend:
-    """Have the trainer of a data peer put a microbatch's activations into a slot once more."""
+    """Have the trainer put a microbatch's activations into a slot once more."""
 
     number: int
 
@@ -96,13 +106,49 @@ class TellLost:
 
     Attributes:
         to: whom; its data peer, where nobody is named.
+        attempt: the one that failed.
+        failed: who could not be sent it, if anybody.
     """
 
     microbatch: Microbatch
     to: tuple[str, ...] = ()
+    attempt: int = 0
+    failed: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TellPassed:
+    """Tell the one that sent us this microbatch's gradient that ours has been taken."""
+
+    microbatch: Microbatch
+    to: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """Ask relays where they stand with a microbatch, and have them wait (mending.py)."""
+
+    microbatch: Microbatch
+    attempt: int
+    relays: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Tell a relay how a microbatch goes on (mending.py).
+
+    Attributes:
+        trip: a forward to that relay, with the new path and attempt. Its `until` is the last place
+            to which the relay's activations go once more; 0 where they do not.
+        returns: whether it sends the gradient that it has kept.
+    """
+
+    trip: Trip
+    returns: bool
 
 
 Command = (
     Answer | Compute | Forget | Resend | FinishIteration | Send | OfferAhead | Release | FreeInbound
-    | Announce | TellLost
+    | Announce | TellLost | TellPassed | Halt | Resume
 )  # fmt: skip

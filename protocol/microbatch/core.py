@@ -8,7 +8,7 @@ from typing import Protocol
 
 from .commands import Command
 from .counts import Counted
-from .trip import Leg, Trip
+from .trip import Leg, Microbatch, Trip
 
 
 class StageCore(Protocol):
@@ -29,8 +29,8 @@ class StageCore(Protocol):
     def returned(self, number: int, now_s: float) -> list[Command]:
         """A microbatch's gradient has been added."""
 
-    def restarted(self) -> list[Command]:
-        """The trainer is a new one, and holds nothing."""
+    def restarted(self, slots: int) -> list[Command]:
+        """The trainer is a new one, holds nothing, and has room for so many."""
 
     # --- streams ----------------------------------------------------------------------------------
     def offered(self, ticket: int, trip: Trip) -> list[Command]:
@@ -47,6 +47,9 @@ class StageCore(Protocol):
 
     def sent(self, trip: Trip, now_s: float, *, taken: bool) -> list[Command]:
         """What was to be sent has been taken by the other, or has not."""
+
+    def passed(self, microbatch: Microbatch, sender: str, attempt: int) -> list[Command]:
+        """The one that we have sent a gradient has passed its own on, in this attempt."""
 
     def ticked(self, now_s: float) -> list[Command]:
         """Time has passed."""

@@ -12,6 +12,13 @@ class Counted(StrEnum):
     """Its gradient has been added here."""
     AGAIN = "again"
     """It was lost on its way to the loss, and set out again (at its data peer)."""
+    MENDED = "mended"
+    """It was lost on its way back, and others did again what was gone (at its data peer)."""
+    REPLAYED = "replayed"
+    """Its gradient has been added here in the place of a relay that was gone (at a relay)."""
+    GONE = "gone"
+    """A stage's gradient of it was gone before it moved any weight: its relay died (at its data
+    peer, once for each such stage), or its trainer did (at the relay)."""
     LOST = "lost"
     """It set out or was held here, and its gradient will not come."""
     LATE = "late"

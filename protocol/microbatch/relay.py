@@ -15,29 +15,34 @@ peers number and the relays keep apart:
      relay steps; it is in the next iteration when the trainer has stepped. Until then a microbatch
      that was lost elsewhere may still come by. At the end of the run, when there is no data peer
      left that trains, it is over as well.
-  4. What cannot come any more must not be waited for: after `patience_s` the relay steps with what
+  4. The gradient that a relay has sent stays in its slot until the receiver's own has been taken
+     by the next. A microbatch that has lost a relay is halted by its data peer and goes on as
+     that says (mending.py); what belongs to an earlier attempt is refused.
+  5. What cannot come any more must not be waited for: after `patience_s` the relay steps with what
      is there, and forgets what it holds. A gradient that comes then is refused: late, and counted.
      Of what a relay forgets it tells the data peer, which then waits for it no longer.
-  5. A microbatch holds a slot at every relay that it has passed while it waits for the next one.
+  6. A microbatch holds a slot at every relay that it has passed while it waits for the next one.
      Where paths go back to lower stages, some slots are left to those that are nearer to their
      end: a microbatch with c descents ahead of it (paths.py) gets a slot only while for each d from
      0 to c fewer than slots - d are held that have d or more ahead.
 
-Invariants: a microbatch's gradient counts once at most (it is held once, and its name is refused
-while it is held or after it is done); at most `slots` are held; an iteration that all data peers
-announced ends, for its forwards need only the same iteration elsewhere, no later one takes their
-slots, and slots are not waited for in a circle. The last follows from rule 5: let (-c, stage) be
-the rank of a slot that a microbatch takes with c descents ahead. Along a path ranks rise. If one
-with c ahead waits for a slot, then for some d up to c just slots - d are held with d or more ahead;
-rule 5 lets fewer than that be held with more than c ahead, so the holder of one of them has c or
-fewer, and if it waits, it waits for a higher rank. So among all that wait, those with the highest
-rank wait for one that does not. (Dally and Seitz keep packets from blocking each other in a circle
-by such an order of channels: IEEE Trans. Computers C-36(5), 1987.)
+Invariants: a microbatch's gradient counts once at most (it is held once, its name is refused after
+it is done, and in a later attempt it is computed without being added); at most `slots` are held; an
+iteration that all data peers announced ends, for its forwards need only the same iteration
+elsewhere, no later one takes their slots, and slots are not waited for in a circle. The last
+follows from rule 6: let (-c, stage) be the rank of a slot that a microbatch takes with c descents
+ahead. Along a path ranks rise. If one with c ahead waits for a slot, then for some d up to c just
+slots - d are held with d or more ahead; rule 6 lets fewer than that be held with more than c ahead,
+so the holder of one of them has c or fewer, and if it waits, it waits for a higher rank. So among
+all that wait, those with the highest rank wait for one that does not. (Dally and Seitz keep packets
+from blocking each other in a circle by such an order of channels: IEEE Trans. Computers C-36(5),
+1987.) A microbatch that is mended may hold slots beyond the one that it waits for; its gradient
+frees those, and waits for no slot before it is there.
 """
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final
 
 from protocol.outcomes import RefusalReason
@@ -50,60 +55,51 @@ from .commands import (
     Forget,
     FreeInbound,
     Release,
+    Resend,
     Send,
     TellLost,
+    TellPassed,
 )
 from .counts import Counted
+from .kept import KEPT, KEPT_PER_SLOT
+from .ledger import Ledger, Offer
+from .mending import Standing
 from .trip import Leg, Microbatch, Trip
 
 MAX_WAITING: Final = 256
 """Offers without an answer at once."""
-
-
-@dataclass(slots=True)
-class _Held:
-    """A microbatch with a slot. `trip` is the forward that brought it."""
-
-    number: int
-    trip: Trip
-    computes: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Offer:
-    ticket: int
-    trip: Trip
+MAX_HALTED: Final = 1024
+"""Microbatches of an iteration that have been halted."""
 
 
 class RelayCore:
     """See the top of the file. Every event returns what is to be done.
 
     Args:
-        slots: microbatches held at once.
+        slots: microbatches held at once, until a trainer says otherwise.
         patience_s: longest time for an iteration.
+        kept: gradients kept at once, after they have been sent.
 
     Attributes:
         iteration: the present one; None before the first announcement.
         counts: since the start.
     """
 
-    def __init__(self, slots: int, patience_s: float) -> None:
+    def __init__(self, slots: int, patience_s: float, kept: int = KEPT) -> None:
         self._slots = slots
         self._patience_s = patience_s
-        self._held: dict[Microbatch, _Held] = {}
-        self._waiting: list[_Offer] = []
+        self._ledger = Ledger(kept)
+        self._waiting: list[Offer] = []
         self._announced: dict[str, int] = {}
-        self._done: set[Microbatch] = set()
         self._present: tuple[str, ...] = ()
         self._began_s = 0.0
         self._finishing = self._ended = False
-        self._next_number = 0
         self.iteration: int | None = None
         self.counts: Counter[Counted] = Counter()
 
     def __repr__(self) -> str:
         return (
-            f"<RelayCore in iteration {self.iteration}: {len(self._held)} held,"
+            f"<RelayCore in iteration {self.iteration}: {self._ledger!r},"
             f" {len(self._waiting)} waiting>"
         )
 
@@ -114,6 +110,11 @@ class RelayCore:
         if self.iteration is None:
             self.iteration, self._began_s = iteration, now_s
         return self._advance(now_s)
+
+    def microbatch_of(self, number: int) -> Microbatch | None:
+        """What the trainer knows by this number, while it is held."""
+        held = self._ledger.numbered(number)
+        return None if held is None else held.trip.microbatch
 
     @property
     def newest(self) -> int:
@@ -131,48 +132,43 @@ class RelayCore:
             del self._announced[gone]
         return self._advance(now_s)
 
-    def lost(self, microbatch: Microbatch, sender: str, now_s: float) -> list[Command]:
+    def lost(
+        self, microbatch: Microbatch, sender: str, now_s: float, attempt: int = 0
+    ) -> list[Command]:
         """A data peer has given up a microbatch of its own, or sends it another way."""
-        if sender != microbatch.origin:
+        if sender != microbatch.origin or attempt < self._ledger.attempt_of(microbatch):
             return []
-        offers = [offer for offer in self._waiting if offer.trip.microbatch == microbatch]
-        commands: list[Command] = []
-        for offer in offers:
-            self._waiting.remove(offer)
-            commands.append(Answer(offer.ticket, RefusalReason.UNAVAILABLE))
-        held = self._held.get(microbatch)
+        commands = self._refuse(
+            lambda trip: trip.microbatch == microbatch and trip.attempt <= attempt
+        )
+        commands += self._ledger.kept.drop(microbatch)
+        held = self._ledger.held.get(microbatch)
         if held is None:
             return commands
-        self.counts[Counted.LOST] += 1
+        self.counts[Counted.LOST] += held.adds
         return [*commands, Forget(held.number), *self._settle(microbatch, now_s)]
+
+    def passed(self, microbatch: Microbatch, sender: str, attempt: int) -> list[Command]:
+        """The one that we have sent a gradient has passed its own on; nobody needs ours again."""
+        if attempt < self._ledger.attempt_of(microbatch):
+            return []
+        return self._ledger.kept.passed(microbatch, sender)
 
     def offered(self, ticket: int, trip: Trip) -> list[Command]:
         """A boundary is offered; it is answered now, or when its time has come."""
-        if trip.leg is Leg.BACKWARD:
-            held = self._held.get(trip.microbatch)
-            if held is not None and held.trip.path == trip.path:
-                return [Answer(ticket)]
-            self.counts[Counted.LATE] += 1
-            return [Answer(ticket, RefusalReason.UNAVAILABLE)]
-        fault = self._fault(trip)
-        if fault is not None:
-            return [Answer(ticket, fault)]
+        refusal = self._ledger.refusal(trip, self.iteration)
+        if trip.leg is not Leg.BACKWARD and trip.descents_ahead >= self._slots:
+            refusal = RefusalReason.UNAVAILABLE
+        if refusal is not None:
+            self.counts[Counted.LATE] += trip.leg is Leg.BACKWARD
+            return [Answer(ticket, refusal)]
+        if trip.leg is Leg.BACKWARD and self._ledger.awaits(trip):
+            return [Answer(ticket)]
         if len(self._waiting) >= MAX_WAITING:
             self.counts[Counted.BUSY] += 1
             return [Answer(ticket, RefusalReason.BUSY)]
-        self._waiting.append(_Offer(ticket, trip))
+        self._waiting.append(Offer(ticket, trip))
         return self._grant()
-
-    def _fault(self, trip: Trip) -> RefusalReason | None:
-        """Why this can never come on its way forward; None when it can."""
-        if trip.descents_ahead >= self._slots:
-            return RefusalReason.UNAVAILABLE
-        if trip.leg is Leg.SCORE:
-            return None
-        if self.iteration is not None and self._is_past(trip):
-            return RefusalReason.BEHIND
-        known = trip.microbatch in self._held or trip.microbatch in self._done
-        return RefusalReason.TWICE if known else None
 
     def withdrawn(self, ticket: int) -> list[Command]:
         """An offer that waits is no longer there."""
@@ -181,18 +177,61 @@ class RelayCore:
 
     def arrived(self, trip: Trip, slot: int, loss: float | None) -> list[Command]:
         """What was welcome lies in this inbound slot."""
-        held = self._held.get(trip.microbatch)
-        if held is None:
+        held = self._ledger.held.get(trip.microbatch)
+        if held is None or trip.attempt != held.trip.attempt or self._ledger.is_stale(trip):
             return [FreeInbound(slot)]
-        held.computes = True
-        return [Compute(trip.leg, held.number, slot, loss)]
+        if trip.leg is not Leg.BACKWARD:
+            held.computes = True
+            return [Compute(trip.leg, held.number, slot, loss), *self._grant()]
+        if held.turned or not held.computes:
+            return [FreeInbound(slot)]
+        held.turned = held.returns = True
+        return [Compute(trip.leg, held.number, slot, loss, adds=held.adds)]
 
     def broke_off(self, trip: Trip, now_s: float) -> list[Command]:
         """What was welcome has not come whole."""
-        held = self._held.get(trip.microbatch)
+        held = self._ledger.held.get(trip.microbatch)
         if trip.leg is Leg.BACKWARD or held is None or held.computes:
             return []
         return self._settle(trip.microbatch, now_s)
+
+    # --- mending ----------------------------------------------------------------------------------
+    def halted(
+        self, microbatch: Microbatch, attempt: int, now_s: float
+    ) -> tuple[Standing | None, list[Command]]:
+        """Its data peer halts it (mending.py): where we stand; None when we cannot know."""
+        ledger = self._ledger
+        if self.iteration is not None and microbatch.iteration < self.iteration:
+            return Standing.ADDED, []  # for all that can be known
+        newest = ledger.attempts.get(microbatch)
+        if attempt < (newest or 0) or (newest is None and len(ledger.attempts) >= MAX_HALTED):
+            return None, []
+        ledger.attempts[microbatch] = attempt
+        commands = self._refuse(ledger.is_stale)
+        standing, held = ledger.standing(microbatch), ledger.held.get(microbatch)
+        if held is not None and not held.computes:
+            return standing, [*commands, *self._settle(microbatch, now_s)]
+        if held is not None:
+            held.sends_on = held.returns = False
+        return standing, commands
+
+    def resumed(self, trip: Trip, *, returns: bool) -> list[Command]:
+        """It goes on like this; see `Resume`."""
+        ledger, microbatch = self._ledger, trip.microbatch
+        if trip.attempt != ledger.attempts.get(microbatch):
+            return []
+        held, commands = ledger.held.get(microbatch), list[Command]()
+        if held is not None:
+            held.trip = trip
+            if trip.until and not held.turned:
+                held.sends_on = True
+                commands.append(Resend(held.number))
+            held.returns = returns
+        if returns and microbatch in ledger.kept:
+            commands += ledger.kept.send(trip.back())
+        elif returns and (held is None or not held.turned):
+            commands.append(TellLost(microbatch, attempt=trip.attempt))
+        return [*commands, *self._grant()]
 
     # --- what the trainer says --------------------------------------------------------------------
     def produced(
@@ -204,32 +243,47 @@ class RelayCore:
         now_s: float,
     ) -> list[Command]:
         """The trainer has made what goes on."""
-        held = next((held for held in self._held.values() if held.number == number), None)
+        held = self._ledger.numbered(number)
         if held is None:
             return [Release(slot)]
-        return [Send(replace(held.trip, leg=leg).onward(), slot, loss)]
+        trip = held.trip
+        if leg is Leg.BACKWARD:
+            commands = self._ledger.kept.keep(trip.microbatch, slot, loss)
+            return commands + self._ledger.kept.send(trip.back()) if held.returns else commands
+        if not held.sends_on:
+            return [Release(slot)]
+        held.sends_on = False
+        return [Send(replace(trip, leg=leg).onward(), slot, loss)]
 
     def returned(self, number: int, now_s: float) -> list[Command]:
-        """The trainer has added a microbatch's gradient."""
-        for microbatch, held in self._held.items():
-            if held.number == number:
-                self.counts[Counted.DONE] += 1
-                return self._settle(microbatch, now_s)
-        return []
+        """The trainer has added a microbatch's gradient, if it was to."""
+        held = self._ledger.numbered(number)
+        if held is None:
+            return []
+        microbatch = held.trip.microbatch
+        if held.adds:
+            self._ledger.added.add(microbatch)
+            self.counts[Counted.DONE] += 1
+            self.counts[Counted.REPLAYED] += held.stands_in
+        return self._settle(microbatch, now_s)
 
     def sent(self, trip: Trip, now_s: float, *, taken: bool) -> list[Command]:
         """What was to be sent has been taken by the other, or has not."""
-        held = self._held.get(trip.microbatch)
-        if held is None:
+        held = self._ledger.held.get(trip.microbatch)
+        if trip.leg is Leg.BACKWARD and not self._ledger.is_stale(trip):
+            return self._sent_back(trip, taken=taken)
+        if held is None or trip.leg is Leg.BACKWARD:
             return []
         if trip.leg is Leg.SCORE:
             self.counts[Counted.SCORED] += taken
             return self._settle(trip.microbatch, now_s)
-        if taken or trip.leg is Leg.BACKWARD:
+        if taken or self._ledger.is_stale(trip):
             return []
+        told = TellLost(trip.microbatch, attempt=trip.attempt, failed=trip.receiver)
+        if trip.attempt:
+            return [told]
         self.counts[Counted.LOST] += 1
-        lost: list[Command] = [Forget(held.number), TellLost(trip.microbatch)]
-        return [*lost, *self._settle(trip.microbatch, now_s)]
+        return [Forget(held.number), told, *self._settle(trip.microbatch, now_s)]
 
     def stepped(self, now_s: float) -> list[Command]:
         """The trainer has stepped."""
@@ -237,17 +291,21 @@ class RelayCore:
         ahead = [it for o, it in self._announced.items() if o in self._present]
         self.iteration = max(self.iteration + 1, min(ahead, default=0))
         self._began_s, self._finishing = now_s, False
-        self._done.clear()
-        stale = [offer for offer in self._waiting if self._is_past(offer.trip)]
-        self._waiting = [offer for offer in self._waiting if not self._is_past(offer.trip)]
-        answers = [Answer(offer.ticket, RefusalReason.BEHIND) for offer in stale]
-        return [*answers, *self._advance(now_s)]
+        closing = self._ledger.close()
+        return [*closing, *self._refuse(self._is_past), *self._advance(now_s)]
 
-    def restarted(self) -> list[Command]:
-        """The trainer is a new one, and holds nothing."""
-        lost: list[Command] = [TellLost(microbatch) for microbatch in self._held]
-        self.counts[Counted.LOST] += len(lost)
-        self._held.clear()
+    def restarted(self, slots: int) -> list[Command]:
+        """The trainer is a new one, holds nothing, and has room for so many."""
+        ledger, self._slots = self._ledger, slots
+        lost: list[Command] = [
+            TellLost(microbatch, attempt=ledger.attempt_of(microbatch))
+            for microbatch in dict.fromkeys([*ledger.held, *ledger.kept])
+        ]
+        self.counts[Counted.LOST] += sum(held.adds for held in ledger.held.values())
+        self.counts[Counted.GONE] += len(ledger.added)
+        ledger.held.clear()
+        ledger.kept.clear(KEPT_PER_SLOT * slots)
+        ledger.added.clear()
         self._finishing = False
         return [*lost, *self._grant()]
 
@@ -256,6 +314,25 @@ class RelayCore:
         return self._advance(now_s)
 
     # --- decisions --------------------------------------------------------------------------------
+    def _refuse(self, which: Callable[[Trip], bool]) -> list[Command]:
+        """Refuse offers that wait."""
+        refused = [offer for offer in self._waiting if which(offer.trip)]
+        self._waiting = [offer for offer in self._waiting if not which(offer.trip)]
+        return [
+            Answer(
+                offer.ticket,
+                RefusalReason.BEHIND if self._is_past(offer.trip) else RefusalReason.UNAVAILABLE,
+            )
+            for offer in refused
+        ]
+
+    def _sent_back(self, trip: Trip, *, taken: bool) -> list[Command]:
+        """After a gradient was taken, the one that we got it from may forget its own."""
+        if not taken:
+            return [TellLost(trip.microbatch, attempt=trip.attempt, failed=trip.receiver)]
+        giver = replace(trip, leg=Leg.FORWARD, place=trip.place + 2).receiver
+        return [TellPassed(trip.microbatch, giver, trip.attempt)]
+
     def _advance(self, now_s: float) -> list[Command]:
         """Give credit, and end the iteration if it is over."""
         commands = self._grant()
@@ -269,62 +346,52 @@ class RelayCore:
         return commands
 
     def _is_over(self, now_s: float) -> bool:
-        """Whether nothing more of the iteration is waited for (rules 3 and 4)."""
+        """Whether nothing more of the iteration is waited for (rules 3 and 5)."""
+        assert self.iteration is not None
         if not self._present:
             return self._ended
-        if all(self._has_ended(origin) for origin in self._present):
+        if all(self._announced.get(origin, 0) > self.iteration for origin in self._present):
             return True
         return now_s - self._began_s >= self._patience_s
 
-    def _has_ended(self, origin: str) -> bool:
-        """Whether nothing of this data peer is to come in this iteration (rule 3)."""
-        assert self.iteration is not None
-        return self._announced.get(origin, 0) > self.iteration
-
     def _forget_all(self) -> list[Command]:
         """What is held still has been given up by its data peer, or by us."""
-        forgotten = [m for m, held in self._held.items() if held.trip.leg is Leg.FORWARD]
-        self.counts[Counted.LOST] += len(forgotten)
         commands: list[Command] = []
-        for microbatch in forgotten:
-            commands += [Forget(self._held.pop(microbatch).number), TellLost(microbatch)]
+        for microbatch in [m for m, h in self._ledger.held.items() if h.trip.leg is Leg.FORWARD]:
+            told = TellLost(microbatch, attempt=self._ledger.attempt_of(microbatch))
+            held = self._ledger.held.pop(microbatch)
+            self.counts[Counted.LOST] += held.adds
+            commands += [Forget(held.number), told]
         return commands
 
     def _settle(self, microbatch: Microbatch, now_s: float) -> list[Command]:
         """Nothing of this microbatch is held any more."""
-        held = self._held.pop(microbatch)
+        held = self._ledger.held.pop(microbatch)
         if held.trip.leg is Leg.FORWARD:
-            self._done.add(microbatch)
+            self._ledger.ended.add(microbatch)
         return self._advance(now_s)
 
     def _grant(self) -> list[Command]:
-        """Credit for the offers whose time has come, the oldest first."""
+        """Credit for the offers whose time has come, the oldest first, mended ones before."""
         granted: list[Command] = []
-        for offer in list(self._waiting):
-            if len(self._held) >= self._slots:
-                break
+        for offer in sorted(self._waiting, key=lambda offer: not offer.trip.attempt):
             trip = offer.trip
-            if not self._has_slot(trip.descents_ahead):
-                continue  # one that is nearer to its end may have it
-            due = trip.microbatch.iteration == self.iteration and not self._finishing
-            if not due and trip.leg is not Leg.SCORE:
+            if trip.leg is Leg.BACKWARD:
+                is_due = self._ledger.awaits(trip)
+            else:
+                is_due = self._has_come(trip) and self._ledger.has_slot(trip, self._slots)
+            if not is_due:
                 continue
             self._waiting.remove(offer)
-            if trip.microbatch in self._held:
-                granted.append(Answer(offer.ticket, RefusalReason.TWICE))
-                continue
-            self._held[trip.microbatch] = _Held(self._next_number, trip)
-            self._next_number += 1
-            granted.append(Answer(offer.ticket))
+            refusal = None if trip.leg is Leg.BACKWARD else self._ledger.hold(trip)
+            granted.append(Answer(offer.ticket, refusal))
         return granted
 
-    def _has_slot(self, ahead: int) -> bool:
-        """Whether a microbatch with so many descents ahead of it may take a slot (rule 5)."""
-        held = [each.trip.descents_ahead for each in self._held.values()]
-        return all(
-            sum(each >= least for each in held) < self._slots - least for least in range(ahead + 1)
-        )
+    def _has_come(self, trip: Trip) -> bool:
+        """Whether a forward's iteration is the present one."""
+        is_due = trip.microbatch.iteration == self.iteration and not self._finishing
+        return is_due or trip.leg is Leg.SCORE
 
     def _is_past(self, trip: Trip) -> bool:
-        assert self.iteration is not None
-        return trip.leg is Leg.FORWARD and trip.microbatch.iteration < self.iteration
+        newest = trip.microbatch.iteration if self.iteration is None else self.iteration
+        return trip.leg is not Leg.SCORE and trip.microbatch.iteration < newest

@@ -10,6 +10,9 @@ and its gradient walks the same way back:
 
 A *trip* is a microbatch's move to a place: with each, its activations (or their gradient) go from
 one peer to the next. A `score` is a forward that no gradient follows.
+
+A microbatch that has lost a relay on its way back goes on under its name, with a higher *attempt*
+(mending.py). Its forward is then done again only for the places that need it, up to `until`.
 """
 
 from dataclasses import dataclass, replace
@@ -51,6 +54,8 @@ class Trip:
         place: where it goes to; see the top of the file.
         stages: of the relays.
         plan: digest of the plan that the path was taken from; None where there was none.
+        attempt: how often the microbatch has been mended.
+        until: the last place of this forward; 0 is place n + 1.
     """
 
     microbatch: Microbatch
@@ -59,11 +64,20 @@ class Trip:
     place: int
     stages: tuple[int, ...]
     plan: str | None = None
+    attempt: int = 0
+    until: int = 0
 
     @classmethod
-    def begin(cls, microbatch: Microbatch, leg: Leg, path: Path, place: int) -> Self:
+    def begin(
+        cls, microbatch: Microbatch, leg: Leg, path: Path, place: int, attempt: int = 0
+    ) -> Self:
         """The first move of a leg."""
-        return cls(microbatch, leg, path.relays, place, path.stages, path.plan)
+        return cls(microbatch, leg, path.relays, place, path.stages, path.plan, attempt)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the receiver sends on what it makes of it."""
+        return self.place != self.until
 
     @property
     def receiver(self) -> str:
@@ -84,7 +98,12 @@ class Trip:
         return descents(self.stages[max(0, self.place - 1) :])
 
     def next_move(self) -> "Trip | None":
-        """The move that follows once this one has been worked on; None at the end of the path."""
+        """The move that follows once this one has been worked on; None at the end of the path.
+
+        None also where the microbatch has been mended: what follows is said to each peer then.
+        """
+        if self.attempt:
+            return None
         if self.receiver != self.microbatch.origin:
             return self.onward()
         if self.leg is Leg.FORWARD:
@@ -93,5 +112,8 @@ class Trip:
 
     def onward(self) -> "Trip":
         """The next move of the same leg."""
-        step = -1 if self.leg is Leg.BACKWARD else 1
-        return replace(self, place=self.place + step)
+        return replace(self, place=self.place + (-1 if self.leg is Leg.BACKWARD else 1))
+
+    def back(self) -> "Trip":
+        """The gradient's move from the receiver of this forward to the place before."""
+        return replace(self, leg=Leg.BACKWARD, place=self.place - 1, until=0)

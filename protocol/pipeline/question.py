@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from protocol.errors import LocalProtocolError, LocoError
-from protocol.run.pipeline_section import MAX_MICROBATCHES, PipelineSection
+from protocol.run.pipeline_section import PipelineSection
 
 from .planner import Budget
 from .problem import Matrix, PathRules, PipelinePeer, Problem, Work
@@ -23,6 +23,7 @@ REAL_BACKWARD_PERMILLE: Final = 2000
 REAL_RULES: Final = PathRules(waves_fit=False)
 """Waves of different data peers are not in step; slots are kept to by the simulation."""
 MOST_BY_DEFAULT: Final = 256
+MAX_MICROBATCHES: Final = 4096
 
 
 class CannotPlan(LocoError):

@@ -37,8 +37,6 @@ from protocol.pipeline.problem import (
 from .vectors import LinkTimes, LinkVector, decode_vector
 
 FORM: Final = 1
-HALF_TRIPS_PER_MOVE: Final = 3
-"""An offer, its credit, and the boundary's own way."""
 USUAL_RTT_US: Final = 100_000
 USUAL_LINE_US: Final = 10_000
 USUAL_WORK_US: Final = 100_000
@@ -139,7 +137,7 @@ class Snapshot:
         work, peers = _work(self.vectors, terms.boundary_bytes)
         return Problem(
             peers,
-            table.matrix(lambda link: link.rtt_us * HALF_TRIPS_PER_MOVE // 2),
+            table.matrix(lambda link: link.rtt_us // 2),  # moves are offered ahead
             table.matrix(lambda link: max(1, terms.boundary_bytes * US_PER_S // link.out_us)),
             work,
             sizes,

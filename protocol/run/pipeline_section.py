@@ -19,7 +19,6 @@ from pydantic import Field, model_validator
 from .section import Section
 
 MAX_STAGES: Final = 64
-MAX_MICROBATCHES: Final = 4096
 BoundaryCodec = Literal["fp32", "bf16", "int8", "int4"]
 """Each takes half the bytes of the one before."""
 
@@ -45,8 +44,6 @@ class PipelineSection(Section):
     """What travels between stages."""
     routing: Literal["planned", "random"] = "planned"
     """How paths are chosen: from measured links, or by draws that look at none."""
-    microbatches: Annotated[int, Field(ge=1, le=MAX_MICROBATCHES)] | None = None
-    """Microbatches of one iteration, of all data peers together, however many there are."""
 
     @model_validator(mode="after")
     def _visited_are_stages(self) -> Self:

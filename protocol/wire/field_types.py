@@ -32,6 +32,7 @@ _ADDRESS: Final = Text(256, r"/[!-~]+")
 Digest = Annotated[str, _DIGEST]
 MaybeDigest = Annotated[str | None, Maybe(_DIGEST)]
 PeerIdText = Annotated[str, _PEER_ID]
+MaybePeerId = Annotated[str | None, Maybe(_PEER_ID)]
 Name = Annotated[str, Text(32, r"[a-z0-9][a-z0-9_-]*")]
 Sentence = Annotated[str, Text(MAX_SENTENCE_CHARS)]
 Count = Annotated[int, Integer(0, MAX_COUNT)]

@@ -19,7 +19,7 @@ the stream, < from the other:
                       > GetStamps < Stamps           > GetResult < Result + codes
                       > GetChunkState < ChunkState + values          or a Refusal
     /loco/stage/1     > Offer   < Credit or Refusal  > Boundary + codes  < Kept
-                      > Announcement, Lost  < Noted
+                      > Announcement, Lost, Passed, Resume  < Noted    > Halt  < Halted
                       > GetLinks < LinksReply + vector  > GetSnapshot < SnapshotReply + snapshot
 
 Rules:
@@ -105,11 +105,15 @@ from .stage_messages import (
     Credit,
     GetLinks,
     GetSnapshot,
+    Halt,
+    Halted,
     Kept,
     LinksReply,
     Lost,
     Noted,
     Offer,
+    Passed,
+    Resume,
     SnapshotReply,
 )
 from .state_messages import (
@@ -127,11 +131,11 @@ __all__ = [
     "TYPES", "Accept", "AliveReply", "Announcement", "AskAlive", "Beat", "BlobReply", "Boundary",
     "Chunk", "ChunkState", "Contribution", "Credit", "FragmentSettled", "Free", "GetBlob",
     "GetChunkState", "GetChunks", "GetLinks", "GetResult", "GetSnapshot", "GetSpec", "GetStamps",
-    "GetState", "Hello", "Join", "Kept", "Leaving", "LinksReply", "Lost", "Message", "NoResult",
-    "Noted", "Offer", "PeerEntry", "PeerList", "Piece", "Propose", "Received", "Refusal", "Result",
-    "Settle", "Settled", "SettledOutcome", "SnapshotReply", "SpecReply", "Stamps", "StateReply",
-    "Vector", "decode_message", "encode_message", "max_payload_bytes", "peer_entry",
-    "printable_sentence",
+    "GetState", "Halt", "Halted", "Hello", "Join", "Kept", "Leaving", "LinksReply", "Lost",
+    "Message", "NoResult", "Noted", "Offer", "Passed", "PeerEntry", "PeerList", "Piece", "Propose",
+    "Received", "Refusal", "Result", "Resume", "Settle", "Settled", "SettledOutcome",
+    "SnapshotReply", "SpecReply", "Stamps", "StateReply", "Vector", "decode_message",
+    "encode_message", "max_payload_bytes", "peer_entry", "printable_sentence",
 ]  # fmt: skip
 
 
@@ -259,8 +263,8 @@ Message = (
     | GetSpec | SpecReply | GetBlob | BlobReply | GetState | StateReply | GetChunks | Chunk
     | Contribution | Result | NoResult | FragmentSettled | GetStamps | Stamps | GetResult
     | GetChunkState | ChunkState
-    | Offer | Credit | Boundary | Kept | Announcement | Noted | Lost
-    | GetLinks | LinksReply | GetSnapshot | SnapshotReply
+    | Offer | Credit | Boundary | Kept | Announcement | Noted | Lost | Passed | Halt | Halted
+    | Resume | GetLinks | LinksReply | GetSnapshot | SnapshotReply
 )  # fmt: skip
 
 TYPES: Final[dict[str, type[Message]]] = {
@@ -276,7 +280,8 @@ TYPES: Final[dict[str, type[Message]]] = {
     "get_stamps": GetStamps, "stamps": Stamps, "get_result": GetResult,
     "get_chunk_state": GetChunkState, "chunk_state": ChunkState,
     "offer": Offer, "credit": Credit, "boundary": Boundary, "kept": Kept,
-    "announcement": Announcement, "noted": Noted, "lost": Lost,
+    "announcement": Announcement, "noted": Noted, "lost": Lost, "passed": Passed,
+    "halt": Halt, "halted": Halted, "resume": Resume,
     "get_links": GetLinks, "links": LinksReply,
     "get_snapshot": GetSnapshot, "snapshot": SnapshotReply,
 }  # fmt: skip

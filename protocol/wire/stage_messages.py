@@ -3,7 +3,9 @@
     > Offer         < Credit or Refusal       the answer may take a while: it is the credit
     > Boundary + codes    < Kept
     > Announcement  < Noted
-    > Lost          < Noted
+    > Lost, Passed  < Noted
+    > Halt          < Halted or Refusal       of a data peer, where a relay of a path is gone
+    > Resume        < Noted
     > GetLinks      < LinksReply + the peer's link vector, empty before the first
     > GetSnapshot   < SnapshotReply + snapshot, empty where the asker has it
 
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from protocol.limits import MAX_RELAYS_OF_PATH
+from protocol.microbatch.mending import Standing
 from protocol.microbatch.trip import Leg
 
 from .field_types import (
@@ -21,12 +24,15 @@ from .field_types import (
     Digest,
     MaybeDigest,
     MaybeNonNegative,
+    MaybePeerId,
     NonNegative,
     PeerIdText,
     RelayPath,
     RelayStages,
 )
-from .fields import Choice, Integer
+from .fields import Choice, Flag, Integer
+
+Place = Annotated[int, Integer(0, MAX_RELAYS_OF_PATH + 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +51,11 @@ class Offer:
     index: Count
     leg: Annotated[Leg, Choice(Leg)]
     path: RelayPath
-    place: Annotated[int, Integer(0, MAX_RELAYS_OF_PATH + 1)]
+    place: Place
     stages: RelayStages
     plan: MaybeDigest
+    attempt: Count
+    until: Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +102,62 @@ class Noted:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """This microbatch will not come again: from a relay to its data peer, or the other way."""
+    """This microbatch will not come again: from a relay to its data peer, or the other way.
+
+    Attributes:
+        attempt: the one in which it was lost.
+        failed: who could not be sent it, if anybody.
+    """
 
     group: Digest
     iteration: Count
     index: Count
+    attempt: Count
+    failed: MaybePeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """The gradient that we made of yours has been taken: you need not keep yours."""
+
+    group: Digest
+    origin: PeerIdText
+    iteration: Count
+    index: Count
+    attempt: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """Do nothing more for this microbatch of ours; where do you stand with it (mending.py)?"""
+
+    group: Digest
+    iteration: Count
+    index: Count
+    attempt: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Halted:
+    """There."""
+
+    standing: Annotated[Standing, Choice(Standing)]
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """It goes on like this. Fields as in `Trip` and `commands.Resume`."""
+
+    group: Digest
+    iteration: Count
+    index: Count
+    path: RelayPath
+    place: Place
+    stages: RelayStages
+    plan: MaybeDigest
+    attempt: Count
+    until: Place
+    returns: Annotated[bool, Flag()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,10 @@ from bench.quality.settings import SHORT, SMOKE, SMOKE_LATE
 from bench.quality.store import Store
 from bench.quality.streaming import StreamingResult
 from bench.quality.study import Study, study_options
+from bench.stage_quality import arms as stage_arms
+from bench.stage_quality import settings as stage_settings
+from bench.stage_quality.run import StageResult
+from bench.stage_quality.settings import LONG, QUICK
 
 RESULTS = Path(bench.__file__).parent / "results"
 STUDIES: dict[str, tuple[Any, ...]] = {
@@ -33,6 +37,7 @@ STUDIES: dict[str, tuple[Any, ...]] = {
         StreamingResult,
         [settings.STREAMING_SHORT, settings.STREAMING_FULL],
     ),
+    "pipeline_learning": (stage_arms.ARMS, StageResult, [QUICK, stage_settings.FULL, LONG]),
 }
 
 

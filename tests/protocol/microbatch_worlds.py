@@ -1,7 +1,8 @@
 """A pipeline of cores alone: trainers and streams are queues, and a seed says what happens next.
 
 The trainers here compute nothing; they only keep the books: what was forwarded, whose gradient was
-added in which step, and that nothing happens to a microbatch that they do not hold.
+added in which step, and that nothing happens to a microbatch that they do not hold. What a relay
+has added counts for its stage when it steps; it is gone with the relay, or with its trainer.
 """
 
 import random
@@ -16,19 +17,24 @@ from protocol.microbatch.commands import (
     Compute,
     FinishIteration,
     Forget,
+    Halt,
     OfferAhead,
     Resend,
+    Resume,
     Send,
     TellLost,
+    TellPassed,
 )
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trip import Leg, Trip
+from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS
 from protocol.routing.random_paths import RandomRouter
 
 PATIENCE_S = 30.0
 SLOTS = 3
+KEPT = 4
 IN_FLIGHT = 2
 
 
@@ -40,6 +46,7 @@ class Books:
     added: Counter[object] = field(default_factory=Counter)
     steps: list[int] = field(default_factory=list)
     in_step: int = 0
+    pending: list[object] = field(default_factory=list)
 
 
 class Ahead:
@@ -70,6 +77,7 @@ class Node:
         self.books = Books()
         self.queue: deque[Command] = deque()
         self.alive = True
+        self.life = 0
 
 
 class MicrobatchWorld:
@@ -95,17 +103,25 @@ class MicrobatchWorld:
         self.nodes = {}
         for name in self.origins:
             router = RandomRouter(name, seed, visited, rules)
-            self.nodes[name] = Node(
-                name, DataPeerCore(name, router, PATIENCE_S, in_flight=IN_FLIGHT)
-            )
+            core = DataPeerCore(name, router, PATIENCE_S, kept=KEPT, in_flight=IN_FLIGHT)
+            self.nodes[name] = Node(name, core)
         for name in (n for stage in self.stages for n in stage):
-            self.nodes[name] = Node(name, RelayCore(slots, PATIENCE_S))
+            self.nodes[name] = Node(name, RelayCore(slots, PATIENCE_S, KEPT))
+        self.slots = slots
         self.todo = []
+        self.named = {}
+        self.applied: Counter[tuple[int, object]] = Counter()
         self.offers = {}
-        self.ahead: dict[tuple[str, Trip], Ahead] = {}
-        self.tickets = 0
+        self.ahead: dict[tuple[Node, Trip], Ahead] = {}
         self.forgotten: set[object] = set()
+        self.asked = {}
+        self.taken = set()
+        self.path = ()
+        self.forwards: Counter[str] = Counter()
+        self.trips = {}
+        self.tickets = 0
         self.begun: Counter[str] = Counter()
+        self.unborn: dict[str, deque[int]] = {}
         self.out = {}
         self.failing = 0.0
 
@@ -129,13 +145,52 @@ class MicrobatchWorld:
         node.books.in_step = 0
         first = self.begun[name] * 1000
         self.out[name] = set(range(first, first + self.microbatches))
+        self.unborn[name] = deque(sorted(self.out[name]))
         self.do(name, node.core.begun(self.microbatches, self.now_s))
-        for number in sorted(self.out[name]):
+        self.embed(node)
+
+    def embed(self, node):
+        """The trainer of a data peer begins as many as it keeps under way."""
+        unborn = self.unborn.get(node.name, ())
+        while unborn and len(node.books.held) < IN_FLIGHT:
+            number = unborn.popleft()
             node.books.held[number] = "embedded"
-            self.do(name, node.core.produced(Leg.FORWARD, number, number, None, self.now_s))
+            produced = node.core.produced(Leg.FORWARD, number, number, None, self.now_s)
+            self.do(node.name, produced)
 
     def kill(self, name):
         self.nodes[name].alive = False
+        self.break_streams(self.nodes[name])
+
+    def revive(self, name):
+        """A relay comes back, and knows nothing; what was said to the old one reaches nobody."""
+        self.nodes[name] = Node(name, RelayCore(self.slots, PATIENCE_S, KEPT))
+
+    def restart(self, name):
+        """A trainer dies, and a new one starts; what the old one was told is not told to it."""
+        node = self.nodes[name]
+        node.life += 1
+        node.queue.clear()
+        node.books.held.clear()
+        node.books.pending.clear()
+        node.books.in_step = 0
+        self.break_streams(node)
+        self.do(name, node.core.restarted(self.slots))
+
+    def settle(self):
+        """Every relay that lives steps with what it has added."""
+        for name in self.relays:
+            node = self.nodes[name]
+            if node.alive:
+                stage = self.stage_of(name)
+                self.applied.update((stage, self.named[each]) for each in node.books.pending)
+
+    def stage_of(self, name):
+        return next(i for i, stage in enumerate(self.stages, 1) if name in stage)
+
+    @property
+    def relays(self):
+        return [name for stage in self.stages for name in stage]
 
     def run(self, iterations, bound=20_000):
         """Let every data peer train so many iterations."""
@@ -163,72 +218,121 @@ class MicrobatchWorld:
 
     # --- commands ---------------------------------------------------------------------------------
     def do(self, name, commands):
+        node = self.nodes[name]
         for command in commands:
             if isinstance(command, Compute | Forget | Resend | FinishIteration):
                 # One queue leads to a trainer, so its commands stay in order.
-                self.nodes[name].queue.append(command)
-                self.todo.append(lambda: self.obey(name, self.nodes[name].queue.popleft()))
-            elif isinstance(command, OfferAhead):
-                self.obey(name, command)  # it is under way before anything else is done
+                node.queue.append(command)
+                self.todo.append(partial(self.train_next, node, node.life))
+            elif isinstance(command, OfferAhead):  # under way before anything else is done
+                self.offer_ahead(node, command.trip)
             else:
-                self.todo.append(lambda command=command: self.obey(name, command))
+                self.todo.append(partial(self.obey, node, command))
 
-    def obey(self, name, command):
-        node = self.nodes[name]
-        if not node.alive:
+    def is_here(self, node):
+        """Whether this life of a peer is its present one."""
+        return node.alive and self.nodes[node.name] is node
+
+    def train_next(self, node, life):
+        if self.is_here(node) and life == node.life:
+            self.train(node, node.queue.popleft())
+
+    def obey(self, node, command):
+        if not self.is_here(node):
             return
         match command:
-            case Compute() | Forget() | Resend() | FinishIteration():
-                self.train(node, command)
             case Answer(ticket, refusal):
-                self.offers.pop(ticket, lambda _: None)(refusal)
-            case Send(trip, _, loss):
+                if ticket in self.offers:
+                    self.offers.pop(ticket)(refusal)
+                elif refusal is None:  # nobody is there any more
+                    self.do(node.name, node.core.broke_off(self.trips[ticket], self.now_s))
+            case Send(trip, slot, loss):
+                if trip.place == 1 and trip.leg is Leg.FORWARD and node.name in self.origins:
+                    self.named[trip.microbatch] = (node.name, slot)
                 self.send(node, trip, loss)
-            case OfferAhead(trip):
-                self.offer_ahead(node, trip)
+            case TellPassed():
+                self.todo.append(partial(self.tell_passed, node, command))
+            case Resume():
+                self.todo.append(partial(self.resume, node, command))
+            case Announce() | TellLost() | Halt():
+                self.tell_many(node, command)
+
+    def tell_many(self, node, command):
+        if isinstance(command, TellLost | Halt):
+            self.withdraw(node, command.microbatch)
+        match command:
             case Announce(iteration, relays):
-                for relay in relays:
-                    self.todo.append(partial(self.announce, name, relay, iteration))
+                jobs = [partial(self.announce, node, relay, iteration) for relay in relays]
             case TellLost(microbatch, to):
-                self.withdraw(name, microbatch)
-                for other in to or (microbatch.origin,):
-                    self.todo.append(partial(self.tell_lost, name, other, microbatch))
+                others = to or (microbatch.origin,)
+                jobs = [partial(self.tell_lost, node, other, command) for other in others]
+            case Halt(_, _, relays):
+                jobs = [partial(self.halt, node, relay, command) for relay in relays]
+        self.todo += jobs
 
     def train(self, node, command):
         match command:
-            case Compute(leg, number, slot, loss):
-                self.compute(node, leg, number, slot, loss)
+            case Compute():
+                self.compute(node, command)
             case Forget(number):
                 node.books.held.pop(number, None)
                 self.out.get(node.name, set()).discard(number)
+                self.embed(node)
             case Resend(number):
-                assert node.books.held[number] == "embedded"
-                again = node.core.produced(Leg.FORWARD, number, number, None, self.now_s)
-                self.do(node.name, again)
+                if number in node.books.held:
+                    again = node.core.produced(Leg.FORWARD, number, number, None, self.now_s)
+                    self.do(node.name, again)
             case FinishIteration():
                 node.books.steps.append(node.books.in_step)
                 node.books.in_step = 0
+                stage = self.stage_of(node.name)
+                self.applied.update((stage, self.named[each]) for each in node.books.pending)
+                node.books.pending.clear()
                 assert not node.books.held, "a step while forwards wait for their gradients"
                 self.do(node.name, node.core.stepped(self.now_s))
 
-    def announce(self, origin, relay, iteration):
+    def announce(self, node, relay, iteration):
         other = self.nodes[relay]
-        if other.alive and self.nodes[origin].alive:
-            self.do(relay, other.core.announced(origin, iteration, self.now_s))
-            self.do(origin, self.nodes[origin].core.heard(other.core.newest))
+        if other.alive and self.is_here(node):
+            self.do(relay, other.core.announced(node.name, iteration, self.now_s))
+            self.do(node.name, node.core.heard(other.core.newest))
 
-    def tell_lost(self, name, other, microbatch):
-        core = self.nodes[other].core
+    def tell_lost(self, node, other, command):
+        core, lost = self.nodes[other].core, command.microbatch
         if not self.nodes[other].alive:
             return
-        self.withdraw(other, microbatch)
         if other in self.origins:
-            self.do(other, core.lost(microbatch, name))
+            self.do(other, core.lost(lost, node.name, command.attempt, command.failed))
         else:
-            self.do(other, core.lost(microbatch, name, self.now_s))
+            self.withdraw(self.nodes[other], lost)
+            self.do(other, core.lost(lost, node.name, self.now_s, command.attempt))
 
-    def compute(self, node, leg, number, slot, loss):
-        books, core = node.books, node.core
+    def tell_passed(self, node, command):
+        other = self.nodes[command.to]
+        if other.alive and self.random.random() >= self.failing:
+            passed = other.core.passed(command.microbatch, node.name, command.attempt)
+            self.do(other.name, passed)
+
+    def halt(self, node, relay, command):
+        standing, other = None, self.nodes[relay]
+        if other.alive and self.random.random() >= self.failing:
+            named = command.microbatch, command.attempt
+            self.withdraw(other, command.microbatch)
+            standing, commands = other.core.halted(*named, self.now_s)
+            self.do(relay, commands)
+        found = node.core.found(command.microbatch, command.attempt, relay, standing)
+        self.do(node.name, found)
+
+    def resume(self, node, command):
+        trip, other = command.trip, self.nodes[command.trip.receiver]
+        if other.alive and self.random.random() >= self.failing:
+            self.do(other.name, other.core.resumed(trip, returns=command.returns))
+        else:
+            again = node.core.lost(trip.microbatch, trip.receiver, trip.attempt)
+            self.do(node.name, again)
+
+    def compute(self, node, command):
+        leg, number, books, core = command.leg, command.number, node.books, node.core
         if node.name in self.origins:
             assert number in books.held
             if leg is Leg.FORWARD:
@@ -239,17 +343,21 @@ class MicrobatchWorld:
             books.added[number] += 1
             self.out[node.name].discard(number)
             self.do(node.name, core.returned(number, self.now_s))
+            self.embed(node)
             return
         if leg is Leg.FORWARD:
             assert number not in books.held
             books.held[number] = "forwarded"
+            self.forwards[node.name] += 1
             self.do(node.name, core.produced(leg, number, number, None, self.now_s))
-        else:
-            assert books.held.pop(number) == "forwarded"
+            return
+        assert books.held.pop(number) == "forwarded"
+        if command.adds:
             books.added[number] += 1
             books.in_step += 1
-            self.do(node.name, core.produced(leg, number, number, loss, self.now_s))
-            self.do(node.name, core.returned(number, self.now_s))
+            books.pending.append(core.microbatch_of(number))
+        self.do(node.name, core.produced(leg, number, number, command.loss, self.now_s))
+        self.do(node.name, core.returned(number, self.now_s))
 
     def send(self, node, trip, loss):
         """Offer, and bring it when it is welcome; some trips fail."""
@@ -257,53 +365,77 @@ class MicrobatchWorld:
         if not other.alive or self.random.random() < self.failing:
             self.do(node.name, node.core.sent(trip, self.now_s, taken=False))
             return
-        ahead = self.ahead.pop((node.name, trip), None) or self.offer(node, trip)
+        ahead, life = self.ahead.pop((node, trip), None) or self.offer(node, trip), node.life
 
         def answered(refusal):
-            if refusal is None and node.alive:
-                self.todo.append(lambda: self.bring(node, other, trip, loss))
+            is_asked_for = self.is_here(node) and life == node.life
+            if refusal is None and not is_asked_for and self.is_here(other):
+                self.do(other.name, other.core.broke_off(trip, self.now_s))
+            elif not is_asked_for:
+                return
+            elif refusal is None:
+                self.todo.append(lambda: self.bring(node, life, other, trip, loss))
             else:
                 self.do(node.name, node.core.sent(trip, self.now_s, taken=False))
 
         ahead.when_answered(answered)
 
     def offer(self, node, trip):
-        """Ask the receiver; what is welcome there is offered ahead to the next one."""
+        """Ask the receiver."""
         other = self.nodes[trip.receiver]
         ticket, self.tickets = self.tickets, self.tickets + 1
         ahead = Ahead(ticket)
-
         self.offers[ticket] = ahead.answered
+        self.trips[ticket] = trip
+        self.asked[ticket] = (node, node.life, other)
         self.do(other.name, other.core.offered(ticket, trip))
         return ahead
 
     def offer_ahead(self, node, trip):
-        there = node.alive and self.nodes[trip.receiver].alive
-        if there and (node.name, trip) not in self.ahead and self.knows(node, trip.microbatch):
-            self.ahead[node.name, trip] = self.offer(node, trip)
+        """Ask the receiver before there is anything to send, unless it is lost already."""
+        is_known = (node.name, trip.microbatch) not in self.forgotten
+        there = self.is_here(node) and self.nodes[trip.receiver].alive
+        if is_known and there and (node, trip) not in self.ahead:
+            self.ahead[node, trip] = self.offer(node, trip)
 
-    def knows(self, node, microbatch):
-        """Whether a peer has not been told that a microbatch is lost."""
-        return (node.name, microbatch) not in self.forgotten
-
-    def withdraw(self, name, microbatch):
+    def withdraw(self, node, microbatch):
         """What was offered ahead will not come: its stream is closed."""
-        self.forgotten.add((name, microbatch))
-        for key in [
-            key for key in self.ahead if key[0] == name and key[1].microbatch == microbatch
-        ]:
-            ahead, other = self.ahead.pop(key), self.nodes[key[1].receiver]
-            if ahead.ticket in self.offers:
-                del self.offers[ahead.ticket]
-                self.do(other.name, other.core.withdrawn(ahead.ticket))
-            elif ahead.answers == [None]:
-                self.do(other.name, other.core.broke_off(key[1], self.now_s))
+        self.forgotten.add((node.name, microbatch))
+        for asker, trip in list(self.ahead):
+            if asker is node and trip.microbatch == microbatch:
+                self.take_back(node, trip)
 
-    def bring(self, node, other, trip, loss):
-        if not other.alive:
-            self.do(node.name, node.core.sent(trip, self.now_s, taken=False))
+    def take_back(self, node, trip):
+        ahead, other = self.ahead.pop((node, trip)), self.nodes[trip.receiver]
+        if self.offers.pop(ahead.ticket, None) is not None:
+            self.do(other.name, other.core.withdrawn(ahead.ticket))
+        elif ahead.answers == [None] and self.is_here(other):
+            self.do(other.name, other.core.broke_off(trip, self.now_s))
+
+    def bring(self, node, life, other, trip, loss):
+        if not self.is_here(node) or life != node.life:
+            if self.is_here(other):
+                self.do(other.name, other.core.broke_off(trip, self.now_s))
             return
-        if (onward := trip.next_move()) is not None:
-            self.offer_ahead(other, onward)
-        self.do(other.name, other.core.arrived(trip, 0, loss))
-        self.do(node.name, node.core.sent(trip, self.now_s, taken=True))
+        taken = self.is_here(other)
+        if taken:
+            self.taken.add((trip.leg, trip.place))
+            self.path = trip.path
+            if (onward := trip.next_move()) is not None:
+                self.offer_ahead(other, onward)
+            self.do(other.name, other.core.arrived(trip, 0, loss))
+        self.do(node.name, node.core.sent(trip, self.now_s, taken=taken))
+
+    def break_streams(self, node):
+        """A peer is gone, or its trainer: who asked it hears so, and whom it asked."""
+        for asker, trip in list(self.ahead):
+            if asker is node:
+                self.take_back(node, trip)
+        for ticket, (asker, life, other) in list(self.asked.items()):
+            if ticket not in self.offers:
+                del self.asked[ticket]
+            elif other is node and not node.alive:
+                self.offers.pop(ticket)(RefusalReason.UNAVAILABLE)
+            elif asker is node and (not node.alive or life != node.life):
+                del self.offers[ticket]
+                self.do(other.name, other.core.withdrawn(ticket))

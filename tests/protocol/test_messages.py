@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from protocol import limits
 from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.microbatch.mending import Standing
 from protocol.microbatch.trip import Leg
 from protocol.outcomes import RefusalReason
 from protocol.wire.field_types import MAX_SENTENCE_CHARS
@@ -39,6 +40,8 @@ from protocol.wire.messages import (
     GetSpec,
     GetStamps,
     GetState,
+    Halt,
+    Halted,
     Hello,
     Join,
     Kept,
@@ -49,6 +52,7 @@ from protocol.wire.messages import (
     NoResult,
     Noted,
     Offer,
+    Passed,
     PeerEntry,
     PeerList,
     Piece,
@@ -56,6 +60,7 @@ from protocol.wire.messages import (
     Received,
     Refusal,
     Result,
+    Resume,
     Settle,
     Settled,
     SettledOutcome,
@@ -138,13 +143,17 @@ EXAMPLES: tuple[Message, ...] = (
     GetResult(GROUP, 1, 7, 2),
     GetChunkState(GROUP, 1, 2),
     ChunkState(1, 7, STAMP),
-    Offer(GROUP, "data", 4, 2, Leg.BACKWARD, ("a", "b"), 1, (2, 1), "cd" * 16),
+    Offer(GROUP, "data", 4, 2, Leg.BACKWARD, ("a", "b"), 1, (2, 1), "cd" * 16, 1, 2),
     Credit(0.25),
     Boundary(2.5),
     Kept(),
     Announcement(GROUP, 4),
     Noted(5),
-    Lost(GROUP, 4, 2),
+    Lost(GROUP, 4, 2, 1, "b"),
+    Passed(GROUP, "data", 4, 2, 1),
+    Halt(GROUP, 4, 2, 1),
+    Halted(Standing.WAITS),
+    Resume(GROUP, 4, 2, ("a", "b"), 1, (2, 1), None, 1, 2, True),
     GetLinks(),
     LinksReply(),
     GetSnapshot("cd" * 16),

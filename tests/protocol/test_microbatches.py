@@ -97,7 +97,7 @@ def test_a_data_peer_waits_for_a_peer_of_each_stage():
         world.look_around()
     core = world.nodes["data-0"].core
     assert core.missing_stages == (2,)
-    assert not core.counts
+    assert not +core.counts
     world.nodes["relay-2-0"].alive = True
     world.look_around()
     while world.todo:

@@ -276,7 +276,7 @@ def test_limits_of_paths_are_those_of_the_planner() -> None:
         ("max_jump = 0", "pipeline.max_jump: Input should be greater than or equal to 1 (got 0)"),
         ("full_every = -1", "pipeline.full_every: Input should be greater than or equal to 0"),
         ("codec = 'zip'", "pipeline.codec: Input should be 'fp32', 'bf16', 'int8' or 'int4'"),
-        ("microbatches = 0", "pipeline.microbatches: Input should be greater than or equal to 1"),
+        ("routing = 'best'", "pipeline.routing: Input should be 'planned' or 'random'"),
         ("stage = 2", "unknown key 'pipeline.stage'; did you mean 'stages'?"),
     ],
 )

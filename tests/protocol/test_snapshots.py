@@ -71,7 +71,7 @@ def test_what_nobody_has_measured_is_taken_for_usual():
     measured = world(lambda a, b: 0 if {a, b} == {0, 1} else 40_000)
     measured.work[2] = WorkTimes()
     problem = measured.snapshot().problem(measured.terms(), 3)
-    assert problem.latency_us[0][1] == problem.latency_us[0][2] == 60_000
+    assert problem.latency_us[0][1] == problem.latency_us[0][2] == 20_000
     assert {peer.forward_us for peer in problem.peers} == {50_000}
     assert (problem.work.backward_permille, problem.work.loss_permille) == (2000, 200)
 

@@ -17,6 +17,7 @@ from peer.training.settings import TrainerSettings
 from peer.training.shared import CodeRegions
 from peer.training.sync import trainer_side
 from peer.training.weights import map_slow_weights
+from protocol.run.run_spec import RunSpec
 from protocol.run.stages import DATA_STAGE
 
 from .boundary import BoundaryCoder
@@ -24,7 +25,8 @@ from .compute import StageCompute
 from .desk import Desk, StageChannel
 from .module import initial_stage
 from .ring import BoundaryRing
-from .sizes import RING_SLOTS, SLOTS, boundary_shape
+from .sizes import RING_PER_SLOT, boundary_shape
+from .slots import free_bytes, graph_bytes, slots_for
 from .steppers import DataPeerStepper, RelayStepper, stage_clip_norm
 
 NOMINAL_STEPS_PER_S: Final = 1.0
@@ -53,18 +55,20 @@ def build_stage(
     config = model_config(spec, settings.vocabulary_size)
     stages = spec.pipeline.stages
     module = initial_stage(config, spec.seed, stage, stages)
+    module.checkpoints = settings.checkpoint_activations
     model = FlatModel(module, device)
     clip_norm = stage_clip_norm(spec.optimizer.clip_norm, stages)
     optimizer = FlatAdamW(model, spec.optimizer.model_copy(update={"clip_norm": clip_norm}))
     sequences = spec.microbatch_sequences
     coder = BoundaryCoder(get_codec(spec.pipeline.codec), boundary_shape(spec), device)
-    ring = BoundaryRing.create_in(memory.ring_fd, RING_SLOTS, coder.code_bytes)
-    desk = Desk(channel, ring, coder)
     compute = StageCompute(module, device, precision)
+    slots = _slots(compute, spec, device, embeds=stage == DATA_STAGE)
+    ring = BoundaryRing.create_in(memory.ring_fd, RING_PER_SLOT * slots, coder.code_bytes)
+    desk = Desk(channel, ring, coder)
     stepper: DataPeerStepper | RelayStepper
     if stage == DATA_STAGE:
         stepper = DataPeerStepper(
-            compute, desk, model, optimizer, sequences=sequences, in_flight=SLOTS
+            compute, desk, model, optimizer, sequences=sequences, in_flight=slots
         )
     else:
         stepper = RelayStepper(compute, desk, model, optimizer)
@@ -100,3 +104,13 @@ def build_stage(
         loops=loops,
     )
     return parts, ready
+
+
+def _slots(compute: StageCompute, spec: RunSpec, device: torch.device, *, embeds: bool) -> int:
+    """Microbatches that this machine holds at once."""
+    sequences, tokens, width = boundary_shape(spec)
+    if embeds:
+        given = torch.zeros((sequences, tokens + 1), dtype=torch.int64, device=device)
+    else:
+        given = torch.zeros((sequences, tokens, width), device=device)
+    return slots_for(graph_bytes(compute, given, embeds=embeds), free_bytes(device))

@@ -1,8 +1,9 @@
 """A stage's work on microbatches: forwards that wait for gradients, and gradients that add up.
 
 A forward keeps its graph until the gradient of what it produced comes back; then the gradient of
-what it was given goes on to the stage before, and that of the weights is added to the flat
-gradient. The weights must be the same at both moments: whoever steps, does so when nothing waits.
+what it was given goes on to the stage before, and only then that of the weights is computed and
+added to the flat gradient (`add_weights`, deferred.py). The weights must be the same at both
+moments: whoever steps, does so when nothing waits.
 
 Shapes: b sequences of a microbatch, T tokens, D width of the model.
 """
@@ -13,10 +14,11 @@ import torch
 
 from peer.training.device import Precision, autocast
 
+from .deferred import put_off_weights
 from .module import StageModule
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Held:
     """A microbatch whose gradient has not come.
 
@@ -24,17 +26,20 @@ class _Held:
         given_bTD: what the stage was given, a leaf; None where tokens are embedded.
         produced_bTD: what it made of it.
         targets_bT: what follows each token, at the data peer.
+        is_finished: whether the head has added its gradient.
     """
 
     given_bTD: torch.Tensor | None
     produced_bTD: torch.Tensor
     targets_bT: torch.Tensor | None = None
+    is_finished: bool = False
 
 
 class StageCompute:
     """See the top of the file. Microbatches are named by numbers."""
 
     def __init__(self, module: StageModule, device: torch.device, precision: Precision) -> None:
+        self._put_off = put_off_weights(module)
         self._module = module
         self._device = device
         self._precision = precision
@@ -42,6 +47,11 @@ class StageCompute:
 
     def __repr__(self) -> str:
         return f"<StageCompute holding {sorted(self._held)}>"
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of this stage."""
+        return len(self._module.model.layers)
 
     def holds(self, microbatch: int) -> bool:
         """Whether the gradient of this microbatch is waited for."""
@@ -71,25 +81,51 @@ class StageCompute:
         return produced_bTD.detach()
 
     def finish(self, microbatch: int, given_bTD: torch.Tensor) -> tuple[float, torch.Tensor]:
-        """Head and loss, and their backward, at the data peer.
+        """Head and loss, and their backward, at the data peer; `add_weights` has to follow.
+
+        The head's gradient is added once.
 
         Returns:
             The loss, nats per token, and its gradient, [b, T, D].
         """
-        targets_bT = self._held[microbatch].targets_bT
+        held = self._held[microbatch]
+        targets_bT = held.targets_bT
         assert targets_bT is not None
         given_bTD.requires_grad_()
         with autocast(self._device, self._precision):
             loss = self._module.loss(given_bTD, targets_bT)
+        if held.is_finished:
+            (gradient_bTD,) = torch.autograd.grad(loss, given_bTD)
+            self._put_off.drop()
+            return float(loss.detach()), gradient_bTD
         torch.autograd.backward(loss)
+        held.is_finished = True
         assert given_bTD.grad is not None
         return float(loss.detach()), given_bTD.grad
 
-    def backward(self, microbatch: int, gradient_bTD: torch.Tensor) -> torch.Tensor | None:
-        """Add this microbatch's gradient. Returns what goes on to the stage before, if any does."""
+    def is_finished(self, microbatch: int) -> bool:
+        """Whether the loss of this microbatch has been seen."""
+        return self._held[microbatch].is_finished
+
+    def backward(
+        self, microbatch: int, gradient_bTD: torch.Tensor, *, adds: bool = True
+    ) -> torch.Tensor | None:
+        """Add this microbatch's gradient, or only pass it on; `add_weights` has to follow.
+
+        Returns:
+            What goes on to the stage before, if anything does.
+        """
         held = self._held.pop(microbatch)
+        if not adds and held.given_bTD is not None:
+            (passed_bTD,) = torch.autograd.grad(held.produced_bTD, held.given_bTD, gradient_bTD)
+            self._put_off.drop()
+            return passed_bTD
         torch.autograd.backward(held.produced_bTD, gradient_bTD)
         return None if held.given_bTD is None else held.given_bTD.grad
+
+    def add_weights(self) -> None:
+        """Compute and add the weights' gradients that a backward has put off."""
+        self._put_off.add()
 
     # --- without gradients ------------------------------------------------------------------------
     @torch.no_grad()

@@ -6,7 +6,8 @@ apart, and keeps either kind while the other is asked for. `Stop` ends a step at
 
 Rules
   1. Gradients go before activations: a backward that has come is done before any forward, so that
-     others' forwards never starve it (it frees memory everywhere along its path).
+     others' forwards never starve it (it frees memory everywhere along its path). A stand-in may
+     get a gradient before it has done the forward; then that forward is next.
   2. A desk that waits says so (`Waiting`), every WAITING_S: it is not a hung trainer.
 """
 
@@ -134,11 +135,19 @@ class Desk:
         self._take_all(self._channel.stage_commands(0.0))
         while not self._waiting:
             self._wait()
-        for command in self._waiting:
-            if isinstance(command, Deliver) and command.leg == BACKWARD:
-                self._waiting.remove(command)
-                return command
-        return self._waiting.popleft()
+        urgent = self._urgent()
+        if urgent is None:
+            return self._waiting.popleft()
+        self._waiting.remove(urgent)
+        return urgent
+
+    def _urgent(self) -> Deliver | None:
+        """The first gradient; before it what it belongs to, if that waits too."""
+        delivered = [command for command in self._waiting if isinstance(command, Deliver)]
+        gradient = next((each for each in delivered if each.leg == BACKWARD), None)
+        if gradient is None:
+            return None
+        return next(each for each in delivered if each.microbatch == gradient.microbatch)
 
     def read(self, command: Deliver) -> torch.Tensor:
         """The boundary that has come, [b, T, D]; its slot is free again. Raises ValueError."""

@@ -25,6 +25,8 @@ At a relay:
                                         Produced(forward, m, s)
     Deliver(backward, m, s')            the layers' gradient
                                         Produced(backward, m, s), Returned(m)
+    Resend(m)                           another takes the place of the next relay
+                                        Produced(forward, m, s)
     Finish                              the iteration is over
                                         Stepped(n')
 
@@ -47,12 +49,15 @@ class Deliver:
 
     Attributes:
         loss: of the microbatch, nats per token, as its data peer says; on the way back only.
+        adds: whether the weights' gradient is to be added; it has been, where a microbatch comes
+            back once more.
     """
 
     leg: str
     microbatch: int
     slot: int
     loss: float | None
+    adds: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Resend:
-    """Produce the activations of this microbatch once more: it was lost on its way to the loss."""
+    """Produce the activations of this microbatch once more: they were lost, or a relay was."""
 
     microbatch: int
 

@@ -30,6 +30,11 @@ class BoundaryRing:
         os.ftruncate(fd, 2 * slots * slot_bytes)
         return cls(fd, slots, slot_bytes)
 
+    @classmethod
+    def open(cls, fd: int, slot_bytes: int) -> Self:
+        """The memory that the other end has made, of as many slots as there are."""
+        return cls(fd, os.fstat(fd).st_size // (2 * slot_bytes), slot_bytes)
+
     def __repr__(self) -> str:
         return f"<BoundaryRing of twice {self.slots} slots, {self.slot_bytes} bytes each>"
 

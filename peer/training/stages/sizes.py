@@ -7,9 +7,15 @@ from protocol.run.codecs import CODECS
 from protocol.run.run_spec import RunSpec
 
 SLOTS: Final = 4
-"""Microbatches that a machine holds at once."""
-RING_SLOTS: Final = 2 * SLOTS
-"""Slots of a ring, each way: a boundary may wait while others of its microbatch are under way."""
+"""Microbatches that a machine is taken to hold at once, where its memory is not known."""
+MIN_SLOTS: Final = 2
+MAX_SLOTS: Final = 8
+"""More would hide longer ways than the internet has, and cost memory for boundaries."""
+RING_PER_SLOT: Final = 4
+"""Slots of a ring, each way, for each: a boundary may wait while others of its microbatch are under
+way, and twice as many gradients are kept after they have been sent (protocol/microbatch/kept.py).
+"""
+RING_SLOTS: Final = RING_PER_SLOT * SLOTS
 
 
 def boundary_shape(spec: RunSpec) -> tuple[int, int, int]:

@@ -11,7 +11,8 @@ the run's norm: stages whose gradients are equally long then clip as the whole m
 (Pluralis' Agora does so).
 
 What is lost: a microbatch that does not come back counts nowhere but in the head, which has seen it
-before it left for the last time.
+before it left for the last time. What comes once more, because others lost it, counts once: the
+daemon says so at a relay, and the head knows what it has seen.
 
 Shapes: B sequences of a step, b of a microbatch, T tokens.
 """
@@ -187,11 +188,15 @@ class DataPeerStepper:
             return False
         boundary_bTD = self._desk.read(command)
         if command.leg == FORWARD:
+            is_new = not self._compute.is_finished(microbatch)
             loss, gradient_bTD = self._compute.finish(microbatch, boundary_bTD)
-            self._end.add_loss(loss)
+            if is_new:
+                self._end.add_loss(loss)
             self._desk.send(BACKWARD, microbatch, gradient_bTD, loss)
+            self._compute.add_weights()
             return False
         self._compute.backward(microbatch, boundary_bTD)
+        self._compute.add_weights()
         self._desk.emit(Returned(microbatch))
         return True
 
@@ -219,6 +224,9 @@ class RelayStepper:
         while not isinstance(command := self._desk.next_command(), Finish):
             if isinstance(command, Drop):
                 self._compute.forget(command.microbatch)
+            elif isinstance(command, Resend) and self._compute.holds(command.microbatch):
+                produced_bTD = self._compute.produced(command.microbatch)
+                self._desk.send(FORWARD, command.microbatch, produced_bTD)
             elif isinstance(command, Deliver):
                 done += self._deliver(command)
         return self._end.take(done, learning_rate)
@@ -236,13 +244,15 @@ class RelayStepper:
         if not self._compute.holds(microbatch):
             self._desk.discard(command)
             return 0
-        gradient_bTD = self._compute.backward(microbatch, self._desk.read(command))
+        received_bTD = self._desk.read(command)
+        gradient_bTD = self._compute.backward(microbatch, received_bTD, adds=command.adds)
         assert gradient_bTD is not None, "a relay is given activations"
-        if command.loss is not None:
+        if command.loss is not None and command.adds:
             self._end.add_loss(command.loss)
         self._desk.send(BACKWARD, microbatch, gradient_bTD, command.loss)
+        self._compute.add_weights()
         self._desk.emit(Returned(microbatch))
-        return 1
+        return int(command.adds)
 
     def score_what_has_come(self) -> None:
         """Between two steps: do the forwards that no gradient follows. Raises Interrupted."""

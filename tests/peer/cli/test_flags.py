@@ -9,6 +9,7 @@ from peer.options.config import OPTIONS
 PEER_OPTIONS = [
     "--announce",
     "--bootstrap",
+    "--checkpoint-activations",
     "--device",
     "--exit-when-done",
     "--grace",
@@ -34,6 +35,18 @@ FROZEN = {
     "status": ["--home", "--json", "--verbose", "-v"],
     "leave": ["--home", "--verbose", "-v"],
     "export": ["--hf", "--home", "--verbose", "-v"],
+    "generate": [
+        "--hf",
+        "--home",
+        "--prompt",
+        "--seed",
+        "--temperature",
+        "--tokens",
+        "--top-p",
+        "--verbose",
+        "--without-stages",
+        "-v",
+    ],
     "plan": [
         "--codec",
         "--full-every",

@@ -76,15 +76,14 @@ def test_json_carries_the_plan_and_the_figures(run_toml, tmp_path):
 def test_what_stands_in_the_run_spec_counts_and_options_override_it(run_toml, tmp_path):
     text = run_toml.read_text().replace("\nstages = 1\n", "\nstages = 3\nvisited = 3\n")
     run_toml.write_text(
-        text.replace("\n# microbatches = 24\n", "\nmicrobatches = 5\n")
-        .replace("\nfull_every = 0\n", "\nfull_every = 2\n")
+        text.replace("\nfull_every = 0\n", "\nfull_every = 2\n")
         .replace('\ncodec = "bf16"\n', '\ncodec = "int8"\n')
         .replace("\nmax_jump = 4\n", "\nmax_jump = 2\n")
     )
     few = few_machines(tmp_path, 3)
     asked = _question(run_toml, few, None, PlanOptions())
     assert (asked.stages, asked.visited, asked.full_every) == (3, 3, 2)
-    assert (asked.microbatches, asked.codec, asked.rules.max_jump) == (5, "int8", 2)
+    assert (asked.microbatches, asked.codec, asked.rules.max_jump) == (None, "int8", 2)
     given = PlanOptions(2, None, 0, 7, 2, "bf16")
     asked = _question(run_toml, few, None, given)
     assert (asked.stages, asked.visited, asked.full_every) == (2, 2, 0)

@@ -47,6 +47,7 @@ class PretendedTrainer:
         self.iterations = iterations
         self.microbatches = microbatches
         self.held = set()
+        self.made = {}
         self.most_held = 0
         self.came_back = []
         self.dropped = []
@@ -71,8 +72,10 @@ class PretendedTrainer:
         added = 0
         async for command in self._commands:
             match command:
-                case told.Deliver(leg, number, slot, loss):
-                    added += await self._pass(leg, number, slot, loss)
+                case told.Deliver(leg, number, slot, loss, adds):
+                    added += await self._pass(leg, number, slot, loss) and adds
+                case told.Resend(number) if number in self.held:
+                    await self._produce(told.FORWARD, number, self.made[number], None)
                 case told.Drop(number):
                     self.held.discard(number)
                 case told.Finish():
@@ -88,6 +91,7 @@ class PretendedTrainer:
         if leg == told.FORWARD:
             assert number not in self.held
             self.held.add(number)
+            self.made[number] = boundary
             self.most_held = max(self.most_held, len(self.held))
         else:
             self.held.remove(number)

@@ -116,6 +116,7 @@ class Path:
                     boundary = relay.compute.forward(produced.microbatch, boundary)
                 case "backward":
                     boundary = relay.compute.backward(produced.microbatch, boundary)
+                    relay.compute.add_weights()
                 case "score":
                     boundary = relay.compute.score_through(boundary)
         slot = self._free.popleft()

@@ -1,0 +1,58 @@
+"""What data peers do about microbatches that a dead relay held: ours, and others' policies."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.microbatch.away import Away
+from protocol.microbatch.commands import Command
+from protocol.microbatch.data_peer import DataPeerCore
+from protocol.microbatch.paths import Relays
+
+
+class Dropping(DataPeerCore):
+    """Gives up what is lost on its way back, as Pluralis' Agora does.
+
+    What is lost on its way to the loss goes another way, as there.
+    """
+
+    def _lose(self, away: Away) -> list[Command]:
+        return self._give_up(away) if away.can_be_mended else super()._lose(away)
+
+
+def everybody(relays: Relays, _column: int) -> Relays:
+    """All relays of a stage serve all data peers."""
+    return relays
+
+
+def one_column(relays: Relays, column: int) -> Relays:
+    """A data peer's pipeline has one relay of each stage: without it, it waits."""
+    return tuple(
+        tuple(relay for relay in stage if int(relay.rpartition("-")[2]) == column)
+        for stage in relays
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One of those that are compared.
+
+    Attributes:
+        core: of a data peer.
+        seen: the relays that a data peer may use, of those that are there.
+    """
+
+    name: str
+    core: type[DataPeerCore]
+    seen: Callable[[Relays, int], Relays]
+
+    def serves(self, relay: str, column: int) -> bool:
+        """Whether a relay works for the data peer of a column."""
+        return self.seen(((relay,),), column) == ((relay,),)
+
+
+POLICIES: Final = (
+    Policy("ours: a stand-in replays", DataPeerCore, everybody),
+    Policy("dropped on the way back (Agora)", Dropping, everybody),
+    Policy("waiting for the replacement", DataPeerCore, one_column),
+)

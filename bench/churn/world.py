@@ -1,0 +1,390 @@
+"""A pipeline in virtual time: real cores, links and trainers that only take their time.
+
+Time passes in a heap of events, and a seed says which relay is killed when. A kill takes a relay's
+trainer, memory and streams at once; those at the other ends see their streams break, and that it is
+gone after `notice_s`. It comes back as a newcomer that knows nothing.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from random import Random
+
+from protocol.microbatch.commands import (
+    Announce,
+    Answer,
+    Command,
+    Compute,
+    FinishIteration,
+    Forget,
+    Halt,
+    Resend,
+    Resume,
+    Send,
+    TellLost,
+    TellPassed,
+)
+from protocol.microbatch.data_peer import DataPeerCore
+from protocol.microbatch.relay import RelayCore
+from protocol.microbatch.trip import Leg, Microbatch, Trip
+from protocol.outcomes import RefusalReason
+from protocol.pipeline.problem import NO_SWAPS
+from protocol.routing.random_paths import RandomRouter
+
+from .policies import Policy
+from .setting import LOOK_S, PATIENCE_S, SLOTS, Machine, Name, Setting
+
+
+class ChurnWorld:
+    """See the top of the file.
+
+    Attributes:
+        applied: how often a stage has stepped with a microbatch's gradient.
+        begun: microbatches that set out.
+        hung_s: longest time from a microbatch's beginning to its end.
+    """
+
+    def __init__(self, setting: Setting, policy: Policy, seed: int) -> None:
+        self.setting = setting
+        self.policy = policy
+        self.draws = Random(seed)
+        self.now_s = 0.0
+        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        self.order = count()
+        self.applied: Counter[tuple[int, Name]] = Counter()
+        self.begun: set[Name] = set()
+        self.since_s: dict[Name, float] = {}
+        self.hung_s = 0.0
+        self.kills = 0
+        self.named: dict[Microbatch, Name] = {}
+        self.offers: dict[int, tuple[Machine, Machine, Trip, float | None]] = {}
+        self.tickets = count()
+        self.machines: dict[str, Machine] = {}
+        self.stages = [
+            [f"relay-{stage}-{i}" for i in range(setting.replicas)]
+            for stage in range(1, setting.relay_stages + 1)
+        ]
+        self.known = {name for stage in self.stages for name in stage}
+        visited = setting.relay_stages + 1
+        for i in range(setting.data_peers):
+            name = f"data-{i}"
+            core = policy.core(name, RandomRouter(name, seed, visited, NO_SWAPS), PATIENCE_S)
+            self.machines[name] = Machine(name, core, i % setting.replicas)
+        for name in sorted(self.known):
+            self.machines[name] = Machine(name, RelayCore(SLOTS, PATIENCE_S), 0)
+
+    def __repr__(self) -> str:
+        return f"<ChurnWorld at {self.now_s:.1f} s, {self.policy.name}>"
+
+    # --- time -------------------------------------------------------------------------------------
+    def later(self, delay_s: float, job: Callable[[], None]) -> None:
+        heapq.heappush(self.events, (self.now_s + delay_s, next(self.order), job))
+
+    def run(self) -> None:
+        """Let so many seconds pass, with kills; then none begins anew, and what is there ends."""
+        self.look_around()
+        self.later(self.setting.every_s, self.kill_one)
+        for machine in self.origins:
+            self.begin(machine)
+        end_s = self.setting.seconds + PATIENCE_S
+        while self.events and self.events[0][0] < end_s and not self.is_over:
+            self.now_s, _, job = heapq.heappop(self.events)
+            job()
+        for name in self.known:
+            self.step(self.machines[name])
+
+    @property
+    def origins(self) -> list[Machine]:
+        """The data peers."""
+        return [m for m in self.machines.values() if isinstance(m.core, DataPeerCore)]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is up, and nothing is under way."""
+        return self.now_s > self.setting.seconds and not any(m.out for m in self.origins)
+
+    def look_around(self) -> None:
+        """Everybody sees who is there."""
+        relays = tuple(tuple(n for n in stage if n in self.known) for stage in self.stages)
+        for machine in self.living():
+            core = machine.core
+            origins = [m.name for m in self.origins if self.policy.serves(machine.name, m.column)]
+            if isinstance(core, DataPeerCore):
+                seen = self.policy.seen(relays, machine.column)
+                self.do(machine, core.present(seen, self.now_s))
+            else:
+                self.do(machine, core.present(origins, self.now_s, ended=False))
+            self.do(machine, core.ticked(self.now_s))
+        self.later(LOOK_S, self.look_around)
+
+    def living(self) -> list[Machine]:
+        return [machine for machine in self.machines.values() if machine.is_alive]
+
+    # --- churn ------------------------------------------------------------------------------------
+    def kill_one(self) -> None:
+        if self.now_s >= self.setting.seconds:
+            return
+        self.later(self.setting.every_s, self.kill_one)
+        relays = [m for m in self.living() if isinstance(m.core, RelayCore)]
+        if not relays:
+            return
+        machine = self.draws.choice(relays)
+        machine.is_alive = False
+        self.kills += 1
+        for ticket in [t for t, (_, to, _, _) in self.offers.items() if to is machine]:
+            sender, _, trip, _ = self.offers.pop(ticket)
+            self.later(self.setting.latency_s, partial(self.not_taken, sender, trip))
+        for ticket in [t for t, (by, _, _, _) in self.offers.items() if by is machine]:
+            _, asked, _, _ = self.offers.pop(ticket)
+            self.do(asked, asked.core.withdrawn(ticket))
+        self.later(self.setting.notice_s, partial(self.known.discard, machine.name))
+        self.later(self.setting.away_s, partial(self.come_back, machine.name))
+
+    def come_back(self, name: str) -> None:
+        self.machines[name] = Machine(name, RelayCore(SLOTS, PATIENCE_S), 0)
+        self.known.add(name)
+
+    # --- data peers -------------------------------------------------------------------------------
+    def begin(self, machine: Machine) -> None:
+        """A data peer's trainer begins an iteration."""
+        assert isinstance(machine.core, DataPeerCore)
+        if self.now_s >= self.setting.seconds:
+            return
+        machine.begun += 1
+        first = machine.begun * 1000
+        machine.out = set(range(first, first + self.setting.microbatches))
+        self.do(machine, machine.core.begun(len(machine.out), self.now_s))
+        for number in sorted(machine.out):
+            self.do(machine, machine.core.produced(Leg.FORWARD, number, number, None, self.now_s))
+
+    def end(self, machine: Machine, number: int) -> None:
+        """A data peer's microbatch has come to its end."""
+        machine.out.discard(number)
+        name = (machine.name, number)
+        if name in self.since_s:
+            self.hung_s = max(self.hung_s, self.now_s - self.since_s.pop(name))
+        if not machine.out:
+            self.later(self.setting.backward_s, partial(self.begin, machine))
+
+    # --- commands ---------------------------------------------------------------------------------
+    def do(self, machine: Machine, commands: list[Command]) -> None:
+        for command in commands:
+            self.obey(machine, command)
+
+    def obey(self, machine: Machine, command: Command) -> None:
+        match command:
+            case Compute(leg=Leg.BACKWARD):
+                self.put_first(machine, command)
+            case Compute() | Forget() | Resend() | FinishIteration():
+                machine.work.append(command)
+                self.work_on(machine)
+            case Send(trip, slot, loss):
+                self.offer(machine, trip, slot, loss)
+            case Answer(ticket, refusal):
+                self.answer(ticket, refusal)
+            case _:
+                self.say(machine, command)
+
+    def say(self, machine: Machine, command: Command) -> None:
+        """Small messages to others."""
+        match command:
+            case Announce(iteration, relays):
+                for relay in relays:
+                    self.tell(machine, relay, partial(self.announce, machine, relay, iteration))
+            case TellLost(microbatch, to):
+                for other in to or (microbatch.origin,):
+                    self.tell(machine, other, partial(self.lost, machine, other, command))
+            case TellPassed(_, to):
+                self.tell(machine, to, partial(self.passed, machine, command))
+            case Halt(_, _, relays):
+                for relay in relays:
+                    self.later(self.setting.latency_s, partial(self.halt, machine, relay, command))
+            case Resume():
+                self.later(self.setting.latency_s, partial(self.resume, machine, command))
+
+    def put_first(self, machine: Machine, command: Compute) -> None:
+        """Gradients go first, behind the forward that they belong to (desk.py)."""
+        before = [
+            each
+            for each in machine.work
+            if isinstance(each, Compute) and each.number == command.number
+        ]
+        for each in before:
+            machine.work.remove(each)
+        machine.work.extendleft([command, *reversed(before)])
+        self.work_on(machine)
+
+    def tell(self, machine: Machine, other: str, job: Callable[[], None]) -> None:
+        def arrive() -> None:
+            if machine.is_alive and self.machines[other].is_alive:
+                job()
+
+        self.later(self.setting.latency_s, arrive)
+
+    def announce(self, machine: Machine, relay: str, iteration: int) -> None:
+        to = self.machines[relay]
+        assert isinstance(to.core, RelayCore)
+        assert isinstance(machine.core, DataPeerCore)
+        self.do(to, to.core.announced(machine.name, iteration, self.now_s))
+        self.do(machine, machine.core.heard(to.core.newest))
+
+    def lost(self, machine: Machine, other: str, command: TellLost) -> None:
+        to, lost = self.machines[other], command.microbatch
+        if isinstance(to.core, DataPeerCore):
+            told = to.core.lost(lost, machine.name, command.attempt, command.failed)
+        else:
+            told = to.core.lost(lost, machine.name, self.now_s, command.attempt)
+        self.do(to, told)
+
+    def passed(self, machine: Machine, command: TellPassed) -> None:
+        to = self.machines[command.to]
+        self.do(to, to.core.passed(command.microbatch, machine.name, command.attempt))
+
+    def halt(self, machine: Machine, relay: str, command: Halt) -> None:
+        to, standing = self.machines[relay], None
+        assert isinstance(machine.core, DataPeerCore)
+        if to.is_alive and isinstance(to.core, RelayCore):
+            standing, commands = to.core.halted(command.microbatch, command.attempt, self.now_s)
+            self.do(to, commands)
+        found = partial(machine.core.found, command.microbatch, command.attempt, relay, standing)
+        self.later(self.setting.latency_s, lambda: self.do(machine, found()))
+
+    def resume(self, machine: Machine, command: Resume) -> None:
+        to, trip = self.machines[command.trip.receiver], command.trip
+        assert isinstance(machine.core, DataPeerCore)
+        if to.is_alive and isinstance(to.core, RelayCore):
+            self.do(to, to.core.resumed(trip, returns=command.returns))
+        else:
+            self.do(machine, machine.core.lost(trip.microbatch, trip.receiver, trip.attempt))
+
+    # --- streams ----------------------------------------------------------------------------------
+    def offer(self, machine: Machine, trip: Trip, slot: int, loss: float | None) -> None:
+        if isinstance(machine.core, DataPeerCore) and trip.leg is Leg.FORWARD:
+            name = (machine.name, slot)
+            self.named[trip.microbatch] = name
+            self.begun.add(name)
+            self.since_s.setdefault(name, self.now_s)
+
+        def ask() -> None:
+            to = self.machines[trip.receiver]
+            if not machine.is_alive:
+                return
+            if not to.is_alive:
+                self.not_taken(machine, trip)
+                return
+            ticket = next(self.tickets)
+            self.offers[ticket] = (machine, to, trip, loss)
+            self.do(to, to.core.offered(ticket, trip))
+
+        self.later(self.setting.latency_s, ask)
+
+    def answer(self, ticket: int, refusal: RefusalReason | None) -> None:
+        if ticket not in self.offers:
+            return
+        sender, to, trip, loss = self.offers.pop(ticket)
+        if refusal is not None:
+            self.later(self.setting.latency_s, partial(self.not_taken, sender, trip))
+        else:
+            self.later(self.setting.hop_s, partial(self.bring, sender, to, trip, loss))
+
+    def bring(self, sender: Machine, to: Machine, trip: Trip, loss: float | None) -> None:
+        if sender.is_alive and to.is_alive:
+            self.do(to, to.core.arrived(trip, 0, loss))
+            self.do(sender, sender.core.sent(trip, self.now_s, taken=True))
+        elif to.is_alive:
+            self.do(to, to.core.broke_off(trip, self.now_s))
+        else:
+            self.not_taken(sender, trip)
+
+    def not_taken(self, sender: Machine, trip: Trip) -> None:
+        if sender.is_alive:
+            self.do(sender, sender.core.sent(trip, self.now_s, taken=False))
+
+    # --- trainers ---------------------------------------------------------------------------------
+    def work_on(self, machine: Machine) -> None:
+        """Take the next piece of work, gradients first."""
+        if machine.is_busy or not machine.work or not machine.is_alive:
+            return
+        command = machine.work.popleft()
+        machine.is_busy = True
+        self.later(self.duration_s(command), partial(self.finish, machine, command))
+
+    def duration_s(self, command: Command) -> float:
+        match command:
+            case Compute(leg=Leg.BACKWARD):
+                return self.setting.backward_s
+            case Compute():
+                return self.setting.forward_s
+        return 0.0
+
+    def finish(self, machine: Machine, command: Command) -> None:
+        machine.is_busy = False
+        if not machine.is_alive:
+            return
+        core = machine.core
+        match command:
+            case Compute(leg, number, _, loss, adds):
+                self.computed(machine, leg, number, loss, adds=adds)
+            case Forget(number):
+                machine.held.discard(number)
+                if number in machine.out:
+                    self.end(machine, number)
+            case Resend(number) if number in machine.held or number in machine.out:
+                self.do(machine, core.produced(Leg.FORWARD, number, number, None, self.now_s))
+            case FinishIteration():
+                self.step(machine)
+                assert isinstance(core, RelayCore)
+                self.do(machine, core.stepped(self.now_s))
+        self.work_on(machine)
+
+    def computed(
+        self, machine: Machine, leg: Leg, number: int, loss: float | None, *, adds: bool
+    ) -> None:
+        core, now_s = machine.core, self.now_s
+        if isinstance(core, DataPeerCore):
+            if leg is Leg.FORWARD:
+                self.do(machine, core.produced(Leg.BACKWARD, number, number, 1.0, now_s))
+            else:
+                self.applied[0, (machine.name, number)] += 1
+                self.do(machine, core.returned(number, now_s))
+                self.end(machine, number)
+            return
+        if leg is Leg.BACKWARD and number not in machine.held:
+            return
+        if leg is Leg.FORWARD:
+            machine.held.add(number)
+            self.do(machine, core.produced(leg, number, number, None, now_s))
+            return
+        machine.held.discard(number)
+        held = core.microbatch_of(number)
+        if adds and held is not None:
+            machine.added.append(self.named[held])
+        self.do(machine, core.produced(leg, number, number, loss, now_s))
+        self.do(machine, core.returned(number, now_s))
+
+    def step(self, machine: Machine) -> None:
+        """What a relay has added moves its weights."""
+        if machine.is_alive and machine.added:
+            stage = int(machine.name.split("-")[1])
+            self.applied.update((stage, name) for name in machine.added)
+            machine.added.clear()
+
+    # --- what came of it --------------------------------------------------------------------------
+    def goodput(self) -> list[float]:
+        """Gradients that moved weights over those begun, for each stage."""
+        return [
+            sum(of_stage == stage for of_stage, _ in self.applied) / max(1, len(self.begun))
+            for stage in range(self.setting.relay_stages + 1)
+        ]
+
+    @property
+    def iterations(self) -> int:
+        """Iterations that the data peer ahead of all has begun."""
+        return max(machine.begun for machine in self.origins)
+
+    @property
+    def twice(self) -> int:
+        """Gradients that a stage has counted more than once."""
+        return sum(times > 1 for times in self.applied.values())

@@ -1,0 +1,1 @@
+"""Training over stages in one process: what skipping, swapping, coding and delay do to learning."""

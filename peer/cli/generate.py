@@ -1,0 +1,85 @@
+"""`loco-peer generate`: what a run's model writes, from an export or from a running peer.
+
+A running peer's model is exported into its home as `loco-peer export` would do it, for as long as
+it writes. Stages that are left out are not fetched, so they need no peer that holds them.
+"""
+
+import tempfile
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from peer.options.config import ConfigError
+from peer.state.generation import ExportedModel, Sampling
+from protocol.run.stages import DATA_STAGE
+
+from .client import export_checkpoint, home_of
+from .export import spec_of
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the model comes from: an export, or the daemon of a home where there is none.
+
+    Attributes:
+        without: stages that are left out, as they were given.
+    """
+
+    export: Path | None
+    home: Path | None
+    without: str | None = None
+
+
+def write_text(source: Source, prompt: str, sampling: Sampling) -> None:
+    """Print what follows the prompt.
+
+    Raises:
+        ConfigError, HomeError, NoDaemon, ControlFailed, ExportFailed
+    """
+    without = _numbers(source.without)
+    if source.export is None:
+        home = home_of(source.home)
+        check_left_out(without, spec_of(home).pipeline.stages)
+        with tempfile.TemporaryDirectory(dir=home.state_dir, prefix="generate-") as folder:
+            export_checkpoint(source.home, Path(folder) / "hf", without)
+            _write(Path(folder) / "hf", without, prompt, sampling)
+    elif source.home is not None:
+        raise ConfigError("--hf and --home name two models: give one of them")
+    else:
+        _write(source.export, without, prompt, sampling)
+
+
+def check_left_out(without: Collection[int], stages: int) -> None:
+    """Refuse stages that cannot be left out.
+
+    Raises:
+        ConfigError
+    """
+    if without and stages == 1:
+        raise ConfigError("this run's model is not cut into stages: leave --without-stages out")
+    if DATA_STAGE in without:
+        raise ConfigError(
+            f"stage {DATA_STAGE} cannot be left out: it holds the embedding and the head"
+        )
+    if unknown := sorted(stage for stage in without if stage >= stages):
+        raise ConfigError(
+            f"this run has no stage {unknown[0]}: --without-stages takes 1 to {stages - 1}"
+        )
+
+
+def _write(folder: Path, without: frozenset[int], prompt: str, sampling: Sampling) -> None:
+    try:
+        model = ExportedModel(folder)
+        check_left_out(without, model.stages)
+        model.leave_out(without)
+        model.continue_text(prompt, sampling, lambda text: print(text, end="", flush=True))
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(error)) from error
+    print()
+
+
+def _numbers(text: str | None) -> frozenset[int]:
+    parts = [] if text is None else text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise ConfigError(f"--without-stages takes numbers such as 2,3; got {text!r}")
+    return frozenset(map(int, parts))

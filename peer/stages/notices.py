@@ -1,0 +1,116 @@
+"""Small messages between the peers of a pipeline: what each means to the core, and its answer.
+
+A relay works for the data peers that it knows; whether it knows the sender is for exchange.py.
+"""
+
+from typing import Final
+
+from peer.ports import PeerId
+from protocol.errors import RemoteProtocolError
+from protocol.microbatch.commands import Command, Resume
+from protocol.microbatch.commands import Halt as HaltCommand
+from protocol.microbatch.core import StageCore
+from protocol.microbatch.data_peer import DataPeerCore
+from protocol.microbatch.relay import RelayCore
+from protocol.microbatch.trip import Leg, Microbatch, Trip
+from protocol.outcomes import RefusalReason
+from protocol.wire.messages import (
+    Announcement,
+    Halt,
+    Halted,
+    Lost,
+    Noted,
+    Passed,
+    Refusal,
+)
+from protocol.wire.messages import Resume as ResumeMessage
+
+Notice = Announcement | Lost | Passed | Halt | ResumeMessage
+NOTICES: Final = (Announcement, Lost, Passed, Halt, ResumeMessage)
+Reply = Noted | Halted | Refusal
+
+
+def origin_of(notice: Notice, sender: PeerId) -> PeerId:
+    """The data peer of which a notice to a relay speaks."""
+    return notice.origin if isinstance(notice, Passed) else sender
+
+
+def note(
+    core: StageCore, notice: Notice, sender: PeerId, peer_id: PeerId, now_s: float
+) -> tuple[Reply, list[Command]]:
+    """Tell the core. Returns the answer, and what is to be done.
+
+    Args:
+        peer_id: ours.
+
+    Raises:
+        RemoteProtocolError: such a thing is not said to this stage.
+    """
+    if isinstance(notice, Passed):
+        passed = Microbatch(notice.origin, notice.iteration, notice.index)
+        return Noted(0), core.passed(passed, sender, notice.attempt)
+    if isinstance(core, RelayCore):
+        return _note_at_relay(core, notice, sender, peer_id, now_s)
+    if isinstance(core, DataPeerCore) and isinstance(notice, Lost):
+        lost = Microbatch(peer_id, notice.iteration, notice.index)
+        commands = core.lost(lost, sender, notice.attempt, notice.failed)
+        return Noted(core.iteration), commands
+    raise RemoteProtocolError(f"a {type(notice).__name__} is not for this stage")
+
+
+def _note_at_relay(
+    core: RelayCore, notice: Notice, sender: PeerId, peer_id: PeerId, now_s: float
+) -> tuple[Reply, list[Command]]:
+    if isinstance(notice, Announcement):
+        commands = core.announced(sender, notice.iteration, now_s)
+        return Noted(core.newest), commands
+    microbatch = Microbatch(sender, notice.iteration, notice.index)
+    if isinstance(notice, Halt):
+        standing, commands = core.halted(microbatch, notice.attempt, now_s)
+        if standing is None:
+            return Refusal(RefusalReason.UNAVAILABLE, "a later attempt is known"), commands
+        return Halted(standing), commands
+    if isinstance(notice, ResumeMessage):
+        trip = _trip_of(notice, microbatch)
+        if not 1 <= trip.place <= len(trip.path) or trip.receiver != peer_id:
+            raise RemoteProtocolError("a path goes on without us")
+        return Noted(core.newest), core.resumed(trip, returns=notice.returns)
+    return Noted(core.newest), core.lost(microbatch, sender, now_s, notice.attempt)
+
+
+def _trip_of(notice: ResumeMessage, microbatch: Microbatch) -> Trip:
+    if len(set(notice.path)) != len(notice.path) or len(notice.stages) != len(notice.path):
+        raise RemoteProtocolError("a path visits every peer once, and says the stage of each")
+    return Trip(
+        microbatch,
+        Leg.FORWARD,
+        notice.path,
+        notice.place,
+        notice.stages,
+        notice.plan,
+        notice.attempt,
+        notice.until,
+    )
+
+
+def halt_message(command: HaltCommand, group: str) -> Halt:
+    """A halt as a relay is told of it."""
+    microbatch = command.microbatch
+    return Halt(group, microbatch.iteration, microbatch.index, command.attempt)
+
+
+def resume_message(command: Resume, group: str) -> ResumeMessage:
+    """How a microbatch goes on, as a relay is told of it."""
+    trip, microbatch = command.trip, command.trip.microbatch
+    return ResumeMessage(
+        group,
+        microbatch.iteration,
+        microbatch.index,
+        trip.path,
+        trip.place,
+        trip.stages,
+        trip.plan,
+        trip.attempt,
+        trip.until,
+        command.returns,
+    )

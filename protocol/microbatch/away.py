@@ -1,0 +1,73 @@
+"""What a data peer knows of its microbatches: of each that is on its way, and of the iteration."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from .mending import Mending
+from .paths import Path
+from .trip import Leg, Microbatch
+
+
+@dataclass(slots=True)
+class Away:
+    """A microbatch on its way.
+
+    Attributes:
+        way: its path, with stages.
+        since_s: when it set out first.
+        setouts: how often it has set out, each time under a new name.
+        nearly_home: whether its gradient has come as far as its last hop.
+        turned: whether it has come to the loss: stages may have added its gradient.
+        finishing: whether the trainer is at the loss.
+        home: whether its gradient is here.
+        attempt: how often it has been mended.
+        mending: the answers of its relays, while it is halted.
+        gone: relays of its path that are gone, and of which nothing is needed.
+        until: the last place to which our activations go once more; 0 where they do not.
+        returns: whether the gradient of the loss is to be sent.
+    """
+
+    number: int
+    microbatch: Microbatch
+    way: Path
+    since_s: float
+    leg: Leg
+    setouts: int = 1
+    nearly_home: bool = False
+    turned: bool = False
+    finishing: bool = False
+    home: bool = False
+    attempt: int = 0
+    mending: Mending | None = None
+    gone: frozenset[str] = frozenset()
+    until: int = 0
+    returns: bool = True
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The relays that it visits."""
+        return self.way.relays
+
+    @property
+    def can_be_mended(self) -> bool:
+        """Whether stages may have added its gradient, and its end is still open."""
+        return self.turned and not self.home
+
+
+@dataclass(slots=True)
+class Iteration:
+    """What the trainer has begun.
+
+    Attributes:
+        left: microbatches that have not come to an end.
+        paths: of those that have no name yet; None until there are relays.
+        named: those that have one, and have not set out (rule 7 of data_peer.py).
+        ready: (number, slot) of those that could set out, and wait for a path.
+        again: those that set out again as soon as the trainer has produced them once more.
+    """
+
+    left: int = 0
+    paths: deque[Path] | None = None
+    named: deque[tuple[Microbatch, Path]] = field(default_factory=deque)
+    ready: list[tuple[int, int]] = field(default_factory=list)
+    again: dict[int, Away] = field(default_factory=dict)

@@ -1,0 +1,153 @@
+"""Mending, at a data peer: halts a microbatch, finds stand-ins, and says who does what once more.
+
+Why and how stands in mending.py.
+"""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Final
+
+from .away import Away
+from .commands import Command, Halt, Release, Resend, Resume, Send, TellLost
+from .counts import Counted
+from .kept import KEPT_PER_SLOT, KeptGradients
+from .mending import REPLACEABLE, Mending, Standing, first_kept, orders_of
+from .relays_there import RelaysThere
+from .trip import Leg, Trip
+
+MENDS: Final = 16
+"""Times that a microbatch is mended on its way back, at most."""
+
+
+class Mender:
+    """See the top of the file.
+
+    Args:
+        relays: those that are there.
+        kept: how many gradients of the loss are kept at once, after they have been sent.
+        counts: where it is counted.
+    """
+
+    def __init__(self, relays: RelaysThere, kept: int, counts: Counter[Counted]) -> None:
+        self._relays = relays
+        self._counts = counts
+        self._resent: Counter[int] = Counter()
+        self.kept = KeptGradients(kept)
+
+    def __repr__(self) -> str:
+        return f"<Mender over {self._relays!r}, {self.kept!r}>"
+
+    def clear(self, slots: int) -> None:
+        """The trainer is a new one, with room for so many."""
+        self.kept.clear(KEPT_PER_SLOT * slots)
+        self._resent.clear()
+
+    def mend(self, away: Away) -> list[Command]:
+        """Halt it; the caller sees to it that it is not mended for ever."""
+        away.attempt += 1
+        living = tuple(relay for relay in away.path if relay in self._relays.all)
+        away.mending, away.returns, away.until = Mending(set(living)), False, 0
+        return [Halt(away.microbatch, away.attempt, living), *self.go_on(away)]
+
+    def found(
+        self, away: Away, attempt: int, relay: str, standing: Standing | None
+    ) -> list[Command]:
+        """A relay that was halted has said where it stands; None when it has not answered."""
+        if away.mending is None or attempt != away.attempt:
+            return []
+        if standing is None:
+            away.mending.silent.add(relay)
+            return []
+        away.mending.found(relay, standing)
+        return self.go_on(away)
+
+    def look_around(self, away: Away) -> list[Command]:
+        """Some relays may be gone, or have come."""
+        if away.mending is None:
+            return []
+        away.mending.only(self._relays.all)
+        return self.go_on(away)
+
+    def ask_again(self, away: Away) -> list[Command]:
+        """Halt it at those that have not answered."""
+        if away.mending is None or not away.mending.silent:
+            return []
+        silent = tuple(sorted(away.mending.silent & away.mending.asked))
+        away.mending.silent.clear()
+        return [Halt(away.microbatch, away.attempt, silent)]
+
+    def go_on(self, away: Away) -> list[Command]:
+        """When all have answered: say who does what once more."""
+        if away.mending is None or away.mending.asked:
+            return []
+        standings, away.mending = away.mending.standings, None
+        kept = first_kept(away.path, standings)
+        gone = frozenset(away.path[kept - 1 :]) - standings.keys()
+        self._counts[Counted.GONE] += len(gone - away.gone)
+        away.gone = gone
+        before = away.path
+        if not self._replace(away, kept, standings):
+            away.mending = Mending(set(), standings=standings)  # until somebody comes
+            return []
+        self._counts[Counted.MENDED] += away.path != before
+        replaced = tuple(self._relays.all.intersection(before).difference(away.path))
+        told = TellLost(away.microbatch, replaced, away.attempt)
+        return [*([told] if replaced else []), *self._resume(away, standings)]
+
+    def _replace(self, away: Away, kept: int, standings: dict[str, Standing]) -> bool:
+        """Find stand-ins for the relays before the gradient that is kept. Returns if it can be."""
+        path = list(away.path)
+        for place, relay in enumerate(away.path[: kept - 1], 1):
+            is_there, may_go = relay in self._relays.all, standings.get(relay) in REPLACEABLE
+            if is_there and not (may_go and relay in self._relays.failed):
+                continue
+            stage = away.way.stages[place - 1]
+            other = self._relays.stand_in(stage, path, away.microbatch.index + away.attempt + place)
+            if other is None and not is_there:
+                return False
+            path[place - 1] = other or relay
+        away.way = replace(away.way, relays=tuple(path))
+        return True
+
+    def _resume(self, away: Away, standings: dict[str, Standing]) -> list[Command]:
+        """Tell everybody what to do."""
+        first = Trip.begin(away.microbatch, Leg.FORWARD, away.way, 0, away.attempt)
+        keeps = away.finishing or away.microbatch in self.kept
+        commands: list[Command] = []
+        for order in orders_of(away.path, standings, head_keeps=keeps):
+            trip = replace(first, place=order.place, until=order.until)
+            if order.place == 0 and order.until:
+                away.until = order.until
+                self._resent[away.number] += 1
+                commands.append(Resend(away.number))
+            elif standings.get(trip.receiver) in (Standing.WAITS, Standing.KEEPS):
+                commands.append(Resume(trip, order.returns))
+            elif order.place > len(away.path) and order.returns:
+                away.returns = True
+                commands += self._send_back(away)
+        return commands
+
+    def owes(self, number: int) -> bool:
+        """Whether the trainer produces the activations of this one once more, to be mended."""
+        return self._resent[number] > 0
+
+    def send_once_more(self, away: Away | None, number: int, slot: int) -> list[Command]:
+        """The trainer has produced activations for a microbatch that goes on."""
+        self._resent[number] -= 1
+        if away is None or away.mending is not None or not away.until:
+            return [Release(slot)]
+        trip = Trip.begin(away.microbatch, Leg.FORWARD, away.way, 1, away.attempt)
+        until, away.until = away.until, 0
+        return [Send(replace(trip, until=until), slot, None)]
+
+    def turn(self, away: Away, slot: int, loss: float | None) -> list[Command]:
+        """The trainer has made the gradient of a loss."""
+        away.finishing = False
+        commands = self.kept.keep(away.microbatch, slot, loss)
+        return [*commands, *(self._send_back(away) if away.returns else [])]
+
+    def _send_back(self, away: Away) -> list[Command]:
+        """Send the gradient of the loss, if it is there."""
+        place = len(away.path)
+        trip = Trip.begin(away.microbatch, Leg.BACKWARD, away.way, place, away.attempt)
+        return self.kept.send(trip)

@@ -1,0 +1,51 @@
+"""Slots follow from what a microbatch holds, and daemon and trainer agree on their number."""
+
+import pytest
+import torch
+from test_stages import Stage, run_spec
+
+from peer.training.shared import code_memory
+from peer.training.stages.ring import BoundaryRing
+from peer.training.stages.sizes import MAX_SLOTS, MIN_SLOTS
+from peer.training.stages.slots import graph_bytes, slots_for
+
+
+def held_by(stage, *, checkpoints=False):
+    held = Stage(run_spec(), stage)
+    held.module.checkpoints = checkpoints
+    given = torch.zeros((2, 17), dtype=torch.int64) if stage == 0 else torch.zeros(2, 16, 32)
+    found = graph_bytes(held.compute, given, embeds=stage == 0)
+    assert not held.compute._held
+    assert not held.model.gradient_P.any()
+    return found, len(held.module.model.layers)
+
+
+def test_a_graph_is_as_large_as_what_its_layers_keep():
+    """Between ten and a hundred times a boundary for a layer of this shape, per layer."""
+    boundary = 2 * 16 * 32 * 4
+    for stage in (0, 1):
+        held, layers = held_by(stage)
+        assert 10 * layers * boundary < held < 100 * layers * boundary
+
+
+def test_checkpoints_hold_less():
+    whole, layers = held_by(1)
+    less, _ = held_by(1, checkpoints=True)
+    assert less == layers * 2 * 16 * 32 * 4 < whole / 10
+
+
+@pytest.mark.parametrize(
+    ("graph", "free", "slots"),
+    [(100, 601, 5), (100, 250, MIN_SLOTS), (100, 1, MIN_SLOTS), (1, 10**9, MAX_SLOTS)],
+)
+def test_as_many_as_fit_beside_a_backward(graph, free, slots):
+    assert slots_for(graph, free) == slots
+
+
+def test_the_daemon_finds_as_many_slots_as_the_trainer_made():
+    fd = code_memory(0)
+    made = BoundaryRing.create_in(fd, 12, 100)
+    made.slot(23)[:3] = b"abc"
+    found = BoundaryRing.open(fd, 100)
+    assert found.slots == 12
+    assert bytes(found.slot(23)[:3]) == b"abc"

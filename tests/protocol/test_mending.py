@@ -1,0 +1,155 @@
+"""Relays die with microbatches in hand: every one ends once, and counts once in every stage."""
+
+import pytest
+from chaos_worlds import ChaosWorld
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from microbatch_worlds import PATIENCE_S, MicrobatchWorld
+
+from protocol.microbatch.counts import Counted
+from protocol.microbatch.mending import Order, Standing, first_kept, orders_of
+from protocol.microbatch.trip import Leg
+
+SEEDS = st.integers(0, 100_000)
+PHASES = (Phase.explicit, Phase.generate)  # a failure names its seed; smaller ones say no more
+ITERATIONS = 4
+
+
+def assert_sound(world):
+    """One end for each microbatch; no stage counts it twice; what is missing has been counted."""
+    world.settle()
+    begun, done, lost = world.ends()
+    assert begun == ITERATIONS * len(world.origins) * world.microbatches == done + lost
+    assert done == sum(len(world.nodes[name].books.added) for name in world.origins)
+    assert set(world.applied.values()) <= {1}
+    of_done = [key for key in world.applied if key[1] in world.home()]
+    gone = sum(node.core.counts[Counted.GONE] for node in world.all_nodes)
+    assert len(world.stages) * done - len(of_done) <= gone
+
+
+@given(SEEDS, st.integers(0, 12), st.integers(1, 3), st.integers(2, 3))
+@settings(max_examples=40, deadline=None, phases=PHASES)
+def test_whatever_dies_every_microbatch_ends_once_and_counts_once(seed, troubles, peers, replicas):
+    world = ChaosWorld(seed, troubles, data_peers=peers, relays=(replicas,) * 3, visited=4)
+    assert world.run(ITERATIONS)
+    assert world.now_s < PATIENCE_S / 2  # nothing is waited for in vain
+    assert_sound(world)
+
+
+@given(SEEDS, st.integers(0, 12), st.floats(0.01, 0.2))
+@settings(max_examples=25, deadline=None, phases=PHASES)
+def test_so_do_those_whose_messages_fail_too(seed, troubles, failing):
+    world = ChaosWorld(seed, troubles, data_peers=2, relays=(2, 2, 2), visited=4)
+    world.failing = failing
+    assert world.run(ITERATIONS)
+    assert_sound(world)
+
+
+@given(SEEDS, st.integers(1, 12))
+@settings(max_examples=25, deadline=None, phases=PHASES)
+def test_a_stage_may_lose_all_its_relays(seed, troubles):
+    world = ChaosWorld(seed, troubles, spare=False, relays=(2, 1, 2), visited=4)
+    assert world.run(ITERATIONS)
+    assert_sound(world)
+
+
+def walked_to(world, leg, place):
+    """Run until a trip to this place has been taken; whatever else is under way waits."""
+    world.look_around()
+    world.begin("data-0")
+    for _ in range(500):
+        world.todo.pop(0)()
+        if (leg, place) in world.taken:
+            return
+    raise AssertionError("it never came there")
+
+
+def done_by(world):
+    for _ in range(2000):
+        if world.todo:
+            world.todo.pop(0)()
+        elif world.out["data-0"]:
+            world.now_s += 1.0
+            world.look_around()
+        else:
+            return world.nodes["data-0"].core.counts
+    raise AssertionError("it does not end")
+
+
+def one_microbatch(replicas=2):
+    return MicrobatchWorld(3, data_peers=1, relays=(replicas,) * 3, visited=4, microbatches=1)
+
+
+@pytest.mark.parametrize("place", [1, 2, 3])
+def test_a_relay_that_dies_with_a_gradient_in_hand_has_a_stand_in(place):
+    world = one_microbatch()
+    walked_to(world, Leg.BACKWARD, place)
+    path = world.path
+    world.kill(path[place - 1])
+    counts = done_by(world)
+    assert (counts[Counted.DONE], counts[Counted.MENDED], counts[Counted.LOST]) == (1, 1, 0)
+    stand_in = next(n for n in world.stages[place - 1] if n not in path)
+    assert world.nodes[stand_in].core.counts[Counted.REPLAYED] == 1
+    assert world.forwards[stand_in] == 1
+    for other in set(path) - {path[place - 1]}:
+        assert world.forwards[other] == 1  # nobody else computed anything again
+        assert world.nodes[other].books.added.total() == 1
+
+
+def test_two_neighbours_that_die_have_the_rest_of_the_path_run_again():
+    """The dead at 2 had the gradient of the dead at 3: it is made anew, through the head."""
+    world = one_microbatch()
+    walked_to(world, Leg.BACKWARD, 1)
+    path = world.path
+    world.kill(path[0])
+    world.kill(path[1])
+    counts = done_by(world)
+    assert (counts[Counted.DONE], counts[Counted.LOST]) == (1, 0)
+    assert world.forwards[path[2]] in (1, 2)
+    assert world.nodes[path[2]].books.added.total() == 1
+    world.settle()
+    assert set(world.applied.values()) == {1}
+    assert len(world.applied) == 3
+
+
+def test_a_gradient_that_has_passed_needs_no_stand_in():
+    world = one_microbatch()
+    walked_to(world, Leg.BACKWARD, 1)
+    while list(world.nodes[world.path[2]].core._ledger.kept):
+        world.todo.pop(0)()
+    world.kill(world.path[2])
+    world.look_around()
+    counts = done_by(world)
+    assert (counts[Counted.DONE], counts[Counted.MENDED], counts[Counted.GONE]) == (1, 0, 1)
+
+
+W, K, A = Standing.WAITS, Standing.KEEPS, Standing.ADDED
+PATH = ("a", "b", "c", "d")
+
+
+@pytest.mark.parametrize(
+    ("standings", "head_keeps", "moves"),
+    [
+        # b is gone between its neighbours: a sends forward, c its gradient.
+        ({"a": W, "c": K, "d": A}, True, {1: (2, False), 3: (0, True)}),
+        # a is gone: the data peer itself sends forward.
+        ({"b": K, "c": A, "d": A}, True, {0: (1, False), 2: (0, True)}),
+        # b and c are gone, and d has forgotten: forward to the head, whose gradient is kept.
+        ({"a": W, "d": A}, True, {1: (4, False), 5: (0, True)}),
+        # The same, and the head has forgotten too.
+        ({"a": W, "d": A}, False, {1: (5, False)}),
+        # b is gone, the gradient has not come to c: two runs would be one too many.
+        ({"a": W, "c": W, "d": K}, True, {1: (2, False), 4: (0, True)}),
+        # All is there: the gradient is sent once more.
+        ({"a": W, "b": W, "c": K, "d": A}, True, {3: (0, True)}),
+    ],
+)
+def test_only_what_is_gone_is_done_again(standings, head_keeps, moves):
+    orders = orders_of(PATH, standings, head_keeps=head_keeps)
+    assert {o.place: (o.until, o.returns) for o in orders if o.until or o.returns} == moves
+    assert orders[0] == Order(0, orders[0].until, returns=False)
+
+
+def test_the_gradient_nearest_to_home_counts():
+    assert first_kept(PATH, {"b": K, "c": K}) == 2
+    assert first_kept(PATH, {"a": W}) == 5
