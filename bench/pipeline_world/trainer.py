@@ -2,6 +2,7 @@
 
 It is the trainer of the daemon (peer/training), but that `StageCompute` is another one: it sleeps
 for as long as STATED says that work takes, passes boundaries on as they are, and adds no gradient.
+It holds as many microbatches as plans count on, whatever memory there is.
 Each piece of work is a line of JSON in the file that STATED names.
 """
 
@@ -22,6 +23,7 @@ from peer.training.device import Precision
 from peer.training.stages import build
 from peer.training.stages.compute import StageCompute
 from peer.training.stages.module import StageModule
+from peer.training.stages.sizes import SLOTS
 
 STATED: Final = "STATED_COMPUTE"
 """Environment variable: JSON, seconds by kind of work, and `log`, a file."""
@@ -87,7 +89,10 @@ class StatedCompute(StageCompute):
 
 def main() -> int:
     """Be a child of the daemon. Returns the exit status."""
-    with mock.patch.object(build, "StageCompute", StatedCompute):
+    with (
+        mock.patch.object(build, "StageCompute", StatedCompute),
+        mock.patch.object(build, "_slots", lambda *_, **__: SLOTS),
+    ):
         return trainer.main()
 
 
