@@ -37,7 +37,7 @@ BURST_S: Final = 0.05
 PIECE_BYTES: Final = 16 * 1024
 PIECE_S: Final = 0.01
 """Where a rate is kept, a turn lets through what goes in this time, or PIECE_BYTES if more."""
-MORE: Final = 1.1
+MORE: Final = 1.25
 """Bulk goes by so much faster than was measured: it waits in buffers a little, and shows whether
 the path carries more."""
 BYTES_PER_S_OF_MBPS: Final = 125_000.0
