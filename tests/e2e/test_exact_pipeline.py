@@ -1,10 +1,8 @@
 """A pipeline of real processes trains what the whole model trains in one process.
 
-One data peer and a relay for each further stage; no stage has a partner, the outer step is neutral
-(plain, fp32, waited for), and nothing is clipped. Each step's loss is compared with that of one
-model that is trained here on the same blocks. The first two losses, of the first weights and of
-those after a step, are the same within 1e-5. Later ones are within LATER only, where 1e-4 was
-wanted: why is not known (docs/open.md).
+One data peer and a relay for each further stage; no stage has a partner, paths go through the
+stages in order, the outer step is neutral (plain, fp32, waited for), and nothing is clipped. Each
+step's loss is compared with that of one model that is trained here on the same blocks.
 """
 
 import signal
@@ -29,7 +27,6 @@ STAGES = 3
 STEPS = 10
 VOCABULARY = 256
 SAME = 1e-5
-LATER = 0.01
 """Nats per token."""
 SPEC = """
 name = "exact"
@@ -66,6 +63,7 @@ beta = 1.0
 [pipeline]
 stages = 3
 visited = 3
+max_swaps = 0
 codec = "fp32"
 """
 
@@ -95,8 +93,7 @@ def test_it_trains_what_the_whole_model_trains(swarm: Swarm) -> None:
 
     spec = parse_toml(SPEC)
     ours = _losses_here(spec, _first_weights(spec), data_peer)
-    assert theirs[:2] == pytest.approx(ours[:2], abs=SAME)
-    assert theirs == pytest.approx(ours, abs=LATER)
+    assert theirs == pytest.approx(ours, abs=SAME)
 
 
 def _holding(swarm: Swarm, stage: int) -> dict[str, str]:
