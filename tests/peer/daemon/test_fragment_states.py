@@ -33,7 +33,7 @@ from protocol.wire.messages import ChunkState, Contribution, Result
 pytestmark = pytest.mark.slow
 
 SEED = 1
-LEAVER_OWNS_NOTHING = 3
+LEAVER_OWNS_NOTHING = 1
 """A seed for which a peer that leaves owns no chunk at that moment: what it owns is lost once."""
 FRAGMENTS = range(4)
 GARBAGE = 1e6
