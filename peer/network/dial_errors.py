@@ -61,5 +61,5 @@ async def _resolves(name: str) -> bool:
     try:
         with trio.fail_after(RESOLVE_TIMEOUT_S):
             return bool(await trio.socket.getaddrinfo(name, None))
-    except (OSError, trio.TooSlowError):
+    except (OSError, UnicodeError, trio.TooSlowError):
         return False

@@ -3,15 +3,20 @@
 Each stream gets a task, within two bounds: so many streams at once, and so many from one peer. A
 stream beyond a bound is closed at once and counted; the peer sees the stream end, and nobody else
 notices. What goes wrong on one stream (a `LocoError`, one of trio's resource errors) ends that
-stream alone; anything else is a bug here and is not hidden.
+stream alone. Anything else is a bug here. On a real network, where a stranger may have found it, it
+ends the stream too, is counted, and is told once for each peer and kind; in a simulation it is not
+hidden.
 """
 
+import traceback
 from collections import Counter
+from collections.abc import Callable
 from typing import Final
 
 import trio
 
 from peer.ports import PeerId, Stream, StreamHandler
+from peer.process.exception_groups import leaves
 from protocol.errors import LocalProtocolError, LocoError
 
 MAX_INBOUND_STREAMS: Final = 512
@@ -19,6 +24,8 @@ MAX_INBOUND_STREAMS: Final = 512
 MAX_INBOUND_STREAMS_PER_PEER: Final = 32
 MAX_HANDLERS: Final = 32
 """Protocols served."""
+MAX_TOLD: Final = 256
+"""Bugs told of, for all peers and kinds together."""
 
 STREAM_ERRORS: Final = (
     LocoError,
@@ -30,13 +37,28 @@ STREAM_ERRORS: Final = (
 """Errors that end one stream and nothing else."""
 
 
-class Handlers:
-    """The protocols that a peer serves, and the streams being served."""
+TellBug = Callable[[str, BaseException], None]
+"""Told of a bug that has ended a stream: the sentence, and the error."""
 
-    def __init__(self) -> None:
+
+class Handlers:
+    """The protocols that a peer serves, and the streams being served.
+
+    Args:
+        tell_bug: is told of bugs; None lets them end everything.
+
+    Attributes:
+        refused_streams: beyond a bound.
+        failed_streams: ended by a bug.
+    """
+
+    def __init__(self, tell_bug: TellBug | None = None) -> None:
         self._handlers: dict[str, StreamHandler] = {}
         self._active: Counter[PeerId] = Counter()
+        self._tell_bug = tell_bug
+        self._told: set[tuple[PeerId, str, str]] = set()
         self.refused_streams = 0
+        self.failed_streams = 0
 
     def __repr__(self) -> str:
         return f"<Handlers of {sorted(self._handlers)}, {self._active.total()} streams active>"
@@ -80,9 +102,29 @@ class Handlers:
                 await self._handlers[protocol](stream)
             except* STREAM_ERRORS:
                 pass
+        except Exception as bug:  # whatever it is: a stranger may have found it
+            if self._tell_bug is None:
+                raise
+            self._count(protocol, peer_id, bug)
         finally:
             self._active[peer_id] -= 1
             if not self._active[peer_id]:
                 del self._active[peer_id]
             with trio.CancelScope(shield=True):
                 await stream.aclose()
+
+    def _count(self, protocol: str, peer_id: PeerId, bug: Exception) -> None:
+        """Count a stream that a bug has ended, and tell of it if it is new."""
+        self.failed_streams += 1
+        for error in leaves(bug):
+            kind = (peer_id, protocol, type(error).__name__)
+            if kind not in self._told and len(self._told) < MAX_TOLD:
+                self._told.add(kind)
+                if self._tell_bug is not None:
+                    self._tell_bug(f"a stream of {peer_id} for {protocol} ended", error)
+
+
+def print_bug(sentence: str, error: BaseException) -> None:
+    """Say on stderr what has ended a stream."""
+    error.add_note(f"loco-peer: this is a bug in loco-peer; please report it: {sentence}")
+    traceback.print_exception(error)

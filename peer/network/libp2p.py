@@ -29,7 +29,7 @@ from protocol.errors import LocoError, StreamLost
 from protocol.limits import MAX_ADDRESSES_PER_PEER, MAX_MEMBERS
 
 from .dial_errors import dial_sentence, unresolved_sentence
-from .handlers import Handlers
+from .handlers import Handlers, print_bug
 from .libp2p_stream import Libp2pStream
 from .p2pd_client import (
     P2pdClient,
@@ -85,7 +85,7 @@ class Libp2pNetwork:
         self._process: P2pdProcess | None = None
         self._changed = trio.Event()
         self._requests = trio.CapacityLimiter(MAX_CONTROL_REQUESTS)
-        self._handlers = Handlers()
+        self._handlers = Handlers(print_bug)
         self._traffic = Traffic()
         self._streams: set[Libp2pStream] = set()
         self._book: OrderedDict[PeerId, tuple[bytes, ...]] = OrderedDict()

@@ -59,21 +59,30 @@ class LineFile:
         os.close(self._descriptor)
 
     def _open(self) -> None:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        self._descriptor = os.open(self._path, flags, 0o600)
+        self._take(_opened(self._path))
+
+    def _take(self, descriptor: int) -> None:
+        self._descriptor = descriptor
         self._size_bytes = os.fstat(self._descriptor).st_size
         last = os.pread(self._descriptor, 1, self._size_bytes - 1) if self._size_bytes else b"\n"
         self._torn = last != b"\n"
 
     def _rotate(self) -> None:
-        os.close(self._descriptor)
+        """Go on in a new file. What fails leaves the old one open: there may be no other."""
+        fresh = self._path.with_name(f"{self._path.name}.new")
+        descriptor = _opened(fresh)
+        old = self._descriptor
         for number in range(self._keep_files - 1, 0, -1):
             older = self._path if number == 1 else rotated(self._path, number - 1)
             if older.exists():
                 os.replace(older, rotated(self._path, number))
-        if self._keep_files == 1:
-            self._path.unlink()
-        self._open()
+        os.replace(fresh, self._path)
+        self._take(descriptor)
+        os.close(old)
+
+
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def rotated(path: Path, number: int) -> Path:

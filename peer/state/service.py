@@ -170,10 +170,15 @@ class StateService:
 
     async def _send_blob(self, talk: Conversation, digest: str) -> None:
         path = self._blobs.get(digest)
-        if path is None:
-            await talk.refuse(RefusalReason.UNAVAILABLE, f"I have no blob {digest}")
+        try:
+            data = None if path is None else await self._work.run(_small_file, path)
+        except OSError as error:
+            await talk.refuse(RefusalReason.UNAVAILABLE, f"I cannot read blob {digest}: {error}")
             return
-        data = await self._work.run(path.read_bytes)
+        if data is None:
+            sentence = f"I have no blob {digest} of at most {MAX_BLOB_BYTES} bytes"
+            await talk.refuse(RefusalReason.UNAVAILABLE, sentence)
+            return
         await talk.send(BlobReply(digest), data, stall_s=STALL_S)
 
     async def _send_manifest(self, talk: Conversation, request: GetState) -> None:
@@ -189,7 +194,11 @@ class StateService:
         if source.step < request.minimum_step:  # nothing need be written to see that
             await self._refuse_as_too_old(talk, source.step, request)
             return
-        _, manifest = await self._newest(source)
+        try:
+            _, manifest = await self._newest(source)
+        except OSError as error:
+            await talk.refuse(RefusalReason.UNAVAILABLE, f"I cannot write my state: {error}")
+            return
         scalars = manifest.scalars
         if scalars.step < request.minimum_step:
             await self._refuse_as_too_old(talk, scalars.step, request)
@@ -217,6 +226,8 @@ class StateService:
         try:
             if known is None:
                 raise FileNotFoundError(request.root)
+            if request.first >= len(known[1].digests):
+                raise IndexError(request.first)
             for index in range(request.first, request.first + request.count):
                 data = await self._work.run(read_chunk, known[0], index)
                 await talk.send(Chunk(request.root, index), data, stall_s=STALL_S)
@@ -316,6 +327,11 @@ async def fetch_from(network: Network, peer_id: PeerId) -> AsyncIterator[Fetcher
     finally:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
             await stream.aclose()
+
+
+def _small_file(path: Path) -> bytes | None:
+    """What a file holds; None where that is more than a blob may. Raises OSError."""
+    return path.read_bytes() if path.stat().st_size <= MAX_BLOB_BYTES else None
 
 
 def _manifest(group: str, reply: StateReply, digests: bytes) -> StateManifest:

@@ -58,6 +58,10 @@ LARGEST_CHANGE_OF_PACE: Final = 0.5
 """Largest change of the pace, up or down: as much either way, or all would drift."""
 
 
+LARGEST_RATIO: Final = 1000.0
+"""Times that a peer is taken to be faster than the others, at most: speeds are what others say."""
+
+
 def owed_steps(inner_steps: int, own_speed: float, member_speeds: Sequence[float]) -> float:
     """Inner steps that a peer owes to a round (rule 1).
 
@@ -69,7 +73,7 @@ def owed_steps(inner_steps: int, own_speed: float, member_speeds: Sequence[float
     speeds = [speed for speed in member_speeds if speed > 0]
     if not speeds or own_speed <= 0:
         return inner_steps
-    ratio = own_speed / median(speeds)
+    ratio = min(LARGEST_RATIO, own_speed / median(speeds))
     if abs(ratio - 1) <= EQUAL_SPEED_BAND:
         return inner_steps
     return inner_steps * ratio

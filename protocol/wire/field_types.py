@@ -25,7 +25,7 @@ MAX_PROTOCOLS: Final = 32
 MAX_STATE_BYTES: Final = MAX_CONTROL_PAYLOAD_BYTES // 32 * STATE_CHUNK_BYTES
 """Largest state whose chunk digests fit into one payload (128 GiB: 16e9 parameters)."""
 
-_DIGEST: Final = Text(64, r"[0-9a-f]{32,64}")
+_DIGEST: Final = Text(64, r"([0-9a-f]{2}){16,32}")
 _PEER_ID: Final = Text(128, r"[0-9A-Za-z._-]+")
 _ADDRESS: Final = Text(256, r"/[!-~]+")
 

@@ -66,6 +66,8 @@ def test_other_texts_are_refused_and_nothing_worse(text: str) -> None:
         ("/ip4/127.0.0.1/tcp/-1", "not a port"),
         ("/ip4/300.0.0.1/tcp/1", "300"),
         ("/dns4/bad name/tcp/1", "not a host name"),
+        ("/dns4/a..b/tcp/1", "not a host name"),
+        (f"/dns4/{'a' * 64}.b/tcp/1", "not a host name"),
         ("/unix/" + "a" * 200, "at most 107 bytes"),
         (
             "/ip4/1.2.3.4/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N",

@@ -4,6 +4,7 @@ import pytest
 
 from protocol.schedule.deadline import FIRST_OBSERVATIONS, ObservedDeadline
 from protocol.schedule.rounds import (
+    LARGEST_RATIO,
     LOST_LAG_ROUNDS,
     TOGETHER_ROUNDS,
     Quotas,
@@ -32,6 +33,11 @@ from protocol.schedule.rounds import (
 )
 def test_a_peer_owes_steps_by_its_speed(own: float, others: list[float], expected: float) -> None:
     assert owed_steps(50, own, others) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("told", [5e-324, 1e-300, 1e-9])
+def test_speeds_that_cannot_be_make_no_round_endless(told):
+    assert owed_steps(50, 10.0, [told, told, 10.0]) == 50 * LARGEST_RATIO
 
 
 H = 50

@@ -1,8 +1,10 @@
 """The event log: one whole line per event, whatever happens."""
 
 import ast
+import errno
 import io
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -196,3 +198,26 @@ def test_one_file_can_be_enough(tmp_path: Path) -> None:
     file.close()
     assert [entry.name for entry in tmp_path.iterdir()] == ["events.jsonl"]
     assert [event["n"] for event in read_events(path)] == [8]
+
+
+def test_without_a_descriptor_for_the_next_file_the_old_one_goes_on(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """A closed descriptor's number may be that of another file by the next line."""
+    path = tmp_path / "events.jsonl"
+    log = LineFile(path, max_file_bytes=20, keep_files=2)
+    log.write_line(b'{"n": 1}')
+
+    def none_left(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", none_left)
+        with pytest.raises(OSError, match="Too many"):
+            log.write_line(b'{"n": 2, "long": 1}')
+        log.write_line(b'{"n": 3}')
+    log.write_line(b'{"n": 4, "long": 1}')
+    log.close()
+    assert [event["n"] for event in read_events(rotated(path, 1))] == [1, 3]
+    assert [event["n"] for event in read_events(path)] == [4]
+    assert {each.name for each in tmp_path.iterdir()} == {path.name, rotated(path, 1).name}

@@ -1,5 +1,6 @@
 """Serving and fetching run spec, blobs and state, on the simulated network."""
 
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.ports.simulated import SimulatedWork
 from peer.simulation.swarm import identity_of
+from peer.state import service
 from peer.state.service import REQUEST_S, StateService, fetch_from
 from peer.state.state_file import StateManifest, StateScalars, write_state_file
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
@@ -25,7 +27,7 @@ from protocol.membership.group import Group
 from protocol.outcomes import RefusalReason
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
-from protocol.wire.messages import GetState
+from protocol.wire.messages import Chunk, GetChunks, GetState
 from protocol.wire.versions import STATE
 
 P = 3 * STATE_CHUNK_BYTES // 8
@@ -119,6 +121,43 @@ async def test_a_blob_that_is_not_there_is_refused(
         with pytest.raises(Refused) as refused:
             await fetcher.blob("0" * 32)
         assert refused.value.reason is RefusalReason.UNAVAILABLE
+
+
+async def test_a_blob_that_is_gone_or_too_large_is_refused_unread(
+    autojump_clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(tmp_path) as made, made.fetcher() as fetcher:
+        monkeypatch.setattr(service, "MAX_BLOB_BYTES", len(BLOB) - 1)
+        with pytest.raises(Refused, match="no blob .* of at most"):
+            await fetcher.blob(DIGEST)
+        (tmp_path / "blob").unlink()
+        with pytest.raises(Refused, match="cannot read"):
+            await fetcher.blob(DIGEST)
+        assert await fetcher.spec(SIGNED.run_id) == SIGNED
+
+
+async def test_a_state_that_cannot_be_written_is_refused(
+    autojump_clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(tmp_path) as made, made.fetcher() as fetcher:
+
+        async def full(_: Path) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(made.source, "write", full)
+        with pytest.raises(Refused, match="No space left"):
+            await fetcher.state(GROUP, *_empty_vectors())
+
+
+async def test_chunks_beyond_the_end_are_refused(autojump_clock: MockClock, tmp_path: Path) -> None:
+    async with world(tmp_path) as made, made.fetcher() as fetcher:
+        await fetcher.state(GROUP, *_empty_vectors())
+        written = await made.service.write()
+        assert written is not None
+        talk = fetcher._talk
+        await talk.send(GetChunks(written[1].root.hex(), 1 << 50, 1))
+        with pytest.raises(Refused, match="replaced"):
+            await talk.receive(Chunk, timeout_s=5.0)
 
 
 async def test_the_state_of_another_group_is_refused_and_counted(
