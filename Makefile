@@ -73,7 +73,7 @@ format: env  ## Format the code, and fix what ruff can fix
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format .
 
-demo: env  ## Four peers and a lone one train a small model on this machine; OUT=DIR says where, METHOD=diloco how
+demo: env  ## Four peers and a lone one train a small model on this machine; OUT=DIR says where, METHOD=diloco or pipeline how
 	@$(BIN)/python -m demo --out "$(OUT)" --method "$(METHOD)"
 
 bench: env  ## All measurements, some minutes each; BENCHES="codec latency" chooses, FULL=1 takes the long settings

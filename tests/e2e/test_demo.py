@@ -24,10 +24,11 @@ BYTE_FREQUENCIES_NATS = 3.147
 """Entropy of the corpus, byte by byte: what a model loses that knows how often each occurs."""
 LEAST_NATS = 2.0
 """So few steps lead to 2.35 with fragments and 2.60 with pairs; less would be another corpus."""
-LEAST_GAIN_NATS = -0.1
-SPREAD_NATS = {"noloco": 0.05, "diloco": 0.0}
+LEAST_GAIN_NATS = {"noloco": -0.1, "diloco": -0.1, "pipeline": -0.25}
+"""Of a pipeline two peers have data, so the mean is of two and not of four."""
+SPREAD_NATS = {"noloco": 0.05, "diloco": 0.0, "pipeline": 0.05}
 """Between the four: pairs end with log2 N averages, fragments with the same bytes for all."""
-SENT_BYTES_PER_PARAMETER = {"noloco": (1.0, 1.03), "diloco": (1.0, 4.5)}
+SENT_BYTES_PER_PARAMETER = {"noloco": (1.0, 1.03), "diloco": (1.0, 4.5), "pipeline": (1.0, 1.03)}
 """By averaged round. Of fragments a quarter stays at home on both ways: 1.5 in a long run. In a run
 so short the end, which is in fp32, and what joiners fetch come on top (3.0 measured); to send
 everything to everybody would take 6."""
@@ -75,7 +76,9 @@ def read_until(process, word):
     pytest.fail(f"the demo ended before it said {word!r}: {''.join(said)}")
 
 
-@pytest.mark.parametrize("method", ["noloco", "diloco"])
+@pytest.mark.parametrize(
+    "method", ["noloco", "diloco", pytest.param("pipeline", marks=pytest.mark.long)]
+)
 def test_a_small_demo_ends_with_its_summary(tmp_path, method):
     out = tmp_path / "out"
     with started_demo(out, "--method", method) as (process, mark):
@@ -92,7 +95,7 @@ def test_a_small_demo_ends_with_its_summary(tmp_path, method):
     assert summary["gain_nats"] == pytest.approx(alone["validation_loss"] - max(losses))
     # Joiners miss the first rounds of so short a run, the more the faster the machine is: whether
     # they win is chance, that they are near is not.
-    assert summary["gain_nats"] > LEAST_GAIN_NATS, said
+    assert summary["gain_nats"] > LEAST_GAIN_NATS[method], said
     assert process.returncode == (0 if summary["won"] else 1), said
     assert ("THE FOUR LOSE" in said) != summary["won"], said
     median = sorted(peer["tokens"] for peer in peers)[1:3]
