@@ -46,6 +46,11 @@ class KeptStreams:
             await talk.aclose()
         return Conversation(await self._network.open_stream(peer_id, STAGE))
 
+    async def forget(self, peer_id: PeerId) -> None:
+        """Close all that is kept to this peer: one has failed, as all do when it starts again."""
+        for _, talk in self._idle.pop(peer_id, []):
+            await talk.aclose()
+
     async def keep(self, talk: Conversation) -> None:
         """Use it again: what it was used for has ended well."""
         idle = self._idle[talk.remote_peer_id]

@@ -61,12 +61,21 @@ class Messenger:
                 yield partial(self._resume, command)
 
     async def _announce(self, relay: PeerId, iteration: int) -> None:
-        group = self._company.group_of(relay)
-        if group is None or not isinstance(self._core, DataPeerCore):
-            return
-        noted = await self._transfers.ask(relay, Announcement(group, iteration), Noted)
-        if noted is not None:
-            self._do(self._core.heard(noted.iteration))
+        """A relay that misses it waits for us, and others for the relay: say it until it is noted.
+
+        It need not be said any more when a later one is.
+        """
+        core = self._core
+        assert isinstance(core, DataPeerCore), "data peers announce"
+        while core.announced == iteration:
+            group = self._company.group_of(relay)
+            if group is None:
+                return
+            noted = await self._transfers.ask(relay, Announcement(group, iteration), Noted)
+            if noted is not None:
+                self._do(core.heard(noted.iteration))
+                return
+            await trio.sleep(PAUSE_S)
 
     async def _tell_lost(self, peer_id: PeerId, command: TellLost) -> None:
         """A data peer must hear of it, for it waits."""

@@ -29,7 +29,7 @@ import trio
 from peer.network.conversation import Conversation
 from peer.network.pacing import Pacing
 from peer.ports import Network, PeerId
-from protocol.errors import LocoError, RemoteProtocolError
+from protocol.errors import LocoError, Refused, RemoteProtocolError
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.wire.messages import Boundary, Credit, Halted, Kept, Noted, Offer
 
@@ -145,7 +145,8 @@ class Transfers:
                 if not is_kept:
                     await talk.receive(Kept, timeout_s=KEPT_S)
                 self._note_sent(outgoing, trio.current_time() - began_s)
-        except STREAM_ERRORS:
+        except STREAM_ERRORS as error:
+            await self._forget(outgoing.trip.receiver, error)
             return False
         await self._streams.keep(talk)
         return True
@@ -192,10 +193,16 @@ class Transfers:
             async with _closed_after_failure(await self._streams.take(peer_id)) as talk:
                 await talk.send(question, stall_s=ANSWER_S)
                 found, _ = await talk.receive(answer, timeout_s=ANSWER_S)
-        except STREAM_ERRORS:
+        except STREAM_ERRORS as error:
+            await self._forget(peer_id, error)
             return None
         await self._streams.keep(talk)
         return found
+
+    async def _forget(self, peer_id: PeerId, error: Exception) -> None:
+        """After a stream has failed: other kept ones to that peer may be as dead."""
+        if not isinstance(error, Refused):
+            await self._streams.forget(peer_id)
 
 
 @contextlib.asynccontextmanager

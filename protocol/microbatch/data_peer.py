@@ -71,6 +71,7 @@ class DataPeerCore:
 
     Attributes:
         iteration: the present one; 0 before the first.
+        announced: the newest that relays were told of; 0 before the first.
         counts: since the start.
     """
 
@@ -90,7 +91,7 @@ class DataPeerCore:
         self._away: dict[int, Away] = {}
         self._present = Iteration()
         self._heard = 0
-        self._announced = 0
+        self.announced = 0
         self._next_index = 0
         self._relays = RelaysThere()
         self._unstepped = Unstepped()
@@ -106,8 +107,8 @@ class DataPeerCore:
         """The peers of each stage from the second on that train, sorted."""
         come, gone = self._relays.update(relays)
         commands: list[Command] = []
-        if come and self._announced:
-            commands.append(Announce(self._announced, tuple(sorted(come))))
+        if come and self.announced:
+            commands.append(Announce(self.announced, tuple(sorted(come))))
         self.counts[Counted.GONE] += sum(map(self._unstepped.pop, gone))
         for away in list(self._away.values()):
             if away.mending is not None:
@@ -275,9 +276,9 @@ class DataPeerCore:
 
     def _announce(self, iteration: int) -> list[Command]:
         """Tell all relays, unless they know."""
-        if iteration <= self._announced:
+        if iteration <= self.announced:
             return []
-        self._announced = iteration
+        self.announced = iteration
         relays = tuple(relay for stage in self._relays.stages for relay in stage)
         return [Announce(iteration, relays)]
 

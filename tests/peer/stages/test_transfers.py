@@ -176,3 +176,17 @@ async def test_the_next_one_waits_until_the_line_is_nearly_free(autojump_clock):
         talk = await transfers._credited(outgoing(7))
         assert not await transfers._drained(talk, RELAY, began_s)
         assert trio.current_time() - began_s == pytest.approx(DRAINED * measured_s, abs=0.01)
+
+
+async def test_after_one_kept_stream_has_failed_the_others_are_not_tried(autojump_clock):
+    """A peer that starts again leaves as many dead streams as were kept to it."""
+    async with line() as (transfers, receiver):
+        async with trio.open_nursery() as nursery:
+            for index in range(3):
+                nursery.start_soon(transfers.send, outgoing(index))
+        assert receiver.streams == 3
+        for _, talk in transfers._streams._idle[RELAY]:
+            await talk.aclose()
+        assert not await transfers.send(outgoing(3))
+        assert await transfers.send(outgoing(4))
+        assert receiver.streams == 4
