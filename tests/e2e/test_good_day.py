@@ -29,6 +29,7 @@ STATUS_TYPES = {
     "metrics": str,
     "part": str,
     "microbatches": dict,
+    "pipeline": type(None),
     "codec": str,
     "doing": str,
     "since_s": float,

@@ -15,8 +15,8 @@ from peer.observe.event_names import EventName
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
-KILLS = 4
-CHURN_S = 45.0
+KILLS = 3
+CHURN_S = 30.0
 """No kill after so long, since the first."""
 GOODPUT = 0.95
 MICROBATCHES_ON = 12
