@@ -8,6 +8,7 @@ import trio
 from stage_worlds import BACKWARD_S, FORWARD_S, LINK, SLOT_BYTES, StageWorld
 
 from peer.network.conversation import Conversation
+from peer.simulation.virtual_time import run_in_virtual_time
 from peer.stages.exchange import PATIENCE_S
 from peer.stages.transfers import trip_of
 from peer.training.stages.sizes import SLOTS
@@ -175,9 +176,17 @@ async def _time_of(iterations):
         return trio.current_time() - began_s
 
 
-async def test_a_hop_takes_the_latency_once(autojump_clock):
-    """What is offered ahead waits for nothing but work; two hops follow on none, and wait."""
-    took_s = (await _time_of(4) - await _time_of(1)) / 3
+def test_a_hop_takes_the_latency_once():
+    """What is offered ahead waits for nothing but work; two hops follow on none, and wait.
+
+    A boundary now and then waits for a small thing on its line: hence the tolerance. Were nothing
+    offered ahead, an iteration would take 0.4 s more.
+    """
+
+    async def measured():
+        return (await _time_of(4) - await _time_of(1)) / 3
+
+    took_s = run_in_virtual_time(1, measured)
     hops, work_s = 6, 2 * (FORWARD_S + BACKWARD_S)
     offered_s = 2 * 2 * LINK.latency_s
-    assert took_s == pytest.approx(hops * LINK.latency_s + offered_s + work_s, abs=0.05)
+    assert took_s == pytest.approx(hops * LINK.latency_s + offered_s + work_s, abs=0.15)
