@@ -17,6 +17,8 @@ from protocol.membership.view import Member
 from protocol.schedule.data_plan import DataPlan, MemberPosition
 from protocol.schedule.rounds import whole_steps
 
+from .feed import AllHere, DataFeed
+
 MEMBER_WEIGHT: Final = 4
 """Data weight of a peer of median speed; others in proportion."""
 MAX_MEMBER_WEIGHT: Final = 16 * MEMBER_WEIGHT
@@ -31,10 +33,12 @@ class DataShares:
     Args:
         plan: of the run's corpus.
         facts: of this peer, a member itself.
+        feed: is told of the shares of each round.
     """
 
-    def __init__(self, plan: DataPlan, facts: Facts) -> None:
+    def __init__(self, plan: DataPlan, facts: Facts, feed: DataFeed | None = None) -> None:
         self._plan = plan
+        self.feed = feed or AllHere()
         self._facts = facts
         self._members: dict[str, MemberPosition] = {}
 
@@ -58,7 +62,9 @@ class DataShares:
         members[own.peer_id] = own
         self._count(members, own)
         self._members = members
-        return tuple((m.peer_id, m.weight) for _, m in sorted(members.items()))
+        shares = tuple((m.peer_id, m.weight) for _, m in sorted(members.items()))
+        self.feed.plan(shares, facts.epoch, facts.position)
+        return shares
 
     def _count(self, members: dict[str, MemberPosition], own: MemberPosition) -> None:
         before = {peer_id: m.weight for peer_id, m in self._members.items()}
@@ -79,7 +85,7 @@ class DataShares:
 
     def _is_near(self, member: MemberPosition, own: MemberPosition) -> bool:
         epochs = member.epoch - own.epoch
-        places = epochs * self._plan.num_blocks + member.position - own.position
+        places = epochs * self._plan.num_places + member.position - own.position
         return abs(places) <= MAX_APART_PLACES
 
 

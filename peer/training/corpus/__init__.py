@@ -1,35 +1,44 @@
 """The corpus that a run trains on, frozen by one digest.
 
-A corpus becomes one file of tokens, `corpus-<digest>.bin` (see packed.py), made of the same bytes
-on every machine from the same texts. The file's blake3 digest goes into the run spec as
-`data.manifest`. A small one (`stdlib`) travels between peers as a blob of that digest; of a larger
-one each peer has its own copy of the texts, and the digest shows that it is the same.
+A corpus becomes one row of tokens (packed.py), made of the same bytes on every machine from the
+same texts, and is cut into pieces (protocol/corpus/manifest.py). The manifest's digest goes into
+the run spec as `data.manifest`. Peers fetch the pieces that they need from each other; a machine
+that has the texts, or the tokens, may take its own, and the digest shows that they are the same.
 
     founder     prepared = prepare_corpus(spec, cache_dir)
                 spec.data.manifest := prepared.manifest_digest
-    joiner      path = adopt_corpus(received_bytes, spec.data.manifest, cache_dir)
-    trainer     corpus = open_corpus(path, context_length, validation_blocks)
+    joiner      kept = adopt_manifest(received_bytes, spec.data.manifest, cache_dir)
+                adopt_held_out(kept, received_bytes), then pieces as they come
+    trainer     corpus = open_corpus(prepared.path, context_length, validation_blocks)
+                corpus.missing(blocks), corpus.blocks(blocks)
 
 Held-out files are chosen by the hash of their names; no token of theirs is in any training block.
 """
 
-from .blocks import Corpus, open_corpus
-from .packed import InvalidCorpus
-from .prepare import (
-    PreparedCorpus,
-    adopt_corpus,
-    describe_corpus,
-    prepare_corpus,
-    verify_corpus,
+from .blocks import Corpus
+from .folder import (
+    KeptCorpus,
+    adopt_held_out,
+    adopt_manifest,
+    corpus_folder,
+    kept_corpus,
+    open_corpus,
 )
+from .packed import InvalidCorpus
+from .pieces import PieceCorpus
+from .prepare import PreparedCorpus, describe_corpus, prepare_corpus
 
 __all__ = [
     "Corpus",
     "InvalidCorpus",
+    "KeptCorpus",
+    "PieceCorpus",
     "PreparedCorpus",
-    "adopt_corpus",
+    "adopt_held_out",
+    "adopt_manifest",
+    "corpus_folder",
     "describe_corpus",
+    "kept_corpus",
     "open_corpus",
     "prepare_corpus",
-    "verify_corpus",
 ]

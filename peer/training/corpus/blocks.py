@@ -1,4 +1,4 @@
-"""A corpus as the trainer sees it: numbered blocks of context_length + 1 tokens.
+"""A corpus in one file, as the trainer sees it: numbered blocks of context_length + 1 tokens.
 
 Training block i starts at token i * context_length: neighbours share one token, which is the last
 target of one and the first input of the other, so every token is predicted once per epoch. The
@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from .packed import MAGIC, InvalidCorpus, read_manifest
+from .packed import MAGIC, InvalidCorpus, read_header
 from .raw import Tokens, map_tokens
 
 
@@ -21,6 +21,8 @@ class Corpus:
 
     Attributes:
         num_blocks: training blocks of an epoch.
+        train: tokens to train on.
+        piece_blocks: blocks of a piece; None where it is not known.
         vocabulary_size, tokenizer_digest: of a packed corpus; None for a raw token file.
     """
 
@@ -32,8 +34,10 @@ class Corpus:
         *,
         vocabulary_size: int | None = None,
         tokenizer_digest: str | None = None,
+        piece_blocks: int | None = None,
     ) -> None:
-        self._train = train
+        self.train = train
+        self.piece_blocks = piece_blocks
         self._validation = validation
         self._context_length = context_length
         self.num_blocks = (len(train) - 1) // context_length
@@ -47,11 +51,20 @@ class Corpus:
         return self
 
     def __exit__(self, *_: object) -> None:
-        del self._train, self._validation
+        del self.train, self._validation
+
+    @property
+    def held_out_blocks(self) -> int:
+        """Blocks that could be validated with."""
+        return _num_blocks(self._validation, self._context_length)
+
+    def missing(self, indices: npt.NDArray[np.int64]) -> tuple[int, ...]:
+        """The pieces of these blocks that are not here: none."""
+        return ()
 
     def blocks(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Training blocks: [count] indices to [count, context_length + 1] tokens."""
-        return _cut(self._train, indices * self._context_length, self._context_length)
+        return _cut(self.train, indices * self._context_length, self._context_length)
 
     def validation_blocks(self, count: int) -> npt.NDArray[np.int64]:
         """The fixed validation blocks: [count, context_length + 1] tokens."""
@@ -71,7 +84,7 @@ def _cut(tokens: Tokens, starts: npt.NDArray[np.int64], length: int) -> npt.NDAr
     return blocks
 
 
-def open_corpus(path: Path, context_length: int, validation_blocks: int) -> Corpus:
+def open_file(path: Path, context_length: int, validation_blocks: int) -> Corpus:
     """Map a packed corpus, or a raw token file whose end is held out.
 
     Raises:
@@ -86,7 +99,7 @@ def open_corpus(path: Path, context_length: int, validation_blocks: int) -> Corp
         corpus = _open_packed(path, context_length)
     else:
         corpus = _open_raw(path, context_length, validation_blocks)
-    available = _num_blocks(corpus._validation, context_length)
+    available = corpus.held_out_blocks
     if corpus.num_blocks < 1 or available < validation_blocks:
         raise InvalidCorpus(
             f"{path} has {max(0, corpus.num_blocks)} blocks of {context_length} tokens to train on "
@@ -97,17 +110,17 @@ def open_corpus(path: Path, context_length: int, validation_blocks: int) -> Corp
 
 
 def _open_packed(path: Path, context_length: int) -> Corpus:
-    manifest, offset = read_manifest(path)
-    count = manifest.train_tokens + manifest.validation_tokens
+    header, offset = read_header(path)
+    count = header.train_tokens + header.validation_tokens
     if not count:
         raise InvalidCorpus(f"{path} holds no tokens")
-    tokens = np.memmap(path, dtype=manifest.dtype, mode="r", offset=offset, shape=(count,))
+    tokens = np.memmap(path, dtype=header.dtype, mode="r", offset=offset, shape=(count,))
     return Corpus(
-        tokens[: manifest.train_tokens],
-        tokens[manifest.train_tokens :],
+        tokens[: header.train_tokens],
+        tokens[header.train_tokens :],
         context_length,
-        vocabulary_size=manifest.vocabulary_size,
-        tokenizer_digest=manifest.tokenizer_digest,
+        vocabulary_size=header.vocabulary_size,
+        tokenizer_digest=header.tokenizer_digest,
     )
 
 

@@ -1,8 +1,8 @@
-"""The packed corpus file: a manifest and all tokens, in one file that can be mapped.
+"""The packed corpus file: a header and all tokens, in one file that can be mapped.
 
     8 bytes     magic
-    4 bytes     length of the manifest, big-endian
-    ...         manifest: msgpack, see `CorpusManifest`
+    4 bytes     length of the header, big-endian
+    ...         header: msgpack, see `PackedHeader`
     ...         zeros up to a multiple of 64
     ...         training tokens, then validation tokens, little-endian uint8, uint16 or uint32
 
@@ -29,7 +29,7 @@ from protocol.errors import LocoError
 from ..tokenizer import Tokenizer
 
 MAGIC: Final = b"LOCOCRP1"
-MAX_MANIFEST_BYTES: Final = 256 * 1024 * 1024
+MAX_HEADER_BYTES: Final = 256 * 1024 * 1024
 _LENGTH: Final = struct.Struct(">I")
 _ALIGNMENT: Final = 64
 _HELD_OUT_OF: Final = 20
@@ -51,7 +51,7 @@ class CorpusFile:
 
 
 @dataclass(frozen=True, slots=True)
-class CorpusManifest:
+class PackedHeader:
     """What a packed corpus holds."""
 
     tokenizer_digest: str
@@ -116,7 +116,7 @@ def pack(texts: Iterable[Text], tokenizer: Tokenizer, out_path: Path) -> None:
             raise InvalidCorpus(
                 f"{len(files)} readable texts: at least two are needed, one of them for validation"
             )
-        manifest = CorpusManifest(
+        header = PackedHeader(
             tokenizer.digest,
             tokenizer.vocabulary_size,
             dtype.str,
@@ -124,7 +124,7 @@ def pack(texts: Iterable[Text], tokenizer: Tokenizer, out_path: Path) -> None:
             validation.tell() // dtype.itemsize,
             tuple(files),
         )
-        _write(out_path, manifest, (train, validation))
+        write_packed(out_path, header, (train, validation))
 
 
 def _pack_one(
@@ -140,10 +140,11 @@ def _pack_one(
     return CorpusFile(text.name, len(data), blake3.blake3(data).hexdigest(length=16), held_out)
 
 
-def _write(out_path: Path, manifest: CorpusManifest, parts: tuple[IO[bytes], IO[bytes]]) -> None:
-    header = msgpack.packb(asdict(manifest))
-    if len(header) > MAX_MANIFEST_BYTES:
-        raise InvalidCorpus(f"a manifest of {len(header)} bytes: join the texts into fewer files")
+def write_packed(out_path: Path, contents: PackedHeader, parts: Iterable[IO[bytes]]) -> None:
+    """Write a packed file of these files of tokens, whole or not at all. Raises InvalidCorpus."""
+    header = msgpack.packb(asdict(contents))
+    if len(header) > MAX_HEADER_BYTES:
+        raise InvalidCorpus(f"a header of {len(header)} bytes: join the texts into fewer files")
     with replacing(out_path) as out:
         out.write(MAGIC + _LENGTH.pack(len(header)) + header)
         out.write(bytes(-out.tell() % _ALIGNMENT))
@@ -168,8 +169,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def read_manifest(path: Path) -> tuple[CorpusManifest, int]:
-    """The manifest of a packed file, and the offset of its first token in bytes.
+def read_header(path: Path) -> tuple[PackedHeader, int]:
+    """The header of a packed file, and the offset of its first token in bytes.
 
     Raises:
         InvalidCorpus: not a packed corpus, or not a whole one.
@@ -179,26 +180,26 @@ def read_manifest(path: Path) -> tuple[CorpusManifest, int]:
         if not prefix.startswith(MAGIC) or len(prefix) < len(MAGIC) + _LENGTH.size:
             raise InvalidCorpus(f"{path} is not a packed corpus")
         (length,) = _LENGTH.unpack_from(prefix, len(MAGIC))
-        if length > MAX_MANIFEST_BYTES:
-            raise InvalidCorpus(f"{path} announces a manifest of {length} bytes")
-        manifest = _parse_manifest(path, file.read(length))
+        if length > MAX_HEADER_BYTES:
+            raise InvalidCorpus(f"{path} announces a header of {length} bytes")
+        header = _parse_header(path, file.read(length))
         offset = file.tell() + -file.tell() % _ALIGNMENT
-    tokens = manifest.train_tokens + manifest.validation_tokens
-    if path.stat().st_size != offset + tokens * np.dtype(manifest.dtype).itemsize:
-        raise InvalidCorpus(f"{path} is not as long as its manifest says")
-    return manifest, offset
+    tokens = header.train_tokens + header.validation_tokens
+    if path.stat().st_size != offset + tokens * np.dtype(header.dtype).itemsize:
+        raise InvalidCorpus(f"{path} is not as long as its header says")
+    return header, offset
 
 
-def _parse_manifest(path: Path, header: bytes) -> CorpusManifest:
+def _parse_header(path: Path, header: bytes) -> PackedHeader:
     try:
         tree = msgpack.unpackb(header)
         files = tuple(CorpusFile(**file) for file in tree.pop("files"))
-        manifest = CorpusManifest(**tree, files=files)
+        found = PackedHeader(**tree, files=files)
     except (ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackException) as error:
-        raise InvalidCorpus(f"{path} has no readable manifest: {error}") from error
-    counts = (manifest.vocabulary_size, manifest.train_tokens, manifest.validation_tokens)
-    if manifest.dtype not in ("|u1", "<u2", "<u4") or not all(
+        raise InvalidCorpus(f"{path} has no readable header: {error}") from error
+    counts = (found.vocabulary_size, found.train_tokens, found.validation_tokens)
+    if found.dtype not in ("|u1", "<u2", "<u4") or not all(
         type(count) is int and count >= 0 for count in counts
     ):
-        raise InvalidCorpus(f"{path} has a manifest that makes no sense")
-    return manifest
+        raise InvalidCorpus(f"{path} has a header that makes no sense")
+    return found

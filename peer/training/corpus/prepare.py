@@ -1,115 +1,177 @@
-"""From a run spec to a corpus file, and the checks of one that came from elsewhere."""
+"""From a run spec to a corpus in the cache, and the checks of one that came from elsewhere."""
 
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import blake3
-
+from protocol.corpus.manifest import MAX_PIECES, CorpusManifest, blob_name, digest_of
+from protocol.limits import MAX_BLOB_BYTES
 from protocol.run.run_spec import RunSpec
 
 from ..tokenizer import Tokenizer, load_tokenizer
-from .blocks import open_corpus
-from .packed import InvalidCorpus, pack, replacing
+from .blocks import Corpus, open_file
+from .documents import KINDS as DOCUMENT_KINDS
+from .folder import PACKED, KeptCorpus, corpus_folder, keep_whole
+from .packed import MAGIC, InvalidCorpus, pack, token_dtype
+from .pieces import cut_piece
 from .raw import RAW_SUFFIXES, largest_token
 from .sources import glob_texts, stdlib_texts
+from .tokenise import pack_documents
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedCorpus:
-    """A corpus file that is ready for the trainer.
+    """A corpus of the cache that is ready for the trainer."""
 
-    Attributes:
-        manifest_digest: blake3 of the file: 32 hex digits.
-        vocabulary_size: of the tokenizer; rows of the embedding.
-        tokenizer_digest: of the tokenizer's file (32 hex digits), or `bytes`.
-        num_blocks: training blocks of an epoch.
-    """
+    kept: KeptCorpus
 
-    manifest_digest: str
-    path: Path
-    vocabulary_size: int
-    tokenizer_digest: str
-    num_blocks: int
+    @property
+    def path(self) -> Path:
+        """Its folder."""
+        return self.kept.folder
+
+    @property
+    def manifest_digest(self) -> str:
+        """Its name in the run spec: 32 hex digits."""
+        return self.kept.folder.name.removeprefix("corpus-")
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Tokens that there are; rows of the embedding."""
+        return self.kept.manifest.vocabulary_size
+
+    @property
+    def tokenizer_digest(self) -> str:
+        """Digest of the tokenizer's file (32 hex digits), or `bytes`."""
+        return self.kept.manifest.tokenizer_digest
+
+    @property
+    def num_blocks(self) -> int:
+        """Training blocks of an epoch."""
+        return self.kept.manifest.num_blocks
+
+    @property
+    def blobs(self) -> dict[str, Path]:
+        """What peers ask for by digest before they have any piece, and the files of it."""
+        kept = self.kept
+        return {
+            self.manifest_digest: kept.folder / "manifest",
+            kept.manifest.held_out: kept.held_out,
+        }
 
 
 def prepare_corpus(spec: RunSpec, cache_dir: Path, source: str | None = None) -> PreparedCorpus:
-    """Make the corpus file of a run from its texts; done once, then found in `cache_dir`.
+    """Make the corpus of a run from its texts, whole, in `cache_dir`.
 
     Args:
-        source: where this machine has the data, when not where the run spec says.
+        source: where this machine has the data, when not where the run spec says: like
+            `data.source`, or a file of tokens.
 
     Raises:
         InvalidCorpus: there is no such data, or too little of it.
         ValueError: the tokenizer cannot be read.
     """
-    kind, _, where = (source or spec.data.source).partition(":")
+    kind, where = _kind_of(source or spec.data.source)
     tokenizer = load_tokenizer(spec.data.tokenizer)
     if kind == "tokens":
         path = Path(where).expanduser().absolute()
-        _check_tokens(path, tokenizer)
-        return _described(spec, path, corpus_digest(path), tokenizer)
+        if not _is_packed(path):
+            _check_tokens(path, tokenizer)
+        return _kept(spec, path, tokenizer, cache_dir)
     cache_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".packing-", dir=cache_dir) as folder:
         packed = Path(folder) / "corpus"
-        texts = stdlib_texts() if kind == "stdlib" else glob_texts(where)
-        pack(texts, tokenizer, packed)
-        digest = corpus_digest(packed)
-        path = corpus_path(cache_dir, digest)
-        packed.replace(path)
-    return _described(spec, path, digest, tokenizer)
+        if kind in DOCUMENT_KINDS:
+            pack_documents(kind, where, tokenizer, spec.data.tokenizer, cache_dir, packed)
+        else:
+            texts = stdlib_texts() if kind == "stdlib" else glob_texts(where)
+            pack(texts, tokenizer, packed)
+        return _kept(spec, packed, tokenizer, cache_dir, is_ours=True)
 
 
-def adopt_corpus(data: bytes | memoryview, manifest_digest: str, cache_dir: Path) -> Path:
-    """Keep a packed corpus that came from a peer.
-
-    Raises:
-        InvalidCorpus: it is not the one of this digest.
-    """
-    found = blake3.blake3(data).hexdigest(length=16)
-    if found != manifest_digest:
-        raise InvalidCorpus(f"the corpus received has digest {found}, not {manifest_digest}")
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    path = corpus_path(cache_dir, manifest_digest)
-    with replacing(path) as out:
-        out.write(data)
-    return path
-
-
-def verify_corpus(path: Path, manifest_digest: str) -> None:
-    """Raises InvalidCorpus unless the file is the corpus of this digest."""
-    found = corpus_digest(path)
-    if found != manifest_digest:
-        raise InvalidCorpus(f"{path} has digest {found}, the run needs {manifest_digest}")
-
-
-def describe_corpus(spec: RunSpec, path: Path) -> PreparedCorpus:
-    """What a verified corpus file holds, on a machine that did not make it.
+def describe_corpus(spec: RunSpec, kept: KeptCorpus) -> PreparedCorpus:
+    """A corpus of the cache, on a machine that need not have made it.
 
     Raises:
-        InvalidCorpus: too few blocks for the run spec, or another tokenizer's.
-        ValueError: a `tokens:` corpus, and its tokenizer cannot be read.
+        InvalidCorpus: it does not fit the run spec.
     """
-    with open_corpus(path, spec.model.context_length, spec.data.validation_blocks) as corpus:
-        digest, size = corpus.tokenizer_digest, corpus.vocabulary_size
-        num_blocks = corpus.num_blocks
-    if size is None or digest is None:
-        tokenizer = load_tokenizer(spec.data.tokenizer)
-        digest, size = tokenizer.digest, tokenizer.vocabulary_size
-    return PreparedCorpus(corpus_digest(path), path, size, digest, num_blocks)
+    manifest = kept.manifest
+    sizes = (manifest.context_length, manifest.held_out_blocks)
+    if sizes != (spec.model.context_length, spec.data.validation_blocks):
+        raise InvalidCorpus("the corpus that the run spec names was cut for another run spec")
+    return PreparedCorpus(kept)
 
 
-def corpus_path(cache_dir: Path, manifest_digest: str) -> Path:
-    """Where a corpus of this digest is kept."""
-    return cache_dir / f"corpus-{manifest_digest}.bin"
+def piece_blocks_of(spec: RunSpec, token_bytes: int) -> int:
+    """Blocks of one piece."""
+    return max(1, spec.data.piece_kib * 1024 // (spec.model.context_length * token_bytes))
 
 
-def corpus_digest(path: Path) -> str:
-    """Digest of a corpus file: 32 hex digits. Raises InvalidCorpus when it is not there."""
+def _kind_of(source: str) -> tuple[str, str]:
+    """`text:GLOB` to its parts; what names no kind is a file of tokens."""
+    kind, colon, where = source.partition(":")
+    if kind == "stdlib" or (colon and kind in ("text", "tokens", *DOCUMENT_KINDS)):
+        return kind, where
+    return "tokens", source
+
+
+def _kept(
+    spec: RunSpec, tokens: Path, tokenizer: Tokenizer, cache_dir: Path, *, is_ours: bool = False
+) -> PreparedCorpus:
+    """Keep the corpus of a file.
+
+    Args:
+        is_ours: the file may be moved into the cache.
+    """
+    with open_file(tokens, spec.model.context_length, spec.data.validation_blocks) as corpus:
+        if corpus.tokenizer_digest not in (None, tokenizer.digest):
+            raise InvalidCorpus(f"{tokens} was made with another tokenizer than data.tokenizer")
+        held_out = corpus.validation_blocks(spec.data.validation_blocks)
+        dtype = token_dtype(tokenizer.vocabulary_size)
+        blob = held_out.astype(dtype).tobytes()
+        manifest = _manifest(spec, corpus, tokenizer, blob)
+    folder = corpus_folder(cache_dir, manifest.name)
+    if is_ours:
+        folder.mkdir(parents=True, exist_ok=True)
+        tokens = tokens.replace(folder / PACKED)
+    return PreparedCorpus(keep_whole(cache_dir, manifest, blob, tokens))
+
+
+def _manifest(
+    spec: RunSpec, corpus: Corpus, tokenizer: Tokenizer, held_out: bytes
+) -> CorpusManifest:
+    """The manifest of a row of tokens: all of it is read. Raises InvalidCorpus."""
+    if len(held_out) > MAX_BLOB_BYTES:
+        raise InvalidCorpus(
+            f"data.validation_blocks would hold out {len(held_out)} bytes, which every peer has to"
+            f" fetch; at most {MAX_BLOB_BYTES} can be: use fewer"
+        )
+    dtype = token_dtype(tokenizer.vocabulary_size)
+    manifest = CorpusManifest(
+        context_length=spec.model.context_length,
+        piece_blocks=piece_blocks_of(spec, dtype.itemsize),
+        num_tokens=len(corpus.train),
+        dtype=dtype.str,
+        vocabulary_size=tokenizer.vocabulary_size,
+        tokenizer_digest=tokenizer.digest,
+        held_out_blocks=spec.data.validation_blocks,
+        held_out=blob_name(held_out),
+        digests=b"",
+    )
+    if manifest.num_pieces > MAX_PIECES:
+        raise InvalidCorpus(
+            f"{manifest.num_pieces} pieces; at most {MAX_PIECES} can be: raise data.piece_kib"
+        )
+    cut = (cut_piece(corpus.train, manifest, piece) for piece in range(manifest.num_pieces))
+    return manifest.with_digests(b"".join(digest_of(piece) for piece in cut))
+
+
+def _is_packed(path: Path) -> bool:
     try:
-        return blake3.blake3().update_mmap(path).hexdigest(length=16)
-    except OSError as error:
-        raise InvalidCorpus(f"cannot read {path}: {error.strerror}") from error
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
 
 
 def _check_tokens(path: Path, tokenizer: Tokenizer) -> None:
@@ -121,9 +183,3 @@ def _check_tokens(path: Path, tokenizer: Tokenizer) -> None:
             f"{path} holds token {largest}, the tokenizer has {tokenizer.vocabulary_size}: "
             "set data.tokenizer to the one the file was made with"
         )
-
-
-def _described(spec: RunSpec, path: Path, digest: str, tokenizer: Tokenizer) -> PreparedCorpus:
-    with open_corpus(path, spec.model.context_length, spec.data.validation_blocks) as corpus:
-        num_blocks = corpus.num_blocks
-    return PreparedCorpus(digest, path, tokenizer.vocabulary_size, tokenizer.digest, num_blocks)

@@ -7,14 +7,19 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from peer.training.corpus import (
+    Corpus,
     InvalidCorpus,
-    adopt_corpus,
+    PieceCorpus,
+    adopt_held_out,
+    adopt_manifest,
     describe_corpus,
+    kept_corpus,
     open_corpus,
     prepare_corpus,
-    verify_corpus,
 )
-from peer.training.corpus.packed import read_manifest
+from peer.training.corpus.folder import PACKED
+from peer.training.corpus.packed import read_header
+from peer.training.corpus.pieces import cut_piece, piece_path
 from peer.training.corpus.sources import STDLIB_BYTES, stdlib_texts
 from protocol.run.run_spec import DataSection, ModelSection, RunSpec
 
@@ -50,7 +55,7 @@ def test_the_same_texts_give_the_same_digest_anywhere(texts, tmp_path):
 
 def test_no_held_out_text_is_in_a_training_block(texts, tmp_path):
     prepared = prepare_corpus(_spec(f"text:{texts}/**/*.txt"), tmp_path / "cache")
-    manifest, _ = read_manifest(prepared.path)
+    manifest, _ = read_header(prepared.path / PACKED)
     with open_corpus(prepared.path, 8, 2) as corpus:
         trained = corpus.blocks(np.arange(corpus.num_blocks, dtype=np.int64))
         validation = bytes(corpus.validation_blocks(2)[0].astype(np.uint8))
@@ -72,29 +77,57 @@ def test_neighbouring_blocks_share_one_token_and_leave_none_out(texts, tmp_path)
         assert first.shape == (9,)
 
 
-def test_a_received_corpus_is_kept_only_if_it_is_the_right_one(texts, tmp_path):
-    spec = _spec(f"text:{texts}/**/*.txt")
-    founder = prepare_corpus(spec, tmp_path / "founder")
-    data = founder.path.read_bytes()
-    path = adopt_corpus(data, founder.manifest_digest, tmp_path / "joiner")
-    assert path.read_bytes() == data
-    verify_corpus(path, founder.manifest_digest)
-    described = describe_corpus(spec, path)
-    assert described.num_blocks == founder.num_blocks
-    assert described.vocabulary_size == 256
+def test_a_corpus_that_comes_in_pieces_is_the_founders(texts, tmp_path):
+    spec = _spec(f"text:{texts}/**/*.txt", piece_kib=16)
+    for number in range(40):  # some pieces' worth
+        (texts / f"long-{number}.txt").write_text(f"{number} " * 1000)
+    founder = prepare_corpus(spec, tmp_path / "founder").kept
+    manifest, cache = founder.manifest, tmp_path / "joiner"
+    assert manifest.num_pieces > 3
     with pytest.raises(InvalidCorpus, match="digest"):
-        adopt_corpus(data[:-1] + b"x", founder.manifest_digest, tmp_path / "other")
-    assert not (tmp_path / "other").exists()
-    path.write_bytes(data[:-1] + b"x")
-    with pytest.raises(InvalidCorpus, match="digest"):
-        verify_corpus(path, founder.manifest_digest)
+        adopt_manifest(manifest.to_bytes() + b"x", manifest.name, cache)
+    assert kept_corpus(cache, manifest.name) is None
+    kept = adopt_manifest(manifest.to_bytes(), manifest.name, cache)
+    with pytest.raises(InvalidCorpus, match="held out"):
+        adopt_held_out(kept, bytes(manifest.held_out_bytes))
+    adopt_held_out(kept, founder.held_out.read_bytes())
+    assert describe_corpus(spec, kept).num_blocks == manifest.num_blocks
+    whole, in_pieces = founder.open(), open_corpus(kept.folder, 8, 2)
+    assert isinstance(in_pieces, PieceCorpus)
+    assert isinstance(whole, Corpus)
+    assert np.array_equal(in_pieces.validation_blocks(2), whole.validation_blocks(2))
+    blocks = np.array([0, manifest.num_blocks - 1, manifest.piece_blocks])
+    assert in_pieces.missing(blocks) == (0, 1, manifest.num_pieces - 1)
+    for piece in range(manifest.num_pieces):
+        data = cut_piece(whole.train, manifest, piece)
+        assert manifest.is_piece(piece, data)
+        assert len(data) == manifest.piece_bytes(piece)
+        piece_path(kept.folder, piece).write_bytes(data if piece else data[:-1] + b"x")
+    assert in_pieces.missing(blocks) == (0,)  # what is on the disk is not what it should be
+    piece_path(kept.folder, 0).write_bytes(cut_piece(whole.train, manifest, 0))
+    every = np.arange(manifest.num_blocks, dtype=np.int64)
+    assert in_pieces.missing(every) == ()
+    assert np.array_equal(in_pieces.blocks(every), whole.blocks(every))
+
+
+def test_a_file_of_tokens_that_has_changed_is_not_used_again(tmp_path):
+    path = tmp_path / "tokens.npy"
+    np.save(path, np.arange(200))
+    prepared = prepare_corpus(_spec(f"tokens:{path}"), tmp_path / "cache")
+    kept = kept_corpus(tmp_path / "cache", prepared.manifest_digest)
+    assert kept is not None
+    assert kept.whole == path
+    np.save(path, np.arange(300))
+    kept = kept_corpus(tmp_path / "cache", prepared.manifest_digest)
+    assert kept is not None
+    assert kept.whole is None
 
 
 @pytest.mark.parametrize("cut", [5, 11, 60, -1])
 def test_half_a_file_is_no_corpus(texts, tmp_path, cut):
     prepared = prepare_corpus(_spec(f"text:{texts}/**/*.txt"), tmp_path / "cache")
     broken = tmp_path / "broken.corpus"
-    broken.write_bytes(prepared.path.read_bytes()[:cut])
+    broken.write_bytes((prepared.path / PACKED).read_bytes()[:cut])
     with pytest.raises(InvalidCorpus):
         open_corpus(broken, 8, 2)
     with pytest.raises(InvalidCorpus):
@@ -131,8 +164,8 @@ def test_a_token_file_is_used_where_it_lies_and_its_end_is_held_out(tmp_path, su
     else:
         tokens.tofile(path)
     prepared = prepare_corpus(_spec(f"tokens:{path}"), tmp_path / "cache")
-    assert prepared.path == path
-    with open_corpus(path, 8, 2) as corpus:
+    assert prepared.kept.whole == path
+    with open_corpus(prepared.path, 8, 2) as corpus:
         trained = corpus.blocks(np.arange(corpus.num_blocks, dtype=np.int64))
         validation = corpus.validation_blocks(2)
     assert validation.max() == 199

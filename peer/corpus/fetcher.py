@@ -1,0 +1,249 @@
+"""Fetching the pieces of the corpus that the data plan says we need, before they are needed.
+
+What is needed when follows from the data plan (protocol/corpus/needs.py), and whom a piece is asked
+of from what the others have said that they have (protocol/corpus/requests.py). Here it is asked.
+
+    shares of a round  ->  Needs  ->  PieceRequests  ->  one stream for each request
+    what others have   ------------------^       <---------  the piece, or that it did not come
+
+Training waits only where a piece of its next step is not here yet (`bring`). A peer that gave
+something else than the piece, or too slowly, is not asked for a while.
+"""
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from peer.observe.event_names import EventName
+from peer.observe.events import EventLog
+from peer.observe.facts import Facts
+from peer.ports import Network, PeerId, Work
+from protocol.corpus.needs import Needs, first_to_go, kept_pieces
+from protocol.corpus.requests import PieceRequests, Request
+from protocol.errors import LocoError, Refused, RemoteProtocolError
+from protocol.membership.view import Roster
+from protocol.schedule.data_plan import DataPlan, Members
+from protocol.schedule.shuffle import Int64Vector
+
+from .asking import Asker, asking
+from .store import PieceStore
+
+ASK_EVERY_S: Final = 10.0
+"""Between two questions to a peer which pieces it has; ASK_SOON_S where one is waited for."""
+ASK_SOON_S: Final = 1.0
+MAX_QUESTIONS: Final = 8
+"""Peers that are asked at once."""
+MAX_DETAIL_CHARS: Final = 400
+PAUSE_S: Final = 5.0
+"""For which a peer is not asked that did not give a piece; DOUBT_PAUSE_S where it gave another."""
+DOUBT_PAUSE_S: Final = 300.0
+
+
+class PieceFetcher:
+    """Implements `peer.rounds.feed.DataFeed`; see the top of the file.
+
+    Args:
+        roster: of those that may have pieces.
+        first_blocks: how many blocks of ours are fetched in the order in which they are trained.
+        max_pieces: that may be here at once, but for those of `first_blocks`.
+    """
+
+    def __init__(
+        self,
+        store: PieceStore,
+        plan: DataPlan,
+        *,
+        network: Network,
+        work: Work,
+        roster: Roster,
+        facts: Facts,
+        events: EventLog,
+        first_blocks: int,
+        max_pieces: float = math.inf,
+    ) -> None:
+        self._store = store
+        self._corpus = store.manifest.name
+        self._plan = plan
+        self._network = network
+        self._work = work
+        self._roster = roster
+        self._facts = facts
+        self._events = events
+        self._first_blocks = first_blocks
+        self._max_pieces = max_pieces
+        self._requests = PieceRequests(facts.peer_id, store.here)
+        self._needs: Needs | None = None
+        self._awaited: tuple[int, ...] = ()
+        self._staying: tuple[int, ...] = ()
+        self._kept = np.zeros(len(store.here), bool)
+        self._versions: dict[PeerId, int] = {}
+        self._not_before_s: dict[PeerId, float] = {}
+        self._changed = trio.Event()
+        self._came = trio.Event()
+        self._is_new = False
+        self._note()
+
+    def __repr__(self) -> str:
+        return f"<PieceFetcher {self._requests!r}, {len(self._versions)} sources>"
+
+    # --- what the outer loop says -----------------------------------------------------------------
+    def plan(self, members: Members, epoch: int, position: int) -> None:
+        """Fetch what is needed from there on, with these shares."""
+        self._needs = Needs(
+            self._plan, epoch, position, self._facts.peer_id, members, self._first_blocks
+        )
+        self._wake(is_new=True)
+
+    async def bring(self, pieces: Sequence[int]) -> None:
+        """Returns when these pieces are here; they are fetched before all others."""
+        self._awaited = tuple(pieces)
+        self._requests.wait_for(pieces)
+        for piece in pieces:  # the trainer says that it is not, whatever we thought
+            if self._requests.is_here(piece) and not await self._is_whole(piece):
+                self._requests.dropped(piece)
+        self._wake(is_new=True)
+        while not all(map(self._requests.is_here, pieces)):
+            await self._came.wait()
+        self._awaited = ()
+        self._requests.wait_for(())
+
+    async def _is_whole(self, piece: int) -> bool:
+        return await self._work.run(self._store.read, piece) is not None
+
+    # --- the task ---------------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Fetch until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._learn)
+            while True:
+                changed = self._changed
+                if self._is_new:
+                    self._is_new = False
+                    await self._want()
+                for request in self._requests.next_requests():
+                    nursery.start_soon(self._fetch, request)
+                await changed.wait()
+
+    async def _want(self) -> None:
+        """Say what is needed first, what soon, and what is kept for others."""
+        first, soon, kept = await self._work.run(
+            _wanted, self._needs, len(self._store.here), self._facts.peer_id, self._keepers()
+        )
+        if self._max_pieces < math.inf:
+            soon = soon[: max(0, int(self._max_pieces) - len(first))]
+        self._staying, self._kept = (*self._awaited, *first, *soon), kept
+        is_full = np.count_nonzero(self._store.here) >= self._max_pieces
+        self._requests.want(first, soon, np.zeros_like(kept) if is_full else kept)
+
+    def _keepers(self) -> tuple[PeerId, ...]:
+        alive = (member.peer_id for member in self._roster.alive(trio.current_time()))
+        return (*alive, self._facts.peer_id)
+
+    async def _fetch(self, request: Request) -> None:
+        try:
+            async with self._asking(request.peer_id) as asker:
+                data = await asker.piece(request.piece)
+            await self._work.run(self._store.add, request.piece, data)
+        except (LocoError, OSError) as error:
+            self._requests.failed(request)
+            self._doubt(request.peer_id, error)
+            if isinstance(error, RemoteProtocolError | OSError):
+                self._events.emit(
+                    EventName.PIECE_FAILED,
+                    remote=request.peer_id,
+                    piece=request.piece,
+                    detail=str(error)[:MAX_DETAIL_CHARS],
+                )
+        else:
+            self._requests.came(request)
+            self._facts.corpus.fetched_bytes += len(data)
+            await self._make_room(request.piece)
+        self._note()
+        self._wake()
+
+    def _asking(self, peer_id: PeerId) -> AbstractAsyncContextManager[Asker]:
+        return asking(self._network, peer_id, self._corpus, self._store.manifest)
+
+    def _doubt(self, peer_id: PeerId, error: Exception) -> None:
+        """A peer that did not help has nothing for us for a while."""
+        self._requests.gone(peer_id)
+        self._versions.pop(peer_id, None)
+        pause_s = DOUBT_PAUSE_S if isinstance(error, RemoteProtocolError) else PAUSE_S
+        self._not_before_s[peer_id] = trio.current_time() + pause_s
+
+    async def _make_room(self, newest: int) -> None:
+        """Let go of what is needed last, where more is here than may be."""
+        excess = np.count_nonzero(self._store.here) - self._max_pieces
+        needs = self._needs
+        if excess <= 0 or needs is None:
+            return
+        held, staying = np.flatnonzero(self._store.here), (*self._staying, newest)
+        going = await self._work.run(_going, needs, held, self._kept, staying)
+        for piece in going[: int(excess)]:
+            await self._work.run(self._store.drop, piece)
+            self._requests.dropped(piece)
+
+    # --- what others have -------------------------------------------------------------------------
+    async def _learn(self) -> None:
+        """Ask all peers again and again what they have."""
+        questions = trio.CapacityLimiter(MAX_QUESTIONS)
+        while True:
+            now_s = trio.current_time()
+            alive = {member.peer_id for member in self._roster.alive(now_s)}
+            for peer_id in self._versions.keys() - alive:
+                self._requests.gone(peer_id)
+                del self._versions[peer_id]
+            async with trio.open_nursery() as nursery:
+                for peer_id in sorted(alive - {self._facts.peer_id}):
+                    if now_s >= self._not_before_s.get(peer_id, now_s):
+                        nursery.start_soon(self._ask, peer_id, questions)
+            self._note()
+            self._wake(is_new=True)
+            waits = self._awaited or not self._versions
+            await trio.sleep(ASK_SOON_S if waits else ASK_EVERY_S)
+
+    async def _ask(self, peer_id: PeerId, questions: trio.CapacityLimiter) -> None:
+        try:
+            async with questions, self._asking(peer_id) as asker:
+                version, pieces = await asker.holdings(self._versions.get(peer_id, 0))
+        except Refused:
+            pass  # busy: what it had it has
+        except LocoError as error:
+            self._doubt(peer_id, error)
+        else:
+            self._versions[peer_id] = version
+            if pieces is not None:
+                self._requests.holds(peer_id, pieces)
+                self._wake()
+
+    def _note(self) -> None:
+        facts, here = self._facts.corpus, self._store.here
+        facts.pieces, facts.here = len(here), int(np.count_nonzero(here))
+        facts.only_here = int(np.count_nonzero(here & (self._requests.copies == 0)))
+
+    def _wake(self, *, is_new: bool = False) -> None:
+        self._is_new |= is_new
+        for name in ("_changed", "_came"):
+            event: trio.Event = getattr(self, name)
+            event.set()
+            setattr(self, name, trio.Event())
+
+
+Wanted = tuple[tuple[int, ...], tuple[int, ...], npt.NDArray[np.bool_]]
+"""What is needed first, what soon, and what is kept for others."""
+
+
+def _wanted(needs: Needs | None, num_pieces: int, me: PeerId, keepers: Sequence[PeerId]) -> Wanted:
+    kept = kept_pieces(num_pieces, me, keepers)
+    return ((), (), kept) if needs is None else (needs.first, needs.soon, kept)
+
+
+def _going(
+    needs: Needs, held: Int64Vector, kept: npt.NDArray[np.bool_], staying: Sequence[int]
+) -> list[int]:
+    return first_to_go(held, needs.distance(), kept, staying)

@@ -1,0 +1,164 @@
+"""What a corpus is made of: its manifest, whose digest the run spec names (`data.manifest`).
+
+Idea. A corpus is a row of tokens, cut into blocks of `context_length` (a block holds one token
+more, which the next one begins with). So many blocks make a *piece* of a few MiB; a piece holds all
+tokens of its blocks, so that it is of use by itself. The manifest lists the digests of all pieces
+and says what they hold; its own digest stands in the run spec. That is a Merkle tree of two levels:
+who has the root takes the manifest from anybody, and each piece from anybody else.
+
+    run spec    data.manifest = blake3(manifest)
+    manifest    digest of piece 0, of piece 1, ...; of what is held out
+    piece k     blocks k * piece_blocks ..., each of the next context_length + 1 tokens
+
+What validation needs is held out: the blocks that every peer validates with, as one blob, which
+every peer takes before it begins.
+
+Invariants: the same tokens, tokenizer and sizes give the same manifest, whoever makes it; and a
+manifest is read as a stranger's bytes.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import blake3
+import msgpack
+import numpy as np
+
+from protocol.limits import MAX_BLOB_BYTES, MAX_PIECE_BYTES
+
+DIGEST_BYTES: Final = 32
+NAME_HEX: Final = 32
+"""Hex digits of a digest by which a blob is asked for."""
+DTYPES: Final = ("|u1", "<u2", "<u4")
+MAX_PIECES: Final = (MAX_BLOB_BYTES - 4096) // DIGEST_BYTES
+_VERSION: Final = 1
+_TYPES: Final = (int, int, int, int, str, int, str, int, str, bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusManifest:
+    """See the top of the file.
+
+    Attributes:
+        num_tokens: to train on.
+        dtype: of a token in a piece, as numpy writes it.
+        held_out_blocks: to validate with.
+        held_out: name of the blob that holds them.
+        digests: of the pieces, one after another.
+    """
+
+    context_length: int
+    piece_blocks: int
+    num_tokens: int
+    dtype: str
+    vocabulary_size: int
+    tokenizer_digest: str
+    held_out_blocks: int
+    held_out: str
+    digests: bytes
+
+    def __repr__(self) -> str:
+        return f"<CorpusManifest of {self.num_blocks} blocks in {self.num_pieces} pieces>"
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks to train on."""
+        return max(0, self.num_tokens - 1) // self.context_length
+
+    @property
+    def num_pieces(self) -> int:
+        """Pieces that hold them."""
+        return -(-self.num_blocks // self.piece_blocks)
+
+    @property
+    def token_bytes(self) -> int:
+        """Size of one token."""
+        return int(np.dtype(self.dtype).itemsize)
+
+    def tokens_of(self, piece: int) -> tuple[int, int]:
+        """Where a piece's tokens begin and end in the row of all."""
+        first = piece * self.piece_blocks
+        last = min(self.num_blocks, first + self.piece_blocks)
+        return first * self.context_length, last * self.context_length + 1
+
+    def piece_bytes(self, piece: int) -> int:
+        """How long a piece is."""
+        start, end = self.tokens_of(piece)
+        return (end - start) * self.token_bytes
+
+    @property
+    def held_out_bytes(self) -> int:
+        """How long the blob of what is held out is."""
+        return self.held_out_blocks * (self.context_length + 1) * self.token_bytes
+
+    def is_piece(self, piece: int, data: bytes | bytearray | memoryview) -> bool:
+        """Whether these bytes are that piece."""
+        at = piece * DIGEST_BYTES
+        return digest_of(data) == self.digests[at : at + DIGEST_BYTES]
+
+    def with_digests(self, digests: bytes) -> "CorpusManifest":
+        """The same, of pieces with these digests."""
+        return replace(self, digests=digests)
+
+    @property
+    def name(self) -> str:
+        """The digest by which the run spec names it."""
+        return blob_name(self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """The manifest as it travels."""
+        packed: bytes = msgpack.packb(
+            [
+                _VERSION,
+                self.context_length,
+                self.piece_blocks,
+                self.num_tokens,
+                self.dtype,
+                self.vocabulary_size,
+                self.tokenizer_digest,
+                self.held_out_blocks,
+                self.held_out,
+                self.digests,
+            ]
+        )
+        return packed
+
+    def check(self) -> None:
+        """Raises ValueError: it describes no corpus that can be trained on."""
+        numbers = (self.context_length, self.piece_blocks, self.vocabulary_size)
+        if min(numbers) < 1 or min(self.num_tokens, self.held_out_blocks) < 0:
+            raise ValueError("it has sizes that cannot be")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"it has tokens of type {self.dtype[:16]!r}")
+        if not 1 <= self.num_pieces <= MAX_PIECES:
+            raise ValueError(f"it has {self.num_pieces} pieces; 1 to {MAX_PIECES} can be")
+        if len(self.digests) != self.num_pieces * DIGEST_BYTES:
+            raise ValueError("it has not a digest for each piece")
+        if self.piece_bytes(0) > MAX_PIECE_BYTES or self.held_out_bytes > MAX_BLOB_BYTES:
+            raise ValueError("it has pieces that are too large")
+
+
+def parse_manifest(data: bytes) -> CorpusManifest:
+    """Read a manifest. Raises ValueError: it is none, or of another version of loco-peer."""
+    try:
+        values: Any = msgpack.unpackb(data)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise ValueError("it is not msgpack") from error
+    if not isinstance(values, list) or [type(value) for value in values] != list(_TYPES):
+        raise ValueError("it has not the fields of a manifest")
+    version, *fields = values
+    if version != _VERSION:
+        raise ValueError(f"it is of version {version}; {_VERSION} is known here")
+    manifest = CorpusManifest(*fields)
+    manifest.check()
+    return manifest
+
+
+def digest_of(data: bytes | bytearray | memoryview) -> bytes:
+    """Digest of a piece."""
+    return blake3.blake3(data).digest()
+
+
+def blob_name(data: bytes | bytearray | memoryview) -> str:
+    """The name by which peers ask for a blob."""
+    return blake3.blake3(data).hexdigest(length=NAME_HEX // 2)

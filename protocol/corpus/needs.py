@@ -1,0 +1,111 @@
+"""Which pieces of the corpus a peer needs, and when, by the data plan.
+
+Rules
+  1. First come the pieces of the blocks that are trained next, in that order.
+  2. Then the peer's columns of the stratum that is being gone through, and of those after it
+     (protocol/schedule/epoch_order.py), as far ahead as is asked for.
+  3. Beside them, each piece has `copies` *keepers*, drawn by rendezvous hashing over all peers that
+     are there: they fetch it when nothing else is to be fetched, so that the corpus outlives any
+     one of them, its founder too.
+  4. What has to go when the disk is full, is what is needed last: nobody's duty first, then what
+     the plan comes to last. Nothing goes that is needed first.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.schedule.data_plan import DataPlan, Members
+from protocol.schedule.shuffle import Int64Vector, digest_words, splitmix64
+
+COPIES: Final = 3
+"""Peers that keep a piece beside those that need it."""
+STRATA_AHEAD: Final = 1
+"""Strata that are fetched while one is being gone through."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What one peer needs from a place on.
+
+    Args:
+        members: those that take data, the peer `me` with a weight among them.
+        first_blocks: how many blocks count as those that are trained next.
+    """
+
+    plan: DataPlan
+    epoch: int
+    position: int
+    me: str
+    members: Members
+    first_blocks: int
+
+    @cached_property
+    def first(self) -> tuple[int, ...]:
+        """Pieces of the blocks that are trained next, in that order."""
+        taken = self.plan.take(self.epoch, self.position, self.first_blocks, self.me, self.members)
+        return tuple(dict.fromkeys((taken.blocks // self.plan.order.piece_blocks).tolist()))
+
+    @cached_property
+    def soon(self) -> tuple[int, ...]:
+        """Further pieces of this stratum and the next ones."""
+        found = dict.fromkeys(self.first)
+        for epoch, stratum in self._strata(STRATA_AHEAD + 1):
+            pieces = self.plan.order.pieces_of(epoch, stratum)
+            found |= dict.fromkeys(pieces[self._columns(epoch, stratum)].tolist())
+        return tuple(found)[len(self.first) :]
+
+    def distance(self) -> Int64Vector:
+        """For each piece, in how many strata the plan comes to it; int64 [pieces]."""
+        order, now = self.plan.order, self.order_stratum
+        ahead = order.strata_of_pieces(self.epoch) - now
+        later = order.strata_of_pieces(self.epoch + 1) + order.num_strata - now
+        return np.where(ahead >= 0, ahead, later)
+
+    @property
+    def order_stratum(self) -> int:
+        """The stratum that is being gone through."""
+        return min(self.plan.order.stratum_at(self.position), self.plan.order.num_strata - 1)
+
+    def _strata(self, count: int) -> Iterable[tuple[int, int]]:
+        total = self.plan.order.num_strata
+        for number in range(self.order_stratum, self.order_stratum + min(count, total)):
+            yield self.epoch + number // total, number % total
+
+    def _columns(self, epoch: int, stratum: int) -> list[int]:
+        taking = sorted(member for member in self.members if member[1])
+        index = [peer_id for peer_id, _ in taking].index(self.me)
+        return self.plan.ownership(epoch, stratum, self.members).columns_of(index)
+
+
+def kept_pieces(
+    num_pieces: int, me: str, peers: Sequence[str], copies: int = COPIES
+) -> npt.NDArray[np.bool_]:
+    """Which pieces a peer keeps a copy of, of all that `peers`, itself among them, keep."""
+    pieces = splitmix64(np.arange(num_pieces, dtype=np.uint64) + digest_words("keeper", 1))
+    own = splitmix64(pieces ^ digest_words(f"member/{me}", 1))
+    before = np.zeros(num_pieces, np.int64)
+    for peer_id in peers:
+        if peer_id != me:
+            before += splitmix64(pieces ^ digest_words(f"member/{peer_id}", 1)) < own
+    return before < copies
+
+
+def first_to_go(
+    held: Int64Vector,
+    distance: Int64Vector,
+    kept: npt.NDArray[np.bool_],
+    needed: Iterable[int],
+) -> list[int]:
+    """The pieces that are held, in the order in which they may go; those that are needed stay.
+
+    Args:
+        distance, kept: of all pieces (`Needs.distance`, `kept_pieces`).
+    """
+    may_go = held[~np.isin(held, np.fromiter(needed, np.int64))]
+    order = np.lexsort((may_go, -distance[may_go], kept[may_go]))
+    return [int(piece) for piece in may_go[order]]

@@ -1,0 +1,136 @@
+"""Peers that share the pieces of one corpus, on the simulated network."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import trio
+
+from peer.corpus.fetcher import PieceFetcher
+from peer.corpus.service import PieceService
+from peer.corpus.store import PieceFolder, PieceStore, WholeStore
+from peer.network.simulated import SimulatedInternet, SimulatedNetwork
+from peer.observe.events import EventLog
+from peer.observe.facts import Facts
+from peer.ports.simulated import SimulatedWork
+from peer.simulation.swarm import identity_of
+from peer.training.corpus import Corpus, KeptCorpus, prepare_corpus
+from protocol.membership.view import Progress, Roster
+from protocol.run.run_spec import DataSection, ModelSection, RunSpec
+from protocol.schedule.data_plan import DataPlan
+
+SPEC = RunSpec(
+    model=ModelSection(context_length=64),
+    data=DataSection(source="tokens:", validation_blocks=2, piece_kib=16),
+)
+FIRST_BLOCKS = 256
+NUM_PIECES = 40
+
+
+def corpus_in(folder: Path) -> KeptCorpus:
+    """A corpus of NUM_PIECES pieces of 16 KiB."""
+    path = folder / "tokens.npy"
+    rng = np.random.default_rng(0)
+    np.save(path, rng.integers(0, 256, NUM_PIECES * 16384 + 200).astype(np.uint8))
+    return prepare_corpus(SPEC, folder / "founder", f"tokens:{path}").kept
+
+
+@dataclass
+class PeerOfWorld:
+    name: str
+    network: SimulatedNetwork
+    store: PieceStore
+    fetcher: PieceFetcher
+    roster: Roster
+    facts: Facts
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    ready: trio.Event = field(default_factory=trio.Event)
+
+    def num_here(self) -> int:
+        return int(np.count_nonzero(self.store.here))
+
+
+@dataclass
+class World:
+    kept: KeptCorpus
+    internet: SimulatedInternet
+    nursery: trio.Nursery
+    folder: Path
+    peers: dict[str, PeerOfWorld] = field(default_factory=dict)
+
+    @property
+    def plan(self) -> DataPlan:
+        return DataPlan(5, self.kept.manifest.num_blocks, self.kept.manifest.piece_blocks)
+
+    def members(self) -> tuple[tuple[str, int], ...]:
+        return tuple((identity_of(1, name).peer_id, 4) for name in sorted(self.peers))
+
+    async def add(self, name: str, *, whole: bool = False, max_pieces: float = 1e9) -> PeerOfWorld:
+        peer: PeerOfWorld = await self.nursery.start(self._live, name, whole, max_pieces)
+        for other in self.peers.values():
+            await peer.network.connect(other.network.peer_id, other.network.addresses)
+            await other.network.connect(peer.network.peer_id, peer.network.addresses)
+            _introduce(peer, other)
+            _introduce(other, peer)
+        self.peers[name] = peer
+        peer.ready.set()
+        return peer
+
+    async def _live(
+        self,
+        name: str,
+        whole: bool,
+        max_pieces: float,
+        task_status: trio.TaskStatus[PeerOfWorld] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        peer_id = identity_of(1, name).peer_id
+        async with self.internet.open_network(peer_id) as network:
+            facts, roster, work = Facts(peer_id, 1), Roster(1e9), SimulatedWork()
+            store = self._store(name, whole)
+            fetcher = PieceFetcher(
+                store,
+                self.plan,
+                network=network,
+                work=work,
+                roster=roster,
+                facts=facts,
+                events=EventLog(lambda _: None, peer=peer_id, wall_time_s=lambda: 0.0, stream=None),
+                first_blocks=FIRST_BLOCKS,
+                max_pieces=max_pieces,
+            )
+            await PieceService(self.kept.manifest.name, store, network, work).start()
+            peer = PeerOfWorld(name, network, store, fetcher, roster, facts)
+            task_status.started(peer)
+            await peer.ready.wait()
+            with peer.scope:
+                await fetcher.run()
+
+    def _store(self, name: str, whole: bool) -> PieceStore:
+        if whole:
+            corpus = self.kept.open()
+            assert isinstance(corpus, Corpus)
+            return WholeStore(corpus, self.kept.manifest)
+        (self.folder / name).mkdir(exist_ok=True)
+        return PieceFolder(self.folder / name, self.kept.manifest)
+
+    def kill(self, name: str) -> None:
+        """It is gone without a word, and the others notice."""
+        gone = self.peers.pop(name)
+        gone.scope.cancel()
+        self.internet.kill(gone.network.peer_id)
+        for other in self.peers.values():
+            other.roster.gone(trio.current_time(), gone.network.peer_id, 1)
+
+
+def _introduce(one: PeerOfWorld, other: PeerOfWorld) -> None:
+    one.roster.heard(trio.current_time(), other.network.peer_id, 1, progress=Progress())
+
+
+@asynccontextmanager
+async def world(folder: Path) -> AsyncIterator[World]:
+    kept = corpus_in(folder)
+    async with trio.open_nursery() as nursery:
+        yield World(kept, SimulatedInternet(1), nursery, folder)
+        nursery.cancel_scope.cancel()
