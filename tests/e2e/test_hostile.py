@@ -10,14 +10,14 @@ from raw_client import ANSWER_S, cut_short, raw_client, throw
 from swarm import Peer, Swarm, all_averaging, ending, nothing_broke
 
 from peer.network.conversation import Conversation
-from peer.network.handlers import MAX_INBOUND_STREAMS_PER_PEER
 from peer.observe.event_names import EventName
 from protocol.errors import Refused
+from protocol.limits import MAX_INBOUND_STREAMS_PER_PEER
 from protocol.membership.group import Group
 from protocol.outcomes import RefusalReason
 from protocol.wire.field_types import MAX_COUNT, MAX_SECONDS
 from protocol.wire.messages import Beat, Hello, PeerEntry, PeerList
-from protocol.wire.versions import GOSSIP, HELLO, STATE
+from protocol.wire.versions import CORPUS, GOSSIP, HELLO, STATE
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
@@ -60,7 +60,7 @@ async def test_garbage_on_every_protocol_harms_nobody(
     seen = {peer: len(peer.events()) for peer in peers}
     folder = Path(tmp_path_factory.mktemp("raw"))
     async with raw_client(folder, peers[0].address) as (network, peer_id):
-        for protocol in (HELLO, GOSSIP, STATE):
+        for protocol in (HELLO, GOSSIP, STATE, CORPUS):
             async with trio.open_nursery() as nursery:
                 for data in missiles().values():
                     nursery.start_soon(throw, network, peer_id, protocol, data)

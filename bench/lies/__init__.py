@@ -1,0 +1,1 @@
+"""What lies cost in learning: liars among peers that average (bench/hostile.py)."""

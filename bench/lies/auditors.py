@@ -1,0 +1,89 @@
+"""Honest peers that audit results: with the daemon's draws, openings and arithmetic."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from peer.averaging.diloco.leaf_average import audit, opening_of
+from peer.averaging.diloco.outer_fragments import OuterFragments
+from peer.codec import get_codec
+from peer.codec.leaves import code_digest, leaves_of_chunk
+from peer.network.identity import Identity
+from protocol.diloco.audits import Audits
+from protocol.diloco.evidence import Leaf
+from protocol.diloco.fragment_commands import Audit, Average
+from protocol.diloco.fragment_events import Averages, PeersSeen
+from protocol.diloco.peers import Peers
+from protocol.outcomes import AuditOutcome
+from protocol.wire.fragment_messages import signed_result
+
+GROUP: Final = "ab" * 16
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What honest owners make of a fragment, and of what."""
+
+    order: Average
+    averages: Averages
+
+
+class Auditors:
+    """See the top of the file.
+
+    Args:
+        honest: those who audit.
+        names: peer ids of all.
+
+    Attributes:
+        convicted: owners that were caught.
+    """
+
+    def __init__(
+        self, honest: Sequence[Identity], names: Sequence[str], outer: OuterFragments
+    ) -> None:
+        self._outer = outer
+        self._codec = get_codec(outer.codec.name)
+        self.convicted: set[str] = set()
+        self._audits = []
+        for identity in honest:
+            peers = Peers(identity.peer_id, len(outer.fragments))
+            peers.note_seen(PeersSeen(0, frozenset(names), {}))
+            self._audits.append(Audits(GROUP, peers, identity.sign(b"draws")[:32]))
+
+    def without_lies(
+        self,
+        made: Made,
+        owners: Sequence[str],
+        results: Mapping[int, memoryview],
+        identities: Sequence[Identity],
+    ) -> dict[int, memoryview]:
+        """Audit what each owner signs; the results of those that are not caught."""
+        for identity in identities:
+            own = {c: codes for c, codes in results.items() if owners[c] == identity.peer_id}
+            if own and self._is_caught(made, identity, own):
+                self.convicted.add(identity.peer_id)
+        return {c: codes for c, codes in results.items() if owners[c] not in self.convicted}
+
+    def _is_caught(self, made: Made, owner: Identity, own: Mapping[int, memoryview]) -> bool:
+        codec, honest = self._codec, made.averages.result
+        chunks = tuple(
+            replace(chunk, digest=code_digest(codec, own[chunk.chunk]))
+            for chunk in honest.chunks
+            if chunk.chunk in own
+        )
+        unsigned = replace(honest, owner=owner.peer_id, chunks=chunks, carried=tuple(own))
+        result = signed_result(unsigned, owner.sign)
+        asked = (each for audits in self._audits for each in audits.arrived(result, own))
+        orders = [each for each in asked if isinstance(each, Audit)]
+        return any(self._audited(made.order, each) is AuditOutcome.LIE for each in orders)
+
+    def _audited(self, order: Average, asked: Audit) -> AuditOutcome:
+        chunk = asked.chunk
+        size = self._outer.chunk_values(order.fragment, chunk)
+        count = leaves_of_chunk(size)
+        leaf = Leaf(asked.result, chunk, asked.draw % count, count)
+        names = asked.result.contributors_of(leaf.of_chunk)
+        inputs = [(order.contributions[name], order.codes[chunk][name]) for name in names]
+        opening = opening_of(self._codec, leaf.index, inputs)
+        return audit(self._codec, size, leaf, asked.codes, opening)[0]

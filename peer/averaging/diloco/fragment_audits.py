@@ -1,0 +1,133 @@
+"""Audits, seen from both ends: asking owners to open what they have signed, and opening our own.
+
+Whether and what to ask, and what follows, is decided in protocol/diloco/audits.py. An owner is
+given OPENING_S, for its line may be full of what it averages; a stream that breaks is opened again
+until then. What it shows is worked out in a thread. What we have averaged ourselves is kept until
+MAX_OPENABLE newer results of ours are there, and no longer than OPENABLE_S.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from peer.codec import Codec, get_codec
+from peer.codec.leaves import leaves_of_chunk
+from peer.network.conversation import Conversation
+from peer.ports import Network, Work
+from protocol.diloco.evidence import Evidence, Leaf
+from protocol.diloco.fragment_commands import Audit, Average
+from protocol.diloco.fragment_events import Audited
+from protocol.errors import LocoError, Refused, RemoteProtocolError
+from protocol.limits import MAX_EVIDENCE_BYTES, MAX_OPENABLE
+from protocol.outcomes import AuditOutcome, RefusalReason
+from protocol.wire.audit_messages import GetOpening, Opening, Proof
+from protocol.wire.fragment_messages import Result
+from protocol.wire.versions import FRAGMENT
+
+from .leaf_average import audit, check_evidence, opening_of
+from .outer_fragments import OuterFragments
+
+OPENING_S: Final = 30.0
+AGAIN_S: Final = 2.0
+"""After a stream that broke."""
+OPENABLE_S: Final = 3 * OPENING_S
+"""After a doubt others ask too."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A result of ours, and what it was made of."""
+
+    order: Average
+    result: Result
+    at_s: float
+
+
+class FragmentAudits:
+    """See the top of the file."""
+
+    def __init__(self, group: str, network: Network, outer: OuterFragments, work: Work) -> None:
+        self._group = group
+        self._network = network
+        self._outer = outer
+        self._work = work
+        self._made: OrderedDict[tuple[int, int], _Made] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<FragmentAudits, {len(self._made)} results to open>"
+
+    # --- our own results --------------------------------------------------------------------------
+    def keep(self, order: Average, result: Result) -> None:
+        """Keep what we have averaged, until nobody is likely to ask."""
+        now_s = trio.current_time()
+        self._made[result.fragment, result.cycle] = _Made(order, result, now_s)
+        for key, made in list(self._made.items()):
+            if len(self._made) > MAX_OPENABLE or now_s - made.at_s > OPENABLE_S:
+                del self._made[key]
+
+    async def answer(self, talk: Conversation, asked: GetOpening) -> None:
+        """Open a result of ours, or refuse."""
+        made = self._made.get((asked.fragment, asked.cycle))
+        of_chunk = None if made is None else made.result.chunk(asked.chunk)
+        count = leaves_of_chunk(self._outer.chunk_values(asked.fragment, asked.chunk))
+        if made is None or of_chunk is None or asked.leaf >= count:
+            await talk.refuse(RefusalReason.UNAVAILABLE, "I have no such average to open")
+            return
+        codes, messages = made.order.codes[asked.chunk], made.order.contributions
+        inputs = [(messages[p], codes[p]) for p in made.result.contributors_of(of_chunk)]
+        opening = await self._work.run(opening_of, self._codec(), asked.leaf, inputs)
+        await talk.send(Opening(), opening)
+
+    # --- those of others --------------------------------------------------------------------------
+    async def audit(self, order: Audit) -> Audited:
+        """Have an owner open its result, and work it out."""
+        result, chunk = order.result, order.chunk
+        num_values = self._outer.chunk_values(result.fragment, chunk)
+        count = leaves_of_chunk(num_values)
+        leaf = Leaf(result, chunk, order.draw % count, count)
+        opening = None
+        with trio.move_on_after(OPENING_S):
+            opening = await self._opening(leaf)
+        if opening is None:
+            return Audited(result, AuditOutcome.UNOPENED)
+        found = await self._work.run(audit, self._codec(), num_values, leaf, order.codes, opening)
+        return Audited(result, *found)
+
+    async def _opening(self, leaf: Leaf) -> bytes | None:
+        """What the owner shows; None if it refuses, or sends something else."""
+        while True:
+            try:
+                return await self._asked(leaf)
+            except (Refused, RemoteProtocolError):
+                return None
+            except LocoError:
+                await trio.sleep(AGAIN_S)
+
+    async def _asked(self, leaf: Leaf) -> bytes:
+        result = leaf.result
+        asked = GetOpening(self._group, result.fragment, result.cycle, leaf.chunk, leaf.index)
+        async with Conversation(
+            await self._network.open_stream(result.owner, FRAGMENT),
+            max_payload_bytes=MAX_EVIDENCE_BYTES,
+        ) as talk:
+            await talk.send(asked)
+            _, opening = await talk.receive(Opening)
+        return opening
+
+    async def check(self, message: Proof, proof: bytes) -> None:
+        """Raises RemoteProtocolError: this does not show that the owner has lied."""
+        found = Evidence.read(proof)
+        result, fragments = found.result, self._outer.fragments
+        if result.group != self._group or result.owner != message.owner:
+            raise RemoteProtocolError("a proof about another group, or another owner")
+        known = result.fragment < len(fragments)
+        if not known or found.chunk >= len(fragments[result.fragment].chunks):
+            raise RemoteProtocolError(f"a proof about fragment {result.fragment}")
+        num_values = self._outer.chunk_values(result.fragment, found.chunk)
+        await self._work.run(check_evidence, self._codec(), num_values, found)
+
+    def _codec(self) -> Codec:
+        """One for a thread of its own."""
+        return get_codec(self._outer.codec.name)

@@ -1,0 +1,194 @@
+"""Which averages are audited, and what follows from what is found."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from core_worlds import PROOF, World
+from test_fragment_core import LONG_ROUND_S, assert_same_bytes, train
+
+from protocol.diloco import fragment_commands as c
+from protocol.diloco.audits import AUDITS_PER_RESULT, Audits
+from protocol.diloco.digests import short_digest
+from protocol.diloco.fragment_events import Audited, PeersSeen
+from protocol.diloco.peers import Peers
+from protocol.limits import MAX_AUDITS, MAX_CONVICTED, MAX_KEPT_EVIDENCE_BYTES
+from protocol.outcomes import AuditOutcome
+from protocol.wire.audit_messages import Doubt, Proof
+from protocol.wire.fragment_messages import ChunkResult, Result, mask_of
+
+GROUP, SHORT = "group", bytes(16)
+NAMES = [f"peer{number:02}" for number in range(16)]
+CODES = {0: memoryview(b"codes"), 1: memoryview(b"more codes")}
+
+
+def audits_of(name: str, seed: bytes = b"") -> Audits:
+    peers = Peers(name, 4)
+    peers.note_seen(PeersSeen(7, frozenset(NAMES), {}))
+    return Audits(GROUP, peers, short_digest(seed or name.encode()) * 2)
+
+
+def result(owner: str, cycle: int = 7, fragment: int = 0) -> Result:
+    chunks = tuple(ChunkResult(chunk, 1, 1, SHORT, mask_of([0]), SHORT) for chunk in CODES)
+    of = (owner,), (1,), (SHORT,)
+    return Result(GROUP, fragment, cycle, owner, *of, chunks, tuple(CODES), bytes(64))
+
+
+def kinds(commands: Sequence[object]) -> Counter[type]:
+    return Counter(map(type, commands))
+
+
+# --- what is audited ------------------------------------------------------------------------------
+def test_about_two_of_the_others_audit_a_result_and_none_of_them_always():
+    drawn: Counter[str] = Counter()
+    parts: Counter[tuple[int, int]] = Counter()
+    everybody = [audits_of(name) for name in NAMES[1:]]
+    for cycle in range(200):
+        for name, audits in zip(NAMES[1:], everybody, strict=True):
+            for order in audits.arrived(result(NAMES[0], cycle), CODES):
+                assert isinstance(order, c.Audit)
+                assert order.codes is CODES[order.chunk]
+                drawn[name] += 1
+                parts[order.chunk, order.draw % 8] += 1
+                list(audits.audited(Audited(order.result, AuditOutcome.TRUE)))
+    assert drawn.total() / 200 == pytest.approx(AUDITS_PER_RESULT, rel=0.2)
+    assert len(drawn) == len(NAMES) - 1
+    assert max(drawn.values()) < 60
+    assert len(parts) == 2 * 8
+
+
+def test_draws_are_those_of_a_key_that_others_do_not_know():
+    def cycles(seed: bytes) -> list[int]:
+        audits = audits_of(NAMES[1], seed)
+        return [n for n in range(99) if list(audits.arrived(result(NAMES[0], n), CODES))]
+
+    assert cycles(b"one") == cycles(b"one")
+    assert cycles(b"one") != cycles(b"other")
+
+
+def held(audits: Audits, owner: str = NAMES[0]) -> Result:
+    """A result that came and was not drawn."""
+    for cycle in range(7, 99):
+        if not list(audits.arrived(result(owner, cycle), CODES)):
+            return result(owner, cycle)
+    raise AssertionError("all were drawn")
+
+
+def test_a_doubt_is_followed_up_once():
+    audits = audits_of(NAMES[1])
+    about = held(audits)
+    doubt = Doubt(GROUP, about.fragment, about.cycle, about.owner)
+    (order,) = audits.doubted(doubt)
+    assert isinstance(order, c.Audit)
+    assert list(audits.doubted(doubt)) == []
+    list(audits.audited(Audited(about, AuditOutcome.TRUE)))
+    assert list(audits.doubted(doubt)) == []
+
+
+def test_a_doubt_about_what_is_not_here_is_nothing():
+    audits = audits_of(NAMES[1])
+    about = held(audits)
+    for other in (
+        Doubt(GROUP, about.fragment, about.cycle + 1, about.owner),
+        Doubt(GROUP, about.fragment + 1, about.cycle, about.owner),
+        Doubt(GROUP, about.fragment, about.cycle, NAMES[2]),
+    ):
+        assert list(audits.doubted(other)) == []
+
+
+def test_no_more_are_audited_at_once_than_may_be():
+    audits, asked = audits_of(NAMES[1]), 0
+    for number in range(4 * MAX_AUDITS):
+        owner = f"{NAMES[0]}/{number}"
+        asked += len(list(audits.arrived(result(owner), CODES)))
+        asked += len(list(audits.doubted(Doubt(GROUP, 0, 7, owner))))
+    assert asked == MAX_AUDITS
+
+
+# --- what follows ---------------------------------------------------------------------------------
+def test_an_owner_that_lied_is_convicted_once_and_all_but_it_get_the_proof():
+    audits, about = audits_of(NAMES[1]), result(NAMES[0])
+    commands = list(audits.audited(Audited(about, AuditOutcome.LIE, PROOF)))
+    assert kinds(commands)[c.Convict] == kinds(commands)[c.Withdraw] == 1
+    told = {each.peer_id for each in commands if isinstance(each, c.Send)}
+    assert told == {*NAMES} - {NAMES[0], NAMES[1]}
+    assert list(audits.proved(NAMES[0], PROOF)) == []
+    assert audits.is_convicted(NAMES[0])
+    (to_newcomer,) = audits.told("newcomer")
+    assert to_newcomer == c.Send("newcomer", Proof(GROUP, NAMES[0]), memoryview(PROOF))
+
+
+def test_nobody_convicts_itself():
+    audits = audits_of(NAMES[1])
+    assert list(audits.proved(NAMES[1], PROOF)) == []
+
+
+def test_an_owner_that_does_not_open_is_doubted_and_not_convicted():
+    audits, about = audits_of(NAMES[1]), result(NAMES[0])
+    commands = list(audits.audited(Audited(about, AuditOutcome.UNOPENED)))
+    assert kinds(commands)[c.Convict] == 0
+    assert kinds(commands)[c.Withdraw] == 1
+    doubts = [each.message for each in commands if isinstance(each, c.Send)]
+    assert doubts == [Doubt(GROUP, 0, 7, NAMES[0])] * (len(NAMES) - 2)
+    again = list(audits.audited(Audited(about, AuditOutcome.UNOPENED)))
+    assert kinds(again) == {c.CountAudit: 1}
+
+
+def test_an_owner_that_has_gone_is_neither():
+    audits, gone = audits_of(NAMES[1]), result("gone")
+    commands = list(audits.audited(Audited(gone, AuditOutcome.UNOPENED)))
+    assert commands == [c.CountAudit(AuditOutcome.INCONCLUSIVE)]
+
+
+def test_what_is_remembered_of_liars_is_bounded():
+    audits, proof = audits_of(NAMES[1]), bytes(MAX_KEPT_EVIDENCE_BYTES // 2)
+    for number in range(2 * MAX_CONVICTED):
+        list(audits.proved(f"liar{number}", proof))
+    told = list(audits.told("newcomer"))
+    assert sum(len(each.codes) for each in told) <= MAX_KEPT_EVIDENCE_BYTES
+    assert audits.is_convicted(f"liar{2 * MAX_CONVICTED - 1}")
+    assert not audits.is_convicted("liar0")
+
+
+# --- many -----------------------------------------------------------------------------------------
+HONEST = "abcd"
+
+
+def stamps(world: World, name: str) -> list[object]:
+    return [world.peers[name].core.ledger(f).stamps for f in range(len(world.num_chunks))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("loss", [0.0, 0.2])
+def test_all_convict_a_liar_and_have_the_same_bytes_again(seed, loss):
+    world = World("abcde", seed, num_chunks=[5, 3], loss=loss, delay_s=0.1)
+    train(world, range(3), 0.0)
+    world.audits["e"] = AuditOutcome.LIE
+    train(world, range(3, 8), 0.0)
+    world.calm()
+    train(world, range(8, 14), 0.0, LONG_ROUND_S)
+    world.run(world.now_s + LONG_ROUND_S)
+    for name in HONEST:
+        assert world.peers[name].banned == ["e"]
+        assert stamps(world, name) == stamps(world, "a")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_an_owner_that_did_not_open_for_a_while_is_no_outcast(seed):
+    world = World("abcde", seed, num_chunks=[5, 3], delay_s=0.1)
+    train(world, range(3), 0.0)
+    world.audits["e"] = AuditOutcome.UNOPENED
+    train(world, range(3, 6), 0.0)
+    del world.audits["e"]
+    train(world, range(6, 14), 0.0, LONG_ROUND_S)
+    world.run(world.now_s + LONG_ROUND_S)
+    assert not any(peer.banned for peer in world.peers.values())
+    undone = [c for peer in world.peers.values() for c in peer.commands if _undoes(c)]
+    assert undone
+    assert_same_bytes(world)
+
+
+def _undoes(command: c.FragmentCommand) -> bool:
+    return isinstance(command, c.UndoSteps)
