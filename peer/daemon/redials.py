@@ -4,6 +4,7 @@ What is kept is bounded: a time that has come is forgotten, and so is the patien
 the view has forgotten.
 """
 
+import math
 from collections.abc import Container
 from typing import Final
 
@@ -49,6 +50,12 @@ class Redials:
         backoff_s = self._backoff_s.get(peer_id, REDIAL_FIRST_S)
         self._backoff_s[peer_id] = min(REDIAL_MAX_S, 2 * backoff_s)
         self._not_before_s[peer_id] = now_s + self._attempt_s + backoff_s
+
+    def failed(self, peer_id: PeerId, now_s: float) -> None:
+        """An attempt has ended without a link, sooner perhaps than it might have."""
+        after_it_s = self._not_before_s.get(peer_id, math.inf)
+        soon_s = now_s + self._backoff_s.get(peer_id, REDIAL_FIRST_S)
+        self._not_before_s[peer_id] = min(after_it_s, soon_s)
 
     def forget(self, now_s: float, known: Container[PeerId]) -> None:
         """Drop what says nothing any more: times that have come, peers that are not known."""

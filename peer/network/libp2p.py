@@ -12,7 +12,6 @@
 `wait_restarted` and attaches again. The control socket's path never changes.
 """
 
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,10 +25,11 @@ from peer.process.exception_groups import leaves
 from protocol.address import multiaddr
 from protocol.address.peer_id import peer_id_from_bytes, peer_id_to_bytes
 from protocol.errors import LocoError, StreamLost
-from protocol.limits import MAX_ADDRESSES_PER_PEER, MAX_MEMBERS
+from protocol.limits import MAX_ADDRESSES_PER_PEER
 
+from .address_book import AddressBook, is_quic
 from .dial_errors import dial_sentence, unresolved_sentence
-from .handlers import Handlers, print_bug
+from .handlers import Handlers, TellBug, print_bug
 from .libp2p_stream import Libp2pStream
 from .p2pd_client import (
     P2pdClient,
@@ -39,8 +39,10 @@ from .p2pd_client import (
     size_buffers,
 )
 from .p2pd_process import ListenPorts, P2pdConfig, P2pdFailed, P2pdProcess, run_p2pd
-from .reachability import best_first, local_form, understood
-from .sockets import runtime_directory, socket_paths, wait_until_unused
+from .reachability import best_first, local_form, text_of
+from .relayed import num_relayed
+from .sockets import listen_at, runtime_directory, socket_paths, wait_until_unused
+from .tls_probe import read_peer_id
 from .traffic import Traffic
 
 RESTART_MIN_S: Final = 0.1
@@ -53,7 +55,6 @@ UP_TIMEOUT_S: Final = 10.0
 """How long `open_stream` and `connect` wait for a p2pd that is being restarted."""
 MAX_CONTROL_REQUESTS: Final = 64
 MAX_OPEN_STREAMS: Final = 1024
-LISTEN_BACKLOG: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +63,13 @@ class Libp2pStatistics(NetworkStatistics):
 
     Attributes:
         restarts: times that p2pd had to be started again.
-        refused_streams: streams from outside closed because a bound was reached.
         p2pd_pid: None while no p2pd runs.
         last_failure: why p2pd last ended; empty when it never did.
     """
 
-    restarts: int
-    refused_streams: int
-    p2pd_pid: int | None
-    last_failure: str
+    restarts: int = 0
+    p2pd_pid: int | None = None
+    last_failure: str = ""
 
 
 class Libp2pNetwork:
@@ -88,8 +87,9 @@ class Libp2pNetwork:
         self._handlers = Handlers(print_bug)
         self._traffic = Traffic()
         self._streams: set[Libp2pStream] = set()
-        self._book: OrderedDict[PeerId, tuple[bytes, ...]] = OrderedDict()
-        self._dialled: set[PeerId] = set()
+        self._book = AddressBook(quic=config.quic)
+        self._relayed_peers = 0
+        self._announced: tuple[Address, ...] = ()
         self._peer_id: PeerId = ""
         self._addresses: tuple[Address, ...] = ()
         self._last_failure = ""
@@ -119,6 +119,16 @@ class Libp2pNetwork:
             await self._changed.wait()
         return self.generation
 
+    def announce(self, addresses: Sequence[Address]) -> None:
+        """Tell others these addresses too, in place of those announced before."""
+        self._announced = tuple(addresses)
+        self._note_addresses()
+
+    async def probe(self, address: Address) -> PeerId:
+        """The peer that answers at an address of TCP; raises StreamLost."""
+        (_, host), (_, port), *_ = multiaddr.parse(address)
+        return await read_peer_id(host, int(port))
+
     async def connect(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
         """Remember `addresses` for `peer_id`, and connect.
 
@@ -126,7 +136,7 @@ class Libp2pNetwork:
             StreamLost: names the step that failed: resolve, dial, handshake or protocol.
         """
         peer = peer_id_to_bytes(peer_id)
-        self._remember(peer_id, addresses)
+        self._book.remember(peer_id, addresses)
         async with self._requests:
             client = await self._wait_up(peer_id)
             await self._dial(client, peer_id, peer)
@@ -142,22 +152,23 @@ class Libp2pNetwork:
             raise StreamLost(f"{len(self._streams)} streams are open, no more are allowed")
         async with self._requests:
             client = await self._wait_up(peer_id)
-            dialled_now = peer_id in self._book and peer_id not in self._dialled
+            dialled_now = peer_id in self._book and peer_id not in self._book.dialled
             if dialled_now:
                 await self._dial(client, peer_id, peer)
             try:
-                connection = await client.open_stream(peer, protocol)
+                opened = await client.open_stream(peer, protocol)
             except LocoError as error:
                 if dialled_now or peer_id not in self._book or "protocol" in str(error):
                     raise StreamLost(dial_sentence(peer_id, error, protocol)) from error
                 # The connection may have gone, and p2pd forgets addresses: tell it again.
                 await self._dial(client, peer_id, peer)
-                connection = await self._open_again(client, peer_id, protocol)
-        return self._stream(client, connection, peer_id, protocol)
+                opened = await self._open_again(client, peer_id, protocol)
+        connection, goes_to = opened
+        return self._stream(client, connection, peer_id, protocol, text_of(goes_to))
 
     async def _open_again(
         self, client: P2pdClient, peer_id: PeerId, protocol: str
-    ) -> trio.SocketStream:
+    ) -> tuple[trio.SocketStream, bytes]:
         try:
             return await client.open_stream(peer_id_to_bytes(peer_id), protocol)
         except LocoError as error:
@@ -165,27 +176,13 @@ class Libp2pNetwork:
 
     async def _dial(self, client: P2pdClient, peer_id: PeerId, peer: bytes) -> None:
         try:
-            await connect_past_backoff(client, peer, self._book.get(peer_id, ()))
+            await connect_past_backoff(client, peer, self._book.of(peer_id))
         except LocoError as error:
             # p2pd passes over names that it cannot resolve without a word.
-            unresolved = await unresolved_sentence(peer_id, self._book.get(peer_id, ()))
+            unresolved = await unresolved_sentence(peer_id, self._book.of(peer_id))
             raise StreamLost(unresolved or dial_sentence(peer_id, error)) from error
         if peer_id in self._book:
-            self._dialled.add(peer_id)
-
-    def _remember(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
-        usable = []
-        for address in addresses[:MAX_ADDRESSES_PER_PEER]:
-            bare, named = multiaddr.split_peer_id(address)
-            if named not in (None, peer_id):
-                raise StreamLost(f"dial: {address} is another peer's address, not {peer_id}'s")
-            usable.append(multiaddr.to_bytes(bare))
-        if usable:
-            self._book[peer_id] = tuple(usable)
-            self._book.move_to_end(peer_id)
-        while len(self._book) > MAX_MEMBERS:
-            forgotten, _ = self._book.popitem(last=False)
-            self._dialled.discard(forgotten)
+            self._book.dialled.add(peer_id)
 
     async def _wait_up(self, peer_id: PeerId) -> P2pdClient:
         with trio.move_on_after(UP_TIMEOUT_S):
@@ -210,6 +207,10 @@ class Libp2pNetwork:
             except P2pdFailed:  # it just died; its successor is told of all handlers
                 await trio.lowlevel.checkpoint()
 
+    def tell_bugs(self, tell: TellBug) -> None:
+        """Tell `tell` too of each bug that has ended a stream, once for each peer and kind."""
+        self._handlers.also_tell(tell)
+
     def statistics(self) -> Libp2pStatistics:
         """What was carried, and how p2pd is doing."""
         carried = self._traffic.statistics()
@@ -219,16 +220,24 @@ class Libp2pNetwork:
             open_streams=carried.open_streams,
             restarts=max(0, self.generation - 1),
             refused_streams=self._handlers.refused_streams,
+            failed_streams=self._handlers.failed_streams,
             p2pd_pid=self._process.pid if self._process else None,
+            relayed_peers=self._relayed_peers,
             last_failure=self._last_failure,
         )
 
     def _stream(
-        self, client: P2pdClient, connection: trio.SocketStream, peer_id: PeerId, protocol: str
+        self,
+        client: P2pdClient,
+        connection: trio.SocketStream,
+        peer_id: PeerId,
+        protocol: str,
+        address: Address,
     ) -> Libp2pStream:
-        stream = Libp2pStream(
-            connection, peer_id, protocol, self._traffic, client.is_lost, self._streams.discard
-        )
+        forget = self._streams.discard
+        talk = (connection, peer_id, protocol, self._traffic)
+        lingers = is_quic(address)
+        stream = Libp2pStream(*talk, client.is_lost, forget, address, lingers=lingers)
         self._streams.add(stream)
         if client is not self._client:
             stream.lose("our p2pd died")
@@ -242,18 +251,19 @@ class Libp2pNetwork:
         try:
             info = await receive_stream_info(connection)
             peer_id = peer_id_from_bytes(info.peer)
+            address = text_of(info.address)
         except LocoError:
             client = None
         if (
             client is None
             or not self._handlers.serves(info.protocol)
-            or not self._handlers.admit(peer_id)
+            or not self._handlers.admit(peer_id, address)
         ):
             await trio.aclose_forcefully(connection)
             return
         size_buffers(connection)
         await self._handlers.run(
-            info.protocol, self._stream(client, connection, peer_id, info.protocol)
+            info.protocol, self._stream(client, connection, peer_id, info.protocol, address)
         )
 
     # --- the supervisor ---------------------------------------------------------------------------
@@ -313,7 +323,7 @@ class Libp2pNetwork:
     def _go_down(self, reason: str) -> None:
         self._client = None
         self._process = None
-        self._dialled.clear()
+        self._book.dialled.clear()
         for stream in list(self._streams):
             stream.lose(reason)
         self._announce_change()
@@ -326,31 +336,19 @@ class Libp2pNetwork:
         while True:
             await trio.sleep(HEALTH_CHECK_S)
             await self._read_identity(client)
+            self._relayed_peers = num_relayed(await client.list_peers())
 
     async def _read_identity(self, client: P2pdClient) -> None:
-        identity = await client.identify()
-        self._peer_id = peer_id_from_bytes(identity.peer)
+        self._peer_id = peer_id_from_bytes((await client.identify()).peer)
+        self._note_addresses()
+
+    def _note_addresses(self) -> None:
+        """Where we can be reached now; the last address is the one that works on this machine."""
         local = [local_form(address) for address in self._config.listen]
-        everywhere = [*self._config.announce, *understood(identity.addresses), *local]
-        best = best_first(everywhere)
-        kept = (
-            best[: MAX_ADDRESSES_PER_PEER - 1] + best[-1:]
-        )  # the last is the one that works on this machine
+        best = best_first([*self._announced, *self._config.announced(), *local])
+        kept = best[: MAX_ADDRESSES_PER_PEER - 1] + best[-1:]
         named = (multiaddr.with_peer_id(address, self._peer_id) for address in kept)
         self._addresses = tuple(dict.fromkeys(named))
-
-
-@asynccontextmanager
-async def _listen(path: Path) -> AsyncIterator[trio.SocketListener]:
-    path.unlink(missing_ok=True)
-    listener = trio.socket.socket(trio.socket.AF_UNIX)
-    try:
-        await listener.bind(str(path))
-        listener.listen(LISTEN_BACKLOG)
-        yield trio.SocketListener(listener)
-    finally:
-        listener.close()
-        path.unlink(missing_ok=True)
 
 
 @asynccontextmanager
@@ -362,6 +360,7 @@ async def open_libp2p_network(
     runtime_dir: Path | None = None,
     route_by_dht: bool = True,
     map_ports: bool = False,
+    quic: bool = False,
 ) -> AsyncIterator[Libp2pNetwork]:
     """Run p2pd, and speak libp2p through it.
 
@@ -372,6 +371,7 @@ async def open_libp2p_network(
         runtime_dir: where the unix sockets go; None takes `runtime_directory()`.
         route_by_dht: let p2pd find addresses of peers it was never told of.
         map_ports: ask the router for a port mapping.
+        quic: listen on UDP too, and dial over QUIC where others do.
 
     Raises:
         P2pdFailed: p2pd did not come up; says why.
@@ -381,10 +381,11 @@ async def open_libp2p_network(
     failure: P2pdFailed | None = None
     with ListenPorts(listen) as ports:
         config = P2pdConfig(
-            identity_path, control_path, ports.addresses, tuple(announce), route_by_dht, map_ports
-        )
+            identity_path, control_path, ports.addresses, tuple(announce),
+            route_by_dht=route_by_dht, map_ports=map_ports, quic=quic,
+        )  # fmt: skip
         network = Libp2pNetwork(config, listener_path)
-        async with _listen(listener_path) as listener, trio.open_nursery() as nursery:
+        async with listen_at(listener_path) as listener, trio.open_nursery() as nursery:
             nursery.start_soon(trio.serve_listeners, network.handle_inbound, [listener])
             try:
                 await nursery.start(network.supervise)

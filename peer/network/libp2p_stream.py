@@ -7,6 +7,8 @@ p2pd pipes each stream through a unix connection of its own. Rules:
 - When our own p2pd dies, every stream it carried is lost, however clean its end looks: the network
   calls `lose`, and an end of input is believed only once p2pd has shown that it is alive (a dying
   process closes its connections one after another).
+- QUIC loses what was written just before a close (p2pd resets the stream). There, who has sent last
+  waits until the other side closes, for LINGER_S at most; who has received last closes at once.
 - A write that was cancelled half-way leaves the stream unusable; it is marked lost rather than left
   to corrupt what follows.
 """
@@ -16,7 +18,7 @@ from typing import Final
 
 import trio
 
-from peer.ports import OnBytes, PeerId
+from peer.ports import Address, OnBytes, PeerId
 from protocol.errors import StreamLost
 
 from .traffic import Traffic
@@ -25,6 +27,7 @@ WRITE_BYTES: Final = 256 * 1024
 """Most bytes handed to the kernel at once: large enough for full speed, small enough to count as
 they go."""
 
+LINGER_S: Final = 3.0
 SMALL_PIECE_BYTES: Final = 32 * 1024
 GATHER_S: Final = 0.002
 """p2pd hands on what it gets in pieces of some KiB, and to wake up for each costs more than to move
@@ -42,13 +45,19 @@ class Libp2pStream:
         traffic: Traffic,
         carrier_is_lost: Callable[[], Awaitable[bool]],
         on_close: Callable[["Libp2pStream"], None],
+        remote_address: Address = "",
+        *,
+        lingers: bool = False,
     ) -> None:
         self._connection = connection
         self._remote_peer_id = remote_peer_id
+        self._remote_address = remote_address
         self._protocol = protocol
         self._traffic = traffic
         self._carrier_is_lost = carrier_is_lost
         self._on_close = on_close
+        self._lingers = lingers
+        self._sent_last = False
         self._lost: str | None = None
         self._closed = False
         traffic.open_streams += 1
@@ -61,6 +70,11 @@ class Libp2pStream:
     def remote_peer_id(self) -> PeerId:
         """The authenticated peer at the other end."""
         return self._remote_peer_id
+
+    @property
+    def remote_address(self) -> Address:
+        """The address that the peer is connected from, or to; empty where it is not known."""
+        return self._remote_address
 
     async def turn(self, num_bytes: int) -> int:
         """Let all of it go: nothing is held back here."""
@@ -88,6 +102,7 @@ class Libp2pStream:
         except trio.Cancelled:
             self._lost = self._lost or "a write was cancelled half-way"
             raise
+        self._sent_last = True
         self._traffic.count_sent(self._protocol, len(piece))
 
     async def receive_some(self, max_bytes: int = 65536) -> bytes:
@@ -103,6 +118,7 @@ class Libp2pStream:
             raise await self._loss_now("the peer reset the stream") from error
         if not data and (self._lost or await self._carrier_is_lost()):
             raise self._loss("our p2pd died")
+        self._sent_last = False
         self._traffic.count_received(self._protocol, len(data))
         return data
 
@@ -133,6 +149,7 @@ class Libp2pStream:
             raise await self._loss_now(
                 f"the peer closed the stream after {filled} of {wanted} bytes"
             )
+        self._sent_last = False
         self._traffic.count_received(self._protocol, num_bytes)
         return num_bytes
 
@@ -147,7 +164,21 @@ class Libp2pStream:
             self._closed = True
             self._traffic.open_streams -= 1
             self._on_close(self)
+            try:
+                if self._lingers and self._sent_last and not self._lost:
+                    await self._linger()
+            finally:
+                await self._connection.aclose()
         await self._connection.aclose()
+
+    async def _linger(self) -> None:
+        """Wait until the other side closes; what still comes is nobody's any more."""
+        try:
+            with trio.move_on_after(LINGER_S):
+                while await self._connection.receive_some(WRITE_BYTES):
+                    pass
+        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
+            pass  # it has ended, or somebody else reads to the end
 
     def _check(self) -> None:
         if self._closed:

@@ -97,8 +97,11 @@ class P2pdClient:
         request = messages.stream_handler_request(listener, protocol)
         await self._request(request, CONTROL_TIMEOUT_S)
 
-    async def open_stream(self, peer: bytes, protocol: str) -> trio.SocketStream:
-        """Open a stream to a peer (binary id); the connection returned is the stream.
+    async def open_stream(self, peer: bytes, protocol: str) -> tuple[trio.SocketStream, bytes]:
+        """Open a stream to a peer (binary id).
+
+        Returns:
+            The connection, which is the stream, and the binary address that it goes to.
 
         Raises:
             P2pdRefused: the peer cannot be reached or does not speak `protocol`.
@@ -106,11 +109,11 @@ class P2pdClient:
         connection = await self._open()
         try:
             request = messages.stream_open_request(peer, protocol, DIAL_TIMEOUT_S)
-            await _exchange(connection, request, DIAL_TIMEOUT_S + DIAL_MARGIN_S)
+            answer = await _exchange(connection, request, DIAL_TIMEOUT_S + DIAL_MARGIN_S)
         except BaseException:
             await trio.aclose_forcefully(connection)
             raise
-        return connection
+        return connection, b"" if answer.stream is None else answer.stream.address
 
     async def _request(self, request: bytes, timeout_s: float) -> Response:
         async with await self._open() as connection:

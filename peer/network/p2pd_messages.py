@@ -89,8 +89,8 @@ def remove_stream_handler_request(listener: bytes, protocol: str) -> bytes:
 def _request(kind: RequestType, body: Sequence[Field]) -> bytes:
     fields: list[Field] = [(_REQUEST_TYPE, int(kind))]
     if kind in _BODY_FIELD:
-        fields.append((_BODY_FIELD[kind], _encode(body)))
-    return _encode(fields)
+        fields.append((_BODY_FIELD[kind], encode_fields(body)))
+    return encode_fields(fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +108,22 @@ class Response:
     Attributes:
         error: what went wrong, None when nothing did.
         identity: our own id and addresses (IDENTIFY).
-        peers: connected peers (LIST_PEERS).
+        peers: connected peers, once for each connection (LIST_PEERS).
+        stream: the stream that was opened (STREAM_OPEN).
     """
 
     error: str | None
     identity: PeerAddresses | None
     peers: tuple[PeerAddresses, ...]
+    stream: "StreamInfo | None" = None
 
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """The peer that opened a stream to us (binary id), and the protocol of the stream."""
+    """The peer at the other end of a stream, where it is (both binary), and the protocol."""
 
     peer: bytes
+    address: bytes
     protocol: str
 
 
@@ -130,14 +133,15 @@ def parse_response(data: bytes) -> Response:
     Raises:
         RemoteProtocolError: p2pd sent something else.
     """
-    fields = _decode(data)
-    error = _decode(_one(fields, 2)).get(1, [b""])[0] if 2 in fields else None
+    fields = decode_fields(data)
+    error = decode_fields(_one(fields, 2)).get(1, [b""])[0] if 2 in fields else None
     if error is None and fields.get(1) == [1]:
         error = b"no reason given"
     return Response(
         error=error.decode(errors="replace") if isinstance(error, bytes) else None,
         identity=_peer_addresses(_one(fields, 4)) if 4 in fields else None,
         peers=tuple(_peer_addresses(_as_bytes(item)) for item in fields.get(6, [])),
+        stream=parse_stream_info(_one(fields, 3)) if 3 in fields else None,
     )
 
 
@@ -147,12 +151,13 @@ def parse_stream_info(data: bytes) -> StreamInfo:
     Raises:
         RemoteProtocolError: p2pd sent something else.
     """
-    fields = _decode(data)
-    return StreamInfo(_one(fields, 1), _one(fields, 3).decode(errors="replace"))
+    fields = decode_fields(data)
+    protocol = _one(fields, 3).decode(errors="replace")
+    return StreamInfo(_one(fields, 1), _one(fields, 2), protocol)
 
 
 def _peer_addresses(data: bytes) -> PeerAddresses:
-    fields = _decode(data)
+    fields = decode_fields(data)
     return PeerAddresses(_one(fields, 1), tuple(_as_bytes(item) for item in fields.get(2, [])))
 
 
@@ -168,7 +173,8 @@ def _as_bytes(value: int | bytes) -> bytes:
     return value
 
 
-def _encode(fields: Sequence[Field]) -> bytes:
+def encode_fields(fields: Sequence[Field]) -> bytes:
+    """A protobuf message of these fields."""
     out = bytearray()
     for number, value in fields:
         if isinstance(value, int):
@@ -178,7 +184,7 @@ def _encode(fields: Sequence[Field]) -> bytes:
     return bytes(out)
 
 
-def _decode(data: bytes) -> dict[int, list[int | bytes]]:
+def decode_fields(data: bytes) -> dict[int, list[int | bytes]]:
     """Field number to its values in order; kinds of fields that no message here has are skipped."""
     fields: dict[int, list[int | bytes]] = {}
     offset = num_fields = 0

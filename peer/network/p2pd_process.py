@@ -1,9 +1,13 @@
 """One life of p2pd, the go-libp2p daemon that ships inside the hivemind wheel.
 
 Rules of the house:
-- TCP and TLS only. QUIC loses what was written just before a close, and Noise costs a fifth of the
-  throughput.
-- No relay service, no IPFS bootstrap: this process serves this swarm.
+- TCP and TLS, and QUIC where the user wants it. QUIC loses what was written just before a close
+  (libp2p_stream.py waits), and Noise costs a fifth of the throughput.
+- No IPFS bootstrap: this process serves this swarm. p2pd has a relay of its own that no flag turns
+  off, for everybody and with limits that no flag changes (128 KiB, 2 minutes). Ours takes over its
+  protocol (relay.py).
+- `-autonat` answers other p2pds that ask whether they can be reached, and lets ours punch holes:
+  it does so once four others have told it how they see it, and one has failed to dial it.
 - It must not outlive us. p2pd exits by itself when its last persistent control connection closes
   (p2pd_client.py holds one open), and `-idleTimeout` covers the moment before the first one is
   there. So kill -9 of the daemon takes p2pd along.
@@ -33,6 +37,8 @@ from peer.ports import Address
 from protocol.address import multiaddr
 from protocol.errors import LocoError
 
+from .interfaces import own_addresses
+
 START_TIMEOUT_S: Final = 20.0
 IDLE_TIMEOUT_S: Final = 15
 """p2pd gives up when nobody attached for so long."""
@@ -58,9 +64,10 @@ class P2pdConfig:
         identity_path: key file in libp2p's format.
         control_path: unix socket that p2pd listens on for us.
         listen: multiaddrs to listen on, TCP, ports resolved.
-        announce: multiaddrs to tell others instead of those it listens on; empty for no change.
+        announce: multiaddrs to tell others instead of those it listens on; empty for those.
         route_by_dht: let p2pd find the addresses of peers it was never told of through its own
         routing table. map_ports: ask the router (UPnP, NAT-PMP) for a port.
+        quic: listen on the same ports of UDP too.
         binary: None takes the one in the hivemind wheel.
     """
 
@@ -70,7 +77,22 @@ class P2pdConfig:
     announce: tuple[Address, ...] = ()
     route_by_dht: bool = True
     map_ports: bool = False
+    quic: bool = False
     binary: Path | None = None
+
+    @property
+    def listening(self) -> list[Address]:
+        """Where p2pd listens, on TCP and on UDP."""
+        return [*self.listen, *(map(over_quic, self.listen) if self.quic else ())]
+
+    def announced(self) -> list[Address]:
+        """Where others can reach us as far as this machine knows, at this moment.
+
+        Nothing where p2pd chooses the port itself; it tells others what it knows, then.
+        """
+        if any(address.endswith("/tcp/0") for address in self.listen):
+            return list(self.announce)
+        return list(self.announce) or own_addresses(self.listening) or self.listening
 
     def arguments(self) -> list[str]:
         """The command line."""
@@ -78,17 +100,21 @@ class P2pdConfig:
             str(self.binary or bundled_binary()),
             f"-listen=/unix{self.control_path}",
             f"-id={self.identity_path}",
-            f"-hostAddrs={','.join(self.listen)}",
+            f"-hostAddrs={','.join(self.listening)}",
             f"-idleTimeout={IDLE_TIMEOUT_S}s",
-            *("-tls=1", "-noise=0", "-quic=0", "-relayService=0"),
+            *(f"-announceAddrs={','.join(told)}" for told in [self.announced()] if told),
+            *("-tls=1", "-noise=0", "-relayService=0", "-autonat=1"),
             *("-connManager=1", f"-connLo={CONNECTIONS_LOW}", f"-connHi={CONNECTIONS_HIGH}"),
             f"-natPortMap={int(self.map_ports)}",
         ]
-        if self.announce:
-            arguments.append(f"-announceAddrs={','.join(self.announce)}")
         if self.route_by_dht:
             arguments.append("-dhtServer=1")
         return arguments
+
+
+def over_quic(address: Address) -> Address:
+    """The same port of UDP, for QUIC."""
+    return address.replace("/tcp/", "/udp/") + "/quic-v1"
 
 
 def bundled_binary() -> Path:

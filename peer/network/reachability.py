@@ -10,8 +10,7 @@ from protocol.address.multiaddr import HOST_PROTOCOLS, InvalidAddress, from_byte
 def best_first(addresses: Iterable[Address]) -> list[Address]:
     """Each address once, those that most peers can reach first.
 
-    Public, private, link-local, loopback.
-    A relayed address comes after every direct one but those of this machine alone.
+    Public, relayed, private, link-local, loopback.
     """
     return sorted(dict.fromkeys(addresses), key=_distance)
 
@@ -21,7 +20,7 @@ def is_loopback(address: Address) -> bool:
     return _distance(address) >= _LOOPBACK
 
 
-_PUBLIC, _PRIVATE, _RELAYED, _LINK_LOCAL, _LOOPBACK, _UNUSABLE = range(6)
+_PUBLIC, _RELAYED, _PRIVATE, _LINK_LOCAL, _LOOPBACK, _UNUSABLE = range(6)
 
 
 def _distance(address: Address) -> int:
@@ -58,6 +57,11 @@ def understood(addresses: Sequence[bytes]) -> list[Address]:
         except InvalidAddress:
             continue
     return texts
+
+
+def text_of(address: bytes) -> Address:
+    """The text of a binary address; empty where we cannot read it."""
+    return next(iter(understood([address])), "")
 
 
 def local_form(address: Address) -> Address:

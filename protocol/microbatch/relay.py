@@ -6,8 +6,8 @@ and its weights must be the same at both moments. So training goes in *iteration
 peers number and the relays keep apart:
 
   1. A data peer announces an iteration to every relay when nothing of the ones before is under
-     way for it. A relay answers with the newest iteration that it has heard of, and a data peer
-     that is behind goes on there: nobody hands out numbers.
+     way for it. A relay answers where data peers are (`newest`), and one that is behind goes on
+     there: nobody hands out numbers.
   2. An offer of a forward waits until its iteration is the present one and a slot is free; the
      answer *is* the credit. A forward of a past iteration is refused (`behind`), a full queue is
      `busy`, and costs nothing. Gradients of what is held are welcome at any time.
@@ -43,6 +43,7 @@ frees those, and waits for no slot before it is there.
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from statistics import median_low
 from typing import Final
 
 from protocol.outcomes import RefusalReason
@@ -118,8 +119,8 @@ class RelayCore:
 
     @property
     def newest(self) -> int:
-        """The newest iteration that has been heard of."""
-        return max(self._announced.values(), default=0)
+        """Where the middle of data peers is, of two the lower: one far ahead takes nobody along."""
+        return max(self.iteration or 0, median_low(self._announced.values() or [0]))
 
     def present(self, origins: Iterable[str], now_s: float, *, ended: bool) -> list[Command]:
         """The data peers that train.

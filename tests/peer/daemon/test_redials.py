@@ -24,6 +24,18 @@ def test_each_attempt_waits_longer_until_one_succeeds():
     assert waits_s(redials, "a", now_s) == ATTEMPT_S + REDIAL_FIRST_S
 
 
+def test_an_attempt_that_fails_at_once_is_made_again_soon():
+    redials = Redials(ATTEMPT_S)
+    redials.dialled("a", 0)
+    redials.failed("a", 0.1)
+    assert not redials.is_due("a", REDIAL_FIRST_S)
+    assert redials.is_due("a", 0.1 + 2 * REDIAL_FIRST_S)
+    redials.dialled("a", 100)
+    redials.failed("a", 100 + ATTEMPT_S)  # it took its time: as without word of it
+    assert redials.is_due("a", 100 + ATTEMPT_S + 2 * REDIAL_FIRST_S)
+    assert not redials.is_due("a", 100 + ATTEMPT_S)
+
+
 def test_who_was_lost_is_dialled_sooner_than_who_left():
     redials = Redials(ATTEMPT_S)
     redials.lost("lost", 0)

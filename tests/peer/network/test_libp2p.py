@@ -90,6 +90,46 @@ async def test_killed_p2pd_is_replaced_and_everything_goes_on(short_path: Path) 
         await wait_until(lambda: a.statistics().open_streams == b.statistics().open_streams == 0)
 
 
+async def test_a_stream_knows_where_it_came_from(short_path: Path) -> None:
+    seen: list[str] = []
+
+    async def look(stream: Stream) -> None:
+        seen.append(stream.remote_address)
+        await stream.send_all(b"x")
+
+    async with real_network(short_path, "a") as a, real_network(short_path, "b") as b:
+        await b.serve(ECHO, look)
+        await a.connect(b.peer_id, b.addresses)
+        stream = await a.open_stream(b.peer_id, ECHO)
+        assert await stream.receive_some() == b"x"
+        await stream.aclose()
+    (address,) = seen
+    assert multiaddr.parse(address)[0] == ("ip4", "127.0.0.1")
+
+
+async def test_a_bug_that_a_stranger_finds_ends_its_stream_and_is_counted(
+    short_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[tuple[str, str, BaseException]] = []
+
+    async def stumble(_stream: Stream) -> None:
+        raise OverflowError("seen")
+
+    async with real_network(short_path, "a") as a, real_network(short_path, "b") as b:
+        await b.serve(ECHO, stumble)
+        b.tell_bugs(lambda *bug: told.append(bug))
+        await a.connect(b.peer_id, b.addresses)
+        for _ in range(2):
+            stream = await a.open_stream(b.peer_id, ECHO)
+            with trio.fail_after(WAIT_S):
+                assert await stream.receive_some() == b""
+            await stream.aclose()
+        await wait_until(lambda: b.statistics().failed_streams == 2)
+        (bug,) = told
+        assert (bug[0], bug[1], type(bug[2])) == (a.peer_id, ECHO, OverflowError)
+    assert "this is a bug in loco-peer" in capsys.readouterr().err
+
+
 async def test_streams_that_wait_are_woken_when_p2pd_dies(short_path: Path) -> None:
     async def deaf(_stream: Stream) -> None:
         await trio.sleep_forever()

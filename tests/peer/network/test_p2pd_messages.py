@@ -79,7 +79,7 @@ def test_responses_of_hiveminds_encoding_are_understood(generated: ModuleType) -
     bare = pb.Response(type=pb.Response.ERROR)
     assert messages.parse_response(bare.SerializeToString()).error == "no reason given"
     info = pb.StreamInfo(peer=b"p", addr=b"a", proto="/x/1").SerializeToString()
-    assert messages.parse_stream_info(info) == messages.StreamInfo(b"p", "/x/1")
+    assert messages.parse_stream_info(info) == messages.StreamInfo(b"p", b"a", "/x/1")
 
 
 @given(st.binary(max_size=200))

@@ -12,6 +12,6 @@ def test_addresses_that_most_can_reach_come_first() -> None:
     public, name = "/ip4/8.8.8.8/tcp/1", "/dns4/seed.example/tcp/1"
     relayed = f"{public}/p2p/{PEER}/p2p-circuit"
     given_in = [loopback, private, relayed, public, loopback, name]
-    assert best_first(given_in) == [public, name, private, relayed, loopback]
+    assert best_first(given_in) == [public, name, relayed, private, loopback]
     assert is_loopback(loopback)
     assert not is_loopback(private)

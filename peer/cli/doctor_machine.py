@@ -1,0 +1,81 @@
+"""What `loco-peer doctor` sees of this machine itself."""
+
+import platform
+import shutil
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from peer.observe.findings import Finding, Health
+
+MIN_DISK_BYTES: Final = 5e9
+MIN_MEMORY_BYTES: Final = 2e9
+SHOWN_PACKAGES: Final = ("loco-peer", "torch", "hivemind", "numpy")
+
+
+def machine_findings(home: Path) -> Iterator[Finding]:
+    """Versions, p2pd, disk, memory, GPU."""
+    yield _versions()
+    yield _p2pd()
+    yield disk_finding(home, shutil.disk_usage(_existing(home)).free)
+    yield _memory()
+    yield _gpu()
+
+
+def _versions() -> Finding:
+    found = [f"Python {platform.python_version()}"]
+    for name in SHOWN_PACKAGES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            cure = "install it again: pip install -c constraints.txt ."
+            return Finding("versions", Health.ILL, f"{name} is not installed", cure)
+    return Finding("versions", Health.WELL, ", ".join(found))
+
+
+def _p2pd() -> Finding:
+    from peer.network.p2pd_process import P2pdFailed, bundled_binary
+
+    try:
+        return Finding("p2pd", Health.WELL, str(bundled_binary()))
+    except P2pdFailed as error:
+        return Finding("p2pd", Health.ILL, str(error))
+
+
+def disk_finding(home: Path, free_bytes: float) -> Finding:
+    """Whether the home has room for a corpus and a state."""
+    says = f"{free_bytes / 1e9:.0f} GB free in {home}"
+    if free_bytes >= MIN_DISK_BYTES:
+        return Finding("disk", Health.WELL, says)
+    cure = "free some, or put the home elsewhere with --home; a state takes 8 bytes per parameter"
+    return Finding("disk", Health.ILL, says, cure)
+
+
+def _memory() -> Finding:
+    import psutil
+
+    free = psutil.virtual_memory().available
+    says = f"{free / 1e9:.1f} GB of memory are free"
+    if free >= MIN_MEMORY_BYTES:
+        return Finding("memory", Health.WELL, says)
+    cure = "end other programs; the daemon holds 12 bytes per parameter beside the trainer"
+    return Finding("memory", Health.ILL, says, cure)
+
+
+def _gpu() -> Finding:
+    import torch
+
+    if not torch.cuda.is_available():
+        cure = "with a GPU in it: install its driver, and a torch that is built for CUDA"
+        return Finding("GPU", Health.NOTE, "none that torch can use: trains on the CPU", cure)
+    seen = []
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        name = torch.cuda.get_device_name(index)
+        seen.append(f"cuda:{index} {name}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free")
+    return Finding("GPU", Health.WELL, "; ".join(seen))
+
+
+def _existing(path: Path) -> Path:
+    return next(each for each in (path, *path.parents) if each.exists())

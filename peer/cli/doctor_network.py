@@ -1,0 +1,119 @@
+"""What an examination of the network means for a user: findings, with what to do about each."""
+
+from collections.abc import Iterator
+
+from peer.daemon.examination import Examination, Met
+from peer.observe.findings import Finding, Health
+from protocol.membership.dial_back import NatKind, Reach
+
+MAX_CLOCK_OFFSET_S = 2.0
+"""p2pd's directory allows 3 s."""
+SLOW_BYTES_PER_S = 1e6
+
+
+def network_findings(seen: Examination) -> Iterator[Finding]:
+    """Everything that was seen, in order of what others depend on."""
+    for met in seen.met:
+        yield _peer(met)
+    reached = [met for met in seen.met if met.failure is None]
+    if not reached:
+        return
+    yield _clock(reached)
+    yield _dial_back(seen)
+    yield _router(seen)
+    yield _relay(seen, reached)
+    yield _bandwidth(reached)
+
+
+def _peer(met: Met) -> Finding:
+    if met.failure is not None:
+        return Finding(
+            "peer",
+            Health.ILL,
+            f"{met.address}: {met.failure}",
+            "check the address with whoever runs that peer, and that its port is open",
+        )
+    says = f"{met.address} answers in {1e3 * met.round_trip_s:.0f} ms: {met.software}"
+    return Finding("peer", Health.WELL, says)
+
+
+def _clock(reached: list[Met]) -> Finding:
+    ahead = sorted(met.ahead_s for met in reached)[len(reached) // 2]
+    says = f"theirs is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} ours"
+    if abs(ahead) <= MAX_CLOCK_OFFSET_S:
+        return Finding("clock", Health.WELL, says)
+    return Finding(
+        "clock",
+        Health.NOTE,
+        says + "; a peer corrects for it when it joins",
+        "set the clock: timedatectl set-ntp true",
+    )
+
+
+def _dial_back(seen: Examination) -> Finding:
+    if seen.reach is Reach.YES:
+        return Finding("dial-back", Health.WELL, f"others get through to {seen.working[0]}")
+    if seen.reach is Reach.UNKNOWN:
+        return Finding(
+            "dial-back",
+            Health.NOTE,
+            "no peer has tried to dial us",
+            "ask one whose version knows how to: --bootstrap ADDR",
+        )
+    outer = seen.observed[0] if seen.observed else "your public address"
+    return Finding(
+        "dial-back",
+        Health.NOTE,
+        f"nobody gets through to port {seen.port}/tcp at {outer}",
+        f"forward {seen.port}/tcp to this machine, or open it in the firewall; else peers"
+        " reach it through relays alone",
+    )
+
+
+def _router(seen: Examination) -> Finding:
+    says = {
+        NatKind.NONE: "none: others see this machine's own address",
+        NatKind.CONE: "shows one port to all: direct connections can be made through it",
+        NatKind.SYMMETRIC: "shows another port to each: what is not forwarded goes through relays",
+        NatKind.UNKNOWN: "translates addresses; it takes two peers to tell its kind",
+    }[seen.nat]
+    return Finding("router", Health.WELL, says)
+
+
+def _relay(seen: Examination, reached: list[Met]) -> Finding:
+    relays = [met for met in reached if met.relays]
+    if seen.reach is Reach.YES:
+        return Finding("relay", Health.WELL, "none is needed")
+    if relays:
+        return Finding("relay", Health.WELL, f"{len(relays)} of {len(reached)} would relay for us")
+    return Finding(
+        "relay",
+        Health.ILL if seen.reach is Reach.NO else Health.NOTE,
+        "nobody would relay for us",
+        "start one peer of the run on a machine with an open port, without --relay-mbps 0",
+    )
+
+
+def _bandwidth(reached: list[Met]) -> Finding:
+    rates = [f"{8e-6 * rate:.0f}" for met in reached if (rate := met.bytes_per_s) is not None]
+    if not rates:
+        return Finding("bandwidth", Health.NOTE, "no peer had a file to measure it with")
+    fastest = max(met.bytes_per_s or 0.0 for met in reached)
+    slow = fastest < SLOW_BYTES_PER_S
+    return Finding(
+        "bandwidth",
+        Health.NOTE if slow else Health.WELL,
+        f"{', '.join(rates)} Mbit/s, one file from each peer",
+        "expect skipped rounds with a large model: docs/running.md, Slow links" if slow else "",
+    )
+
+
+def docker_line(port: int, bootstrap: tuple[str, ...], outer: str | None, *, gpu: bool) -> str:
+    """The exact line that runs this machine's peer in a container."""
+    words = ["docker run", *(["--gpus all"] if gpu else []), "-v loco:/data"]
+    words += [f"-p {port}:{port}", "loco-peer join"]
+    words += [f"--bootstrap {address}" for address in bootstrap or ("ADDR",)]
+    words += [f"--listen 0.0.0.0:{port}"]
+    if outer is not None:
+        words.append(f"--announce {outer}:{port}")
+    return " ".join(words)

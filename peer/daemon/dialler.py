@@ -1,0 +1,96 @@
+"""Links to everybody on the roster, up to MAX_LINKS, with back-off for each peer.
+
+Dials are bounded: so many at once, and those to peers that were only named by others within the
+budget of whoever named them (hearsay.py). So dials to peers that do not exist leave room for the
+streams of the run, which go through the same door of p2pd.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Final
+
+import trio
+
+from peer.ports import Address, PeerId
+from protocol.errors import LocoError
+from protocol.limits import MAX_DIALS, MAX_LINKS
+from protocol.membership.view import Member, Roster
+
+from .hearsay import Hearsay
+from .redials import Redials
+
+ATTEMPT_S: Final = 10.0
+"""How long one attempt may take."""
+Dial = Callable[[PeerId, Sequence[Address]], Awaitable[object]]
+"""Opens a link; raises LocoError."""
+
+
+class Dialler:
+    """See the top of the file.
+
+    Args:
+        may_be_dialled: whether a peer may belong to the run.
+
+    Attributes:
+        redials: when each peer may be dialled again.
+        hearsay: peers that were only named.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        own_id: PeerId,
+        dial: Dial,
+        may_be_dialled: Callable[[PeerId], bool] = lambda _: True,
+    ) -> None:
+        self._roster = roster
+        self._own_id = own_id
+        self._dial = dial
+        self._may_be_dialled = may_be_dialled
+        self._dialling: set[PeerId] = set()
+        self.redials = Redials(ATTEMPT_S)
+        self.hearsay = Hearsay(roster, own_id)
+
+    def __repr__(self) -> str:
+        return f"<Dialler: {len(self._dialling)} dials, {self.redials!r}, {self.hearsay!r}>"
+
+    def linked(self, peer_id: PeerId) -> None:
+        """There is a link to it now, whoever opened it."""
+        self.redials.linked(peer_id)
+        self.hearsay.linked(peer_id)
+
+    def look(self, nursery: trio.Nursery, now_s: float, linked: Collection[PeerId]) -> None:
+        """Begin to dial those that are due."""
+        room, members = MAX_LINKS - len(linked), self._roster.members()
+        self.redials.forget(now_s, {member.peer_id for member in members})
+        for member in members:
+            if room <= 0 or len(self._dialling) >= MAX_DIALS:
+                return
+            if member.peer_id not in linked and self._is_due(member, now_s):
+                self.redials.dialled(member.peer_id, now_s)
+                self._dialling.add(member.peer_id)
+                teller = self.hearsay.dialled(member.peer_id)
+                nursery.start_soon(self._attempt, member.peer_id, member.addresses, teller)
+                room -= 1
+
+    def _is_due(self, member: Member, now_s: float) -> bool:
+        peer_id = member.peer_id
+        return (
+            bool(member.addresses)
+            and peer_id != self._own_id
+            and peer_id not in self._dialling
+            and self.redials.is_due(peer_id, now_s)
+            and self.hearsay.may_dial(peer_id)
+            and self._may_be_dialled(peer_id)
+        )
+
+    async def _attempt(
+        self, peer_id: PeerId, addresses: Sequence[Address], teller: PeerId | None
+    ) -> None:
+        try:
+            with trio.fail_after(ATTEMPT_S):
+                await self._dial(peer_id, addresses)
+        except (LocoError, trio.TooSlowError):  # the directory drops peers that stay away
+            self.redials.failed(peer_id, trio.current_time())
+        finally:
+            self._dialling.discard(peer_id)
+            self.hearsay.ended(peer_id, teller)

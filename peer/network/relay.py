@@ -1,0 +1,270 @@
+"""Our relay: it carries the connections of peers of the run that nobody can dial, within limits.
+
+It speaks libp2p's circuit relay (circuit_messages.py) in place of the one inside p2pd, which serves
+everybody, cuts each connection after 128 KiB or two minutes whatever its flags say, and cannot be
+turned off.
+
+Rules:
+- It serves whom the run serves, and only while we are not known to be out of reach ourselves.
+- A reservation lasts RESERVATION_S. It is kept by peer id, so one who comes again renews its own.
+- A circuit needs a reservation of the one it leads to. It ends when either side ends, after
+  CIRCUIT_IDLE_S without a byte, and after CIRCUIT_BYTES or CIRCUIT_S in any case.
+- There are MAX_CIRCUITS, MAX_CIRCUITS_PER_PEER of them opened by one peer.
+- All circuits together keep to one rate, and count against the limits of our line.
+- Who came through a relay is not relayed any further.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import trio
+
+from peer.ports import Network, PeerId, Stream
+from protocol.address.peer_id import peer_id_from_bytes, peer_id_to_bytes
+from protocol.errors import LocoError, RemoteProtocolError
+from protocol.limits import (
+    CIRCUIT_BYTES,
+    CIRCUIT_S,
+    MAX_CIRCUITS,
+    MAX_CIRCUITS_PER_PEER,
+    MAX_RESERVATIONS,
+)
+
+from .circuit_messages import (
+    HOP,
+    STOP,
+    CircuitStatus,
+    HopKind,
+    hop_answer,
+    parse_hop_answer,
+    parse_hop_request,
+    parse_stop_answer,
+    reserve_request,
+    stop_request,
+)
+from .delimited import receive_delimited
+from .pacing import Bucket
+from .relayed import is_relayed
+
+RESERVATION_S: Final = 1800.0
+ASK_S: Final = 10.0
+"""How long either side may take to say something while a circuit is made."""
+CIRCUIT_IDLE_S: Final = 120.0
+CARRY_BYTES: Final = 64 * 1024
+
+
+class Line(Protocol):
+    """Implemented by `peer.network.pacing.Pacing`."""
+
+    async def carry(self, num_bytes: int) -> None:
+        """Wait until bytes of others may go over our line."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayStatistics:
+    """What the relay does now, and has done since the start."""
+
+    reservations: int
+    circuits: int
+    carried_bytes: int
+    refused: int
+
+
+class Relay:
+    """See the top of the file.
+
+    Args:
+        network: its streams are not paced, since p2pd counts what circuits carry for itself.
+        offers: whether we can be of use to others now.
+        mbps: how fast all circuits together may go; 0 is no relay.
+        wall_time_s: for the expiry that we tell.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        line: Line,
+        *,
+        offers: Callable[[], bool],
+        mbps: float,
+        wall_time_s: Callable[[], float],
+    ) -> None:
+        self._network = network
+        self._line = line
+        self._offers = offers
+        self._mbps = mbps
+        self._wall_time_s = wall_time_s
+        self._bucket = Bucket(max(1.0, mbps * 1e6 / 8))
+        self._reserved_until_s: dict[PeerId, float] = {}
+        self._circuits: Counter[PeerId] = Counter()
+        self._carried_bytes = 0
+        self._refused = 0
+
+    def __repr__(self) -> str:
+        return f"<Relay {self.statistics()}>"
+
+    def statistics(self) -> RelayStatistics:
+        """Now, and since the start."""
+        self._forget_expired()
+        return RelayStatistics(
+            len(self._reserved_until_s),
+            self._circuits.total(),
+            self._carried_bytes,
+            self._refused,
+        )
+
+    async def start(self) -> None:
+        """Serve from now on."""
+        await self._network.serve(HOP, self._serve)
+
+    async def _serve(self, stream: Stream) -> None:
+        with trio.fail_after(ASK_S):
+            request = parse_hop_request(await receive_delimited(stream))
+        if request.kind is HopKind.RESERVE:
+            await self._reserve(stream)
+        else:
+            await self._connect(stream, request.peer)
+
+    # --- reservations -----------------------------------------------------------------------------
+    async def _reserve(self, stream: Stream) -> None:
+        self._forget_expired()
+        status, peer_id = self._reservable(stream), stream.remote_peer_id
+        if status is not CircuitStatus.OK:
+            await self._refuse(stream, status)
+            return
+        self._reserved_until_s[peer_id] = trio.current_time() + RESERVATION_S
+        await stream.send_all(hop_answer(status, int(self._wall_time_s() + RESERVATION_S)))
+
+    def _reservable(self, stream: Stream) -> CircuitStatus:
+        if not self._mbps or not self._offers() or is_relayed(stream.remote_address):
+            return CircuitStatus.PERMISSION_DENIED
+        known = stream.remote_peer_id in self._reserved_until_s
+        if not known and len(self._reserved_until_s) >= MAX_RESERVATIONS:
+            return CircuitStatus.RESERVATION_REFUSED
+        return CircuitStatus.OK
+
+    def _forget_expired(self) -> None:
+        now_s = trio.current_time()
+        kept = {peer: s for peer, s in self._reserved_until_s.items() if s > now_s}
+        self._reserved_until_s = kept
+
+    async def _refuse(self, stream: Stream, status: CircuitStatus) -> None:
+        self._refused += 1
+        await stream.send_all(hop_answer(status))
+
+    # --- circuits ---------------------------------------------------------------------------------
+    async def _connect(self, stream: Stream, target: bytes) -> None:
+        source = stream.remote_peer_id
+        status = self._connectable(stream, target)
+        if status is not CircuitStatus.OK:
+            await self._refuse(stream, status)
+            return
+        self._circuits[source] += 1
+        try:
+            onward = await self._reach(source, peer_id_from_bytes(target))
+            if onward is None:
+                await self._refuse(stream, CircuitStatus.CONNECTION_FAILED)
+                return
+            try:
+                await stream.send_all(hop_answer(status))
+                await self._carry_both(stream, onward)
+            finally:
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+                    await onward.aclose()
+        finally:
+            self._circuits[source] -= 1
+            self._circuits += Counter()  # drops those at zero
+
+    def _connectable(self, stream: Stream, target: bytes) -> CircuitStatus:
+        self._forget_expired()
+        if not self._mbps or is_relayed(stream.remote_address):
+            return CircuitStatus.PERMISSION_DENIED
+        if peer_id_from_bytes(target) not in self._reserved_until_s:
+            return CircuitStatus.NO_RESERVATION
+        full = self._circuits.total() >= MAX_CIRCUITS
+        if full or self._circuits[stream.remote_peer_id] >= MAX_CIRCUITS_PER_PEER:
+            return CircuitStatus.RESOURCE_LIMIT_EXCEEDED
+        return CircuitStatus.OK
+
+    async def _reach(self, source: PeerId, target: PeerId) -> Stream | None:
+        """A stream to the peer behind us, which has agreed; None where that failed."""
+        onward = None
+        try:
+            with trio.fail_after(ASK_S):
+                onward = await self._network.open_stream(target, STOP)
+                await onward.send_all(stop_request(peer_id_to_bytes(source)))
+                if parse_stop_answer(await receive_delimited(onward)) == CircuitStatus.OK:
+                    return onward
+        except (LocoError, trio.TooSlowError):
+            pass
+        if onward is not None:
+            await onward.aclose()
+        return None
+
+    async def _carry_both(self, one: Stream, other: Stream) -> None:
+        """Carry bytes both ways until either side ends, or a limit is reached."""
+        meter = _Meter()
+        async with trio.open_nursery() as nursery:
+
+            async def one_way(source: Stream, sink: Stream) -> None:
+                await self._carry(source, sink, meter)
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(one_way, one, other)
+            nursery.start_soon(one_way, other, one)
+            with trio.move_on_after(CIRCUIT_S):
+                await meter.idle()
+            nursery.cancel_scope.cancel()
+
+    async def _carry(self, source: Stream, sink: Stream, meter: "_Meter") -> None:
+        while data := await source.receive_some(CARRY_BYTES):
+            meter.passed(len(data))
+            if meter.num_bytes > CIRCUIT_BYTES:
+                return
+            await self._bucket.turn(len(data))
+            await self._line.carry(len(data))
+            await sink.send_all(data)
+            self._carried_bytes += len(data)
+
+
+class _Meter:
+    """What one circuit has carried, and when it last did."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._last_s = trio.current_time()
+
+    def __repr__(self) -> str:
+        return f"<_Meter {self.num_bytes} bytes>"
+
+    def passed(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        self._last_s = trio.current_time()
+
+    async def idle(self) -> None:
+        """Wait until nothing has passed for CIRCUIT_IDLE_S."""
+        while trio.current_time() < self._last_s + CIRCUIT_IDLE_S:  # noqa: ASYNC110 - no event
+            await trio.sleep_until(self._last_s + CIRCUIT_IDLE_S)
+
+
+async def reserve(network: Network, relay: PeerId) -> float:
+    """Reserve a place at a relay; for how many seconds it lasts.
+
+    Raises:
+        LocoError: the relay cannot be reached, or refuses.
+    """
+    stream = await network.open_stream(relay, HOP)
+    try:
+        with trio.fail_after(ASK_S):
+            await stream.send_all(reserve_request())
+            answer = parse_hop_answer(await receive_delimited(stream))
+    except trio.TooSlowError:
+        raise RemoteProtocolError(f"{relay} does not answer as a relay") from None
+    finally:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+            await stream.aclose()
+    if answer.status != CircuitStatus.OK:
+        raise LocoError(f"{relay} does not relay for us (status {answer.status})")
+    return RESERVATION_S

@@ -1,0 +1,104 @@
+"""What `loco-peer doctor` says of what it has seen."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from peer.cli import doctor
+from peer.cli.app import app
+from peer.cli.doctor_machine import MIN_DISK_BYTES, disk_finding, machine_findings
+from peer.cli.doctor_network import MAX_CLOCK_OFFSET_S, docker_line, network_findings
+from peer.daemon.examination import Examination, Met
+from peer.observe.findings import Finding, Health, is_well, lines_of
+from protocol.membership.dial_back import NatKind, Reach
+
+OUTER = "/ip4/8.8.8.8/tcp/31337"
+GOOD = Met("a:1", None, "12D3a", "loco-peer 0.1.0", 0.1, 0.02, relays=True, bytes_per_s=1e8)
+SEEN = Examination(31337, (GOOD,), Reach.YES, NatKind.NONE, (OUTER,), ("8.8.8.8",))
+
+
+def found(seen: Examination) -> dict[str, Finding]:
+    return {finding.subject: finding for finding in network_findings(seen)}
+
+
+def test_all_is_well() -> None:
+    findings = found(SEEN)
+    assert {finding.health for finding in findings.values()} == {Health.WELL}
+    assert OUTER in findings["dial-back"].says
+    assert "800 Mbit/s" in findings["bandwidth"].says
+
+
+def test_who_answers_nowhere_fails() -> None:
+    findings = found(replace(SEEN, met=(Met("b:2", "dial: cannot connect to b:2"),)))
+    assert list(findings) == ["peer"]
+    assert not is_well(findings.values())
+    assert "cannot connect" in findings["peer"].says
+
+
+def test_who_cannot_be_dialled_needs_a_relay() -> None:
+    hidden = replace(SEEN, reach=Reach.NO, nat=NatKind.SYMMETRIC, working=())
+    findings = found(hidden)
+    assert findings["dial-back"].health is Health.NOTE
+    assert "forward 31337/tcp" in findings["dial-back"].cure
+    assert "8.8.8.8" in findings["dial-back"].says
+    assert findings["relay"].says == "1 of 1 would relay for us"
+    assert is_well(findings.values())
+    without = found(replace(hidden, met=(replace(GOOD, relays=False),)))
+    assert without["relay"].health is Health.ILL
+
+
+@pytest.mark.parametrize("ahead_s", [-2 * MAX_CLOCK_OFFSET_S, 2 * MAX_CLOCK_OFFSET_S])
+def test_a_wrong_clock_is_told(ahead_s: float) -> None:
+    clock = found(replace(SEEN, met=(replace(GOOD, ahead_s=ahead_s),)))["clock"]
+    assert clock.health is Health.NOTE
+    assert "4.0 s" in clock.says
+    assert ("behind" in clock.says) == (ahead_s < 0)
+
+
+def test_a_slow_line_is_told() -> None:
+    assert found(replace(SEEN, met=(replace(GOOD, bytes_per_s=1e5),)))["bandwidth"].cure
+    unknown = found(replace(SEEN, met=(replace(GOOD, bytes_per_s=None),)))["bandwidth"]
+    assert unknown.health is Health.NOTE
+
+
+def test_a_full_disk_fails() -> None:
+    assert disk_finding(Path("/home"), MIN_DISK_BYTES).health is Health.WELL
+    assert disk_finding(Path("/home"), MIN_DISK_BYTES - 1).health is Health.ILL
+
+
+def test_the_line_for_a_container() -> None:
+    assert docker_line(5, ("a:1", "b:2"), "8.8.8.8", gpu=True) == (
+        "docker run --gpus all -v loco:/data -p 5:5 loco-peer join --bootstrap a:1 --bootstrap b:2"
+        " --listen 0.0.0.0:5 --announce 8.8.8.8:5"
+    )
+    assert "--gpus" not in docker_line(5, (), None, gpu=False)
+
+
+def test_lines_show_what_to_do() -> None:
+    lines = list(lines_of([Finding("disk", Health.ILL, "full", "free some")]))
+    assert lines[0].split() == ["FAIL", "disk", "full"]
+    assert lines[1].split() == ["->", "free", "some"]
+
+
+@pytest.mark.parametrize(("reachable", "relays", "code"), [("no", [], 1), ("no", ["12D3a"], 0)])
+def test_of_a_running_peer(
+    reachable: str, relays: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reach = {"reachable": reachable, "v4": reachable, "v6": "unknown", "nat": "cone"}
+    reach |= {"answers": 2, "observed": ["8.8.8.8"], "relays": relays}  # type: ignore[dict-item]
+
+    async def status(*_: object) -> dict[str, object]:
+        return {"reach": reach, "peers": [1], "state": "training", "doing": "training"}
+
+    monkeypatch.setattr(doctor, "_status", status)
+    monkeypatch.setattr(doctor, "machine_findings", lambda _: [])
+    done = CliRunner().invoke(app, ["doctor", "--home", str(tmp_path)])
+    assert done.exit_code == code, done.output
+    assert "--announce 8.8.8.8:31337" in done.output
+
+
+def test_this_machine_is_looked_at(tmp_path: Path) -> None:
+    subjects = [finding.subject for finding in machine_findings(tmp_path / "not" / "there")]
+    assert subjects == ["versions", "p2pd", "disk", "memory", "GPU"]
