@@ -1,0 +1,338 @@
+"""When checkpoints are written, and what goes into them.
+
+    between two rounds, if it is time:
+      wait a moment for averages under way     a peer alone has none; then the checkpoint is exact
+      the trainer writes its part              training stands still, for a copy to system memory
+      the outer vectors are copied             by a thread, at the same time
+      the next round is trained                meanwhile digests, fsync, rename, removal of old ones
+
+Where averages are under way for longer, the outer vectors are copied first: the trainer's part may
+then hold a move that they lack, which is as if the round had been longer; the other way round a
+move would be lost.
+
+The first is written after the first round, so that a run is never founded twice.
+
+A checkpoint that cannot be written costs nothing but itself: it is told, and tried again soon.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from peer.averaging.parts import Averaging
+from peer.observe.checkpoint_metrics import CheckpointOutcome
+from peer.observe.event_names import EventName
+from peer.observe.events import EventLog
+from peer.observe.facts import Facts
+from peer.ports import Work
+from peer.rounds.way import TrainerLine, Way
+from peer.state.checkpoints import (
+    TRAINER_FILE,
+    Checkpoint,
+    CheckpointStore,
+    Manifest,
+    write_outer,
+)
+from peer.state.held_part import HeldPart
+from peer.state.uploads import UploadFailed, Uploads
+from peer.training.messages import Keep, Kept, Load
+
+SETTLE_S: Final = 1.0
+"""How long averages under way are waited for, so that a checkpoint is exact."""
+KEEP_S: Final = 300.0
+"""How long the trainer may take to write its part."""
+RETRY_S: Final = 60.0
+"""After a checkpoint that could not be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPlan:
+    """Where checkpoints go, and how often.
+
+    Attributes:
+        every_s: 0 writes one at the end alone, and when the peer leaves.
+        version: of loco-peer.
+        uploads: where copies go; None where there are none.
+    """
+
+    store: CheckpointStore
+    every_s: float
+    version: str
+    uploads: Uploads | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GoOn:
+    """What the first trainer goes on from.
+
+    Attributes:
+        with_weights: the fast weights too.
+    """
+
+    kept: Path
+    with_weights: bool
+
+
+class NoCheckpoints:
+    """A peer that keeps none. Implements `peer.rounds.checkpoints.Checkpoints`."""
+
+    def __repr__(self) -> str:
+        return "<NoCheckpoints>"
+
+    def go_on_from(self, kept: GoOn) -> None:
+        """There is never anything to go on from."""
+
+    def load(self, version: int) -> Load:
+        """The slow weights alone."""
+        return Load(version)
+
+    def began(self, line: TrainerLine) -> None:
+        """Nothing to do."""
+
+    async def between_rounds(self, way: Way) -> None:
+        """Nothing to do."""
+
+    async def write(self, way: Way) -> None:
+        """Nothing to do."""
+
+    def took(self, kept: Kept) -> None:
+        """Nothing to do."""
+
+    def died(self) -> None:
+        """Nothing to do."""
+
+    async def run(self, averaging: Averaging) -> None:
+        """Nothing to do."""
+
+
+class Checkpointing:
+    """See the top of the file. Implements `peer.rounds.checkpoints.Checkpoints`.
+
+    Args:
+        held: what the checkpoints are of.
+        wall_time_s: the time that is written into them.
+    """
+
+    def __init__(
+        self,
+        plan: CheckpointPlan,
+        held: HeldPart,
+        *,
+        facts: Facts,
+        events: EventLog,
+        work: Work,
+        wall_time_s: Callable[[], float],
+    ) -> None:
+        self._plan = plan
+        self._held = held
+        self._facts = facts
+        self._events = events
+        self._work = work
+        self._wall_time_s = wall_time_s
+        self._due_s = trio.current_time() if plan.every_s else math.inf
+        self._averaging: Averaging | None = None
+        self._line: TrainerLine | None = None
+        self._go_on: GoOn | None = None
+        self._asked: _Asked | None = None
+        self._idle = trio.Event()
+        self._idle.set()
+        self._uploading = False
+        self._nursery: trio.Nursery | None = None
+
+    def __repr__(self) -> str:
+        return f"<Checkpointing to {self._plan.store!r}>"
+
+    def go_on_from(self, kept: GoOn) -> None:
+        """What the first trainer loads."""
+        self._go_on = kept
+
+    async def run(self, averaging: Averaging) -> None:
+        """Checkpoint this state until cancelled."""
+        self._averaging = averaging
+        async with trio.open_nursery() as self._nursery:
+            await trio.sleep_forever()
+
+    # --- what the round loop says ---------------------------------------------------------------
+    def load(self, version: int) -> Load:
+        """What was kept, once; a trainer that dies loses its moments."""
+        kept, self._go_on = self._go_on, None
+        return Load(version) if kept is None else Load(version, str(kept.kept), kept.with_weights)
+
+    def began(self, line: TrainerLine) -> None:
+        """A trainer has started."""
+        self._line = line
+
+    def died(self) -> None:
+        """What it was asked for does not come."""
+        self._line = None
+        if self._asked is not None:
+            self._asked.ended.set()
+
+    def took(self, kept: Kept) -> None:
+        """The trainer's part is written, or is not."""
+        if self._asked is not None and kept.path == self._asked.path:
+            self._asked.kept = kept
+            self._asked.ended.set()
+
+    async def between_rounds(self, way: Way) -> None:
+        """Write one, if it is time; the next round need not wait for the disk."""
+        if trio.current_time() < self._due_s or not self._idle.is_set() or self._nursery is None:
+            return
+        draft = await self._copied(way)
+        if draft is not None:
+            self._nursery.start_soon(self._seal, draft)
+
+    async def write(self, way: Way) -> None:
+        """Write one now, to the end."""
+        await self._idle.wait()
+        draft = await self._copied(way)
+        if draft is not None:
+            await self._seal(draft)
+
+    # --- one checkpoint -------------------------------------------------------------------------
+    async def _copied(self, way: Way) -> "_Draft | None":
+        """Copy all that goes into it; None when that could not be done."""
+        line, averaging, every_s = self._line, self._averaging, self._plan.every_s
+        if line is None or averaging is None:
+            return None
+        self._idle = trio.Event()
+        self._due_s = trio.current_time() + (every_s or math.inf)
+        try:
+            return await self._copy(way, line, averaging)
+        except OSError as error:
+            await self._failed(error)
+            return None
+        except BaseException:
+            self._idle.set()
+            raise
+
+    async def _copy(self, way: Way, line: TrainerLine, averaging: Averaging) -> "_Draft":
+        started_s, facts, group = trio.current_time(), self._facts, self._held.group
+        folder = await self._work.run(self._plan.store.begin, averaging.slow_P.size)
+        with trio.move_on_after(SETTLE_S) as waiting:
+            await way.wait_settled()
+        round_ = averaging.round
+        asked = self._asked = _Asked(str(folder / TRAINER_FILE))
+        if not waiting.cancelled_caught:
+            await line.send(Keep(asked.path))
+        await self._work.run(write_outer, folder, averaging.slow_P, averaging.momentum_P)
+        if waiting.cancelled_caught:
+            await line.send(Keep(asked.path))
+        with trio.move_on_after(KEEP_S):
+            await asked.ended.wait()
+        kept = asked.outcome()
+        manifest = Manifest(
+            run_id=group.run_id,
+            part=group.part,
+            layout_digest=self._held.shape.layout_digest,
+            padded_parameters=averaging.slow_P.size,
+            round=round_,
+            step=kept.step,
+            epoch=kept.epoch,
+            position=kept.position,
+            debt=facts.debt,
+            tokens=facts.earlier_tokens + facts.tokens + kept.tokens,
+            over=facts.over,
+            written_s=self._wall_time_s(),
+            version=self._plan.version,
+            files={},
+        )
+        return _Draft(folder, manifest, started_s, trio.current_time() - started_s)
+
+    async def _seal(self, draft: "_Draft") -> None:
+        """Make it a checkpoint, and tell."""
+        try:
+            sealed = await self._work.run(self._plan.store.seal, draft.folder, draft.manifest)
+        except OSError as error:
+            await self._failed(error)
+            return
+        finally:
+            self._idle.set()
+        self._facts.checkpoints[CheckpointOutcome.WRITTEN] += 1
+        self._facts.checkpoint_at_s = trio.current_time()
+        self._events.emit(
+            EventName.CHECKPOINT_WRITTEN,
+            path=str(sealed.path),
+            round=sealed.manifest.round,
+            step=int(sealed.manifest.step),
+            bytes=sum(file.bytes for file in sealed.manifest.files.values()),
+            stalled_s=draft.stalled_s,
+            seconds=trio.current_time() - draft.started_s,
+        )
+
+        if self._plan.uploads is not None and self._nursery is not None:
+            self._nursery.start_soon(self._upload, sealed, self._plan.uploads)
+
+    async def _upload(self, sealed: Checkpoint, uploads: Uploads) -> None:
+        """Copy it elsewhere; while one copy is under way, later checkpoints are not copied."""
+        if self._uploading:
+            return
+        self._uploading, started_s = True, trio.current_time()
+        try:
+            where = await self._work.run(uploads.copy, sealed)
+        except UploadFailed as error:
+            self._events.emit(EventName.CHECKPOINT_FAILED, detail=str(error))
+            self._facts.checkpoints[CheckpointOutcome.NOT_COPIED] += 1
+        else:
+            seconds = trio.current_time() - started_s
+            self._facts.checkpoints[CheckpointOutcome.COPIED] += 1
+            self._events.emit(EventName.CHECKPOINT_COPIED, path=where, seconds=seconds)
+        finally:
+            self._uploading = False
+
+    async def _failed(self, error: OSError) -> None:
+        self._due_s = min(self._due_s, trio.current_time() + RETRY_S)
+        self._facts.checkpoints[CheckpointOutcome.FAILED] += 1
+        self._events.emit(EventName.CHECKPOINT_FAILED, detail=str(error))
+        await self._work.run(self._plan.store.discard)
+        self._idle.set()
+
+
+def checkpointing_of(
+    plan: CheckpointPlan | None,
+    held: HeldPart,
+    *,
+    facts: Facts,
+    events: EventLog,
+    work: Work,
+    wall_time_s: Callable[[], float],
+) -> Checkpointing | NoCheckpoints:
+    """What writes checkpoints of this part of the model; arguments as for `Checkpointing`."""
+    if plan is None:
+        return NoCheckpoints()
+    return Checkpointing(plan, held, facts=facts, events=events, work=work, wall_time_s=wall_time_s)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What the trainer was asked to write, and what it said."""
+
+    path: str
+    ended: trio.Event = field(default_factory=trio.Event)
+    kept: Kept | None = None
+
+    def outcome(self) -> Kept:
+        """What it said. Raises OSError: it has not written its part."""
+        if self.kept is None:
+            raise OSError("the trainer ended, or took too long, before it had written its part")
+        if self.kept.error is not None:
+            raise OSError(self.kept.error)
+        return self.kept
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """Copied, and not yet on the disk.
+
+    Attributes:
+        stalled_s: for how long no round was trained.
+    """
+
+    folder: Path
+    manifest: Manifest
+    started_s: float
+    stalled_s: float

@@ -1,0 +1,64 @@
+"""What a peer is put together from, and what is particular to it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from peer.network.pacing import Pacing
+from peer.observe.events import EventLog
+from peer.observe.facts import Facts
+from peer.ports import Directory, Network, Work
+from peer.rounds.timing import RoundTiming
+from peer.state.acquaintances import Acquaintances
+from protocol.membership.records import Sign
+from protocol.membership.view import Roster
+from protocol.run.signed_spec import SignedSpec
+
+from .checkpointing import CheckpointPlan
+from .entry import CheckSpec
+from .links import Links
+from .sources import Sources
+from .standing import Standing
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSettings:
+    """What is particular to this peer.
+
+    Attributes:
+        on_ready: called once, as soon as others can join through us.
+        check_spec: raises when this peer's options do not fit the run.
+        bind_run: makes the home one of this run; raises when it is another's.
+        keeps_stage: whether it holds its stage of a pipeline whatever happens.
+        checkpoints: where they go, and how often; None keeps none.
+        max_corpus_bytes: of the disk that pieces of the corpus may take; None for no limit.
+    """
+
+    state_dir: Path
+    exit_when_done: bool
+    grace_s: float
+    on_ready: Callable[[], None]
+    check_spec: CheckSpec
+    bind_run: Callable[[SignedSpec], None]
+    observe_round: Callable[[RoundTiming], None]
+    keeps_stage: bool = False
+    checkpoints: CheckpointPlan | None = None
+    max_corpus_bytes: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PeerParts:
+    """What a peer is put together from."""
+
+    network: Network
+    pacing: Pacing
+    directory: Directory
+    work: Work
+    sources: Sources
+    facts: Facts
+    roster: Roster
+    links: Links
+    events: EventLog
+    sign: Sign
+    standing: Standing
+    acquaintances: Acquaintances

@@ -1,0 +1,228 @@
+"""How a peer comes back to the run of its home: with the others, or from its own checkpoint.
+
+    Returning    the entry: run spec and data are here, and nobody need be there
+    Returned     the beginning: the state of others that train, or our newest good checkpoint
+
+Who leads where all come back at once stands in protocol/membership/returning.py.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from peer.observe.event_names import EventName
+from peer.observe.events import EventLog
+from peer.observe.status import PeerState
+from peer.ports import Work
+from peer.state.checkpoints import Checkpoint, CheckpointStore
+from peer.state.fetching import BlobSource
+from peer.training.tensor_file import FileUnusable
+from protocol.errors import LocoError, Refused
+from protocol.membership.group import Group
+from protocol.membership.returning import Course, choose_course
+from protocol.outcomes import RefusalReason
+from protocol.run.run_spec import RunSpec
+from protocol.run.signed_spec import SignedSpec
+from protocol.run.stages import stage_of_part
+
+from .beginning import Arrival, Fetched, FirstState
+from .checkpointing import GoOn
+from .entry import CheckSpec
+from .hello import Greeter
+from .joining import Bootstrap
+from .peer_parts import PeerParts
+from .provision import ChosenStage, Provision, Supplies
+from .stage_choice import StageChoice
+
+LOOK_S: Final = 0.5
+"""How often a peer that is back looks who else is."""
+
+
+class OwnCheckpoints:
+    """The checkpoints of this home that fit the run, and what is wrong with the others."""
+
+    def __init__(self, store: CheckpointStore, work: Work, events: EventLog) -> None:
+        self._store = store
+        self._work = work
+        self._events = events
+
+    def __repr__(self) -> str:
+        return f"<OwnCheckpoints in {self._store!r}>"
+
+    async def newest(self, run_id: str) -> Checkpoint | None:
+        """The newest of this run whose files are what its manifest says; each other is told."""
+        found, refused = await self._work.run(self._newest, run_id)
+        for path, why in refused:
+            self._events.emit(EventName.CHECKPOINT_REFUSED, path=str(path), detail=why)
+        return found
+
+    def _newest(self, run_id: str) -> tuple[Checkpoint | None, list[tuple[Path, str]]]:
+        refused = list[tuple[Path, str]]()
+
+        def refuse(path: Path, why: str) -> None:
+            refused.append((path, why))
+
+        for checkpoint in self._store.newest_first(refuse):
+            if checkpoint.manifest.run_id != run_id:
+                refuse(checkpoint.path, f"it is of run {checkpoint.manifest.run_id}")
+                continue
+            try:
+                checkpoint.verify()
+            except FileUnusable as error:
+                refuse(checkpoint.path, str(error))
+            else:
+                return checkpoint, refused
+        return None, refused
+
+
+class NoSource:
+    """Nobody to fetch from: what is not here is not to be had. Implements `BlobSource`."""
+
+    async def blob(self, digest: str) -> bytes:
+        """Raises Refused."""
+        await trio.lowlevel.checkpoint()
+        raise Refused(RefusalReason.UNAVAILABLE, f"blob {digest} is not in this home")
+
+
+class Returning:
+    """The run that this home belongs to.
+
+    Args:
+        signed: the run spec, as the home has kept it.
+        bootstrap: tries the addresses that the user gave; None when there are none.
+        stages: says which stage of a pipeline is to be held where no checkpoint does.
+    """
+
+    def __init__(
+        self,
+        signed: SignedSpec,
+        own: OwnCheckpoints,
+        bootstrap: Bootstrap | None,
+        *,
+        parts: PeerParts,
+        greeter: Greeter,
+        provision: Provision,
+        stages: StageChoice,
+    ) -> None:
+        self._signed = signed
+        self._own = own
+        self._bootstrap = bootstrap
+        self._parts = parts
+        self._greeter = greeter
+        self._provision = provision
+        self._stages = stages
+
+    def __repr__(self) -> str:
+        return f"<Returning to {self._signed.run_id}>"
+
+    async def enter(self, check_spec: CheckSpec) -> tuple[SignedSpec, Supplies]:
+        """Say how far our checkpoint is, and get data and model ready, from here if they are."""
+        signed, facts = self._signed, self._parts.facts
+        spec, facts.run_id = signed.spec(), signed.run_id
+        self._parts.standing.door.entered(signed)
+        check_spec(spec)
+        facts.now_doing("looking for the others of the run", PeerState.RETURNING)
+        since_s, own = trio.current_time(), await self._own.newest(signed.run_id)
+        if own is not None and self._stages.given in (None, stage_of_part(own.manifest.part)):
+            facts.chosen = Group(signed.run_id, own.manifest.part)
+            facts.nominal_step = own.manifest.step
+        else:
+            own = None
+        for peer_id, addresses in (
+            await self._parts.work.run(self._parts.acquaintances.read)
+        ).items():
+            self._parts.roster.introduced(trio.current_time(), peer_id, addresses)
+        supplies = await self._supplies(spec, own)
+        if own is not None:
+            supplies = replace(supplies, beginning=Returned(own, self._parts.work, since_s))
+        return signed, supplies
+
+    async def keep_looking(self) -> None:
+        """Enter the swarm by the addresses that the user gave, however long that takes.
+
+        Raises:
+            Refused: it does not want us, and trying again cannot change that.
+        """
+        if self._bootstrap is not None:
+            _, hello = await self._bootstrap.enter()
+            self._greeter.correct_clock()
+            await self._parts.directory.add_peers(hello.addresses)
+
+    async def _supplies(self, spec: RunSpec, own: Checkpoint | None) -> Supplies:
+        async def choose_stage() -> ChosenStage:
+            stage = None if own is None else stage_of_part(own.manifest.part)
+            if stage is None:
+                return await self._stages.choose(spec, self._signed.run_id)
+            return ChosenStage(stage, has_holders=True, is_trained=True)
+
+        async def obtain(source: BlobSource) -> Supplies:
+            return await self._provision.obtain(spec, source, choose_stage)
+
+        try:
+            return await obtain(NoSource())
+        except Refused:
+            self._parts.facts.now_doing("fetching the data")
+            return await self._parts.sources.fetch(obtain, self._parts.roster)
+
+
+class Returned:
+    """The state of others that train, or that of our own checkpoint. Implements `Beginning`.
+
+    Args:
+        own: its files are what its manifest says.
+        since_s: since when we are back.
+    """
+
+    ages = True
+
+    def __init__(self, own: Checkpoint, work: Work, since_s: float) -> None:
+        self._own = own
+        self._work = work
+        self._since_s = since_s
+
+    def __repr__(self) -> str:
+        return f"<Returned with {self._own.path.name}>"
+
+    async def take(self, arrival: Arrival) -> FirstState:
+        """Look who else is back until it is clear who leads, and follow, or lead."""
+        facts, manifest = arrival.facts, self._own.manifest
+        facts.now_doing("looking who else is back")
+        own = (int(manifest.step), facts.peer_id)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(arrival.meet)
+            while True:
+                others = arrival.held.view.alive(trio.current_time())
+                course = choose_course(own, others, trio.current_time() - self._since_s)
+                if course is not Course.WAIT:
+                    break
+                await trio.sleep(LOOK_S)
+            nursery.cancel_scope.cancel()
+        return await (Fetched().take(arrival) if course is Course.FOLLOW else self._lead(arrival))
+
+    async def _lead(self, arrival: Arrival) -> FirstState:
+        own, facts = self._own, arrival.facts
+        manifest = own.manifest
+        facts.now_doing(f"going on from the checkpoint of step {int(manifest.step)}")
+        try:
+            await self._work.run(own.fill, arrival.slow_P, arrival.momentum_P)
+        except FileUnusable as error:
+            raise LocoError(f"{own.path}: {error}; start again: the one before is tried") from error
+        facts.earlier_tokens = manifest.tokens
+        arrival.events.emit(
+            EventName.RUN_RESUMED,
+            path=str(own.path),
+            round=manifest.round,
+            step=int(manifest.step),
+            tokens=manifest.tokens,
+        )
+        return FirstState(
+            manifest.round,
+            manifest.step,
+            manifest.epoch,
+            manifest.position,
+            debt=manifest.debt,
+            over=manifest.over and manifest.step >= arrival.spec.total_steps_at(manifest.step),
+            go_on=GoOn(own.trainer_file, with_weights=True),
+        )

@@ -1,0 +1,67 @@
+"""Which stage of a pipeline a newcomer holds: the one that needs it most, unless it is given."""
+
+from typing import Final
+
+import blake3
+import trio
+
+from peer.observe.facts import Facts
+from peer.stages.company import StageCompany
+from protocol.membership.group import Group
+from protocol.membership.view import Roster
+from protocol.run.assignment import needed_stage
+from protocol.run.run_spec import RunSpec
+from protocol.run.stages import part_of_stage
+
+from .provision import ChosenStage
+
+LOOK_AROUND_S: Final = 2.0
+"""For how long a newcomer to a pipeline listens before it chooses a stage: its first link has told
+it of all others, and they beat every second."""
+LATECOMERS: Final = 2
+"""The longest listening lasts so many times longer."""
+
+
+class StageChoice:
+    """See the top of the file.
+
+    Args:
+        given: the stage that this machine shall hold; None chooses.
+
+    Attributes:
+        given: the same.
+    """
+
+    def __init__(self, facts: Facts, roster: Roster, given: int | None = None) -> None:
+        self._facts = facts
+        self._roster = roster
+        self.given = given
+
+    def __repr__(self) -> str:
+        return f"<StageChoice, given {self.given}>"
+
+    async def choose(self, spec: RunSpec, run_id: str) -> ChosenStage:
+        """Listen, choose, and let all know.
+
+        Newcomers that come together listen for different times, so that the later ones hear what
+        the earlier ones have chosen.
+        """
+        facts, stages = self._facts, spec.pipeline.stages
+        facts.now_doing("looking which stage needs a peer")
+        await trio.sleep(LOOK_AROUND_S * (1 + LATECOMERS * _share(facts.peer_id)))
+        company = StageCompany(self._roster, run_id, stages, facts.peer_id)
+        holders = [len(others) for others in company.holders()]
+        needed = needed_stage(holders, spec.pipeline.num_visited)
+        stage = needed if self.given is None else self.given
+        facts.chosen = Group(run_id, part_of_stage(stage))
+        alive = self._roster.alive(trio.current_time())
+        return ChosenStage(
+            stage,
+            has_holders=holders[stage] > 0,
+            is_trained=any(member.progress.step for member in alive),
+        )
+
+
+def _share(peer_id: str) -> float:
+    """A number in [0, 1) that is a peer's own."""
+    return int.from_bytes(blake3.blake3(peer_id.encode()).digest(length=4), "big") / 2**32

@@ -1,0 +1,274 @@
+"""Checkpoints in the home: what a peer goes on from when all processes have died.
+
+    checkpoints/
+      000041-step-2050/       one checkpoint; the highest number is the newest
+        outer.safetensors     slow weights and outer momentum, fp32 [P]
+        trainer.safetensors   fast weights and the optimizer's moments (peer/training/kept.py)
+        manifest.json         where it stands, and size and blake3 digest of each file
+      .partial/               one that is being written
+
+Rules
+  1. A checkpoint is written aside, fsynced and renamed, the manifest last of its files: what has
+     its name is whole. One that was torn all the same, or changed, does not match its manifest: it
+     is refused, and the one before it is used.
+  2. `keep` checkpoints are kept, and fewer where they would take more than `max_bytes`; the newest
+     is never removed, nor is an older one before a newer is whole.
+  3. Nothing is begun that the disk has no room for.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import blake3
+import numpy as np
+import torch
+from annotated_types import Ge
+from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, ValidationError
+
+from peer.training.ports import Float32Vector
+from peer.training.tensor_file import FileUnusable, TensorFile, write_tensors
+
+from .durable import sync_folder
+from .home import replace_file
+
+OUTER_FILE: Final = "outer.safetensors"
+TRAINER_FILE: Final = "trainer.safetensors"
+MANIFEST_FILE: Final = "manifest.json"
+MANIFEST_FORM: Final = 1
+MAX_MANIFEST_BYTES: Final = 1 << 16
+SLOW: Final = "slow"
+MOMENTUM: Final = "momentum"
+BYTES_PER_PARAMETER: Final = 20
+"""Slow weights, outer momentum, fast weights and two moments, fp32."""
+SPARE_BYTES: Final = 64 << 20
+"""What a disk must have beside a checkpoint: others write there too."""
+_PARTIAL: Final = ".partial"
+
+
+class NoRoom(OSError):
+    """The disk has no room for a checkpoint."""
+
+
+class FileDigest(BaseModel):
+    """A file of a checkpoint."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    bytes: NonNegativeInt
+    blake3: str
+
+
+class Manifest(BaseModel):
+    """Where a checkpoint stands, and what its files are.
+
+    Attributes:
+        part: of the model, that it is of (protocol/membership/group.py).
+        round: of the last outer step in it; -1 before the first.
+        step: the nominal step.
+        epoch, position: where the data stands (protocol/schedule/data_plan.py).
+        debt: nominal steps that rounds have trained more than their lengths
+            (protocol/schedule/own_rounds.py).
+        tokens: trained by this peer in all its lives.
+        over: the run was over.
+        written_s: wall time.
+        version: of loco-peer.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    form: int = MANIFEST_FORM
+    run_id: str
+    part: str
+    layout_digest: str
+    padded_parameters: NonNegativeInt
+    round: int
+    step: Annotated[FiniteFloat, Ge(0)]
+    epoch: NonNegativeInt
+    position: NonNegativeInt
+    debt: FiniteFloat
+    tokens: NonNegativeInt
+    over: bool
+    written_s: float
+    version: str
+    files: dict[str, FileDigest]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One that is whole, as far as its manifest says."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def trainer_file(self) -> Path:
+        """Where the trainer's part is."""
+        return self.path / TRAINER_FILE
+
+    def verify(self) -> None:
+        """Hold the files against the manifest.
+
+        Raises:
+            FileUnusable: one is torn or changed; the message says which.
+        """
+        for name, digest in self.manifest.files.items():
+            _check(self.path / name, digest)
+
+    def fill(self, slow_P: Float32Vector, momentum_P: Float32Vector) -> None:
+        """Fill both vectors, fp32 [P]. Raises FileUnusable: they are not there, or not finite."""
+        outer = TensorFile(self.path / OUTER_FILE)
+        for name, vector in ((SLOW, slow_P), (MOMENTUM, momentum_P)):
+            outer.read_into(name, torch.from_numpy(vector))
+            if not np.isfinite(vector).all():
+                raise FileUnusable(f"{name} in {OUTER_FILE} holds values that are not finite")
+
+
+class CheckpointStore:
+    """The checkpoints of one home. Blocking; see the top of the file.
+
+    Args:
+        max_bytes: of all of them together; None for no bound.
+    """
+
+    def __init__(self, directory: Path, keep: int, max_bytes: float | None = None) -> None:
+        self.directory = directory
+        self._keep = keep
+        self._max_bytes = max_bytes
+
+    def __repr__(self) -> str:
+        return f"<CheckpointStore {self.directory}, keeps {self._keep}>"
+
+    # --- writing --------------------------------------------------------------------------------
+    def begin(self, padded_parameters: int) -> Path:
+        """An empty folder for the files of a new checkpoint. Raises OSError (NoRoom)."""
+        partial = self.directory / _PARTIAL
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        wanted = BYTES_PER_PARAMETER * padded_parameters + SPARE_BYTES
+        free = shutil.disk_usage(partial).free
+        if free < wanted:
+            raise NoRoom(
+                f"a checkpoint needs {wanted >> 20} MiB in {self.directory}, and {free >> 20} MiB"
+                " are free; make room, or keep fewer with --checkpoint-keep"
+            )
+        return partial
+
+    def seal(self, partial: Path, manifest: Manifest) -> Checkpoint:
+        """Make what lies in the folder the newest checkpoint, and remove old ones.
+
+        Args:
+            manifest: its `files` are found here.
+
+        Raises:
+            OSError: the disk refused; older checkpoints are as they were.
+        """
+        files = {name: _sealed(partial / name) for name in (OUTER_FILE, TRAINER_FILE)}
+        manifest = manifest.model_copy(update={"files": files})
+        replace_file(partial / MANIFEST_FILE, manifest.model_dump_json(indent=1).encode())
+        number = max((_number(path) for path in self._folders()), default=0) + 1
+        path = self.directory / f"{number:06d}-step-{int(manifest.step)}"
+        partial.rename(path)
+        sync_folder(self.directory)
+        self._remove_old()
+        return Checkpoint(path, manifest)
+
+    def discard(self) -> None:
+        """Remove what is half written."""
+        shutil.rmtree(self.directory / _PARTIAL, ignore_errors=True)
+
+    def _remove_old(self) -> None:
+        folders = self._folders()
+        sizes = {path: _size(path) for path in folders}
+        while len(folders) > 1 and (
+            len(folders) > self._keep
+            or (self._max_bytes is not None and sum(sizes[p] for p in folders) > self._max_bytes)
+        ):
+            shutil.rmtree(folders.pop(0), ignore_errors=True)
+
+    # --- reading --------------------------------------------------------------------------------
+    def newest_first(self, refused: Callable[[Path, str], None]) -> Iterator[Checkpoint]:
+        """What is there, whole as far as the manifests say.
+
+        Args:
+            refused: is told of each folder that is none, and why.
+        """
+        for path in reversed(self._folders()):
+            try:
+                yield Checkpoint(path, _manifest(path))
+            except FileUnusable as error:
+                refused(path, str(error))
+
+    def has_any(self) -> bool:
+        """Whether there is a checkpoint, good or not."""
+        return bool(self._folders())
+
+    def _folders(self) -> list[Path]:
+        """Folders that have the name of a checkpoint, oldest first."""
+        if not self.directory.is_dir():
+            return []
+        named = (path for path in self.directory.iterdir() if _number(path))
+        return sorted(named, key=_number)
+
+
+def write_outer(folder: Path, slow_P: Float32Vector, momentum_P: Float32Vector) -> None:
+    """Copy slow weights and outer momentum, fp32 [P], to their file. Raises OSError.
+
+    No lock is held. A value that an outer step writes meanwhile is the old one or the new one;
+    either is a state that the peer can go on from.
+    """
+    vectors = {SLOW: torch.from_numpy(slow_P), MOMENTUM: torch.from_numpy(momentum_P)}
+    write_tensors(folder / OUTER_FILE, vectors, {})
+
+
+def _manifest(path: Path) -> Manifest:
+    try:
+        with (path / MANIFEST_FILE).open("rb") as file:
+            manifest = Manifest.model_validate(json.loads(file.read(MAX_MANIFEST_BYTES)))
+    except (OSError, ValueError, ValidationError) as error:
+        raise FileUnusable(f"{MANIFEST_FILE}: {error}") from error
+    if manifest.form != MANIFEST_FORM or set(manifest.files) != {OUTER_FILE, TRAINER_FILE}:
+        raise FileUnusable(f"{MANIFEST_FILE} is of form {manifest.form}, not {MANIFEST_FORM}")
+    return manifest
+
+
+def _check(path: Path, expected: FileDigest) -> None:
+    try:
+        found = _digest(path)
+    except OSError as error:
+        raise FileUnusable(f"{path.name}: {error.strerror}") from error
+    if found != expected:
+        raise FileUnusable(
+            f"{path.name} has {found.bytes} bytes and digest {found.blake3[:16]}, the manifest says"
+            f" {expected.bytes} and {expected.blake3[:16]}"
+        )
+
+
+def _digest(path: Path) -> FileDigest:
+    hasher = blake3.blake3(max_threads=1)
+    hasher.update_mmap(path)
+    return FileDigest(bytes=path.stat().st_size, blake3=hasher.hexdigest())
+
+
+def _sealed(path: Path) -> FileDigest:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return _digest(path)
+
+
+def number_of(name: str) -> int:
+    """The number of a checkpoint by its folder's name; 0 for another folder."""
+    digits = name.partition("-step-")[0]
+    return int(digits) if digits.isdecimal() and name != digits else 0
+
+
+def _number(path: Path) -> int:
+    return number_of(path.name)
+
+
+def _size(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.iterdir())

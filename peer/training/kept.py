@@ -1,0 +1,77 @@
+"""What a trainer keeps in a checkpoint: its fast weights and the optimizer's moments, in one file.
+
+Training stands still while it is written, so nothing is waited for but the copy: digest and disk
+are the daemon's business (peer/state/checkpoints.py).
+
+    fast                        theta, [P]
+    exp_avg.N, exp_avg_sq.N     moments of the optimizer's N-th vector; none before its first step
+    own_steps                   since the optimizer was young: for the schedule's warm-up
+    moment_steps                steps that the moments have seen
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol
+
+import torch
+
+from .tensor_file import TensorFile, write_tensors
+from .weights import FastWeights
+
+FAST: Final = "fast"
+OWN_STEPS: Final = "own_steps"
+MOMENT_STEPS: Final = "moment_steps"
+
+
+class KeptOptimizer(Protocol):
+    """An optimizer whose moments are kept (optimizer.py)."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that the moments have seen."""
+
+    def moments(self) -> dict[str, torch.Tensor]:
+        """The moments by name."""
+
+    def take_over(self, num_steps: int, fill: Callable[[str, torch.Tensor], None]) -> None:
+        """Go on from moments that were kept."""
+
+
+class Keeping(Protocol):
+    """A trainer whose weights are kept; without an optimizer there are no moments."""
+
+    @property
+    def model(self) -> FastWeights:
+        """Its fast weights."""
+
+    @property
+    def optimizer(self) -> KeptOptimizer | None:
+        """Its optimizer."""
+
+
+def keep_weights(path: Path, trainer: Keeping, own_steps: int) -> None:
+    """Write fast weights and moments. Raises OSError; what is at `path` is then worth nothing.
+
+    Args:
+        own_steps: for the schedule's warm-up (round_machine.py).
+    """
+    optimizer = trainer.optimizer
+    moments = {} if optimizer is None else optimizer.moments()
+    num_steps = 0 if optimizer is None else optimizer.num_steps
+    metadata = {OWN_STEPS: str(own_steps), MOMENT_STEPS: str(num_steps)}
+    write_tensors(path, {FAST: trainer.model.theta_P, **moments}, metadata)
+
+
+def take_over_weights(path: Path, trainer: Keeping, with_weights: bool) -> int:
+    """Go on from what was kept; returns the own steps. Raises FileUnusable.
+
+    Args:
+        with_weights: the fast weights too; the moments alone where others' weights are better.
+    """
+    kept = TensorFile(path)
+    if with_weights:
+        kept.read_into(FAST, trainer.model.theta_P)
+    num_steps = kept.number(MOMENT_STEPS)
+    if trainer.optimizer is not None and num_steps:
+        trainer.optimizer.take_over(num_steps, kept.read_into)
+    return kept.number(OWN_STEPS)

@@ -1,0 +1,97 @@
+"""Files of fp32 vectors, in the layout of safetensors, so that anybody can read them.
+
+They are written here vector by vector, a tile at a time: the library's writer would first copy all
+of them. They are read with the library, a tile at a time.
+
+    8 bytes     length of the header, little-endian
+    header      JSON: name -> dtype, shape, place; and `__metadata__`; spaces up to a multiple of 8
+    vectors     fp32, little-endian, one after another
+
+Source: https://github.com/huggingface/safetensors (the format).
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+TILE: Final = 1 << 22
+"""Values that are copied at once."""
+_LENGTH_BYTES: Final = 8
+_FLOAT_BYTES: Final = 4
+
+
+class FileUnusable(ValueError):
+    """A file cannot be taken over; the message says why."""
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]
+) -> None:
+    """Write fp32 vectors, wherever they are, to a safetensors file. Raises OSError."""
+    with path.open("wb") as file:
+        file.write(_header(tensors, metadata))
+        for tensor in tensors.values():
+            for tile in tensor.detach().reshape(-1).split(TILE):
+                file.write(tile.cpu().numpy().data)
+
+
+def _header(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
+    places: dict[str, object] = {"__metadata__": dict(metadata)}
+    start = 0
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.float32:
+            raise ValueError(f"{name} is {tensor.dtype}; only fp32 is kept")
+        stop = start + tensor.numel() * _FLOAT_BYTES
+        shape = list(tensor.shape)
+        places[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(places).encode()
+    text = text.ljust(-(-len(text) // _LENGTH_BYTES) * _LENGTH_BYTES)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+
+class TensorFile:
+    """A file that `write_tensors` wrote, for reading."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises FileUnusable when it is none."""
+        self._path = path
+        try:
+            with safe_open(path, "pt") as file:
+                self.metadata: dict[str, str] = file.metadata() or {}
+                self.names = frozenset(file.keys())
+        except (OSError, SafetensorError) as error:
+            raise FileUnusable(f"{path.name} cannot be read: {error}") from error
+
+    def __repr__(self) -> str:
+        return f"<TensorFile {self._path.name}: {sorted(self.names)}>"
+
+    def number(self, name: str) -> int:
+        """A whole number of the metadata. Raises FileUnusable."""
+        text = self.metadata.get(name, "")
+        if not text.isdecimal():
+            raise FileUnusable(f"{name} in {self._path.name} is {text!r}, no whole number")
+        return int(text)
+
+    def read_into(self, name: str, tensor: torch.Tensor) -> None:
+        """Fill a vector, wherever it is. Raises FileUnusable: it is not there, or not like this."""
+        if name not in self.names:
+            raise FileUnusable(f"{self._path.name} has no {name}")
+        with safe_open(self._path, "pt") as file:
+            kept = file.get_slice(name)
+            if kept.get_shape() != list(tensor.shape) or kept.get_dtype() != "F32":
+                raise FileUnusable(
+                    f"{name} in {self._path.name} is {kept.get_dtype()} {kept.get_shape()},"
+                    f" expected F32 {list(tensor.shape)}"
+                )
+            for start, tile in _tiles(tensor):
+                tile.copy_(kept[start : start + tile.numel()])
+
+
+def _tiles(vector: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    for start in range(0, vector.numel(), TILE):
+        yield start, vector[start : start + TILE]

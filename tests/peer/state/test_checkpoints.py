@@ -1,0 +1,168 @@
+"""A checkpoint is whole or refused, and what is kept is bounded."""
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from peer.state import checkpoints as checkpoints_module
+from peer.state.checkpoints import (
+    MANIFEST_FILE,
+    OUTER_FILE,
+    TRAINER_FILE,
+    Checkpoint,
+    CheckpointStore,
+    Manifest,
+    NoRoom,
+    write_outer,
+)
+from peer.training.tensor_file import FileUnusable, write_tensors
+
+P = 64
+MANIFEST = Manifest(
+    run_id="run",
+    part="model",
+    layout_digest="layout",
+    padded_parameters=P,
+    round=3,
+    step=40.5,
+    epoch=1,
+    position=2,
+    debt=0.5,
+    tokens=1000,
+    over=False,
+    written_s=1.0,
+    version="0",
+    files={},
+)
+
+
+def vectors(value: float) -> tuple[np.ndarray, np.ndarray]:
+    return np.full(P, value, np.float32), np.full(P, -value, np.float32)
+
+
+def write(store: CheckpointStore, value: float = 1.0, step: float | None = None) -> Checkpoint:
+    folder = store.begin(P)
+    write_outer(folder, *vectors(value))
+    write_tensors(folder / TRAINER_FILE, {"fast": torch.full((P,), value)}, {})
+    return store.seal(folder, MANIFEST.model_copy(update={"step": value if step is None else step}))
+
+
+def newest_good(store: CheckpointStore) -> tuple[Checkpoint | None, list[str]]:
+    refused: list[str] = []
+    for checkpoint in store.newest_first(lambda path, why: refused.append(f"{path.name}: {why}")):
+        try:
+            checkpoint.verify()
+        except FileUnusable as error:
+            refused.append(f"{checkpoint.path.name}: {error}")
+        else:
+            return checkpoint, refused
+    return None, refused
+
+
+def test_what_was_written_is_read(tmp_path):
+    store = CheckpointStore(tmp_path, keep=3)
+    assert not store.has_any()
+    write(store, 1.0)
+    written = write(store, 2.0)
+    found, refused = newest_good(store)
+    assert (found, refused) == (written, [])
+    assert store.has_any()
+    slow_P, momentum_P = vectors(0.0)
+    written.fill(slow_P, momentum_P)
+    assert (slow_P == 2.0).all()
+    assert (momentum_P == -2.0).all()
+    assert sorted(written.manifest.files) == [OUTER_FILE, TRAINER_FILE]
+
+
+@pytest.mark.parametrize("name", [OUTER_FILE, TRAINER_FILE, MANIFEST_FILE])
+@pytest.mark.parametrize("harm", ["cut", "changed", "gone"])
+def test_of_a_torn_or_changed_one_the_one_before_is_used(tmp_path, name, harm):
+    store = CheckpointStore(tmp_path, keep=3)
+    good, bad = write(store, 1.0), write(store, 2.0)
+    path = bad.path / name
+    data = path.read_bytes()
+    match harm:
+        case "cut":
+            path.write_bytes(data[:-9])
+        case "changed":
+            path.write_bytes(data[:-9] + b"!" + data[-8:])
+        case "gone":
+            path.unlink()
+    found, refused = newest_good(store)
+    assert found == good
+    assert len(refused) == 1
+    assert name in refused[0]
+
+
+def test_values_that_are_not_finite_are_refused(tmp_path):
+    written = write(CheckpointStore(tmp_path, keep=3), float("nan"), step=1)
+    with pytest.raises(FileUnusable, match="not finite"):
+        written.fill(*vectors(0.0))
+
+
+def test_what_was_half_written_is_no_checkpoint(tmp_path):
+    store = CheckpointStore(tmp_path, keep=3)
+    good = write(store)
+    write_outer(store.begin(P), *vectors(2.0))
+    assert newest_good(store) == (good, [])
+    assert CheckpointStore(tmp_path, keep=3).begin(P).is_dir()  # what a crash left is no hindrance
+    store.discard()
+    assert [path.name for path in tmp_path.iterdir()] == [good.path.name]
+
+
+def test_the_newest_are_kept_and_names_go_on(tmp_path):
+    store = CheckpointStore(tmp_path, keep=2)
+    for value in range(1, 5):
+        write(store, float(value))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["000003-step-3", "000004-step-4"]
+    write(CheckpointStore(tmp_path, keep=2), 1.0)  # back at an earlier step: still the newest
+    found, _ = newest_good(store)
+    assert found is not None
+    assert found.path.name == "000005-step-1"
+
+
+def test_a_bound_in_bytes_keeps_fewer_but_always_the_newest(tmp_path):
+    size = sum(f.stat().st_size for f in write(CheckpointStore(tmp_path, keep=9)).path.iterdir())
+    store = CheckpointStore(tmp_path, keep=9, max_bytes=2 * size + size // 2)
+    for _ in range(4):
+        write(store)
+    assert len(list(tmp_path.iterdir())) == 2
+    tiny = CheckpointStore(tmp_path, keep=9, max_bytes=1)
+    write(tiny)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_nothing_is_begun_that_the_disk_has_no_room_for(tmp_path, monkeypatch):
+    store = CheckpointStore(tmp_path, keep=3)
+    good = write(store)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
+    with pytest.raises(NoRoom, match="1 MiB are free; make room"):
+        store.begin(P)
+    assert newest_good(store)[0] == good
+
+
+def test_a_disk_that_refuses_at_the_end_leaves_what_was_there(tmp_path, monkeypatch):
+    store = CheckpointStore(tmp_path, keep=1)
+    good = write(store)
+
+    def refuse(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoints_module, "replace_file", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        write(store, 2.0)
+    assert newest_good(store)[0] == good
+
+
+def test_other_folders_are_left_alone(tmp_path):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "12").mkdir()
+    store = CheckpointStore(tmp_path, keep=1)
+    write(store)
+    write(store)
+    assert {"notes", "12"} < {path.name for path in tmp_path.iterdir()}
+    assert newest_good(store)[1] == []

@@ -1,0 +1,62 @@
+"""Peers that come back to a run that was down choose the newest checkpoint, without anybody."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.membership.returning import (
+    LEADER_S,
+    LISTEN_S,
+    RETURNING,
+    THERE,
+    Course,
+    choose_course,
+)
+from protocol.membership.view import Member, Progress
+
+STEPS = st.integers(0, 5)
+
+
+def member(peer_id: str, step: int, state: str = RETURNING) -> Member:
+    return Member(peer_id, 1, alive=True, progress=Progress(state, step=step))
+
+
+@pytest.mark.parametrize("state", sorted(THERE))
+@pytest.mark.parametrize("waited_s", [0.0, LISTEN_S, LEADER_S])
+def test_a_run_that_goes_on_is_followed(state, waited_s):
+    others = [member("a", 3, state), member("b", 10**6)]
+    assert choose_course((100, "me"), others, waited_s) is Course.FOLLOW
+
+
+def test_nobody_leads_before_links_are_made():
+    assert choose_course((1, "me"), [], LISTEN_S - 0.1) is Course.WAIT
+    assert choose_course((1, "me"), [], LISTEN_S) is Course.LEAD
+
+
+@given(steps=st.dictionaries(st.sampled_from("abcdef"), STEPS, min_size=1))
+def test_of_those_that_see_each_other_one_leads_and_it_has_the_furthest_checkpoint(steps):
+    courses = {}
+    for own, step in steps.items():
+        others = [member(peer, theirs) for peer, theirs in steps.items() if peer != own]
+        courses[own] = choose_course((step, own), others, LISTEN_S)
+    leaders = [peer for peer, course in courses.items() if course is Course.LEAD]
+    assert len(leaders) == 1
+    assert steps[leaders[0]] == max(steps.values())
+    assert set(courses.values()) <= {Course.LEAD, Course.WAIT}
+
+
+def test_a_leader_that_never_begins_is_waited_for_no_longer():
+    liar = [member("liar", 10**9)]
+    assert choose_course((5, "me"), liar, LEADER_S - 1) is Course.WAIT
+    assert choose_course((5, "me"), liar, LEADER_S) is Course.LEAD
+
+
+def test_without_a_checkpoint_a_peer_never_leads():
+    assert choose_course(None, [], 10 * LEADER_S) is Course.WAIT
+    assert choose_course(None, [member("a", 1)], 10 * LEADER_S) is Course.WAIT
+    assert choose_course(None, [member("a", 1, "training")], 0.0) is Course.FOLLOW
+
+
+def test_newcomers_that_download_do_not_count():
+    others = [member("a", 10**6, "downloading")]
+    assert choose_course((5, "me"), others, LISTEN_S) is Course.LEAD
