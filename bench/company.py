@@ -15,6 +15,7 @@ from peer.observe.events import EventLog
 from peer.ports import Network, PeerId, Work
 from peer.process.bell import Bell
 from protocol.gossip.matchmaking_events import Snapshot
+from protocol.membership.conduct import Fault
 
 INNER_STEPS: Final = 1
 """H, where nothing is trained: rounds follow each other by one nominal step."""
@@ -65,6 +66,9 @@ class OneOther:
         """It comes to this round, too."""
         self._own = snapshot
 
+    def blame(self, peer_id: PeerId, fault: Fault) -> None:
+        """Nothing here is at fault."""
+
     async def changed(self) -> None:
         """It never does."""
         await trio.sleep_forever()
@@ -105,6 +109,9 @@ class Neighbour:
     def announce(self, snapshot: Snapshot | None) -> None:
         """Tell all that hear us."""
         self._tell(snapshot)
+
+    def blame(self, peer_id: PeerId, fault: Fault) -> None:
+        """Nothing here is at fault."""
 
     async def changed(self) -> None:
         """Wait until something is heard."""

@@ -168,7 +168,7 @@ class GossipWorld:
 
     def _new_peer(self, place: int) -> _Peer:
         world = self._world
-        rounds = OwnRounds(self._ids[place], world.inner_steps, FOREVER, 0, 0.0)
+        rounds = OwnRounds(self._ids[place], world.inner_steps, lambda _: FOREVER, 0, 0.0)
         maker = Matchmaker(GROUP, self._ids[place], world.inner_steps)
         owed = world.owed(place)
         return _Peer(place, maker, rounds, self.records[place], rounds.plan(owed), owed)

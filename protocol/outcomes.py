@@ -20,10 +20,25 @@ class SkipReason(StrEnum):
     """The partner's vector stopped arriving."""
     BAD_VECTOR = "bad_vector"
     """The partner's vector had the wrong length, digest or layout, or was not finite."""
+    IMPLAUSIBLE = "implausible"
+    """The partner's vector is much further from ours than those of others were of late."""
     UNSETTLED = "unsettled"
     """We hold the partner's vector but never learned whether it holds ours."""
     LEAVING = "leaving"
     """We were asked to leave."""
+
+
+class AuditOutcome(StrEnum):
+    """How the audit of an average ended (protocol/diloco/audits.py)."""
+
+    TRUE = "true"
+    """The leaf follows from what the owner was sent."""
+    LIE = "lie"
+    """It does not, and that is proved."""
+    UNOPENED = "unopened"
+    """The owner is there, and showed nothing, or nothing that its result names."""
+    INCONCLUSIVE = "inconclusive"
+    """The owner has gone."""
 
 
 class RefusalReason(StrEnum):
@@ -48,10 +63,20 @@ class RefusalReason(StrEnum):
     VERSION = "version"
     DUPLICATE_IDENTITY = "duplicate_identity"
     NOT_ADMITTED = "not_admitted"
+    IGNORED = "ignored"
+    """The asker has broken the protocol too often of late; it may come again in some minutes."""
     TOO_MANY = "too_many"
     """A bound of the asked peer is reached; ask another, or later."""
+    NOT_LINKED = "not_linked"
+    """The sender, or a peer that it names, is no member of the group that we are linked with."""
+    NOT_OWNER = "not_owner"
+    """The sender of a result is by no view near ours the owner of what it is about."""
+    IMPLAUSIBLE = "implausible"
+    """No honest peer can have come to it."""
     TWICE = "twice"
     """The same was sent before, and that stands."""
     UNAVAILABLE = "unavailable"
     """What was asked for is not there, or older than asked for."""
+    TOO_LARGE = "too_large"
+    """What was asked for is larger than what peers give each other."""
     LEAVING = "leaving"

@@ -5,12 +5,13 @@ import struct
 
 from protocol.limits import (
     MAX_CHUNKS_PER_FRAGMENT,
+    MAX_CONTRIBUTION_WEIGHT,
     MAX_FRAGMENTS,
     MAX_HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
 )
 from protocol.wire.field_types import MAX_COUNT
-from protocol.wire.fragment_messages import MAX_WEIGHT, ChunkResult, ChunkStamp
+from protocol.wire.fragment_messages import ChunkResult, ChunkStamp, mask_of
 from protocol.wire.frames import FRAME_VERSION, MAGIC, encode_frame
 from protocol.wire.messages import (
     Contribution,
@@ -96,7 +97,9 @@ def fragment_missiles(run_id: str, stranger: str) -> dict[str, bytes]:
         *stamps: ChunkStamp, fragment: int = 0, cycle: int = 0, weight: int = 1
     ) -> Contribution:
         steps = tokens = MAX_COUNT
-        return Contribution(run_id, fragment, cycle, weight, steps, tokens, stamps, SHORT_DIGEST)
+        return Contribution(
+            run_id, fragment, cycle, weight, steps, tokens, stamps, (), (), bytes(64)
+        )
 
     result = Result(
         run_id,
@@ -104,8 +107,9 @@ def fragment_missiles(run_id: str, stranger: str) -> dict[str, bytes]:
         MAX_COUNT,
         stranger,
         (stranger,),
-        (MAX_WEIGHT,),
-        (ChunkResult(0, MAX_COUNT, MAX_COUNT, SHORT_DIGEST, 1, SHORT_DIGEST),),
+        (1,),
+        (SHORT_DIGEST,),
+        (ChunkResult(0, MAX_COUNT, MAX_COUNT, SHORT_DIGEST, mask_of([0]), SHORT_DIGEST),),
         (),
         bytes(64),
     )
@@ -117,7 +121,7 @@ def fragment_missiles(run_id: str, stranger: str) -> dict[str, bytes]:
         "codes of a chunk twice": framed(contribution(stamp, stamp), bytes(1000)),
         "a fragment that there is not": framed(contribution(fragment=MAX_FRAGMENTS - 1)),
         "nothing, for a cycle to come": framed(contribution(cycle=MAX_COUNT, weight=0)),
-        "all the weight, for no codes": framed(contribution(weight=MAX_WEIGHT)),
+        "weight, for no codes": framed(contribution(weight=MAX_CONTRIBUTION_WEIGHT)),
         "a result that nobody signed": framed(result),
         "stamps of another run": framed(GetStamps(DIGEST, 0)),
         "stamps of no fragment": framed(GetStamps(run_id, MAX_FRAGMENTS - 1)),

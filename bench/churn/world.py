@@ -113,7 +113,7 @@ class ChurnWorld:
             origins = [m.name for m in self.origins if self.policy.serves(machine.name, m.column)]
             if isinstance(core, DataPeerCore):
                 seen = self.policy.seen(relays, machine.column)
-                self.do(machine, core.present(seen, self.now_s))
+                self.do(machine, core.present(seen, self.now_s, trained=True))
             else:
                 self.do(machine, core.present(origins, self.now_s, ended=False))
             self.do(machine, core.ticked(self.now_s))

@@ -20,7 +20,8 @@ import torch
 from bench.report import machine
 from peer.averaging.gossip.outer_state import Exchanged
 from peer.rounds.shares import MEMBER_WEIGHT
-from peer.training.corpus import Corpus, open_corpus, prepare_corpus
+from peer.training.corpus import Corpus, prepare_corpus
+from peer.training.corpus.blocks import open_file
 from peer.training.device import Precision, choose_device, choose_precision
 from peer.training.model import FlatModel, initial_module
 from peer.training.optimizer import FlatAdamW
@@ -90,7 +91,9 @@ class World:
         """Pack the corpus, or find it in `cache_dir`."""
         spec = setting.spec(seed)
         prepared = prepare_corpus(spec, cache_dir)
-        corpus = open_corpus(prepared.path, spec.model.context_length, setting.final_blocks)
+        tokens = prepared.kept.whole
+        assert tokens is not None, "it was made here"
+        corpus = open_file(tokens, spec.model.context_length, setting.final_blocks)
         device = choose_device("auto")
         precision = choose_precision("auto", device)
         return cls(setting, spec, corpus, prepared.vocabulary_size, device, precision)

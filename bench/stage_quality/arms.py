@@ -14,11 +14,13 @@ order, and boundaries travel in bf16. All arms but the opponents change one fact
     delay         late: gradients are those of the weights one update ago (PipeDream-2BW)
 
 Apart from these twelve: `global-clip` clips by the norm of the whole gradient, where the others'
-stages clip each by its own; `skip` and `late` are trained at half the learning rate, too; and four
-arms have several replicas of each stage, and visit all
-stages: their microbatches stay in one column or take a replica of each stage at random, with and
-without averaging in pairs inside a stage every H steps (NoLoCo with the run spec's defaults, in
-fp32, waited for). They have a sequence in a microbatch, and as many tokens in a step as the others.
+stages clip each by its own; `skip` and `late` are trained at half the learning rate, too, and
+`late` at a quarter of it, with less momentum, and with gradients at the weights that one more
+update like the last would give (`foretold`: SpecTrain, arXiv 1809.02839), this at half the rate as
+well; and four arms have several replicas of each stage, and visit all stages: their microbatches
+stay in one column or take a replica of each stage at random, with and without averaging in pairs
+inside a stage every H steps (NoLoCo with the run spec's defaults, in fp32, waited for). They have a
+sequence in a microbatch, and as many tokens in a step as the others.
 
 All others train at one learning rate, and on the same blocks in the same order wherever they have
 as many steps and one column.
@@ -44,6 +46,8 @@ class StageArm:
         full_every: every so many iterations, one visits all; 0 is never.
         codec: of what travels between stages.
         late: updates that a gradient's weights are behind, 0 or 1.
+        foretold: late gradients are those of weights that are extrapolated by one update.
+        beta1: AdamW's momentum; None is the run spec's.
         global_clip: clip by the norm of the whole gradient.
         clock_of: train as long as that arm takes, on the simulated machines; None: as many steps.
         rate_of: learning rate, in the setting's.
@@ -59,6 +63,8 @@ class StageArm:
     full_every: int = 0
     codec: str = "bf16"
     late: int = 0
+    foretold: bool = False
+    beta1: float | None = None
     global_clip: bool = False
     clock_of: str | None = None
     rate_of: float = 1.0
@@ -90,6 +96,10 @@ _BESIDE: Final = (
     StageArm("global-clip", global_clip=True),
     StageArm("skip-rate-half", rate_of=0.5),
     StageArm("late-rate-half", late=1, rate_of=0.5),
+    StageArm("late-rate-quarter", late=1, rate_of=0.25),
+    StageArm("late-less-momentum", late=1, beta1=0.5),
+    StageArm("late-foretold", late=1, foretold=True),
+    StageArm("late-foretold-rate-half", late=1, foretold=True, rate_of=0.5),
 )
 _COLUMNS: Final = tuple(
     StageArm(

@@ -59,6 +59,7 @@ class Pipeline:
                     device=world.device,
                     clip_norm=own_norm,
                     late=arm.late,
+                    foretold=arm.foretold,
                 )
                 for _ in range(arm.columns)
             ]
@@ -147,4 +148,7 @@ class Pipeline:
 
 def _spec_of(world: World, arm: StageArm) -> RunSpec:
     model = world.spec.model.model_copy(update={"num_layers": arm.stages})
-    return world.spec.model_copy(update={"model": model})
+    optimizer = world.spec.optimizer
+    if arm.beta1 is not None:
+        optimizer = optimizer.model_copy(update={"betas": (arm.beta1, optimizer.betas[1])})
+    return world.spec.model_copy(update={"model": model, "optimizer": optimizer})

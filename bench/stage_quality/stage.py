@@ -17,7 +17,7 @@ class Stage:
 
     Args:
         clip_norm: of this stage's own gradient.
-        late: see `StageArm`.
+        late, foretold: see `StageArm`.
 
     Attributes:
         module: the stage's layers, and its ends.
@@ -36,6 +36,7 @@ class Stage:
         device: torch.device,
         clip_norm: float,
         late: int,
+        foretold: bool = False,
     ) -> None:
         stage, stages = place
         self.module = initial_stage(config, seed, stage, stages)
@@ -48,6 +49,7 @@ class Stage:
         self.norms: list[float] = []
         self._newest_P = self.model.theta_P.clone() if late else None
         self._before_P = self.model.theta_P.clone() if late else None
+        self._last_update_P = torch.zeros_like(self.model.theta_P) if foretold else None
 
     def embed(self, microbatch: int, tokens_bT: torch.Tensor, *, layers: bool) -> torch.Tensor:
         """Begin a path, through this stage's layers or past them."""
@@ -65,6 +67,10 @@ class Stage:
         if self._newest_P is not None and self._before_P is not None:
             self._newest_P.copy_(self.model.theta_P)
             self.model.theta_P.copy_(self._before_P)
+            if self._last_update_P is not None:
+                # Where these weights are taken, the update before them is the last that is known.
+                self.model.theta_P.add_(self._last_update_P)
+                torch.sub(self._newest_P, self._before_P, out=self._last_update_P)
             self._before_P.copy_(self._newest_P)
 
     def end_gradients(self) -> torch.Tensor:

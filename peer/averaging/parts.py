@@ -7,6 +7,7 @@ peers.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import trio
@@ -14,7 +15,8 @@ import trio
 from peer.averaging.gossip.company import Company
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
-from peer.ports import Network, Work
+from peer.ports import Network, PeerId, Work
+from peer.rounds.checkpoints import Checkpoints
 from peer.rounds.loop import RoundLoop
 from peer.rounds.microbatches import Microbatches
 from peer.rounds.shares import DataShares
@@ -24,6 +26,7 @@ from peer.rounds.way import Way
 from peer.state.held_part import HeldPart
 from peer.training.ports import Float32Vector, StartTrainer
 from protocol.membership.records import Sign
+from protocol.run.amendments import AmendedSpec
 from protocol.run.run_spec import RunSpec
 
 
@@ -32,14 +35,16 @@ class AveragingParts:
     """What ways of averaging are put together from.
 
     Attributes:
+        amended: the run spec, as it has been amended so far.
         held: what belongs to our group.
         slow_P: memory for the slow weights.
         company_of: the other peers, as those see them who look for partners for a fragment; 0
             where the whole model is one vector.
+        convict: bans a peer that was proved to have lied.
         microbatches: None where the whole model is trained here.
     """
 
-    spec: RunSpec
+    amended: AmendedSpec
     held: HeldPart
     slow_P: Float32Vector
     facts: Facts
@@ -50,7 +55,14 @@ class AveragingParts:
     sign: Sign
     events: EventLog
     observe_round: Callable[[RoundTiming], None]
+    checkpoints: Checkpoints
+    convict: Callable[[PeerId], None]
     microbatches: Microbatches | None = None
+
+    @property
+    def spec(self) -> RunSpec:
+        """What the run was founded by: for all that is never amended."""
+        return self.amended.founding
 
     def validation(self) -> Validation:
         """Validation of the slow weights, as often as the run asks for."""
@@ -60,14 +72,14 @@ class AveragingParts:
         """The rounds of this way of averaging."""
         return RoundLoop(
             way,
-            spec=self.spec,
+            spec=self.amended,
             facts=self.facts,
             view=self.held.view,
             shares=self.shares,
             validation=validation,
-            slow_P=self.slow_P,
-            start_trainer=start_trainer,
+            start_trainer=partial(start_trainer, self.slow_P),
             events=self.events,
+            checkpoints=self.checkpoints,
             microbatches=self.microbatches,
         )
 

@@ -11,6 +11,7 @@ import typer
 
 from . import options as opt
 from .reporting import reported
+from .start import Start
 
 app = typer.Typer(
     help="Train one language model on machines rented anywhere, with no coordinator.",
@@ -48,8 +49,9 @@ def new(
 
 @app.command()
 def start(
-    run_toml: opt.RunToml,
+    run_toml: opt.RunTomlIfNew = None,
     home: opt.Home = None,
+    new_run: opt.NewRun = False,
     bootstrap: opt.Bootstrap = None,
     listen: opt.Listen = None,
     announce: opt.Announce = None,
@@ -57,24 +59,33 @@ def start(
     device: opt.Device = None,
     threads: opt.Threads = None,
     overlap_steps: opt.OverlapSteps = None,
+    data: opt.Data = None,
     checkpoint_activations: opt.CheckpointActivations = None,
+    checkpoint_every: opt.CheckpointEvery = None,
+    checkpoint_keep: opt.CheckpointKeep = None,
+    checkpoint_max_gb: opt.CheckpointMaxGb = None,
+    checkpoint_upload: opt.CheckpointUpload = None,
     log_format: opt.LogFormat = None,
     verbose: opt.Verbose = None,
     grace: opt.Grace = None,
     max_upload_mbps: opt.MaxUpload = None,
     max_download_mbps: opt.MaxDownload = None,
+    relay_mbps: opt.RelayMbps = None,
+    quic: opt.Quic = None,
     exit_when_done: opt.ExitWhenDone = None,
     json_ready: opt.JsonReady = None,
 ) -> None:
-    """Found a run, be its first peer, and print the line by which others join."""
-    given = {name.replace("_", "-"): v for name, v in locals().items() if name != "run_toml"}
-    _run(given, run_toml)
+    """Found a run and be its first peer, or go on with the run of this home."""
+    given = {name.replace("_", "-"): value for name, value in locals().items()}
+    del given["run-toml"], given["new-run"]
+    _run(given, Start(run_toml, new_run=new_run))
 
 
 @app.command()
 def join(
     home: opt.Home = None,
     bootstrap: opt.Bootstrap = None,
+    invite: opt.Invite = None,
     listen: opt.Listen = None,
     announce: opt.Announce = None,
     metrics: opt.Metrics = None,
@@ -82,21 +93,29 @@ def join(
     threads: opt.Threads = None,
     overlap_steps: opt.OverlapSteps = None,
     stage: opt.Stage = None,
+    data: opt.Data = None,
+    max_corpus_gb: opt.MaxCorpus = None,
     checkpoint_activations: opt.CheckpointActivations = None,
+    checkpoint_every: opt.CheckpointEvery = None,
+    checkpoint_keep: opt.CheckpointKeep = None,
+    checkpoint_max_gb: opt.CheckpointMaxGb = None,
+    checkpoint_upload: opt.CheckpointUpload = None,
     log_format: opt.LogFormat = None,
     verbose: opt.Verbose = None,
     grace: opt.Grace = None,
     max_upload_mbps: opt.MaxUpload = None,
     max_download_mbps: opt.MaxDownload = None,
+    relay_mbps: opt.RelayMbps = None,
+    quic: opt.Quic = None,
     exit_when_done: opt.ExitWhenDone = None,
     json_ready: opt.JsonReady = None,
 ) -> None:
-    """Join a run; everything else comes from the swarm."""
+    """Join a run, from which everything else comes; or go on with the run of this home."""
     given = {name.replace("_", "-"): v for name, v in locals().items()}
     _run(given, None)
 
 
-def _run(given: dict[str, object], run_toml: Path | None) -> None:
+def _run(given: dict[str, object], start: Start | None) -> None:
     with reported(verbose=bool(given["verbose"])):
         from peer.options.config import load_config
 
@@ -106,7 +125,7 @@ def _run(given: dict[str, object], run_toml: Path | None) -> None:
         say_starting(config)
         from .run import run_peer  # after the first line, because it imports for a while
 
-        raise typer.Exit(run_peer(config, run_toml))
+        raise typer.Exit(run_peer(config, start))
 
 
 @app.command()
@@ -123,12 +142,98 @@ def status(
 
 
 @app.command()
+def doctor(
+    home: opt.Home = None,
+    bootstrap: opt.Bootstrap = None,
+    listen: opt.Listen = None,
+    verbose: opt.Verbose = None,
+) -> None:
+    """Look at this machine, its network and its peer; say what is wrong and what to do."""
+    with reported(verbose=bool(verbose)):
+        from .doctor import examine_here
+
+        raise typer.Exit(examine_here(home, bootstrap, listen))
+
+
+@app.command()
 def leave(home: opt.Home = None, verbose: opt.Verbose = None) -> None:
     """Make the daemon of this home leave the swarm gracefully, and wait until it has."""
     from .client import leave_swarm
 
     with reported(verbose=bool(verbose)):
         leave_swarm(home)
+
+
+@app.command()
+def invite(
+    home: opt.Home = None,
+    expires: Annotated[
+        str, typer.Option("--expires", metavar="TIME", help="Until when it can be used: 12h, 7d.")
+    ] = "7d",
+    uses: Annotated[
+        int, typer.Option("--uses", metavar="N", help="Peers that may enter with it.")
+    ] = 1,
+    verbose: opt.Verbose = None,
+) -> None:
+    """Print the line with which somebody joins a run that takes invited peers."""
+    with reported(verbose=bool(verbose)):
+        from .admission import print_invitation
+
+        print_invitation(home, expires, uses)
+
+
+@app.command()
+def ban(peer: opt.Peer, home: opt.Home = None, verbose: opt.Verbose = None) -> None:
+    """Ban a peer from the run; all peers hear of it."""
+    _rule("ban", peer, home, verbose=bool(verbose))
+
+
+@app.command()
+def admit(peer: opt.Peer, home: opt.Home = None, verbose: opt.Verbose = None) -> None:
+    """Admit a peer to the run; takes back a ban."""
+    _rule("admit", peer, home, verbose=bool(verbose))
+
+
+@app.command()
+def delegate(peer: opt.Peer, home: opt.Home = None, verbose: opt.Verbose = None) -> None:
+    """Let a peer admit, ban and invite too; `admit` takes that back."""
+    _rule("delegate", peer, home, verbose=bool(verbose))
+
+
+@app.command()
+def amend(
+    run_toml: Annotated[
+        Path | None,
+        typer.Argument(metavar="RUN.toml", help="The run spec with your changes, or these alone."),
+    ] = None,
+    at_round: Annotated[
+        int | None,
+        typer.Option("--at-round", metavar="N", help="First round that is changed. Default: soon."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")
+    ] = False,
+    show: Annotated[bool, typer.Option("--show", help="Show what has been amended.")] = False,
+    home: opt.Home = None,
+    verbose: opt.Verbose = None,
+) -> None:
+    """Change the length, the learning rate or the admission of the run under way; founder only."""
+    with reported(verbose=bool(verbose)):
+        from .amend import amend_run, show_amendments
+
+        if show:
+            show_amendments(home)
+        else:
+            amend_run(home, run_toml, at_round, dry_run=dry_run)
+
+
+def _rule(verdict: str, peer: str, home: Path | None, *, verbose: bool) -> None:
+    with reported(verbose=verbose):
+        from protocol.admission.rulings import Verdict
+
+        from .admission import rule
+
+        rule(home, Verdict(verdict), peer)
 
 
 @app.command()

@@ -23,7 +23,7 @@ def show_status(home: Path | None, *, as_json: bool) -> None:
     Raises:
         NoDaemon, ControlFailed
     """
-    tree = trio.run(_ask, home_of(home), "status", REPLY_TIMEOUT_S)
+    tree = trio.run(ask_daemon, home_of(home), "status", REPLY_TIMEOUT_S)
     if as_json:
         print(json.dumps(tree))
         return
@@ -55,7 +55,7 @@ def export_checkpoint(
         NoDaemon, ControlFailed, ExportFailed
     """
     of = home_of(home)
-    written = trio.run(_ask, of, "write_state", WRITE_STATE_TIMEOUT_S)
+    written = trio.run(ask_daemon, of, "write_state", WRITE_STATE_TIMEOUT_S)
     from .export import export_state, other_stages  # here: it imports torch
 
     others = {
@@ -76,7 +76,7 @@ def home_of(given: Path | None) -> Home:
 
 
 async def _fetch_stage(home: Home, stage: int, padded_parameters: int) -> dict[str, Any]:
-    return await _ask(
+    return await ask_daemon(
         home,
         "fetch_stage",
         WRITE_STATE_TIMEOUT_S,
@@ -85,7 +85,14 @@ async def _fetch_stage(home: Home, stage: int, padded_parameters: int) -> dict[s
     )
 
 
-async def _ask(home: Home, request: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
+async def ask_daemon(
+    home: Home, request: str, timeout_s: float, **arguments: Any
+) -> dict[str, Any]:
+    """The daemon's reply to a request.
+
+    Raises:
+        NoDaemon, ControlFailed
+    """
     try:
         return await ask(home.control_socket, request, timeout_s=timeout_s, **arguments)
     except NoDaemon as error:
@@ -99,7 +106,7 @@ async def _ask(home: Home, request: str, timeout_s: float, **arguments: Any) -> 
 
 
 async def _leave(home: Home) -> None:
-    await _ask(home, "leave", REPLY_TIMEOUT_S)
+    await ask_daemon(home, "leave", REPLY_TIMEOUT_S)
     with trio.move_on_after(LEAVE_TIMEOUT_S) as scope:
         while home.in_use():
             await trio.sleep(_POLL_S)

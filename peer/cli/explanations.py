@@ -16,6 +16,7 @@ SECTIONS: Final[Mapping[str, str]] = {
     "sync.gasloc": "GASLoC: pairs average, with momentum on each peer's own iterate.",
     "sync.streaming": "Streaming gossip: pairs average fragments, each at its moment.",
     "pipeline": "The model cut into stages, each on machines of its own.",
+    "admission": "Who may join.",
 }
 
 
@@ -43,9 +44,10 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "model.rope_theta": "Base of the rotary position embedding.",
     "model.tie_embeddings": "Share the input and output embeddings.",
     "model.init_from": "Begin from this checkpoint (directory or hub id), with its sizes.",
-    "data.source": "'stdlib' (Python's own source text), 'text:GLOB' or 'tokens:FILE'.",
+    "data.source": "'stdlib', 'text:GLOB', 'tokens:FILE', 'jsonl:GLOB', 'parquet:GLOB', 'hf:NAME'.",
     "data.tokenizer": "'bytes', or a Hugging Face tokenizer: file, directory or hub id.",
     "data.validation_blocks": "Sequences held out for validation, the same everywhere.",
+    "data.piece_kib": "Size of the pieces in which peers fetch the corpus, in KiB.",
     "optimizer.learning_rate": "Peak of the schedule.",
     "optimizer.min_learning_rate_ratio": "Where the schedule ends, as a part of the peak.",
     "optimizer.schedule": "'cosine', 'wsd' (warm-up, stable, decay) or 'constant'.",
@@ -89,6 +91,8 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "pipeline.max_jump": "How far a path may go from the highest stage that it has passed.",
     "pipeline.full_every": "Every so many iterations, one skips nothing; 0 is never.",
     "pipeline.codec": "What travels between stages: 'fp32', 'bf16', 'int8' or 'int4'.",
+    "admission.mode": "'open' to everybody, 'invite' (see `loco-peer invite`) or 'list'.",
+    "admission.peers": "Peer ids that may join in any case; for 'invite' and 'list'.",
     "pipeline.routing": "Paths: 'planned' from measured links, or 'random' without a look at them.",
 }
 

@@ -10,7 +10,7 @@ from peer.options.config import ConfigError
 from peer.state.export import export_hugging_face
 from peer.state.home import Home, HomeError
 from peer.state.state_file import HEADER_BYTES, state_bytes
-from peer.training.corpus.prepare import corpus_path, describe_corpus
+from peer.training.corpus import describe_corpus, kept_corpus
 from peer.training.model import model_shapes
 from peer.training.tokenizer import (
     BYTES,
@@ -127,8 +127,8 @@ def _slow_weights(path: Path, layout: Layout) -> np.ndarray[Any, np.dtype[np.flo
 
 
 def _vocabulary_size(home: Home, spec: RunSpec) -> int:
-    kept = corpus_path(home.cache_dir, spec.data.manifest or "")
-    if kept.is_file():
+    kept = kept_corpus(home.cache_dir, spec.data.manifest or "")
+    if kept is not None:
         return describe_corpus(spec, kept).vocabulary_size
     return load_tokenizer(spec.data.tokenizer).vocabulary_size
 

@@ -18,7 +18,9 @@ from protocol.run.ways import WAYS, others_keys
 
 from .explanations import EXAMPLES, EXPLANATIONS, SECTIONS
 
-SET_BY_START: Final = frozenset({"data.manifest", "data.tokenizer_digest", "frozen"})
+SET_BY_START: Final = frozenset(
+    {"data.manifest", "data.tokenizer_digest", "admission.secret_digest", "frozen"}
+)
 """Keys that people do not write: the founder's `start` does."""
 
 PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {

@@ -9,6 +9,20 @@ from typing import Annotated
 import typer
 
 RunToml = Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run spec.")]
+RunTomlIfNew = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[RUN.toml]",
+        help="The run spec; a home that has a run needs none.",
+        show_default=False,
+    ),
+]
+NewRun = Annotated[
+    bool,
+    typer.Option(
+        "--new-run", help="Found a new run in a home that has one, which goes to its old-runs."
+    ),
+]
 Home = Annotated[
     Path | None,
     typer.Option(
@@ -25,6 +39,15 @@ Bootstrap = Annotated[
         help="A peer to join by: HOST:PORT or a multiaddr. May be repeated.",
     ),
 ]
+Invite = Annotated[
+    str | None,
+    typer.Option(
+        "--invite",
+        metavar="TOKEN",
+        help="An invitation; better in LOCO_INVITE, where no list of processes shows it.",
+    ),
+]
+Peer = Annotated[str, typer.Argument(metavar="PEER", help="A peer id, as `status` shows it.")]
 Listen = Annotated[
     str | None,
     typer.Option(
@@ -78,6 +101,50 @@ CheckpointActivations = Annotated[
         help="Keep less of each microbatch, and compute it again (pipelines only).",
     ),
 ]
+CheckpointEvery = Annotated[
+    float | None,
+    typer.Option(
+        "--checkpoint-every",
+        metavar="SECONDS",
+        help="Write a checkpoint so often; 0 only when the peer ends. Default: 600.",
+    ),
+]
+CheckpointKeep = Annotated[
+    int | None,
+    typer.Option("--checkpoint-keep", metavar="N", help="Keep so many of them. Default: 3."),
+]
+CheckpointMaxGb = Annotated[
+    float | None,
+    typer.Option(
+        "--checkpoint-max-gb",
+        metavar="GB",
+        help="Keep fewer where they would take more than this together. Default: no limit.",
+    ),
+]
+CheckpointUpload = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint-upload",
+        metavar="URL",
+        help="Copy them there too: any URL of fsspec, such as s3://bucket/run or a folder.",
+    ),
+]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        metavar="PATH",
+        help="Take the corpus from here: tokens, or a source. Default: from the other peers.",
+    ),
+]
+MaxCorpus = Annotated[
+    float | None,
+    typer.Option(
+        "--max-corpus-gb",
+        metavar="GB",
+        help="Keep at most so much of the corpus on the disk. Default: no limit.",
+    ),
+]
 LogFormat = Annotated[
     str | None, typer.Option("--log-format", metavar="console|json", help="What goes to stderr.")
 ]
@@ -107,6 +174,18 @@ MaxDownload = Annotated[
         metavar="MBPS",
         help="Receive at most so many megabits per second. Default: no limit.",
     ),
+]
+RelayMbps = Annotated[
+    float | None,
+    typer.Option(
+        "--relay-mbps",
+        metavar="MBPS",
+        help="Relay for peers that nobody can dial, at most so fast; 0 does not. Default: 100.",
+    ),
+]
+Quic = Annotated[
+    bool | None,
+    typer.Option("--quic", help="Listen on UDP too, and use QUIC with peers that do the same."),
 ]
 ExitWhenDone = Annotated[
     bool | None,

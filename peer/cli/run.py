@@ -12,11 +12,15 @@ from peer.options.run_options import check_options
 from peer.process.exception_groups import leaves
 from peer.process.imports import large_imports
 from peer.process.rejoin import JoinAgain, rejoin_command
-from peer.state.home import Home
+from peer.state.home import Home, OtherRun
 from peer.training.child_process import spare_child
 from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_SPEC_BYTES
+from protocol.run.changes import differing_keys
 from protocol.run.run_spec import RunSpec, parse_toml
+from protocol.run.signed_spec import SignedSpec
+
+from .start import Start
 
 
 async def _run_daemon(config: PeerConfig, spec: RunSpec | None, home: Home) -> ExitCode:
@@ -51,31 +55,31 @@ def _check_device(config: PeerConfig) -> None:
         raise ConfigError(f"device = {config.device} ({where}): {error}") from error
 
 
-def run_peer(config: PeerConfig, run_toml: Path | None) -> ExitCode:
+def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
     """Run a daemon in the foreground until it ends.
 
     Args:
         config: of this machine.
-        run_toml: the run to found; None joins one.
+        start: what `start` was asked for; None joins.
 
     Raises:
         LocoError: configuration, run spec or home cannot be used, or the swarm refused us.
     """
-    spec = None if run_toml is None else read_spec(run_toml)
-    if spec is None and not config.bootstrap:
-        raise ConfigError("join needs an address to join by: --bootstrap ADDR, or LOCO_BOOTSTRAP")
-    if spec is not None and config.bootstrap:
-        raise ConfigError(
-            "start founds a new run and takes no bootstrap address"
-            f" ({config.origins['bootstrap']}); to join one: loco-peer join --bootstrap ADDR"
-        )
-    if spec is not None:
-        _check_founder(config)
-        check_options(config, spec)
-    _show(config)
     home = Home(config.home)
+    signed = home.run()
+    spec = None if start is None or start.run_toml is None else read_spec(start.run_toml)
+    if start is None:
+        if signed is None and not config.bootstrap:
+            raise ConfigError(
+                "join needs an address to join by: --bootstrap ADDR, or LOCO_BOOTSTRAP"
+            )
+    else:
+        _check_start(config, start, spec, signed)
+    _show(config)
     home.prepare()
     with home.locked():
+        if start is not None and start.new_run:
+            _put_run_away(home)
         code, again = ExitCode.OK, None
         try:
             code = trio.run(_run_daemon, config, spec, home)
@@ -86,6 +90,43 @@ def run_peer(config: PeerConfig, run_toml: Path | None) -> ExitCode:
         command = rejoin_command(config, again.addresses)
         os.execv(command[0], command)  # noqa: S606 - our own command line, and no shell
     return code
+
+
+def _check_start(
+    config: PeerConfig, start: Start, spec: RunSpec | None, signed: SignedSpec | None
+) -> None:
+    """Refuse what `start` cannot do in this home. Raises ConfigError, OtherRun."""
+    if config.bootstrap:
+        raise ConfigError(
+            "start founds a run, or goes on with the home's, and takes no bootstrap address"
+            f" ({config.origins['bootstrap']}); to join one: loco-peer join --bootstrap ADDR"
+        )
+    if spec is None:
+        if start.new_run:
+            raise ConfigError("--new-run founds a run: loco-peer start RUN.toml --new-run")
+        if signed is None:
+            raise ConfigError(
+                f"the home {config.home} has no run to go on with: loco-peer start RUN.toml founds"
+                " one, loco-peer new RUN.toml writes its run spec"
+            )
+        return
+    _check_founder(config)
+    check_options(config, spec)
+    if signed is None or start.new_run:
+        return
+    if keys := differing_keys(signed.spec(), spec):
+        raise OtherRun(
+            f"the home {config.home} belongs to the run '{signed.spec().name}' ({signed.run_id});"
+            f" {start.run_toml} says otherwise of {', '.join(keys)}. To go on with that run:"
+            " loco-peer start, without a run spec. To change it: loco-peer amend. To found this"
+            " one: give it a --home of its own, or --new-run, which puts the other run away"
+        )
+
+
+def _put_run_away(home: Home) -> None:
+    old = home.put_run_away()
+    if old is not None:
+        print(f"the run that was here is now in {old}", file=sys.stderr, flush=True)
 
 
 def read_spec(path: Path) -> RunSpec:

@@ -45,6 +45,10 @@ class Codec(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def planes(self) -> tuple[int, ...]:
+        """Bytes of a block in each of the arrays that codes consist of, one after another."""
+
     def code_bytes(self, num_values: int) -> int:
         """Bytes of the codes of `num_values` values."""
 

@@ -99,6 +99,11 @@ class BlockCodec(ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}(block={BLOCK})"
 
+    @property
+    def planes(self) -> tuple[int, ...]:
+        """Codes of blocks, then their scales."""
+        return self.format.code_bytes, _SCALE_BYTES
+
     def code_bytes(self, num_values: int) -> int:
         """Bytes of the codes of `num_values` values."""
         return num_values // BLOCK * (self.format.code_bytes + _SCALE_BYTES)

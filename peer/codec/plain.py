@@ -33,6 +33,11 @@ class PlainCodec:
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
+    @property
+    def planes(self) -> tuple[int, ...]:
+        """The values themselves."""
+        return (self.code_bytes(BLOCK),)
+
     def code_bytes(self, num_values: int) -> int:
         """Bytes of the codes of `num_values` values."""
         return num_values * self.dtype.itemsize

@@ -4,35 +4,50 @@ What differs between the two comes in as ports; what does not is written here on
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import trio
 
-from peer.network.identity import Identity
+from peer.network.admitted import AdmittedNetwork
 from peer.network.paced import PacedNetwork
 from peer.network.pacing import NO_LIMITS, BandwidthLimits, Pacing
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
 from peer.ports import Directory, Network, Work
+from peer.state.acquaintances import Acquaintances
+from peer.state.admission_file import AdmissionFile
+from peer.state.checkpoints import CheckpointStore
+from peer.state.pins import PassingPins, Pins
+from protocol.admission.invitations import Token
 from protocol.membership.view import Roster
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 
+from .door import Door, Keys
 from .entry import Entry, Founding, Joining
 from .hello import Greeter
-from .joining import Bootstrap
+from .joining import CALM_REPORT_S, REPORT_EVERY_S, Bootstrap
 from .links import Links
-from .peer import Peer, PeerParts, PeerSettings
+from .peer import Peer
+from .peer_parts import PeerParts, PeerSettings
 from .provision import Provision
 from .report import Report, Restarts
 from .resolve import resolve_bootstrap
+from .returning import OwnCheckpoints, Returning
 from .sources import Sources
+from .stage_choice import StageChoice
+from .standing import Standing
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """What a peer stands on."""
+    """What a peer stands on.
+
+    Attributes:
+        token: an invitation that the user has given.
+        checkpoints: those of the home.
+    """
 
     network: Network
     directory: Directory
@@ -40,7 +55,12 @@ class Ports:
     provision: Provision
     roster: Roster
     events: EventLog
+    admission_file: AdmissionFile
+    acquaintances: Acquaintances
     limits: BandwidthLimits = NO_LIMITS
+    token: Token | None = None
+    pins: Pins = field(default_factory=PassingPins)
+    checkpoints: CheckpointStore | None = None
 
 
 class Assembly:
@@ -52,18 +72,28 @@ class Assembly:
         report: `status` and metrics.
     """
 
-    def __init__(self, ports: Ports, identity: Identity, incarnation: int, version: str) -> None:
+    def __init__(self, ports: Ports, keys: Keys, incarnation: int, version: str) -> None:
         self._ports = ports
-        self._identity = identity
+        self._keys = keys
         self._version = version
         pacing = Pacing(ports.limits)
-        network = PacedNetwork(ports.network, pacing)
-        facts = Facts(identity.peer_id, incarnation, doing_since_s=trio.current_time())
+        facts = Facts(keys.own.peer_id, incarnation, doing_since_s=trio.current_time())
+        door = Door(
+            keys,
+            ports.token,
+            ports.admission_file,
+            directory=ports.directory,
+            facts=facts,
+            events=ports.events,
+        )
+        standing = Standing(door, facts, ports.events)
+        network = AdmittedNetwork(PacedNetwork(ports.network, pacing), standing)
         self._greeter = Greeter(
             network=network,
             directory=ports.directory,
             facts=facts,
             software=f"loco-peer {version}",
+            door=door,
         )
         links = Links(
             network=network,
@@ -73,6 +103,7 @@ class Assembly:
             facts=facts,
             events=ports.events,
             greeter=self._greeter,
+            standing=standing,
         )
         self.parts = PeerParts(
             network=network,
@@ -84,7 +115,9 @@ class Assembly:
             roster=ports.roster,
             links=links,
             events=ports.events,
-            sign=identity.sign,
+            sign=keys.own.sign,
+            standing=standing,
+            acquaintances=ports.acquaintances,
         )
         self.restarts = Restarts()
         self.report = Report(
@@ -97,7 +130,7 @@ class Assembly:
         )
 
     def __repr__(self) -> str:
-        return f"<Assembly of {self._identity.peer_id}>"
+        return f"<Assembly of {self._keys.own.peer_id}>"
 
     def start(self, settings: PeerSettings, home: str) -> Peer:
         """The peer; says that it is there. `home` is named to people only."""
@@ -111,37 +144,23 @@ class Assembly:
         )
         return Peer(settings, parts)
 
-    async def run(
-        self,
-        peer: Peer,
-        spec: RunSpec | None,
-        bootstrap: Sequence[str],
-        stage: int | None = None,
-    ) -> None:
-        """Found the run of `spec`, or join one through the bootstrap addresses, until it ends.
+    def founding(self, spec: RunSpec) -> Entry:
+        """Found the run of `spec`."""
+        provision, facts = self._ports.provision, self.parts.facts
+        founder = self._keys.founder
+        assert founder is not None, "a home that founds a run has a founder's key"
+        door = self.parts.standing.door
+        return Founding(spec, founder, door=door, provision=provision, facts=facts)
+
+    def joining(self, bootstrap: Sequence[str], stage: int | None = None) -> Entry:
+        """Join the run that these addresses lead to.
 
         Args:
             stage: of a pipeline, that a joiner shall hold; None lets it choose.
-
-        Raises:
-            LocoError: as `Peer.run` does.
         """
-        await peer.run(self._joining(bootstrap, stage) if spec is None else self._founding(spec))
-
-    def _founding(self, spec: RunSpec) -> Entry:
-        provision, facts = self._ports.provision, self.parts.facts
-        return Founding(spec, sign_spec=self._sign, provision=provision, facts=facts)
-
-    def _joining(self, bootstrap: Sequence[str], stage: int | None) -> Entry:
         parts = self.parts
         return Joining(
-            Bootstrap(
-                bootstrap,
-                resolve=resolve_bootstrap,
-                links=parts.links,
-                facts=parts.facts,
-                events=parts.events,
-            ),
+            self._bootstrap(bootstrap),
             directory=parts.directory,
             roster=parts.roster,
             greeter=self._greeter,
@@ -149,8 +168,36 @@ class Assembly:
             provision=self._ports.provision,
             facts=parts.facts,
             events=parts.events,
-            stage=stage,
+            stages=StageChoice(parts.facts, parts.roster, stage),
+            door=parts.standing.door,
         )
 
-    def _sign(self, spec: RunSpec) -> SignedSpec:
-        return SignedSpec.signed_by(spec, self._identity.public_key, self._identity.sign)
+    def returning(
+        self, signed: SignedSpec, bootstrap: Sequence[str], stage: int | None = None
+    ) -> Entry:
+        """Go on with the run that the home belongs to; arguments as for `joining`."""
+        parts, ports = self.parts, self._ports
+        assert ports.checkpoints is not None
+        return Returning(
+            signed,
+            OwnCheckpoints(ports.checkpoints, ports.work, ports.events),
+            self._bootstrap(bootstrap, report_every_s=CALM_REPORT_S) if bootstrap else None,
+            parts=parts,
+            greeter=self._greeter,
+            provision=ports.provision,
+            stages=StageChoice(parts.facts, parts.roster, stage),
+        )
+
+    def _bootstrap(
+        self, addresses: Sequence[str], report_every_s: float = REPORT_EVERY_S
+    ) -> Bootstrap:
+        parts = self.parts
+        return Bootstrap(
+            addresses,
+            resolve=resolve_bootstrap,
+            links=parts.links,
+            facts=parts.facts,
+            events=parts.events,
+            pins=self._ports.pins,
+            report_every_s=report_every_s,
+        )

@@ -18,18 +18,20 @@ import trio
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
+from peer.observe.status import PeerState
 from peer.ports import PeerId
+from peer.state.fetching import Download, ExpectedState, Fetcher
 from peer.state.held_part import HeldPart
-from peer.state.service import Fetcher
 from peer.state.state_file import StateScalars
 from peer.training.ports import Float32Vector
-from protocol.errors import InvalidRunSpec
 from protocol.membership.view import Roster, View
-from protocol.run.run_spec import RunSpec
+from protocol.run.amendments import AmendedSpec
 from protocol.schedule.data_plan import start_position
-from protocol.schedule.rounds import oldest_useful
+from protocol.schedule.rounds import LOST_LAG_ROUNDS, middle, oldest_useful
 
+from .checkpointing import GoOn
 from .sources import Sources
+from .witnesses import Witnesses
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +42,18 @@ class FirstState:
         round: of the last outer step in it; -1 before the first.
         step: the nominal step.
         epoch, position: where the data stands (protocol/schedule/data_plan.py).
+        debt: of our rounds (protocol/schedule/own_rounds.py).
+        over: the run was over.
+        go_on: what the trainer goes on from; None begins with the slow weights alone.
     """
 
     round: int
-    step: int
+    step: float
     epoch: int
     position: int
+    debt: float = 0.0
+    over: bool = False
+    go_on: GoOn | None = None
 
 
 NOTHING_TRAINED: Final = FirstState(round=-1, step=0, epoch=0, position=0)
@@ -61,9 +69,11 @@ class Arrival:
         sources: the peers that may have a state.
         roster: all peers of the run; `held.view` knows those of our group.
         look_around: looks for peers of our group until cancelled.
+        meet: the same, and lets them find us.
+        witnesses_of: those of the state that this source has given this root.
     """
 
-    spec: RunSpec
+    spec: AmendedSpec
     held: HeldPart
     slow_P: Float32Vector
     momentum_P: Float32Vector
@@ -72,6 +82,8 @@ class Arrival:
     sources: Sources
     roster: Roster
     look_around: Callable[[], Awaitable[None]]
+    meet: Callable[[], Awaitable[None]]
+    witnesses_of: Callable[[PeerId, str], Witnesses]
 
 
 class Beginning(Protocol):
@@ -124,23 +136,33 @@ class Fetched:
         """Fetch it, verified; what only its source says of the schedule moves nothing."""
         started_s, held, source = trio.current_time(), arrival.held, list[PeerId]()
         arrival.facts.now_doing("fetching the state")
+        download = Download()
 
         async def ask(fetcher: Fetcher) -> StateScalars:
             source.append(fetcher.remote_peer_id)
-            return await fetcher.state(
+            expected = ExpectedState(
                 held.group.digest,
+                minimum_step=_oldest_useful_step(arrival.spec, held.view),
+                maximum_step=_newest_likely_step(arrival.spec, held.view),
+                layout_digest=held.shape.layout_digest,
+            )
+            described = await fetcher.description(expected, arrival.slow_P.size)
+            witnesses = arrival.witnesses_of(fetcher.remote_peer_id, described.root.hex())
+            nursery.start_soon(witnesses.ask)
+            state = await fetcher.described_state(
+                described,
                 arrival.slow_P,
                 arrival.momentum_P,
                 lambda share: arrival.facts.now_doing(f"fetching the state: {share:.0%}"),
-                minimum_step=_oldest_useful_step(arrival.spec, held.view),
+                download,
             )
+            await witnesses.check(arrival.slow_P)
+            return state
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(arrival.look_around)  # a helper need not hold it
             state = await arrival.sources.fetch(ask, held.view)
             nursery.cancel_scope.cancel()
-        if state.layout_digest != held.shape.layout_digest:
-            raise InvalidRunSpec("the swarm's model has another layout than ours")
         arrival.events.emit(
             EventName.STATE_RECEIVED,
             round=state.round,
@@ -149,27 +171,43 @@ class Fetched:
             seconds=trio.current_time() - started_s,
         )
         epoch, position = _position(state, held.view)
-        return FirstState(state.round, _step(state, arrival.spec, held.view), epoch, position)
+        step = _step(state, arrival.spec, held.view)
+        over = _is_over(step, arrival.spec, held.view)
+        return FirstState(state.round, step, epoch, position, over=over)
 
 
-def _heard_steps(spec: RunSpec, view: View) -> list[int]:
-    """Nominal steps of those that train and are not past the end."""
-    last = spec.total_rounds * spec.sync.inner_steps
-    heard = (m.progress.step for m in view.members_training(trio.current_time()))
-    return [step for step in heard if step <= last]
+def _heard_steps(spec: AmendedSpec, view: View) -> list[int]:
+    """Nominal steps of those that train, or have, and are not past the end."""
+    there = (PeerState.TRAINING, PeerState.FINISHED)
+    members = view.alive(trio.current_time())
+    heard = (m.progress.step for m in members if m.progress.state in there)
+    return [step for step in heard if step <= spec.longest_steps]
 
 
-def _oldest_useful_step(spec: RunSpec, view: View) -> int:
+def _oldest_useful_step(spec: AmendedSpec, view: View) -> int:
     """The oldest step that is of use beside those that train."""
-    return oldest_useful(_heard_steps(spec, view), spec.sync.inner_steps)
+    return oldest_useful(_heard_steps(spec, view), spec.founding.sync.inner_steps)
 
 
-def _step(state: StateScalars, spec: RunSpec, view: View) -> int:
+def _newest_likely_step(spec: AmendedSpec, view: View) -> int | None:
+    """The highest step that a state can honestly be of; None while nobody is heard."""
+    heard = _heard_steps(spec, view)
+    return median_high(heard) + LOST_LAG_ROUNDS * spec.founding.sync.inner_steps if heard else None
+
+
+def _step(state: StateScalars, spec: AmendedSpec, view: View) -> int:
     """The state's nominal step, no further than the middle of the others.
 
     While none of them is heard it is 0; where the others are is gone to when they are.
     """
-    return min(state.step, median_high(_heard_steps(spec, view) or [0]))
+    return min(state.step, int(middle(_heard_steps(spec, view), 0)))
+
+
+def _is_over(step: float, spec: AmendedSpec, view: View) -> bool:
+    """Whether this is the state of a run that has ended: nobody trains, or averages, any more."""
+    members = view.alive(trio.current_time())
+    ended = [member.progress.state == PeerState.FINISHED for member in members]
+    return step >= spec.total_steps_at(step) and bool(ended) and all(ended)
 
 
 def _position(state: StateScalars, view: View) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 Implements `peer.averaging.gossip.company.Company`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -12,6 +12,7 @@ from peer.observe.status import PeerState
 from peer.ports import PeerId
 from peer.process.bell import Bell
 from protocol.gossip.matchmaking_events import Snapshot
+from protocol.membership.conduct import Fault
 from protocol.membership.view import Member, View
 
 
@@ -20,14 +21,25 @@ class LinkedCompany:
 
     Args:
         fragment: the one that partners are looked for; 0 where the whole model is one vector.
+        blame: holds a fault against a peer.
         heard: rung when a peer has told anything.
         tell: to be rung when all should be told of us at once.
     """
 
-    def __init__(self, view: View, facts: Facts, fragment: int, *, heard: Bell, tell: Bell) -> None:
+    def __init__(
+        self,
+        view: View,
+        facts: Facts,
+        fragment: int,
+        *,
+        blame: Callable[[PeerId, Fault], None],
+        heard: Bell,
+        tell: Bell,
+    ) -> None:
         self._view = view
         self._facts = facts
         self._fragment = fragment
+        self.blame = blame
         self._heard = heard
         self._tell = tell
 

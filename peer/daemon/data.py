@@ -1,49 +1,59 @@
 """The run's corpus here: made from its texts by the founder, taken by digest by all others.
 
-A joiner first looks whether its own machine makes the very same file (the standard library of the
-same Python does), and fetches it from the swarm if not. Either way it is the file that the run spec
-names by digest.
+A joiner first looks whether its own machine has the very same one: in the cache, in what its user
+names with `--data`, or made from the standard library of the same Python. If not, it takes the
+manifest and the held-out blocks from the swarm; pieces come while it trains (peer/corpus). Either
+way the corpus is the one that the run spec names by digest.
 """
 
 from pathlib import Path
 
 from peer.ports import Work
+from peer.state.fetching import BlobSource
 from peer.state.home import replace_file
-from peer.state.service import Fetcher
-from peer.training.corpus.packed import InvalidCorpus
-from peer.training.corpus.prepare import (
+from peer.training.corpus import (
+    InvalidCorpus,
+    KeptCorpus,
     PreparedCorpus,
-    adopt_corpus,
-    corpus_path,
+    adopt_held_out,
+    adopt_manifest,
     describe_corpus,
+    kept_corpus,
     prepare_corpus,
-    verify_corpus,
 )
 from peer.training.tokenizer import BYTES, FileTokenizer, tokenizer_file, tokenizer_path
 from protocol.errors import InvalidRunSpec
 from protocol.run.run_spec import RunSpec
 
 
-async def freeze_data(spec: RunSpec, cache_dir: Path, work: Work) -> tuple[RunSpec, PreparedCorpus]:
+async def freeze_data(
+    spec: RunSpec, cache_dir: Path, work: Work, data: str | None = None
+) -> tuple[RunSpec, PreparedCorpus]:
     """The founder's part: make the corpus, and name it in the run spec by digest.
+
+    Args:
+        data: where this machine has it, if not where the run spec says.
 
     Raises:
         InvalidRunSpec: the data the spec names cannot be used.
     """
     try:
-        corpus = await work.run(prepare_corpus, spec, cache_dir)
+        corpus = await work.run(prepare_corpus, spec, cache_dir, data)
     except (InvalidCorpus, ValueError) as error:
         raise InvalidRunSpec(f"data: {error}") from error
     await work.run(_keep_tokenizer, spec.data.tokenizer, cache_dir)
     frozen = {"manifest": corpus.manifest_digest, "tokenizer_digest": corpus.tokenizer_digest}
-    data = spec.data.model_copy(update=frozen)
-    return spec.model_copy(update={"data": data}), corpus
+    section = spec.data.model_copy(update=frozen)
+    return spec.model_copy(update={"data": section}), corpus
 
 
 async def obtain_data(
-    spec: RunSpec, cache_dir: Path, fetcher: Fetcher, work: Work
+    spec: RunSpec, cache_dir: Path, source: BlobSource, work: Work, data: str | None = None
 ) -> PreparedCorpus:
-    """A joiner's part: the corpus that the run spec names, from here or from a peer.
+    """A joiner's part: the corpus that the run spec names, from here, or from peers.
+
+    Args:
+        data: where this machine has it, if it has.
 
     Raises:
         InvalidRunSpec: the spec names no corpus, or one that does not fit it.
@@ -54,18 +64,28 @@ async def obtain_data(
         raise InvalidRunSpec("the run spec does not name its corpus and tokenizer by digest")
     kept_tokenizer = tokenizer_path(cache_dir, tokenizer)
     if tokenizer != BYTES and not kept_tokenizer.is_file():
-        data = await fetcher.blob(tokenizer)
-        await work.run(replace_file, kept_tokenizer, data)
-    path = corpus_path(cache_dir, digest)
-    if not await work.run(_is_here, path, digest):
-        made = await work.run(_made_here, spec, cache_dir)
-        if made is not None and made.manifest_digest == digest:
-            return made
-        path = await work.run(adopt_corpus, await fetcher.blob(digest), digest, cache_dir)
+        await work.run(replace_file, kept_tokenizer, await source.blob(tokenizer))
+    # The founder's name of the tokenizer means a file of the founder's, or whatever is on the hub.
+    here = BYTES if tokenizer == BYTES else str(kept_tokenizer)
+    spec = spec.model_copy(update={"data": spec.data.model_copy(update={"tokenizer": here})})
     try:
-        return await work.run(describe_corpus, spec, path)
+        kept = await work.run(kept_corpus, cache_dir, digest)
+        if data is not None and (kept is None or kept.whole is None):
+            return await work.run(_given_here, spec, cache_dir, data)
+        if kept is None:
+            made = await work.run(_made_here, spec, cache_dir)
+            kept = made or await _taken_from_peers(digest, cache_dir, source, work)
+        return await work.run(describe_corpus, spec, kept)
     except (InvalidCorpus, ValueError) as error:
         raise InvalidRunSpec(f"data: {error}") from error
+
+
+async def _taken_from_peers(
+    digest: str, cache_dir: Path, source: BlobSource, work: Work
+) -> KeptCorpus:
+    kept = await work.run(adopt_manifest, await source.blob(digest), digest, cache_dir)
+    await work.run(adopt_held_out, kept, await source.blob(kept.manifest.held_out))
+    return kept
 
 
 def _keep_tokenizer(source: str, cache_dir: Path) -> None:
@@ -75,18 +95,23 @@ def _keep_tokenizer(source: str, cache_dir: Path) -> None:
         replace_file(tokenizer_path(cache_dir, FileTokenizer(data).digest), data)
 
 
-def _is_here(path: Path, digest: str) -> bool:
-    try:
-        verify_corpus(path, digest)
-    except InvalidCorpus:
-        return False
-    return True
+def _given_here(spec: RunSpec, cache_dir: Path, data: str) -> PreparedCorpus:
+    """The corpus from where the user says that it is. Raises InvalidCorpus: it is another."""
+    made = prepare_corpus(spec, cache_dir, data)
+    if made.manifest_digest != spec.data.manifest:
+        raise InvalidCorpus(
+            f"--data {data} is another corpus ({made.manifest_digest}) than the run's"
+            f" ({spec.data.manifest}): give the founder's, or leave --data out to fetch it"
+        )
+    return made
 
 
-def _made_here(spec: RunSpec, cache_dir: Path) -> PreparedCorpus | None:
+def _made_here(spec: RunSpec, cache_dir: Path) -> KeptCorpus | None:
+    """The standard library's corpus, if this Python's is the run's."""
     if spec.data.source != "stdlib":
         return None
     try:
-        return prepare_corpus(spec, cache_dir)
+        made = prepare_corpus(spec, cache_dir)
     except (InvalidCorpus, ValueError):
         return None
+    return made.kept if made.manifest_digest == spec.data.manifest else None

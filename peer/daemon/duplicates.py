@@ -7,13 +7,16 @@ the other lives of its identity:
   1. Does one that is linked with us beat within DUPLICATE_PROBE_S after the hello, it is alive, and
      the newcomer is refused. A silent one gives way at once.
   2. If none is linked with us, but our roster knows another life, our peers are asked (AskAlive),
-     and each looks by rule 1. One yes refuses the newcomer. No answer in time is a no.
+     and each looks by rule 1. ALIVE_WITNESSES of them have to say yes, or all, where there are
+     fewer: what one peer alone says keeps nobody out. No answer in time is a no.
+  3. A link of the same life stays where it is as long as it beats: another hello of that life does
+     not end it.
 
 A life is judged by what it sends, never by clocks or counters: the newcomer's incarnation may be
 the higher or the lower one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 from typing import Protocol as Interface
@@ -21,6 +24,7 @@ from typing import Protocol as Interface
 import trio
 
 from peer.ports import PeerId
+from protocol.limits import ALIVE_WITNESSES
 from protocol.membership.view import Roster
 from protocol.outcomes import RefusalReason
 from protocol.wire.messages import AliveReply, AskAlive, Refusal
@@ -29,6 +33,9 @@ BEAT_S: Final = 1.0
 DUPLICATE_PROBE_S: Final = 2.5 * BEAT_S
 ANSWER_S: Final = DUPLICATE_PROBE_S + BEAT_S
 """How long our peers may take to answer."""
+
+
+LINKED: Final = Refusal(RefusalReason.TOO_MANY, "we are linked already, and our link lives")
 
 
 class Life(Interface):
@@ -42,23 +49,28 @@ class Life(Interface):
 
 @dataclass(slots=True, eq=False)
 class _Question:
-    """A question, and the answers so far; `waiting` peers have not answered yet."""
+    """A question, who was asked, and the answers so far; each peer answers once."""
 
-    waiting: int = 0
-    alive: bool = False
+    asked: frozenset[PeerId] = frozenset()
+    answers: dict[PeerId, bool] = field(default_factory=dict)
     decided: trio.Event = field(default_factory=trio.Event)
 
-    def sent(self, num_peers: int) -> None:
-        self.waiting += num_peers
+    def sent(self, peers: frozenset[PeerId]) -> None:
+        self.asked = peers
         self._decide()
 
-    def answered(self, *, alive: bool) -> None:
-        self.waiting -= 1
-        self.alive |= alive
-        self._decide()
+    def answered(self, peer_id: PeerId, *, alive: bool) -> None:
+        if peer_id in self.asked:
+            self.answers.setdefault(peer_id, alive)
+            self._decide()
+
+    @property
+    def alive(self) -> bool:
+        needed = min(ALIVE_WITNESSES, len(self.asked))
+        return needed > 0 and sum(self.answers.values()) >= needed
 
     def _decide(self) -> None:
-        if self.alive or self.waiting <= 0:
+        if self.alive or len(self.answers) == len(self.asked):
             self.decided.set()
 
 
@@ -68,14 +80,14 @@ class Duplicates:
     Args:
         links: the live links by peer; looked at, never changed.
         roster: what is known of everybody.
-        ask: sends a question to all linked peers but the one it is about; says to how many.
+        ask: sends a question to all linked peers but the one it is about; says to whom.
     """
 
     def __init__(
         self,
         links: Mapping[PeerId, Sequence[Life]],
         roster: Roster,
-        ask: Callable[[AskAlive], int],
+        ask: Callable[[AskAlive], frozenset[PeerId]],
     ) -> None:
         self._links = links
         self._roster = roster
@@ -94,7 +106,7 @@ class Duplicates:
                 AskAlive(peer_id, incarnation)
             )
         if not alive:
-            return None
+            return None if not await self._is_linked(peer_id, incarnation) else LINKED
         sentence = (
             f"{peer_id} is alive elsewhere; one identity can run once. Use another --home here."
         )
@@ -105,21 +117,32 @@ class Duplicates:
         alive = await self._beats(question.peer_id, question.incarnation)
         return AliveReply(question.peer_id, question.incarnation, alive)
 
-    def answered(self, reply: AliveReply) -> None:
-        """A peer has answered; an answer to nothing we asked is ignored."""
+    async def _is_linked(self, peer_id: PeerId, incarnation: int) -> bool:
+        """Rule 3: whether a link of this very life beats."""
+        return await self._sends(lambda: self._lives(peer_id, {incarnation}))
+
+    def answered(self, witness: PeerId, reply: AliveReply) -> None:
+        """A peer has answered; an answer to nothing that it was asked is ignored."""
         question = self._questions.get(AskAlive(reply.peer_id, reply.incarnation))
         if question is not None:
-            question.answered(alive=reply.alive)
+            question.answered(witness, alive=reply.alive)
 
     def _other_lives(self, peer_id: PeerId, incarnation: int) -> list[Life]:
         return [life for life in self._links.get(peer_id, ()) if life.incarnation != incarnation]
 
+    def _lives(self, peer_id: PeerId, incarnations: Container[int]) -> list[Life]:
+        return [life for life in self._links.get(peer_id, ()) if life.incarnation in incarnations]
+
     async def _beats(self, peer_id: PeerId, incarnation: int) -> bool:
         """Rule 1: whether another life that is linked with us sends anything from now on."""
+        return await self._sends(lambda: self._other_lives(peer_id, incarnation))
+
+    async def _sends(self, lives: Callable[[], list[Life]]) -> bool:
+        """Whether one of these lives sends anything from now on."""
         asked_s = trio.current_time()
         with trio.move_on_after(DUPLICATE_PROBE_S):
-            while lives := self._other_lives(peer_id, incarnation):
-                if max(life.last_heard_s for life in lives) > asked_s:
+            while present := lives():
+                if max(life.last_heard_s for life in present) > asked_s:
                     return True
                 await trio.sleep(BEAT_S / 10)
         return False

@@ -5,34 +5,25 @@ comes from is another question (beginning.py).
 """
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Protocol
 
-import blake3
-import trio
-
+from peer.network.identity import Identity
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
 from peer.observe.status import PeerState
 from peer.ports import Directory
-from peer.stages.company import StageCompany
-from protocol.membership.group import Group
 from protocol.membership.view import Roster
-from protocol.run.assignment import needed_stage
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
-from protocol.run.stages import part_of_stage
 
+from .door import Door
 from .hello import Greeter
 from .joining import Bootstrap
 from .provision import ChosenStage, Provision, Supplies
 from .sources import Sources
+from .stage_choice import StageChoice
 
-LOOK_AROUND_S: Final = 2.0
-"""For how long a newcomer to a pipeline listens before it chooses a stage: its first link has told
-it of all others, and they beat every second."""
-LATECOMERS: Final = 2
-"""The longest listening lasts so many times longer."""
 CheckSpec = Callable[[RunSpec], None]
 """Raises when this peer's options do not fit a run."""
 
@@ -48,20 +39,33 @@ class Entry(Protocol):
             InvalidRunSpec, ConfigError: the run cannot be trained here.
         """
 
+    async def keep_looking(self) -> None:
+        """Go on looking for the swarm while the run is trained; returns when it is found.
+
+        Raises:
+            Refused: as `enter`.
+        """
+
 
 class Founding:
-    """A new run, frozen and signed here."""
+    """A new run, frozen and signed here.
+
+    Args:
+        founder: whose key signs the run spec.
+    """
 
     def __init__(
         self,
         spec: RunSpec,
+        founder: Identity,
         *,
-        sign_spec: Callable[[RunSpec], SignedSpec],
+        door: Door,
         provision: Provision,
         facts: Facts,
     ) -> None:
         self._spec = spec
-        self._sign_spec = sign_spec
+        self._founder = founder
+        self._door = door
         self._provision = provision
         self._facts = facts
 
@@ -73,14 +77,20 @@ class Founding:
         check_spec(self._spec)
         self._facts.now_doing("preparing the data", PeerState.STARTING)
         frozen, supplies = await self._provision.found(self._spec)
-        return self._sign_spec(frozen), supplies
+        founder = self._founder
+        signed = SignedSpec.signed_by(self._door.closed(frozen), founder.public_key, founder.sign)
+        self._door.founded(signed)
+        return signed, supplies
+
+    async def keep_looking(self) -> None:
+        """Nothing to do: the others come."""
 
 
 class Joining:
     """The run that a bootstrap address leads to.
 
     Args:
-        stage: of a pipeline, that this machine shall hold; None chooses.
+        stages: says which stage of a pipeline is to be held.
     """
 
     def __init__(
@@ -94,7 +104,8 @@ class Joining:
         provision: Provision,
         facts: Facts,
         events: EventLog,
-        stage: int | None = None,
+        door: Door,
+        stages: StageChoice,
     ) -> None:
         self._bootstrap = bootstrap
         self._directory = directory
@@ -104,7 +115,8 @@ class Joining:
         self._provision = provision
         self._facts = facts
         self._events = events
-        self._stage = stage
+        self._door = door
+        self._stages = stages
 
     def __repr__(self) -> str:
         return f"<Joining through {self._bootstrap!r}>"
@@ -120,6 +132,7 @@ class Joining:
             lambda fetcher: fetcher.spec(hello.run_id), self._roster, first
         )
         spec = signed.spec()
+        self._door.entered(signed)
         self._events.emit(
             EventName.RUN_RECEIVED, remote=first, run_id=signed.run_id, name=spec.name
         )
@@ -127,7 +140,7 @@ class Joining:
         self._facts.now_doing("fetching the data")
 
         async def choose_stage() -> ChosenStage:
-            return await self._choose_stage(spec, signed.run_id)
+            return await self._stages.choose(spec, signed.run_id)
 
         supplies = await self._sources.fetch(
             lambda fetcher: self._provision.obtain(spec, fetcher, choose_stage),
@@ -136,28 +149,5 @@ class Joining:
         )
         return signed, supplies
 
-    async def _choose_stage(self, spec: RunSpec, run_id: str) -> ChosenStage:
-        """Listen, choose the stage that needs us most, unless it is given, and let all know.
-
-        Newcomers that come together listen for different times, so that the later ones hear what
-        the earlier ones have chosen.
-        """
-        facts, stages = self._facts, spec.pipeline.stages
-        facts.now_doing("looking which stage needs a peer")
-        await trio.sleep(LOOK_AROUND_S * (1 + LATECOMERS * _share(facts.peer_id)))
-        company = StageCompany(self._roster, run_id, stages, facts.peer_id)
-        holders = [len(others) for others in company.holders()]
-        needed = needed_stage(holders, spec.pipeline.num_visited)
-        stage = needed if self._stage is None else self._stage
-        facts.chosen = Group(run_id, part_of_stage(stage))
-        alive = self._roster.alive(trio.current_time())
-        return ChosenStage(
-            stage,
-            has_holders=holders[stage] > 0,
-            is_trained=any(member.progress.step for member in alive),
-        )
-
-
-def _share(peer_id: str) -> float:
-    """A number in [0, 1) that is a peer's own."""
-    return int.from_bytes(blake3.blake3(peer_id.encode()).digest(length=4), "big") / 2**32
+    async def keep_looking(self) -> None:
+        """Nothing to do: it is found."""

@@ -13,7 +13,9 @@ import trio
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
+from peer.observe.status import PeerState
 from peer.ports import Address, PeerId
+from peer.state.pins import PassingPins, Pins
 from protocol.errors import LocoError, Refused, StreamLost
 from protocol.outcomes import RefusalReason
 from protocol.wire.messages import Hello
@@ -21,6 +23,8 @@ from protocol.wire.messages import Hello
 from .links import Links
 
 REPORT_EVERY_S: Final = 1.0
+CALM_REPORT_S: Final = 60.0
+"""How often it is said what fails for an address that can be done without."""
 FIRST_PAUSE_S: Final = 0.5
 MAX_PAUSE_S: Final = 10.0
 ATTEMPT_S: Final = 20.0
@@ -58,6 +62,8 @@ class Bootstrap:
         links: Links,
         facts: Facts,
         events: EventLog,
+        pins: Pins | None = None,
+        report_every_s: float = REPORT_EVERY_S,
     ) -> None:
         self._addresses = addresses
         self._resolve = resolve
@@ -65,7 +71,8 @@ class Bootstrap:
         self._facts = facts
         self._events = events
         self._failing: dict[str, str] = {}
-        self._pinned: dict[str, PeerId] = {}
+        self._pins = pins or PassingPins()
+        self._report_every_s = report_every_s
         self._found: tuple[PeerId, Hello] | None = None
         self._refused: Refused | None = None
 
@@ -123,18 +130,21 @@ class Bootstrap:
     def _pin(self, address: str, peer_id: PeerId, addresses: Sequence[Address]) -> None:
         """Trust on first use: who answered at HOST:PORT is shown, and has to answer there again.
 
+        For good, as pins are kept (peer/state/pins.py).
+
         Raises:
             StreamLost: somebody else does.
         """
         if "/p2p/" in address:
             return
-        pinned = self._pinned.get(address)
+        pinned = self._pins.get(address)
         if pinned is None:
-            self._pinned[address] = peer_id
+            self._pins.put(address, peer_id)
             multiaddr = f"{addresses[0]}/p2p/{peer_id}"
             self._events.emit(EventName.IDENTITY_PINNED, address=address, multiaddr=multiaddr)
         elif pinned != peer_id:
-            raise StreamLost(f"handshake: {peer_id} answers, where {pinned} did before")
+            sentence = f"{peer_id} answers, where {pinned} did before; {self._pins.cure}"
+            raise StreamLost(f"handshake: {sentence}")
 
     async def _report(self) -> None:
         while True:
@@ -143,5 +153,6 @@ class Bootstrap:
                 self._events.emit(
                     EventName.BOOTSTRAP_FAILING, address=address, step=step, detail=detail
                 )
-                self._facts.now_doing(f"cannot reach {address}: {why}")
-            await trio.sleep(REPORT_EVERY_S)
+                if self._facts.state is PeerState.CONNECTING:
+                    self._facts.now_doing(f"cannot reach {address}: {why}")
+            await trio.sleep(self._report_every_s)

@@ -1,6 +1,7 @@
 """One live link: what a peer keeps of each other peer that it is linked to."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -10,13 +11,32 @@ from peer.network.conversation import Conversation
 from peer.network.pacing import Pacing
 from peer.observe.facts import Facts
 from peer.ports import PeerId
-from protocol.limits import MAX_FRAGMENTS_FREE
+from protocol.limits import LINK_MESSAGES_PER_S, MAX_FRAGMENTS_FREE
+from protocol.membership.allowance import Allowance
 from protocol.membership.view import Progress
-from protocol.wire.messages import AliveReply, AskAlive, Beat, Free, PeerList
+from protocol.wire.messages import (
+    AliveReply,
+    AskAlive,
+    Beat,
+    Free,
+    Leaving,
+    PeerList,
+    Statements,
+)
 
-Outgoing = Beat | PeerList | AskAlive | AliveReply
+Outgoing = Beat | PeerList | Statements | AskAlive | AliveReply
+FromLink = Outgoing | Leaving
+FROM_LINK: Final = (Beat, PeerList, Statements, AskAlive, AliveReply, Leaving)
+"""What a linked peer may say."""
+HANDOVER_S: Final = 2.0
+"""For how long a peer may have two links to us."""
+LINK_BURST: Final = 4 * LINK_MESSAGES_PER_S
 RTT_SHARE: Final = 0.2
 """The part that the newest sample has in the smoothed round-trip time."""
+
+
+def _allowance() -> Allowance:
+    return Allowance(LINK_MESSAGES_PER_S, LINK_BURST)
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +47,8 @@ class Link:
         newest_sent_s: `sent_s` of their newest beat, to be echoed; it came at `newest_heard_s`.
         rtt_s: smoothed round-trip time; None before the first sample.
         questions: theirs that we are looking into.
+        opened_by_us: whether we dialled.
+        messages: read since the last look at their `allowance`.
     """
 
     peer_id: PeerId
@@ -39,6 +61,16 @@ class Link:
     newest_heard_s: float = 0.0
     rtt_s: float | None = None
     questions: int = 0
+    opened_by_us: bool = False
+    messages: float = 0.0
+    allowance: Allowance = field(default_factory=_allowance)
+
+    async def wait_turn(self) -> None:
+        """Wait until more of their messages may be read."""
+        pause_s = self.allowance.spend(trio.current_time(), self.messages)
+        self.messages = 0.0
+        if pause_s:
+            await trio.sleep(pause_s)
 
     def heard_beat(self, beat: Beat, now_s: float) -> None:
         """A beat of theirs came."""
@@ -47,6 +79,26 @@ class Link:
             sample_s = max(0.0, now_s - beat.echo_s - beat.echo_hold_s)
             old_s = sample_s if self.rtt_s is None else self.rtt_s
             self.rtt_s = (1 - RTT_SHARE) * old_s + RTT_SHARE * sample_s
+
+
+def survivor(links: Sequence[Link], own_id: PeerId) -> Link:
+    """Which of several live links to one peer both ends keep.
+
+    Two peers that dial each other at once have two links. Both ends keep the one that the peer with
+    the lower id has opened; of several such, the newest.
+    """
+    lower_is_us = own_id < links[0].peer_id
+    opened = [link for link in links if link.opened_by_us == lower_is_us]
+    return (opened or list(links))[-1]
+
+
+async def hand_over(link: Link, links: Mapping[PeerId, Sequence[Link]], own_id: PeerId) -> None:
+    """Where two peers have dialled each other at once, end one of both links."""
+    await trio.sleep(HANDOVER_S)
+    same = [one for one in links.get(link.peer_id, ()) if one.incarnation == link.incarnation]
+    for one in same:
+        if one is not survivor(same, own_id):
+            one.scope.cancel()
 
 
 def beat_to(link: Link, facts: Facts, pacing: Pacing, sequence: int, swarm_time_s: float) -> Beat:

@@ -7,17 +7,20 @@ through the directory.
 The rules
   1. Either side may open the link; the opener says Hello first, the other answers Hello or a
      Refusal with a sentence.
-  2. Refused are: no common version, another run, too many links (hello.py), an identity that is
-     alive elsewhere (duplicates.py); a silent old life of it is replaced at once.
+  2. Refused are: no common version, another run (hello.py), too many links, an identity that is
+     alive elsewhere (duplicates.py); a silent old life of it is replaced at once. Links that others
+     have opened have a budget for each identity (one that lives, and one that is to replace it
+     where it turns out dead) and for each network. A link that beats is never replaced.
   3. Any byte is a sign of life, on whatever stream: on a thin link a beat may be late behind bulk.
      A link whose peer sent nothing at all for SILENCE_S is given up.
   4. A beat says what came from the other so far, and how fast it may go on (network/pacing.py).
-  5. Links are the run's: peers of all groups are linked. Hello and beats tell in which group the
+  5. Two peers that dial each other at once keep the same one of both links (`hand_over`).
+  6. Messages of a link are read at a pace that is enough for all that honest peers say.
+  7. Links are the run's: peers of all groups are linked. Hello and beats tell in which group the
      sender is; the roster keeps that, and the view of a group shows its members.
 """
 
 import contextlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -33,20 +36,31 @@ from peer.observe.status import PeerState
 from peer.ports import Address, Directory, Network, PeerId, Stream
 from peer.process.bell import Bell
 from protocol.errors import LocoError, Refused, StreamLost
-from protocol.limits import MAX_LINKS, MAX_PEERS_PER_EXCHANGE
-from protocol.membership.records import PeerRecord
+from protocol.limits import MAX_PEERS_PER_EXCHANGE, PEER_LIST_COST
+from protocol.membership.budget import Budget
 from protocol.membership.view import Progress, Roster
-from protocol.wire.messages import AliveReply, AskAlive, Beat, Hello, Leaving, PeerList, peer_entry
+from protocol.wire.messages import (
+    AliveReply,
+    AskAlive,
+    Beat,
+    Hello,
+    Leaving,
+    PeerList,
+    Refusal,
+    Statements,
+    peer_entry,
+)  # fmt: skip
 from protocol.wire.versions import HELLO
 
+from .dialler import Dialler
 from .duplicates import BEAT_S, Duplicates
-from .hello import Greeter
-from .link import Link, Outgoing, beat_to, progress_in
-from .redials import Redials
+from .hello import LINK_PLACES, NO_ROOM, Greeter
+from .link import FROM_LINK, FromLink, Link, Outgoing, beat_to, hand_over, progress_in
+from .passing_on import PassingOn
+from .standing import Standing
 
 SILENCE_S: Final = 10.0
 HELLO_S: Final = 10.0
-"""How long a hello may take."""
 PEER_LIST_EVERY_BEATS: Final = 10
 MAX_OUTBOX: Final = 32
 """Messages waiting to be sent on one link; one that falls behind further is closed."""
@@ -72,6 +86,7 @@ class Links:
     Attributes:
         heard: rung when a peer has told of itself, and when one is gone.
         tell: to be rung when all should be told of us at once, not with the next beat.
+        passing_on: tells linked peers who belongs to the run.
     """
 
     def __init__(
@@ -84,6 +99,7 @@ class Links:
         facts: Facts,
         events: EventLog,
         greeter: Greeter,
+        standing: Standing,
     ) -> None:
         self._network = network
         self._pacing = pacing
@@ -92,11 +108,14 @@ class Links:
         self._facts = facts
         self._events = events
         self._links: dict[PeerId, list[Link]] = {}
-        self._redials = Redials(HELLO_S)
+        self._dialler = Dialler(roster, facts.peer_id, self.dial, standing.may_be_dialled)
+        self._places = Budget(LINK_PLACES)
         self._sequence = 0
         self._opened = self._lost = self._refused = 0
         self._nursery: trio.Nursery | None = None
         self._greeter = greeter
+        self._standing = standing
+        self.passing_on = PassingOn(standing.door, self._all, self._post)
         self._duplicates = Duplicates(self._links, roster, self._ask_alive)
         self.serving = trio.Event()
         self.heard = Bell()
@@ -107,8 +126,7 @@ class Links:
 
     def statistics(self) -> LinksStatistics:
         """Links now, and since the start."""
-        live = sum(map(len, self._links.values()))
-        return LinksStatistics(live, self._opened, self._lost, self._refused)
+        return LinksStatistics(len(self._all()), self._opened, self._lost, self._refused)
 
     def rtt_s(self, peer_id: PeerId) -> float | None:
         """Smoothed round-trip time to a linked peer."""
@@ -122,6 +140,7 @@ class Links:
             await self._network.serve(HELLO, self._serve)
             self.serving.set()
             nursery.start_soon(self._tell_at_once)
+            nursery.start_soon(self._standing.end_links, self._all)
             while True:
                 self._beat()
                 self._note_bytes()
@@ -166,7 +185,7 @@ class Links:
             await talk.send(self._greeter.hello(), stall_s=HELLO_S)
             theirs, _ = await talk.receive(Hello, timeout_s=HELLO_S)
             self._greeter.compare_clocks(peer_id, theirs, trio.current_time() - asked_s)
-            refusal = self._greeter.fault(theirs, self.statistics().live)
+            refusal = self._greeter.fault(peer_id, theirs)
             if refusal is not None:
                 raise Refused(refusal.reason, refusal.sentence)
         except BaseException:
@@ -177,47 +196,64 @@ class Links:
         return theirs
 
     async def _serve(self, stream: Stream) -> None:
-        talk = Conversation(stream)
+        talk, peer_id, address = Conversation(stream), stream.remote_peer_id, stream.remote_address
         theirs, _ = await talk.receive(Hello, timeout_s=HELLO_S)
-        refusal = self._greeter.fault(
-            theirs, self.statistics().live
-        ) or await self._duplicates.fault(talk.remote_peer_id, theirs.incarnation)
+        refusal = self._greeter.fault(peer_id, theirs)
+        if refusal is None and not self._places.has_room(peer_id, address):
+            refusal = NO_ROOM
         if refusal is not None:
-            self._refused += 1
-            await talk.send(refusal, stall_s=HELLO_S)
+            await self._refuse(talk, refusal)
             return
-        self._replace_silent(talk.remote_peer_id, theirs.incarnation)
+        self._places.take(peer_id, address)
+        try:
+            await self._take_in(talk, theirs)
+        finally:
+            self._places.give_back(peer_id, address)
+
+    async def _take_in(self, talk: Conversation, theirs: Hello) -> None:
+        peer_id, asked_s = talk.remote_peer_id, trio.current_time()
+        refusal = await self._duplicates.fault(peer_id, theirs.incarnation)
+        if refusal is not None:
+            await self._refuse(talk, refusal)
+            return
+        self._replace_silent(peer_id, asked_s)
         await talk.send(self._greeter.hello(), stall_s=HELLO_S)
         await self._live(talk, theirs)
 
-    def _replace_silent(self, peer_id: PeerId, incarnation: int) -> None:
+    async def _refuse(self, talk: Conversation, refusal: Refusal) -> None:
+        self._refused += 1
+        await talk.send(refusal, stall_s=HELLO_S)
+
+    def _replace_silent(self, peer_id: PeerId, asked_s: float) -> None:
+        """End the links of this identity that have been silent since it greeted."""
         for link in self._links.get(peer_id, ()):
-            if link.incarnation != incarnation:
+            if link.last_heard_s <= asked_s:
                 link.scope.cancel()
 
-    def _ask_alive(self, question: AskAlive) -> int:
+    def _ask_alive(self, question: AskAlive) -> frozenset[PeerId]:
         asked = [link for link in self._all() if link.peer_id != question.peer_id]
         for link in asked:
             self._post(link, question)
-        return len(asked)
+        return frozenset(link.peer_id for link in asked)
 
     # --- the life of a link -----------------------------------------------------------------------
     async def _own(self, talk: Conversation, theirs: Hello) -> None:
         try:
-            await self._live(talk, theirs)
-        except LocoError:
-            pass  # counted and logged where the link ended
+            with contextlib.suppress(LocoError):  # counted and logged where the link ended
+                await self._live(talk, theirs, opened_by_us=True)
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
                 await talk.aclose()
 
-    async def _live(self, talk: Conversation, theirs: Hello) -> None:
+    async def _live(self, talk: Conversation, theirs: Hello, *, opened_by_us: bool = False) -> None:
         peer_id, now_s = talk.remote_peer_id, trio.current_time()
         send, receive = trio.open_memory_channel[Outgoing](MAX_OUTBOX)
-        link = Link(peer_id, theirs.incarnation, talk, send, last_heard_s=now_s)
+        link = Link(
+            peer_id, theirs.incarnation, talk, send, last_heard_s=now_s, opened_by_us=opened_by_us
+        )
         self._links.setdefault(peer_id, []).append(link)
         self._opened += 1
-        self._redials.linked(peer_id)
+        self._dialler.linked(peer_id)
         self._roster.heard(
             now_s,
             peer_id,
@@ -228,35 +264,31 @@ class Links:
             ),
         )
         self.heard.ring()
-        self._events.emit(
-            EventName.PEER_LINKED,
-            remote=peer_id,
-            incarnation=theirs.incarnation,
-            round=theirs.round,
-        )
-        why = "closed"
+        life, round_, why = theirs.incarnation, theirs.round, "closed"
+        self._events.emit(EventName.PEER_LINKED, remote=peer_id, incarnation=life, round=round_)
         try:
             with link.scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._send_all, link, receive)
+                    nursery.start_soon(self.passing_on.begin, link, SILENCE_S)
+                    nursery.start_soon(hand_over, link, self._links, self._facts.peer_id)
                     send.send_nowait(self._beat_for(link))
                     send.send_nowait(self._peer_list())
                     await self._receive_all(link, nursery)
         except* LocoError as group:
-            why = str(group.exceptions[0]).removeprefix(f"{peer_id} ")
+            why = self._standing.why_ended(peer_id, group)
         finally:
             self._ended(link, why)
 
     def _ended(self, link: Link, why: str) -> None:
         links = self._links.get(link.peer_id, [])
-        if link in links:
-            links.remove(link)
+        links[:] = [other for other in links if other is not link]
         if not links:
             self._links.pop(link.peer_id, None)
             self._lost += 1
             self._roster.gone(trio.current_time(), link.peer_id, link.incarnation)
             self._events.emit(EventName.PEER_LOST, remote=link.peer_id, reason=why)
-            self._redials.lost(link.peer_id, trio.current_time())
+            self._dialler.redials.lost(link.peer_id, trio.current_time())
             self.heard.ring()
 
     async def _send_all(self, link: Link, outbox: trio.MemoryReceiveChannel[Outgoing]) -> None:
@@ -265,30 +297,34 @@ class Links:
 
     async def _receive_all(self, link: Link, nursery: trio.Nursery) -> None:
         while True:
+            await link.wait_turn()
             message = await self._next_message(link)
             now_s = link.last_heard_s = trio.current_time()
+            link.messages += 1
             match message:
                 case Beat():
                     self._heard_beat(link, message, now_s)
                 case PeerList():
-                    self._heard_peers(message, now_s)
+                    link.messages += PEER_LIST_COST
+                    self._dialler.hearsay.told(now_s, link.peer_id, message)
+                case Statements():
+                    link.messages += len(message.statements)
+                    self.passing_on.heard(link, message)
                 case AskAlive():
                     if link.questions < MAX_QUESTIONS:
                         nursery.start_soon(self._answer_alive, link, message)
                 case AliveReply():
-                    self._duplicates.answered(message)
+                    self._duplicates.answered(link.peer_id, message)
                 case Leaving():
                     self._roster.gone(now_s, link.peer_id, link.incarnation)
-                    self._redials.left(link.peer_id, now_s)
+                    self._dialler.redials.left(link.peer_id, now_s)
                     self._events.emit(EventName.PEER_LEFT, remote=link.peer_id)
                     raise StreamLost("left")
 
-    async def _next_message(self, link: Link) -> Beat | PeerList | AskAlive | AliveReply | Leaving:
+    async def _next_message(self, link: Link) -> FromLink:
         while True:
             try:
-                message, _ = await link.talk.receive(
-                    Beat, PeerList, AskAlive, AliveReply, Leaving, timeout_s=SILENCE_S
-                )
+                message, _ = await link.talk.receive(*FROM_LINK, timeout_s=SILENCE_S)
             except StreamStalled:
                 if not self._has_sent_bytes(link, trio.current_time() - SILENCE_S):
                     raise
@@ -310,15 +346,6 @@ class Links:
             now_s, link.peer_id, link.incarnation, progress=progress, rtt_s=link.rtt_s
         )
         self.heard.ring()
-
-    def _heard_peers(self, message: PeerList, now_s: float) -> None:
-        """Hearsay introduces a peer, and no more: a new life is told by itself, or signed by it."""
-        for entry in message.peers:
-            if entry.peer_id != self._facts.peer_id:
-                known = self._roster.get(entry.peer_id)
-                incarnation = 0 if known is None else known.incarnation
-                told = PeerRecord(entry.peer_id, incarnation, entry.addresses, math.inf)
-                self._roster.record(now_s, told)
 
     async def _answer_alive(self, link: Link, question: AskAlive) -> None:
         link.questions += 1
@@ -366,28 +393,8 @@ class Links:
             self._events.emit(EventName.PEER_LOST, remote=peer_id, reason="silent")
 
     def _redial(self) -> None:
-        """Link to everybody on the roster, up to MAX_LINKS, with back-off for each."""
+        """Link to everybody on the roster (dialler.py)."""
         if self._facts.state in (PeerState.STARTING, PeerState.CONNECTING, PeerState.LEAVING):
             return
         assert self._nursery is not None
-        now_s = trio.current_time()
-        room, members = MAX_LINKS - len(self._links), self._roster.members()
-        self._redials.forget(now_s, {member.peer_id for member in members})
-        for member in members:
-            if room <= 0:
-                break
-            peer_id = member.peer_id
-            if peer_id in self._links or peer_id == self._facts.peer_id or not member.addresses:
-                continue
-            if not self._redials.is_due(peer_id, now_s):
-                continue
-            self._redials.dialled(peer_id, now_s)
-            self._nursery.start_soon(self._dial_quietly, peer_id, member.addresses)
-            room -= 1
-
-    async def _dial_quietly(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
-        try:
-            with trio.move_on_after(HELLO_S):
-                await self.dial(peer_id, addresses)
-        except LocoError:
-            pass  # tried again after the back-off; the directory drops peers that stay away
+        self._dialler.look(self._nursery, trio.current_time(), self._links)

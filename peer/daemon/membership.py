@@ -35,12 +35,12 @@ class Membership:
     """Keeps our record fresh and the roster informed; `run` until cancelled.
 
     Args:
-        group: digest of ours.
+        name: of our group in the directory (Door.directory_name).
     """
 
     def __init__(
         self,
-        group: str,
+        name: str,
         incarnation: int,
         *,
         network: Network,
@@ -48,7 +48,7 @@ class Membership:
         roster: Roster,
         sign: Sign,
     ) -> None:
-        self._group = group
+        self._name = name
         self._incarnation = incarnation
         self._network = network
         self._directory = directory
@@ -57,7 +57,7 @@ class Membership:
         self._bad_records = 0
 
     def __repr__(self) -> str:
-        return f"<Membership of group {self._group}, {self._bad_records} bad records seen>"
+        return f"<Membership, {self._bad_records} bad records seen>"
 
     async def run(self) -> None:
         """Publish and look around, each at its own pace."""
@@ -90,13 +90,13 @@ class Membership:
         own = PeerRecord(
             self._network.peer_id, self._incarnation, tuple(self._network.addresses), expires_s
         )
-        key = record_key(self._group, own.peer_id)
+        key = record_key(self._name, own.peer_id)
         await self._directory.store(
             key, own.peer_id, encode_record(own, key, self._sign), expires_s
         )
 
     async def _refresh(self) -> None:
-        for key in record_keys(self._group):
+        for key in record_keys(self._name):
             for peer_id, value in (await self._directory.get(key)).items():
                 if peer_id != self._network.peer_id:
                     self._take(key, peer_id, value)

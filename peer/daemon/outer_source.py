@@ -6,6 +6,7 @@ from typing import Final
 from peer.averaging.parts import Averaging
 from peer.observe.facts import Facts
 from peer.ports import Work
+from peer.state.sample import sample_of
 from peer.state.state_file import StateManifest, StateScalars, copy_state, seal_state
 
 LARGEST_NORM: Final = 1e9
@@ -35,6 +36,11 @@ class OuterSource:
     def step(self) -> int:
         """The nominal step that we are at."""
         return self._facts.step
+
+    async def sample(self, seed: bytes) -> bytes:
+        """Weights at the places that follow from the seed, as they are between two outer steps."""
+        async with self._averaging.lock:
+            return sample_of(self._averaging.slow_P, seed).astype("<f4").tobytes()
 
     async def write(self, directory: Path) -> tuple[Path, StateManifest]:
         """Write the state: copied under the lock of the outer step, so that it is one state.

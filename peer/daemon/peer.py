@@ -7,7 +7,6 @@ Whatever happens on the way, the nursery in `run` owns every task, and `request_
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -17,17 +16,13 @@ import trio
 from peer.averaging.parts import Averaging, AveragingParts
 from peer.averaging.ways import averaging_of
 from peer.codec import MAIN_MEMORY, get_codec
-from peer.network.pacing import Pacing
 from peer.observe.event_names import EventName
-from peer.observe.events import EventLog
-from peer.observe.facts import Facts
 from peer.observe.status import PeerState
-from peer.ports import Directory, Network, Work
+from peer.process.rejoin import JoinAgain, addresses_of
 from peer.rounds.loop import RoundLoop
 from peer.rounds.shares import DataShares
-from peer.rounds.timing import RoundTiming
 from peer.stages.balance import keep_balance
-from peer.stages.build import stage_exchange
+from peer.stages.build import Surroundings, stage_exchange
 from peer.stages.company import StageCompany
 from peer.stages.exchange import StageExchange
 from peer.state.held_part import HeldPart
@@ -36,61 +31,27 @@ from peer.training.ports import Float32Vector, StartTrainer
 from peer.training.warm import warmed_up
 from protocol.errors import LocoError
 from protocol.membership.group import Group
-from protocol.membership.records import Sign
-from protocol.membership.view import Roster, View
+from protocol.membership.view import View
+from protocol.run.amendments import AmendedSpec
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 from protocol.run.stages import part_of_stage, stage_of_part
-from protocol.schedule.data_plan import DataPlan
 
+from .acquainting import KeepAcquaintances
 from .beginning import Arrival, Beginning
+from .checkpointing import Checkpointing, NoCheckpoints, checkpointing_of
 from .company import LinkedCompany
-from .entry import CheckSpec, Entry
-from .links import Links
+from .corpus import CorpusPieces
+from .entry import Entry
 from .membership import Membership
 from .outer_source import OuterSource
+from .peer_parts import PeerParts, PeerSettings
 from .provision import Supplies
-from .sources import Sources, fetch_weights
+from .sources import fetch_weights
+from .witnesses import Witnesses
 
 LEAVING_SHARE: Final = 0.6
 """Part of the grace in which an exchange under way may end."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeerSettings:
-    """What is particular to this peer.
-
-    Attributes:
-        on_ready: called once, as soon as others can join through us.
-        check_spec: raises when this peer's options do not fit the run.
-        bind_run: makes the home one of this run; raises when it is another's.
-        keeps_stage: whether it holds its stage of a pipeline whatever happens.
-    """
-
-    state_dir: Path
-    exit_when_done: bool
-    grace_s: float
-    on_ready: Callable[[], None]
-    check_spec: CheckSpec
-    bind_run: Callable[[SignedSpec], None]
-    observe_round: Callable[[RoundTiming], None]
-    keeps_stage: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PeerParts:
-    """What a peer is put together from."""
-
-    network: Network
-    pacing: Pacing
-    directory: Directory
-    work: Work
-    sources: Sources
-    facts: Facts
-    roster: Roster
-    links: Links
-    events: EventLog
-    sign: Sign
 
 
 class Peer:
@@ -108,9 +69,12 @@ class Peer:
         self._links = parts.links
         self._events = parts.events
         self._sign = parts.sign
+        self._standing = parts.standing
+        self.door = parts.standing.door
         self._stop = trio.Event()
         self.service: StateService | None = None
         self.rounds: RoundLoop | None = None
+        self._keeping = KeepAcquaintances(parts.acquaintances, parts.roster, parts.work)
 
     def __repr__(self) -> str:
         return f"<Peer {self._facts.state} {self.rounds!r}>"
@@ -150,8 +114,12 @@ class Peer:
         """
 
         async def life() -> None:
-            signed, supplies = await entry.enter(self._settings.check_spec)
-            await self._train(signed, supplies)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(entry.keep_looking)
+                signed, supplies = await entry.enter(self._settings.check_spec)
+                nursery.start_soon(self._keeping.run)
+                await self._train(signed, supplies)
+                nursery.cancel_scope.cancel()
 
         await self._live(life)
 
@@ -159,6 +127,7 @@ class Peer:
         """Run links and `life` until it ends or a stop is requested."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._links.run)
+            nursery.start_soon(self.door.expel)
             await self._links.serving.wait()
 
             async def live() -> None:
@@ -179,6 +148,8 @@ class Peer:
             with trio.move_on_after(self._settings.grace_s * LEAVING_SHARE):
                 await self.rounds.wait_settled()
         await self._links.say_leaving()
+        if self.rounds is not None:
+            await self.rounds.write_checkpoint()
 
     # --- training ---------------------------------------------------------------------------------
     def _hold(self, signed: SignedSpec, supplies: Supplies) -> HeldPart:
@@ -198,7 +169,8 @@ class Peer:
     async def _train(self, signed: SignedSpec, supplies: Supplies) -> None:
         """Get a state, then run rounds until the run is over; goes on serving until cancelled."""
         self._settings.bind_run(signed)
-        spec, facts = signed.spec(), self._facts
+        amended, facts = self.door.amended, self._facts
+        spec = amended.founding
         facts.run_id = signed.run_id
         facts.inner_steps_per_round = spec.sync.inner_steps
         facts.tokens_per_step = spec.tokens_per_step
@@ -212,15 +184,27 @@ class Peer:
         )
         service.refused = facts.refused
         await service.start()
+        most = self._settings.max_corpus_bytes
+        around = (self._network, self._work, self._roster, facts, self._events)
+        pieces = CorpusPieces(supplies, spec, most, *around)
+        await pieces.serve()
         with supplies.engine.memory(held.shape.padded_parameters) as slow:
             start = supplies.engine.starter(slow)
-            exchange = self._exchange(spec, held)
-            averaging = self._averaging(spec, held, slow.array, supplies.num_blocks, exchange)
+            exchange = self._exchange(amended, held)
+            kept = checkpointing_of(
+                self._settings.checkpoints,
+                held,
+                facts=facts,
+                events=self._events,
+                work=self._work,
+                wall_time_s=self._directory.swarm_time_s,
+            )
+            averaging = self._averaging(amended, held, slow.array, pieces, exchange, kept)
             self._pacing.senders = lambda: averaging.senders
-            membership, beginning = self._membership(held), supplies.beginning
+            membership, beginning = await self._membership(held), supplies.beginning
 
             async def begin() -> None:
-                await self._begin(beginning, spec, held, averaging, membership)
+                await self._begin(beginning, amended, held, averaging, membership, kept)
                 service.serve_state_of(OuterSource(averaging, facts, self._work))
 
             if not beginning.ages:
@@ -229,25 +213,29 @@ class Peer:
             async with warmed_up(start, slow.array) as start_warm:
                 if beginning.ages:
                     await begin()
-                await self._run_rounds(spec, membership, averaging, start_warm, held, exchange)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(kept.run, averaging)
+                    await self._run_rounds(
+                        spec, membership, averaging, start_warm, held, exchange, pieces
+                    )
+                    nursery.cancel_scope.cancel()
 
-    def _exchange(self, spec: RunSpec, held: HeldPart) -> StageExchange | None:
+    def _exchange(self, amended: AmendedSpec, held: HeldPart) -> StageExchange | None:
         """The microbatches of our stage; None where we hold the whole model."""
-        stage = stage_of_part(held.group.part)
+        stage, spec = stage_of_part(held.group.part), amended.founding
         if stage is None or spec.pipeline.stages == 1:
             return None
-        return stage_exchange(
-            spec,
-            stage,
-            self._stages(spec, held),
-            self._network,
-            self._facts,
-            self._links.heard,
+        around = Surroundings(
+            network=self._network,
+            facts=self._facts,
+            events=self._events,
+            heard=self._links.heard,
             sign=self._sign,
             work=self._work,
             state_dir=self._settings.state_dir,
             pacing=self._pacing,
         )
+        return stage_exchange(amended, stage, self._stages(spec, held), around)
 
     async def _keep_balance(self, spec: RunSpec, held: HeldPart) -> None:
         """Go where another stage needs us more, unless we were told to stay. Raises JoinAgain."""
@@ -263,28 +251,36 @@ class Peer:
 
     def _averaging(
         self,
-        spec: RunSpec,
+        spec: AmendedSpec,
         held: HeldPart,
         slow_P: Float32Vector,
-        num_blocks: int,
+        pieces: CorpusPieces,
         exchange: StageExchange | None,
+        kept: Checkpointing | NoCheckpoints,
     ) -> Averaging:
         links, facts = self._links, self._facts
         return averaging_of(
             AveragingParts(
-                spec=spec,
+                amended=spec,
                 held=held,
                 slow_P=slow_P,
                 facts=facts,
                 company_of=partial(
-                    LinkedCompany, held.view, facts, heard=links.heard, tell=links.tell
+                    LinkedCompany,
+                    held.view,
+                    facts,
+                    blame=self._standing.blame,
+                    heard=links.heard,
+                    tell=links.tell,
                 ),
-                shares=DataShares(DataPlan(spec.seed, num_blocks), facts),
+                shares=DataShares(pieces.plan, facts, pieces.feed),
                 network=self._network,
                 work=self._work,
                 sign=self._sign,
                 events=self._events,
                 observe_round=self._settings.observe_round,
+                checkpoints=kept,
+                convict=self._standing.convict,
                 microbatches=exchange,
             )
         )
@@ -292,10 +288,11 @@ class Peer:
     async def _begin(
         self,
         beginning: Beginning,
-        spec: RunSpec,
+        spec: AmendedSpec,
         held: HeldPart,
         averaging: Averaging,
         membership: Membership,
+        kept: Checkpointing | NoCheckpoints,
     ) -> None:
         """Take the first state, and go on from where it stands."""
         facts = self._facts
@@ -310,15 +307,20 @@ class Peer:
                 sources=self._sources,
                 roster=self._roster,
                 look_around=membership.look_around,
+                meet=membership.run,
+                witnesses_of=partial(Witnesses, self._network, held.view, self._sign),
             )
         )
         averaging.stands_after(first.round)
         facts.round, facts.nominal_step = first.round + 1, float(first.step)
-        facts.epoch, facts.position = first.epoch, first.position
+        facts.epoch, facts.position, facts.debt = first.epoch, first.position, first.debt
+        facts.over = first.over
+        if first.go_on is not None:
+            kept.go_on_from(first.go_on)
 
-    def _membership(self, held: HeldPart) -> Membership:
+    async def _membership(self, held: HeldPart) -> Membership:
         return Membership(
-            held.group.digest,
+            await self.door.directory_name(held.group.digest),
             self._facts.incarnation,
             network=self._network,
             directory=self._directory,
@@ -334,11 +336,13 @@ class Peer:
         start_trainer: StartTrainer,
         held: HeldPart,
         exchange: StageExchange | None,
+        pieces: CorpusPieces,
     ) -> None:
         rounds = self.rounds = averaging.begin(start_trainer)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(averaging.serve)
             nursery.start_soon(membership.run)
+            nursery.start_soon(pieces.run)
             nursery.start_soon(self._note_codec, spec, held)
             if exchange is not None:
                 nursery.start_soon(exchange.serve)
@@ -347,6 +351,17 @@ class Peer:
             await rounds.run()
             if self._settings.exit_when_done:
                 nursery.cancel_scope.cancel()
+            await self._until_longer(held.view)
+
+    async def _until_longer(self, view: View) -> None:
+        """Wait, after the end, until the run goes on: we were told too late. Raises JoinAgain."""
+        facts = self._facts
+        while True:
+            await self._links.heard.wait()
+            if self.door.amended.total_steps_at(facts.nominal_step) > facts.step:
+                training = view.members_training(trio.current_time())
+                if addresses := addresses_of(training):
+                    raise JoinAgain(addresses, "the run was made longer while we saw nobody")
 
     async def _note_codec(self, spec: RunSpec, held: HeldPart) -> None:
         """Say what codes vectors on this side; it is loaded before the first of them waits."""

@@ -12,11 +12,12 @@ from typing import Protocol
 
 import numpy as np
 
+from peer.corpus.store import PieceStore, open_store
 from peer.ports import PeerId, Work
+from peer.state.fetching import BlobSource
 from peer.state.held_part import PartShape
-from peer.state.service import Fetcher
 from peer.training.child_process import SpareChild
-from peer.training.corpus.prepare import PreparedCorpus
+from peer.training.corpus import PreparedCorpus
 from peer.training.ports import Float32Vector, TrainerDied
 from peer.training.process import CreatedModel, create_model
 from peer.training.settings import TrainerSettings
@@ -39,6 +40,8 @@ class Supplies:
     Attributes:
         blobs: digest to file, for joiners to fetch from us.
         num_blocks: training blocks of an epoch.
+        piece_blocks: of them in one piece of the corpus; None where it is all one.
+        store: the pieces that are here; None where the corpus has none.
         shape: of the part of the model that the engine trains.
         beginning: where the first state of its group comes from.
         part: which part that is (protocol/membership/group.py).
@@ -50,6 +53,8 @@ class Supplies:
     shape: PartShape
     beginning: Beginning
     part: str = WHOLE_MODEL
+    piece_blocks: int | None = None
+    store: PieceStore | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +81,18 @@ class Provision(Protocol):
     async def found(self, spec: RunSpec) -> tuple[RunSpec, Supplies]:
         """The founder's part; returns the spec with its data frozen. Raises InvalidRunSpec."""
 
-    async def obtain(self, spec: RunSpec, fetcher: Fetcher, choose_stage: ChooseStage) -> Supplies:
+    async def obtain(
+        self, spec: RunSpec, source: BlobSource, choose_stage: ChooseStage
+    ) -> Supplies:
         """A joiner's part. Raises InvalidRunSpec, StreamLost, Refused, RemoteProtocolError."""
 
 
 class RealProvision:
-    """Corpora in the home's cache, torch in child processes."""
+    """Corpora in the home's cache, torch in child processes.
+
+    Args:
+        data: where this machine has the corpus, if its user has said so.
+    """
 
     def __init__(
         self,
@@ -95,6 +106,7 @@ class RealProvision:
         overlap_steps: int | None,
         checkpoint_activations: bool,
         spare: SpareChild,
+        data: str | None = None,
     ) -> None:
         self._peer_id = peer_id
         self._cache_dir = cache_dir
@@ -105,13 +117,14 @@ class RealProvision:
         self._overlap_steps = overlap_steps
         self._checkpoint_activations = checkpoint_activations
         self._spare = spare
+        self._data = data
 
     def __repr__(self) -> str:
         return f"<RealProvision in {self._cache_dir}>"
 
     async def found(self, spec: RunSpec) -> tuple[RunSpec, Supplies]:
         """Make the corpus and the first weights, and freeze what joiners must know of them."""
-        spec, corpus = await freeze_data(spec, self._cache_dir, self._work)
+        spec, corpus = await freeze_data(spec, self._cache_dir, self._work, self._data)
         stage = DATA_STAGE if spec.pipeline.stages > 1 else None
         created, fresh = await self._first_weights(spec, corpus, stage)
         frozen = FrozenSection(
@@ -123,9 +136,11 @@ class RealProvision:
         spec = spec.model_copy(update={"frozen": frozen})
         return spec, self._supplies(spec, corpus, _shape(created), fresh, stage)
 
-    async def obtain(self, spec: RunSpec, fetcher: Fetcher, choose_stage: ChooseStage) -> Supplies:
+    async def obtain(
+        self, spec: RunSpec, source: BlobSource, choose_stage: ChooseStage
+    ) -> Supplies:
         """Take the corpus from here or from a peer; of a pipeline, the stage that needs us most."""
-        corpus = await obtain_data(spec, self._cache_dir, fetcher, self._work)
+        corpus = await obtain_data(spec, self._cache_dir, source, self._work, self._data)
         if spec.pipeline.stages == 1:
             return self._supplies(spec, corpus, PartShape.of_whole_model(spec), Fetched(), None)
         chosen = await choose_stage()
@@ -165,7 +180,7 @@ class RealProvision:
     ) -> Supplies:
         settings = self._trainer_settings(spec, corpus, stage)
         engine = TorchEngine(settings, memory_dir=self._state_dir, spare=self._spare)
-        blobs = {corpus.manifest_digest: corpus.path}
+        blobs = corpus.blobs
         tokenizer = tokenizer_path(self._cache_dir, corpus.tokenizer_digest)
         if tokenizer.is_file():
             blobs[corpus.tokenizer_digest] = tokenizer
@@ -176,6 +191,8 @@ class RealProvision:
             shape=shape,
             beginning=beginning,
             part=WHOLE_MODEL if stage is None else part_of_stage(stage),
+            piece_blocks=corpus.kept.manifest.piece_blocks,
+            store=open_store(corpus.kept),
         )
 
     def _trainer_settings(

@@ -6,6 +6,7 @@ from statistics import median_low
 
 import trio
 
+from peer.observe.amendment_lines import amendments_json
 from peer.observe.facts import Facts
 from peer.observe.metrics import Metrics, MetricsSnapshot, RoundPhase
 from peer.observe.status import Outcomes, PeerState, PeerStatus, Status
@@ -71,7 +72,7 @@ class Report:
             state=facts.state,
             round=facts.round if known else None,
             step=facts.step if known else None,
-            tokens=facts.tokens,
+            tokens=facts.earlier_tokens + facts.tokens,
             train_loss=facts.train_loss,
             validation_loss=self._validation_loss(),
             outcomes=self._outcomes(),
@@ -80,7 +81,9 @@ class Report:
             part=facts.held.group.part if facts.held else None,
             microbatches={str(what): count for what, count in facts.microbatches.items()},
             pipeline=facts.pipeline.to_json() if self._holds_stage else None,
+            amendments=amendments_json(facts.spec),
             codec=_codec_sentence(facts),
+            reach=facts.reach.to_json(),
             doing=facts.doing,
             since_s=now_s - facts.doing_since_s,
         )
@@ -110,7 +113,17 @@ class Report:
             healed=facts.healed,
             healed_s=facts.healed_s,
             refused=dict(facts.refused),
+            faults=dict(facts.faults),
+            checkpoints=dict(facts.checkpoints),
+            checkpoint_age_s=(
+                None
+                if facts.checkpoint_at_s is None
+                else trio.current_time() - facts.checkpoint_at_s
+            ),
+            audits=dict(facts.audits),
+            convicted=facts.convicted,
             microbatches=dict(facts.microbatches),
+            corpus=facts.corpus if facts.corpus.pieces else None,
             pipeline=facts.pipeline if self._holds_stage else None,
             group=facts.group,
             part=None if facts.held is None else facts.held.group.part,
@@ -118,7 +131,9 @@ class Report:
             step=facts.step if facts.run_id else None,
             p2pd_restarts=self._restarts.p2pd,
             directory_restarts=self._restarts.directory,
+            failed_streams=carried.failed_streams,
             loops=dict(facts.loops),
+            reach=facts.reach,
         )
 
     def _validation_loss(self) -> float | None:

@@ -14,35 +14,49 @@ from urllib.parse import urlsplit
 import trio
 
 from peer.network.directory import HivemindDirectory, open_hivemind_directory
-from peer.network.identity import Identity, load_or_create
+from peer.network.identity import Identity, load, load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from peer.network.pacing import BandwidthLimits
 from peer.observe.control import Handler, serve_control
 from peer.observe.endpoint import serve_metrics
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
 from peer.observe.log_file import LineFile
 from peer.options.addresses import HostPort
-from peer.options.config import PeerConfig
+from peer.options.config import ConfigError, PeerConfig
 from peer.options.exit_codes import ExitCode
 from peer.options.run_options import check_options
+from peer.ports import PeerId
 from peer.ports.real import RealEntropy, RealWork
 from peer.process.signals import run_until_signalled
+from peer.state.acquaintances import Acquaintances
+from peer.state.admission_file import AdmissionFile
+from peer.state.checkpoints import CheckpointStore
 from peer.state.home import Home
+from peer.state.pins import KeptPins
+from peer.state.uploads import UploadFailed, Uploads
 from peer.training.child_process import SpareChild
 from protocol.errors import LocoError
 from protocol.membership.view import Roster
 from protocol.run.run_spec import RunSpec
 
+from .admission_requests import AdmissionRequests
+from .amending import Amending
 from .assembly import Assembly, Ports
+from .checkpointing import CheckpointPlan
+from .door import Keys
+from .entry import Entry
 from .links import SILENCE_S
-from .peer import Peer, PeerSettings
+from .outside import Outside
+from .peer import Peer
+from .peer_parts import PeerParts, PeerSettings
 from .provision import RealProvision
 from .report import Report, Restarts
 
 DEFAULT_PORT: Final = 31337
 DIRECTORY_CHECK_S: Final = 5.0
+MAX_DETAIL_CHARS: Final = 400
+"""What is logged of an error's message: a stranger may have written part of it."""
 
 
 async def run_daemon(
@@ -51,7 +65,8 @@ async def run_daemon(
     """Run one peer until it ends.
 
     Args:
-        spec: the run to found; None joins one by the bootstrap addresses.
+        spec: the run to found; None goes on with the home's, or joins one by the bootstrap
+            addresses.
         home: prepared and locked.
         spare: the process of the first trainer.
 
@@ -76,6 +91,11 @@ class _Daemon:
         self._spare = spare
         self._stop = stop
         self._version = version_of("loco-peer")
+        self._checkpoints = CheckpointStore(
+            home.checkpoints_dir,
+            config.checkpoint_keep,
+            _bytes_of(config.checkpoint_max_gb),
+        )
 
     def __repr__(self) -> str:
         return f"<_Daemon of {self._home!r}>"
@@ -90,6 +110,7 @@ class _Daemon:
                 listen=[self._listen().multiaddr()],
                 announce=self._config.announce,
                 runtime_dir=self._home.make_runtime_dir(),
+                quic=self._config.quic,
             ) as network,
             open_hivemind_directory(network.daemon_control_address) as directory,
         ):
@@ -105,20 +126,49 @@ class _Daemon:
         directory: HivemindDirectory,
     ) -> None:
         ports = self._ports(network, directory)
-        assembly = Assembly(ports, identity, incarnation, self._version)
+        assembly = Assembly(ports, self._keys(identity, spec), incarnation, self._version)
         report, restarts = assembly.report, assembly.restarts
         peer = assembly.start(
-            self._settings(network, assembly.parts.facts, report), str(self._home.root)
+            self._settings(network, assembly.parts, report, founds=spec is not None),
+            str(self._home.root),
         )
         async with trio.open_nursery() as nursery:
             report.metrics_url = await self._serve_metrics(nursery, report)
-            handlers = _Control(peer, report).handlers()
+            parts = assembly.parts
+            admission = AdmissionRequests(
+                parts.standing.door, parts.links.passing_on, network, RealEntropy()
+            )
+            amending = Amending(
+                parts.standing.door, parts.links.passing_on, parts.facts, parts.roster
+            )
+            asked = (_Control(peer, report), admission, amending)
+            handlers = {name: each for part in asked for name, each in part.handlers().items()}
             await nursery.start(serve_control, self._home.control_socket, handlers)
             nursery.start_soon(_watch_network, network, directory, ports.events, restarts)
             nursery.start_soon(_watch_directory, directory, ports.events, restarts)
+            nursery.start_soon(Outside(network, parts, self._config.relay_mbps).run)
             nursery.start_soon(self._stop_when_asked, peer)
-            await assembly.run(peer, spec, self._config.bootstrap, self._config.stage)
+            await peer.run(self._entry(assembly, spec))
             nursery.cancel_scope.cancel()
+
+    def _entry(self, assembly: Assembly, spec: RunSpec | None) -> Entry:
+        """How we come to the run: a home that has one goes on with it.
+
+        A founder that has no checkpoint yet founds the same run again: nothing was saved of it.
+        """
+        config, signed = self._config, self._home.run()
+        if spec is not None and (signed is None or not self._checkpoints.has_any()):
+            return assembly.founding(spec)
+        if signed is not None:
+            return assembly.returning(signed, config.bootstrap, config.stage)
+        return assembly.joining(config.bootstrap, config.stage)
+
+    def _keys(self, identity: Identity, spec: RunSpec | None) -> Keys:
+        """What this home signs with; a home that founds a run is given a founder's key."""
+        path = self._home.founder_key_path
+        if spec is not None:
+            return Keys(identity, load_or_create(path, RealEntropy()))
+        return Keys(identity, load(path) if path.exists() else None)
 
     async def _serve_metrics(self, nursery: trio.Nursery, report: Report) -> str:
         """Where Prometheus finds us: the same place after every restart, if it can be had."""
@@ -139,6 +189,7 @@ class _Daemon:
             log_format=config.log_format,
             verbose=config.verbose,
         )
+        network.tell_bugs(partial(note_bug, events))
         provision = RealProvision(
             peer_id=network.peer_id,
             cache_dir=home.cache_dir,
@@ -149,21 +200,53 @@ class _Daemon:
             overlap_steps=config.overlap_steps,
             checkpoint_activations=config.checkpoint_activations,
             spare=self._spare,
+            data=config.data,
         )
-        limits = BandwidthLimits(config.max_upload_mbps, config.max_download_mbps)
-        return Ports(network, directory, work, provision, Roster(SILENCE_S), events, limits)
+        return Ports(
+            network,
+            directory,
+            work,
+            provision,
+            Roster(SILENCE_S),
+            events,
+            AdmissionFile(home.admission_path),
+            Acquaintances(home.neighbours_path),
+            BandwidthLimits(config.max_upload_mbps, config.max_download_mbps),
+            config.invite,
+            KeptPins(home.root),
+            self._checkpoints,
+        )
 
-    def _settings(self, network: Libp2pNetwork, facts: Facts, report: Report) -> PeerSettings:
+    def _settings(
+        self, network: Libp2pNetwork, parts: PeerParts, report: Report, *, founds: bool
+    ) -> PeerSettings:
         return PeerSettings(
             state_dir=self._home.state_dir,
             exit_when_done=self._config.exit_when_done,
             grace_s=self._config.grace_s,
-            on_ready=lambda: self._announce(network, facts, report),
+            on_ready=lambda: self._announce(network, parts, report, founds=founds),
             check_spec=partial(check_options, self._config),
             bind_run=self._home.bind_run,
             observe_round=report.observe_round,
             keeps_stage=self._config.stage is not None,
+            checkpoints=CheckpointPlan(
+                self._checkpoints,
+                self._config.checkpoint_every_s,
+                self._version,
+                self._uploads(network.peer_id),
+            ),
+            max_corpus_bytes=_bytes_of(self._config.max_corpus_gb),
         )
+
+    def _uploads(self, peer_id: PeerId) -> Uploads | None:
+        """Where copies of checkpoints go. Raises ConfigError: that place cannot be reached."""
+        url = self._config.checkpoint_upload
+        if url is None:
+            return None
+        try:
+            return Uploads(url, peer_id, self._config.checkpoint_keep)
+        except UploadFailed as error:
+            raise ConfigError(f"{error} (checkpoint-upload)") from error
 
     async def _stop_when_asked(self, peer: Peer) -> None:
         await self._stop.wait()
@@ -190,20 +273,27 @@ class _Daemon:
                 self._home.keep_port("listen", int(parts[parts.index("tcp") + 1]))
                 return
 
-    def _announce(self, network: Libp2pNetwork, facts: Facts, report: Report) -> None:
-        """Say where others can join."""
+    def _announce(
+        self, network: Libp2pNetwork, parts: PeerParts, report: Report, *, founds: bool
+    ) -> None:
+        """Say where others can join, and what a founder must not lose."""
         addresses = list(network.addresses)
         join = f"loco-peer join --bootstrap {addresses[0]}"
         if self._config.json_ready:
             ready = {
-                "peer_id": facts.peer_id,
+                "peer_id": parts.facts.peer_id,
                 "addresses": addresses,
                 "join": join,
                 "metrics": report.metrics_url,
             }
             print(json.dumps(ready), flush=True)
-        else:
-            print(f"others join with:\n  {join}", flush=True)
+            return
+        if parts.standing.door.wants_invitations:
+            join = f"loco-peer invite --home {self._home.root}    (prints a line for one of them)"
+        print(f"others join with:\n  {join}", flush=True)
+        if founds:
+            key = self._home.founder_key_path
+            print(f"keep a copy of {key}: nothing else signs for this run", flush=True)
 
 
 class _Control:
@@ -255,6 +345,17 @@ class _Control:
         return {"path": str(path)}
 
 
+def note_bug(events: EventLog, peer_id: PeerId, protocol: str, error: BaseException) -> None:
+    """Put a stream that a bug has ended into the event log."""
+    events.emit(
+        EventName.STREAM_FAILED,
+        remote=peer_id,
+        protocol=protocol,
+        error=type(error).__name__,
+        detail=str(error)[:MAX_DETAIL_CHARS],
+    )
+
+
 async def _watch_network(
     network: Libp2pNetwork, directory: HivemindDirectory, events: EventLog, restarts: Restarts
 ) -> None:
@@ -277,6 +378,10 @@ async def _watch_directory(
             events.emit(EventName.DIRECTORY_RESTARTED, reason="its thread hung", restarts=count)
         restarts.directory = count
         await trio.sleep(DIRECTORY_CHECK_S)
+
+
+def _bytes_of(gigabytes: float | None) -> float | None:
+    return None if gigabytes is None else gigabytes * 1e9
 
 
 def _is_free(port: int) -> bool:

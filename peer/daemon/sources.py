@@ -1,18 +1,28 @@
-"""Fetching what some peer has: one peer after another is asked, until one can answer."""
+"""Fetching what some peer has: one peer after another is asked, until one can answer.
+
+What a peer says of itself does not bring it forward: those in the middle of the steps that are
+heard are asked first, in an order that follows from their ids and ours. And a peer that could not
+help is not asked again at once: soon where that may pass, later where it broke the protocol or
+cannot help for long (`Waits`).
+"""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
+import blake3
 import numpy as np
 import trio
 
 from peer.observe.facts import Facts
 from peer.observe.status import PeerState
 from peer.ports import Network, PeerId, Work
-from peer.state.service import Fetcher, fetch_from
-from protocol.errors import InvalidRunSpec, LocoError
-from protocol.membership.view import Roster, View
+from peer.state.fetching import ExpectedState, Fetcher, fetch_from
+from peer.training.ports import Float32Vector
+from protocol.errors import InvalidRunSpec, LocoError, Refused, RemoteProtocolError
+from protocol.membership.view import Member, Roster, View
+from protocol.outcomes import RefusalReason
 
 from .joining import is_final
 
@@ -20,7 +30,37 @@ T = TypeVar("T")
 
 FETCH_WEIGHTS_S: Final = 300.0
 SOURCE_PAUSE_S: Final = 0.5
-"""Between two tries to fetch from a peer."""
+"""After the first failure of a source; then longer, up to MAX_SOURCE_PAUSE_S."""
+MAX_SOURCE_PAUSE_S: Final = 2.0
+DOUBT_PAUSE_S: Final = 30.0
+"""After a source broke the protocol, or refused for good."""
+TOO_LARGE_PAUSE_S: Final = 300.0
+"""After a source said that what we want is too large to be fetched."""
+
+
+class Waits:
+    """When each source may be asked again."""
+
+    def __init__(self) -> None:
+        self._not_before_s: dict[PeerId, float] = {}
+        self._pause_s: dict[PeerId, float] = {}
+
+    def __repr__(self) -> str:
+        return f"<Waits for {len(self._not_before_s)} sources>"
+
+    def is_due(self, peer_id: PeerId, now_s: float) -> bool:
+        """Whether it may be asked now."""
+        return now_s >= self._not_before_s.get(peer_id, now_s)
+
+    def failed(self, peer_id: PeerId, error: LocoError, now_s: float) -> None:
+        """It could not help."""
+        pause_s = self._pause_s.get(peer_id, SOURCE_PAUSE_S)
+        self._pause_s[peer_id] = min(MAX_SOURCE_PAUSE_S, 2 * pause_s)
+        if isinstance(error, Refused) and error.reason is RefusalReason.TOO_LARGE:
+            pause_s = TOO_LARGE_PAUSE_S
+        elif isinstance(error, RemoteProtocolError) or is_final(error):
+            pause_s = DOUBT_PAUSE_S
+        self._not_before_s[peer_id] = now_s + pause_s
 
 
 class Sources:
@@ -50,11 +90,15 @@ class Sources:
             Refused: everybody refuses for good.
             InvalidRunSpec: what was received cannot be used here.
         """
+        waits, final = Waits(), dict[PeerId, LocoError]()
         while True:
-            sources, final = _ready_first(among, preferred), list[LocoError]()
+            sources = _in_order(among, self._facts.peer_id, preferred)
             if not sources:
                 self._facts.now_doing("waiting for a peer that could help")
             for peer_id in sources:
+                if not waits.is_due(peer_id, trio.current_time()):
+                    continue
+                final.pop(peer_id, None)
                 try:
                     async with fetch_from(self._network, peer_id) as fetcher:
                         return await ask(fetcher)
@@ -62,19 +106,64 @@ class Sources:
                     raise
                 except LocoError as error:
                     self._facts.now_doing(f"{peer_id[-8:]} could not help: {error}")
+                    waits.failed(peer_id, error, trio.current_time())
                     if is_final(error):
-                        final.append(error)
-            if sources and len(final) == len(sources):
-                raise final[0]
+                        final[peer_id] = error
+            if sources and all(peer_id in final for peer_id in sources):
+                raise final[sources[0]]
             await trio.sleep(SOURCE_PAUSE_S)
 
 
-def _ready_first(among: Roster | View, preferred: PeerId | None) -> list[PeerId]:
-    """Everybody alive who may have what we need: `preferred` first, then the newest."""
+def _in_order(among: Roster | View, own_id: PeerId, preferred: PeerId | None) -> list[PeerId]:
+    """Everybody alive who may have what we need, in the order in which to ask.
+
+    `preferred` comes first, then those in the middle of the steps that all claim, then the others;
+    those that depend on relays after all that do not; equals in an order that nobody but their ids
+    and ours decides.
+    """
     alive = among.alive(trio.current_time())
     ready = [m for m in alive if m.progress.state in (PeerState.TRAINING, PeerState.FINISHED)]
-    ready.sort(key=lambda m: (m.peer_id != preferred, -m.progress.round, m.peer_id))
-    return [m.peer_id for m in ready] or [m.peer_id for m in alive]
+    asked = ready or list(alive)
+    steps = sorted(member.progress.step for member in asked)
+    edge = (len(steps) - 1) // 4
+    low, high = (steps[edge], steps[-1 - edge]) if steps else (0, 0)
+
+    def rank(member: Member) -> tuple[bool, bool, bool, bytes]:
+        lot = blake3.blake3(f"{own_id}/{member.peer_id}".encode()).digest(length=8)
+        in_the_middle = low <= member.progress.step <= high
+        return member.peer_id != preferred, member.relayed, not in_the_middle, lot
+
+    return [member.peer_id for member in sorted(asked, key=rank)]
+
+
+@dataclass(frozen=True, slots=True)
+class GivenWeights:
+    """The slow weights of another group, and what its peer says of them.
+
+    Attributes:
+        gradient_norm: as in `StateScalars`.
+    """
+
+    remote: PeerId
+    slow_P: Float32Vector
+    gradient_norm: float
+
+
+async def weights_of(sources: Sources, view: View, padded_parameters: int) -> GivenWeights | None:
+    """The weights of another group; None where nobody gave them in time.
+
+    Raises:
+        Refused, InvalidRunSpec: as `Sources.fetch`.
+    """
+    slow_P, momentum_P = np.zeros((2, padded_parameters), np.float32)
+
+    async def ask(fetcher: Fetcher) -> GivenWeights:
+        state = await fetcher.state(ExpectedState(view.group), slow_P, momentum_P)
+        return GivenWeights(fetcher.remote_peer_id, slow_P, state.gradient_norm)
+
+    with trio.move_on_after(FETCH_WEIGHTS_S):
+        return await sources.fetch(ask, view)
+    return None
 
 
 async def fetch_weights(
@@ -85,9 +174,8 @@ async def fetch_weights(
     Raises:
         LocoError: nobody gave them in time.
     """
-    slow_P, momentum_P = np.zeros((2, padded_parameters), np.float32)
-    with trio.move_on_after(FETCH_WEIGHTS_S):
-        await sources.fetch(lambda fetcher: fetcher.state(view.group, slow_P, momentum_P), view)
-        await work.run(slow_P.tofile, path)
-        return path
-    raise LocoError(f"nobody gave the weights of another stage within {FETCH_WEIGHTS_S:.0f} s")
+    given = await weights_of(sources, view, padded_parameters)
+    if given is None:
+        raise LocoError(f"nobody gave the weights of another stage within {FETCH_WEIGHTS_S:.0f} s")
+    await work.run(given.slow_P.tofile, path)
+    return path

@@ -6,7 +6,8 @@ pure core cannot do: waiting, patience, counting.
 - Large payloads go out in writes of at most WRITE_BYTES, each in its turn, and come in straight
   into the caller's buffer, so that progress is visible and a stall is noticed, without a copy.
 - Patience: `timeout_s` bounds the wait for a message, `stall_s` each step of a payload (WRITE_BYTES
-  out, READ_BYTES in). Both end in `StreamStalled`.
+  out, READ_BYTES in). Both end in `StreamStalled`. No send waits without a bound: a peer that never
+  reads is given up after SEND_STALL_S.
 - Cancellation: whoever is cancelled (or runs out of patience) while waiting for a message may
   receive again, nothing is lost. Cut off in the middle of a frame, the direction is dead, since the
   two sides no longer agree where a frame begins; using it again is a LocalProtocolError.
@@ -25,7 +26,7 @@ import trio
 
 from peer.ports import Stream
 from protocol.errors import LocalProtocolError, Refused, RemoteProtocolError, StreamLost
-from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES
+from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES, SEND_STALL_S
 from protocol.outcomes import RefusalReason
 from protocol.wire.frames import (
     FrameEnd,
@@ -151,7 +152,7 @@ class Conversation:
         message: Message,
         payload: Payload | None = None,
         *,
-        stall_s: float = math.inf,
+        stall_s: float = SEND_STALL_S,
         on_progress: OnProgress | None = None,
     ) -> None:
         """Send one message, and its payload behind it.

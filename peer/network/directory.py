@@ -362,12 +362,17 @@ class HivemindDirectory:
                 await thread.call(lambda node: node.add_peers(peers))
 
 
+def wall_time_s() -> float:
+    """Unix time of this machine, right or wrong."""
+    return time.time()  # noqa: TID251 - this is the port
+
+
 @asynccontextmanager
 async def open_hivemind_directory(
     control_address: str,
     initial_peers: Sequence[Address] = (),
     *,
-    wall_clock: Callable[[], float] = time.time,  # noqa: TID251 - this is the port
+    wall_clock: Callable[[], float] = wall_time_s,
 ) -> AsyncIterator[HivemindDirectory]:
     """A directory on the p2pd at this control socket.
 

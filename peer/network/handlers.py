@@ -1,27 +1,32 @@
 """Running the handlers of incoming streams, alike in every network.
 
-Each stream gets a task, within two bounds: so many streams at once, and so many from one peer. A
-stream beyond a bound is closed at once and counted; the peer sees the stream end, and nobody else
-notices. What goes wrong on one stream (a `LocoError`, one of trio's resource errors) ends that
-stream alone. Anything else is a bug here. On a real network, where a stranger may have found it, it
-ends the stream too, is counted, and is told once for each peer and kind; in a simulation it is not
-hidden.
+Each stream gets a task, within three bounds: so many streams at once, so many from one peer, and so
+many from one network (protocol/membership/budget.py). A stream beyond a bound is closed at once and
+counted; the peer sees the stream end, and nobody else notices. What goes wrong on one stream (a
+`LocoError`, one of trio's resource errors) ends that stream alone. Anything else is a bug here. On
+a real network, where a stranger may have found it, it ends the stream too, is counted, and is told
+once for each peer and kind; in a simulation it is not hidden.
 """
 
 import traceback
-from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
 import trio
 
-from peer.ports import PeerId, Stream, StreamHandler
+from peer.ports import Address, PeerId, Stream, StreamHandler
 from peer.process.exception_groups import leaves
 from protocol.errors import LocalProtocolError, LocoError
+from protocol.limits import (
+    MAX_INBOUND_STREAMS,
+    MAX_INBOUND_STREAMS_PER_PEER,
+    MAX_INBOUND_STREAMS_PER_PREFIX,
+)
+from protocol.membership.budget import Budget, Shares
 
-MAX_INBOUND_STREAMS: Final = 512
-"""Streams from outside served at once."""
-MAX_INBOUND_STREAMS_PER_PEER: Final = 32
+INBOUND_STREAMS: Final = Shares(
+    MAX_INBOUND_STREAMS, MAX_INBOUND_STREAMS_PER_PEER, MAX_INBOUND_STREAMS_PER_PREFIX
+)
 MAX_HANDLERS: Final = 32
 """Protocols served."""
 MAX_TOLD: Final = 256
@@ -37,15 +42,15 @@ STREAM_ERRORS: Final = (
 """Errors that end one stream and nothing else."""
 
 
-TellBug = Callable[[str, BaseException], None]
-"""Told of a bug that has ended a stream: the sentence, and the error."""
+TellBug = Callable[[PeerId, str, BaseException], None]
+"""Told of a bug that has ended a stream: whose, of which protocol, and the error."""
 
 
 class Handlers:
     """The protocols that a peer serves, and the streams being served.
 
     Args:
-        tell_bug: is told of bugs; None lets them end everything.
+        tell_bug: is told of bugs; without one they end everything.
 
     Attributes:
         refused_streams: beyond a bound.
@@ -54,14 +59,14 @@ class Handlers:
 
     def __init__(self, tell_bug: TellBug | None = None) -> None:
         self._handlers: dict[str, StreamHandler] = {}
-        self._active: Counter[PeerId] = Counter()
-        self._tell_bug = tell_bug
+        self._active = Budget(INBOUND_STREAMS)
+        self._tellers = [] if tell_bug is None else [tell_bug]
         self._told: set[tuple[PeerId, str, str]] = set()
         self.refused_streams = 0
         self.failed_streams = 0
 
     def __repr__(self) -> str:
-        return f"<Handlers of {sorted(self._handlers)}, {self._active.total()} streams active>"
+        return f"<Handlers of {sorted(self._handlers)}, {self._active.taken} streams active>"
 
     @property
     def protocols(self) -> list[str]:
@@ -80,36 +85,35 @@ class Handlers:
             raise LocalProtocolError(f"more than {MAX_HANDLERS} protocols")
         self._handlers[protocol] = handler
 
+    def also_tell(self, tell_bug: TellBug) -> None:
+        """Tell this one of bugs too, from now on."""
+        self._tellers.append(tell_bug)
+
     def serves(self, protocol: str) -> bool:
         """Whether `protocol` has a handler."""
         return protocol in self._handlers
 
-    def admit(self, peer_id: PeerId) -> bool:
-        """Whether one more stream of this peer is within the bounds; False is counted."""
-        admitted = (
-            self._active.total() < MAX_INBOUND_STREAMS
-            and self._active[peer_id] < MAX_INBOUND_STREAMS_PER_PEER
-        )
+    def admit(self, peer_id: PeerId, address: Address) -> bool:
+        """Whether a stream of this peer, from there, is within the bounds; False is counted."""
+        admitted = self._active.has_room(peer_id, address)
         self.refused_streams += not admitted
         return admitted
 
     async def run(self, protocol: str, stream: Stream) -> None:
         """Serve an admitted stream to its end, and close it."""
-        peer_id = stream.remote_peer_id
-        self._active[peer_id] += 1
+        peer_id, address = stream.remote_peer_id, stream.remote_address
+        self._active.take(peer_id, address)
         try:
             try:
                 await self._handlers[protocol](stream)
             except* STREAM_ERRORS:
                 pass
         except Exception as bug:  # whatever it is: a stranger may have found it
-            if self._tell_bug is None:
+            if not self._tellers:
                 raise
             self._count(protocol, peer_id, bug)
         finally:
-            self._active[peer_id] -= 1
-            if not self._active[peer_id]:
-                del self._active[peer_id]
+            self._active.give_back(peer_id, address)
             with trio.CancelScope(shield=True):
                 await stream.aclose()
 
@@ -120,11 +124,12 @@ class Handlers:
             kind = (peer_id, protocol, type(error).__name__)
             if kind not in self._told and len(self._told) < MAX_TOLD:
                 self._told.add(kind)
-                if self._tell_bug is not None:
-                    self._tell_bug(f"a stream of {peer_id} for {protocol} ended", error)
+                for tell in self._tellers:
+                    tell(peer_id, protocol, error)
 
 
-def print_bug(sentence: str, error: BaseException) -> None:
+def print_bug(peer_id: PeerId, protocol: str, error: BaseException) -> None:
     """Say on stderr what has ended a stream."""
+    sentence = f"a stream of {peer_id} for {protocol} ended"
     error.add_note(f"loco-peer: this is a bug in loco-peer; please report it: {sentence}")
     traceback.print_exception(error)

@@ -189,6 +189,12 @@ class Pacing:
         self._down.charge(num_bytes * WIRE_FACTOR)
         self._up.charge(num_bytes * ACKNOWLEDGEMENTS)
 
+    async def carry(self, num_bytes: int) -> None:
+        """Wait until bytes of others, which come in and go out again, may go over our line."""
+        await self._up.turn(num_bytes * WIRE_FACTOR)
+        self._down.charge(num_bytes * WIRE_FACTOR)
+        await self._down.wait_clear()
+
     # --- what links say to each other -------------------------------------------------------------
     def received_bytes(self, peer_id: PeerId) -> int:
         """What came from a peer so far."""

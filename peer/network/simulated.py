@@ -21,7 +21,6 @@ one shared test suite).
 import hashlib
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -39,17 +38,6 @@ from .traffic import Traffic
 DIAL_TIMEOUT_S: Final = 15.0
 MAX_PEERS: Final = 1 << 16
 _PORT: Final = 4001
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedStatistics(NetworkStatistics):
-    """What was carried.
-
-    Attributes:
-        refused_streams: streams from outside closed because a bound was reached.
-    """
-
-    refused_streams: int
 
 
 class SimulatedInternet:
@@ -80,14 +68,20 @@ class SimulatedInternet:
         return f"<SimulatedInternet of {len(self._networks)} peers, {len(self._cut)} pairs cut>"
 
     @asynccontextmanager
-    async def open_network(self, peer_id: PeerId) -> AsyncIterator["SimulatedNetwork"]:
-        """Bring a peer online until the context ends or the peer is killed."""
+    async def open_network(
+        self, peer_id: PeerId, address: Address | None = None
+    ) -> AsyncIterator["SimulatedNetwork"]:
+        """Bring a peer online until the context ends or the peer is killed.
+
+        Args:
+            address: where it is; None takes the next of a private network.
+        """
         peer_id_to_bytes(peer_id)
         if peer_id in self._networks:
             raise ValueError(f"{peer_id} is online already")
         if len(self._networks) >= MAX_PEERS:
             raise ValueError(f"more than {MAX_PEERS} peers")
-        network = SimulatedNetwork(self, peer_id, self._next_address())
+        network = SimulatedNetwork(self, peer_id, address or self._next_address())
         async with trio.open_nursery() as nursery:
             await nursery.start(network.host)
             self._networks[peer_id] = network
@@ -131,6 +125,10 @@ class SimulatedInternet:
         """The network of a peer that is online."""
         return self._networks.get(peer_id)
 
+    def answering_at(self, address: Address) -> PeerId | None:
+        """The peer that is online at an address."""
+        return next((p for p, net in self._networks.items() if net.is_at(address)), None)
+
     async def round_trip(self, source: PeerId, destination: PeerId) -> None:
         """Let the time of one small message and its answer pass.
 
@@ -163,6 +161,7 @@ class SimulatedNetwork:
         self._traffic = Traffic()
         self._streams: dict[SimulatedStream, None] = {}
         self._known: dict[PeerId, tuple[Address, ...]] = {}
+        self._announced: tuple[Address, ...] = ()
         self._alive = True
 
     def __repr__(self) -> str:
@@ -177,7 +176,28 @@ class SimulatedNetwork:
     @property
     def addresses(self) -> Sequence[Address]:
         """Full multiaddrs with /p2p/."""
-        return (multiaddr.with_peer_id(self._address, self._peer_id),)
+        everywhere = (self._address, *self._announced)
+        return tuple(multiaddr.with_peer_id(address, self._peer_id) for address in everywhere)
+
+    def announce(self, addresses: Sequence[Address]) -> None:
+        """Tell others these addresses too; nobody is reached by them here."""
+        self._announced = tuple(addresses)
+
+    async def probe(self, address: Address) -> PeerId:
+        """The peer that answers at an address.
+
+        Raises:
+            StreamLost: nobody does.
+        """
+        answering = self._internet.answering_at(multiaddr.split_peer_id(address)[0])
+        if answering is None:
+            raise StreamLost(f"dial: cannot connect to {address}: connection refused")
+        await self._internet.round_trip(self._peer_id, answering)
+        return answering
+
+    def move(self, address: Address) -> None:
+        """From now on this machine has another address."""
+        self._address = address
 
     async def host(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the handlers until the peer dies."""
@@ -209,7 +229,9 @@ class SimulatedNetwork:
             raise StreamLost(f"protocol: {peer_id} does not speak {protocol}")
         peers = (self._peer_id, peer_id)
         links = (self._internet.link(*peers), self._internet.link(*reversed(peers)))
-        ours, theirs = open_pair(protocol, peers, links, (self._traffic, remote._traffic))
+        ours, theirs = open_pair(
+            protocol, peers, links, (self._traffic, remote._traffic), self._address
+        )
         self._adopt(ours)
         remote._accept(protocol, theirs)
         return ours
@@ -223,15 +245,20 @@ class SimulatedNetwork:
         self._handlers.add(protocol, handler)
         await trio.lowlevel.checkpoint()
 
-    def statistics(self) -> "SimulatedStatistics":
+    def statistics(self) -> NetworkStatistics:
         """What was carried."""
         carried = self._traffic.statistics()
-        return SimulatedStatistics(
+        return NetworkStatistics(
             sent_bytes=carried.sent_bytes,
             received_bytes=carried.received_bytes,
             open_streams=carried.open_streams,
             refused_streams=self._handlers.refused_streams,
+            failed_streams=self._handlers.failed_streams,
         )
+
+    def is_at(self, address: Address) -> bool:
+        """Whether this machine has that address."""
+        return self._address == address
 
     def die(self) -> None:
         """Lose every stream and stop serving; what `SimulatedInternet.kill` does to us."""
@@ -270,7 +297,7 @@ class SimulatedNetwork:
 
     def _accept(self, protocol: str, stream: SimulatedStream) -> None:
         self._adopt(stream)
-        if self._handlers.admit(stream.remote_peer_id):
+        if self._handlers.admit(stream.remote_peer_id, stream.remote_address):
             self._nursery.start_soon(self._handlers.run, protocol, stream)
         else:
             stream.close()

@@ -15,7 +15,7 @@ from typing import Final
 
 import trio
 
-from peer.ports import OnBytes, PeerId
+from peer.ports import Address, OnBytes, PeerId
 from protocol.errors import StreamLost
 
 from .simulated_link import SimulatedLink
@@ -178,9 +178,11 @@ class SimulatedStream:
         traffic: Traffic,
         incoming: _Pipe,
         outgoing: _Pipe,
+        remote_address: Address = "",
     ) -> None:
         self._protocol = protocol
         self._remote_peer_id = remote_peer_id
+        self._remote_address = remote_address
         self._traffic = traffic
         self._incoming = incoming
         self._outgoing = outgoing
@@ -198,6 +200,11 @@ class SimulatedStream:
     def remote_peer_id(self) -> PeerId:
         """The peer at the other end."""
         return self._remote_peer_id
+
+    @property
+    def remote_address(self) -> Address:
+        """The address that the peer came from."""
+        return self._remote_address
 
     async def turn(self, num_bytes: int) -> int:
         """Let all of it go: nothing is held back here."""
@@ -311,11 +318,12 @@ def open_pair(
     peers: tuple[PeerId, PeerId],
     links: tuple[SimulatedLink, SimulatedLink],
     traffics: tuple[Traffic, Traffic],
+    opener_address: Address = "",
 ) -> tuple[SimulatedStream, SimulatedStream]:
     """Both ends of a new stream. `links` leads from the first peer to the second, and back."""
     there = _Pipe(links[0], links[1].model.latency_s)
     back = _Pipe(links[1], links[0].model.latency_s)
     return (
         SimulatedStream(protocol, peers[1], traffics[0], back, there),
-        SimulatedStream(protocol, peers[0], traffics[1], there, back),
+        SimulatedStream(protocol, peers[0], traffics[1], there, back, opener_address),
     )

@@ -7,6 +7,8 @@ runtime directory, named by a hash of the identity file's path, the same for eve
 import hashlib
 import os
 import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +19,7 @@ from .p2pd_process import P2pdFailed
 OLD_P2PD_EXIT_S: Final = 5.0
 """How long a p2pd whose daemon was killed gets to notice."""
 LOOK_AGAIN_S: Final = 0.1
+LISTEN_BACKLOG: Final = 128
 
 
 def runtime_directory() -> Path:
@@ -67,3 +70,17 @@ async def wait_until_unused(control_path: Path) -> None:
     raise P2pdFailed(
         f"another daemon uses this identity (its p2pd answers on {control_path}): stop it first"
     )
+
+
+@asynccontextmanager
+async def listen_at(path: Path) -> AsyncIterator[trio.SocketListener]:
+    """A listener on a unix socket at `path`, which is removed afterwards."""
+    path.unlink(missing_ok=True)
+    listener = trio.socket.socket(trio.socket.AF_UNIX)
+    try:
+        await listener.bind(str(path))
+        listener.listen(LISTEN_BACKLOG)
+        yield trio.SocketListener(listener)
+    finally:
+        listener.close()
+        path.unlink(missing_ok=True)

@@ -26,6 +26,11 @@ class WrappedStream(Generic[InnerStream]):
         """The authenticated peer at the other end."""
         return self._stream.remote_peer_id
 
+    @property
+    def remote_address(self) -> Address:
+        """The address that the peer came from."""
+        return self._stream.remote_address
+
     async def turn(self, num_bytes: int) -> int:
         """Wait until bulk may go; how much of it may go now."""
         return await self._stream.turn(num_bytes)
@@ -65,6 +70,14 @@ class WrappedNetwork:
     def addresses(self) -> Sequence[Address]:
         """The addresses of the network within."""
         return self._network.addresses
+
+    def announce(self, addresses: Sequence[Address]) -> None:
+        """Tell others these addresses too."""
+        self._network.announce(addresses)
+
+    async def probe(self, address: Address) -> PeerId:
+        """The peer that answers at an address; raises StreamLost."""
+        return await self._network.probe(address)
 
     async def connect(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
         """Connect through the network within."""

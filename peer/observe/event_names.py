@@ -17,10 +17,24 @@ class EventName(StrEnum):
     PEER_LINKED = "PeerLinked"
     PEER_LOST = "PeerLost"
     PEER_LEFT = "PeerLeft"
+    REACHABILITY_CHANGED = "ReachabilityChanged"
+    PEER_RULED_ON = "PeerRuledOn"
+    PEER_IGNORED = "PeerIgnored"
+    PEER_CONVICTED = "PeerConvicted"
     RUN_RECEIVED = "RunReceived"
+    RUN_AMENDED = "RunAmended"
+    RUN_RESUMED = "RunResumed"
+    CHECKPOINT_WRITTEN = "CheckpointWritten"
+    CHECKPOINT_COPIED = "CheckpointCopied"
+    CHECKPOINT_FAILED = "CheckpointFailed"
+    CHECKPOINT_REFUSED = "CheckpointRefused"
     GROUP_ENTERED = "GroupEntered"
     STATE_RECEIVED = "StateReceived"
+    PIECES_AWAITED = "PiecesAwaited"
+    PIECE_FAILED = "PieceFailed"
     STAGE_REBUILT = "StageRebuilt"
+    STAGE_LEFT_OUT = "StageLeftOut"
+    STAGE_TAKEN_IN = "StageTakenIn"
     FINAL_AVERAGING = "FinalAveraging"
     ROUND_OPENED = "RoundOpened"
     ROUND_CLOSED = "RoundClosed"
@@ -36,6 +50,7 @@ class EventName(StrEnum):
     VALIDATED = "Validated"
     DIRECTORY_RESTARTED = "DirectoryRestarted"
     NETWORK_RESTARTED = "NetworkRestarted"
+    STREAM_FAILED = "StreamFailed"
     BOOTSTRAP_FAILING = "BootstrapFailing"
     IDENTITY_PINNED = "IdentityPinned"
     RUN_FINISHED = "RunFinished"
@@ -56,7 +71,33 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
     EventName.PEER_LINKED: _REMOTE | {"incarnation": "theirs", "round": "theirs"},
     EventName.PEER_LOST: _REMOTE | {"reason": "what broke the link, or silence"},
     EventName.PEER_LEFT: _REMOTE,
+    EventName.REACHABILITY_CHANGED: {
+        "reachable": "whether others can dial us: yes, no or unknown",
+        "nat": "what stands between: none, cone, symmetric or unknown",
+    },
+    EventName.PEER_RULED_ON: _REMOTE | {"verdict": "admit, ban or delegate"},
+    EventName.PEER_IGNORED: _REMOTE | {"fault": "the last of those held against it"},
+    EventName.PEER_CONVICTED: _REMOTE,
     EventName.RUN_RECEIVED: _REMOTE | {"run_id": "of the run spec", "name": "of the run"},
+    EventName.RUN_AMENDED: {
+        "version": "of the amendment",
+        "round": "the first in which it is in force",
+        "keys": "of the run spec that it changes",
+    },
+    EventName.RUN_RESUMED: _ROUND
+    | {"path": "of the checkpoint", "tokens": "that this peer had trained"},
+    EventName.CHECKPOINT_WRITTEN: _ROUND
+    | {
+        "path": "its folder",
+        "bytes": "of its files",
+        "stalled_s": "for how long no round was trained",
+        "seconds": "until it was on the disk",
+    },
+    EventName.CHECKPOINT_COPIED: {"path": "of the copy", "seconds": "that took"},
+    EventName.CHECKPOINT_FAILED: {
+        "detail": "why it was not written, or not copied; it is tried again"
+    },
+    EventName.CHECKPOINT_REFUSED: {"path": "its folder", "detail": "what is wrong with it"},
     EventName.GROUP_ENTERED: {
         "group": "its digest, which stands in all that concerns it",
         "part": "of the model that we hold, like all others in the group",
@@ -64,10 +105,25 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
     },
     EventName.STATE_RECEIVED: _ROUND
     | {"remotes": "peers it came from", "bytes": "of state", "seconds": "the transfer took"},
+    EventName.PIECES_AWAITED: {
+        "pieces": "of the corpus that the next step needed and that were not here",
+        "seconds": "for which training stood still for them",
+    },
+    EventName.PIECE_FAILED: _REMOTE
+    | {"piece": "of the corpus, its number", "detail": "why it could not be kept, or trusted"},
     EventName.STAGE_REBUILT: {
         "stage": "that nobody held any more",
         "remotes": "peers whose stages it was made of; none where it begins as the model did",
         "untrained": "parameters that begin as the model did",
+    },
+    EventName.STAGE_LEFT_OUT: {
+        "stage": "that nobody holds any more, and that our microbatches leave out from now on",
+        "step": "nominal",
+    },
+    EventName.STAGE_TAKEN_IN: {
+        "stage": "that somebody holds again, and that our microbatches visit from now on",
+        "step": "nominal",
+        "seconds": "for which it was left out",
     },
     EventName.FINAL_AVERAGING: {
         "peers": "that take part",
@@ -126,6 +182,12 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
     | {"loss": "validation loss of the slow weights", "seconds": "it took"},
     EventName.DIRECTORY_RESTARTED: {"reason": "for people", "restarts": "so far"},
     EventName.NETWORK_RESTARTED: {"reason": "for people", "restarts": "so far"},
+    EventName.STREAM_FAILED: _REMOTE
+    | {
+        "protocol": "of the stream, which a bug of ours has ended; once for each peer and error",
+        "error": "its type",
+        "detail": "its message",
+    },
     EventName.BOOTSTRAP_FAILING: {
         "address": "that was tried",
         "step": "resolve, dial, handshake, protocol or directory",

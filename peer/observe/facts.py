@@ -8,13 +8,18 @@ from dataclasses import dataclass, field
 
 import trio
 
+from peer.observe.checkpoint_metrics import CheckpointOutcome
+from peer.observe.corpus_facts import CorpusFacts
 from peer.observe.pipeline_facts import PipelineFacts
+from peer.observe.reach_facts import ReachFacts
 from peer.observe.status import RECENT_ROUNDS, PeerState
 from peer.state.held_part import HeldPart
 from protocol.gossip.matchmaking_events import Snapshot
+from protocol.membership.conduct import Fault
 from protocol.membership.group import Group
 from protocol.microbatch.counts import Counted
-from protocol.outcomes import RefusalReason, SkipReason
+from protocol.outcomes import AuditOutcome, RefusalReason, SkipReason
+from protocol.run.amendments import AmendedSpec
 
 
 @dataclass(slots=True)
@@ -27,10 +32,15 @@ class Facts:
         free: the snapshots that we look for partners with, by fragment; 0 where the whole model is
             one vector.
         ended: our last round of training is averaged.
+        over: so is the final averaging, in this life or before.
         recent: whether each of the last RECENT_ROUNDS rounds was averaged, oldest first.
         replica_loss: validation loss of our own replica at the end of the training, before the
             final averaging.
         tokens, inner_steps: trained by this daemon since its start.
+        earlier_tokens: trained before that, by the checkpoint that we went on from.
+        debt: nominal steps that rounds have trained more than their lengths.
+        checkpoints: by how they ended.
+        checkpoint_at_s: trio's time of the last; None before the first.
         steps_per_s: inner steps per second, smoothed.
         alone_steps_per_s: those of the trainer alone, by its calibration.
         gradient_norm: of an inner step, before clipping; 0 before the first.
@@ -38,14 +48,19 @@ class Facts:
         stalled_s: time for which training stood still for averages that were late.
         diverged, healed, healed_s: chunks of the outer copy found to differ from a better one,
             those that were fetched, and how long that took.
+        spec: of the run, as amended so far; None before it is here.
         held: the part of the model that we hold; None before the run spec is here.
         chosen: the group that we shall be in, as soon as we know.
         refused: contributions of others to fragments that were not taken, and whatever was meant
             for another group, by reason.
+        audits: of averages that other peers have signed, by outcome.
+        convicted: peers that were proved to have lied.
         lost_blocks, repeated_blocks: of the whole swarm, by changes of its members.
+        corpus: where its pieces come one by one.
         restarts: trainer restarts by reason.
         microbatches, pipeline: where we hold a stage.
         codec: of the run; None while unknown.
+        reach: how others reach us.
         loops: what codes in it, for `trainer` and `daemon` (`peer.codec.Codec.loops_for`).
     """
 
@@ -58,11 +73,16 @@ class Facts:
     nominal_step: float = 0.0
     free: dict[int, Snapshot] = field(default_factory=dict)
     ended: bool = False
+    over: bool = False
     recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT_ROUNDS))
     replica_loss: float | None = None
     inner_steps_per_round: int = 1
     tokens: int = 0
     inner_steps: int = 0
+    earlier_tokens: int = 0
+    debt: float = 0.0
+    checkpoints: Counter[CheckpointOutcome] = field(default_factory=Counter)
+    checkpoint_at_s: float | None = None
     tokens_per_step: int = 0
     epoch: int = 0
     position: int = 0
@@ -74,6 +94,7 @@ class Facts:
     validation_loss: float | None = None
     validation_round: int | None = None
     replica_distance: float | None = None
+    spec: AmendedSpec | None = None
     held: HeldPart | None = None
     chosen: Group | None = None
     parameters: int | None = None
@@ -83,14 +104,19 @@ class Facts:
     healed: int = 0
     healed_s: float = 0.0
     refused: Counter[RefusalReason] = field(default_factory=Counter)
+    faults: Counter[Fault] = field(default_factory=Counter)
+    audits: Counter[AuditOutcome] = field(default_factory=Counter)
+    convicted: int = 0
     lost_blocks: int = 0
     repeated_blocks: int = 0
+    corpus: CorpusFacts = field(default_factory=CorpusFacts)
     skipped: Counter[SkipReason] = field(default_factory=Counter)
     restarts: Counter[str] = field(default_factory=Counter)
     microbatches: Counter[Counted] = field(default_factory=Counter)
     pipeline: PipelineFacts = field(default_factory=PipelineFacts)
     codec: str | None = None
     loops: dict[str, str] = field(default_factory=dict)
+    reach: ReachFacts = field(default_factory=ReachFacts)
     doing: str = "starting"
     doing_since_s: float = 0.0
 

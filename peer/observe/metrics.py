@@ -30,11 +30,18 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from protocol.membership.conduct import Fault
 from protocol.microbatch.counts import Counted
-from protocol.outcomes import RefusalReason, SkipReason
+from protocol.outcomes import AuditOutcome, RefusalReason, SkipReason
 
+from .checkpoint_metrics import CheckpointOutcome, checkpoint_metrics
+from .corpus_facts import CorpusFacts
+from .corpus_metrics import corpus_metrics
+from .families import counter, counter_by, gauge
 from .pipeline_facts import PipelineFacts
 from .pipeline_metrics import pipeline_metrics
+from .reach_facts import ReachFacts
+from .reach_metrics import reach_metrics
 from .status import Outcomes, PeerState
 
 ROUND_SECONDS_BUCKETS: Final = (
@@ -44,7 +51,6 @@ TRAINER_RESTART_REASONS: Final = (
     "died", "hung", "error", "unusable", "non_finite", "out_of_memory",
 )  # fmt: skip
 """Reasons that are there from the start; others may follow."""
-
 REFUSED_CONTRIBUTIONS: Final = (RefusalReason.AHEAD, RefusalReason.BEHIND, RefusalReason.TWICE)
 """Reasons for which an owner does not take a contribution."""
 
@@ -82,8 +88,14 @@ class MetricsSnapshot:
             that were fetched, and how long that took.
         refused: contributions of others to fragments that were not taken, and whatever was meant
             for another group, by reason.
+        faults: held against other peers, by kind.
+        checkpoints, checkpoint_age_s: by how they ended; since the last, None before the first.
+        audits: of averages that other peers have signed, by outcome.
+        convicted: peers that were proved to have lied.
+        corpus: None where its pieces are not known.
         pipeline: None where we hold the whole model.
         group, part: digest of the group, and the part of the model that all in it hold.
+        failed_streams: of other peers, ended by a bug here.
         loops: what codes vectors, for `trainer` and `daemon`; why, if it was to be another.
     """
 
@@ -108,13 +120,21 @@ class MetricsSnapshot:
     healed: int = 0
     healed_s: float = 0.0
     refused: Mapping[RefusalReason, int] = field(default_factory=dict)
+    faults: Mapping[Fault, int] = field(default_factory=dict)
+    checkpoints: Mapping[CheckpointOutcome, int] = field(default_factory=dict)
+    checkpoint_age_s: float | None = None
+    audits: Mapping[AuditOutcome, int] = field(default_factory=dict)
+    convicted: int = 0
     microbatches: Mapping[Counted, int] = field(default_factory=dict)
+    corpus: CorpusFacts | None = None
     pipeline: PipelineFacts | None = None
     group: str | None = None
     part: str | None = None
     p2pd_restarts: int = 0
     directory_restarts: int = 0
+    failed_streams: int = 0
     loops: Mapping[str, str] = field(default_factory=dict)
+    reach: ReachFacts = field(default_factory=ReachFacts)
 
 
 class Metrics:
@@ -180,6 +200,7 @@ class _SnapshotCollector(Collector):
         now = self._read()
         yield from _training(now)
         yield _blocks(now)
+        yield from () if now.corpus is None else corpus_metrics(now.corpus)
         yield _recent_rounds(now.outcomes)
         yield _rounds(now.outcomes)
         yield _round_seconds(self._durations)
@@ -187,6 +208,7 @@ class _SnapshotCollector(Collector):
         yield from _swarm(now)
         yield from _group(now)
         yield from _restarts(now)
+        yield from reach_metrics(now.reach)
         yield _build(self._version, now.loops)
 
 
@@ -202,26 +224,26 @@ def _build(version: str, loops: Mapping[str, str]) -> Metric:
 
 
 def _training(now: MetricsSnapshot) -> Iterator[Metric]:
-    yield _counter("loco_inner_steps", "Inner optimizer steps done by this peer.", now.inner_steps)
-    yield _counter("loco_tokens", "Tokens trained by this peer.", now.tokens)
-    yield _gauge(
+    yield counter("loco_inner_steps", "Inner optimizer steps done by this peer.", now.inner_steps)
+    yield counter("loco_tokens", "Tokens trained by this peer.", now.tokens)
+    yield gauge(
         "loco_train_loss",
         "Mean training loss of the last round, in nats per token.",
         now.train_loss,
     )
-    yield _gauge(
+    yield gauge(
         "loco_validation_loss",
         "Loss of the slow weights on the run's validation blocks, in nats per token.",
         now.validation_loss,
     )
-    yield _gauge("loco_round", "Round of the run that this peer is in.", now.round)
-    yield _gauge("loco_step", "Nominal inner step of the run that this peer is at.", now.step)
-    yield _gauge(
+    yield gauge("loco_round", "Round of the run that this peer is in.", now.round)
+    yield gauge("loco_step", "Nominal inner step of the run that this peer is at.", now.step)
+    yield gauge(
         "loco_compute_utilisation",
         "Tokens trained over those that the trainer alone would have trained, as a ratio.",
         now.compute_utilisation,
     )
-    yield _gauge(
+    yield gauge(
         "loco_replica_distance",
         "Root mean square per parameter of our fast weights less the last partner's.",
         now.replica_distance,
@@ -252,7 +274,7 @@ def _rounds(outcomes: Outcomes) -> Metric:
 
 
 def _recent_rounds(outcomes: Outcomes) -> Metric:
-    return _gauge(
+    return gauge(
         "loco_averaged_share",
         "Share of the last 50 rounds that were averaged, 0 to 1.",
         outcomes.recent_share,
@@ -269,12 +291,12 @@ def _round_seconds(durations: Mapping[RoundPhase, _Durations]) -> Metric:
 
 
 def _fragments(now: MetricsSnapshot) -> Iterator[Metric]:
-    yield _counter(
+    yield counter(
         "loco_stalled_seconds",
         "Time for which training stood still for fragments that were late, in seconds.",
         now.stalled_s,
     )
-    yield _counter(
+    yield counter(
         "loco_state_divergence",
         "Chunks of the outer copy found to differ from a better one of another peer.",
         now.diverged,
@@ -285,28 +307,29 @@ def _fragments(now: MetricsSnapshot) -> Iterator[Metric]:
         count_value=now.healed,
         sum_value=now.healed_s,
     )
-    refused = CounterMetricFamily(
+    yield counter_by(
+        "reason",
         "loco_contributions_refused",
         "Contributions of other peers to fragments that were not taken, by reason.",
-        labels=["reason"],
+        REFUSED_CONTRIBUTIONS,
+        now.refused,
     )
-    for reason in REFUSED_CONTRIBUTIONS:
-        refused.add_metric([str(reason)], now.refused.get(reason, 0))
-    yield refused
-    yield _microbatches(now)
-    if now.pipeline is not None:
-        yield from pipeline_metrics(now.pipeline)
-
-
-def _microbatches(now: MetricsSnapshot) -> Metric:
-    counted = CounterMetricFamily(
+    yield counter_by(
+        "outcome",
+        "loco_audits",
+        "Averages of other peers that were worked out again in part, by outcome.",
+        AuditOutcome,
+        now.audits,
+    )
+    yield counter_by(
+        "what",
         "loco_microbatches",
         "Microbatches of a pipeline at this peer, by what has happened to them.",
-        labels=["what"],
+        Counted,
+        now.microbatches,
     )
-    for what in Counted:
-        counted.add_metric([str(what)], now.microbatches.get(what, 0))
-    return counted
+    if now.pipeline is not None:
+        yield from pipeline_metrics(now.pipeline)
 
 
 def _swarm(now: MetricsSnapshot) -> Iterator[Metric]:
@@ -340,7 +363,7 @@ def _group(now: MetricsSnapshot) -> Iterator[Metric]:
     if now.group is not None and now.part is not None:
         info.add_metric([now.group, now.part], 1)
     yield info
-    yield _counter(
+    yield counter(
         "loco_other_group_refused",
         "Proposals, contributions and requests that were meant for another group.",
         now.refused.get(RefusalReason.OTHER_GROUP, 0),
@@ -355,16 +378,23 @@ def _restarts(now: MetricsSnapshot) -> Iterator[Metric]:
     for reason, count in reasons.items():
         trainer.add_metric([reason], count)
     yield trainer
-    yield _counter("loco_p2pd_restarts", "Restarts of the libp2p daemon.", now.p2pd_restarts)
-    yield _counter("loco_directory_restarts", "Restarts of the directory.", now.directory_restarts)
-
-
-def _counter(name: str, help_text: str, value: float) -> Metric:
-    return CounterMetricFamily(name, help_text, value=value)
-
-
-def _gauge(name: str, help_text: str, value: float | None) -> Metric:
-    family = GaugeMetricFamily(name, help_text)
-    if value is not None:
-        family.add_metric([], value)
-    return family
+    yield counter("loco_p2pd_restarts", "Restarts of the libp2p daemon.", now.p2pd_restarts)
+    yield counter("loco_directory_restarts", "Restarts of the directory.", now.directory_restarts)
+    yield counter(
+        "loco_failed_streams",
+        "Streams from other peers that a bug of ours has ended.",
+        now.failed_streams,
+    )
+    yield counter_by(
+        "fault",
+        "loco_peer_faults",
+        "What other peers sent that no honest peer sends, by kind.",
+        Fault,
+        now.faults,
+    )
+    yield counter(
+        "loco_peers_convicted",
+        "Peers of which it was proved that they have signed averages of their own making.",
+        now.convicted,
+    )
+    yield from checkpoint_metrics(now.checkpoints, now.checkpoint_age_s)

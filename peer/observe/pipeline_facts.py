@@ -34,6 +34,9 @@ class PipelineFacts:
         links: as measured here.
         work: of a microbatch here.
         paths: our own in the plan, each hop as `stage:peer`.
+        replicas_apart: distance of our weights to those of the replica of our stage that we
+            averaged with last, over their size. About ten times the relative error of the gradient
+            that one of us would make in the other's place (docs/stages.md).
     """
 
     snapshot: str | None = None
@@ -45,6 +48,7 @@ class PipelineFacts:
     links: tuple[LinkTimes, ...] = ()
     work: WorkTimes = UNKNOWN
     paths: tuple[str, ...] = ()
+    replicas_apart: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for the status."""
@@ -58,4 +62,5 @@ class PipelineFacts:
             "links": [asdict(link) for link in self.links],
             "work": asdict(self.work),
             "paths": list(self.paths),
+            "replicas_apart": self.replicas_apart,
         }

@@ -22,8 +22,13 @@ def pipeline_lines(pipeline: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("time in", _spent(pipeline.get("spent_s", {}))),
         ("paths", _paths(pipeline.get("paths", ()))),
         ("links", _links(pipeline.get("links", ()))),
+        ("replicas", _apart(pipeline.get("replicas_apart"))),
     )
     return [(name, value) for name, value in lines if value]
+
+
+def _apart(share: float | None) -> str:
+    return "" if share is None else f"{share:.2%} apart at the last average in this stage"
 
 
 def _iteration(pipeline: Mapping[str, Any]) -> str:

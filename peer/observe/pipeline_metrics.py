@@ -42,3 +42,10 @@ def pipeline_metrics(facts: PipelineFacts) -> Iterator[Metric]:
         if link.out_us:
             line.add_metric([link.peer_id], link.out_s)
     yield line
+    apart = GaugeMetricFamily(
+        "loco_pipeline_replicas_apart_ratio",
+        "Distance to the weights of the last partner, a replica of this stage, over their size.",
+    )
+    if facts.replicas_apart is not None:
+        apart.add_metric([], facts.replicas_apart)
+    yield apart

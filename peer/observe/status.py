@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from protocol.membership.group import WHOLE_MODEL
 from protocol.outcomes import SkipReason
 
+from .amendment_lines import amendment_lines
 from .names import short_id
 from .pipeline_lines import pipeline_lines
+from .reach_facts import reach_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,6 +28,8 @@ class PeerState(StrEnum):
     STARTING = "starting"
     CONNECTING = "connecting"
     """Looking for the swarm."""
+    RETURNING = "returning"
+    """Back with a checkpoint of the run, looking for the others."""
     DOWNLOADING = "downloading"
     """Taking run spec, data or weights from peers."""
     TRAINING = "training"
@@ -72,7 +76,7 @@ class Status:
 
     Attributes:
         step: nominal inner step of the run.
-        tokens: trained by this daemon.
+        tokens: trained by this peer, in its life before the last checkpoint too.
         train_loss: mean of the last round, nats per token.
         validation_loss: of the slow weights on the run's fixed blocks, nats per token; at a relay
             of a pipeline the middle one of what the data peers tell.
@@ -80,7 +84,9 @@ class Status:
         part: of the model that this peer holds, `model` or `stage/N`.
         microbatches: what has happened to them here, where the part is a stage.
         pipeline: its paths, links and times there (`PipelineFacts.to_json`).
+        amendments: of the run (`amendments_json`).
         codec: of the run, and whether plain or compiled loops code with it here.
+        reach: how others reach us (`ReachFacts.to_json`).
         doing: one short sentence on what is going on, or what we wait for.
         since_s: seconds since `doing` last changed.
     """
@@ -99,7 +105,9 @@ class Status:
     part: str | None = None
     microbatches: Mapping[str, int] = field(default_factory=dict)
     pipeline: Mapping[str, Any] | None = None
+    amendments: tuple[Mapping[str, Any], ...] = ()
     codec: str | None = None
+    reach: Mapping[str, Any] | None = None
     doing: str | None = None
     since_s: float | None = None
 
@@ -125,7 +133,9 @@ class Status:
             "part": self.part,
             "microbatches": dict(self.microbatches),
             "pipeline": None if self.pipeline is None else dict(self.pipeline),
+            "amendments": [dict(each) for each in self.amendments],
             "codec": self.codec,
+            "reach": None if self.reach is None else dict(self.reach),
             "doing": self.doing,
             "since_s": self.since_s,
         }
@@ -142,12 +152,13 @@ class Status:
         plain = {
             name: tree[name]
             for name in cls.__dataclass_fields__
-            if name not in ("state", "outcomes", "peers")
+            if name not in ("state", "outcomes", "peers", "amendments")
         }
         return cls(
             **plain,
             state=PeerState(tree["state"]),
             outcomes=Outcomes(int(outcomes["averaged"]), skipped, outcomes["recent_share"]),
+            amendments=tuple(tree["amendments"]),
             peers=tuple(PeerStatus(**peer) for peer in tree["peers"]),
         )
 
@@ -195,8 +206,10 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         ("tokens", _number(status.tokens)),
         ("loss", f"train {_loss(status.train_loss)}  validation {_loss(status.validation_loss)}"),
         ("rounds", _rounds(status.outcomes)),
+        *(("amended", line) for line in amendment_lines(status.amendments)),
         *_part(status),
         ("codec", status.codec or "-"),
+        ("reachable", "-" if status.reach is None else reach_line(status.reach)),
         ("metrics", status.metrics or "-"),
     ]
 

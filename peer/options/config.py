@@ -14,18 +14,28 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from protocol.errors import LocoError
 from protocol.run.pipeline_section import MAX_STAGES
 
 from .addresses import HostPort, parse_announce, parse_bootstrap, parse_host_port
 
+if TYPE_CHECKING:
+    from protocol.admission.invitations import Token
+
 DEFAULT_GRACE_S: Final = 8.0
 MAX_GRACE_S: Final = 3600.0
+DEFAULT_CHECKPOINT_EVERY_S: Final = 600.0
+MAX_CHECKPOINT_EVERY_S: Final = 7 * 86400.0
+DEFAULT_CHECKPOINTS: Final = 3
+MAX_CHECKPOINTS: Final = 1000
 MAX_THREADS: Final = 4096
 MIN_MBPS: Final = 1.0
 MAX_MBPS: Final = 1e6
+DEFAULT_RELAY_MBPS: Final = 100.0
+MIN_DISK_GB: Final = 0.1
+MAX_DISK_GB: Final = 1e6
 MAX_OVERLAP_STEPS: Final = 1000
 MAX_BOOTSTRAP_ADDRESSES: Final = 64
 MAX_CONFIG_FILE_BYTES: Final = 64 * 1024
@@ -64,6 +74,7 @@ class PeerConfig:
 
     home: Path
     bootstrap: tuple[str, ...]
+    invite: "Token | None"
     listen: HostPort | None
     announce: tuple[str, ...]
     metrics: HostPort
@@ -72,11 +83,19 @@ class PeerConfig:
     overlap_steps: int | None
     stage: int | None
     checkpoint_activations: bool
+    checkpoint_every_s: float
+    checkpoint_keep: int
+    checkpoint_max_gb: float | None
+    checkpoint_upload: str | None
     log_format: LogFormat
     verbose: bool
     grace_s: float
+    data: str | None
+    max_corpus_gb: float | None
     max_upload_mbps: float | None
     max_download_mbps: float | None
+    relay_mbps: float
+    quic: bool
     exit_when_done: bool
     json_ready: bool
     origins: Mapping[str, Origin]
@@ -84,13 +103,17 @@ class PeerConfig:
     def describe(self) -> list[str]:
         """One line per option: name, value and which place won."""
         shown = {option.name: _shown(getattr(self, option.attribute)) for option in OPTIONS}
+        shown |= {name: "(given)" for name in SECRETS if shown[name] != NOT_GIVEN}
         return [f"{name} = {value} ({self.origins[name]})" for name, value in shown.items()]
+
+
+NOT_GIVEN: Final = "-"
 
 
 def _shown(value: Any) -> str:
     match value:
         case None | ():
-            return "-"
+            return NOT_GIVEN
         case tuple():
             return " ".join(str(part) for part in value)
         case bool():
@@ -136,14 +159,29 @@ def _whole(lowest: int, highest: int) -> Callable[[Any], int]:
     return parse
 
 
-def _grace(value: Any) -> float:
+def _seconds(highest: float) -> Callable[[Any], float]:
+    def parse(value: Any) -> float:
+        try:
+            seconds = float(value)
+        except (TypeError, ValueError):
+            raise ValueError("use a number of seconds") from None
+        if not 0 <= seconds <= highest:
+            raise ValueError(f"must be from 0 to {highest:.0f} seconds")
+        return seconds
+
+    return parse
+
+
+def _gigabytes(value: Any) -> float:
     try:
-        seconds = float(value)
+        gigabytes = float(value)
     except (TypeError, ValueError):
-        raise ValueError("use a number of seconds") from None
-    if not 0 <= seconds <= MAX_GRACE_S:
-        raise ValueError(f"must be from 0 to {MAX_GRACE_S:.0f} seconds")
-    return seconds
+        raise ValueError("use a number of gigabytes, without a unit") from None
+    if isinstance(value, bool) or not MIN_DISK_GB <= gigabytes <= MAX_DISK_GB:
+        raise ValueError(
+            f"must be from {MIN_DISK_GB} to {MAX_DISK_GB:.0f} gigabytes; leave it out for no limit"
+        )
+    return gigabytes
 
 
 def _mbps(value: Any) -> float:
@@ -157,6 +195,25 @@ def _mbps(value: Any) -> float:
             " no limit"
         )
     return mbps
+
+
+def _relay_mbps(value: Any) -> float:
+    return 0.0 if str(value) in ("0", "0.0") else _mbps(value)
+
+
+def _source(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("use a file of tokens, or a source as in data.source of the run spec")
+    return value
+
+
+def _token(value: Any) -> "Token":
+    from protocol.admission.invitations import BadToken, Token  # here: it imports cryptography
+
+    try:
+        return Token.parse(str(value))
+    except BadToken as error:
+        raise ValueError(str(error)) from error
 
 
 def _device(value: Any) -> str:
@@ -205,6 +262,7 @@ class Option:
 OPTIONS: Final = (
     Option("home", Path, None, "home"),
     Option("bootstrap", _many(parse_bootstrap), (), "bootstrap"),
+    Option("invite", _token, None, "invite"),
     Option("listen", parse_host_port, None, "listen"),
     Option("announce", _many(parse_announce), (), "announce"),
     Option("metrics", parse_host_port, HostPort("127.0.0.1", 0), "metrics"),
@@ -213,15 +271,30 @@ OPTIONS: Final = (
     Option("overlap-steps", _whole(0, MAX_OVERLAP_STEPS), None, "overlap_steps"),
     Option("stage", _whole(0, MAX_STAGES - 1), None, "stage"),
     Option("checkpoint-activations", _flag, False, "checkpoint_activations"),
+    Option(
+        "checkpoint-every",
+        _seconds(MAX_CHECKPOINT_EVERY_S),
+        DEFAULT_CHECKPOINT_EVERY_S,
+        "checkpoint_every_s",
+    ),
+    Option("checkpoint-keep", _whole(1, MAX_CHECKPOINTS), DEFAULT_CHECKPOINTS, "checkpoint_keep"),
+    Option("checkpoint-max-gb", _gigabytes, None, "checkpoint_max_gb"),
+    Option("checkpoint-upload", str, None, "checkpoint_upload"),
     Option("log-format", _log_format, LogFormat.CONSOLE, "log_format"),
     Option("verbose", _flag, False, "verbose"),
-    Option("grace", _grace, DEFAULT_GRACE_S, "grace_s"),
+    Option("data", _source, None, "data"),
+    Option("max-corpus-gb", _gigabytes, None, "max_corpus_gb"),
+    Option("grace", _seconds(MAX_GRACE_S), DEFAULT_GRACE_S, "grace_s"),
     Option("max-upload-mbps", _mbps, None, "max_upload_mbps"),
     Option("max-download-mbps", _mbps, None, "max_download_mbps"),
+    Option("relay-mbps", _relay_mbps, DEFAULT_RELAY_MBPS, "relay_mbps"),
+    Option("quic", _flag, False, "quic"),
     Option("exit-when-done", _flag, False, "exit_when_done"),
     Option("json-ready", _flag, False, "json_ready"),
 )
 """Every option of `start` and `join`, home first."""
+SECRETS: Final = frozenset({"invite"})
+"""Options whose values are shown to nobody."""
 
 
 # --- which place wins -----------------------------------------------------------------------------
@@ -284,7 +357,8 @@ def _parsed(option: Option, raw: Any, where: str) -> Any:
     try:
         return option.parse(raw)
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"{where}: {error} (got {raw!r})") from error
+        got = "" if option.name in SECRETS else f" (got {raw!r})"
+        raise ConfigError(f"{where}: {error}{got}") from error
 
 
 def check_environment(environment: Mapping[str, str]) -> None:

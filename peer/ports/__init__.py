@@ -33,6 +33,10 @@ class Stream(Protocol):
 
     @property
     def remote_peer_id(self) -> PeerId: ...
+    @property
+    def remote_address(self) -> Address:
+        """The address that the peer is connected from, or to; empty where it is not known."""
+
     async def turn(self, num_bytes: int) -> int:
         """Wait until bulk may go; how much of it may go now, at least one byte.
 
@@ -54,13 +58,20 @@ StreamHandler = Callable[[Stream], Awaitable[None]]
 class NetworkStatistics:
     """What a network has carried since it started.
 
-    `sent_bytes` and `received_bytes` are by protocol id, counted where bytes are handed to and
-    taken from streams.
+    Attributes:
+        sent_bytes, received_bytes: by protocol id, counted where bytes are handed to and taken from
+            streams.
+        refused_streams: streams from outside that were closed because a bound was reached.
+        failed_streams: streams from outside that a bug of ours has ended.
+        relayed_peers: peers that we are connected to through other peers alone.
     """
 
     sent_bytes: Mapping[str, int]
     received_bytes: Mapping[str, int]
     open_streams: int
+    refused_streams: int = 0
+    failed_streams: int = 0
+    relayed_peers: int = 0
 
 
 class Network(Protocol):
@@ -71,6 +82,15 @@ class Network(Protocol):
     @property
     def addresses(self) -> Sequence[Address]:
         """Full multiaddrs with /p2p/, those worth telling others first."""
+
+    def announce(self, addresses: Sequence[Address]) -> None:
+        """Tell others these addresses too, in place of those announced before."""
+
+    async def probe(self, address: Address) -> PeerId:
+        """The peer that answers at an address, asked over a connection of its own.
+
+        Raises `StreamLost` with a sentence that names the step that failed.
+        """
 
     async def connect(self, peer_id: PeerId, addresses: Sequence[Address]) -> None:
         """Make `peer_id` dialable at `addresses` and connect.

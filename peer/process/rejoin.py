@@ -2,7 +2,7 @@
 
 Three things call for it: a directory that hangs again and again (a hung thread cannot be killed, so
 it takes the process with it), weights that are too old to be averaged (protocol/schedule/rounds.py,
-rule 4), and those that came too late for the final averaging, when others have better ones. The new
+rule 5), and those that came too late for the final averaging, when others have better ones. The new
 process keeps home, identity and options, and joins by peers that were alive a moment ago; its state
 comes from them.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from peer.observe.status import PeerState
-from peer.options.config import OPTIONS, Origin, PeerConfig
+from peer.options.config import OPTIONS, SECRETS, Origin, PeerConfig
 from peer.ports import Address
 from protocol.errors import LocoError
 from protocol.membership.view import Member
@@ -46,13 +46,16 @@ def join_the_finished(alive: Iterable[Member]) -> None:
 
 
 def rejoin_command(config: PeerConfig, addresses: Sequence[Address]) -> list[str]:
-    """The command line of the new process; environment and file say the rest again."""
+    """The command line of the new process; environment and file say the rest again.
+
+    An invitation is not said again: the home has kept what came of it.
+    """
     command = [sys.executable, sys.argv[0], "join", "--home", str(config.home)]
     for address in addresses:
         command += ["--bootstrap", address]
     for option in OPTIONS:
         given = config.origins[option.name] is Origin.COMMAND_LINE
-        if given and option.name not in ("home", "bootstrap"):
+        if given and option.name not in ("home", "bootstrap", *SECRETS):
             command += _spelled(f"--{option.name}", getattr(config, option.attribute))
     return command
 

@@ -11,6 +11,8 @@ What it promises:
 - The next round is opened as soon as the way of averaging lets it, and never two at once.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Final
 
@@ -26,7 +28,7 @@ from peer.training.messages import (
     CloseRound,
     Evaluated,
     Failed,
-    Load,
+    Kept,
     Progress,
     Ready,
     RoundClosed,
@@ -34,14 +36,16 @@ from peer.training.messages import (
     TrainerEvent,
     TrainRound,
 )
-from peer.training.ports import Float32Vector, StartTrainer, Trainer, TrainerDied
+from peer.training.piece_messages import PiecesHere, PiecesMissing
+from peer.training.ports import Trainer, TrainerDied
 from peer.training.stages.messages import Begun, Produced, Returned, Stepped, Taken, Waiting
 from protocol.errors import LocoError
 from protocol.membership.view import Member, View
-from protocol.run.run_spec import RunSpec
+from protocol.run.amendments import AmendedSpec
 from protocol.schedule.own_rounds import RoundPlan
 from protocol.schedule.rounds import is_lost
 
+from .checkpoints import Checkpoints
 from .microbatches import Microbatches
 from .shares import DataShares
 from .validation import Validation
@@ -61,7 +65,8 @@ class RoundLoop:
     """Runs the rounds of one peer; see the top of the file.
 
     Args:
-        slow_P: the slow weights, which trainers start from.
+        start_trainer: starts one on the slow weights; its argument caps the micro-batch.
+        checkpoints: writes them, and knows what a trainer goes on from.
         microbatches: None where the trainer holds the whole model.
     """
 
@@ -69,25 +74,25 @@ class RoundLoop:
         self,
         way: Way,
         *,
-        spec: RunSpec,
+        spec: AmendedSpec,
         facts: Facts,
         view: View,
         shares: DataShares,
         validation: Validation,
-        slow_P: Float32Vector,
-        start_trainer: StartTrainer,
+        start_trainer: Callable[[int | None], AbstractAsyncContextManager[Trainer]],
         events: EventLog,
+        checkpoints: Checkpoints,
         microbatches: Microbatches | None = None,
     ) -> None:
         self._way = way
+        self._checkpoints = checkpoints
         self._microbatches = microbatches
-        self._inner_steps = inner_steps = spec.sync.inner_steps
-        self._total_steps = spec.total_rounds * inner_steps
+        self._spec = spec
+        self._inner_steps = inner_steps = spec.founding.sync.inner_steps
         self._facts = facts
         self._view = view
         self._shares = shares
         self._validation = validation
-        self._slow_P = slow_P
         self._start_trainer = start_trainer
         self._events = events
         self._quota = inner_steps
@@ -103,6 +108,11 @@ class RoundLoop:
         """Wait until no exchange is under way that is worth waiting for."""
         await self._way.wait_settled()
 
+    async def write_checkpoint(self) -> None:
+        """Write a checkpoint in the midst of a round, as a peer does that leaves."""
+        if not self.finished:
+            await self._checkpoints.write(self._way)
+
     # --- lives of the trainer ---------------------------------------------------------------------
     async def run(self) -> None:
         """Train until the run is over.
@@ -113,7 +123,7 @@ class RoundLoop:
         while not self.finished:
             self._facts.now_doing("starting the trainer")
             try:
-                async with self._start_trainer(self._slow_P, self._micro_batch_cap) as trainer:
+                async with self._start_trainer(self._micro_batch_cap) as trainer:
                     await self._live(trainer)
             except* TrainerDied as died:
                 await self._note_death(str(leaves(died)[0]))
@@ -130,7 +140,8 @@ class RoundLoop:
             if self._microbatches is not None:
                 self._microbatches.began(line)
             self._way.began(line, ready)
-            await trainer.send(Load(self._way.version))
+            self._checkpoints.began(line)
+            await trainer.send(self._checkpoints.load(self._way.version))
             if self._way.version == 0:  # a founder's first weights
                 self._check_lost()
             self._way.enter(self._others())
@@ -139,6 +150,7 @@ class RoundLoop:
                 while not self.finished:
                     await self._take(line, await trainer.receive())
             except TrainerDied:
+                self._checkpoints.died()
                 if not self.finished:
                     self._validation.forget()
                     await self._way.died()
@@ -190,8 +202,12 @@ class RoundLoop:
                 line.nursery.start_soon(self._go_on, line, event)
             case Evaluated():
                 self._validation.ended(event)
+            case Kept():
+                self._checkpoints.took(event)
             case Failed():
                 raise self._death(event)
+            case PiecesMissing(pieces):
+                line.nursery.start_soon(self._bring, line, pieces)
             case Ready():
                 pass
             case Begun() | Produced() | Returned() | Taken() | Stepped() | Waiting():
@@ -216,6 +232,17 @@ class RoundLoop:
             self._given_up = True
             line.send_soon(CloseRound(facts.round))
 
+    async def _bring(self, line: TrainerLine, pieces: tuple[int, ...]) -> None:
+        """Bring what the next step needs of the corpus; the trainer waits for it."""
+        facts, started_s = self._facts, trio.current_time()
+        facts.now_doing(f"waiting for {len(pieces)} pieces of the corpus")
+        await self._shares.feed.bring(pieces)
+        waited_s = trio.current_time() - started_s
+        facts.corpus.waited_s += waited_s
+        self._events.emit(EventName.PIECES_AWAITED, pieces=len(pieces), seconds=waited_s)
+        facts.now_doing("training")
+        await line.send(PiecesHere())
+
     def _note_closed(self, closed: RoundClosed) -> None:
         facts = self._facts
         self._failures_in_a_row = 0
@@ -239,7 +266,7 @@ class RoundLoop:
     def _others(self) -> list[Member]:
         """The others that train; but for those that say they are past the end."""
         training = self._view.members_training(trio.current_time())
-        return [m for m in training if m.progress.step <= self._total_steps]
+        return [m for m in training if m.progress.step <= self._spec.longest_steps]
 
     def _check_lost(self) -> None:
         """Raises JoinAgain when our weights are of another time than the swarm's."""
@@ -255,10 +282,13 @@ class RoundLoop:
             closed = replace(closed, step=self._microbatches.step_of(closed.step))
             self._facts.nominal_step = closed.step
         await self._way.closed(closed, self._others())
+        await self._checkpoints.between_rounds(self._way)
         await self._open_next(line)
 
     async def _open_next(self, line: TrainerLine) -> None:
-        plan = self._way.next_round(self._others()) or await self._way.next_final_round()
+        plan = None
+        if not self._facts.over:
+            plan = self._way.next_round(self._others()) or await self._way.next_final_round()
         if plan is None:
             await self._finish(line)
         else:
@@ -287,12 +317,15 @@ class RoundLoop:
                 facts.position,
                 plan.start_step,
                 plan.stride,
+                self._spec.total_steps_at(plan.start_step),
+                self._spec.at_step(plan.start_step).optimizer.learning_rate,
             )
         )
 
     async def _finish(self, line: TrainerLine) -> None:
         facts = self._facts
-        facts.fraction, facts.nominal_step = 1.0, float(self._total_steps)
+        total_steps = self._spec.total_steps_at(facts.nominal_step)
+        facts.fraction, facts.nominal_step = 1.0, float(total_steps)
         if self._microbatches is not None:
             await self._microbatches.wait_unneeded()
         await self._validation.wait_idle()
@@ -301,6 +334,8 @@ class RoundLoop:
         await self._validation.wait_idle()
         if self._validation.answers == before:
             return  # the trainer died over it; its next life comes here again
+        facts.over = True
+        await self._checkpoints.write(self._way)
         self.finished = True
         await line.trainer.send(Stop())
         self._events.emit(

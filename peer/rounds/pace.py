@@ -7,7 +7,7 @@ import trio
 
 from peer.observe.facts import Facts
 from protocol.membership.view import Member
-from protocol.schedule.rounds import owed_steps, place
+from protocol.schedule.rounds import believed_speeds, owed_steps, place
 
 
 class Pace:
@@ -33,7 +33,7 @@ class Pace:
             adjusted: `catch_up` or `keep_together`.
         """
         own_speed, now_s = self._facts.steps_per_s, trio.current_time()
-        speeds = [*(m.progress.steps_per_s for m in others), own_speed]
+        speeds = believed_speeds(own_speed, [m.progress.steps_per_s for m in others])
         places = [
             place(m.progress.step, now_s - m.told_s, median(speeds), self._inner_steps)
             for m in others

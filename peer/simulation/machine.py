@@ -20,12 +20,13 @@ from peer.daemon.engine import SlowWeights
 from peer.daemon.provision import ChooseStage, Supplies
 from peer.network.pacing import NO_LIMITS, BandwidthLimits
 from peer.ports import PeerId
+from peer.state.fetching import BlobSource
 from peer.state.held_part import PartShape
-from peer.state.service import Fetcher
 from peer.training.messages import Failed, TrainerCommand, TrainerEvent
 from peer.training.ports import Float32Vector, StartTrainer, Trainer
 from peer.training.simulated import simulated_starter
 from peer.training.toy import SimulatedSpeed, ToyProblem, simulated_layout
+from protocol.admission.invitations import Token
 from protocol.errors import InvalidRunSpec
 from protocol.membership.group import WHOLE_MODEL
 from protocol.run.run_spec import FrozenSection, RunSpec
@@ -50,6 +51,8 @@ class Machine:
         part: of the model that its peer holds (protocol/membership/group.py).
         begins_group: its peer joins the run as the first that holds this part, so it makes the
             part's first weights, as the founder does for its own.
+        token: an invitation that its user has given.
+        checkpoint_every_s: how often its peer writes a checkpoint; None for never.
     """
 
     speed: SimulatedSpeed = field(default_factory=SimulatedSpeed)
@@ -60,6 +63,8 @@ class Machine:
     unusable: str | None = None
     part: str = WHOLE_MODEL
     begins_group: bool = False
+    token: Token | None = None
+    checkpoint_every_s: float | None = None
 
 
 class Gate:
@@ -223,13 +228,19 @@ class SimulatedProvision:
     async def obtain(
         self,
         spec: RunSpec,
-        fetcher: Fetcher,
+        source: BlobSource,
         choose_stage: ChooseStage,
     ) -> Supplies:
-        """Fetch the pretended corpus. Raises what `Fetcher.blob` raises, and InvalidRunSpec."""
+        """Fetch the pretended corpus, unless it is here.
+
+        Raises:
+            InvalidRunSpec; and what `BlobSource.blob` raises.
+        """
         if spec.data.manifest is None:
             raise InvalidRunSpec("the run spec does not name its corpus by digest")
-        corpus = await fetcher.blob(spec.data.manifest)
+        corpus = self._corpus.read_bytes() if self._corpus.exists() else b""
+        if _digest(corpus) != spec.data.manifest:
+            corpus = await source.blob(spec.data.manifest)
         beginning = _fresh(spec) if self._machine.begins_group else Fetched()
         return self._supplies(spec, corpus, beginning)
 
@@ -245,6 +256,7 @@ class SimulatedProvision:
             shape=PartShape(layout.digest, layout.padded_parameters),
             beginning=beginning,
             part=self._machine.part,
+            piece_blocks=self._problem.piece_blocks,
         )
 
 

@@ -4,7 +4,7 @@ As peer/daemon/run.py, with nothing of the outside in it.
 """
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -12,8 +12,12 @@ from typing import Any, Final
 import trio
 
 from peer.daemon.assembly import Assembly, Ports
+from peer.daemon.checkpointing import CheckpointPlan
+from peer.daemon.door import Keys
+from peer.daemon.entry import Entry
 from peer.daemon.links import Links
-from peer.daemon.peer import Peer, PeerSettings
+from peer.daemon.peer import Peer
+from peer.daemon.peer_parts import PeerSettings
 from peer.daemon.report import Report
 from peer.network.identity import Identity
 from peer.network.simulated import SimulatedNetwork
@@ -28,15 +32,20 @@ from peer.ports import PeerId
 from peer.ports.simulated import SimulatedWork
 from peer.rounds.loop import TrainingImpossible
 from peer.rounds.timing import RoundTiming
+from peer.state.acquaintances import Acquaintances
+from peer.state.admission_file import AdmissionFile
+from peer.state.checkpoints import CheckpointStore
 from peer.training.ports import Float32Vector
 from protocol.errors import LocoError
 from protocol.membership.view import Roster, View
 from protocol.run.run_spec import RunSpec
+from protocol.run.signed_spec import SignedSpec
 
 from .machine import Gate, Machine, SimulatedProvision
 
 VERSION: Final = "simulated"
 GRACE_S: Final = 8.0
+CHECKPOINTS_KEPT: Final = 3
 ENDS: Final = (LocoError, TrainingImpossible)
 """Errors that end one peer, as they would end its daemon; anything else is a bug."""
 
@@ -60,6 +69,7 @@ class SimulatedPeer:
 
     Attributes:
         known: set when it knows its run; a founder then serves it to joiners.
+        signed: the spec of that run, as its home would keep it.
         ended: set when its daemon is no more.
         failure: what ended it, as its user would be told; None when it ended well or was killed.
         timings: phases of its rounds.
@@ -77,6 +87,7 @@ class SimulatedPeer:
     failure: Exception | None = None
     lines: list[bytes] = field(default_factory=list)
     timings: list[RoundTiming] = field(default_factory=list)
+    signed: SignedSpec | None = None
     facts: Facts = field(init=False)
     network: SimulatedNetwork = field(init=False)
     directory: SimulatedDirectory = field(init=False)
@@ -120,12 +131,15 @@ class SimulatedPeer:
         self,
         place: Place,
         provision: SimulatedProvision,
-        spec: RunSpec | None,
-        bootstrap: Sequence[str],
+        entry_of: Callable[[Assembly], Entry],
         *,
         exit_when_done: bool,
     ) -> None:
-        """Live as a daemon does; `spec` founds a run, `bootstrap` joins one."""
+        """Live as a daemon does.
+
+        Args:
+            entry_of: how it comes to the run.
+        """
         self.provision = provision
         self.network, self.directory, self.roster = place.network, place.directory, place.roster
         assembly = self._assemble(place, provision)
@@ -135,11 +149,22 @@ class SimulatedPeer:
             grace_s=GRACE_S,
             on_ready=self.ready.set,
             check_spec=self._check_spec,
-            bind_run=lambda _: self.known.set(),
+            bind_run=self._bind,
             observe_round=self.timings.append,
+            checkpoints=self._checkpoint_plan(place),
         )
         self.peer = assembly.start(settings, self.name)
-        await self._until_ended(lambda: assembly.run(self.peer, spec, bootstrap))
+        await self._until_ended(lambda: self.peer.run(entry_of(assembly)))
+
+    def _bind(self, signed: SignedSpec) -> None:
+        self.signed = signed
+        self.known.set()
+
+    def _checkpoint_plan(self, place: Place) -> CheckpointPlan | None:
+        every_s = self.machine.checkpoint_every_s
+        if every_s is None:
+            return None
+        return CheckpointPlan(checkpoints_in(place.folder), every_s, VERSION)
 
     def _check_spec(self, spec: RunSpec) -> None:
         check_overlap_steps(self.machine.overlap_steps, Origin.COMMAND_LINE, spec)
@@ -158,9 +183,14 @@ class SimulatedPeer:
             provision,
             place.roster,
             events,
+            AdmissionFile(place.folder / "admission"),
+            Acquaintances(place.folder / "neighbours.json"),
             self.machine.limits,
+            self.machine.token,
+            checkpoints=checkpoints_in(place.folder),
         )
-        assembly = Assembly(ports, self.identity, self.incarnation, VERSION)
+        keys = Keys(self.identity, founder=self.identity)
+        assembly = Assembly(ports, keys, self.incarnation, VERSION)
         self.facts, self.links = assembly.parts.facts, assembly.parts.links
         self.report = assembly.report
         return assembly
@@ -171,6 +201,11 @@ class SimulatedPeer:
             await life()
         except* ENDS as group:
             self.failure = _first_leaf(group)
+
+
+def checkpoints_in(folder: Path) -> CheckpointStore:
+    """The checkpoints of the peer of this folder."""
+    return CheckpointStore(folder / "checkpoints", keep=CHECKPOINTS_KEPT)
 
 
 def _first_leaf(error: BaseException) -> Exception:

@@ -24,6 +24,8 @@ from typing import Final
 
 import trio
 
+from peer.daemon.assembly import Assembly
+from peer.daemon.entry import Entry
 from peer.daemon.links import SILENCE_S
 from peer.network.identity import SEED_BYTES, Identity
 from peer.network.simulated import SimulatedInternet
@@ -104,7 +106,8 @@ class SimulatedSwarm:
         self, name: str, machine: Machine = DEFAULT_MACHINE, *, exit_when_done: bool = False
     ) -> SimulatedPeer:
         """Start the founder."""
-        return self._start(name, machine, self._spec, (), exit_when_done=exit_when_done)
+        spec = self._spec
+        return self._start(name, machine, lambda a: a.founding(spec), exit_when_done=exit_when_done)
 
     def join(
         self,
@@ -117,7 +120,19 @@ class SimulatedSwarm:
         """Start a peer that joins through the named peers (the founder, if none is named)."""
         through = through or [next(iter(self.peers))]
         bootstrap = [address for each in through for address in self._addresses(each)]
-        return self._start(name, machine, None, bootstrap, exit_when_done=exit_when_done)
+        return self._start(
+            name, machine, lambda a: a.joining(bootstrap), exit_when_done=exit_when_done
+        )
+
+    def resume(self, name: str, *, exit_when_done: bool = False) -> SimulatedPeer:
+        """Start a peer again whose daemon has ended, in the home that it had."""
+        before = self.peers[name]
+        signed = before.signed
+        assert before.ended.is_set(), "an identity lives once"
+        assert signed is not None
+        return self._start(
+            name, before.machine, lambda a: a.returning(signed, ()), exit_when_done=exit_when_done
+        )
 
     def _addresses(self, name: str) -> Sequence[str]:
         return self.peers[name].network.addresses
@@ -126,22 +141,20 @@ class SimulatedSwarm:
         self,
         name: str,
         machine: Machine,
-        spec: RunSpec | None,
-        bootstrap: Sequence[str],
+        entry_of: Callable[[Assembly], Entry],
         *,
         exit_when_done: bool,
     ) -> SimulatedPeer:
         number = self._incarnations[name] = self._incarnations.get(name, 0) + 1
         peer = SimulatedPeer(name, identity_of(self._seed, name), number, machine)
         self.peers[name] = peer
-        self._nursery.start_soon(self._run, peer, spec, bootstrap, exit_when_done)
+        self._nursery.start_soon(self._run, peer, entry_of, exit_when_done)
         return peer
 
     async def _run(
         self,
         peer: SimulatedPeer,
-        spec: RunSpec | None,
-        bootstrap: Sequence[str],
+        entry_of: Callable[[Assembly], Entry],
         exit_when_done: bool,
     ) -> None:
         def write_line(line: bytes) -> None:
@@ -163,7 +176,7 @@ class SimulatedSwarm:
             async with self.internet.open_network(peer.peer_id) as network:
                 directory = self.directory.directory(peer.peer_id, machine.clock_skew_s)
                 place = Place(network, directory, self._roster(peer.peer_id), folder, write_line)
-                await peer.run(place, provision, spec, bootstrap, exit_when_done=exit_when_done)
+                await peer.run(place, provision, entry_of, exit_when_done=exit_when_done)
         peer.ended.set()
 
     def _roster(self, peer_id: PeerId) -> Roster:

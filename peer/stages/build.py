@@ -1,8 +1,10 @@
 """The exchange of a peer that holds a stage, put together from its parts."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from peer.network.pacing import Pacing
+from peer.observe.events import Events
 from peer.observe.facts import Facts
 from peer.ports import Network, Work
 from peer.process.bell import Bell
@@ -13,7 +15,7 @@ from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 from protocol.routing.planned_paths import PlannedRouter
 from protocol.routing.routers import router_of, terms_of
-from protocol.run.run_spec import RunSpec
+from protocol.run.amendments import AmendedSpec
 from protocol.run.stages import DATA_STAGE
 
 from .company import StageCompany
@@ -22,20 +24,30 @@ from .given_paths import FILE_NAME, GivenPaths
 from .survey import Survey
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a peer has around the exchange of its stage.
+
+    Attributes:
+        heard: rings when a peer has told anything.
+        pacing: is told how fast boundaries go.
+    """
+
+    network: Network
+    facts: Facts
+    events: Events
+    heard: Bell
+    sign: Sign
+    work: Work
+    state_dir: Path
+    pacing: Pacing | None = None
+
+
 def stage_exchange(
-    spec: RunSpec,
-    stage: int,
-    company: StageCompany,
-    network: Network,
-    facts: Facts,
-    heard: Bell,
-    *,
-    sign: Sign,
-    work: Work,
-    state_dir: Path,
-    pacing: Pacing | None = None,
+    amended: AmendedSpec, stage: int, company: StageCompany, around: Surroundings
 ) -> StageExchange:
     """The exchange of a peer that holds this stage."""
+    spec, network, facts = amended.founding, around.network, around.facts
     core: StageCore
     planned: PlannedRouter | None = None
     if stage == DATA_STAGE:
@@ -49,12 +61,12 @@ def stage_exchange(
         company=company,
         network=network,
         facts=facts,
-        sign=sign,
-        work=work,
+        sign=around.sign,
+        work=around.work,
         terms=terms_of(spec),
         router=planned,
         full=spec.pipeline.full_every > 0,
-        given=GivenPaths(state_dir / FILE_NAME, company.stage_of),
+        given=GivenPaths(around.state_dir / FILE_NAME, company.stage_of),
     )
     return StageExchange(
         stage=stage,
@@ -62,8 +74,9 @@ def stage_exchange(
         company=company,
         network=network,
         facts=facts,
-        heard=heard,
-        total_steps=spec.total_rounds * spec.sync.inner_steps,
+        events=around.events,
+        heard=around.heard,
+        total_steps_at=amended.total_steps_at,
         survey=survey,
-        pacing=pacing,
+        pacing=around.pacing,
     )

@@ -6,7 +6,7 @@ Views are of one group; a pipeline needs all stages' at once, and the roster kno
 import trio
 
 from protocol.membership.group import Group
-from protocol.membership.view import Member, Roster, View
+from protocol.membership.view import Member, Roster, View, relayed_last
 from protocol.microbatch.paths import Relays
 from protocol.run.stages import DATA_STAGE, part_of_stage
 
@@ -46,7 +46,7 @@ class StageCompany:
         return {peer_id: self._groups.index(group) for peer_id, group in held if group}
 
     def relays(self) -> Relays:
-        """The others that hold each further stage and train, sorted."""
+        """The others that hold each further stage and train, relayed ones last, sorted."""
         return tuple(self._training(stage) for stage in range(1, len(self._views)))
 
     def holders(self) -> tuple[tuple[str, ...], ...]:
@@ -71,4 +71,4 @@ class StageCompany:
 
     def _training(self, stage: int) -> tuple[str, ...]:
         members = self._views[stage].members_training(trio.current_time())
-        return tuple(member.peer_id for member in members)
+        return tuple(member.peer_id for member in relayed_last(members))

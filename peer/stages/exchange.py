@@ -17,15 +17,14 @@ import trio
 
 from peer.network.conversation import Conversation
 from peer.network.pacing import Pacing
+from peer.observe.events import Events
 from peer.observe.facts import Facts
-from peer.observe.status import PeerState
 from peer.ports import Network, PeerId, Stream
 from peer.process.bell import Bell
 from peer.rounds.way import TrainerLine
 from peer.training.stages import messages as told
 from peer.training.stages.messages import StageCommand, StageEvent
 from peer.training.stages.sizes import RING_PER_SLOT
-from protocol.errors import LocoError
 from protocol.membership.group import other_group_sentence
 from protocol.membership.view import TRAINING, Member
 from protocol.microbatch.commands import (
@@ -49,12 +48,20 @@ from protocol.wire.versions import STAGE
 
 from .company import StageCompany
 from .kept_streams import SERVED_IDLE_S
+from .left_out import LeftOut
 from .line import Line, for_trainer
 from .messenger import Messenger
-from .notices import NOTICES, Notice, note, origin_of
+from .notices import NOTICES, Notice, note, origin_of, stage_said
 from .stopwatch import Stopwatch
 from .survey import Survey
-from .transfers import ANSWER_S, Outgoing, Transfers, receive_boundary, trip_of
+from .transfers import (
+    ANSWER_S,
+    STREAM_ERRORS,
+    Outgoing,
+    Transfers,
+    receive_boundary,
+    trip_of,
+)
 
 TICK_S: Final = 0.5
 MAX_ENDED: Final = 256
@@ -70,7 +77,7 @@ class StageExchange:
     Args:
         stage: ours.
         heard: rings when a peer has told anything.
-        total_steps: nominal steps of the run.
+        total_steps_at: nominal steps of the run, as is in force at a nominal step.
         survey: measures and plans.
     """
 
@@ -82,15 +89,17 @@ class StageExchange:
         company: StageCompany,
         network: Network,
         facts: Facts,
+        events: Events,
         heard: Bell,
-        total_steps: int,
+        total_steps_at: Callable[[float], int],
         survey: Survey,
         pacing: Pacing | None,
     ) -> None:
         self._facts = facts
         facts.microbatches = core.counts
+        self._left_out = LeftOut(facts, events)
         self._heard = heard
-        self._total_steps = total_steps
+        self._total_steps_at = total_steps_at
         self._stage = stage
         self._core = core
         self._company = company
@@ -160,7 +169,10 @@ class StageExchange:
                     await self._heard.wait()
 
     def _trains(self, member: Member) -> bool:
-        return member.progress.state == TRAINING and member.progress.step < self._total_steps
+        return member.progress.state == TRAINING and not self._has_ended(member)
+
+    def _has_ended(self, member: Member) -> bool:
+        return member.progress.step >= self._total_steps_at(member.progress.step)
 
     # --- other peers ------------------------------------------------------------------------------
     async def serve(self) -> None:
@@ -176,16 +188,17 @@ class StageExchange:
                 self._do(self._core.ticked(now_s))
 
     def _look_around(self, now_s: float) -> None:
-        core, facts = self._core, self._facts
+        core = self._core
         if isinstance(core, RelayCore):
             there = self._company.data_peers()
-            ended = bool(there) and all(m.progress.step >= self._total_steps for m in there)
+            ended = bool(there) and all(map(self._has_ended, there))
             training = [m.peer_id for m in there if self._trains(m)]
             self._do(core.present(training, now_s, ended=ended))
         elif isinstance(core, DataPeerCore):
-            self._do(core.present(self._company.relays(), now_s))
-            if facts.state is PeerState.TRAINING:
-                facts.now_doing(_doing(core.missing_stages))
+            others = self._company.others()
+            trained = self._facts.step > 0 or any(m.progress.step > 0 for m in others)
+            self._do(core.present(self._company.relays(), now_s, trained=trained))
+            self._left_out.look(core)
 
     async def _answer(self, stream: Stream) -> None:
         async with Conversation(stream) as talk:
@@ -207,7 +220,7 @@ class StageExchange:
         if refusal is not None:
             await talk.send(refusal, stall_s=ANSWER_S)
         elif isinstance(message, Offer):
-            await self._take(talk, trip_of(message, *ends, self._stage))
+            await self._take(talk, trip_of(message, *ends))
         else:
             if isinstance(message, Lost | HaltMessage) and isinstance(self._core, RelayCore):
                 ended = Microbatch(talk.remote_peer_id, message.iteration, message.index)
@@ -225,6 +238,10 @@ class StageExchange:
         ours = self._company.group(self._stage)
         if message.group != ours:
             sentence = other_group_sentence(ours, message.group)
+            return Refusal(RefusalReason.OTHER_GROUP, sentence)
+        stage = stage_said(message)
+        if stage not in (None, self._stage):
+            sentence = f"I hold stage {self._stage}, not stage {stage}"
             return Refusal(RefusalReason.OTHER_GROUP, sentence)
         if self._line is None:
             return Refusal(RefusalReason.NOT_TRAINING, "my trainer has not started yet")
@@ -255,7 +272,7 @@ class StageExchange:
             except BaseException:
                 line.give_back(slot)
                 raise
-        except (LocoError, trio.BrokenResourceError, trio.ClosedResourceError):
+        except STREAM_ERRORS:
             self._do(self._core.broke_off(trip, trio.current_time()))
             raise
         self._stopwatch.received(trip.sender, came_s)
@@ -282,7 +299,6 @@ class StageExchange:
             answered.set()
 
         self._answers[ticket] = tell
-        self._hear_iteration(trip)
         try:
             self._do(self._core.offered(ticket, trip))
             with trio.move_on_after(PATIENCE_S):
@@ -292,12 +308,6 @@ class StageExchange:
             if not answer:
                 self._do(self._core.withdrawn(ticket))
         return answer[0] if answer else RefusalReason.BUSY
-
-    def _hear_iteration(self, trip: Trip) -> None:
-        """An offer says what the announcement says that may have missed us: we may be new here."""
-        if isinstance(self._core, RelayCore) and trip.leg is Leg.FORWARD:
-            microbatch, now_s = trip.microbatch, trio.current_time()
-            self._do(self._core.announced(microbatch.origin, microbatch.iteration, now_s))
 
     # --- commands ---------------------------------------------------------------------------------
     def _do(self, commands: Sequence[Command]) -> None:
@@ -373,11 +383,3 @@ class StageExchange:
 
 def _nobody(_refusal: RefusalReason | None) -> None:
     """Nobody waits for this answer any more."""
-
-
-def _doing(missing: Sequence[int]) -> str:
-    """What a data peer does, in a sentence."""
-    if not missing:
-        return "training"
-    stages = " and ".join(str(stage) for stage in missing)
-    return f"waiting for a peer that holds stage {stages}"

@@ -20,6 +20,7 @@ from protocol.wire.messages import (
     Halted,
     Lost,
     Noted,
+    Offer,
     Passed,
     Refusal,
 )
@@ -35,6 +36,17 @@ def origin_of(notice: Notice, sender: PeerId) -> PeerId:
     return notice.origin if isinstance(notice, Passed) else sender
 
 
+def stage_said(message: Offer | Notice) -> int | None:
+    """The stage that its receiver holds, by the path of a message; None where it says none.
+
+    Paths are made before they are travelled: a peer may have gone over to another stage since.
+    """
+    if not isinstance(message, Offer | ResumeMessage):
+        return None
+    said = message.stages[message.place - 1 : message.place] if message.place else ()
+    return said[0] if said else None
+
+
 def note(
     core: StageCore, notice: Notice, sender: PeerId, peer_id: PeerId, now_s: float
 ) -> tuple[Reply, list[Command]]:
@@ -44,7 +56,7 @@ def note(
         peer_id: ours.
 
     Raises:
-        RemoteProtocolError: such a thing is not said to this stage.
+        RemoteProtocolError: its path is none, or goes on without us.
     """
     if isinstance(notice, Passed):
         passed = Microbatch(notice.origin, notice.iteration, notice.index)
@@ -55,7 +67,9 @@ def note(
         lost = Microbatch(peer_id, notice.iteration, notice.index)
         commands = core.lost(lost, sender, notice.attempt, notice.failed)
         return Noted(core.iteration), commands
-    raise RemoteProtocolError(f"a {type(notice).__name__} is not for this stage")
+    # Said to the relay, or data peer, that we were before we went over to this stage.
+    sentence = f"a {type(notice).__name__} is not for this stage"
+    return Refusal(RefusalReason.OTHER_GROUP, sentence), []
 
 
 def _note_at_relay(

@@ -17,7 +17,6 @@ import trio
 from peer.network.conversation import Conversation
 from peer.observe.facts import Facts
 from peer.observe.names import short_id
-from peer.observe.pipeline_facts import PipelineFacts
 from peer.ports import Network, PeerId, Work
 from peer.training.stages.sizes import SLOTS
 from protocol.errors import LocoError
@@ -35,6 +34,7 @@ from protocol.wire.versions import STAGE
 
 from .company import StageCompany
 from .given_paths import GivenPaths
+from .transfers import STREAM_ERRORS
 
 LOOK_S: Final = 2.0
 ANSWER_S: Final = 5.0
@@ -88,11 +88,6 @@ class Survey:
 
     def __repr__(self) -> str:
         return f"<Survey of stage {self._stage}, {self._proposals!r}>"
-
-    @property
-    def facts(self) -> PipelineFacts:
-        """What is shown of all this."""
-        return self._facts
 
     # --- asked by others --------------------------------------------------------------------------
     async def answer(self, talk: Conversation, question: GetLinks | GetSnapshot) -> None:
@@ -214,6 +209,6 @@ class Survey:
                     await talk.send(question, stall_s=ANSWER_S)
                     _, payload = await talk.receive(reply, max_payload_bytes=max_bytes)
                     return payload
-        except (LocoError, trio.BrokenResourceError, trio.ClosedResourceError):
+        except STREAM_ERRORS:
             pass
         return b""

@@ -2,10 +2,14 @@
 
     identity.key      the peer's Ed25519 key (mode 0600)
     run.json          the one run that this home belongs to: run id, founder, run spec, signature
+    known_peers       who answered at HOST:PORT, a line each (pins.py)
     ports.json        the ports of last time, kept so that addresses told to others stay true
     incarnation       how often this home was started
     peer.toml         optional configuration, written by the user
-    state/  cache/    weights; blobs by digest
+    neighbours.json   peers that were linked of late (acquaintances.py)
+    checkpoints/      what the run goes on from (checkpoints.py)
+    old-runs/         what belonged to runs before this one, by run id
+    state/  cache/    weights for joiners; blobs by digest
     log/events.jsonl  the event log
     lock              held by the daemon for as long as it lives; names its pid and control socket
 
@@ -35,6 +39,8 @@ import blake3
 
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.run.signed_spec import SignedSpec
+
+from .durable import sync_folder
 
 MAX_UNIX_PATH_BYTES: Final = 107
 """Room in `sockaddr_un`, without the closing zero."""
@@ -86,15 +92,7 @@ def replace_file(path: Path, data: bytes, mode: int = PRIVATE_FILE) -> None:
     except BaseException:
         Path(aside).unlink(missing_ok=True)
         raise
-    _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(path.parent)
 
 
 class Home:
@@ -103,12 +101,17 @@ class Home:
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         self.identity_path = self.root / "identity.key"
+        self.founder_key_path = self.root / "founder.key"
         self.run_path = self.root / "run.json"
+        self.admission_path = self.root / "admission"
         self.ports_path = self.root / "ports.json"
         self.incarnation_path = self.root / "incarnation"
         self.config_path = self.root / "peer.toml"
         self.lock_path = self.root / "lock"
+        self.neighbours_path = self.root / "neighbours.json"
         self.state_dir = self.root / "state"
+        self.checkpoints_dir = self.root / "checkpoints"
+        self.old_runs_dir = self.root / "old-runs"
         self.cache_dir = self.root / "cache"
         self.log_dir = self.root / "log"
         self.event_log_path = self.log_dir / "events.jsonl"
@@ -293,7 +296,8 @@ class Home:
         if present is not None and present.run_id != signed.run_id:
             raise OtherRun(
                 f"the home {self.root} belongs to run {present.run_id}, not to {signed.run_id};"
-                " give this run a --home of its own"
+                " give this run a --home of its own, or change the run that is there with"
+                " `loco-peer amend`"
             )
         fields = {
             "run_id": signed.run_id,
@@ -303,11 +307,34 @@ class Home:
         }
         self._replace(self.run_path, json.dumps(fields, indent=1).encode())
 
+    def put_run_away(self) -> Path | None:
+        """Make room for another run: all that is this one's goes to `old-runs`.
+
+        Returns:
+            Where it is now; None when the home had no run.
+
+        Raises:
+            HomeError
+        """
+        signed = self.run()
+        if signed is None:
+            return None
+        old = self.old_runs_dir / signed.run_id
+        try:
+            old.mkdir(parents=True, exist_ok=True)
+            for path in (self.checkpoints_dir, self.admission_path, self.neighbours_path):
+                if path.exists():
+                    path.replace(old / path.name)
+            self.run_path.replace(old / self.run_path.name)  # last: until then it is the home's run
+        except OSError as error:
+            raise HomeError(f"cannot move the run's files to {old}: {error.strerror}") from error
+        return old
+
     def _read(self, path: Path) -> bytes | None:
         try:
             with path.open("rb") as file:
                 return file.read(MAX_SMALL_FILE_BYTES)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise HomeError(f"cannot read {path}: {error.strerror}") from error

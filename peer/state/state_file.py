@@ -33,6 +33,8 @@ from protocol.errors import RemoteProtocolError
 from protocol.limits import STATE_CHUNK_BYTES
 from protocol.run.merkle import chunk_digest, chunk_matches, list_matches_root, merkle_root
 
+from .durable import sync_folder
+
 Float32Vector = npt.NDArray[np.float32]
 
 HEADER_BYTES: Final = 4096
@@ -154,7 +156,7 @@ def seal_state(path: Path, scalars: StateScalars, num_values: int) -> StateManif
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    _sync_directory(path.parent)
+    sync_folder(path.parent)
     return StateManifest(merkle_root(digests), tuple(digests), state_bytes(num_values), scalars)
 
 
@@ -260,6 +262,14 @@ class StateAssembler:
         del self._missing[index]
         return True
 
+    def keep_of(self, former: "StateAssembler") -> None:
+        """Keep those chunks of a former state in the same vectors that are ours as well."""
+        ours, theirs = self._manifest.digests, former._manifest.digests
+        for index in [index for index in self._missing if index not in former._missing]:
+            if ours[index] == theirs[index]:
+                del self._missing[index]
+        self._header[:] = former._header
+
     def missing(self) -> Sequence[int]:
         """Indices of the chunks still to come, rising."""
         return tuple(self._missing)
@@ -341,12 +351,3 @@ def _read_header(header: bytes) -> StateScalars | None:
         return StateScalars(**tree)
     except (ValueError, TypeError, msgpack.UnpackException):
         return None
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make a rename durable."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,8 +1,8 @@
 """Before the first round: how many sequences fit at once, and how fast the trainer is alone.
 
 Runs before the first `Load`, which sets the weights and forgets the optimizer's moments; so nothing
-of it is left in what is trained. The training blocks used are those of the corpus's start; the data
-plan does not know of them.
+of it is left in what is trained. The blocks used are held-out ones, which are here before any piece
+of the corpus.
 """
 
 import statistics

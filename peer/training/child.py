@@ -15,11 +15,12 @@ from torch import nn
 
 from peer.codec import get_codec
 from protocol.errors import LocoError
+from protocol.run.frozen_config import known_keys
 from protocol.run.run_spec import RunSpec
 
 from . import calibrate
 from .channel import SocketChannel
-from .corpus import Corpus, open_corpus
+from .corpus import Corpus, PieceCorpus, open_corpus
 from .device import choose_device, choose_precision, is_of_device, is_out_of_memory
 from .errors import Interrupted, NonFinite
 from .loop import Channel, InnerLoop, TrainerParts
@@ -129,7 +130,7 @@ def create(channel: SocketChannel, settings: TrainerSettings, weights_fd: int) -
         config = model_config(spec, settings.vocabulary_size)
         module = initial_stage(config, spec.seed, stage, spec.pipeline.stages)
     torch.set_num_threads(threads)
-    text = module.config.to_json_string(use_diff=True)
+    text = known_keys(module.config.to_json_string(use_diff=True))
     model = FlatModel(module, torch.device("cpu"))
     shapes = tuple((entry.name, entry.shape) for entry in model.layout.entries)
     whole = shapes
@@ -156,7 +157,7 @@ def build(settings: TrainerSettings, slow_fd: int, codes_fd: int) -> tuple[Train
         Path(settings.corpus_path), spec.model.context_length, spec.data.validation_blocks
     )
     stepper = Stepper(model, optimizer, precision, _first_micro_batch(settings, spec, device))
-    blocks = _sample_blocks(corpus, spec.training.batch_size)
+    blocks = _sample_blocks(corpus, spec)
     calibrate.fit_micro_batch(stepper, blocks())
     steps_per_s = calibrate.measure_steps_per_s(stepper, blocks)
     calibrate.forget(model, optimizer)
@@ -208,8 +209,10 @@ def _first_micro_batch(settings: TrainerSettings, spec: RunSpec, device: torch.d
     )
 
 
-def _sample_blocks(corpus: Corpus, batch_size: int) -> Callable[[], npt.NDArray[np.int64]]:
-    """A function that gives the corpus's batches in order, again and again."""
-    counter = itertools.count(0, batch_size)
-    offsets = np.arange(batch_size, dtype=np.int64)
-    return lambda: corpus.blocks((next(counter) + offsets) % corpus.num_blocks)
+def _sample_blocks(
+    corpus: Corpus | PieceCorpus, spec: RunSpec
+) -> Callable[[], npt.NDArray[np.int64]]:
+    """A function that gives batches of held-out blocks in order, which are always here."""
+    held_out, size = corpus.validation_blocks(spec.data.validation_blocks), spec.training.batch_size
+    counter, offsets = itertools.count(0, size), np.arange(size, dtype=np.int64)
+    return lambda: held_out[(next(counter) + offsets) % len(held_out)]

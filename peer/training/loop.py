@@ -3,12 +3,16 @@
 What is done when, and why, stands in round_machine.py. Here it is done: commands are taken between
 two steps, without waiting while there is something to train. The numbers of a step are looked at
 when the next one has been launched: until then a GPU computes while we prepare that.
+
+Where a piece of the corpus is not here, the loop says so, and waits for a command: `PiecesHere`, or
+any other, which is obeyed as always.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -17,12 +21,22 @@ import torch
 
 from protocol.run.run_spec import RunSpec
 
-from .corpus import Corpus
+from .corpus import Corpus, PieceCorpus
 from .errors import NonFinite
 from .fragments import FragmentSnapshots
-from .messages import Evaluate, Evaluated, Load, Stop, TrainerCommand, TrainerEvent
+from .kept import keep_weights, take_over_weights
+from .messages import (
+    Evaluate,
+    Evaluated,
+    Keep,
+    Load,
+    Stop,
+    TrainerCommand,
+    TrainerEvent,
+)
 from .model import FlatModel
 from .optimizer import FlatAdamW
+from .piece_messages import PiecesHere, PiecesMissing
 from .round_machine import Action, RoundMachine, Settle, TrainStep, Wait
 from .snapshot import Snapshots
 from .step import StepResult
@@ -32,6 +46,10 @@ from .sync import trainer_side
 
 class InnerStepper(Protocol):
     """Takes inner steps, of a whole model (step.py) or of a stage (stages/steppers.py)."""
+
+    @property
+    def reads_blocks(self) -> bool:
+        """Whether it trains on tokens; if not, it is given none."""
 
     def step(self, blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
         """Train on [B, T+1] tokens."""
@@ -59,7 +77,7 @@ class TrainerParts:
 
     spec: RunSpec
     peer_id: str
-    corpus: Corpus
+    corpus: Corpus | PieceCorpus
     model: FlatModel
     optimizer: FlatAdamW
     stepper: InnerStepper
@@ -94,9 +112,15 @@ class InnerLoop:
             parts.spec, parts.snapshots, self._events.append, clock_s, parts.overlap_steps
         )
         self._round_machine = RoundMachine(
-            parts.spec, parts.peer_id, parts.corpus.num_blocks, sync, self._events
+            parts.spec,
+            parts.peer_id,
+            sync,
+            self._events,
+            num_blocks=parts.corpus.num_blocks,
+            piece_blocks=parts.corpus.piece_blocks,
         )
         self._launched: _Launched | None = None
+        self._told_missing: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         return f"<InnerLoop of {self._round_machine!r}>"
@@ -113,6 +137,8 @@ class InnerLoop:
                     self._settle()
                 case Evaluate():
                     self._evaluate(action)
+                case Keep():
+                    self._keep(action)
                 case _:
                     self._go_on(action)
 
@@ -128,13 +154,47 @@ class InnerLoop:
         if command is not None:
             self._obey(command)
         elif isinstance(action, TrainStep):
-            self._train(action)
+            blocks = self._blocks()
+            if missing := self._parts.corpus.missing(blocks):
+                self._wait_for(missing)
+            else:
+                self._train(action, blocks)
+
+    def _blocks(self) -> npt.NDArray[np.int64]:
+        """The blocks of the next step; none where they would not be read."""
+        if not self._parts.stepper.reads_blocks:
+            return np.empty(0, np.int64)
+        return self._round_machine.blocks()
+
+    def _wait_for(self, missing: tuple[int, ...]) -> None:
+        """Say once what is not here, and obey the command that comes next."""
+        self._settle()
+        if missing != self._told_missing:
+            self._channel.emit(PiecesMissing(missing))
+            self._told_missing = missing
+        command = self._channel.next_command(wait=True)
+        assert command is not None
+        self._obey(command)
 
     def _obey(self, command: TrainerCommand) -> None:
+        if isinstance(command, PiecesHere):
+            self._told_missing = ()
+            return
         self._round_machine.obey(command, self._clock_s())
         if isinstance(command, Load):
             self._parts.optimizer.reset()
             self._launched = None
+            if command.kept is not None:
+                own_steps = take_over_weights(Path(command.kept), self._parts, command.with_weights)
+                self._round_machine.took_over(own_steps)
+
+    def _keep(self, order: Keep) -> None:
+        started_s, error = self._clock_s(), None
+        try:
+            keep_weights(Path(order.path), self._parts, self._round_machine.own_steps)
+        except OSError as failed:
+            error = str(failed)
+        self._round_machine.kept(self._clock_s() - started_s, error)
 
     def _evaluate(self, order: Evaluate) -> None:
         """Measure with the slow weights in place; the fast ones wait in the idle gradient."""
@@ -150,9 +210,9 @@ class InnerLoop:
             Evaluated(order.round, loss, tokens, self._clock_s() - started_s)
         )
 
-    def _train(self, step: TrainStep) -> None:
+    def _train(self, step: TrainStep, blocks: npt.NDArray[np.int64]) -> None:
         started_s = self._clock_s()
-        blocks_BT = self._parts.corpus.blocks(self._round_machine.blocks())
+        blocks_BT = self._parts.corpus.blocks(blocks)
         launched = _Launched(step, self._parts.stepper.step(blocks_BT, step.learning_rate))
         launched_s = self._clock_s()
         self._settle()

@@ -9,13 +9,14 @@ The order of things, when peers average in pairs:
 
     daemon                              trainer
                                         Ready
-    Load(version)                       theta := phi
+    Load(version)                       theta := phi, or what was kept of it
     TrainRound(r, ...)                  Progress ... Progress
                                         RoundClosed(r, slot)          codes are in `slot`
     TrainRound(r+1, ...)                Progress ...
     Apply(r)                            theta += phi' - decoded(r)
                                         Applied(r)
     Evaluate(r)                         Evaluated(r, loss)
+    Keep(path)                          Kept(path)              theta and moments are in the file
 
 A round is closed by the trainer itself when its quota is done and no earlier snapshot waits for its
 `Apply`; while one does, the trainer trains on past its quota, and the nominal step goes on rising.
@@ -58,6 +59,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from .piece_messages import PiecesHere, PiecesMissing
 from .stages.messages import StageCommand, StageEvent
 
 
@@ -66,9 +68,15 @@ class Load:
     """Start from the slow weights: theta := phi, fresh optimizer state.
 
     No snapshot is pending, no fragment in flight, yielded or fed back.
+
+    Attributes:
+        kept: path of a file that `Keep` wrote: the moments go on from there. None begins afresh.
+        with_weights: so do the fast weights; phi is that of the same checkpoint.
     """
 
     version: int
+    kept: str | None = None
+    with_weights: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +93,8 @@ class TrainRound:
         start_step: nominal step at which the round begins. (Fragments are sent by the number of
         the round, all the same.)
         stride: nominal steps of one own step.
+        total_steps, learning_rate: of the whole run, in whole rounds, and the peak of its schedule,
+        as is in force in this round; None where it is as the run spec says.
     """
 
     round: int
@@ -94,6 +104,8 @@ class TrainRound:
     position: int
     start_step: float
     stride: float
+    total_steps: int | None = None
+    learning_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +127,13 @@ class Evaluate:
     """Measure the validation loss of the slow weights on the run's fixed blocks."""
 
     round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Write fast weights and optimizer moments to this file, between two steps (kept.py)."""
+
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +184,17 @@ class Stop:
 
 
 SyncCommand = Apply | Merge | Yield | Amend
-TrainerCommand = Load | TrainRound | CloseRound | SyncCommand | StageCommand | Evaluate | Stop
+TrainerCommand = (
+    Load
+    | TrainRound
+    | CloseRound
+    | SyncCommand
+    | StageCommand
+    | Evaluate
+    | Keep
+    | PiecesHere
+    | Stop
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +345,27 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """Fast weights and moments are in the file; or they are not, and training goes on.
+
+    Attributes:
+        step: nominal step reached; that of the last round's end where no round is in training.
+        epoch, position: where our data stands then.
+        tokens: trained in the round in training so far.
+        seconds: for which training stood still.
+        error: why nothing was written; None when all was.
+    """
+
+    path: str
+    step: float
+    epoch: int
+    position: int
+    tokens: int
+    seconds: float
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """Training cannot go on; the trainer exits after this.
 
@@ -329,4 +379,14 @@ class Failed:
 
 
 SyncEvent = Applied | FragmentSent | FragmentMerged | Yielded
-TrainerEvent = Ready | Progress | RoundClosed | SyncEvent | StageEvent | Evaluated | Failed
+TrainerEvent = (
+    Ready
+    | Progress
+    | RoundClosed
+    | SyncEvent
+    | StageEvent
+    | Evaluated
+    | Kept
+    | PiecesMissing
+    | Failed
+)

@@ -71,7 +71,7 @@ def _checkpoint_config(source: str, vocabulary_size: int) -> LlamaConfig:
 def initial_module(spec: RunSpec, vocabulary_size: int) -> LlamaForCausalLM:
     """The model as the founder starts it, on the CPU in fp32: from seed or checkpoint."""
     config = model_config(spec, vocabulary_size)
-    if spec.model.init_from is not None:
+    if spec.frozen is None and spec.model.init_from is not None:
         loaded: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(
             spec.model.init_from, config=config, dtype=torch.float32
         )

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from protocol.schedule.data_plan import DataPlan
+from protocol.schedule.data_plan import DataPlan, Taken
 
 from .messages import TrainRound
 
@@ -26,14 +26,20 @@ class RoundData:
         self._members = order.members
         self._epoch, self._position = order.epoch, order.position
         self._taken_steps = 0
+        self._next: Taken | None = None
 
     def __repr__(self) -> str:
         return f"<RoundData, {self._taken_steps} steps, place {self._position} of {self._epoch}>"
 
     def blocks(self, steps: int) -> npt.NDArray[np.int64]:
-        """Those of the step that follows on the first `steps` of the round; steps in order."""
+        """Those of the step that follows on the first `steps` of the round; steps in order.
+
+        They may be asked for again as long as that step is not done.
+        """
         self._pass_over(steps)
-        return self._take(1)
+        if self._next is None:
+            self._next = self._taken(1)
+        return self._next.blocks
 
     def after(self, steps: int) -> tuple[int, int]:
         """Epoch and position after so many steps."""
@@ -41,12 +47,17 @@ class RoundData:
         return self._epoch, self._position
 
     def _pass_over(self, steps: int) -> None:
+        if steps > self._taken_steps and self._next is not None:
+            self._pass(self._next, 1)
         if steps > self._taken_steps:
-            self._take(steps - self._taken_steps)
+            left = steps - self._taken_steps
+            self._pass(self._taken(left), left)
 
-    def _take(self, steps: int) -> npt.NDArray[np.int64]:
+    def _taken(self, steps: int) -> Taken:
         count = steps * self._batch_size
-        taken = self._plan.take(self._epoch, self._position, count, self._peer_id, self._members)
+        return self._plan.take(self._epoch, self._position, count, self._peer_id, self._members)
+
+    def _pass(self, taken: Taken, steps: int) -> None:
         self._epoch, self._position = taken.epoch, taken.position
         self._taken_steps += steps
-        return taken.blocks
+        self._next = None

@@ -9,6 +9,7 @@ trains a model in a process of its own, simulated.py a toy in virtual time.
     next_action()                       does what is due, and says what comes next:
       Settle                            look at the numbers of the last step, then settled()
       Evaluate(round)                   measure the slow weights, then evaluated()
+      Keep(path)                        write the fast weights to a file, then kept()
       TrainStep(...)                    unless a command has come: train on blocks(), then stepped()
       Wait                              nothing to do until a command comes
       Stop                              the end
@@ -26,8 +27,9 @@ Rules:
     1. A round is closed when it is due (quota done, or asked to close and at least one step done)
        and the way of averaging does not hold it up. A due round that is held up trains on.
     2. After k own steps of a round the nominal step is start_step + k * stride, past the quota
-       too. The learning rate is the schedule's at that step, lowered while the optimizer is young:
-       over its own first steps since `Load` it warms up (schedule.py).
+       too. The learning rate is the schedule's at that step, with peak and end as the order of the
+       round says, lowered while the optimizer is young: over its own first steps since `Load` it
+       warms up (schedule.py).
     3. Nothing is trained while the way of averaging holds it up. Commands are obeyed.
     4. The numbers of a step may become known when the next one has begun (a GPU computes while that
        is prepared), but before anything is sent, closed or told: `Settle` asks for them. So a
@@ -37,18 +39,20 @@ Rules:
     6. A round with quota 0 trains nothing: it is closed, at its start_step, as soon as nothing
        holds it up.
     7. `Load` begins anew: no round, no order, no step whose numbers are waited for.
-    8. The daemon writes the slow weights only when no Load or Evaluate is on its way, nor anything
+    8. What is kept is sound: a step whose numbers are waited for is settled first. A `Load` with
+       what was kept is followed by `took_over`: own steps go on from there, for the schedule.
+    9. The daemon writes the slow weights only when no Load or Evaluate is on its way, nor anything
        by which the way of averaging reads them.
 """
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from protocol.run.run_spec import RunSpec
+from protocol.run.run_spec import OptimizerSection, RunSpec
 from protocol.schedule.data_plan import DataPlan
 
 from .errors import WrongCommand
@@ -58,6 +62,8 @@ from .messages import (
     CloseRound,
     Evaluate,
     Evaluated,
+    Keep,
+    Kept,
     Load,
     Merge,
     Stop,
@@ -98,18 +104,33 @@ class Wait:
     """There is nothing to do until a command comes."""
 
 
-Action = TrainStep | Settle | Evaluate | Wait | Stop
+Action = TrainStep | Settle | Evaluate | Keep | Wait | Stop
+
+
+@dataclass(frozen=True, slots=True)
+class _Stand:
+    """Where training stands: the nominal step, and the data."""
+
+    step: float = 0.0
+    epoch: int = 0
+    position: int = 0
 
 
 @dataclass(slots=True)
 class _SinceLoad:
-    """What `Load` makes new. `steps` are own ones, of all rounds."""
+    """What `Load` makes new.
+
+    Attributes:
+        steps: own ones, of all rounds.
+        closed_at: where the last round ended.
+    """
 
     loaded: bool = False
     steps: int = 0
     round: RoundInProgress | None = None
     next_order: TrainRound | None = None
     last_closed: int = -1
+    closed_at: _Stand = field(default_factory=_Stand)
 
 
 class RoundMachine:
@@ -117,26 +138,30 @@ class RoundMachine:
 
     Args:
         peer_id: ourselves in the members of a round.
-        num_blocks: training blocks of the corpus.
         sync: the way of averaging, of the weights that the driver trains.
         events: where events go, those of `sync` among them; the driver takes them out.
+        num_blocks: training blocks of the corpus.
+        piece_blocks: of them in one piece; None where it is all one.
     """
 
     def __init__(
         self,
         spec: RunSpec,
         peer_id: str,
-        num_blocks: int,
         sync: Sync,
         events: deque[TrainerEvent],
+        *,
+        num_blocks: int,
+        piece_blocks: int | None = None,
     ) -> None:
         self._spec = spec
         self._peer_id = peer_id
-        self._plan = DataPlan(spec.seed, num_blocks)
+        self._plan = DataPlan(spec.seed, num_blocks, piece_blocks)
         self._total_steps = spec.total_rounds * spec.sync.inner_steps
         self._sync = sync
         self._events = events
         self._evaluations: deque[Evaluate] = deque()
+        self._to_keep: deque[Keep] = deque()
         self._stopped = False
         self._state = _SinceLoad()
 
@@ -161,6 +186,8 @@ class RoundMachine:
                 self._ask_to_close(round_)
             case Evaluate():
                 self._evaluations.append(command)
+            case Keep():
+                self._to_keep.append(command)
             case Stop():
                 self._stopped = True
             case Apply() | Merge() | Yield() | Amend():
@@ -206,6 +233,9 @@ class RoundMachine:
             return Stop()
         if self._evaluations:
             return self._evaluations[0]
+        if self._to_keep:
+            unsettled = self._state.round is not None and self._state.round.unsettled
+            return Settle() if unsettled else self._to_keep[0]
         while (current := self._state.round) is not None:
             if current.unsettled and (
                 current.is_progress_wanted or self._sync.is_send_due or self._closes(current)
@@ -227,8 +257,16 @@ class RoundMachine:
         if current.order.quota == 0 or self._sync.holds_training:
             return Wait()
         step, own_steps = current.nominal_step, self._state.steps
-        rate = learning_rate(self._spec.optimizer, step, self._total_steps, own_steps)
+        section, total_steps = self._schedule_of(current.order)
+        rate = learning_rate(section, step, total_steps, own_steps)
         return TrainStep(current.order.round, current.steps, step, rate)
+
+    def _schedule_of(self, order: TrainRound) -> tuple[OptimizerSection, int]:
+        """The schedule and the length of the run, as is in force in a round."""
+        section, peak = self._spec.optimizer, order.learning_rate
+        if peak is not None and peak != section.learning_rate:
+            section = section.model_copy(update={"learning_rate": peak})
+        return section, self._total_steps if order.total_steps is None else order.total_steps
 
     def steps_to_event(self, end_s: float, step_s: float) -> float:
         """Steps until one may have an event, if the next ends at `end_s` and each takes `step_s`.
@@ -245,7 +283,7 @@ class RoundMachine:
     # --- what the driver has done ---------------------------------------------------------------
 
     def blocks(self) -> npt.NDArray[np.int64]:
-        """Blocks of the step that comes next: to be asked for once a step, or never."""
+        """Blocks of the step that comes next, for those that need them."""
         current = self._current
         return current.data.blocks(current.steps)
 
@@ -274,6 +312,25 @@ class RoundMachine:
         self._events.append(result)
 
     @property
+    def own_steps(self) -> int:
+        """Own steps since the optimizer was young."""
+        return self._state.steps
+
+    def took_over(self, own_steps: int) -> None:
+        """The loaded optimizer has seen so many steps."""
+        self._state.steps = own_steps
+
+    def kept(self, seconds: float, error: str | None) -> None:
+        """The fast weights are in the file, or why they are not."""
+        order, current, stand = self._to_keep.popleft(), self._state.round, self._state.closed_at
+        tokens = 0
+        if current is not None:
+            stand = _Stand(current.nominal_step, *current.data.after(current.steps))
+            tokens = current.steps * self._spec.tokens_per_step
+        told = Kept(order.path, stand.step, stand.epoch, stand.position, tokens, seconds, error)
+        self._events.append(told)
+
+    @property
     def _current(self) -> RoundInProgress:
         assert self._state.round is not None, "there is no round to train"
         return self._state.round
@@ -294,5 +351,7 @@ class RoundMachine:
         snapshot = self._sync.close(current.order)
         state.round = None
         state.last_closed = current.order.round
-        self._events.append(current.closed(snapshot, now_s))
+        closed = current.closed(snapshot, now_s)
+        state.closed_at = _Stand(closed.step, closed.epoch, closed.position)
+        self._events.append(closed)
         self._begin_round(now_s)

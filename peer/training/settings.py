@@ -15,8 +15,8 @@ class TrainerSettings:
     Attributes:
         spec: the run spec's canonical bytes.
         peer_id: ourselves in the members of a round.
-        corpus_path: packed corpus (`peer.training.corpus`); empty for the children that need no
-        data.
+        corpus_path: folder of the corpus (`peer.training.corpus`), or a file of its tokens; empty
+        for the children that need no data.
         vocabulary_size: rows of the embedding.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         threads: torch threads; 0 leaves it to torch.

@@ -19,6 +19,7 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import blake3
 import numpy as np
@@ -28,7 +29,18 @@ import trio
 from protocol.run.run_spec import RunSpec
 
 from .errors import NonFinite, WrongCommand
-from .messages import Evaluate, Evaluated, Failed, Ready, Stop, TrainerCommand, TrainerEvent
+from .kept import keep_weights, take_over_weights
+from .messages import (
+    Evaluate,
+    Evaluated,
+    Failed,
+    Keep,
+    Load,
+    Ready,
+    Stop,
+    TrainerCommand,
+    TrainerEvent,
+)
 from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
 from .round_machine import Action, RoundMachine, TrainStep, Wait
 from .shared import CodeRegions
@@ -56,6 +68,7 @@ class SimulatedTrainer:
     """One life of a simulated trainer of a whole model. See `peer.training.ports.Trainer`."""
 
     boundaries = None
+    optimizer = None
 
     def __init__(
         self,
@@ -79,9 +92,9 @@ class SimulatedTrainer:
         batch_size = spec.training.batch_size
         self._micro_batch = min(batch_size, micro_batch_cap or batch_size)
         self._optimum = optimum(spec.seed, slow.size)
-        self._weights = ToyWeights(slow)
+        self.model = ToyWeights(slow)
         self._regions = CodeRegions(
-            -1, trainer_side(spec).regions_of(spec, self._weights.layout), writable=True
+            -1, trainer_side(spec).regions_of(spec, self.model.layout), writable=True
         )
         self._events: deque[TrainerEvent] = deque()
         self._round_machine = self._new_round_machine(overlap_steps)
@@ -99,9 +112,16 @@ class SimulatedTrainer:
     def _new_round_machine(self, overlap_steps: int | None) -> RoundMachine:
         spec, emit = self._spec, self._events.append
         slow_P = torch.from_numpy(self._slow)
-        snapshots = trainer_side(spec).snapshots_of(spec, self._weights, slow_P, self._regions)
+        snapshots = trainer_side(spec).snapshots_of(spec, self.model, slow_P, self._regions)
         sync = trainer_side(spec).sync_of(spec, snapshots, emit, lambda: self._now_s, overlap_steps)
-        return RoundMachine(spec, self._peer_id, self._problem.num_blocks, sync, self._events)
+        return RoundMachine(
+            spec,
+            self._peer_id,
+            sync,
+            self._events,
+            num_blocks=self._problem.num_blocks,
+            piece_blocks=self._problem.piece_blocks,
+        )
 
     async def send(self, command: TrainerCommand) -> None:
         """Raises TrainerDied."""
@@ -143,7 +163,7 @@ class SimulatedTrainer:
             raise TrainerDied(self._death)
 
     def _ready(self) -> Ready:
-        layout = self._weights.layout
+        layout = self.model.layout
         return Ready(
             parameters=self._slow.size,
             padded_parameters=self._slow.size,
@@ -162,8 +182,11 @@ class SimulatedTrainer:
             self._round_machine.obey(command, self._now_s)
         except WrongCommand as error:
             self._fail("error", f"WrongCommand: {error}")
-        else:
-            self._follow()
+            return
+        if isinstance(command, Load) and command.kept is not None:
+            own_steps = take_over_weights(Path(command.kept), self, command.with_weights)
+            self._round_machine.took_over(own_steps)
+        self._follow()
 
     def _advance(self, now_s: float) -> None:
         """Do the steps whose time has come, and what follows from them."""
@@ -184,8 +207,14 @@ class SimulatedTrainer:
         """Do what takes no step, and note what comes then."""
         trained = isinstance(self._action, TrainStep)
         try:
-            while isinstance(action := self._round_machine.next_action(self._now_s), Evaluate):
-                self._evaluate(action)
+            while isinstance(
+                action := self._round_machine.next_action(self._now_s), Evaluate | Keep
+            ):
+                if isinstance(action, Keep):
+                    keep_weights(Path(action.path), self, self._round_machine.own_steps)
+                    self._round_machine.kept(0.0, None)
+                else:
+                    self._evaluate(action)
         except NonFinite as error:
             self._fail("non_finite", str(error))
             return
@@ -208,7 +237,7 @@ class SimulatedTrainer:
         if self._planned_failure():
             return
         rate = self._problem.rate * step.learning_rate / self._spec.optimizer.learning_rate
-        theta = self._weights.theta
+        theta = self.model.theta
         noise = self._machine.noise.standard_normal(theta.size, dtype=np.float32)
         loss = loss_of(theta, self._optimum)
         gradient = theta - self._optimum + np.float32(self._problem.sigma) * noise

@@ -34,6 +34,8 @@ class StepResult:
 class Stepper:
     """Steps a model. The gradient is zero between two steps."""
 
+    reads_blocks = True
+
     def __init__(
         self, model: FlatModel, optimizer: FlatAdamW, precision: Precision, micro_batch: int
     ) -> None:

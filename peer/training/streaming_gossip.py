@@ -181,7 +181,8 @@ class FragmentGossip:
         for lane in self._lanes:
             lane.steps += 1
             lane.tokens += tokens
-        if _whole(self._step) >= self._total_steps:
+        total_steps = self._total_steps if order.total_steps is None else order.total_steps
+        if _whole(self._step) >= total_steps:
             for lane in self._lanes:
                 lane.is_due = False
             return

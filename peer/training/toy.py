@@ -70,11 +70,13 @@ class ToyProblem:
         rate: step size at the schedule's full learning rate.
         sigma: standard deviation of the gradient noise per value.
         num_blocks: training blocks of the pretended corpus.
+        piece_blocks: of them in one piece.
     """
 
     rate: float = 0.1
     sigma: float = 1.0
     num_blocks: int = 1 << 16
+    piece_blocks: int = 1 << 8
 
 
 def simulated_layout(padded_parameters: int) -> Layout:

@@ -6,8 +6,9 @@ Rules:
        within some steps of its own speed: a fixed floor, for machines that are suspended or swap,
        and many times its measured step time.
     3. With nothing to do it may be silent forever. So it may while it may be waiting for us: a
-       fragment is in flight or yielded, and we have not sent `Merge` or `Amend`. (In streaming
-       gossip no fragment is waited for.)
+       fragment is in flight or yielded, and we have not sent `Merge` or `Amend` (in streaming
+       gossip no fragment is waited for); or it misses pieces of the corpus, and we have not sent
+       `PiecesHere`.
 """
 
 import math
@@ -32,6 +33,7 @@ from .messages import (
     TrainRound,
     Yielded,
 )
+from .piece_messages import PiecesHere, PiecesMissing
 
 START_TIMEOUT_S: Final = 900.0
 """Longest time to import, build, compile and calibrate."""
@@ -53,6 +55,7 @@ class Watchdog:
         self._unapplied = 0
         self._owed = 0
         self._awaited: set[int] = set()
+        self._misses_pieces = False
 
     def __repr__(self) -> str:
         return f"<Watchdog bound {self.silence_bound_s:.0f} s>"
@@ -62,7 +65,7 @@ class Watchdog:
         """Longest normal silence from now on; infinite when there is nothing to do."""
         if not self._ready:
             return START_TIMEOUT_S
-        may_wait = self._awaited or (self._unapplied and not self._overlap)
+        may_wait = self._misses_pieces or self._awaited or (self._unapplied and not self._overlap)
         training = self._open_rounds > 0 and not may_wait
         if not training and not self._owed:
             return math.inf
@@ -74,6 +77,9 @@ class Watchdog:
             case Load():
                 self._open_rounds = self._unapplied = 0
                 self._awaited.clear()
+                self._misses_pieces = False
+            case PiecesHere():
+                self._misses_pieces = False
             case TrainRound():
                 self._open_rounds += 1
             case Apply() | Evaluate():
@@ -89,6 +95,8 @@ class Watchdog:
                 self._slowest_step_s = 1 / max(event.steps_per_s, 1e-6)
             case Progress():
                 self._slowest_step_s = max(self._slowest_step_s, event.step_s)
+            case PiecesMissing():
+                self._misses_pieces = True
             case RoundClosed():
                 self._open_rounds = max(0, self._open_rounds - 1)
                 self._unapplied = int(event.slot is not None)

@@ -8,6 +8,9 @@ the fetch takes.
 The trainer is told of each chunk as stepped, moved or redone (keeper.py). Of a chunk whose memory
 was spoilt it is told nothing when it is healed: the way from a spoilt phi leads nowhere, and theta
 stays where it is.
+
+What an owner made that is believed no more (audits.py) is undone: of a chunk in flight the trainer
+is told nothing, for it is as it was sent; of any other, that it was redone or moved, as it stepped.
 """
 
 import math
@@ -19,14 +22,23 @@ from typing import Final
 from protocol.fragment.chunk_ledger import ChunkLedger, Stamp, Verdict
 from protocol.wire.fragment_messages import Result
 
-from .fragment_commands import Changes, FetchChunk, ResultToWrite, WriteChunk, WriteResults
-from .fragment_events import Fetched, ResultArrived
+from .fragment_commands import (
+    AskStamps,
+    Changes,
+    FetchChunk,
+    ResultToWrite,
+    UndoSteps,
+    WriteChunk,
+    WriteResults,
+)
+from .fragment_events import Fetched, ResultArrived, Withdrawn
 from .healing import Healing
+from .peers import Peers
 
 MAX_AFTER_HEALING: Final = 8
 """Results kept for a chunk that is being fetched."""
 
-Output = Iterator[WriteResults | WriteChunk | FetchChunk]
+Output = Iterator[WriteResults | WriteChunk | UndoSteps | FetchChunk | AskStamps]
 
 
 @dataclass(slots=True)
@@ -50,21 +62,18 @@ class Occasion:
 class _Write:
     """What is being written, and where to note what the trainer has to do about it."""
 
-    what: Fetched | tuple[tuple[ResultArrived, Verdict], ...]
+    what: Fetched | Withdrawn | tuple[tuple[ResultArrived, Verdict], ...]
     occasion: Occasion
     changes: Changes
 
 
 class ChunkWrites:
-    """See the top of the file.
+    """See the top of the file."""
 
-    Args:
-        own_id: our own peer id.
-    """
-
-    def __init__(self, fragment: int, own_id: str, ledger: ChunkLedger, healing: Healing) -> None:
+    def __init__(self, fragment: int, peers: Peers, ledger: ChunkLedger, healing: Healing) -> None:
         self._fragment = fragment
-        self._own_id = own_id
+        self._peers = peers
+        self._own_id = peers.own_id
         self._ledger = ledger
         self._healing = healing
         self._write: _Write | None = None
@@ -88,7 +97,7 @@ class ChunkWrites:
 
     def contributors_by_chunk(self) -> dict[int, int]:
         """The number of peers in the result of each chunk, of the last cycle."""
-        return {chunk: each.chunk.mask.bit_count() for chunk, each in self._results.items()}
+        return {chunk: len(each.chunk.places) for chunk, each in self._results.items()}
 
     def result_of(self, cycle: int, chunk: int) -> tuple[Result, memoryview] | None:
         """The result that we applied to a chunk in this cycle, with its codes and no others."""
@@ -109,9 +118,13 @@ class ChunkWrites:
             self._spoilt.add(chunk)
 
     # --- what is to be written --------------------------------------------------------------------
-    def judge(self, now_s: float, item: ResultArrived) -> Generator[FetchChunk, None, Verdict]:
+    def judge(
+        self, now_s: float, item: ResultArrived
+    ) -> Generator[FetchChunk | AskStamps, None, Verdict]:
         """What a result means; a chunk that has to be healed is asked for, the result kept."""
         chunk, result = item.chunk, item.result
+        if not self._peers.believes(result):
+            return Verdict.IGNORE
         verdict = self._ledger.judge(
             chunk.chunk, result.cycle, chunk.base_stamp, result.outcome(chunk)
         )
@@ -120,7 +133,7 @@ class ChunkWrites:
             known = [item.sender, *result.contributors_of(chunk)]
             source = next((peer_id for peer_id in known if peer_id != self._own_id), None)
             if source is not None:
-                yield from self._healing.fetch(now_s, chunk.chunk, source)
+                yield from self._healing.wish(now_s, chunk.chunk, source)
         return verdict
 
     def write_results(
@@ -147,6 +160,24 @@ class ChunkWrites:
         yield WriteChunk(
             self._fragment, item.chunk, item.cycle, item.stamp, item.values, occasion.until_s
         )
+
+    def undoable(self, item: Withdrawn) -> list[int]:
+        """The chunks whose last step was an owner's, and can be taken back."""
+        return [
+            chunk
+            for chunk, each in self._results.items()
+            if each.result.owner == item.owner
+            and not self._peers.believes(each.result)
+            and self._ledger.can_undo(chunk)
+        ]
+
+    def undo(self, item: Withdrawn, occasion: Occasion) -> Output:
+        """Take these steps back, if there are any."""
+        chunks = self.undoable(item)
+        if chunks:
+            self._write = _Write(item, occasion, occasion.changes)
+            stamps = {chunk: self._ledger.before(chunk) for chunk in chunks}
+            yield UndoSteps(self._fragment, stamps, occasion.until_s)
 
     def write_on_top(self, now_s: float) -> Output:
         """Write the next result on top of a chunk that was fetched."""
@@ -175,10 +206,14 @@ class ChunkWrites:
             if stamps:
                 self._note_chunk(write.what, write.occasion.until_s, write.changes)
             return
+        if isinstance(write.what, Withdrawn):
+            for chunk in stamps:
+                self._note_undone(chunk, write.changes)
+            return
         for item, verdict in write.what:
             if item.chunk.chunk in stamps:
                 self._note_result(item, verdict, stamps[item.chunk.chunk], write.changes)
-                in_it = item.chunk.mask.bit_count()
+                in_it = len(item.chunk.places)
                 write.occasion.contributors = max(write.occasion.contributors, in_it)
 
     def _note_result(
@@ -198,6 +233,19 @@ class ChunkWrites:
             changes.stepped.add(chunk)
         else:
             changes.stepped.discard(chunk)
+            changes.moved.add(chunk)
+
+    def _note_undone(self, chunk: int, changes: Changes) -> None:
+        """The chunk is where it was before its last step."""
+        undone = self._results.pop(chunk)
+        self._ledger.undone(chunk)
+        if chunk in changes.stepped:
+            changes.stepped.discard(chunk)
+        elif chunk in changes.moved:
+            pass  # it was healed on the way, or is where it was sent: the same to the trainer
+        elif self._own_id in undone.result.contributors_of(undone.chunk):
+            changes.redone.add(chunk)
+        else:
             changes.moved.add(chunk)
 
     def _note_chunk(self, item: Fetched, until_s: float, changes: Changes) -> None:

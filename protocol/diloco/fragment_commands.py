@@ -11,7 +11,8 @@ from typing import Final
 
 from protocol.fragment.chunk_ledger import ResultRank, Stamp
 from protocol.fragment.collection import Admitted
-from protocol.outcomes import RefusalReason
+from protocol.outcomes import AuditOutcome, RefusalReason
+from protocol.wire.audit_messages import Doubt, Proof
 from protocol.wire.fragment_messages import (
     ChunkStamp,
     Contribution,
@@ -31,7 +32,7 @@ class Send:
     """Send this to a peer, some time soon, behind what it was sent before."""
 
     peer_id: str
-    message: Result | NoResult | FragmentSettled
+    message: Result | NoResult | FragmentSettled | Doubt | Proof
     codes: memoryview = NO_CODES
 
 
@@ -61,6 +62,35 @@ class CountRefusal:
     """A contribution of another peer was not taken."""
 
     reason: RefusalReason
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Have the owner of a result open a leaf of a chunk, and work it out; ended by `Audited`.
+
+    Attributes:
+        draw: chooses the leaf: its remainder by their number.
+        codes: the chunk's, as the result has them.
+    """
+
+    result: Result
+    chunk: int
+    draw: int
+    codes: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class CountAudit:
+    """An audit has ended."""
+
+    outcome: AuditOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class Convict:
+    """An owner was proved to have lied: have nothing to do with it any more."""
+
+    owner: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +133,14 @@ class Average:
 
     Attributes:
         codes: of each chunk, by contributor.
+        contributions: what came with them, by contributor.
     """
 
     fragment: int
     cycle: int
     admitted: Mapping[int, Admitted]
     codes: Mapping[int, Mapping[str, memoryview]]
+    contributions: Mapping[str, Contribution]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +193,19 @@ class WriteChunk:
     cycle: int
     stamp: Stamp
     values: memoryview
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class UndoSteps:
+    """Take these chunks back to the states before their last steps; ended by `Written`.
+
+    Attributes:
+        stamps: of those states, by chunk.
+    """
+
+    fragment: int
+    stamps: Mapping[int, Stamp]
     until_s: float
 
 
@@ -219,13 +264,18 @@ class Returned:
     seconds: float
 
 
-InOrder = Verify | WriteResults | WriteChunk | MergeIntoTrainer | HoldTrainer | AmendTrainer
+InOrder = (
+    Verify | WriteResults | WriteChunk | UndoSteps | MergeIntoTrainer | HoldTrainer | AmendTrainer
+)
 """Commands that are carried out one after another for each fragment."""
 FragmentCommand = (
     Send
     | Contribute
     | ForgetOthers
     | CountRefusal
+    | CountAudit
+    | Convict
+    | Audit
     | AskStamps
     | AskResult
     | FetchChunk
@@ -262,5 +312,12 @@ class ContributionRefused:
     reason: RefusalReason
 
 
-Signal = Settled | PartOver | ContributionRefused
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Something that an owner has made is believed no more: undo it."""
+
+    owner: str
+
+
+Signal = Settled | PartOver | ContributionRefused | Withdraw
 """What parts of the core tell it; it leaves the core as commands."""

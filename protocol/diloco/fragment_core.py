@@ -16,8 +16,11 @@ Rules
      our part of it. So is a peer whose contribution came too late; it gets what was made without.
   3. When our part of a cycle is over our own keeper learns of it, and the others if nothing came of
      it: nobody must wait for what will never be.
-  4. What a contribution stands on shows whether its sender has a better state than we.
+  4. What a contribution stands on shows whether its sender has a better state than we. Others are
+     asked before that is believed; results are believed of their owners alone (beliefs.py).
   5. Of a peer that is gone nothing is kept, once a fragment has settled without it.
+  6. Results are audited as they come from their owners; what turns out to be a lie, or cannot be
+     shown, is taken back (audits.py).
 
 Time comes in with each event, in order; `next_deadline_s` says when the next `Tick` is due. The
 caller tells `PeersSeen` whenever that changes, looks at least every so often whether it has, and
@@ -25,13 +28,13 @@ carries out the commands in their order.
 Source: docs/decisions/0011-diloco-without-a-coordinator.md.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import reduce
 from typing import Final
 
 from protocol.fragment.chunk_ledger import ChunkLedger, Stamp
 from protocol.outcomes import RefusalReason
+from protocol.wire.audit_messages import Doubt
 from protocol.wire.fragment_messages import (
     Contribution,
     FragmentSettled,
@@ -39,6 +42,9 @@ from protocol.wire.fragment_messages import (
     Result,
 )
 
+from .audits import Audits
+from .beliefs import Beliefs, can_stand
+from .core_statistics import FragmentCoreStatistics
 from .departures import Departures
 from .fragment_commands import (
     Contribute,
@@ -50,8 +56,10 @@ from .fragment_commands import (
     Send,
     Settled,
     Signal,
+    Withdraw,
 )
 from .fragment_events import (
+    Audited,
     Averaged,
     Began,
     Fetched,
@@ -60,6 +68,7 @@ from .fragment_events import (
     Parts,
     Passed,
     PeersSeen,
+    Proved,
     QuestionsEnded,
     Received,
     ResultAnswered,
@@ -70,28 +79,17 @@ from .fragment_events import (
     Tick,
     TrainerHeld,
     Verified,
+    Withdrawn,
     Written,
+    arrived_parts,
 )
 from .healing import HealingStatistics
 from .keeper import Keeper
-from .owner import Owner, OwnerStatistics
+from .owner import Owner
 from .peers import Peers
 from .send_plan import SendPlan
 
 Output = Iterable[FragmentCommand | Signal]
-
-
-@dataclass(frozen=True, slots=True)
-class FragmentCoreStatistics:
-    """Counts since the start.
-
-    Attributes:
-        lost_items: what came for a fragment and did not fit.
-    """
-
-    healing: HealingStatistics
-    owner: OwnerStatistics
-    lost_items: int
 
 
 class FragmentCore:
@@ -99,13 +97,18 @@ class FragmentCore:
 
     Args:
         stamps: of all chunks of each fragment, at the start.
+        seed: 32 bytes that no other peer knows.
     """
 
-    def __init__(self, plan: SendPlan, own_id: str, stamps: Sequence[Sequence[Stamp]]) -> None:
+    def __init__(
+        self, plan: SendPlan, own_id: str, stamps: Sequence[Sequence[Stamp]], seed: bytes
+    ) -> None:
         self._plan = plan
         self._peers = Peers(own_id, plan.num_fragments)
         self._departures = Departures()
         self._owner = Owner(plan, self._peers)
+        self._audits = Audits(plan.group, self._peers, seed)
+        self._beliefs = Beliefs(plan, self._peers, [len(of_chunks) for of_chunks in stamps])
         self._keepers = [
             Keeper(fragment, of_chunks, plan, self._peers, self._departures)
             for fragment, of_chunks in enumerate(stamps)
@@ -138,6 +141,10 @@ class FragmentCore:
     def result_of(self, fragment: int, cycle: int, chunk: int) -> tuple[Result, memoryview] | None:
         """The result that we applied to a chunk in this cycle, with its codes and no others."""
         return self._keepers[fragment].writes.result_of(cycle, chunk)
+
+    def is_convicted(self, owner: str) -> bool:
+        """Whether an owner was proved to have lied."""
+        return self._audits.is_convicted(owner)
 
     def contributors_by_chunk(self, fragment: int) -> dict[int, int]:
         """The number of peers in the result of each chunk, of the last cycle."""
@@ -172,6 +179,9 @@ class FragmentCore:
                     yield from self._routed(now_s, self._part_over(now_s, each))
                 case ContributionRefused():
                     yield from self._routed(now_s, self._refused(each))
+                case Withdraw(owner):
+                    for keeper in self._keepers:
+                        yield from self._routed(now_s, keeper.put(now_s, Withdrawn(owner)))
                 case Contribute():
                     yield from self._introduced()
                     yield each
@@ -184,15 +194,21 @@ class FragmentCore:
         self._peers.note_heard(sender)
         keeper = self._keepers[message.fragment]
         match message:
+            case Contribution() if not can_stand(message):
+                yield CountRefusal(RefusalReason.IMPLAUSIBLE)
             case Contribution():
                 yield from self._fetch_what_is_ahead(now_s, sender, message)
                 yield from self._owner.contributed(now_s, sender, message, event.codes)
             case Result():
-                arrived = _arrived(message, event.codes, sender)
+                arrived = yield from self._believed(message, event.codes, sender)
                 if sender == message.owner:  # it makes one of a cycle
                     yield from keeper.put(now_s, *arrived, Passed(sender, message.cycle))
+                    believed = {each.chunk.chunk: each.codes for each in arrived}
+                    yield from self._audits.arrived(message, believed)
                 else:
                     yield from keeper.put(now_s, *arrived)
+            case Doubt():
+                yield from self._audits.doubted(message)
             case NoResult():
                 yield from keeper.put(now_s, Passed(sender, message.cycle))
             case FragmentSettled(fragment=fragment, cycle=cycle, digest=digest):
@@ -207,7 +223,21 @@ class FragmentCore:
         for theirs in message.stamps:
             behind = keeper.ledger.cycle(theirs.chunk) < message.cycle
             if behind and theirs.stamp.is_ahead_of(keeper.ledger.stamp(theirs.chunk)):
-                yield from keeper.healing.fetch(now_s, theirs.chunk, sender)
+                yield from keeper.healing.wish(now_s, theirs.chunk, sender)
+
+    def _believed(
+        self, result: Result, codes: Parts, sender: str
+    ) -> Generator[CountRefusal, None, list[ResultArrived]]:
+        """The parts of a result that we believe; those that are lies are counted."""
+        if not self._beliefs.is_of_our_time(result.cycle):
+            return []
+        believed = []
+        for part in arrived_parts(result, codes, sender):
+            if doubt := self._beliefs.doubt(result, part.chunk):
+                yield CountRefusal(doubt)
+            else:
+                believed.append(part)
+        return believed
 
     # --- our own part -----------------------------------------------------------------------------
     def _averaged(self, now_s: float, event: Averaged) -> Output:
@@ -217,7 +247,7 @@ class FragmentCore:
             self._published[result.fragment] = result.cycle
             for peer_id in sorted(self._peers.others):
                 yield Send(peer_id, result, event.averages.codes)
-            arrived = _arrived(result, event.averages.parts, self._peers.own_id)
+            arrived = arrived_parts(result, event.averages.parts, self._peers.own_id)
             yield from self._keepers[result.fragment].put(now_s, *arrived)
         yield from self._owner.averaged(event.fragment, event.cycle)
 
@@ -260,6 +290,7 @@ class FragmentCore:
         for peer_id in sorted(others - self._acquainted):
             for fragment in range(len(self._keepers)):
                 yield from self._told_settled(peer_id, fragment)
+            yield from self._audits.told(peer_id)
         self._acquainted = others
 
     def _told_settled(self, peer_id: str, fragment: int) -> Iterator[Send]:
@@ -267,6 +298,12 @@ class FragmentCore:
         settled = self._keepers[fragment].settled
         if settled is not None:
             yield Send(peer_id, FragmentSettled(self._plan.group, fragment, *settled))
+
+    def _audited(self, _now_s: float, event: Audited) -> Output:
+        return self._audits.audited(event)
+
+    def _proved(self, _now_s: float, event: Proved) -> Output:
+        return self._audits.proved(event.message.owner, event.proof)
 
     # --- what concerns one part alone -------------------------------------------------------------
     def _peers_seen(self, now_s: float, event: PeersSeen) -> Output:
@@ -291,24 +328,33 @@ class FragmentCore:
     def _written(self, now_s: float, event: Written) -> Output:
         yield from self._keepers[event.fragment].written(now_s, event.stamps)
 
-    def _stamps_answered(self, _now_s: float, event: StampsAnswered) -> Output:
-        yield from self._keepers[event.fragment].healing.stamps_answered(event)
+    def _stamps_answered(self, now_s: float, event: StampsAnswered) -> Output:
+        keeper = self._keepers[event.fragment]
+        yield from keeper.healing.stamps_answered(now_s, event)
+        yield from keeper.put(now_s, *keeper.healing.confirmed())
 
     def _result_answered(self, now_s: float, event: ResultAnswered) -> Output:
         keeper = self._keepers[event.fragment]
         arrived = keeper.healing.applicable(event)
+        if arrived is not None and not self._beliefs.is_of_our_time(event.cycle):
+            arrived = None
+        elif arrived is not None and (doubt := self._beliefs.doubt(arrived.result, arrived.chunk)):
+            yield CountRefusal(doubt)
+            arrived = None
         if arrived is not None:
             yield from keeper.put(now_s, arrived)
         else:
             yield from keeper.healing.no_result_helps(now_s, event)
 
-    def _questions_ended(self, _now_s: float, event: QuestionsEnded) -> Output:
-        self._keepers[event.fragment].healing.questions_ended(event.peer_id)
-        yield from ()
+    def _questions_ended(self, now_s: float, event: QuestionsEnded) -> Output:
+        keeper = self._keepers[event.fragment]
+        yield from keeper.healing.questions_ended(now_s, event.peer_id)
+        yield from keeper.put(now_s, *keeper.healing.confirmed())
 
     def _fetched(self, now_s: float, event: Fetched) -> Output:
-        self._keepers[event.fragment].healing.fetched(now_s, event)
-        yield from self._keepers[event.fragment].put(now_s, event)
+        keeper = self._keepers[event.fragment]
+        yield from keeper.healing.fetched(now_s, event)
+        yield from keeper.put(now_s, *keeper.healing.confirmed())
 
     def _fetch_failed(self, _now_s: float, event: FetchFailed) -> Output:
         self._keepers[event.fragment].healing.fetch_failed(event.chunk)
@@ -327,16 +373,6 @@ class FragmentCore:
         yield from self._introduced()
 
 
-def _arrived(result: Result, codes: Parts, sender: str) -> list[ResultArrived]:
-    """The parts of a result, by chunk."""
-    of_chunks = ((result.chunk(chunk), part) for chunk, part in codes.items())
-    return [
-        ResultArrived(result, of_chunk, part, sender)
-        for of_chunk, part in of_chunks
-        if of_chunk is not None
-    ]
-
-
 _HANDLERS: Final[dict[type[FragmentEvent], Callable[..., Output]]] = {
     PeersSeen: FragmentCore._peers_seen,
     Received: FragmentCore._received,
@@ -345,6 +381,8 @@ _HANDLERS: Final[dict[type[FragmentEvent], Callable[..., Output]]] = {
     Averaged: FragmentCore._averaged,
     Verified: FragmentCore._verified,
     Written: FragmentCore._written,
+    Audited: FragmentCore._audited,
+    Proved: FragmentCore._proved,
     StampsAnswered: FragmentCore._stamps_answered,
     ResultAnswered: FragmentCore._result_answered,
     QuestionsEnded: FragmentCore._questions_ended,

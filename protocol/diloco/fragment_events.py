@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from protocol.fragment.chunk_ledger import Stamp
+from protocol.outcomes import AuditOutcome
+from protocol.wire.audit_messages import Doubt, Proof
 from protocol.wire.fragment_messages import (
     ChunkResult,
     ChunkStamp,
@@ -19,8 +21,8 @@ from protocol.wire.fragment_messages import (
 
 Parts = Mapping[int, memoryview]
 """Codes by chunk."""
-Told = Contribution | Result | NoResult | FragmentSettled
-"""What peers send without being asked."""
+Told = Contribution | Result | NoResult | FragmentSettled | Doubt
+"""What peers send without being asked, about one fragment."""
 
 
 class Held(Enum):
@@ -45,12 +47,16 @@ class PeersSeen:
             that have finished.
         rounds: of the others that train.
         is_over: whether the run has ended here.
+        known: peers that hold an outer copy or did so of late, those that are present or not.
+        relayed: those, perhaps we, that others reach through relays alone.
     """
 
     round: int
     present: frozenset[str]
     rounds: Mapping[str, int]
     is_over: bool = False
+    known: frozenset[str] = frozenset()
+    relayed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,14 @@ class Received:
     peer_id: str
     message: Told
     codes: Parts
+
+
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """Another peer has sent a proof that an owner has lied; it is one."""
+
+    message: Proof
+    proof: bytes
 
 
 # --- the trainer ----------------------------------------------------------------------------------
@@ -119,6 +133,15 @@ class Written:
 
     fragment: int
     stamps: Mapping[int, Stamp]
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """The end of `Audit`; the proof is that of a lie."""
+
+    result: Result
+    outcome: AuditOutcome
+    proof: bytes = b""
 
 
 # --- answers of other peers -----------------------------------------------------------------------
@@ -199,6 +222,8 @@ FragmentEvent = (
     | Averaged
     | Verified
     | Written
+    | Audited
+    | Proved
     | StampsAnswered
     | ResultAnswered
     | QuestionsEnded
@@ -227,6 +252,16 @@ class ResultArrived:
     asked: bool = False
 
 
+def arrived_parts(result: Result, codes: Parts, sender: str) -> list[ResultArrived]:
+    """The parts of a result, by chunk."""
+    of_chunks = ((result.chunk(chunk), part) for chunk, part in codes.items())
+    return [
+        ResultArrived(result, of_chunk, part, sender)
+        for of_chunk, part in of_chunks
+        if of_chunk is not None
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Passed:
     """A peer is through with this cycle: what it owned has come, or never will."""
@@ -235,4 +270,11 @@ class Passed:
     cycle: int
 
 
-Item = Sent | ResultArrived | Fetched | Passed
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """What this owner has made is believed no more: what can be undone of it is."""
+
+    owner: str
+
+
+Item = Sent | ResultArrived | Fetched | Passed | Withdrawn

@@ -9,17 +9,25 @@ question that fails is not repeated: the next cycle's headers show what is still
 Of two states with equal histories the next result decides (protocol/fragment/chunk_ledger.py, rule
 1). When the run is over there is none, and the lower digest wins.
 
+No chunk is taken on the word of one peer. A peer that says, or shows, that it has a better state
+makes a *wish*; then all the others are asked which states they are in, and the chunk is fetched if
+that makes it the one to take (votes.py), from a peer that is in it. Should what comes be in another
+state than that, for all have stepped meanwhile, then all are asked once more, and it is taken if
+they say the same by now. With one other peer there is nobody to ask.
+
 At most one question about a chunk, and one about the states of a peer's chunks, is under way.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from protocol.fragment.chunk_ledger import ChunkLedger, Stamp, Verdict
 
+from .beliefs import can_be
 from .fragment_commands import AskResult, AskStamps, FetchChunk
 from .fragment_events import Fetched, ResultAnswered, ResultArrived, StampsAnswered
-from .peers import Peers
+from .peers import BEGUN_FROM, Peers
+from .votes import state_to_take
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,12 @@ class Healing:
         self._ledger = ledger
         self._peers = peers
         self._fetching_since_s: dict[int, float] = {}
+        self._wished: dict[int, str] = {}
+        self._to_take: dict[int, Stamp | None] = {}
+        self._doubted: dict[int, Fetched] = {}
+        self._confirmed: list[Fetched] = []
         self._asking: set[str] = set()
+        self._said: dict[str, Mapping[int, Stamp]] = {}
         self._diverged = self._healed = 0
         self._healed_s = 0.0
 
@@ -69,12 +82,55 @@ class Healing:
         return HealingStatistics(self._diverged, self._healed, self._healed_s)
 
     # --- asking -----------------------------------------------------------------------------------
-    def fetch(self, now_s: float, chunk: int, peer_id: str) -> Iterator[FetchChunk]:
-        """Fetch a chunk from a peer that has a better state of it."""
-        if chunk not in self._fetching_since_s:
-            self._fetching_since_s[chunk] = now_s
-            self._diverged += 1
-            yield FetchChunk(self._fragment, chunk, peer_id)
+    def wish(self, now_s: float, chunk: int, peer_id: str) -> Iterator[FetchChunk | AskStamps]:
+        """A peer may have a better state of a chunk: fetch it, once others say the same."""
+        taken = chunk in self._fetching_since_s or chunk in self._wished
+        if taken or self._ledger.is_undone(chunk):  # those who stepped have still to undo it
+            return
+        others = self._peers.others
+        if not others and not peer_id:  # all have gone: there is nobody to ask
+            self._doubted.pop(chunk, None)
+            return
+        if others <= {peer_id}:
+            yield from self._fetch(now_s, chunk, peer_id, None)
+            return
+        self._wished[chunk] = peer_id
+        for other in sorted(others - self._asking):
+            self._asking.add(other)
+            self._said.pop(other, None)
+            yield AskStamps(self._fragment, other)
+
+    def _fetch(
+        self, now_s: float, chunk: int, peer_id: str, to_take: Stamp | None
+    ) -> Iterator[FetchChunk]:
+        self._fetching_since_s[chunk], self._to_take[chunk] = now_s, to_take
+        self._diverged += 1
+        yield FetchChunk(self._fragment, chunk, peer_id)
+
+    def _count_votes(self, now_s: float) -> Iterator[FetchChunk]:
+        """Fetch what is wished for and voted for; let go what cannot be any more."""
+        others, settled = self._peers.others, self._peers.all_settled(self._fragment)
+        begun = self._peers.own_round >= BEGUN_FROM
+        for chunk, wished_of in list(self._wished.items()):
+            said = {
+                peer_id: stamps[chunk]
+                for peer_id, stamps in self._said.items()
+                if peer_id in others and chunk in stamps
+            }
+            ours = self._ledger.stamp(chunk)
+            to_take = state_to_take(ours, said, len(others), settled=settled, begun=begun)
+            doubted = self._doubted.get(chunk)
+            if to_take is not None and doubted is not None and doubted.stamp == to_take:
+                del self._wished[chunk]
+                self._confirmed.append(self._doubted.pop(chunk))
+            elif to_take is not None:
+                del self._wished[chunk]
+                there = sorted(peer_id for peer_id, stamp in said.items() if stamp == to_take)
+                source = wished_of if wished_of in there else there[0]
+                yield from self._fetch(now_s, chunk, source, to_take)
+            elif not self._asking:
+                del self._wished[chunk]
+                self._doubted.pop(chunk, None)
 
     def compare(self, peer_id: str) -> Iterator[AskStamps]:
         """Ask a peer that ended the same cycle as we, elsewhere."""
@@ -87,12 +143,21 @@ class Healing:
             yield AskStamps(self._fragment, peer_id)
 
     # --- answers ----------------------------------------------------------------------------------
-    def stamps_answered(self, answer: StampsAnswered) -> Iterator[AskResult]:
+    def stamps_answered(
+        self, now_s: float, answer: StampsAnswered
+    ) -> Iterator[AskResult | AskStamps | FetchChunk]:
         """Ask on about every chunk that the peer may have better than we."""
-        for theirs, cycle in answer.states:
+        possible = [each for each in answer.states if can_be(each[0].stamp, each[1])]
+        self._said[answer.peer_id] = {theirs.chunk: theirs.stamp for theirs, _ in possible}
+        for theirs, cycle in possible:
             ours = self._ledger.stamp(theirs.chunk)
-            if theirs.stamp != ours and not ours.is_ahead_of(theirs.stamp):
+            if theirs.stamp == ours or ours.is_ahead_of(theirs.stamp):
+                continue
+            if theirs.steps <= ours.steps + 1:
                 yield AskResult(self._fragment, answer.peer_id, max(cycle, 0), theirs)
+            else:  # one result does not lead there
+                yield from self.wish(now_s, theirs.chunk, answer.peer_id)
+        yield from self._count_votes(now_s)
 
     def applicable(self, answer: ResultAnswered) -> ResultArrived | None:
         """The result that was asked for, if it can be applied to the state that we have."""
@@ -108,24 +173,47 @@ class Healing:
             return None
         return ResultArrived(result, of_chunk, answer.codes[chunk], answer.peer_id, asked=True)
 
-    def no_result_helps(self, now_s: float, answer: ResultAnswered) -> Iterator[FetchChunk]:
-        """Fetch the chunk itself, if theirs is better."""
+    def no_result_helps(
+        self, now_s: float, answer: ResultAnswered
+    ) -> Iterator[FetchChunk | AskStamps]:
+        """Wish for the chunk itself, if theirs is better."""
         if self._is_better(answer.theirs.stamp, self._ledger.stamp(answer.theirs.chunk)):
-            yield from self.fetch(now_s, answer.theirs.chunk, answer.peer_id)
+            yield from self.wish(now_s, answer.theirs.chunk, answer.peer_id)
 
-    def questions_ended(self, peer_id: str) -> None:
+    def questions_ended(self, now_s: float, peer_id: str) -> Iterator[FetchChunk]:
         """Note that a peer has been asked."""
         self._asking.discard(peer_id)
+        yield from self._count_votes(now_s)
 
-    def fetched(self, now_s: float, fetched: Fetched) -> None:
-        """Note that a chunk is here."""
-        began_s = self._fetching_since_s.pop(fetched.chunk)
-        self._healed += 1
-        self._healed_s += now_s - began_s
+    def fetched(self, now_s: float, fetched: Fetched) -> Iterator[FetchChunk | AskStamps]:
+        """Note that a chunk is here; what is in another state than wanted is asked about again."""
+        chunk = fetched.chunk
+        self._healed_s += now_s - self._fetching_since_s.pop(chunk)
+        to_take, was_doubted = self._to_take.pop(chunk), self._doubted.pop(chunk, None) is not None
+        if not can_be(fetched.stamp, fetched.cycle):
+            return
+        if to_take in (None, fetched.stamp):
+            self._confirmed.append(fetched)
+        elif not was_doubted:
+            self._doubted[chunk] = fetched
+            yield from self.wish(now_s, chunk, "")
+
+    def confirmed(self) -> tuple[Fetched, ...]:
+        """Let go the chunks that are to be taken."""
+        confirmed, self._confirmed = tuple(self._confirmed), []
+        self._healed += len(confirmed)
+        return confirmed
 
     def fetch_failed(self, chunk: int) -> None:
         """Note that a chunk will not come; the stamps of the next cycle show it again."""
         self._fetching_since_s.pop(chunk, None)
+        self._to_take.pop(chunk, None)
+        self._doubted.pop(chunk, None)
+
+    def forget_absent(self) -> None:
+        """Forget what peers said that are not there."""
+        present = self._peers.present
+        self._said = {peer_id: said for peer_id, said in self._said.items() if peer_id in present}
 
     def _is_better(self, theirs: Stamp, ours: Stamp) -> bool:
         """Whether a state that another peer has is to take the place of ours."""

@@ -37,6 +37,7 @@ from typing import Final
 
 from protocol.fragment.chunk_ledger import ChunkLedger, Stamp, Verdict
 from protocol.fragment.owners import owners_of_chunks
+from protocol.limits import MAX_CONTRIBUTION_WEIGHT
 from protocol.schedule.deadline import ObservedDeadline
 from protocol.wire.fragment_messages import ChunkStamp
 
@@ -53,7 +54,7 @@ from .fragment_commands import (
     Settled,
     Verify,
 )
-from .fragment_events import Fetched, Held, Item, Passed, ResultArrived, Sent
+from .fragment_events import Fetched, Held, Item, Passed, ResultArrived, Sent, Withdrawn
 from .healing import Healing
 from .keeper_states import AwaitingTurn, Holding, InFlight, Mending, Resting, State, Verifying
 from .peers import Peers
@@ -63,7 +64,6 @@ from .waiting_results import WaitingResults
 MIN_RETURN_S: Final = 2.0
 MAX_RETURN_S: Final = 60.0
 MAX_INBOX: Final = 4096
-EQUAL_WEIGHT: Final = 1
 
 Output = Iterator[FragmentCommand | Settled]
 
@@ -89,7 +89,7 @@ class Keeper:
     ) -> None:
         self.ledger = ChunkLedger(list(stamps))
         self.healing = Healing(fragment, self.ledger, peers)
-        self.writes = ChunkWrites(fragment, peers.own_id, self.ledger, self.healing)
+        self.writes = ChunkWrites(fragment, peers, self.ledger, self.healing)
         self.settled: tuple[int, bytes] | None = None
         self._fragment = fragment
         self._plan = plan
@@ -166,7 +166,8 @@ class Keeper:
         item = self._state.item
         if held is Held.VOID:
             self._state = Resting()
-            self._waiting.wait_for_send(item)
+            if not isinstance(item, Withdrawn):  # the next send lets the state before go
+                self._waiting.wait_for_send(item)
         else:
             self._state = Mending(held, Occasion())
             yield from self._write(now_s, item, self._state.occasion)
@@ -190,6 +191,7 @@ class Keeper:
         """Forget every peer that is not there: it brings nothing to flights to come."""
         present = self._peers.present
         self._passed = {peer: cycle for peer, cycle in self._passed.items() if peer in present}
+        self.healing.forget_absent()
 
     # --- one after another ------------------------------------------------------------------------
     def _advance(self, now_s: float) -> Output:
@@ -209,9 +211,13 @@ class Keeper:
             else:
                 return
 
-    def _write(self, now_s: float, item: ResultArrived | Fetched, occasion: Occasion) -> Output:
+    def _write(
+        self, now_s: float, item: ResultArrived | Fetched | Withdrawn, occasion: Occasion
+    ) -> Output:
         if isinstance(item, Fetched):
             yield from self.writes.write_chunk(item, occasion)
+        elif isinstance(item, Withdrawn):
+            yield from self.writes.undo(item, occasion)
         else:
             yield from self.writes.write_results(now_s, [item], occasion)
 
@@ -230,7 +236,7 @@ class Keeper:
         """Have the codes sent to the owners; while we are healing, nothing but a word."""
         self._departures.left(self._fragment)
         members = self._peers.possible_owners(sent.cycle)
-        key = f"{self._plan.group}/{self._fragment}/{sent.cycle}"
+        key = self._plan.owners_key(self._fragment, sent.cycle)
         owners = owners_of_chunks(key, len(self._chunks), members)
         for owner in members:
             chunks = [chunk for chunk in self._chunks if owners[chunk] == owner]
@@ -238,7 +244,7 @@ class Keeper:
                 yield Contribute(owner, sent, 0, ())
             elif chunks:
                 stamps = (ChunkStamp.of(chunk, self.ledger.stamp(chunk)) for chunk in chunks)
-                yield Contribute(owner, sent, EQUAL_WEIGHT, tuple(stamps))
+                yield Contribute(owner, sent, MAX_CONTRIBUTION_WEIGHT, tuple(stamps))
         self.writes.sent()
         patience_s = self._patience.current_s * self._plan.sends_at_once(sent.cycle)
         self._state = InFlight(sent, began_s, owners, set(), Occasion(now_s + patience_s))
@@ -264,7 +270,7 @@ class Keeper:
     def _take_in_flight(self, now_s: float, flight: InFlight, item: Item) -> Output:
         if isinstance(item, Passed):
             self._note_passed(item)
-        elif isinstance(item, Fetched):
+        elif isinstance(item, Fetched | Withdrawn):
             yield from self._write(now_s, item, flight.occasion)
         elif isinstance(item, ResultArrived):
             batch = self._batch(item)
@@ -318,6 +324,10 @@ class Keeper:
             self._note_passed(item)
         elif isinstance(item, ResultArrived) and item.result.cycle > self._cycle:
             self._waiting.keep_early(item, self._cycle)
+        elif isinstance(item, Withdrawn):
+            if self.writes.undoable(item):
+                self._state = Holding(item)
+                yield HoldTrainer(self._fragment)
         elif isinstance(item, Fetched) or (yield from self._is_wanted_late(now_s, item)):
             self._state = Holding(item)
             yield HoldTrainer(self._fragment)

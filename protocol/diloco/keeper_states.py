@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from .chunk_writes import Occasion
-from .fragment_events import Fetched, Held, ResultArrived, Sent
+from .fragment_events import Fetched, Held, ResultArrived, Sent, Withdrawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class InFlight:
 class Holding:
     """Something came that is to be written, and the trainer is told to hold still."""
 
-    item: ResultArrived | Fetched
+    item: ResultArrived | Fetched | Withdrawn
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,18 @@ Rules
   1. A peer that let a deadline pass is not waited for again before it has contributed: a peer that
      stalls costs the others one deadline, however long it stalls. When what was missed comes later,
      the deadline learns how long it would have had to be: so it follows links that become slower.
+     Of a cycle to come no time runs before we have come to its round, or more than half of those
+     that are expected have contributed: a peer that is ahead cannot close it for all the others.
   2. A contribution is refused that comes twice, or for a cycle that is over, or for one that is
      more than one ahead of any that others have come to: it would close the cycles between for all.
+     One beyond MAX_CONTRIBUTORS is refused as `too_many`: no result could name its sender.
   3. At most MAX_COLLECTIONS are open, and at most as many are being averaged. Of open ones the
      oldest is closed as it is; what averaging cannot keep up with is lost, and counted.
   4. Every collection ends in one `PartOver`: at once when nothing came for it or it is lost, else
      when its average is there.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -27,7 +31,7 @@ from protocol.wire.fragment_messages import Contribution
 
 from .fragment_commands import Average, ContributionRefused, PartOver
 from .fragment_events import Parts
-from .peers import Peers
+from .peers import BEGUN_FROM, Peers
 from .send_plan import SendPlan
 
 MIN_COLLECT_S: Final = 1.0
@@ -49,6 +53,7 @@ class _Open:
     began_s: float
     last_came_s: float
     codes: dict[int, dict[str, memoryview]] = field(default_factory=dict)
+    contributions: dict[str, Contribution] = field(default_factory=dict)
 
     def admitted(self) -> dict[int, Admitted]:
         """The peers that go into the average of each chunk."""
@@ -83,8 +88,9 @@ class Owner:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When the next collection's time is up."""
-        return min((collecting.deadline_s for collecting in self._open.values()), default=None)
+        """When the next collection's time is up; None while none runs."""
+        due_s = min((each.deadline_s for each in self._open.values()), default=math.inf)
+        return None if due_s == math.inf else due_s
 
     @property
     def late(self) -> frozenset[str]:
@@ -102,6 +108,7 @@ class Owner:
     def look(self, now_s: float) -> Iterator[OwnerOutput]:
         """See who is not expected any more, and whose time is up."""
         for key, collecting in list(self._open.items()):
+            self._start_clock(now_s, key)
             for peer_id in collecting.collection.awaited - self._peers.expected(*key):
                 collecting.collection.excuse(peer_id)
             if collecting.collection.is_complete or now_s >= collecting.deadline_s:
@@ -121,14 +128,19 @@ class Owner:
         if key not in self._open:
             yield from self._begin(now_s, key)
         collecting = self._open[key]
+        if contribution.weight and collecting.collection.is_full:
+            yield ContributionRefused(peer_id, contribution, RefusalReason.TOO_MANY)
+            return
         stamps = {stamp.chunk: stamp.stamp for stamp in contribution.stamps}
         if collecting.collection.add(peer_id, contribution.weight, stamps):
+            collecting.contributions[peer_id] = contribution
             for chunk, part in codes.items():
                 collecting.codes.setdefault(chunk, {})[peer_id] = part
         elif contribution.weight:
             yield ContributionRefused(peer_id, contribution, RefusalReason.TWICE)
             return
         collecting.last_came_s = now_s
+        self._start_clock(now_s, key)
         if collecting.collection.is_complete:
             yield from self._close(key)
 
@@ -158,12 +170,19 @@ class Owner:
     def _begin(self, now_s: float, key: Key) -> Iterator[OwnerOutput]:
         if len(self._open) >= MAX_COLLECTIONS:
             yield from self._close(min(self._open, key=lambda each: self._open[each].began_s))
-        self._open[key] = _Open(
-            Collection(self._peers.expected(*key) - self._late),
-            now_s + self._patience.current_s * self._plan.sends_at_once(key[1]),
-            now_s,
-            now_s,
-        )
+        expected = self._peers.expected(*key) - self._late
+        begun = key[1] >= BEGUN_FROM
+        collection = Collection(expected, self._peers.own_id, begun=begun)
+        self._open[key] = _Open(collection, math.inf, now_s, now_s)
+        self._start_clock(now_s, key)
+
+    def _start_clock(self, now_s: float, key: Key) -> None:
+        """From now on a collection's time runs, if it may (rule 1)."""
+        collecting = self._open[key]
+        may_run = collecting.collection.has_begun or key[1] <= self._peers.own_round
+        if may_run and collecting.deadline_s == math.inf:
+            patience_s = self._patience.current_s * self._plan.sends_at_once(key[1])
+            collecting.deadline_s = now_s + patience_s
 
     def _close(self, key: Key) -> Iterator[OwnerOutput]:
         collecting = self._open.pop(key)
@@ -184,4 +203,10 @@ class Owner:
             yield PartOver(*key)
         else:
             self._num_averaging += 1
-            yield Average(fragment, cycle, collecting.admitted(), collecting.codes)
+            yield Average(
+                fragment,
+                cycle,
+                collecting.admitted(),
+                collecting.codes,
+                collecting.contributions,
+            )

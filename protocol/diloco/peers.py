@@ -5,15 +5,24 @@ Rules
      nobody is expected, and a peer that says it is through with a cycle is not expected to it.
   2. Peers choose owners among those that they expect, but for owners that brought nothing until our
      patience ended. One of these is chosen again when anything but a question comes from it.
-  3. Whatever is remembered of a peer goes with it.
+     Peers that depend on relays are chosen only where there are no others.
+  3. Whatever is remembered of a peer goes with it, but that it has lied.
 """
 
+from collections import OrderedDict
 from typing import Final
+
+from protocol.limits import MAX_CONVICTED
+from protocol.wire.fragment_messages import Result
 
 from .fragment_events import PeersSeen
 
+BEGUN_FROM: Final = 2
+"""In this round every chunk has had its first step, wherever all went well."""
 LATE_ROUNDS: Final = 3
 """A peer that is further from a cycle than this, by what was last heard, is not waited for."""
+MAX_UNOPENED: Final = 1024
+"""Results that are remembered as not believed."""
 
 
 class Peers:
@@ -29,6 +38,8 @@ class Peers:
         self._own_cycles = [-1] * num_fragments
         self._brought_nothing: set[str] = set()
         self._settled: dict[tuple[int, str], tuple[int, bytes]] = {}
+        self._untrue: OrderedDict[str, None] = OrderedDict()
+        self._unopened: OrderedDict[tuple[int, int, str], None] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<Peers {len(self._seen.present)} in round {self._seen.round}>"
@@ -43,6 +54,16 @@ class Peers:
     def present(self) -> frozenset[str]:
         """The same, and ourselves."""
         return self._seen.present
+
+    @property
+    def own_round(self) -> int:
+        """The one that we are in."""
+        return self._seen.round
+
+    @property
+    def known(self) -> frozenset[str]:
+        """Those that are present, and those that were of late."""
+        return self._seen.known | self._seen.present
 
     @property
     def is_over(self) -> bool:
@@ -73,7 +94,8 @@ class Peers:
 
     def possible_owners(self, cycle: int) -> list[str]:
         """The peers among which owners are chosen (rule 2)."""
-        return sorted((self.contributors(cycle) - self._brought_nothing) | {self.own_id})
+        able = (self.contributors(cycle) - self._brought_nothing) | {self.own_id}
+        return sorted(able - self._seen.relayed or able)
 
     def reached(self, fragment: int, without: str) -> int:
         """The newest cycle of a fragment that anybody has come to, but for one peer."""
@@ -87,6 +109,16 @@ class Peers:
     def settled(self, fragment: int, peer_id: str) -> tuple[int, bytes] | None:
         """Cycle and digest of the last cycle that a peer, perhaps we, is through with."""
         return self._settled.get((fragment, peer_id))
+
+    def all_settled(self, fragment: int) -> bool:
+        """Whether all who are present have said that they are through with the same cycle as we."""
+        told = [self._settled.get((fragment, peer_id)) for peer_id in self._seen.present]
+        return None not in told and len({each[0] for each in told if each is not None}) == 1
+
+    def believes(self, result: Result) -> bool:
+        """Whether a result is neither of an owner that has lied, nor one that was not opened."""
+        key = result.fragment, result.cycle, result.owner
+        return result.owner not in self._untrue and key not in self._unopened
 
     # --- what is learnt ---------------------------------------------------------------------------
     def note_seen(self, seen: PeersSeen) -> None:
@@ -108,6 +140,18 @@ class Peers:
     def note_brought_nothing(self, owners: set[str]) -> None:
         """Learn that these were waited for in vain."""
         self._brought_nothing |= owners - {self.own_id}
+
+    def note_untrue(self, owner: str) -> None:
+        """Learn that an owner has lied."""
+        self._untrue[owner] = None
+        while len(self._untrue) > MAX_CONVICTED:
+            self._untrue.popitem(last=False)
+
+    def note_unopened(self, fragment: int, cycle: int, owner: str) -> None:
+        """Learn that an owner does not show what its result was made of."""
+        self._unopened[fragment, cycle, owner] = None
+        while len(self._unopened) > MAX_UNOPENED:
+            self._unopened.popitem(last=False)
 
     def forget_absent(self) -> None:
         """Forget every peer that is not there (rule 3)."""

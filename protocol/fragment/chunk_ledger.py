@@ -21,6 +21,8 @@ Rules
      differ, and take the chunk from who has it (heal); else it is for others to heal.
   5. A cycle is never stepped twice, and none before the last: what comes for an older cycle is
      over.
+  6. A step whose result is believed no more is undone while the state before is kept (rule 3). The
+     cycle is over then, without a step.
 
 Invariant: two peers that have seen the same set of results, each before its next send of the
 fragment, and had equal stamps before them, have equal stamps after them, in whatever order they
@@ -89,7 +91,10 @@ class _Entry:
     stamp: Stamp
     cycle: int = NEVER
     before: Stamp | None = None
+    before_cycle: int = NEVER
     applied: ResultRank | None = None
+    over: int = NEVER
+    undone: bool = False
 
 
 class ChunkLedger:
@@ -125,7 +130,7 @@ class ChunkLedger:
     def judge(self, chunk: int, cycle: int, base: Stamp, outcome: ResultRank) -> Verdict:
         """What a result for this chunk means (rules 2 to 5)."""
         entry = self._entries[chunk]
-        if cycle < entry.cycle:
+        if cycle < entry.cycle or cycle <= entry.over:
             return Verdict.IGNORE
         if cycle > entry.cycle:
             return _on_base(base, entry.stamp, outcome, Verdict.STEP)
@@ -141,7 +146,7 @@ class ChunkLedger:
         if cycle <= entry.cycle:
             raise LocalProtocolError(f"chunk {chunk} was stepped in cycle {entry.cycle} already")
         entry.before, entry.stamp = entry.stamp, stamp
-        entry.cycle, entry.applied = cycle, outcome
+        entry.before_cycle, entry.cycle, entry.applied = entry.cycle, cycle, outcome
 
     def redone(self, chunk: int, outcome: ResultRank, stamp: Stamp) -> None:
         """A winning result took the place of the one applied."""
@@ -149,14 +154,29 @@ class ChunkLedger:
         entry = self._entries[chunk]
         entry.applied, entry.stamp = outcome, stamp
 
+    def can_undo(self, chunk: int) -> bool:
+        """Whether the state before the last step is kept."""
+        return self._entries[chunk].before is not None
+
+    def undone(self, chunk: int) -> None:
+        """The last step was taken back (rule 6)."""
+        stamp, entry = self.before(chunk), self._entries[chunk]
+        over = max(entry.over, entry.cycle)
+        self._entries[chunk] = _Entry(stamp, entry.before_cycle, over=over, undone=True)
+
+    def is_undone(self, chunk: int) -> bool:
+        """Whether its step of the last cycle was taken back; the fragment was not sent since."""
+        return self._entries[chunk].undone
+
     def healed(self, chunk: int, cycle: int, stamp: Stamp) -> None:
         """The chunk's state was taken from another peer, as it stood after `cycle`."""
-        self._entries[chunk] = _Entry(stamp, cycle)
+        self._entries[chunk] = _Entry(stamp, cycle, over=self._entries[chunk].over)
 
     def sent(self) -> None:
         """The fragment was sent again: what lies before its last steps is let go (rule 3)."""
         for entry in self._entries:
             entry.before = entry.applied = None
+            entry.undone = False
 
 
 def _on_base(base: Stamp, ours: Stamp, outcome: ResultRank, same: Verdict) -> Verdict:

@@ -8,15 +8,19 @@ Rules
      one, and the results are ordered (chunk_ledger.py, rule 2).
   3. A peer contributes once; what comes later or twice is not added.
   4. Contributions to a chunk may stand on different stamps: the way since *another* outer copy
-     cannot be averaged with ours. The stamp that is ahead wins (chunk_ledger.py, rule 1), whatever
-     the owner's own is; of equal ones that on which more weight stands, then the lower digest. The
-     others are left out, and see that from the result.
+     cannot be averaged with ours. The stamp on which most weight stands wins, whatever the owner's
+     own is: a stamp that one peer claims to be ahead excludes nobody. Of as many the owner's own
+     wins, then the one that is ahead (chunk_ledger.py, rule 1), then the lower digest. But one
+     without any step, once there must be some, gives way to every other: it is that of joiners that
+     have values and do not know of when. The others are left out, and see that from the result.
   5. Contributors are listed in the order of their peer ids: the sum has one order.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+from protocol.limits import MAX_CONTRIBUTORS
 
 from .chunk_ledger import Stamp
 
@@ -50,10 +54,14 @@ class Collection:
 
     Args:
         expected: peer ids, our own among them.
+        own_id: our own.
+        begun: whether all states must have some steps by now.
     """
 
-    def __init__(self, expected: Iterable[str]) -> None:
+    def __init__(self, expected: Iterable[str], own_id: str = "", *, begun: bool = False) -> None:
+        self._own_id, self._begun = own_id, begun
         self._awaited = set(expected)
+        self._expected = len(self._awaited)
         self._contributions: dict[str, _Collected] = {}
         self.closed = False
 
@@ -78,6 +86,16 @@ class Collection:
     def excuse(self, peer_id: str) -> None:
         """Await a peer no longer: it is lost, or has left."""
         self._awaited.discard(peer_id)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further peer can be named in a result."""
+        return len(self._contributions) >= MAX_CONTRIBUTORS
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the owner itself has come to it, or more than half of the expected."""
+        return self._own_id in self._contributions or 2 * len(self._contributions) > self._expected
 
     @property
     def chunks(self) -> tuple[int, ...]:
@@ -107,8 +125,15 @@ class Collection:
         stand_on: Counter[Stamp] = Counter()
         for peer_id, stamp in stamps.items():
             stand_on[stamp] += self._contributions[peer_id].weight
-        most = max((s.steps, s.weight, count) for s, count in stand_on.items())
-        tied = [s for s, count in stand_on.items() if (s.steps, s.weight, count) == most]
+        own = stamps.get(self._own_id)
+
+        def place(stamp: Stamp) -> tuple[bool, int, bool, int, int]:
+            is_own = stamp == own
+            tells = stamp.steps > 0 or not self._begun
+            return tells, stand_on[stamp], is_own, stamp.steps, stamp.weight
+
+        most = max(map(place, stand_on))
+        tied = (stamp for stamp in stand_on if place(stamp) == most)
         base = min(tied, key=lambda stamp: stamp.digest)
         return Admitted(
             base,

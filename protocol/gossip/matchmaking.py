@@ -23,6 +23,8 @@ The rules
      before is refused as `met`; we ask it ourselves when that time is over.
   6. A peer that could not be reached, or gave no answer, is not asked again for REST_FIRST_S, and
      twice as long after each further time, at most REST_MAX_S. What it proposes itself is welcome.
+     One whose vector was implausible is not even welcome before that, nor one that was our partner
+     more often of late than a few times its share (recent_partners.py).
   7. The search ends at its deadline, and at once when there is nobody who is or may become free.
   8. A yes may cross a withdrawal. A peer that said yes to somebody that does not wait any more
      looks on.
@@ -53,6 +55,7 @@ from .matchmaking_events import (
     MatchCommand,
     MatchEvent,
     Paired,
+    PartnerDoubted,
     PeersSeen,
     ProposalAccepted,
     ProposalReceived,
@@ -67,6 +70,7 @@ from .matchmaking_events import (
     Unmatched,
     Withdraw,
 )
+from .recent_partners import RecentPartners
 from .resting import Resting
 from .search import Search, SearchPhase
 
@@ -117,7 +121,9 @@ class Matchmaker:
         self._present = 0
         self._held: dict[str, Snapshot] = {}
         self._met: deque[str] = deque()
+        self._recent = RecentPartners()
         self._resting = Resting()
+        self._doubted = Resting()
         self._now_s = 0.0
         self._paired = self._unmatched = self._sent = self._received = 0
 
@@ -179,6 +185,7 @@ class Matchmaker:
     def _seen(self, now_s: float, event: PeersSeen) -> Iterable[MatchCommand]:
         self._free, self._present = dict(event.free), event.present
         self._resting.keep_only(now_s)
+        self._doubted.keep_only(now_s)
         while len(self._met) > self._put_off():
             self._met.popleft()
         if self._search.phase is SearchPhase.OPEN:
@@ -210,6 +217,8 @@ class Matchmaker:
         """Rules 1, 2 and 5."""
         if not self.is_looking:
             return RefusalReason.BUSY
+        if self._doubted.is_resting(peer_id, now_s):
+            return RefusalReason.IMPLAUSIBLE
         if self._is_fit(theirs):
             return RefusalReason.MET if self._is_put_off(peer_id, now_s) else None
         ours = self._search.snapshot
@@ -269,17 +278,23 @@ class Matchmaker:
             if self._is_fit(snapshot)
             and (peer_id, snapshot.round) not in self._search.tried
             and not self._resting.is_resting(peer_id, now_s)
+            and not self._doubted.is_resting(peer_id, now_s)
         }
 
     def _best(self, now_s: float, among: dict[str, Snapshot]) -> str | None:
         """The best-ranked of these that is not put off: those not met of late go first."""
-        fresh = [peer_id for peer_id in among if peer_id not in self._met]
-        fit = fresh or [peer_id for peer_id in among if not self._is_put_off(peer_id, now_s)]
+        fit = [peer_id for peer_id in among if not self._is_put_off(peer_id, now_s)]
+        fit = [peer_id for peer_id in fit if peer_id not in self._met] or fit
         return min(fit, key=lambda peer_id: self._rank(peer_id, among[peer_id]), default=None)
 
     def _is_put_off(self, peer_id: str, now_s: float) -> bool:
-        """Rule 5."""
-        return peer_id in self._met and now_s < self._search.fresh_until_s
+        """Rules 5 and 6."""
+        is_met = peer_id in self._met and now_s < self._search.fresh_until_s
+        return is_met or self._recent.is_too_often(peer_id, self._present)
+
+    def _partner_doubted(self, now_s: float, event: PartnerDoubted) -> Iterable[MatchCommand]:
+        self._doubted.failed(event.peer_id, now_s)
+        yield from ()
 
     def _take(self, peer_id: str) -> Iterable[MatchCommand]:
         search = self._search
@@ -296,6 +311,7 @@ class Matchmaker:
         if peer_id in self._met:
             self._met.remove(peer_id)
         self._met.append(peer_id)
+        self._recent.add(peer_id)
         yield Paired(peer_id, self._search.snapshot.round, leading)
         yield from self._refuse_held()
 
@@ -367,6 +383,7 @@ class Matchmaker:
 _HANDLERS: Final[dict[type[MatchEvent], Callable[..., Iterable[MatchCommand]]]] = {
     BecameFree: Matchmaker._became_free,
     PeersSeen: Matchmaker._seen,
+    PartnerDoubted: Matchmaker._partner_doubted,
     ProposalReceived: Matchmaker._asked,
     ProposalWithdrawn: Matchmaker._withdrawn,
     ProposalAccepted: Matchmaker._accepted,

@@ -93,6 +93,13 @@ class RoundSettled:
 
 
 @dataclass(frozen=True, slots=True)
+class PartnerDoubted:
+    """What a partner brought to an exchange could not be used."""
+
+    peer_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class SearchStopped:
     """Give up the search for this round for an outer reason."""
 
@@ -113,6 +120,7 @@ MatchEvent = (
     | ProposalAccepted
     | ProposalRefused
     | RoundSettled
+    | PartnerDoubted
     | SearchStopped
     | Tick
 )

@@ -3,7 +3,8 @@
 A record is stored in the directory under (key, subkey): the key is a shard of its group, the
 subkey is its peer's id.
 
-    key     blake3("loco/v1/" + digest of the group + "/" + shard),
+    key     blake3("loco/v1/" + name + "/" + shard); the name is the digest of the group, with
+            "/" and the run's secret in hex where not everybody may join;
             shard = first byte of blake3(peer id) mod RECORD_SHARDS
     place   sha1(key): where the distributed hash table keeps the key
     value   body + Ed25519 signature of ("loco record 1", place, peer id, body)
@@ -35,7 +36,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from protocol.address.compact_address import address_from_bytes, address_to_bytes
-from protocol.address.peer_id import public_key_from_peer_id
+from protocol.address.peer_id import MAX_PEER_ID_TEXT, public_key_from_peer_id
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.limits import MAX_RECORD_ADDRESSES, MAX_RECORD_BYTES, RECORD_SHARDS
 
@@ -70,18 +71,17 @@ class PeerRecord:
 
 
 @lru_cache(maxsize=64)
-def record_keys(group: str) -> tuple[bytes, ...]:
-    """The keys (32 bytes each) of all shards of the group with this digest."""
+def record_keys(name: str) -> tuple[bytes, ...]:
+    """The keys (32 bytes each) of all shards of the group with this name."""
     return tuple(
-        blake3.blake3(f"loco/v1/{group}/{shard}".encode()).digest()
-        for shard in range(RECORD_SHARDS)
+        blake3.blake3(f"loco/v1/{name}/{shard}".encode()).digest() for shard in range(RECORD_SHARDS)
     )
 
 
-def record_key(group: str, peer_id: str) -> bytes:
-    """The key (32 bytes) under which this peer's record of this group is stored."""
+def record_key(name: str, peer_id: str) -> bytes:
+    """The key (32 bytes) under which this peer's record of the group with this name is stored."""
     shard = blake3.blake3(peer_id.encode()).digest(length=1)[0] % RECORD_SHARDS
-    return record_keys(group)[shard]
+    return record_keys(name)[shard]
 
 
 def place_of(key: bytes) -> bytes:
@@ -133,6 +133,8 @@ def decode_record_at(
         raise RemoteProtocolError(
             f"a record of {len(value)} bytes; at most {MAX_RECORD_BYTES} are allowed"
         )
+    if len(subkey) > MAX_PEER_ID_TEXT or not subkey.isascii():
+        raise RemoteProtocolError(f"a record under {subkey[:MAX_PEER_ID_TEXT]!r}, no peer id")
     body, signature = value[:-SIGNATURE_BYTES], value[-SIGNATURE_BYTES:]
     record = _read_body(subkey, body)
     if not verify(subkey, _signed_bytes(place, subkey, body), signature):

@@ -20,7 +20,8 @@ Rules:
 - A peer is in the group that it last told with its progress, and in none before it told one. Only
   it can say so: a record or hearsay puts nobody into a view.
 - MAX_MEMBERS bound the roster. When it is full, a newcomer takes the place of the peer that is
-  not alive and was heard longest ago; when all are alive, it is not taken in.
+  not alive and was heard longest ago; when all are alive, it is not taken in. (To look for that
+  peer takes long, so 1 in ROOM_SHARE of all places is made free at once.)
 
 Invariant: `alive` is a subset of the members, sorted by peer id, so that equal views give equal
 answers.
@@ -33,10 +34,12 @@ from typing import Final
 
 from protocol.limits import MAX_ADDRESSES_PER_PEER, MAX_MEMBERS
 
+from .dial_back import depends_on_relays
 from .records import PeerRecord
 
 TRAINING: Final = "training"
 NEVER: Final = -math.inf
+ROOM_SHARE: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,11 @@ class Member:
     progress: Progress = Progress()
     told_s: float = NEVER
     rtt_s: float | None = None
+
+    @property
+    def relayed(self) -> bool:
+        """Whether it says that others reach it through relays; it is chosen last, then."""
+        return depends_on_relays(self.addresses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +175,16 @@ class Roster:
         self._members[record.peer_id] = replace(known, addresses=record.addresses)
         return True
 
+    def introduced(self, now_s: float, peer_id: str, addresses: tuple[str, ...]) -> bool:
+        """Hearsay introduces a peer, and no more: a new life is told by itself, or signed by it.
+
+        Returns:
+            Whether it told anything new.
+        """
+        known = self._members.get(peer_id)
+        incarnation = 0 if known is None else known.incarnation
+        return self.record(now_s, PeerRecord(peer_id, incarnation, addresses, math.inf))
+
     def gone(self, now_s: float, peer_id: str, incarnation: int) -> bool:
         """The link to this life was lost, or it is leaving. Whether that changed anything."""
         known = self._members.get(peer_id)
@@ -214,6 +232,11 @@ class Roster:
         """Everybody known, alive or not, by peer id."""
         return tuple(member for _, member in sorted(self._members.items()))
 
+    @property
+    def has_room(self) -> bool:
+        """Whether one more is taken in without driving anybody out."""
+        return len(self._members) < self._max_members
+
     def get(self, peer_id: str) -> Member | None:
         """What is known about one peer."""
         return self._members.get(peer_id)
@@ -254,11 +277,15 @@ class Roster:
         if len(self._members) < self._max_members:
             return True
         dead = [member for member in self._members.values() if not member.alive]
-        if not dead:
-            return False
-        oldest = min(dead, key=lambda member: (member.last_heard_s, member.peer_id))
-        del self._members[oldest.peer_id]
-        return True
+        dead.sort(key=lambda member: (member.last_heard_s, member.peer_id))
+        for oldest in dead[: max(1, self._max_members // ROOM_SHARE)]:
+            del self._members[oldest.peer_id]
+        return bool(dead)
+
+
+def relayed_last(members: tuple[Member, ...]) -> tuple[Member, ...]:
+    """Those that are to be given work for others: who depends on relays only if all do."""
+    return tuple(member for member in members if not member.relayed) or members
 
 
 class View:
@@ -287,6 +314,11 @@ class View:
     def members_training(self, now_s: float) -> tuple[Member, ...]:
         """Those of them that train, by peer id."""
         return self._ours(self._roster.members_training(now_s))
+
+    def is_linked(self, peer_id: str, now_s: float) -> bool:
+        """Whether a peer lives, and is of the group as far as it has told."""
+        member = self._roster.living(peer_id, now_s)
+        return member is not None and member.progress.group in (None, self.group)
 
     def _ours(self, members: tuple[Member, ...]) -> tuple[Member, ...]:
         return tuple(member for member in members if member.progress.group == self.group)

@@ -15,6 +15,7 @@ class Away:
     Attributes:
         way: its path, with stages.
         since_s: when it set out first.
+        without: whether a stage had nobody when it set out.
         setouts: how often it has set out, each time under a new name.
         nearly_home: whether its gradient has come as far as its last hop.
         turned: whether it has come to the loss: stages may have added its gradient.
@@ -32,6 +33,7 @@ class Away:
     way: Path
     since_s: float
     leg: Leg
+    without: bool = False
     setouts: int = 1
     nearly_home: bool = False
     turned: bool = False
@@ -73,3 +75,8 @@ class Iteration:
     ready: list[tuple[int, int]] = field(default_factory=list)
     again: dict[int, Away] = field(default_factory=dict)
     stuck: list[tuple[Away, int]] = field(default_factory=list)
+
+    def path_of(self, microbatch: Microbatch) -> tuple[str, ...] | None:
+        """The relays of one that has a name, and has not set out."""
+        found = (path.relays for name, path in self.named if name == microbatch)
+        return next(found, None)

@@ -10,6 +10,9 @@ class Counted(StrEnum):
     """It set out (at its data peer)."""
     DONE = "done"
     """Its gradient has been added here."""
+    WITHOUT = "without"
+    """It is done, and had set out while a stage had nobody, which got no gradient of it (at its
+    data peer)."""
     AGAIN = "again"
     """It was lost on its way to the loss, and set out again (at its data peer)."""
     MENDED = "mended"

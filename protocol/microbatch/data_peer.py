@@ -5,8 +5,9 @@ Rules
      that are behind catch up at once. A data peer announces an iteration when nothing of the one
      before is under way any more (relay.py).
   2. A router (paths.py) chooses paths when an iteration sets out, over the relays that are there
-     then. It sets out when every stage has one: until then its microbatches wait where they are,
-     and nothing is trained.
+     then. A stage that nobody holds any more is left out by all of them, if paths may be so; where
+     they may not, and before anything has been trained, the iteration waits for somebody to come,
+     and its microbatches stay where they are. What is left out gets no gradient (`without`).
   3. A microbatch is lost when a trip of it fails, when a relay says so, and when a relay of its
      path is no longer there. On its way to the loss it has left no gradient anywhere: it sets out
      again, under a new name, past the relays that have failed in this iteration, ATTEMPTS times at
@@ -16,7 +17,7 @@ Rules
      stand-ins, MENDS times at most (mending.py). A relay that does not answer, and is not gone
      either, may have added: it is asked again.
   5. A microbatch for which there is no other way is given up, and so is one that is not back after
-     `patience_s`. The trainer leaves it out of its step.
+     `patience_s`, or waits in vain for a stand-in while others can leave out its stage.
   6. What a relay had added goes with it if it dies before the step; it is counted (`gone`).
   7. The next microbatches, as many as the trainer keeps under way, are named and offered to their
      first relays before the trainer has produced them: when an iteration sets out, and when one is
@@ -72,6 +73,7 @@ class DataPeerCore:
     Attributes:
         iteration: the present one; 0 before the first.
         announced: the newest that relays were told of; 0 before the first.
+        left_out: the stages that nobody held when the present iteration set out.
         counts: since the start.
     """
 
@@ -96,6 +98,7 @@ class DataPeerCore:
         self._relays = RelaysThere()
         self._unstepped = Unstepped()
         self.iteration = 0
+        self.left_out: tuple[int, ...] = ()
         self.counts: Counter[Counted] = Counter()
         self._mender = Mender(self._relays, kept, self.counts)
 
@@ -103,9 +106,10 @@ class DataPeerCore:
         return f"<DataPeerCore in iteration {self.iteration}, {len(self._away)} on their way>"
 
     # --- what peers say ---------------------------------------------------------------------------
-    def present(self, relays: Relays, now_s: float) -> list[Command]:
-        """The peers of each stage from the second on that train, sorted."""
-        come, gone = self._relays.update(relays)
+    def present(self, relays: Relays, now_s: float, *, trained: bool) -> list[Command]:
+        """The peers of each stage from the second on, sorted; whether the run has been trained."""
+        come, gone = self._relays.update(relays, now_s)
+        self._relays.trained = trained
         commands: list[Command] = []
         if come and self.announced:
             commands.append(Announce(self.announced, tuple(sorted(come))))
@@ -153,7 +157,7 @@ class DataPeerCore:
     def offered(self, ticket: int, trip: Trip) -> list[Command]:
         """A boundary is offered."""
         away = self._find(trip.microbatch)
-        path = self._named_path(trip.microbatch) if away is None else away.path
+        path = self._present.path_of(trip.microbatch) if away is None else away.path
         is_here = trip.place in (0, len(trip.path) + 1)
         if path != trip.path or not is_here or (away and not self._is_due(away, trip)):
             return [Answer(ticket, RefusalReason.UNAVAILABLE)]
@@ -225,6 +229,7 @@ class DataPeerCore:
         if away is None:
             return []
         self.counts[Counted.DONE] += 1
+        self.counts[Counted.WITHOUT] += away.without
         passed = TellPassed(away.microbatch, away.path[0], away.attempt)
         return [passed, *self._mender.kept.drop(away.microbatch), *self._end_one()]
 
@@ -251,7 +256,8 @@ class DataPeerCore:
             else:
                 commands += self._other_way(before, slot)
         for away in list(self._away.values()):
-            if now_s - away.since_s >= self._patience_s and not away.home:
+            is_late = now_s - away.since_s >= self._patience_s and not away.home
+            if is_late or (self._mender.is_stranded(away, now_s) and self._another(away, 0)):
                 commands += self._give_up(away)
             else:
                 commands += self._mender.ask_again(away)
@@ -265,13 +271,14 @@ class DataPeerCore:
 
     def _set_out(self, now_s: float) -> list[Command]:
         """Choose paths for the iteration that has begun, if there are relays (rule 2)."""
-        present = self._present
-        if present.paths is not None or not present.left:
+        present, relays = self._present, self._relays
+        if present.paths is not None or not present.left or not relays.stages:
             return []
-        if not self._relays.stages or self._relays.missing:
+        iteration = max(self.iteration + 1, self._heard)
+        paths = self._router.paths(iteration, present.left, relays.stages)
+        if not paths or (relays.missing and not relays.trained):
             return []
-        self.iteration = max(self.iteration + 1, self._heard)
-        present.paths = deque(self._router.paths(self.iteration, present.left, self._relays.stages))
+        self.iteration, self.left_out, present.paths = iteration, relays.missing, deque(paths)
         return [*self._announce(self.iteration), *self._leave(now_s), *self._offer_ahead()]
 
     def _announce(self, iteration: int) -> list[Command]:
@@ -279,8 +286,7 @@ class DataPeerCore:
         if iteration <= self.announced:
             return []
         self.announced = iteration
-        relays = tuple(relay for stage in self._relays.stages for relay in stage)
-        return [Announce(iteration, relays)]
+        return [Announce(iteration, tuple(sorted(self._relays.all)))]
 
     def _offer_ahead(self) -> list[Command]:
         """Name and offer what the trainer will produce next (rule 7)."""
@@ -292,11 +298,6 @@ class DataPeerCore:
             present.named.append((microbatch, path))
             commands.append(OfferAhead(Trip.begin(microbatch, Leg.FORWARD, path, 1)))
         return commands
-
-    def _named_path(self, microbatch: Microbatch) -> tuple[str, ...] | None:
-        """The relays of one that has a name, and has not set out."""
-        found = (path.relays for name, path in self._present.named if name == microbatch)
-        return next(found, None)
 
     def _name(self) -> Microbatch:
         self._next_index += 1
@@ -328,13 +329,16 @@ class DataPeerCore:
     def _other_way(self, before: Away, slot: int) -> list[Command]:
         """Set out over another path; wait where there is none."""
         number, turn = before.number, self._next_index + before.setouts
-        path = self._router.another(before.way, turn, self._relays.sound)
+        path = self._another(before, turn)
         if path is None:
             self._present.stuck.append((before, slot))
             return []
         send = self._send(Leg.FORWARD, number, slot, path, before.since_s)
         self._away[number].setouts = before.setouts + 1
         return [send]
+
+    def _another(self, before: Away, turn: int) -> Path | None:
+        return self._router.another(before.way, turn, self._relays.sound)
 
     def _score(self, number: int, slot: int, now_s: float) -> list[Command]:
         """Send what is to be scored, through all stages."""
@@ -355,7 +359,8 @@ class DataPeerCore:
         name: Microbatch | None = None,
     ) -> Command:
         microbatch = self._name() if name is None else name
-        self._away[number] = Away(number, microbatch, path, since_s, leg)
+        away = Away(number, microbatch, path, since_s, leg, without=bool(self._relays.missing))
+        self._away[number] = away
         return Send(Trip.begin(microbatch, leg, path, 1), slot, None)
 
     # --- losing -----------------------------------------------------------------------------------

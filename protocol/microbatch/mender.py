@@ -77,6 +77,11 @@ class Mender:
         away.mending.silent.clear()
         return [Halt(away.microbatch, away.attempt, silent)]
 
+    def is_stranded(self, away: Away, now_s: float) -> bool:
+        """Whether it waits for a stand-in in a stage that has long had nobody."""
+        waits = away.mending is not None and not away.mending.asked
+        return waits and self._relays.are_long_gone(away.way.stages, now_s)
+
     def go_on(self, away: Away) -> list[Command]:
         """When all have answered: say who does what once more."""
         if away.mending is None or away.mending.asked:

@@ -13,7 +13,8 @@ decides:
      sends it again. All places before it which do not *wait* need the forward (again): a stand-in,
      or a relay that has added and whose kept gradient is gone. Where no gradient is kept anywhere,
      as when two neighbours died, that leads once more through the head.
-     If a stage has nobody left, the microbatch stays halted until somebody comes.
+     If a stage has nobody left, the microbatch stays halted until somebody comes, or until its
+     data peer gives it up (data_peer.py, rule 5).
   3. Its relays *resume* with the new path. Activations go from the last place that waits through
      those that need them, and no further.
 
@@ -26,7 +27,7 @@ Source: SWARM (Ryabinin et al., 2023) does this from the trainer, which holds al
 they stay where they were made.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -68,10 +69,10 @@ class Mending:
             self.asked.remove(relay)
             self.standings[relay] = standing
 
-    def only(self, there: Iterable[str]) -> None:
+    def only(self, there: Collection[str]) -> None:
         """Others than these are gone."""
         self.asked.intersection_update(there)
-        self.standings = {r: s for r, s in self.standings.items() if r in set(there)}
+        self.standings = {r: s for r, s in self.standings.items() if r in there}
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,11 @@ class Router(Protocol):
     """Chooses paths for the microbatches of one data peer. A path has no relay twice."""
 
     def paths(self, iteration: int, microbatches: int, relays: Relays) -> Sequence[Path]:
-        """One for each microbatch of an iteration; none where a path finds no relay."""
+        """One for each microbatch of an iteration; none where a path finds no relay.
+
+        Args:
+            relays: those that are there; a stage may be empty, and is left out then.
+        """
 
     def another(self, before: Path, turn: int, relays: Relays) -> Path | None:
         """A path for a microbatch that sets out again.

@@ -34,21 +34,22 @@ class PlannedRouter:
     def __repr__(self) -> str:
         return f"<PlannedRouter of {self._origin}, {self.plan and self.plan.digest}>"
 
-    def own(self, iteration: int) -> tuple[Path, ...]:
+    def own(self, iteration: int, relays: Relays) -> tuple[Path, ...]:
         """Our paths in the plan; empty where it has none."""
-        plan = self.full if self._drawn.is_full(iteration) else self.plan
+        plan = self.full if self._drawn.is_full(iteration, relays) else self.plan
         return () if plan is None else plan.paths.get(self._origin, ())
 
     def paths(self, iteration: int, microbatches: int, relays: Relays) -> Sequence[Path]:
         """One for each microbatch; none where a path finds no relay."""
-        own = self.own(iteration)
+        own = self.own(iteration, relays)
         if not own:
             return self._drawn.paths(iteration, microbatches, relays)
         used: Counter[str] = Counter()
         found: list[Path] = []
         for number in range(microbatches):
             before = own[number % len(own)]
-            path = _mended(before, relays, used) or self._drawn.another(before, number, relays)
+            turn = iteration * microbatches + number
+            path = _mended(before, relays, used) or self._drawn.another(before, turn, relays)
             if path is None:
                 return []
             used.update(path.relays)

@@ -7,6 +7,9 @@ stages that its data peer has used least in this iteration, as far as the limits
 too, within the same limits. Draws are seeded with the run's seed, the data peer and the iteration:
 data peers do not move in step, and a run can be repeated.
 
+A stage that nobody holds is left out, as long as others are left for paths of that length. An
+iteration that would skip nothing then has paths like all others.
+
 Invariant: within an iteration of one data peer no two stages differ by more than one visit, unless
 the limits of paths forbid it; nor do two relays of a stage.
 """
@@ -56,16 +59,16 @@ class RandomRouter:
     def __repr__(self) -> str:
         return f"<RandomRouter {self._name}, {self._visited} stages>"
 
-    def is_full(self, iteration: int) -> bool:
+    def is_full(self, iteration: int, relays: Relays) -> bool:
         """Whether paths of this iteration visit all stages."""
-        return self._full_every > 0 and iteration % self._full_every == 0
+        return self._full_every > 0 and iteration % self._full_every == 0 and all(relays)
 
     def paths(self, iteration: int, microbatches: int, relays: Relays) -> Sequence[Path]:
         """One for each microbatch; none where a path finds no relay."""
         draws, used = Draws(f"{self._name}/{iteration}"), _Used()
         found: list[Path] = []
         for _ in range(microbatches):
-            if self.is_full(iteration):
+            if self.is_full(iteration, relays):
                 path = _through(tuple(range(1, len(relays) + 1)), relays, draws, used)
             else:
                 path = self._drawn(self._visited - 1, relays, draws, used)
@@ -76,10 +79,10 @@ class RandomRouter:
         return found
 
     def another(self, before: Path, turn: int, relays: Relays) -> Path | None:
-        """Over the same stages, if each has a relay; else over as many others."""
+        """Over the same stages, if each has a relay; else over as many as are usual."""
         draws, used = Draws(f"{self._name}/again/{turn}"), _Used()
         return _through(before.stages, relays, draws, used) or self._drawn(
-            len(before.stages), relays, draws, used
+            self._visited - 1, relays, draws, used
         )
 
     def whole(self, turn: int, relays: Relays) -> Path | None:

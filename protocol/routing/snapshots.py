@@ -10,6 +10,11 @@ others out, or name older vectors, and can make nothing up.
 A link is measured at both ends, and the worse of two values counts: a peer that praises its links
 gains nothing, and one that runs them down keeps work away from itself alone. What nobody has
 measured is taken for the median of what is known.
+
+A move takes half a round trip: it is offered ahead, while its sender works on what it will send
+(peer/stages/transfers.py). Where a round trip is longer than that work, the sender waits for the
+rest of it. Plans that left this out sent microbatches over far relays, and took twice as long as
+they said.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,7 +39,7 @@ from protocol.pipeline.problem import (
     Work,
 )
 
-from .vectors import LinkTimes, LinkVector, decode_vector
+from .vectors import MAX_PEER_ID_CHARS, LinkTimes, LinkVector, decode_vector
 
 FORM: Final = 1
 USUAL_RTT_US: Final = 100_000
@@ -100,7 +105,7 @@ class Snapshot:
             raise RemoteProtocolError(f"a snapshot of {len(data)} bytes")
         try:
             form, run, pairs = msgpack.unpackb(data, raw=False, max_ext_len=0, max_map_len=0)
-            signed = {str(peer_id): bytes(vector) for peer_id, vector in pairs}
+            signed = dict(map(_read_pair, pairs))
         except Exception as error:
             raise RemoteProtocolError(f"not a snapshot: {error}") from error
         if form != FORM or run != run_id:
@@ -137,8 +142,8 @@ class Snapshot:
         work, peers = _work(self.vectors, terms.boundary_bytes)
         return Problem(
             peers,
-            table.matrix(lambda link: link.rtt_us // 2),  # moves are offered ahead
-            table.matrix(lambda link: max(1, terms.boundary_bytes * US_PER_S // link.out_us)),
+            table.matrix(lambda sender, link: _move_us(link.rtt_us, peers[sender], work)),
+            table.matrix(lambda _, link: max(1, terms.boundary_bytes * US_PER_S // link.out_us)),
             work,
             sizes,
             visited,
@@ -155,6 +160,14 @@ def within_slots(rules: PathRules, slots: int) -> PathRules:
     6), and every descent is a swap.
     """
     return replace(rules, max_swaps=min(rules.max_swaps, slots - 1))
+
+
+def _read_pair(pair: object) -> tuple[str, bytes]:
+    """A peer id and its vector, both of a length that can be signed."""
+    match pair:
+        case [str(peer_id), bytes(vector)] if len(peer_id) <= MAX_PEER_ID_CHARS:
+            return peer_id, vector
+    raise RemoteProtocolError("a snapshot has a peer id and a vector of each peer")
 
 
 class _LinkTable:
@@ -179,9 +192,12 @@ class _LinkTable:
             _usual((link.out_us for link in everything), USUAL_LINE_US),
         )
 
-    def matrix(self, value: Callable[[LinkTimes], int]) -> Matrix:
-        """One value of each link."""
-        return tuple(tuple(value(self._filled(link)) for link in row) for row in self._links)
+    def matrix(self, value: Callable[[int, LinkTimes], int]) -> Matrix:
+        """One value of each link and the peer that sends over it."""
+        return tuple(
+            tuple(value(sender, self._filled(link)) for link in row)
+            for sender, row in enumerate(self._links)
+        )
 
     def _filled(self, link: LinkTimes) -> LinkTimes:
         usual = self._usual
@@ -208,6 +224,14 @@ def _work(
     )
     loss = _usual(shares, THOUSAND)
     return Work(boundary_bytes, backward_permille=backward, loss_permille=loss), tuple(peers)
+
+
+def _move_us(rtt_us: int, sender: PipelinePeer, work: Work) -> int:
+    """How long a boundary is on its way, beside its time on the line; the mean of both legs."""
+    forward_us = sender.forward_us
+    backward_us = forward_us * work.backward_permille // THOUSAND
+    waited_us = max(0, rtt_us - forward_us) + max(0, rtt_us - backward_us)
+    return (rtt_us + waited_us) // 2
 
 
 def _usual(values: Iterable[int], otherwise: int) -> int:

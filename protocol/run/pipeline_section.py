@@ -8,7 +8,9 @@ The words are those of the planner (protocol/pipeline/problem.py), which explain
     last release (July 2025)          2              1               2           4
     later fork (November 2025)        0              0               0           3
 
-The defaults are those of the last release. The later fork lets every tenth iteration skip nothing
+The defaults are those of the last release, but for swaps: there are none, as in the later fork,
+since they cost learning and saved no time (docs/results/pipeline_learning.md). Raising `max_swaps`
+alone gives those of the last release. The later fork lets every tenth iteration skip nothing
 (`full_every`); the releases have no such rule.
 """
 
@@ -30,7 +32,7 @@ class PipelineSection(Section):
     """Parts of the model, each on machines of its own; 1 is no pipeline."""
     visited: Annotated[int, Field(ge=2, le=MAX_STAGES)] | None = None
     """Stages that a microbatch passes through, the first among them; see `num_visited`."""
-    max_swaps: Annotated[int, Field(ge=0, le=MAX_STAGES)] = 2
+    max_swaps: Annotated[int, Field(ge=0, le=MAX_STAGES)] = 0
     """Visits of a path to a stage below one that it has passed already."""
     max_swap_distance: Annotated[int, Field(ge=0, le=MAX_STAGES)] = 1
     """How far below."""

@@ -21,14 +21,17 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_va
 from pydantic_core import PydanticCustomError
 
 from protocol.errors import InvalidRunSpec
-from protocol.limits import MAX_SPEC_BYTES
+from protocol.limits import MAX_PARAMETERS, MAX_SPEC_BYTES
 
+from .admission_section import AdmissionSection
 from .codecs import CODECS, codecs_for
+from .frozen_config import config_fault
 from .layout import ALIGNMENT
 from .pipeline_section import PipelineSection
 from .section import MISFIT, Section, misfit
 from .ways import WAYS, others_keys
 
+SOURCES: Final = ("stdlib", "text", "tokens", "jsonl", "parquet", "hf")
 MAX_SHOWN_CHARS: Final = 80
 """The most that is shown of a wrong value in the sentence that refuses it."""
 
@@ -65,10 +68,13 @@ class DataSection(Section):
     """The corpus. `manifest` is filled in by `start`: it freezes the corpus by digest."""
 
     source: str = "stdlib"
-    """`stdlib` (the Python standard library's source text), `text:GLOB` or `tokens:FILE`."""
+    """`stdlib` (the Python standard library's source text), `text:GLOB`, `tokens:FILE`,
+    `jsonl:GLOB`, `parquet:GLOB` or `hf:NAME`; the last three with `#COLUMN`."""
     tokenizer: str = "bytes"
     """`bytes`, or a local tokenizer.json, directory or hub id in Hugging Face format."""
     validation_blocks: Annotated[int, Field(ge=1, le=65536)] = 64
+    piece_kib: Annotated[int, Field(ge=16, le=16384)] = 4096
+    """Size of the pieces in which peers fetch the corpus from each other, in KiB."""
     manifest: str | None = None
     """Digest of the corpus manifest; set by the founder's `start`."""
     tokenizer_digest: str | None = None
@@ -77,10 +83,9 @@ class DataSection(Section):
     @model_validator(mode="after")
     def _known_source(self) -> Self:
         kind = self.source.partition(":")[0]
-        if kind not in ("stdlib", "text", "tokens"):
-            raise self._misfit(
-                "source", "unknown data source; use 'stdlib', 'text:GLOB' or 'tokens:FILE'"
-            )
+        if kind not in SOURCES:
+            known = ", ".join(SOURCES)
+            raise self._misfit("source", f"unknown data source; use one of {known}")
         return self
 
 
@@ -194,7 +199,8 @@ class SyncSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _with_section(cls, tree: Any) -> Any:
-        if isinstance(tree, dict) and (row := WAYS.get(tree.get("method", ""))) and row.section:
+        method = tree.get("method") if isinstance(tree, dict) else None
+        if isinstance(method, str) and (row := WAYS.get(method)) and row.section:
             return {**tree, row.section: tree.get(row.section) or {}}
         return tree
 
@@ -246,10 +252,17 @@ class FrozenSection(Section):
     """What the founder's `start` found out, so that no joiner has to. People do not write it."""
 
     config: Annotated[str, Field(max_length=65536)]
-    """The model's configuration as Hugging Face's config.json."""
+    """The model's configuration as Hugging Face's config.json, of the keys in frozen_config.py."""
     layout_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{32,64}$")]
-    parameters: Annotated[int, Field(ge=1)]
-    padded_parameters: Annotated[int, Field(ge=128, multiple_of=128)]
+    parameters: Annotated[int, Field(ge=1, le=MAX_PARAMETERS)]
+    padded_parameters: Annotated[int, Field(ge=128, multiple_of=128, le=2 * MAX_PARAMETERS)]
+
+    @model_validator(mode="after")
+    def _harmless(self) -> Self:
+        fault = config_fault(self.config)
+        if fault is not None:
+            raise self._misfit("config", fault)
+        return self
 
 
 class RunSpec(Section):
@@ -263,6 +276,7 @@ class RunSpec(Section):
     training: TrainingSection = TrainingSection()
     sync: SyncSection = SyncSection()
     pipeline: PipelineSection = PipelineSection()
+    admission: AdmissionSection = AdmissionSection()
     frozen: FrozenSection | None = None
     """Set by the founder's `start`."""
 
@@ -335,7 +349,7 @@ def parse_bytes(data: bytes) -> RunSpec:
         raise InvalidRunSpec(f"run spec of {len(data)} bytes; at most {MAX_SPEC_BYTES} are allowed")
     try:
         tree = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter: a million brackets
         raise InvalidRunSpec(f"not JSON: {error}") from error
     spec = _validated(tree)
     if spec.to_bytes() != data:

@@ -5,50 +5,42 @@ membership, what lies between the positions of the peers concerned is lost or re
 counted from what the peers publish.
 
 Idea:
-1. An epoch is a permutation of the blocks: place -> block. It is a Feistel network over the
-   smallest power of two that holds all blocks, with cycle walking (a value outside is sent through
-   again); keyed by seed and epoch, computed for any places at once, and stored nowhere.
-2. The owner of a place is decided by weighted rendezvous hashing over the members: each draws u
-   from a hash of (seed, epoch, bucket of the place, member), and the smallest -log(u) / weight
-   wins. That gives each member a share in proportion to its weight, and a member that comes or goes
-   moves only the places that it gains or gives up. BUCKET_PLACES neighbours share one draw, to save
-   work.
+1. An epoch is an order of the blocks, place after place; it goes through few pieces of the corpus
+   at a time (epoch_order.py).
+2. Each place has an owner, drawn so that members have exact shares all along, and so that most
+   pieces are one member's (ownership.py): a member needs its share of the pieces, no more.
 3. A peer walks its own places in increasing order. Its `position` is the place up to which its own
    are done, and the only state. At the epoch's end it goes on with its own places of the next one.
 
 Members move at the same pace when their weights follow their speeds: all positions advance
-together, so that a change of membership concerns about one round's worth of blocks. (They drift
-apart as a random walk does, by about sqrt(BUCKET_PLACES * own blocks done) own blocks: one more
-reason for small buckets.) A joiner starts at the median position of the others.
+together, so that a change of membership concerns about one round's worth of blocks. A joiner starts
+at the median position of the others.
 
-Invariants: the permutation is a bijection; each place has one owner, the same for all who know the
-same members, in whatever order. (Logarithms may differ in the last bit between machines: two draws
-that close meet once in about 1e15 places, and cost one block.)
-
-Source: Thaler and Ravishankar 1998 (rendezvous hashing); Black and Rogaway 2002 (cycle walking).
+Invariants: the order is a bijection; each place has one owner, the same for all who know the same
+members, in whatever order.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
-import blake3
 import numpy as np
 import numpy.typing as npt
 
 from protocol.errors import LocalProtocolError
 
-Int64Vector = npt.NDArray[np.int64]
-UInt64Vector = npt.NDArray[np.uint64]
-Members = Sequence[tuple[str, int]]
-"""(peer id, weight) of everyone who takes data; weight 0 takes none."""
+from .epoch_order import HOLE, EpochOrder
+from .ownership import NOBODY, Members, Ownership, ownership
+from .shuffle import Int64Vector
 
-BUCKET_PLACES: Final = 2
-FEISTEL_ROUNDS: Final = 8
+__all__ = ["DataPlan", "LostAndRepeated", "MemberPosition", "Members", "Taken", "start_position"]
+
 MAX_BLOCKS: Final = 1 << 48
 MAX_WEIGHT: Final = 1 << 32
 _MAX_SCAN_PLACES: Final = 1 << 17
 """Places looked at in one go: bounds memory, and keeps it in the cache."""
+_SCAN_MORE_PLACES: Final = 64
 _MAX_EPOCHS_PER_TAKE: Final = 10_000
 """A tiny corpus may leave a member without a place for many epochs; not forever."""
 
@@ -90,12 +82,17 @@ def start_position(positions: Sequence[tuple[int, int]]) -> tuple[int, int]:
     return sorted(positions)[(len(positions) - 1) // 2] if positions else (0, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DataPlan:
-    """The plan for `num_blocks` blocks, drawn from `seed`."""
+    """The plan for `num_blocks` blocks, drawn from `seed`.
+
+    Attributes:
+        piece_blocks: blocks of one piece of the corpus; None where it is all one piece.
+    """
 
     seed: int
     num_blocks: int
+    piece_blocks: int | None = None
 
     def __post_init__(self) -> None:
         """Check the bounds.
@@ -103,8 +100,19 @@ class DataPlan:
         Raises:
             LocalProtocolError
         """
-        if not 1 <= self.num_blocks <= MAX_BLOCKS:
+        if not 1 <= self.num_blocks <= MAX_BLOCKS or (self.piece_blocks or 1) < 1:
             raise LocalProtocolError(f"{self.num_blocks} blocks; 1 to {MAX_BLOCKS} can be planned")
+
+    @cached_property
+    def order(self) -> EpochOrder:
+        """Which block stands at which place."""
+        size = min(self.num_blocks, self.piece_blocks or self.num_blocks)
+        return EpochOrder(self.seed, self.num_blocks, size)
+
+    @property
+    def num_places(self) -> int:
+        """Places of an epoch: its end is the highest position."""
+        return self.order.num_places
 
     def take(self, epoch: int, position: int, count: int, me: str, members: Members) -> Taken:
         """The next `count` blocks of `me`, which has done its places below `position`.
@@ -113,40 +121,44 @@ class DataPlan:
             LocalProtocolError: `me` is no member with a weight, or the position is out of range.
         """
         share = _share(me, members)
-        if not 0 <= position <= self.num_blocks or epoch < 0 or count < 0:
+        if not 0 <= position <= self.num_places or epoch < 0 or count < 0:
             raise LocalProtocolError(f"cannot take {count} from place {position} of epoch {epoch}")
         taken = [np.empty(0, np.int64)]
         last_epoch = epoch + _MAX_EPOCHS_PER_TAKE
         while count:
             if epoch > last_epoch:
                 raise LocalProtocolError(f"{self.num_blocks} blocks are too few to share with {me}")
-            end = min(self.num_blocks, position + _scan_places(count, share))
-            places = self._own_places(epoch, position, end, me, members)[:count]
-            taken.append(self.blocks_at(epoch, places))
+            end = min(self.num_places, position + _scan_places(count, share))
+            places = self._own_places(epoch, position, end, me, members)
+            blocks = self.blocks_at(epoch, places)
+            places, blocks = places[blocks != HOLE][:count], blocks[blocks != HOLE][:count]
+            taken.append(blocks)
             count -= len(places)
             position = int(places[-1]) + 1 if count == 0 else end
-            if count and position == self.num_blocks:
+            if count and position == self.num_places:
                 epoch, position = epoch + 1, 0
         return Taken(np.concatenate(taken), epoch, position)
 
     def blocks_at(self, epoch: int, places: Int64Vector) -> Int64Vector:
-        """The blocks at these places of the epoch's order; int64 [n] to int64 [n]."""
-        bits = (self.num_blocks - 1).bit_length()
-        keys = _digest_words(f"order/{self.seed}/{epoch}", FEISTEL_ROUNDS)
-        values = places.astype(np.uint64)
-        todo = np.arange(len(values))
-        while len(todo):
-            values[todo] = _feistel(values[todo], bits, keys)
-            todo = todo[values[todo] >= np.uint64(self.num_blocks)]
-        return values.astype(np.int64)
+        """The blocks at these places of the epoch's order, HOLE at holes; int64 [n] to [n]."""
+        return self.order.blocks(epoch, self.order.cells(epoch, places))
 
     def owners(self, epoch: int, start: int, end: int, members: Members) -> Int64Vector:
         """Owners of these places, as indices into the sorted members; int64 [end - start]."""
-        first = start // BUCKET_PLACES
-        buckets = np.arange(first, -(-end // BUCKET_PLACES), dtype=np.uint64)
-        drawn = _rendezvous(buckets, _digest_words(f"owner/{self.seed}/{epoch}", 1), members)
-        skipped = start - first * BUCKET_PLACES
-        return np.repeat(drawn, BUCKET_PLACES)[skipped : skipped + end - start]
+        cells = self.order.cells(epoch, np.arange(start, end, dtype=np.int64))
+        owners = np.full(end - start, NOBODY, np.int64)
+        taking = np.array([i for i, (_, weight) in enumerate(sorted(members)) if weight], np.int64)
+        for stratum in np.unique(cells.stratum):
+            at = np.flatnonzero(cells.stratum == stratum)
+            drawn = self.ownership(epoch, int(stratum), members)
+            owners[at] = taking[drawn.owners(cells.row[at], cells.column[at])]
+        return owners
+
+    def ownership(self, epoch: int, stratum: int, members: Members) -> Ownership:
+        """The owners of a stratum, as indices into the sorted members that have a weight."""
+        taking = tuple(member for member in sorted(members) if member[1])
+        key = f"{self.seed}/{epoch}/{stratum}"
+        return ownership(key, self.order.column_sizes(epoch, stratum), taking)
 
     def lost_and_repeated(
         self, before: Sequence[MemberPosition], after: Sequence[MemberPosition]
@@ -161,9 +173,10 @@ class DataPlan:
             return LostAndRepeated(0, 0)
         lost = repeated = 0
         for epoch, start, end in self._disputed((*before, *after)):
-            done = self._passed(epoch, start, end, before)
-            to_do = ~self._passed(epoch, start, end, after)
-            lost += int(np.count_nonzero(~done & ~to_do))
+            is_block = self.blocks_at(epoch, np.arange(start, end, dtype=np.int64)) != HOLE
+            done = self._passed(epoch, start, end, before) & is_block
+            to_do = ~self._passed(epoch, start, end, after) & is_block
+            lost += int(np.count_nonzero(is_block & ~done & ~to_do))
             repeated += int(np.count_nonzero(done & to_do))
         return LostAndRepeated(lost, repeated)
 
@@ -179,7 +192,7 @@ class DataPlan:
         high = max((m.epoch, m.position) for m in members)
         for epoch in range(low[0], high[0] + 1):
             start = low[1] if epoch == low[0] else 0
-            stop = high[1] if epoch == high[0] else self.num_blocks
+            stop = high[1] if epoch == high[0] else self.num_places
             for at in range(start, stop, _MAX_SCAN_PLACES):
                 yield epoch, at, min(stop, at + _MAX_SCAN_PLACES)
 
@@ -195,7 +208,7 @@ class DataPlan:
     def _reached(self, member: MemberPosition, epoch: int) -> int:
         if member.epoch == epoch:
             return member.position
-        return self.num_blocks if member.epoch > epoch else 0
+        return self.num_places if member.epoch > epoch else 0
 
 
 def _share(me: str, members: Members) -> float:
@@ -209,55 +222,4 @@ def _share(me: str, members: Members) -> float:
 
 def _scan_places(count: int, share: float) -> int:
     """How far to look for `count` places of a member with that share: some more than expected."""
-    return min(_MAX_SCAN_PLACES, int(1.1 * count / share) + 4 * BUCKET_PLACES)
-
-
-def _rendezvous(buckets: UInt64Vector, key: UInt64Vector, members: Members) -> Int64Vector:
-    """Index, among the sorted members, of each bucket's owner."""
-    hashed = _splitmix64(buckets + key)
-    best = np.full(len(buckets), np.inf)
-    owner = np.zeros(len(buckets), np.int64)
-    for index, (peer_id, weight) in enumerate(sorted(members)):
-        if weight:
-            drawn = _splitmix64(hashed ^ _digest_words(f"member/{peer_id}", 1))
-            cost = -np.log(_uniform(drawn)) / weight
-            wins = cost < best
-            best[wins] = cost[wins]
-            owner[wins] = index
-    return owner
-
-
-def _uniform(hashed: UInt64Vector) -> npt.NDArray[np.float64]:
-    """53 bits of each hash as a number strictly between 0 and 1."""
-    return ((hashed >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-
-
-def _feistel(values: UInt64Vector, bits: int, keys: UInt64Vector) -> UInt64Vector:
-    """A keyed bijection of [0, 2^bits): the halves take turns in masking each other."""
-    right_bits = np.uint64(bits // 2)
-    right_mask = (np.uint64(1) << right_bits) - np.uint64(1)
-    left_mask = (np.uint64(1) << np.uint64(bits - bits // 2)) - np.uint64(1)
-    left, right = values >> right_bits, values & right_mask
-    for number, key in enumerate(keys):
-        if number % 2:
-            right = right ^ (_splitmix64(left ^ key) & right_mask)
-        else:
-            left = left ^ (_splitmix64(right ^ key) & left_mask)
-    return (left << right_bits) | right
-
-
-def _splitmix64(x: UInt64Vector) -> UInt64Vector:
-    """The finaliser of splitmix64 (Steele, Lea and Flood 2014): a bijection that mixes all bits."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x ^= x >> np.uint64(30)
-    x *= np.uint64(0xBF58476D1CE4E5B9)
-    x ^= x >> np.uint64(27)
-    x *= np.uint64(0x94D049BB133111EB)
-    x ^= x >> np.uint64(31)
-    return x
-
-
-def _digest_words(text: str, count: int) -> UInt64Vector:
-    """The first `count` little-endian words of a digest; uint64 [count]."""
-    digest = blake3.blake3(text.encode()).digest(length=8 * count)
-    return np.frombuffer(digest, "<u8").astype(np.uint64)
+    return min(_MAX_SCAN_PLACES, int(1.1 * count / share) + _SCAN_MORE_PLACES)

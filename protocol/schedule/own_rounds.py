@@ -22,19 +22,21 @@ The rules
      make up for.
   4. A peer that closes a round more than JUMP_ROUNDS rounds behind the middle of the others jumps:
      its nominal step becomes theirs, for the snapshot and for the next round. No round is given up.
-  5. The training is over at the run's last nominal step. The last round ends there; one that would
-     be shorter than a quarter of a round is put to the round before.
+  5. The training is over at the run's last nominal step, which is asked for anew at each step:
+     amendments move it. The last round ends there; one that would be shorter than a quarter of a
+     round is put to the round before.
 
 Source: docs/decisions/0016-gossip-without-a-clock.md.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median_high
 from typing import Final
 
 import blake3
+
+from .rounds import middle
 
 JUMP_ROUNDS: Final = 2.0
 MAX_DEBT_ROUNDS: Final = 2.0
@@ -67,45 +69,48 @@ class OwnRounds:
     Args:
         peer_id: whose they are.
         inner_steps: H.
-        total_steps: nominal steps of the whole run.
+        total_steps_at: nominal steps of the whole run, as is in force at a nominal step.
         round: number of the first round.
         step: the nominal step at which it begins.
+        debt: from rounds before.
         varied: lengths of rounds are within so much of H.
 
     Attributes:
         round, step: of the next round.
+        debt: rule 3.
     """
 
     def __init__(
         self,
         peer_id: str,
         inner_steps: int,
-        total_steps: int,
+        total_steps_at: Callable[[float], int],
         round: int,
         step: float,
         *,
+        debt: float = 0.0,
         varied: float = VARIED,
     ) -> None:
         self._peer_id = peer_id
         self._varied = varied
         self._inner_steps = inner_steps
-        self._total_steps = total_steps
-        self._debt = 0.0
+        self._total_steps_at = total_steps_at
+        self.debt = debt
         self.round = round
         self.step = step
 
     def __repr__(self) -> str:
-        return f"<OwnRounds, {self.round} at step {self.step:.1f}, debt {self._debt:.1f}>"
+        return f"<OwnRounds, {self.round} at step {self.step:.1f}, debt {self.debt:.1f}>"
 
     @property
     def is_over(self) -> bool:
         """Whether the training is over (rule 5)."""
-        return self.step >= self._total_steps - _EPSILON
+        return self.step >= self._total_steps_at(self.step) - _EPSILON
 
     @property
     def next_length(self) -> float:
         """Nominal steps of the next round, debts taken off (rule 2), unless the run ends in it."""
-        return max(LEAST_QUOTA_SHARE * self._inner_steps, self._length() - self._debt)
+        return max(LEAST_QUOTA_SHARE * self._inner_steps, self._length() - self.debt)
 
     def plan(self, owed: float) -> RoundPlan:
         """The next round; of no steps when the training is over.
@@ -113,11 +118,11 @@ class OwnRounds:
         Args:
             owed: own steps that we owe to a round.
         """
-        stride = self._inner_steps / owed
+        stride, total_steps = self._inner_steps / owed, self._total_steps_at(self.step)
         if self.is_over:
-            return RoundPlan(self.round, 0, float(self._total_steps), stride)
+            return RoundPlan(self.round, 0, float(total_steps), stride)
         wanted = self.next_length
-        left = self._total_steps - self.step
+        left = total_steps - self.step
         if left - wanted < SHORTEST_LAST_ROUND * self._inner_steps:
             quota = max(1, math.ceil(left / stride - _EPSILON))
         else:
@@ -130,11 +135,11 @@ class OwnRounds:
         Args:
             heard_steps: where the others are.
         """
-        debt = self._debt + step - self.step - self._length()
-        self._debt = min(max(-self._inner_steps, debt), MAX_DEBT_ROUNDS * self._inner_steps)
+        debt = self.debt + step - self.step - self._length()
+        self.debt = min(max(-self._inner_steps, debt), MAX_DEBT_ROUNDS * self._inner_steps)
         self.round += 1
-        self.step = min(step, float(self._total_steps))
-        if heard_steps and median_high(heard_steps) - step > JUMP_ROUNDS * self._inner_steps:
+        self.step = min(step, float(self._total_steps_at(step)))
+        if middle(heard_steps, step) - step > JUMP_ROUNDS * self._inner_steps:
             self.enter(heard_steps)
 
     def _length(self) -> float:
@@ -145,6 +150,7 @@ class OwnRounds:
 
     def enter(self, heard_steps: Sequence[float]) -> None:
         """Go on where the others are, if they are ahead."""
-        ahead = min(median_high(heard_steps), self._total_steps) if heard_steps else self.step
+        theirs = middle(heard_steps, self.step)
+        ahead = min(theirs, self._total_steps_at(theirs))
         if ahead > self.step:
-            self.step, self._debt = float(ahead), 0.0
+            self.step, self.debt = float(ahead), 0.0

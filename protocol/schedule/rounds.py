@@ -21,7 +21,10 @@ Rules
      more than it slows them down, and the schedule would run ahead of the training.) A peer that is
      too far behind for that goes on where the others are, and keeps its weights; a newcomer begins
      where they are.
-  4. A peer that is more than LOST_LAG_ROUNDS behind is lost: its weights belong to another time and
+  4. Where the others are is the middle of what they say; of two middle ones, and so of two others,
+     it is the lower (`middle`). One peer among several moves nothing, whatever it says,
+     nor does one that was isolated and comes back far ahead.
+  5. A peer that is more than LOST_LAG_ROUNDS behind is lost: its weights belong to another time and
      must not be averaged into this one. It takes the swarm's state anew, as a joiner does. (A
      founder that is started again, with fresh weights, is such a peer.) Nobody takes over a state
      with which it would be lost at once.
@@ -31,8 +34,8 @@ same round, by number (`next_round`); gossip has no such number (own_rounds.py).
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from statistics import median, median_high
+from collections.abc import Sequence
+from statistics import median, median_low
 from typing import Final
 
 EQUAL_SPEED_BAND: Final = 0.1
@@ -62,6 +65,10 @@ LARGEST_RATIO: Final = 1000.0
 """Times that a peer is taken to be faster than the others, at most: speeds are what others say."""
 
 
+LARGEST_RATIO_OF_TWO: Final = 16.0
+"""Times that the only other peer is taken to be faster or slower than we are, at most."""
+
+
 def owed_steps(inner_steps: int, own_speed: float, member_speeds: Sequence[float]) -> float:
     """Inner steps that a peer owes to a round (rule 1).
 
@@ -77,6 +84,18 @@ def owed_steps(inner_steps: int, own_speed: float, member_speeds: Sequence[float
     if abs(ratio - 1) <= EQUAL_SPEED_BAND:
         return inner_steps
     return inner_steps * ratio
+
+
+def believed_speeds(own_speed: float, heard: Sequence[float]) -> list[float]:
+    """Speeds of the group by which a peer reckons what it owes, its own among them.
+
+    Of three and more the median is moved by no single one. One other peer alone moves it as it
+    likes, so its speed counts within LARGEST_RATIO_OF_TWO of ours.
+    """
+    if len(heard) == 1 and own_speed > 0:
+        least, most = own_speed / LARGEST_RATIO_OF_TWO, own_speed * LARGEST_RATIO_OF_TWO
+        heard = [min(most, max(least, speed)) for speed in heard if speed > 0]
+    return [*heard, own_speed]
 
 
 def whole_steps(inner_steps: int, own_speed: float, member_speeds: Sequence[float]) -> int:
@@ -128,7 +147,12 @@ class Quotas:
         return steps
 
 
-def next_round(finished_round: int, heard_rounds: Iterable[int]) -> int:
+def middle(heard: Sequence[float], nobody: float) -> float:
+    """The middle of steps, or rounds, that others say they are at (rule 4); `nobody` for none."""
+    return median_low(heard) if heard else nobody
+
+
+def next_round(finished_round: int, heard_rounds: Sequence[int]) -> int:
     """The round to train after `finished_round`, where all train the same one (rule 3).
 
     Args:
@@ -136,26 +160,20 @@ def next_round(finished_round: int, heard_rounds: Iterable[int]) -> int:
         heard_rounds: rounds that other peers say they are training.
     """
     following = finished_round + 1
-    newest = max(heard_rounds, default=following)
-    return newest if newest - following > MAX_LAG_ROUNDS else following
+    theirs = int(middle(heard_rounds, following))
+    return theirs if theirs - following > MAX_LAG_ROUNDS else following
 
 
-def is_left_behind(training_round: int, heard_rounds: Iterable[int]) -> bool:
+def is_left_behind(training_round: int, heard_rounds: Sequence[int]) -> bool:
     """Whether the round in training should be given up for a newer one (rule 3)."""
-    return max(heard_rounds, default=training_round) - training_round > MAX_LAG_ROUNDS
+    return middle(heard_rounds, training_round) - training_round > MAX_LAG_ROUNDS
 
 
 def is_lost(own_step: float, heard_steps: Sequence[float], inner_steps: int) -> bool:
-    """Whether our weights are too old to be averaged with those of the others (rule 4).
-
-    The middle of what is heard counts: one peer that says it is far ahead moves nothing.
-    """
-    if not heard_steps:
-        return False
-    return median_high(heard_steps) - own_step > LOST_LAG_ROUNDS * inner_steps
+    """Whether our weights are too old to be averaged with those of the others (rule 5)."""
+    return middle(heard_steps, own_step) - own_step > LOST_LAG_ROUNDS * inner_steps
 
 
 def oldest_useful(heard_steps: Sequence[float], inner_steps: int) -> int:
-    """The oldest nominal step that a newcomer can begin at without being lost (rule 4)."""
-    newest = median_high(heard_steps) if heard_steps else 0
-    return max(0, int(newest) - LOST_LAG_ROUNDS * inner_steps)
+    """The oldest nominal step that a newcomer can begin at without being lost (rule 5)."""
+    return max(0, int(middle(heard_steps, 0)) - LOST_LAG_ROUNDS * inner_steps)

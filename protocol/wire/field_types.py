@@ -27,7 +27,8 @@ MAX_STATE_BYTES: Final = MAX_CONTROL_PAYLOAD_BYTES // 32 * STATE_CHUNK_BYTES
 
 _DIGEST: Final = Text(64, r"([0-9a-f]{2}){16,32}")
 _PEER_ID: Final = Text(128, r"[0-9A-Za-z._-]+")
-_ADDRESS: Final = Text(256, r"/[!-~]+")
+MAX_ADDRESS_CHARS: Final = 256
+_ADDRESS: Final = Text(MAX_ADDRESS_CHARS, r"/[!-~]+")
 
 Digest = Annotated[str, _DIGEST]
 MaybeDigest = Annotated[str | None, Maybe(_DIGEST)]

@@ -95,6 +95,34 @@ class Binary:
 
 
 @dataclass(frozen=True, slots=True)
+class UpTo:
+    """At most `max_bytes` bytes."""
+
+    max_bytes: int
+
+    def read(self, value: Any) -> bytes:
+        if not isinstance(value, bytes):
+            raise ValueError(f"is {_kind(value)}, not bytes")
+        if len(value) > self.max_bytes:
+            raise ValueError(f"has {len(value)} bytes; at most {self.max_bytes} are allowed")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Bits:
+    """A set of numbers below `size` as bits, the lowest first; its last byte is not zero."""
+
+    size: int
+
+    def read(self, value: Any) -> bytes:
+        if not isinstance(value, bytes):
+            raise ValueError(f"is {_kind(value)}, not bytes")
+        if not value or not value[-1] or int.from_bytes(value, "little") >> self.size:
+            raise ValueError(f"is no set of numbers below {self.size}, or an empty one")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """One of a closed list."""
 
@@ -153,7 +181,7 @@ def read_record(kind: type, tree: dict[str, Any]) -> Any:
     Raises:
         ValueError: a field, which is named, is missing or holds what its checker does not allow.
     """
-    return kind(**{field.name: _read_field(field, tree) for field in _fields_of(kind)})
+    return kind(**{field.name: _read_field(field, tree) for field in fields_of(kind)})
 
 
 def write_record(value: Any) -> dict[str, Any]:
@@ -162,22 +190,30 @@ def write_record(value: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Field:
+class WireField:
+    """A field of a message or record, as it is declared.
+
+    Attributes:
+        checker: says what the field may hold.
+        default: what a missing field is taken for; MISSING where it must not be missing.
+    """
+
     name: str
     checker: Checker
     default: Any
 
 
 @cache
-def _fields_of(kind: type) -> tuple[_Field, ...]:
+def fields_of(kind: type) -> tuple[WireField, ...]:
+    """The fields of a dataclass that are annotated with checkers, in order."""
     hints = get_type_hints(kind, include_extras=True)
     return tuple(
-        _Field(field.name, hints[field.name].__metadata__[0], field.default)
+        WireField(field.name, hints[field.name].__metadata__[0], field.default)
         for field in fields(kind)
     )
 
 
-def _read_field(field: _Field, tree: dict[str, Any]) -> Any:
+def _read_field(field: WireField, tree: dict[str, Any]) -> Any:
     if field.name not in tree:
         if field.default is MISSING:
             raise ValueError(f"field '{field.name}' is missing")

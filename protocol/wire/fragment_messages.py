@@ -4,38 +4,52 @@ Bulk goes one way: each peer opens one lasting stream to each other one for what
 order: contributions to owners, results to all, its stamps when a cycle is over. Questions are asked
 on streams of their own.
 
-A result is signed by its owner, so that anybody who holds it can give it to somebody who lacks it:
-what is signed lists every chunk of the owner's batch with base, contributors and the digest of its
-codes; the codes that follow may be those of some chunks only (`carried`).
+A contribution is signed by its sender: its owner can prove what it was sent, and with it that the
+result follows from that (protocol/diloco/audits.py). A result is signed by its owner, so that
+anybody who holds it can give it to somebody who lacks it: what is signed lists every chunk of the
+owner's batch with base, contributors and the digest of its codes, and which contributions it was
+made of; the codes that follow may be those of some chunks only (`carried`). The digest of a chunk's
+codes is the root over its leaves (protocol/fragment/code_tree.py).
 
 What is about a group carries its digest (group.py); so does what an owner signs.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Annotated, Final, Self
 
+import blake3
 import msgpack
 
 from protocol.fragment.chunk_ledger import ResultRank, Stamp
-from protocol.limits import MAX_CHUNKS_PER_FRAGMENT, MAX_CONTRIBUTORS, MAX_FRAGMENTS
+from protocol.limits import (
+    MAX_CHUNKS_PER_FRAGMENT,
+    MAX_CONTRIBUTION_WEIGHT,
+    MAX_CONTRIBUTORS,
+    MAX_FRAGMENTS,
+)
 from protocol.membership.records import Verify, verify_with_peer_id
+from protocol.plausible import NO_LENGTH
 
 from .field_types import Count, Digest, PeerIdText
-from .fields import Binary, Integer, Many, Record
+from .fields import Binary, Bits, Integer, Many, Real, Record
 
 DOMAIN: Final = b"loco/v1/fragment-result\0"
+CONTRIBUTION_DOMAIN: Final = b"loco/v1/fragment-contribution\0"
 DIGEST_BYTES: Final = 16
-MAX_WEIGHT: Final = 1 << 32
 
 _CHUNK: Final = Integer(0, MAX_CHUNKS_PER_FRAGMENT - 1)
+_WEIGHT: Final = Integer(1, MAX_CONTRIBUTION_WEIGHT)
 
 FragmentIndex = Annotated[int, Integer(0, MAX_FRAGMENTS - 1)]
 ChunkIndex = Annotated[int, _CHUNK]
 Chunks = Annotated[tuple[int, ...], Many(_CHUNK, MAX_CHUNKS_PER_FRAGMENT)]
 ShortDigest = Annotated[bytes, Binary(DIGEST_BYTES)]
-Weight = Annotated[int, Integer(0, MAX_WEIGHT)]
-Mask = Annotated[int, Integer(0, (1 << MAX_CONTRIBUTORS) - 1)]
+ShortDigests = Annotated[tuple[bytes, ...], Many(Binary(DIGEST_BYTES), MAX_CHUNKS_PER_FRAGMENT)]
+Lengths = Annotated[tuple[float, ...], Many(Real(0.0, NO_LENGTH), MAX_CHUNKS_PER_FRAGMENT)]
+Signature = Annotated[bytes, Binary(64)]
+Weight = Annotated[int, Integer(0, MAX_CONTRIBUTION_WEIGHT)]
+Mask = Annotated[bytes, Bits(MAX_CONTRIBUTORS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +84,9 @@ class Contribution:
         weight: what they count; 0 says that nothing will come (and no codes follow).
         steps, tokens: trained since the fragment's last send.
         stamps: what the codes are differences from.
-        digest: of the codes.
+        digests: of the codes of each chunk, in the order of `stamps`.
+        lengths: of the vectors that they stand for, per value; NO_LENGTH for what is longer.
+        signature: the sender's.
     """
 
     group: Digest
@@ -80,7 +96,46 @@ class Contribution:
     steps: Count
     tokens: Count
     stamps: ChunkStamps
-    digest: ShortDigest
+    digests: ShortDigests
+    lengths: Lengths
+    signature: Signature
+
+    @property
+    def statement(self) -> bytes:
+        """The digest of what the sender signs; names this contribution in results."""
+        return blake3.blake3(contribution_bytes(self)).digest(length=DIGEST_BYTES)
+
+    def place(self, chunk: int) -> int | None:
+        """Where a chunk stands in `stamps`, `digests` and `lengths`; None if it is not there."""
+        named = (place for place, stamp in enumerate(self.stamps) if stamp.chunk == chunk)
+        return next(named, None)
+
+    def is_genuine(self, sender: str, verify: Verify = verify_with_peer_id) -> bool:
+        """Whether this peer has signed it, and it makes sense."""
+        fits = len(self.stamps) == len(self.digests) == len(self.lengths)
+        return fits and verify(sender, contribution_bytes(self), self.signature)
+
+
+def contribution_bytes(contribution: Contribution) -> bytes:
+    """What the sender signs."""
+    body = (
+        contribution.group,
+        contribution.fragment,
+        contribution.cycle,
+        contribution.weight,
+        contribution.steps,
+        contribution.tokens,
+        [(each.chunk, each.steps, each.weight, each.digest) for each in contribution.stamps],
+        contribution.digests,
+        [float(length) for length in contribution.lengths],
+    )
+    packed: bytes = msgpack.packb(body)
+    return CONTRIBUTION_DOMAIN + packed
+
+
+def signed_contribution(unsigned: Contribution, sign: Callable[[bytes], bytes]) -> Contribution:
+    """The same, under its sender's signature."""
+    return replace(unsigned, signature=sign(contribution_bytes(unsigned)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +144,7 @@ class ChunkResult:
 
     Attributes:
         steps, weight, base: the stamp that it is to be applied to.
-        mask: who is in it; bit i stands for the i-th of the result's contributors.
+        mask: who is in it; bit i stands for the i-th of the result's contributors (`mask_of`).
         digest: of its codes.
     """
 
@@ -105,6 +160,18 @@ class ChunkResult:
         """The stamp of the base in the form that the ledger has."""
         return Stamp(self.steps, self.weight, self.base)
 
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Places of those who are in it among the result's contributors, in order."""
+        bits = int.from_bytes(self.mask, "little")
+        return tuple(place for place in range(bits.bit_length()) if bits >> place & 1)
+
+
+def mask_of(places: Iterable[int]) -> bytes:
+    """The mask of those of a result's contributors that stand at these places; not of none."""
+    bits = sum(1 << place for place in set(places))
+    return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -113,6 +180,7 @@ class Result:
     Attributes:
         contributors: peer ids, sorted.
         weights: of each of them.
+        statements: of each of them, the digest of its contribution.
         signature: the owner's, over all but `carried`.
     """
 
@@ -121,10 +189,11 @@ class Result:
     cycle: Count
     owner: PeerIdText
     contributors: Annotated[tuple[str, ...], Many(PeerIdText.__metadata__[0], MAX_CONTRIBUTORS)]
-    weights: Annotated[tuple[int, ...], Many(Integer(1, MAX_WEIGHT), MAX_CONTRIBUTORS)]
+    weights: Annotated[tuple[int, ...], Many(_WEIGHT, MAX_CONTRIBUTORS)]
+    statements: Annotated[tuple[bytes, ...], Many(Binary(DIGEST_BYTES), MAX_CONTRIBUTORS)]
     chunks: Annotated[tuple[ChunkResult, ...], Many(Record(ChunkResult), MAX_CHUNKS_PER_FRAGMENT)]
     carried: Chunks
-    signature: Annotated[bytes, Binary(64)]
+    signature: Signature
 
     def chunk(self, index: int) -> ChunkResult | None:
         """What is said of a chunk, if anything."""
@@ -132,19 +201,17 @@ class Result:
 
     def contributors_of(self, chunk: ChunkResult) -> tuple[str, ...]:
         """The peers that are in the average of a chunk."""
-        return tuple(peer_id for i, peer_id in enumerate(self.contributors) if chunk.mask >> i & 1)
+        return tuple(self.contributors[place] for place in chunk.places)
 
     def outcome(self, chunk: ChunkResult) -> ResultRank:
         """What the ledger compares."""
-        weights = (weight for i, weight in enumerate(self.weights) if chunk.mask >> i & 1)
-        return ResultRank(sum(weights), chunk.digest)
+        return ResultRank(sum(self.weights[place] for place in chunk.places), chunk.digest)
 
     def is_genuine(self, verify: Verify = verify_with_peer_id) -> bool:
         """Whether the owner has signed it, and it makes sense."""
         known = len(self.contributors)
-        fits = len(self.weights) == known and all(
-            0 < chunk.mask < 1 << known for chunk in self.chunks
-        )
+        fits = len(self.weights) == len(self.statements) == known == len(set(self.contributors))
+        fits = fits and all(chunk.places[-1] < known for chunk in self.chunks)
         return fits and verify(self.owner, signed_bytes(self), self.signature)
 
 
@@ -157,6 +224,7 @@ def signed_bytes(result: Result) -> bytes:
         result.owner,
         result.contributors,
         result.weights,
+        result.statements,
         [(c.chunk, c.steps, c.weight, c.base, c.mask, c.digest) for c in result.chunks],
     )
     packed: bytes = msgpack.packb(body)
@@ -165,17 +233,7 @@ def signed_bytes(result: Result) -> bytes:
 
 def signed_result(unsigned: Result, sign: Callable[[bytes], bytes]) -> Result:
     """The same, under its owner's signature."""
-    return Result(
-        unsigned.group,
-        unsigned.fragment,
-        unsigned.cycle,
-        unsigned.owner,
-        unsigned.contributors,
-        unsigned.weights,
-        unsigned.chunks,
-        unsigned.carried,
-        sign(signed_bytes(unsigned)),
-    )
+    return replace(unsigned, signature=sign(signed_bytes(unsigned)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,21 +6,24 @@ for all others the payload must be empty (`max_payload_bytes`). The dialogues, >
 the stream, < from the other:
 
     /loco/hello/1     > Hello   < Hello or Refusal   then both, for as long as the link lasts:
-                      Beat, PeerList, AskAlive, AliveReply, Leaving
+                      Beat, PeerList, Statements, AskAlive, AliveReply, Leaving
     /loco/gossip/1    > Propose < Accept or Refusal  then both: Vector + payload, Received
                       > Join    then both: Piece + payload    (a stripe of a long exchange)
                       > Settle  < Settled            (a later stream, when a receipt was lost)
     /loco/state/1     > GetSpec < SpecReply + run spec          > GetBlob   < BlobReply + blob
                       > GetState < StateReply + chunk digests
+                      > GetSample < SampleReply + values
                       > GetChunks < Chunk + bytes, `count` times
                       each answer may be a Refusal instead
     /loco/fragment/1  > Contribution + codes, Result + codes, NoResult, FragmentSettled ...
                         nothing comes back on a lasting stream
                       > GetStamps < Stamps           > GetResult < Result + codes
                       > GetChunkState < ChunkState + values          or a Refusal
+                      > GetOpening < Opening + leaves   > Doubt, Proof + evidence
     /loco/stage/1     > Offer   < Credit or Refusal  > Boundary + codes  < Kept
                       > Announcement, Lost, Passed, Resume  < Noted    > Halt  < Halted
                       > GetLinks < LinksReply + vector  > GetSnapshot < SnapshotReply + snapshot
+    /loco/reach/1     > Whereabouts < Seen or Refusal
 
 Rules:
 - Decoding is strict about what a field holds (kind, bounds: fields.py) and a missing field is an
@@ -46,19 +49,28 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.limits import (
     MAX_BLOB_BYTES,
     MAX_CONTROL_PAYLOAD_BYTES,
+    MAX_EVIDENCE_BYTES,
     MAX_FRAGMENTS_FREE,
     MAX_HEADER_BYTES,
     MAX_LINK_VECTOR_BYTES,
     MAX_PAYLOAD_BYTES,
     MAX_PEERS_PER_EXCHANGE,
+    MAX_PIECE_BYTES,
     MAX_RECORD_ADDRESSES,
     MAX_SNAPSHOT_BYTES,
     MAX_SPEC_BYTES,
+    MAX_STATEMENT_BYTES,
+    MAX_STATEMENTS_PER_MESSAGE,
     PIECE_BYTES,
+    RUN_SECRET_BYTES,
     STATE_CHUNK_BYTES,
 )
 from protocol.outcomes import RefusalReason
+from protocol.state_sample import SAMPLE_BYTES
 
+from . import corpus_messages as corpus
+from .alive_messages import AliveReply, AskAlive
+from .audit_messages import AUDIT_TYPES, AuditMessage, Opening, Proof
 from .field_types import (
     MAX_SENTENCE_CHARS,
     Addresses,
@@ -75,7 +87,18 @@ from .field_types import (
     Seconds,
     Sentence,
 )
-from .fields import Choice, Flag, Many, Record, Text, read_record, write_record
+from .fields import (
+    Binary,
+    Choice,
+    Flag,
+    Many,
+    Maybe,
+    Record,
+    Text,
+    UpTo,
+    read_record,
+    write_record,
+)
 from .fragment_messages import (
     ChunkState,
     Contribution,
@@ -99,6 +122,7 @@ from .gossip_messages import (
     SettledOutcome,
     Vector,
 )
+from .reach_messages import Seen, Whereabouts
 from .stage_messages import (
     Announcement,
     Boundary,
@@ -121,8 +145,10 @@ from .state_messages import (
     Chunk,
     GetBlob,
     GetChunks,
+    GetSample,
     GetSpec,
     GetState,
+    SampleReply,
     SpecReply,
     StateReply,
 )
@@ -130,12 +156,13 @@ from .state_messages import (
 __all__ = [
     "TYPES", "Accept", "AliveReply", "Announcement", "AskAlive", "Beat", "BlobReply", "Boundary",
     "Chunk", "ChunkState", "Contribution", "Credit", "FragmentSettled", "Free", "GetBlob",
-    "GetChunkState", "GetChunks", "GetLinks", "GetResult", "GetSnapshot", "GetSpec", "GetStamps",
-    "GetState", "Halt", "Halted", "Hello", "Join", "Kept", "Leaving", "LinksReply", "Lost",
-    "Message", "NoResult", "Noted", "Offer", "Passed", "PeerEntry", "PeerList", "Piece", "Propose",
-    "Received", "Refusal", "Result", "Resume", "Settle", "Settled", "SettledOutcome",
-    "SnapshotReply", "SpecReply", "Stamps", "StateReply", "Vector", "decode_message",
-    "encode_message", "max_payload_bytes", "peer_entry", "printable_sentence",
+    "GetChunkState", "GetChunks", "GetLinks", "GetResult", "GetSample", "GetSnapshot", "GetSpec",
+    "GetStamps", "GetState", "Halt", "Halted", "Hello", "Join", "Kept", "Leaving", "LinksReply",
+    "Lost", "Message", "NoResult", "Noted", "Offer", "Passed", "PeerEntry", "PeerList", "Piece",
+    "Propose", "Received", "Refusal", "Result", "Resume", "SampleReply", "Seen", "Settle",
+    "Settled", "SettledOutcome", "SnapshotReply", "SpecReply", "Stamps", "StateReply", "Statements",
+    "Vector", "Whereabouts", "decode_message", "encode_message", "max_payload_bytes", "peer_entry",
+    "printable_sentence",
 ]  # fmt: skip
 
 
@@ -154,6 +181,7 @@ class Hello:
         round, layout_digest: of the group.
         group: digest of the one that the sender is in; None while it is in none.
         step: the nominal step.
+        pass_shown: the sender's (protocol/admission/invitations.py); empty where it has none.
     """
 
     software: Annotated[str, Text(64)]
@@ -167,6 +195,7 @@ class Hello:
     layout_digest: MaybeDigest
     group: MaybeDigest = None
     step: Count = 0
+    pass_shown: Annotated[bytes, UpTo(MAX_STATEMENT_BYTES)] = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,20 +265,17 @@ class PeerList:
 
 
 @dataclass(frozen=True, slots=True)
-class AskAlive:
-    """Is that peer alive in another incarnation than this one? Please see whether it beats."""
+class Statements:
+    """What the sender knows of who belongs to the run (protocol/admission/register.py).
 
-    peer_id: PeerIdText
-    incarnation: Count
+    Attributes:
+        secret: of the run, where it has one (peer/daemon/door.py); None where the sender has none.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class AliveReply:
-    """Answer to AskAlive: whether another incarnation has just shown the sender that it lives."""
-
-    peer_id: PeerIdText
-    incarnation: Count
-    alive: Annotated[bool, Flag()]
+    statements: Annotated[
+        tuple[bytes, ...], Many(UpTo(MAX_STATEMENT_BYTES), MAX_STATEMENTS_PER_MESSAGE)
+    ]
+    secret: Annotated[bytes | None, Maybe(Binary(RUN_SECRET_BYTES))] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,23 +284,25 @@ class Leaving:
 
 
 Message = (
-    Hello | Refusal | Beat | PeerList | AskAlive | AliveReply | Leaving
+    Hello | Refusal | Beat | PeerList | Statements | AskAlive | AliveReply | Leaving
     | Propose | Accept | Vector | Received | Join | Piece | Settle | Settled
     | GetSpec | SpecReply | GetBlob | BlobReply | GetState | StateReply | GetChunks | Chunk
-    | Contribution | Result | NoResult | FragmentSettled | GetStamps | Stamps | GetResult
-    | GetChunkState | ChunkState
+    | GetSample | SampleReply | Contribution | Result | NoResult | FragmentSettled | GetStamps
+    | Stamps | GetResult | GetChunkState | ChunkState
     | Offer | Credit | Boundary | Kept | Announcement | Noted | Lost | Passed | Halt | Halted
-    | Resume | GetLinks | LinksReply | GetSnapshot | SnapshotReply
+    | Resume | GetLinks | LinksReply | GetSnapshot | SnapshotReply | Whereabouts | Seen
+    | AuditMessage
+    | corpus.GetHoldings | corpus.Holdings | corpus.GetPieces | corpus.PieceReply
 )  # fmt: skip
 
 TYPES: Final[dict[str, type[Message]]] = {
-    "hello": Hello, "refusal": Refusal, "beat": Beat, "peers": PeerList, "ask_alive": AskAlive,
-    "alive": AliveReply, "leaving": Leaving,
+    "hello": Hello, "refusal": Refusal, "beat": Beat, "peers": PeerList,
+    "statements": Statements, "ask_alive": AskAlive, "alive": AliveReply, "leaving": Leaving,
     "propose": Propose, "accept": Accept, "vector": Vector, "received": Received,
-    "join": Join, "piece": Piece,
-    "settle": Settle, "settled": Settled,
+    "join": Join, "piece": Piece, "settle": Settle, "settled": Settled,
     "get_spec": GetSpec, "spec": SpecReply, "get_blob": GetBlob, "blob": BlobReply,
     "get_state": GetState, "state": StateReply, "get_chunks": GetChunks, "chunk": Chunk,
+    "get_sample": GetSample, "sample": SampleReply,
     "contribution": Contribution, "result": Result, "no_result": NoResult,
     "fragment_settled": FragmentSettled,
     "get_stamps": GetStamps, "stamps": Stamps, "get_result": GetResult,
@@ -283,26 +311,23 @@ TYPES: Final[dict[str, type[Message]]] = {
     "announcement": Announcement, "noted": Noted, "lost": Lost, "passed": Passed,
     "halt": Halt, "halted": Halted, "resume": Resume,
     "get_links": GetLinks, "links": LinksReply,
-    "get_snapshot": GetSnapshot, "snapshot": SnapshotReply,
+    "get_snapshot": GetSnapshot, "snapshot": SnapshotReply, **AUDIT_TYPES,
+    "whereabouts": Whereabouts, "seen": Seen,
+    "get_holdings": corpus.GetHoldings, "holdings": corpus.Holdings,
+    "get_pieces": corpus.GetPieces, "piece_of_corpus": corpus.PieceReply,
 }  # fmt: skip
 """Every message, by its name on the wire."""
 
 _NAMES: Final = {kind: name for name, kind in TYPES.items()}
 
 _MAX_PAYLOAD_BYTES: Final[dict[type[Message], int]] = {
-    Vector: MAX_PAYLOAD_BYTES,
-    Piece: PIECE_BYTES,
-    SpecReply: MAX_SPEC_BYTES,
-    BlobReply: MAX_BLOB_BYTES,
-    StateReply: MAX_CONTROL_PAYLOAD_BYTES,
-    Chunk: STATE_CHUNK_BYTES,
-    Contribution: MAX_PAYLOAD_BYTES,
-    Result: MAX_PAYLOAD_BYTES,
-    ChunkState: MAX_PAYLOAD_BYTES,
-    Boundary: MAX_PAYLOAD_BYTES,
-    LinksReply: MAX_LINK_VECTOR_BYTES,
-    SnapshotReply: MAX_SNAPSHOT_BYTES,
-}
+    Vector: MAX_PAYLOAD_BYTES, Piece: PIECE_BYTES, SpecReply: MAX_SPEC_BYTES,
+    BlobReply: MAX_BLOB_BYTES, StateReply: MAX_CONTROL_PAYLOAD_BYTES, SampleReply: SAMPLE_BYTES,
+    Chunk: STATE_CHUNK_BYTES, Contribution: MAX_PAYLOAD_BYTES, Result: MAX_PAYLOAD_BYTES,
+    ChunkState: MAX_PAYLOAD_BYTES, Boundary: MAX_PAYLOAD_BYTES, LinksReply: MAX_LINK_VECTOR_BYTES,
+    SnapshotReply: MAX_SNAPSHOT_BYTES, Opening: MAX_EVIDENCE_BYTES, Proof: MAX_EVIDENCE_BYTES,
+    corpus.Holdings: MAX_CONTROL_PAYLOAD_BYTES, corpus.PieceReply: MAX_PIECE_BYTES,
+}  # fmt: skip
 
 
 def max_payload_bytes(kind: type[Message]) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from protocol.limits import MAX_CONTROL_PAYLOAD_BYTES, STATE_CHUNK_BYTES
+from protocol.state_sample import SEED_BYTES
 
 from .field_types import MAX_STATE_BYTES, Count, Digest, NonNegative
 from .fields import Binary, Integer
@@ -72,6 +73,19 @@ class StateReply:
     tokens: Count
     layout_digest: Digest
     gradient_norm: NonNegative
+
+
+@dataclass(frozen=True, slots=True)
+class GetSample:
+    """Send me the weights of this group at the places that follow from the seed."""
+
+    group: Digest
+    seed: Annotated[bytes, Binary(SEED_BYTES)]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleReply:
+    """The values follow, fp32, in the order of their places (protocol/state_sample.py)."""
 
 
 @dataclass(frozen=True, slots=True)

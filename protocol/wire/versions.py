@@ -15,8 +15,18 @@ GOSSIP: Final = "/loco/gossip/1"
 STATE: Final = "/loco/state/1"
 FRAGMENT: Final = "/loco/fragment/1"
 STAGE: Final = "/loco/stage/1"
+REACH: Final = "/loco/reach/1"
+CORPUS: Final = "/loco/corpus/1"
 
-SPOKEN: Final = ("hello/1", "gossip/1", "state/1", "fragment/1", "stage/1")
+SPOKEN: Final = (
+    "hello/1",
+    "gossip/1",
+    "state/1",
+    "fragment/1",
+    "stage/1",
+    "reach/1",
+    "corpus/1",
+)
 """What this release speaks, as told in a Hello."""
 REQUIRED: Final = ("hello", "gossip", "state")
 """Conversations without which two peers cannot train together."""

@@ -49,7 +49,8 @@ def routes_of(name: str, iterations: int = 3) -> list[list[tuple[int, ...]]]:
 def test_the_study_has_at_most_twelve_arms_beside_clipping_rates_and_columns():
     beside = [ARMS[name] for name in ARMS if name not in MAIN_ARMS]
     assert len(MAIN_ARMS) <= 12
-    assert all(arm.global_clip or arm.rate_of != 1 or arm.columns == COLUMNS for arm in beside)
+    for arm in beside:
+        assert arm.global_clip or arm.rate_of != 1 or arm.columns == COLUMNS or arm.late
     assert {*QUICK_ARMS, *DECIDING_ARMS} <= set(ARMS)
 
 
@@ -60,7 +61,8 @@ def test_an_arm_changes_one_factor(arm):
     if arm.columns > 1:
         assert changed <= {"visited", "columns", "mixing", "gossip"}
     else:
-        assert len(changed - {"clock_of"}) == (arm.name != SKIP) + (arm.name == "late-rate-half")
+        ways_to_be_late = arm.name.startswith("late-") + ("foretold-" in arm.name)
+        assert len(changed - {"clock_of"}) == (arm.name != SKIP) + ways_to_be_late
 
 
 @pytest.mark.slow
@@ -174,6 +176,21 @@ def test_late_gradients_are_those_of_the_weights_one_update_ago(world):
     assert late[:2] == [now[0], now[0]]  # the first weights, twice
     assert late[2] == now[1]  # one update later
     assert late[3] < late[2] < late[1]
+
+
+@pytest.mark.slow
+def test_foretold_weights_are_one_update_further_than_late_ones(world):
+    """Were every update the same, gradients would be those of the present weights."""
+    pipeline = Pipeline(world, replace(ARMS["late-foretold"], visited=STAGES), SMOKE.batch_size)
+    stage = pipeline.stages[1][0]
+    theta_P, seen = stage.model.theta_P, list[float]()
+    first = theta_P[0].item()
+    for _ in range(4):
+        stage.begin_step()
+        seen.append(round(theta_P[0].item() - first, 4))
+        stage.end_gradients()
+        theta_P.add_(0.5)
+    assert seen == [0.0, 0.0, 1.0, 1.5]
 
 
 @pytest.mark.slow

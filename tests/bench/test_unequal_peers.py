@@ -156,7 +156,7 @@ def test_the_model_follows_its_seed():
 
 @pytest.mark.slow
 def test_the_daemon_keeps_fast_peers_busy_with_overlap():
-    overlapping, blocking = (keep_pace([1, 1, 1, 0.5], 8, 8, 0, overlap=o) for o in (True, False))
+    overlapping, blocking = (keep_pace([1, 1, 1, 0.5], 8, 8, 1, overlap=o) for o in (True, False))
     assert min(peer.busy for peer in overlapping) > 0.99
     assert max(peer.busy for peer in blocking) < min(peer.busy for peer in overlapping)
     assert overlapping[3].steps == pytest.approx(4, abs=0.5)

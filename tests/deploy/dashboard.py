@@ -15,6 +15,7 @@ _SUFFIX = re.compile(r"_(bucket|sum|count)$")
 @dataclass(frozen=True, slots=True)
 class Query:
     panel: str
+    legend: str
     expression: str
 
     def runnable(self, window: str = "1m") -> str:
@@ -38,7 +39,11 @@ def panels() -> list[dict[str, Any]]:
 
 def queries() -> list[Query]:
     """Every query of the dashboard."""
-    return [Query(p["title"], target["expr"]) for p in panels() for target in p["targets"]]
+    return [
+        Query(panel["title"], target.get("legendFormat", ""), target["expr"])
+        for panel in panels()
+        for target in panel["targets"]
+    ]
 
 
 def documented() -> dict[str, tuple[str, frozenset[str]]]:

@@ -1,14 +1,19 @@
 """A peer's metrics with every value known."""
 
+from peer.observe.checkpoint_metrics import CheckpointOutcome
+from peer.observe.corpus_facts import CorpusFacts
 from peer.observe.metrics import Metrics, MetricsSnapshot, RoundPhase
 from peer.observe.pipeline_facts import PipelineFacts
+from peer.observe.reach_facts import ReachFacts
 from peer.observe.status import Outcomes, PeerState
+from protocol.membership.dial_back import Reach
 from protocol.outcomes import SkipReason
 from protocol.routing.vectors import LinkTimes
 
 
 def full_snapshot() -> MetricsSnapshot:
     return MetricsSnapshot(
+        reach=ReachFacts(v4=Reach.YES, v6=Reach.NO),
         inner_steps=100,
         tokens=102400,
         train_loss=2.5,
@@ -21,17 +26,24 @@ def full_snapshot() -> MetricsSnapshot:
         compute_utilisation=0.97,
         trainer_restarts={"died": 1},
         replica_distance=1e-3,
+        corpus=CorpusFacts(pieces=40, here=12, only_here=2, fetched_bytes=1 << 20, waited_s=2.5),
         lost_blocks=3,
         repeated_blocks=2,
         round=10,
         step=500,
         pipeline=PipelineFacts(
-            planned_s=1.25, iteration_s=1.5, links=(LinkTimes("12D3KooWAbc", 20_000, 5_000),)
+            planned_s=1.25,
+            iteration_s=1.5,
+            links=(LinkTimes("12D3KooWAbc", 20_000, 5_000),),
+            replicas_apart=0.025,
         ),
         group="ab" * 16,
         part="model",
+        checkpoints={CheckpointOutcome.WRITTEN: 3},
+        checkpoint_age_s=20.0,
         p2pd_restarts=0,
         directory_restarts=0,
+        failed_streams=0,
     )
 
 

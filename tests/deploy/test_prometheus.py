@@ -49,11 +49,12 @@ inner_steps = 200
 
 
 async def empty_panels(prometheus: Prometheus, without: str = "nothing") -> list[str]:
-    """Queries of the dashboard that return nothing yet, but for panels that end so."""
+    """Queries of the dashboard that return nothing yet, but for those whose titles say this."""
+    asked = [query for query in queries() if without not in query.panel + query.legend]
     return [
         f"{query.panel}: {query.runnable()}"
-        for query in queries()
-        if not query.panel.endswith(without) and not await prometheus.query(query.runnable())
+        for query in asked
+        if not await prometheus.query(query.runnable())
     ]
 
 

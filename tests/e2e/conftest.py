@@ -1,10 +1,9 @@
 """One swarm for all tests of this folder."""
 
-import signal
 from collections.abc import Iterator
 
 import pytest
-from swarm import Swarm
+from swarm import Swarm, open_swarm
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -14,12 +13,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
-    swarm = Swarm(tmp_path_factory.mktemp("swarm"))
-    # Whoever ends the tests, as a time limit does, ends the swarm with them.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+    with open_swarm(tmp_path_factory.mktemp("swarm")) as swarm:
         swarm.found()
         yield swarm
-    finally:
-        swarm.close()
-        signal.signal(signal.SIGTERM, before)

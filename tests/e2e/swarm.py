@@ -305,6 +305,12 @@ def has_said(peer: Peer, name: EventName, times: int) -> bool:
     return len(peer.events(name)) >= times
 
 
+def none_blamed(peers: Sequence[Peer]) -> None:
+    """Assert that honest peers hold nothing against each other, whatever has happened to them."""
+    for peer in peers:
+        assert peer.metric("loco_peer_faults_total") == 0, peer.report()
+
+
 @contextmanager
 def ending(peer: Peer) -> Iterator[Peer]:
     """A peer that is gone when the block ends, whatever happens in it."""
@@ -425,6 +431,18 @@ class Swarm:
         shutil.rmtree(self._sockets, ignore_errors=True)
 
 
+@contextmanager
+def open_swarm(folder: Path, run_spec: str = RUN_SPEC) -> Iterator[Swarm]:
+    """A swarm that is gone when the block ends, whoever ends the tests, as a time limit does."""
+    swarm = Swarm(folder, run_spec)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield swarm
+    finally:
+        swarm.close()
+        signal.signal(signal.SIGTERM, before)
+
+
 def free_port() -> int:
     """A TCP port of loopback that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -454,12 +472,12 @@ def skips(peer: Peer, since: int = 0) -> list[Event]:
     return [event for event in seen if event["event"] == EventName.ROUND_SKIPPED]
 
 
-def nothing_broke(peers: list[Peer], seen: dict[Peer, int], stranger: str) -> None:
+def nothing_broke(peers: list[Peer], seen: dict[Peer, int], *strangers: str) -> None:
     """Nobody lost a link, a trainer or a process since it had said so much."""
     for peer in peers:
         for event in peer.events()[seen[peer] :]:
             assert event["event"] not in (EventName.TRAINER_DIED, EventName.NETWORK_RESTARTED)
             if event["event"] == EventName.PEER_LOST:
-                assert event["remote"] == stranger, peer.report()
+                assert event["remote"] in strangers, peer.report()
         assert peer.running, peer.report()
         assert "Traceback" not in peer.stderr, peer.report()

@@ -77,7 +77,8 @@ def read_until(process, word):
 
 
 @pytest.mark.parametrize(
-    "method", ["noloco", "diloco", pytest.param("pipeline", marks=pytest.mark.long)]
+    "method",
+    ["noloco", *(pytest.param(way, marks=pytest.mark.long) for way in ("diloco", "pipeline"))],
 )
 def test_a_small_demo_ends_with_its_summary(tmp_path, method):
     out = tmp_path / "out"

@@ -13,7 +13,7 @@ import pytest
 import trio
 from missiles import fragment_missiles, missiles
 from raw_client import cut_short, drip, raw_client, throw
-from swarm import RUN_SPEC, START_S, Peer, Swarm, has_said, nothing_broke
+from swarm import RUN_SPEC, START_S, Peer, Swarm, has_said, none_blamed, nothing_broke, open_swarm
 
 from peer.observe.event_names import EventName
 from protocol.wire.versions import FRAGMENT
@@ -36,14 +36,9 @@ diloco = { blocks_per_fragment = 1, overlap_steps = 5 }
 
 @pytest.fixture(scope="module")
 def fragments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
-    swarm = Swarm(tmp_path_factory.mktemp("diloco"), SPEC)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+    with open_swarm(tmp_path_factory.mktemp("diloco"), SPEC) as swarm:
         swarm.found()
         yield swarm
-    finally:
-        swarm.close()
-        signal.signal(signal.SIGTERM, before)
 
 
 def ends(peer: Peer, after: int) -> dict[tuple[int, int], tuple[str, int]]:
@@ -107,6 +102,7 @@ def test_joiners_are_in_one_state_with_the_others(fragments: Swarm) -> None:
     for peer in peers:
         assert peer.metric("loco_outer_rounds_total", outcome="averaged") > 0
         assert peer.metric("loco_wire_bytes_total", protocol="/loco/fragment/1") > 0
+    none_blamed(peers)
 
 
 async def test_garbage_on_the_fragment_conversation_harms_nobody(

@@ -5,12 +5,11 @@ stages in order, the outer step is neutral (plain, fp32, waited for), and nothin
 step's loss is compared with that of one model that is trained here on the same blocks.
 """
 
-import signal
 from collections.abc import Iterator
 
 import pytest
 import torch
-from swarm import START_S, Peer, Swarm
+from swarm import START_S, Peer, Swarm, open_swarm
 
 from peer.observe.event_names import EventName
 from peer.training.corpus import open_corpus
@@ -21,7 +20,7 @@ from peer.training.step import Stepper
 from protocol.run.run_spec import RunSpec, parse_toml
 from protocol.schedule.data_plan import DataPlan
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.e2e]
 
 STAGES = 3
 STEPS = 10
@@ -70,13 +69,8 @@ codec = "fp32"
 
 @pytest.fixture
 def swarm(tmp_path) -> Iterator[Swarm]:
-    swarm = Swarm(tmp_path)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+    with open_swarm(tmp_path) as swarm:
         yield swarm
-    finally:
-        swarm.close()
-        signal.signal(signal.SIGTERM, before)
 
 
 def test_it_trains_what_the_whole_model_trains(swarm: Swarm) -> None:
@@ -115,10 +109,10 @@ def _first_weights(spec: RunSpec) -> torch.nn.Module:
 def _losses_here(spec: RunSpec, module: torch.nn.Module, data_peer: Peer) -> list[float]:
     """Train the whole model on the data peer's blocks. Returns its losses."""
     model = FlatModel(module, torch.device("cpu"))
-    (path,) = data_peer.home.cache_dir.glob("corpus-*.bin")
+    (path,) = data_peer.home.cache_dir.glob("corpus-*")
     corpus = open_corpus(path, spec.model.context_length, spec.data.validation_blocks)
     batch_size = spec.training.batch_size
-    plan = DataPlan(spec.seed, corpus.num_blocks)
+    plan = DataPlan(spec.seed, corpus.num_blocks, corpus.piece_blocks)
     taken = plan.take(0, 0, STEPS * batch_size, data_peer.peer_id, [(data_peer.peer_id, 1)])
     stepper = Stepper(model, FlatAdamW(model, spec.optimizer), "fp32", 2)
     return [

@@ -30,7 +30,9 @@ STATUS_TYPES = {
     "part": str,
     "microbatches": dict,
     "pipeline": type(None),
+    "amendments": list,
     "codec": str,
+    "reach": dict,
     "doing": str,
     "since_s": float,
 }

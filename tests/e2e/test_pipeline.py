@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from swarm import INNER_STEPS, RUN_SPEC, START_S, Peer, Swarm, wait_until
+from swarm import INNER_STEPS, RUN_SPEC, START_S, Peer, Swarm, none_blamed, open_swarm, wait_until
 
 from peer.observe.event_names import EventName
 from protocol.membership.group import Group
@@ -26,13 +26,8 @@ SPEC = (
 
 @pytest.fixture
 def pipeline(tmp_path) -> Iterator[Swarm]:
-    swarm = Swarm(tmp_path, SPEC)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+    with open_swarm(tmp_path, SPEC) as swarm:
         yield swarm
-    finally:
-        swarm.close()
-        signal.signal(signal.SIGTERM, before)
 
 
 def founded(pipeline: Swarm, spec: str) -> Peer:
@@ -85,6 +80,28 @@ def test_a_stage_that_all_have_left_is_rebuilt_from_its_neighbours(pipeline: Swa
     newcomer.wait_for("a step more", lambda: newcomer.status()["step"] > step, START_S)
 
 
+def test_training_goes_on_without_a_stage_that_nobody_holds_any_more(pipeline: Swarm) -> None:
+    spec = SPEC.replace(f"= {STEPS}\n", f"= {NO_END}\n").replace("num_layers = 2", "num_layers = 3")
+    data_peer = founded(pipeline, spec.replace("stages = 2", "stages = 3\nvisited = 2"))
+    address = data_peer.address
+    relays = [
+        pipeline.launch(f"relay{stage}", "join", "--bootstrap", address, "--stage", str(stage))
+        for stage in (1, 2)
+    ]
+    data_peer.wait_event(EventName.ROUND_CLOSED, START_S)
+    relays[1].kill()
+    assert data_peer.wait_event(EventName.STAGE_LEFT_OUT, START_S)["stage"] == 2
+    assert data_peer.status()["doing"] == "training without stage 2, which nobody holds"
+    step = data_peer.status()["step"]
+    data_peer.wait_for("steps without it", lambda: data_peer.status()["step"] > step + 5, START_S)
+
+    newcomer = pipeline.join(data_peer)
+    assert data_peer.wait_event(EventName.STAGE_TAKEN_IN, START_S)["stage"] == 2
+    assert newcomer.wait_event(EventName.STAGE_REBUILT, START_S)["stage"] == 2
+    assert data_peer.status()["microbatches"]["without"] > 0
+    none_blamed([data_peer, relays[0], newcomer])
+
+
 @pytest.mark.long
 def test_a_data_peer_goes_over_to_a_stage_that_has_lost_its_last_relay(pipeline: Swarm) -> None:
     founder = founded(pipeline, SPEC.replace(f"= {STEPS}\n", f"= {NO_END}\n"))
@@ -101,6 +118,7 @@ def test_a_data_peer_goes_over_to_a_stage_that_has_lost_its_last_relay(pipeline:
     (rebuilt,) = moved.events(EventName.STAGE_REBUILT)
     assert (rebuilt["stage"], rebuilt["remotes"]) == (1, [stayed.peer_id])
     stayed.wait_event(EventName.ROUND_CLOSED, START_S, round=stayed.status()["round"])
+    none_blamed(both)
 
 
 def test_two_data_peers_plan_from_one_snapshot(pipeline: Swarm) -> None:

@@ -9,11 +9,11 @@ import time
 from collections.abc import Iterator, Mapping
 
 import pytest
-from swarm import INNER_STEPS, RUN_SPEC, START_S, Peer, Swarm
+from swarm import INNER_STEPS, RUN_SPEC, START_S, Peer, Swarm, none_blamed, open_swarm
 
 from peer.observe.event_names import EventName
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.e2e]
 
 KILLS = 3
 CHURN_S = 30.0
@@ -31,13 +31,8 @@ SPEC = (
 
 @pytest.fixture
 def pipeline(tmp_path) -> Iterator[Swarm]:
-    swarm = Swarm(tmp_path, SPEC)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+    with open_swarm(tmp_path, SPEC) as swarm:
         yield swarm
-    finally:
-        swarm.close()
-        signal.signal(signal.SIGTERM, before)
 
 
 def counts(peer: Peer) -> Mapping[str, int]:
@@ -91,4 +86,5 @@ def test_killed_relays_cost_next_to_nothing(pipeline: Swarm) -> None:
     assert now["done"] >= GOODPUT * now["begun"]
     assert now["done"] - now.get("gone", 0) >= GOODPUT * now["begun"]
     assert now.get("again", 0) + now.get("mended", 0) > 0
+    none_blamed([data_peer, *relays])
     print(dict(now), [dict(counts(relay)) for relay in relays])

@@ -1,10 +1,9 @@
 """Streaming gossip with real processes: fragments find partners, a killed peer holds nobody up."""
 
-import signal
 from collections.abc import Iterator
 
 import pytest
-from swarm import RUN_SPEC, START_S, Peer, Swarm
+from swarm import RUN_SPEC, START_S, Peer, Swarm, open_swarm
 
 from peer.observe.event_names import EventName
 
@@ -18,14 +17,9 @@ SPEC = RUN_SPEC.replace("num_layers = 1", "num_layers = 2").replace(
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
-    swarm = Swarm(tmp_path_factory.mktemp("pairs"), SPEC)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+    with open_swarm(tmp_path_factory.mktemp("pairs"), SPEC) as swarm:
         swarm.found()
         yield swarm
-    finally:
-        swarm.close()
-        signal.signal(signal.SIGTERM, before)
 
 
 def averages(peer: Peer, fragment: int, partner: Peer) -> int:

@@ -53,6 +53,17 @@ def test_a_step_changes_the_callers_memory_and_counts() -> None:
     )
 
 
+def test_how_far_replicas_are_apart_is_told_in_the_size_of_the_weights() -> None:
+    state = OuterState(
+        _vector(0), np.zeros(P, np.float32), get_codec("int8"), NolocoFactors(0, 1, 1)
+    )
+    state.step(0, _codes(1))
+    assert state.replicas_apart is None
+    state.step(1, _codes(1), _codes(2))
+    expected = np.linalg.norm(_vector(1) - _vector(2)) / np.linalg.norm(state.phi_P)
+    assert state.replicas_apart == pytest.approx(float(expected), rel=0.01)
+
+
 @pytest.mark.parametrize("own_share", [0.0, 0.25, 0.5, 1.0])
 def test_a_step_weighs_the_own_weights_by_their_share(own_share: float) -> None:
     state = _state()

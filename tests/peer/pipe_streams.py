@@ -27,6 +27,7 @@ class PipeStream:
         stop_at: float = math.inf,
     ) -> None:
         self.remote_peer_id = remote_peer_id
+        self.remote_address = ""
         self.awaits = 0
         self.stop_at = stop_at
         self.stopped = trio.Event()

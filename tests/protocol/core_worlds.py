@@ -18,10 +18,19 @@ from protocol.diloco.digests import short_digest
 from protocol.diloco.fragment_core import FragmentCore
 from protocol.diloco.send_plan import SendPlan
 from protocol.fragment.chunk_ledger import NEVER, Stamp
-from protocol.wire.fragment_messages import ChunkResult, ChunkStamp, Contribution, Result
+from protocol.outcomes import AuditOutcome
+from protocol.wire.audit_messages import Proof
+from protocol.wire.fragment_messages import (
+    ChunkResult,
+    ChunkStamp,
+    Contribution,
+    Result,
+    mask_of,
+)
 
 GROUP = "group"
 CODE_BYTES = 16
+PROOF = b"what only checks out of a lie"
 
 
 def stamp_of(value: bytes, cycle: int, steps: int, weight: int) -> Stamp:
@@ -66,7 +75,9 @@ class Memory:
     def values(self) -> list[list[bytes]]:
         return [[chunk.value for chunk in of] for of in self.chunks]
 
-    def carry_out(self, order: c.Verify | c.WriteResults | c.WriteChunk) -> e.Verified | e.Written:
+    def carry_out(
+        self, order: c.Verify | c.WriteResults | c.WriteChunk | c.UndoSteps
+    ) -> e.Verified | e.Written:
         chunks = self.chunks[order.fragment]
         match order:
             case c.Verify(fragment, cycles):
@@ -85,6 +96,10 @@ class Memory:
                     return e.Written(fragment, {})
                 chunks[chunk].write(bytes(values))
                 return e.Written(fragment, {chunk: stamp})
+            case c.UndoSteps(fragment, stamps):
+                for index in stamps:
+                    chunks[index].write(chunks[index].before)
+                return e.Written(fragment, stamps)
 
     def _step(self, fragment: int, result: c.ResultToWrite) -> Stamp:
         chunk = self.chunks[fragment][result.chunk]
@@ -116,11 +131,14 @@ class Peer:
         self.name = name
         self.memory = Memory(world.num_chunks)
         self.trainer = Trainer()
-        plan = SendPlan(GROUP, len(world.num_chunks), world.last_cycle)
-        self.core = FragmentCore(plan, name, self.memory.first_stamps())
+        plan = SendPlan(GROUP, len(world.num_chunks), lambda cycle: cycle == world.last_cycle)
+        self.core = FragmentCore(
+            plan, name, self.memory.first_stamps(), short_digest(name.encode()) * 2
+        )
         self.round = 0
         self.is_over = False
         self.asks = True
+        self.banned: list[str] = []
         self.sent: list[tuple[int, int]] = []
         self.returned: list[c.Returned] = []
         self.further: dict[tuple[int, str], deque[c.AskResult]] = {}
@@ -173,7 +191,11 @@ class Peer:
                 self.returned.append(command)
             case c.FetchChunk() | c.AskStamps() | c.AskResult():
                 self._ask(command)
-            case c.ForgetOthers() | c.CountRefusal():
+            case c.Audit(result):
+                self.world.later(lambda: self.feed(self.world.audited(result)))
+            case c.Convict(owner):
+                self.banned.append(owner)
+            case c.ForgetOthers() | c.CountRefusal() | c.CountAudit():
                 pass
             case _:
                 self.orders[command.fragment].append(command)
@@ -190,7 +212,7 @@ class Peer:
             for s in order.stamps
         }
         message = Contribution(
-            GROUP, sent.fragment, sent.cycle, order.weight, 1, 1, order.stamps, bytes(16)
+            GROUP, sent.fragment, sent.cycle, order.weight, 1, 1, order.stamps, (), (), bytes(64)
         )
         if order.owner == self.name:
             self.world.later(lambda: self.feed(e.Received(self.name, message, parts)), at_once=True)
@@ -206,7 +228,7 @@ class Peer:
                 (p, w, bytes(order.codes[chunk][p])) for p, w in admitted.weights.items()
             )
             parts[chunk] = memoryview(codes)
-            mask = sum(1 << contributors.index(p) for p in admitted.weights)
+            mask = mask_of(contributors.index(p) for p in admitted.weights)
             base = admitted.base
             chunks.append(
                 ChunkResult(chunk, base.steps, base.weight, base.digest, mask, short_digest(codes))
@@ -218,6 +240,7 @@ class Peer:
             self.name,
             tuple(contributors),
             tuple(weights[p] for p in contributors),
+            (bytes(16),) * len(contributors),
             tuple(chunks),
             tuple(parts),
             bytes(64),
@@ -244,7 +267,7 @@ class Peer:
             case c.Verify():
                 self._ended(fragment, self.memory.carry_out(order))
                 return
-            case c.WriteResults() | c.WriteChunk():
+            case c.WriteResults() | c.WriteChunk() | c.UndoSteps():
                 assert trainer.may_be_written(fragment)
                 late = self.world.now_s > order.until_s
                 self._ended(
@@ -342,13 +365,18 @@ class World:
         self.now_s = 0.0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
+        self.audits: dict[str, AuditOutcome] = {}
         self.peers = {name: Peer(self, name) for name in names}
 
     def seen_by(self, peer: Peer) -> e.PeersSeen:
-        others = [other for other in self.peers.values() if other is not peer]
+        others = [
+            other
+            for other in self.peers.values()
+            if other is not peer and peer.name not in other.banned and other.name not in peer.banned
+        ]
         return e.PeersSeen(
             peer.round,
-            frozenset(self.peers),
+            frozenset([peer.name, *(other.name for other in others)]),
             {other.name: other.round for other in others if not other.is_over},
             peer.is_over,
         )
@@ -363,9 +391,19 @@ class World:
     def later(self, do: Callable[[], None], *, at_once: bool = False) -> None:
         self.at(self.now_s + (0.0 if at_once else self.random.uniform(0, self.delay_s)), do)
 
-    def post(self, sender: str, receiver: str, message: e.Told, codes: bytes) -> None:
+    def audited(self, result: Result) -> e.Audited:
+        """How an audit ends: as the owner deserves it."""
+        outcome = self.audits.get(result.owner, AuditOutcome.TRUE)
+        return e.Audited(result, outcome, PROOF if outcome is AuditOutcome.LIE else b"")
+
+    def post(self, sender: str, receiver: str, message: e.Told | Proof, codes: bytes) -> None:
         """Messages overtake each other; the real ones do not."""
         if self.loses():
+            return
+        if sender in self.peers[receiver].banned:
+            return
+        if isinstance(message, Proof):
+            self.later(lambda: self.peers[receiver].feed(e.Proved(message, codes)))
             return
         carried = (
             [s.chunk for s in message.stamps]

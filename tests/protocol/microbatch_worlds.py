@@ -120,7 +120,7 @@ class MicrobatchWorld:
         self.forgotten: set[object] = set()
         self.asked = {}
         self.taken = set()
-        self.path = ()
+        self.path: tuple[str, ...] = ()
         self.forwards: Counter[str] = Counter()
         self.trips = {}
         self.tickets = 0
@@ -128,6 +128,7 @@ class MicrobatchWorld:
         self.unborn: dict[str, deque[int]] = {}
         self.out = {}
         self.failing = 0.0
+        self.trained = True
 
     # --- what happens -----------------------------------------------------------------------------
     def look_around(self):
@@ -137,7 +138,7 @@ class MicrobatchWorld:
         for name in sorted(living):
             core = self.nodes[name].core
             if name in self.origins:
-                self.do(name, core.present(relays, self.now_s))
+                self.do(name, core.present(relays, self.now_s, trained=self.trained))
             else:
                 self.do(name, core.present(origins, self.now_s, ended=False))
             self.do(name, core.ticked(self.now_s))

@@ -109,3 +109,38 @@ def test_steps_out_of_order_are_our_own_fault():
     ledger.stepped(0, 3, ResultRank(1, b"x"), TIED)
     with pytest.raises(LocalProtocolError):
         ledger.stepped(0, 3, ResultRank(1, b"x"), TIED)
+
+
+def test_a_step_that_is_undone_leaves_its_cycle_over_and_without_a_step():
+    ledger, outcome = ChunkLedger([BASE]), ResultRank(2, b"a")
+    assert offer(ledger, 4, BASE, outcome) is Verdict.STEP
+    assert ledger.can_undo(0)
+    ledger.undone(0)
+    assert (ledger.stamp(0), ledger.cycle(0)) == (BASE, NEVER)
+    assert ledger.is_undone(0)
+    assert not ledger.can_undo(0)
+    for late in (outcome, ResultRank(9, b"b")):
+        assert offer(ledger, 4, BASE, late) is Verdict.IGNORE
+        assert offer(ledger, 4, AHEAD, late) is Verdict.IGNORE
+    ledger.sent()
+    assert not ledger.is_undone(0)
+    assert offer(ledger, 4, BASE, outcome) is Verdict.IGNORE
+    assert offer(ledger, 5, BASE, outcome) is Verdict.STEP
+
+
+def test_no_step_is_undone_once_the_fragment_was_sent_again():
+    ledger = ChunkLedger([BASE])
+    offer(ledger, 4, BASE, ResultRank(2, b"a"))
+    ledger.sent()
+    assert not ledger.can_undo(0)
+    with pytest.raises(LocalProtocolError, match="no step"):
+        ledger.undone(0)
+
+
+def test_what_was_healed_is_not_undone_and_its_cycles_stay_over():
+    ledger = ChunkLedger([BASE])
+    offer(ledger, 4, BASE, ResultRank(2, b"a"))
+    ledger.undone(0)
+    ledger.healed(0, 3, AHEAD)
+    assert not ledger.is_undone(0)
+    assert offer(ledger, 4, AHEAD, ResultRank(2, b"a")) is Verdict.IGNORE

@@ -16,6 +16,7 @@ from protocol.diloco.keeper import MAX_RETURN_S
 from protocol.diloco.owner import MAX_COLLECT_S
 from protocol.diloco.peers import LATE_ROUNDS
 from protocol.outcomes import RefusalReason
+from protocol.wire.audit_messages import Proof
 from protocol.wire.fragment_messages import (
     ChunkResult,
     ChunkStamp,
@@ -23,6 +24,7 @@ from protocol.wire.fragment_messages import (
     FragmentSettled,
     NoResult,
     Result,
+    mask_of,
 )
 
 CommandT = TypeVar("CommandT")
@@ -145,7 +147,7 @@ class WorldOfOne(World):
     def seen_by(self, peer: Peer) -> e.PeersSeen:
         return self.seen
 
-    def post(self, sender: str, receiver: str, message: e.Told, codes: bytes) -> None:
+    def post(self, sender: str, receiver: str, message: e.Told | Proof, codes: bytes) -> None:
         """Nobody is there to receive it."""
 
 
@@ -192,7 +194,7 @@ class Alone:
         ledger = self.peer.core.ledger(0)
         if stamps is None:
             stamps = tuple(ChunkStamp.of(i, stamp) for i, stamp in enumerate(ledger.stamps))
-        message = Contribution(GROUP, 0, cycle, 1, 1, 1, stamps, bytes(16))
+        message = Contribution(GROUP, 0, cycle, 1, 1, 1, stamps, (), (), bytes(64))
         codes = {stamp.chunk: memoryview(bytes(CODE_BYTES)) for stamp in stamps}
         return e.Received(sender, message, codes)
 
@@ -200,9 +202,16 @@ class Alone:
         """Of the sender alone."""
         base = self.peer.core.ledger(0).stamp(chunk)
         of_chunk = ChunkResult(
-            chunk, base.steps if steps is None else steps, base.weight, base.digest, 1, bytes(16)
+            chunk,
+            base.steps if steps is None else steps,
+            base.weight,
+            base.digest,
+            mask_of([0]),
+            bytes(16),
         )
-        return Result(GROUP, 0, cycle, sender, (sender,), (1,), (of_chunk,), (chunk,), bytes(64))
+        return Result(
+            GROUP, 0, cycle, sender, (sender,), (1,), (bytes(16),), (of_chunk,), (chunk,), bytes(64)
+        )
 
     def come(self, sender: str, result: Result) -> list[c.FragmentCommand]:
         parts = {chunk: memoryview(bytes(CODE_BYTES)) for chunk in result.carried}
@@ -262,7 +271,7 @@ def test_an_owner_that_says_it_has_nothing_is_waited_for_no_longer():
 def test_nobody_waits_for_what_comes_to_nothing():
     """Our part of a cycle of which only a word has come."""
     alone = Alone("b")
-    word = Contribution(GROUP, 0, 0, 0, 1, 1, (), bytes(16))
+    word = Contribution(GROUP, 0, 0, 0, 1, 1, (), (), (), bytes(64))
     alone(e.Received("b", word, {}))
     commands = alone.wait(MAX_COLLECT_S + 1)
     assert of_kind(commands, c.Send) == [c.Send("b", NoResult(GROUP, 0, 0))]
@@ -333,20 +342,22 @@ def test_a_contribution_on_a_better_state_has_that_fetched_once():
     alone = Alone("b")
     better = ChunkStamp(1, 5, 5, bytes(16))
     fetch = c.FetchChunk(0, 1, "b")
-    assert of_kind(alone(alone.contribution("b", 0, (better,))), c.FetchChunk) == [fetch]
-    assert of_kind(alone(alone.contribution("b", 0, (better,))), c.FetchChunk) == []
+    alone.see("b", 5)
+    assert of_kind(alone(alone.contribution("b", 5, (better,))), c.FetchChunk) == [fetch]
+    assert of_kind(alone(alone.contribution("b", 5, (better,))), c.FetchChunk) == []
     alone(e.FetchFailed(0, 1))
-    assert of_kind(alone(alone.contribution("b", 1, (better,))), c.FetchChunk) == [fetch]
+    assert of_kind(alone(alone.contribution("b", 6, (better,))), c.FetchChunk) == [fetch]
 
 
 def test_while_a_chunk_is_fetched_the_owners_get_nothing_but_a_word():
     alone = Alone("b")
-    alone(alone.contribution("b", 0, (ChunkStamp(1, 5, 5, bytes(16)),)))
-    contributions = of_kind(alone.send(0), c.Contribute)
+    alone.see("b", 5)
+    alone(alone.contribution("b", 5, (ChunkStamp(1, 5, 5, bytes(16)),)))
+    contributions = of_kind(alone.send(5), c.Contribute)
     assert {(each.weight, each.stamps) for each in contributions} == {(0, ())}
     alone(e.FetchFailed(0, 1))
     alone.wait(MAX_RETURN_S + 1)
-    contributions = of_kind(alone.send(1), c.Contribute)
+    contributions = of_kind(alone.send(6), c.Contribute)
     assert {each.weight for each in contributions} == {1}
 
 
@@ -377,12 +388,12 @@ def test_an_answer_that_was_not_asked_for_is_none(wrong):
 def test_what_comes_while_a_chunk_is_fetched_goes_on_top_of_it():
     alone = Alone("b")
     theirs = b"their value, which we do not have"
-    stamp = stamp_of(theirs, 0, 3, 3)
-    alone.send(1)
-    of_chunk = ChunkResult(1, stamp.steps, stamp.weight, stamp.digest, 1, bytes(16))
-    on_top = Result(GROUP, 0, 1, "b", ("b",), (1,), (of_chunk,), (1,), bytes(64))
+    stamp = stamp_of(theirs, 3, 3, 3)
+    alone.send(4)
+    of_chunk = ChunkResult(1, stamp.steps, stamp.weight, stamp.digest, mask_of([0]), bytes(16))
+    on_top = Result(GROUP, 0, 4, "b", ("b",), (1,), (bytes(16),), (of_chunk,), (1,), bytes(64))
     commands = alone.come("b", on_top)
     assert of_kind(commands, c.FetchChunk) == [c.FetchChunk(0, 1, "b")]
-    alone(e.Fetched(0, 1, 0, stamp, memoryview(theirs)))
+    alone(e.Fetched(0, 1, 3, stamp, memoryview(theirs)))
     ledger = alone.peer.core.ledger(0)
-    assert (ledger.stamp(1).steps, ledger.cycle(1)) == (4, 1)
+    assert (ledger.stamp(1).steps, ledger.cycle(1)) == (4, 4)

@@ -331,3 +331,44 @@ def test_what_has_long_been_over_is_forgotten() -> None:
     resting.failed("a", 0.0)
     resting.keep_only(REST_FIRST_S + REST_MAX_S + 1)
     assert "0" in repr(resting)
+
+
+# --- one that would be everybody's partner --------------------------------------------------------
+def partners_in(rounds: int, honest: list[str], liar: str) -> list[str]:
+    """One that is free whenever we are, asks at once, and ranks first, among others that are free.
+
+    The others are free a moment after it, so that it is the first whom we could take each time.
+    """
+    alone, partners = Alone(), []
+    for round_ in range(rounds):
+        alone.see(liar, present=len(honest) + 1)
+        told = [*alone.become_free(round_), *alone.asked_by(liar, 10**6 + round_)]
+        if not any(isinstance(command, m.Paired) for command in told):
+            told = [*told, *alone(m.ProposalRefused(liar, round_, RefusalReason.BUSY))]
+        for peer in honest[round_ % len(honest) :] + honest:
+            if not any(isinstance(command, m.Paired) for command in told):
+                told = [*told, *alone.asked_by(peer, 7 + round_)]
+        partners += [command.peer_id for command in told if isinstance(command, m.Paired)]
+        alone(m.RoundSettled(round_))
+    return partners
+
+
+def test_one_that_is_always_first_is_not_everybodys_partner_all_the_time() -> None:
+    honest = [f"p{number}" for number in range(20)]
+    partners = partners_in(64, honest, "liar")
+    assert len(partners) == 64
+    assert partners.count("liar") <= 64 / 4
+
+
+def test_with_one_or_two_others_a_partner_is_taken_as_often_as_it_comes() -> None:
+    assert partners_in(40, ["a"], "b").count("b") > 10
+
+
+def test_a_partner_that_brought_poison_rests_and_is_refused_with_that_reason() -> None:
+    alone = Alone()
+    alone(m.PartnerDoubted("liar"))
+    alone.see("liar", present=2)
+    assert alone.become_free() == ()
+    assert alone.asked_by("liar") == (m.RefuseProposal("liar", 7, RefusalReason.IMPLAUSIBLE),)
+    alone(m.Tick(), at_s=REST_FIRST_S + 1.0)
+    assert not isinstance(alone.asked_by("liar")[0], m.RefuseProposal)

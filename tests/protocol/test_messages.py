@@ -14,8 +14,10 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.microbatch.mending import Standing
 from protocol.microbatch.trip import Leg
 from protocol.outcomes import RefusalReason
+from protocol.wire.audit_messages import Doubt, GetOpening, Opening, Proof
+from protocol.wire.corpus_messages import GetHoldings, GetPieces, Holdings, PieceReply
 from protocol.wire.field_types import MAX_SENTENCE_CHARS
-from protocol.wire.fragment_messages import ChunkResult, ChunkStamp
+from protocol.wire.fragment_messages import ChunkResult, ChunkStamp, mask_of
 from protocol.wire.messages import (
     TYPES,
     Accept,
@@ -36,6 +38,7 @@ from protocol.wire.messages import (
     GetChunkState,
     GetLinks,
     GetResult,
+    GetSample,
     GetSnapshot,
     GetSpec,
     GetStamps,
@@ -61,14 +64,18 @@ from protocol.wire.messages import (
     Refusal,
     Result,
     Resume,
+    SampleReply,
+    Seen,
     Settle,
     Settled,
     SettledOutcome,
     SnapshotReply,
     SpecReply,
     Stamps,
+    Statements,
     StateReply,
     Vector,
+    Whereabouts,
     decode_message,
     encode_message,
     max_payload_bytes,
@@ -112,9 +119,13 @@ EXAMPLES: tuple[Message, ...] = (
     ),
     Beat(1, "training", 2, 1.5, 10.0, 0, 40, 75, 4096, 12.5, None, 0.0, 1.5e9),
     PeerList((PeerEntry(PEER, 7, (ADDRESS,)), PeerEntry("sim-1", 1, ()))),
+    Statements((b"s" * 99, b"")),
+    Statements((), b"r" * limits.RUN_SECRET_BYTES),
     AskAlive(PEER, 7),
     AliveReply(PEER, 7, True),
     Leaving(),
+    Whereabouts(7, (ADDRESS,), ("/ip4/8.8.8.8/tcp/1",)),
+    Seen("/ip4/8.8.8.8/tcp/1", ("/ip4/8.8.8.8/tcp/1",), ()),
     PROPOSE,
     replace(PROPOSE, final=True, stripes=8, roster=RUN, meeting=2),
     Accept(3, 9, 50, 51200),
@@ -130,11 +141,22 @@ EXAMPLES: tuple[Message, ...] = (
     BlobReply(DIGEST),
     GetState(GROUP, 2),
     STATE_REPLY,
+    GetSample(DIGEST, bytes(16)),
+    SampleReply(),
     GetChunks(DIGEST, 0, 16),
     Chunk(DIGEST, 15),
-    Contribution(GROUP, 1, 7, 1, 50, 51200, (STAMP,), SHORT),
+    Contribution(GROUP, 1, 7, 1, 50, 51200, (STAMP,), (SHORT,), (0.5,), b"s" * 64),
     Result(
-        GROUP, 1, 7, PEER, (PEER,), (1,), (ChunkResult(2, 6, 24, SHORT, 1, SHORT),), (2,), b"s" * 64
+        GROUP,
+        1,
+        7,
+        PEER,
+        (PEER,),
+        (1,),
+        (SHORT,),
+        (ChunkResult(2, 6, 24, SHORT, mask_of([0]), SHORT),),
+        (2,),
+        b"s" * 64,
     ),
     FragmentSettled(GROUP, 1, 7, SHORT),
     NoResult(GROUP, 1, 7),
@@ -143,6 +165,10 @@ EXAMPLES: tuple[Message, ...] = (
     GetResult(GROUP, 1, 7, 2),
     GetChunkState(GROUP, 1, 2),
     ChunkState(1, 7, STAMP),
+    GetOpening(GROUP, 1, 7, 2, 3),
+    Opening(),
+    Doubt(GROUP, 1, 7, PEER),
+    Proof(GROUP, PEER),
     Offer(GROUP, "data", 4, 2, Leg.BACKWARD, ("a", "b"), 1, (2, 1), "cd" * 16, 1, 2),
     Credit(0.25),
     Boundary(2.5),
@@ -158,6 +184,10 @@ EXAMPLES: tuple[Message, ...] = (
     LinksReply(),
     GetSnapshot("cd" * 16),
     SnapshotReply("cd" * 16),
+    GetHoldings("cd" * 16, 3),
+    Holdings(4, False),
+    GetPieces("cd" * 16, (0, 17)),
+    PieceReply(17),
 )
 DEFAULTS = {
     (Refusal, "round"),
@@ -173,6 +203,11 @@ DEFAULTS = {
     (Beat, "validation_loss"),
     (Hello, "group"),
     (Hello, "step"),
+    (Hello, "pass_shown"),
+    (Statements, "secret"),
+    (Whereabouts, "tried"),
+    (Seen, "tried"),
+    (Seen, "reached"),
 }
 WITH_FIELDS = tuple(m for m in EXAMPLES if fields(m))
 
@@ -295,6 +330,9 @@ def test_an_unknown_extra_field_is_ignored(message: Message) -> None:
         (SpecReply(b"k" * 32, b"s" * 64), "signature", b"s" * 63),
         (SpecReply(b"k" * 32, b"s" * 64), "signature", "s" * 64),
         (PeerList(()), "peers", [{}]),
+        (Statements(()), "statements", [b"s" * (limits.MAX_STATEMENT_BYTES + 1)]),
+        (Statements(()), "statements", ["s"]),
+        (Statements(()), "secret", b"s"),
         (PeerList(()), "peers", [[]]),
         (PeerList(()), "peers", [tree_of(AskAlive(PEER, 1)) | {"addresses": [ADDRESS] * 4}]),
         (GetChunks(DIGEST, 0, 1), "count", 0),
@@ -359,6 +397,12 @@ def test_the_longest_peer_list_fits_one_header() -> None:
     entry = peer_entry("1" * 128, 1 << 62, ("/" + "a" * 255,) * 9)
     assert len(entry.addresses) == limits.MAX_RECORD_ADDRESSES
     message = PeerList((entry,) * limits.MAX_PEERS_PER_EXCHANGE)
+    assert decode_message(encode_message(message)) == message
+
+
+def test_the_most_statements_fit_one_header() -> None:
+    longest = bytes(limits.MAX_STATEMENT_BYTES)
+    message = Statements((longest,) * limits.MAX_STATEMENTS_PER_MESSAGE)
     assert decode_message(encode_message(message)) == message
 
 

@@ -140,7 +140,7 @@ def test_a_path_with_as_many_descents_as_there_are_slots_is_refused():
 def test_paths_skip_stages_in_turn_and_every_so_often_none():
     router = RandomRouter("me", 7, 3, NO_SWAPS, full_every=4)
     core = DataPeerCore("me", router, 60.0)
-    core.present((("a",), ("b",), ("c",)), 0.0)
+    core.present((("a",), ("b",), ("c",)), 0.0, trained=False)
     lengths, visits = [], Counter[str]()
     for iteration in range(8):
         commands = core.begun(6, float(iteration))
@@ -154,3 +154,14 @@ def test_paths_skip_stages_in_turn_and_every_so_often_none():
             core.returned(number, float(iteration))
     assert lengths == [12, 12, 12, 18] * 2
     assert set(visits.values()) == {36}
+
+
+def test_a_data_peer_that_announces_one_far_ahead_takes_nobody_along() -> None:
+    relay = RelayCore(slots=4, patience_s=600.0)
+    relay.present(("a", "b", "liar"), 0.0, ended=False)
+    relay.announced("a", 7, 0.0)
+    relay.announced("liar", 10**9, 0.0)
+    relay.announced("b", 7, 0.0)
+    assert relay.newest == 7
+    relay.present(("a", "liar"), 0.0, ended=False)
+    assert relay.newest == 7

@@ -12,11 +12,11 @@ H = 20
 
 def rounds(total: int = 1000, step: float = 0.0) -> OwnRounds:
     """Rounds of equal lengths."""
-    return OwnRounds("a", H, total, 0, step, varied=0.0)
+    return OwnRounds("a", H, lambda _: total, 0, step, varied=0.0)
 
 
 def varied_quotas(peer_id: str, count: int) -> list[int]:
-    own = OwnRounds(peer_id, H, 10**9, 0, 0.0)
+    own = OwnRounds(peer_id, H, lambda _: 10**9, 0, 0.0)
     found = []
     for _ in range(count):
         plan = own.plan(H)
@@ -141,6 +141,22 @@ def test_after_the_end_rounds_have_no_steps() -> None:
     own = rounds(total=100, step=100.0)
     assert own.is_over
     assert (own.plan(H).quota, own.plan(H).start_step) == (0, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("now", "later", "first", "end"),
+    [(100, 160, 95.0, 160.0), (100, 160, 100.0, 160.0), (160, 100, 95.0, 100.0)],
+)
+def test_the_end_is_the_one_in_force_at_each_step(
+    now: int, later: int, first: float, end: float
+) -> None:
+    own = OwnRounds("a", H, lambda step: now if step < 96 else later, 0, first, varied=0.0)
+    for _ in range(20):
+        if own.is_over:
+            break
+        plan = own.plan(H)
+        own.closed(plan.start_step + plan.quota * plan.stride, [])
+    assert (own.step, own.plan(H).quota) == (end, 0)
 
 
 # --- patience -------------------------------------------------------------------------------------

@@ -137,6 +137,13 @@ def test_a_record_counts_only_for_its_own_key_and_peer(key, subkey):
     assert valid_record_at(place_of(key), subkey, value) is None
 
 
+@pytest.mark.parametrize("subkey", ["x" * 70_000, "\udc80"], ids=["too long", "no Unicode"])
+def test_a_name_that_is_no_peer_id_is_refused_before_it_is_signed_bytes(subkey):
+    value = encode_record(RECORD, KEY, PRIVATE.sign)
+    with pytest.raises(RemoteProtocolError, match="no peer id"):
+        decode_record(KEY, subkey, value)
+
+
 def test_a_signature_by_another_key_is_refused():
     with pytest.raises(RemoteProtocolError, match="signature"):
         decode_record(KEY, PEER, encode_record(RECORD, KEY, OTHER.sign))

@@ -1,6 +1,8 @@
 """Quotas, places in nominal steps, jumps and losses."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from protocol.schedule.deadline import FIRST_OBSERVATIONS, ObservedDeadline
 from protocol.schedule.rounds import (
@@ -8,6 +10,7 @@ from protocol.schedule.rounds import (
     LOST_LAG_ROUNDS,
     TOGETHER_ROUNDS,
     Quotas,
+    believed_speeds,
     catch_up,
     is_left_behind,
     is_lost,
@@ -98,10 +101,42 @@ def test_who_owes_less_than_a_step_does_one_and_runs_up_no_debt() -> None:
 
 def test_a_peer_one_round_behind_catches_up_and_further_behind_jumps() -> None:
     assert next_round(4, [5, 6]) == 5
-    assert next_round(4, [5, 7]) == 7
+    assert next_round(4, [5, 7]) == 5
+    assert next_round(4, [7, 7]) == next_round(4, [7]) == 7
     assert next_round(4, []) == 5
     assert not is_left_behind(5, [6])
     assert is_left_behind(5, [7])
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=9), st.integers(0, 10**9))
+def test_one_peer_that_lies_brings_nobody_beyond_where_honest_peers_are(
+    honest: list[int], lie: int
+) -> None:
+    """Point by point: the next round, whether one is given up, and whether our weights are lost."""
+    heard = [*honest, lie]
+    assert next_round(4, heard) <= max(5, *honest)
+    assert not is_left_behind(max(honest), heard)
+    assert not is_lost(max(honest), heard, H)
+
+
+def test_one_beat_that_claims_the_last_round_moves_nobody() -> None:
+    assert next_round(4, [5, 999]) == 5
+    assert not is_left_behind(5, [5, 999])
+    assert not is_lost(5, [6, 999.0 * H], H)
+    assert oldest_useful([6, 999 * H], H) == 0
+
+
+@pytest.mark.parametrize(("told", "least", "most"), [(0.0, 50, 50), (1e-9, 93, 95), (1e9, 5, 6)])
+def test_the_only_other_peer_changes_what_we_owe_within_bounds(
+    told: float, least: float, most: float
+) -> None:
+    assert least <= owed_steps(50, 10.0, believed_speeds(10.0, [told])) <= most
+
+
+def test_the_speed_of_the_only_other_peer_counts_as_it_is_when_it_may_be() -> None:
+    assert believed_speeds(10.0, [40.0]) == [40.0, 10.0]
+    assert believed_speeds(10.0, [4.0, 1e9]) == [4.0, 1e9, 10.0]
+    assert believed_speeds(0.0, [4.0]) == [4.0, 0.0]
 
 
 def test_a_peer_far_behind_is_lost() -> None:

@@ -44,6 +44,7 @@ def test_bytes_are_canonical_and_come_back() -> None:
         ("[sync]\ngamma = 2.0", "diverges"),
         ("[data]\nsource = 'http:x'", "unknown data source"),
         ("[sync", "not TOML"),
+        ("[sync]\nmethod = ['noloco']", "sync.method"),
         ('name = "a b"', "name"),
     ],
 )
@@ -69,8 +70,8 @@ DILOCO = '[sync]\nmethod = "diloco"\n'
         (
             "[data]\nsource = 'http:x'",
             (
-                "data.source: unknown data source; use 'stdlib', 'text:GLOB' or 'tokens:FILE'"
-                " (got 'http:x')"
+                "data.source: unknown data source; use one of stdlib, text, tokens, jsonl, parquet,"
+                " hf (got 'http:x')"
             ),
         ),
         (
@@ -131,6 +132,7 @@ def test_a_long_value_is_cut() -> None:
         lambda data: b"[]",
         lambda data: b"\xff" + data,
         lambda data: data + b" " * MAX_SPEC_BYTES,
+        lambda data: b"[" * 100_000,
     ],
 )
 def test_bytes_that_are_not_canonical_are_refused(change) -> None:
@@ -248,7 +250,8 @@ def test_a_pipeline_travels() -> None:
 
 def test_limits_of_paths_are_those_of_the_planner() -> None:
     pipeline, rules = RunSpec().pipeline, PathRules()
-    for key in ("max_swaps", "max_swap_distance", "max_swap_sum", "max_jump"):
+    assert pipeline.max_swaps == 0 < rules.max_swaps
+    for key in ("max_swap_distance", "max_swap_sum", "max_jump"):
         assert getattr(pipeline, key) == getattr(rules, key), key
     assert MAX_STAGES == problem.MAX_STAGES
     sizes = [BITS[codec] for codec in BOUNDARY_CODECS]

@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
+import msgpack
 import pytest
-from routing_worlds import RUN_ID, SIGNERS, MeasuredWorld
+from routing_worlds import RUN_ID, SIGNERS, WORK, MeasuredWorld
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.routing.proposals import REPLAN_EVERY_S, Proposals, proposer_of
@@ -32,6 +33,23 @@ def test_what_was_changed_on_the_way_is_refused():
             Snapshot.read(bad, RUN_ID)
     with pytest.raises(RemoteProtocolError):
         Snapshot.read(data, "cd" * 16)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ["x" * 70_000, world().signed(0)],
+        [world().peers[0].peer_id, 1000],
+        [world().peers[0].peer_id, 1 << 40],
+        [5, world().signed(0)],
+        [],
+        7,
+    ],
+    ids=["a name too long to sign", "a number", "a huge number", "no name", "nothing", "no pair"],
+)
+def test_a_snapshot_of_what_is_no_peer_with_a_vector_is_refused(pair):
+    with pytest.raises(RemoteProtocolError, match="peer id and a vector|not a snapshot"):
+        Snapshot.read(msgpack.packb([1, RUN_ID, [pair]]), RUN_ID)
 
 
 def test_a_snapshot_needs_a_peer():
@@ -65,6 +83,15 @@ def test_the_worse_of_two_ends_counts():
                     assert after > before  # it keeps work away from itself
                 else:
                     assert after == before
+
+
+def test_a_sender_waits_for_what_its_work_does_not_hide_of_a_round_trip():
+    short_us, long_us = 40_000, 400_000
+    measured = MeasuredWorld(STAGES, lambda a, b: long_us if 2 in (a, b) else short_us)
+    latency_us = measured.snapshot().problem(measured.terms(), 3).latency_us
+    assert latency_us[0][1] == short_us // 2
+    hidden_us = (WORK.forward_us + WORK.backward_us) // 2
+    assert latency_us[0][2] == long_us // 2 + long_us - hidden_us
 
 
 def test_what_nobody_has_measured_is_taken_for_usual():

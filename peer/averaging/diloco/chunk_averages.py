@@ -2,22 +2,27 @@
 
 Which contributions go into which average is decided in protocol/diloco/owner.py; here are buffers
 and arithmetic. All is blocking work, for one thread at a time.
+
+A contribution that is longer than most others is clipped to a little more than their length
+(protocol/plausible.py), so that none of them pulls the mean far. Two have no majority: the shorter
+is the measure. Lengths are those that contributions tell, so that whoever works the average out
+again comes to the same (protocol/diloco/audits.py); they were held against the codes before.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from peer.codec import codes_as_tensor
+from peer.codec.leaves import code_digest
 from peer.ports import PeerId
-from protocol.diloco.digests import short_digest
 from protocol.diloco.fragment_commands import Average
 from protocol.diloco.fragment_events import Averaged, Averages
 from protocol.fragment.chunk_ledger import Stamp
 from protocol.fragment.collection import Admitted
 from protocol.membership.records import Sign
-from protocol.wire.fragment_messages import ChunkResult, signed_result
-from protocol.wire.messages import Result
+from protocol.plausible import contribution_shares
+from protocol.wire.fragment_messages import ChunkResult, Result, mask_of, signed_result
 
 from . import nesterov
 from .outer_fragments import OuterFragments
@@ -49,7 +54,8 @@ class ChunkAverages:
         codes = self._outer.spare.take(num_bytes)
         parts = self._outer.split_codes(fragment, tuple(order.admitted), codes)
         for chunk, admitted in order.admitted.items():
-            self._average_chunk(fragment, chunk, admitted, order.codes[chunk], parts[chunk])
+            shares = self._shares(_lengths(order, chunk, admitted))
+            self._average_chunk(fragment, chunk, admitted, shares, order.codes[chunk], parts[chunk])
         return Averages(self._signed(order, parts), codes, parts)
 
     def _average_chunk(
@@ -57,22 +63,26 @@ class ChunkAverages:
         fragment: int,
         chunk: int,
         admitted: Admitted,
+        shares: Sequence[float],
         codes: Mapping[PeerId, memoryview],
         out: memoryview,
     ) -> None:
         num_values = self._outer.chunk_values(fragment, chunk)
         if len(self._scratch) < num_values:
             self._scratch = torch.empty(num_values)
+        tensors = [codes_as_tensor(codes[peer_id]) for peer_id in admitted.weights]
+        weights = admitted.weights.values()
         nesterov.average_codes(
-            [
-                nesterov.WeightedCodes(codes_as_tensor(codes[peer_id]), weight)
-                for peer_id, weight in admitted.weights.items()
-            ],
+            [nesterov.WeightedCodes(*each) for each in zip(tensors, weights, shares, strict=True)],
             self._outer.codec,
             num_values,
             codes_as_tensor(out),
             self._scratch,
         )
+
+    def _shares(self, lengths: Sequence[float]) -> list[float]:
+        """How much each contribution to a chunk counts."""
+        return contribution_shares(lengths)
 
     def _signed(self, order: Average, parts: Mapping[int, memoryview]) -> Result:
         weights: dict[PeerId, int] = {}
@@ -80,9 +90,13 @@ class ChunkAverages:
             weights.update(admitted.weights)
         contributors = tuple(sorted(weights))
         place = {peer_id: i for i, peer_id in enumerate(contributors)}
+        codec = self._outer.codec
         chunks = tuple(
             _chunk_result(
-                chunk, admitted.base, sum(1 << place[p] for p in admitted.weights), parts[chunk]
+                chunk,
+                admitted.base,
+                mask_of(place[p] for p in admitted.weights),
+                code_digest(codec, parts[chunk]),
             )
             for chunk, admitted in order.admitted.items()
         )
@@ -93,6 +107,7 @@ class ChunkAverages:
             owner=self._own_id,
             contributors=contributors,
             weights=tuple(weights[peer_id] for peer_id in contributors),
+            statements=tuple(order.contributions[p].statement for p in contributors),
             chunks=chunks,
             carried=tuple(order.admitted),
             signature=bytes(64),
@@ -100,6 +115,16 @@ class ChunkAverages:
         return signed_result(unsigned, self._sign)
 
 
-def _chunk_result(chunk: int, base: Stamp, mask: int, codes: memoryview) -> ChunkResult:
-    digest = short_digest(codes)
+def _lengths(order: Average, chunk: int, admitted: Admitted) -> list[float]:
+    """What the contributions to a chunk say of their lengths, in the order of the sum."""
+    lengths = []
+    for peer_id in admitted.weights:
+        contribution = order.contributions[peer_id]
+        place = contribution.place(chunk)
+        assert place is not None
+        lengths.append(contribution.lengths[place])
+    return lengths
+
+
+def _chunk_result(chunk: int, base: Stamp, mask: bytes, digest: bytes) -> ChunkResult:
     return ChunkResult(chunk, base.steps, base.weight, base.digest, mask, digest)

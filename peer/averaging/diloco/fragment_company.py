@@ -7,16 +7,17 @@ from peer.observe.status import PeerState
 from peer.ports import PeerId
 from protocol.diloco.fragment_events import PeersSeen
 from protocol.membership.view import Member, View
+from protocol.run.amendments import AmendedSpec
 
 
 class FragmentCompany:
     """Implements `Company` (surroundings.py)."""
 
-    def __init__(self, own_id: PeerId, facts: Facts, view: View, total_rounds: int) -> None:
+    def __init__(self, own_id: PeerId, facts: Facts, view: View, spec: AmendedSpec) -> None:
         self._own_id = own_id
         self._facts = facts
         self._view = view
-        self._total_rounds = total_rounds
+        self._spec = spec
 
     def __repr__(self) -> str:
         return f"<FragmentCompany {self.seen()}>"
@@ -26,12 +27,21 @@ class FragmentCompany:
         alive = self._view.alive(trio.current_time())
         states = (PeerState.TRAINING, PeerState.FINISHED)
         holding = (m.peer_id for m in alive if m.progress.state in states)
+        relayed = {m.peer_id for m in alive if m.relayed}
+        if self._facts.reach.relays:
+            relayed.add(self._own_id)
         return PeersSeen(
             round=self._facts.round,
             present=frozenset([self._own_id, *holding]),
             rounds={member.peer_id: member.progress.round for member in self._training()},
             is_over=self._facts.state is PeerState.FINISHED,
+            known=frozenset(member.peer_id for member in self._view.members()),
+            relayed=frozenset(relayed),
         )
+
+    def is_linked(self, peer_id: PeerId) -> bool:
+        """Whether we have a live link with a peer of the group."""
+        return self._view.is_linked(peer_id, trio.current_time())
 
     @property
     def is_alone(self) -> bool:
@@ -41,4 +51,4 @@ class FragmentCompany:
     def _training(self) -> list[Member]:
         """The others that train; but for those that say they are past the end."""
         training = self._view.members_training(trio.current_time())
-        return [m for m in training if m.progress.round <= self._total_rounds]
+        return [m for m in training if m.progress.round <= self._spec.longest_rounds]

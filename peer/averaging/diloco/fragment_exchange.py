@@ -9,36 +9,45 @@ Nothing is decided here.
 
 from collections import deque
 from collections.abc import AsyncIterable
+from contextlib import suppress
 from typing import Final
 
+import blake3
 import trio
 
 from peer.network.conversation import Conversation
 from peer.ports import PeerId, Stream
 from protocol.diloco import fragment_commands as commands
-from protocol.diloco.digests import short_digest
-from protocol.diloco.fragment_core import FragmentCore, FragmentCoreStatistics
+from protocol.diloco.core_statistics import FragmentCoreStatistics
+from protocol.diloco.fragment_core import FragmentCore
 from protocol.diloco.fragment_events import (
+    Audited,
     Began,
     FetchFailed,
     FragmentEvent,
     PeersSeen,
+    Proved,
     QuestionsEnded,
     Received,
     Sent,
+    StampsAnswered,
     Tick,
     TrainerHeld,
 )
 from protocol.diloco.owner import MAX_COLLECTIONS
 from protocol.diloco.send_plan import SendPlan
+from protocol.diloco.votes import most_say
 from protocol.errors import LocoError
-from protocol.outcomes import RefusalReason
-from protocol.wire.messages import Contribution, GetChunkState, GetResult, GetStamps
+from protocol.outcomes import AuditOutcome, RefusalReason
+from protocol.wire.audit_messages import GetOpening, Proof
+from protocol.wire.messages import GetChunkState, GetResult, GetStamps
 from protocol.wire.versions import FRAGMENT
 
 from .chunk_averages import ChunkAverages
+from .contributions import contribution_of
 from .fragment_answers import FragmentAnswers
-from .fragment_inbound import FragmentInbound, OtherGroup
+from .fragment_audits import FragmentAudits
+from .fragment_inbound import FragmentInbound, Inbound, OtherGroup, Parts
 from .fragment_posts import Posts
 from .fragment_questions import FragmentQuestions
 from .nesterov import load_loops
@@ -46,14 +55,20 @@ from .outer_fragments import OuterFragments
 from .outer_writes import WriteOrder, adoptable, carry_out, not_begun
 from .surroundings import FragmentSurroundings
 
+AUDIT_DRAWS: Final = b"loco/v1/audit-draws\0"
+"""What our key signs of this nobody else can know: what audits are drawn by."""
 TICK_S: Final = 0.25
 """How often it is seen who is there, at least."""
 MAX_ORDERS: Final = 16
 """Orders that wait for one fragment's task; the core gives the next write when one has ended."""
+MAX_ASKED_FOR_STAMPS: Final = 5
+"""Peers that a joiner asks which states its values are in."""
 MAX_QUESTIONS: Final = 256
 """Questions whose tasks have not begun yet."""
+MAX_CONTRIBUTIONS: Final = 1024
+"""Parts of our own codes, one for each owner, that are to be signed and sent."""
 
-Question = commands.AskStamps | commands.FetchChunk
+Question = commands.AskStamps | commands.FetchChunk | commands.Audit
 
 
 class FragmentExchange:
@@ -65,12 +80,14 @@ class FragmentExchange:
         self._own_id = network.peer_id
         self._outer = outer
         self._work = work
-        plan = SendPlan(group, len(outer.fragments), outer.last_cycle)
-        self._core = FragmentCore(plan, network.peer_id, outer.first_stamps())
+        plan = SendPlan(group, len(outer.fragments), outer.is_last)
+        seed = blake3.blake3(around.sign(AUDIT_DRAWS + group.encode())).digest()
+        self._core = FragmentCore(plan, network.peer_id, outer.first_stamps(), seed)
         self._posts = Posts(network)
         self._averages = ChunkAverages(group, network.peer_id, outer, around.sign)
         self._questions = FragmentQuestions(group, network, outer, work)
         self._answers = FragmentAnswers(outer, self._core, work, around.lock)
+        self._audits = FragmentAudits(group, network, outer, work)
         self._seen: PeersSeen | None = None
         self._told: deque[FragmentEvent] = deque()
         self._changed = trio.Event()
@@ -78,6 +95,9 @@ class FragmentExchange:
         self._ask, self._to_ask = trio.open_memory_channel[Question](MAX_QUESTIONS)
         self._average, self._to_average = trio.open_memory_channel[commands.Average](
             MAX_COLLECTIONS
+        )
+        self._contribute, self._to_contribute = trio.open_memory_channel[commands.Contribute](
+            MAX_CONTRIBUTIONS
         )
         self._orders = [
             trio.open_memory_channel[commands.InOrder](MAX_ORDERS) for _ in outer.fragments
@@ -93,6 +113,7 @@ class FragmentExchange:
                 nursery.start_soon(self._work.run, load_loops, self._outer.codec)
             await nursery.start(self._posts.run)
             nursery.start_soon(self._average_all)
+            nursery.start_soon(self._contribute_all)
             nursery.start_soon(self._ask_all)
             nursery.start_soon(self._tick)
             await self._around.network.serve(FRAGMENT, self._serve)
@@ -104,6 +125,8 @@ class FragmentExchange:
 
     def sent(self, sent: Sent) -> None:
         """The trainer has sent a fragment."""
+        part = min(1.0, sent.steps / self._around.inner_steps)
+        self._outer.sends(sent.fragment, sent.codes, part)
         self._feed(sent)
 
     def contributors_by_chunk(self, fragment: int) -> dict[int, int]:
@@ -139,12 +162,13 @@ class FragmentExchange:
             case commands.Send(peer_id, message, codes):
                 self._posts.post(peer_id, message, codes)
             case commands.Contribute():
-                self._contribute(command)
+                with suppress(trio.WouldBlock):  # as lost as what no line carries
+                    self._contribute.send_nowait(command)
             case commands.ForgetOthers(present):
                 self._posts.keep_only(present - {self._own_id})
-            case commands.CountRefusal(reason):
-                self._around.refused[reason] += 1
-            case commands.AskStamps() | commands.FetchChunk():
+            case commands.CountRefusal() | commands.CountAudit() | commands.Convict():
+                self._note(command)
+            case commands.AskStamps() | commands.FetchChunk() | commands.Audit():
                 self._ask_soon(command)
             case commands.AskResult(fragment, peer_id):
                 self._further[fragment, peer_id].append(command)
@@ -154,6 +178,17 @@ class FragmentExchange:
                 self._around.record.returned(command, self._core.statistics().healing)
             case _:
                 self._orders[command.fragment][0].send_nowait(command)
+
+    def _note(
+        self, command: commands.CountRefusal | commands.CountAudit | commands.Convict
+    ) -> None:
+        match command:
+            case commands.CountRefusal(reason):
+                self._around.refused[reason] += 1
+            case commands.CountAudit(outcome):
+                self._around.conduct.audited(outcome)
+            case commands.Convict(owner):
+                self._around.conduct.convicted(owner)
 
     async def _tick(self) -> None:
         while True:
@@ -177,7 +212,7 @@ class FragmentExchange:
                     await trainer.amend(fragment, changes)
                 case commands.Verify():
                     await self._write(order)
-                case commands.WriteResults() | commands.WriteChunk():
+                case commands.WriteResults() | commands.WriteChunk() | commands.UndoSteps():
                     with trio.move_on_at(order.until_s):
                         await self._write(order)
                         continue
@@ -194,32 +229,24 @@ class FragmentExchange:
 
     async def _average_all(self) -> None:
         async for order in self._to_average:
-            self._feed(await self._work.run(self._averages.averaged, order))
+            averaged = await self._work.run(self._averages.averaged, order)
+            if averaged.averages is not None:
+                self._audits.keep(order, averaged.averages.result)
+            self._feed(averaged)
 
     # --- what is sent -----------------------------------------------------------------------------
-    def _contribute(self, order: commands.Contribute) -> None:
-        """Copy an owner's part of the codes, and send it, or take it if the owner is we."""
-        sent, chunks = order.sent, [stamp.chunk for stamp in order.stamps]
-        num_chunks = len(self._outer.fragments[sent.fragment].chunks)
-        parts = self._outer.split_codes(sent.fragment, range(num_chunks), sent.codes)
-        codes = self._outer.spare.take(sum(len(parts[chunk]) for chunk in chunks))
-        own = self._outer.split_codes(sent.fragment, chunks, codes)
-        for chunk, part in own.items():
-            part[:] = parts[chunk]
-        contribution = Contribution(
-            group=self._around.group,
-            fragment=sent.fragment,
-            cycle=sent.cycle,
-            weight=order.weight,
-            steps=sent.steps,
-            tokens=sent.tokens,
-            stamps=order.stamps,
-            digest=short_digest(codes),
-        )
-        if order.owner == self._own_id:
-            self._feed(Received(order.owner, contribution, own))
-        else:
-            self._posts.post(order.owner, contribution, codes)
+    async def _contribute_all(self) -> None:
+        """Copy each owner's part of the codes, and send it, or take it if the owner is we."""
+        around = self._around
+        async for order in self._to_contribute:
+            made = await self._work.run(
+                contribution_of, order, around.group, self._outer, around.sign
+            )
+            contribution, codes, own = made
+            if order.owner == self._own_id:
+                self._feed(Received(order.owner, contribution, own))
+            else:
+                self._posts.post(order.owner, contribution, codes)
 
     # --- what others are asked --------------------------------------------------------------------
     def _ask_soon(self, question: Question) -> None:
@@ -233,11 +260,16 @@ class FragmentExchange:
             async for question in self._to_ask:
                 if isinstance(question, commands.FetchChunk):
                     nursery.start_soon(self._fetch, question)
+                elif isinstance(question, commands.Audit):
+                    nursery.start_soon(self._audit, question)
                 else:
                     nursery.start_soon(self._ask_stamps, question)
 
     async def _fetch(self, asked: commands.FetchChunk) -> None:
         self._feed(await self._questions.fetch(asked))
+
+    async def _audit(self, asked: commands.Audit) -> None:
+        self._feed(await self._audits.audit(asked))
 
     async def _ask_stamps(self, asked: commands.AskStamps) -> None:
         """Ask for stamps, and then for the results that the core wants."""
@@ -255,36 +287,64 @@ class FragmentExchange:
     async def _adopt_stamps(self) -> None:
         """A joiner has values, but does not know their stamps: the others do.
 
-        Chunks that were stepped since the values were taken are healed when that shows.
+        Several are asked, and the state that most of them are in counts. Chunks that were stepped
+        since the values were taken are healed when that shows.
         """
-        for peer_id in sorted(self._around.company.seen().present - {self._own_id}):
-            try:
-                async with self._questions.stream_to(peer_id) as talk:
-                    for fragment in range(len(self._outer.fragments)):
-                        answer = await self._questions.stamps(talk, fragment)
-                        self._feed(await self._work.run(adoptable, self._outer, answer))
-                return
-            except LocoError:
-                continue  # the next one may know
+        answers: dict[PeerId, list[StampsAnswered]] = {}
+        others = sorted(self._around.company.seen().present - {self._own_id})
+        async with trio.open_nursery() as nursery:
+            for peer_id in others[:MAX_ASKED_FOR_STAMPS]:
+                nursery.start_soon(self._ask_all_stamps, peer_id, answers)
+        for of_fragment in zip(*(answers[each] for each in sorted(answers)), strict=True):
+            for answer in most_say(of_fragment):
+                self._feed(await self._work.run(adoptable, self._outer, answer))
+
+    async def _ask_all_stamps(
+        self, peer_id: PeerId, answers: dict[PeerId, list[StampsAnswered]]
+    ) -> None:
+        with suppress(LocoError):  # another one may know
+            async with self._questions.stream_to(peer_id) as talk:
+                fragments = range(len(self._outer.fragments))
+                answers[peer_id] = [await self._questions.stamps(talk, f) for f in fragments]
 
     # --- what others send -------------------------------------------------------------------------
     async def _serve(self, stream: Stream) -> None:
         inbound = FragmentInbound(self._around.group, self._outer, self._work)
         async with Conversation(stream) as talk:
             try:
-                while True:
+                while self._around.company.is_linked(talk.remote_peer_id):
                     message, codes = await inbound.next(talk)
-                    if isinstance(message, GetStamps | GetResult | GetChunkState):
-                        await self._answers.answer(talk, message)
-                    else:
-                        self._feed(Received(talk.remote_peer_id, message, codes))
+                    await self._take(talk, message, codes)
+                self._around.refused[RefusalReason.NOT_LINKED] += 1
+                sentence = "I have no link with you as a peer of my group"
+                await talk.refuse(RefusalReason.NOT_LINKED, sentence)
             except OtherGroup as stray:
                 self._around.refused[RefusalReason.OTHER_GROUP] += 1
                 await talk.refuse(RefusalReason.OTHER_GROUP, str(stray))
 
+    async def _take(
+        self, talk: Conversation, message: Inbound | Proof, came: Parts | bytes
+    ) -> None:
+        """Answer a question, or tell the core. Raises RemoteProtocolError: a proof is none."""
+        match message:
+            case GetStamps() | GetResult() | GetChunkState():
+                await self._answers.answer(talk, message)
+            case GetOpening():
+                await self._audits.answer(talk, message)
+            case Proof(owner=owner):
+                assert isinstance(came, bytes)
+                if not self._core.is_convicted(owner):
+                    await self._audits.check(message, came)
+                    self._feed(Proved(message, came))
+            case _:
+                assert not isinstance(came, bytes)
+                self._feed(Received(talk.remote_peer_id, message, came))
+
 
 def _unanswered(question: Question) -> FragmentEvent:
     """The end of a question, as the core is told of it."""
+    if isinstance(question, commands.Audit):
+        return Audited(question.result, AuditOutcome.INCONCLUSIVE)
     if isinstance(question, commands.FetchChunk):
         return FetchFailed(question.fragment, question.chunk)
     return QuestionsEnded(question.fragment, question.peer_id)

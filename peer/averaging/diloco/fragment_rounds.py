@@ -25,7 +25,7 @@ from peer.averaging.diloco.surroundings import FragmentSurroundings
 from peer.codec import get_codec
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
-from peer.ports import Network, Work
+from peer.ports import Network, PeerId, Work
 from peer.process.rejoin import join_the_finished
 from peer.rounds.pace import Pace
 from peer.rounds.timing import RoundTiming
@@ -45,21 +45,32 @@ from protocol.diloco.fragment_events import Sent
 from protocol.fragment.fragments import fragments_of_run, last_sent
 from protocol.membership.records import Sign
 from protocol.membership.view import Member, View
+from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import Layout
-from protocol.run.run_spec import RunSpec
 from protocol.schedule.own_rounds import RoundPlan
-from protocol.schedule.rounds import Quotas, catch_up, is_left_behind, next_round
+from protocol.schedule.rounds import (
+    Quotas,
+    catch_up,
+    is_left_behind,
+    middle,
+    next_round,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class FragmentMeans:
-    """The means by which fragments are averaged, and told of."""
+    """The means by which fragments are averaged, and told of.
+
+    Attributes:
+        convict: bans a peer that was proved to have lied.
+    """
 
     network: Network
     work: Work
     sign: Sign
     events: EventLog
     observe_round: Callable[[RoundTiming], None]
+    convict: Callable[[PeerId], None]
 
 
 class FragmentRounds:
@@ -72,7 +83,7 @@ class FragmentRounds:
 
     def __init__(
         self,
-        spec: RunSpec,
+        spec: AmendedSpec,
         *,
         facts: Facts,
         view: View,
@@ -82,7 +93,7 @@ class FragmentRounds:
         validation: Validation,
         means: FragmentMeans,
     ) -> None:
-        self._spec = spec
+        self._amended, self._spec = spec, spec.founding
         self._facts = facts
         self._view = view
         self._slow_P = slow_P
@@ -90,11 +101,12 @@ class FragmentRounds:
         self._lock = lock
         self._validation = validation
         self._means = means
-        self._pace = Pace(spec.sync.inner_steps, facts)
+        self._pace = Pace(self._spec.sync.inner_steps, facts)
         self._quotas = Quotas()
         self._next_round = facts.round
-        self._company = FragmentCompany(means.network.peer_id, facts, view, spec.total_rounds)
-        self._record = FragmentRecord(facts, means.events, self._company, spec.total_rounds)
+        self._last_trained = -1
+        self._company = FragmentCompany(means.network.peer_id, facts, view, spec)
+        self._record = FragmentRecord(facts, means.events, self._company, spec, means.convict)
         self._trainer = CurrentTrainer(validation)
         self._exchange: FragmentExchange | None = None
         self._begun = trio.Event()
@@ -115,13 +127,14 @@ class FragmentRounds:
         return self._facts.round
 
     def enter(self, others: Sequence[Member]) -> None:
-        """Go on with the newest round that is heard of."""
-        self._next_round = max([self._next_round, *self._heard_rounds(others)])
+        """Go on with the round that the others are in, if they are ahead."""
+        theirs = middle(self._heard_rounds(others), self._next_round)
+        self._next_round = max(self._next_round, int(theirs))
 
     def next_round(self, others: Sequence[Member]) -> RoundPlan | None:
         """The next round of training; None when the training is over."""
         round_, inner_steps = self._next_round, self._spec.sync.inner_steps
-        if round_ >= self._spec.total_rounds:
+        if round_ >= self._amended.at_round(round_).total_rounds:
             return None
         step = float(round_ * inner_steps)
         quota = self._quotas.next(self._pace.owed(step, others, catch_up))
@@ -137,18 +150,19 @@ class FragmentRounds:
         Raises:
             JoinAgain: the others have ended the run without us.
         """
-        total = self._spec.total_rounds
+        total = self._amended.at_round(self._next_round).total_rounds
         if self._next_round <= total:
             return RoundPlan(total, 0, float(total * self._spec.sync.inner_steps), 1.0)
         await self._trainer.wait_all_back()
-        if self._record.ended_alone:
+        heard_too_late = self._last_trained >= total  # of an amendment that has shortened the run
+        if self._record.ended_alone or heard_too_late:
             join_the_finished(self._view.alive(trio.current_time()))
         return None
 
     def _heard_rounds(self, others: Sequence[Member]) -> list[int]:
         """But for those that say they are past the end, where nobody can be."""
         rounds = (member.progress.round for member in others)
-        return [round_ for round_ in rounds if round_ <= self._spec.total_rounds]
+        return [round_ for round_ in rounds if round_ <= self._amended.longest_rounds]
 
     # --- what happens to them ---------------------------------------------------------------------
     def began(self, line: TrainerLine, ready: Ready) -> None:
@@ -169,6 +183,8 @@ class FragmentRounds:
         if self._validation.is_due(closed.round):
             async with self._lock:  # nothing is half written
                 await self._validation.begin(self._trainer.line, closed.round)
+        if closed.steps:
+            self._last_trained = closed.round
         self._next_round = next_round(closed.round, self._heard_rounds(others))
 
     def _new_exchange(self, layout: Layout) -> FragmentExchange:
@@ -182,7 +198,7 @@ class FragmentRounds:
             self._momentum_P,
             get_codec(held.codec, part_of=layout.padded_parameters),
             NesterovFactors(sync.diloco.learning_rate, sync.diloco.momentum),
-            last_cycle=self._spec.total_rounds,
+            is_last=self._amended.is_last_round,
         )
         around = FragmentSurroundings(
             group=held.group.digest,
@@ -192,8 +208,10 @@ class FragmentRounds:
             company=self._company,
             trainer=self._trainer,
             record=self._record,
+            conduct=self._record,
             lock=self._lock,
             refused=self._facts.refused,
+            inner_steps=sync.inner_steps,
             last_sent=[
                 last_sent(index, len(fragments), sync.inner_steps, self._next_round)
                 for index in range(len(fragments))

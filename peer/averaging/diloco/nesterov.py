@@ -80,10 +80,15 @@ class ChunkState:
 
 @dataclass(frozen=True, slots=True)
 class WeightedCodes:
-    """What one peer sent: codes of D_i, valid ones (`codec.validate`), and w_i >= 0."""
+    """What one peer sent: codes of D_i, valid ones (`codec.validate`), and w_i >= 0.
+
+    Attributes:
+        share: 1, or less where D_i is clipped: it is made so many times as long.
+    """
 
     codes: torch.Tensor
     weight: int
+    share: float = 1.0
 
 
 def average_codes(
@@ -141,10 +146,11 @@ def _average_tile(
     stop, value = start + mean.numel(), spare[: mean.numel()]
     mean.zero_()
     for each in admitted:
-        if fused_nesterov.add(each.codes, each.weight / total, codec, start, mean):
+        factor = each.share * each.weight / total
+        if fused_nesterov.add(each.codes, factor, codec, start, mean):
             continue
         codec.decode_range(each.codes, start, stop, value)
-        mean.add_(value.mul_(each.weight / total))
+        mean.add_(value.mul_(factor))
 
 
 def outer_step(

@@ -11,8 +11,11 @@ Which state each chunk is in, and what may be applied to it, is known to the cor
 Everything here is blocking work of some milliseconds per chunk, for one thread at a time.
 """
 
-from collections.abc import Sequence
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +25,22 @@ from peer.averaging.memory.memory_check import memory_check
 from peer.averaging.memory.spare_memory import SpareMemory
 from peer.codec import Codec, codes_as_tensor
 from peer.codec.compiled import COMPILED_FROM
+from peer.codec.length import root_mean_square
 from protocol.diloco.fragment_commands import ResultToWrite
+from protocol.diloco.send_plan import never
 from protocol.errors import RemoteProtocolError
 from protocol.fragment.chunk_ledger import NEVER, Stamp
 from protocol.fragment.fragments import Fragment, Span
+from protocol.plausible import Plausibility
 
 from .nesterov import PLAIN_AVERAGE, ChunkState, NesterovFactors, digest_of_pieces, step_pieces
+
+FIRST_RESULTS: Final = 2.0
+"""How long a chunk's first results may be, in lengths of our own contribution: a mean is not longer
+than what it is of, and ours is about as long as others', for as many steps."""
+FIRST_OF_CHUNK: Final = 16.0
+"""The same in lengths of the chunk, for a peer that has sent nothing: early steps move weights by
+more than they are."""
 
 Float32Vector = npt.NDArray[np.float32]
 
@@ -39,6 +52,7 @@ class FragmentStatistics:
     steps: int
     redone: int
     healed: int
+    undone: int
 
 
 class OuterFragments:
@@ -46,12 +60,12 @@ class OuterFragments:
 
     Args:
         factors: of the outer steps.
-        last_cycle: that of the sends after the run's last inner step, which are averaged plainly;
-            None when there is none.
+        is_last: whether a cycle is that of the sends after the run's last inner step, which are
+            averaged plainly.
 
     Attributes:
         fragments: of the model.
-        last_cycle: see above.
+        is_last: see above.
         spare: memory for codes that come and go.
     """
 
@@ -62,16 +76,18 @@ class OuterFragments:
         v_P: Float32Vector,
         codec: Codec,
         factors: NesterovFactors,
-        last_cycle: int | None = None,
+        is_last: Callable[[int], bool] = never,
     ) -> None:
         self.fragments = tuple(fragments)
         self.codec = codec
         self._factors = factors
-        self.last_cycle = last_cycle
+        self.is_last = is_last
         self._phi, self._v = torch.from_numpy(phi_P), torch.from_numpy(v_P)
         self._before_phi, self._before_v = torch.empty_like(self._phi), torch.empty_like(self._v)
-        self._steps = self._redone = self._healed = 0
+        self._steps = self._redone = self._healed = self._undone = 0
         self.spare = SpareMemory(self.code_bytes)
+        self._sent: dict[int, tuple[memoryview, float]] = {}
+        self._seen = defaultdict[tuple[int, int], Plausibility](Plausibility)
         self._checks = [
             [self._check(fragment.index, chunk) for chunk in range(len(fragment.chunks))]
             for fragment in self.fragments
@@ -137,7 +153,7 @@ class OuterFragments:
         keep = not result.again
         before = self._states(self._before_phi, self._before_v, fragment, result.chunk)
         now = self._states(self._phi, self._v, fragment, result.chunk)
-        factors = PLAIN_AVERAGE if result.cycle == self.last_cycle else self._factors
+        factors = PLAIN_AVERAGE if self.is_last(result.cycle) else self._factors
         pieces = list(zip(before, now, strict=True))
         step_pieces(pieces, codes_as_tensor(result.codes), self.codec, factors, keep=keep)
         self._checks[fragment][result.chunk] = self._check(fragment, result.chunk)
@@ -145,6 +161,51 @@ class OuterFragments:
         self._redone += result.again
         steps, weight = result.base.steps + 1, result.base.weight + result.outcome.weight
         return self._stamp(fragment, result.chunk, result.cycle, steps, weight)
+
+    def undo(self, fragment: int, chunk: int) -> None:
+        """Go back to the state before the last step."""
+        before = self._states(self._before_phi, self._before_v, fragment, chunk)
+        now = self._states(self._phi, self._v, fragment, chunk)
+        for then, piece in zip(before, now, strict=True):
+            piece.copy_from(then)
+        self._checks[fragment][chunk] = self._check(fragment, chunk)
+        self._undone += 1
+
+    def is_plausible(self, fragment: int, result: ResultToWrite) -> bool:
+        """Whether a result moves its chunk no further than results of late can explain.
+
+        All peers have seen the same results, so nearly always all judge the same; one that does not
+        heals.
+        """
+        size = self.chunk_values(fragment, result.chunk)
+        length = root_mean_square(codes_as_tensor(result.codes), self.codec, size)
+        seen, scale = self._seen[fragment, result.chunk], 0.0
+        if not seen.has_seen_enough:
+            scale = self._first_bound(fragment, result.chunk)
+        share = seen.share("", length, scale, expected=scale, instead=result.again)
+        return share is not None
+
+    def sends(self, fragment: int, codes: memoryview, part: float = 1.0) -> None:
+        """Note what we contribute: results of a fragment are about as long.
+
+        Args:
+            part: of the steps that a peer of median speed has made; a slow peer's are fewer, and
+                its contribution is shorter.
+        """
+        self._sent[fragment] = (codes, part)
+
+    def _first_bound(self, fragment: int, chunk: int) -> float:
+        """The longest plausible result while few were seen."""
+        size = self.chunk_values(fragment, chunk)
+        if fragment in self._sent:
+            sent, part = self._sent[fragment]
+            chunks = range(len(self.fragments[fragment].chunks))
+            codes = self.split_codes(fragment, chunks, sent)[chunk]
+            if part and (ours := root_mean_square(codes_as_tensor(codes), self.codec, size)):
+                return FIRST_RESULTS * ours / part
+        pieces = [self._phi[start:stop] for start, stop in self._pieces(fragment, chunk)]
+        length = math.sqrt(sum(float(torch.dot(each, each)) for each in pieces) / size)
+        return FIRST_OF_CHUNK * length or math.inf
 
     # --- whole chunks -----------------------------------------------------------------------------
     def read(self, fragment: int, chunk: int) -> bytes:
@@ -198,7 +259,7 @@ class OuterFragments:
 
     def statistics(self) -> FragmentStatistics:
         """Counts since the start."""
-        return FragmentStatistics(self._steps, self._redone, self._healed)
+        return FragmentStatistics(self._steps, self._redone, self._healed, self._undone)
 
     # --- memory -----------------------------------------------------------------------------------
     def _stamp(self, fragment: int, chunk: int, cycle: int, steps: int, weight: int) -> Stamp:

@@ -1,12 +1,12 @@
 """What the core of the exchange orders to be done with the outer copy, in a worker thread."""
 
-from protocol.diloco.fragment_commands import Verify, WriteChunk, WriteResults
+from protocol.diloco.fragment_commands import UndoSteps, Verify, WriteChunk, WriteResults
 from protocol.diloco.fragment_events import StampsAdopted, StampsAnswered, Verified, Written
 from protocol.errors import RemoteProtocolError
 
 from .outer_fragments import OuterFragments
 
-WriteOrder = Verify | WriteResults | WriteChunk
+WriteOrder = Verify | WriteResults | WriteChunk | UndoSteps
 
 
 def carry_out(outer: OuterFragments, order: WriteOrder) -> Verified | Written:
@@ -15,15 +15,19 @@ def carry_out(outer: OuterFragments, order: WriteOrder) -> Verified | Written:
         case Verify(fragment, cycles):
             return Verified(fragment, outer.verify(fragment, cycles))
         case WriteResults(fragment, results):
-            return Written(
-                fragment, {result.chunk: outer.write(fragment, result) for result in results}
-            )
+            plausible = [result for result in results if outer.is_plausible(fragment, result)]
+            written = {result.chunk: outer.write(fragment, result) for result in plausible}
+            return Written(fragment, written)
         case WriteChunk(fragment, chunk, cycle, stamp, values):
             try:
                 outer.heal(fragment, chunk, cycle, stamp, values)
             except RemoteProtocolError:
                 return Written(fragment, {})  # not what its stamp says: another peer will have it
             return Written(fragment, {chunk: stamp})
+        case UndoSteps(fragment, stamps):
+            for chunk in stamps:
+                outer.undo(fragment, chunk)
+            return Written(fragment, stamps)
 
 
 def not_begun(order: WriteOrder) -> Written:

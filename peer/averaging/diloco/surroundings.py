@@ -7,12 +7,12 @@ from typing import Protocol
 
 import trio
 
-from peer.ports import Network, Work
+from peer.ports import Network, PeerId, Work
 from protocol.diloco.fragment_commands import Changes, Returned
 from protocol.diloco.fragment_events import Held, PeersSeen
 from protocol.diloco.healing import HealingStatistics
 from protocol.membership.records import Sign
-from protocol.outcomes import RefusalReason
+from protocol.outcomes import AuditOutcome, RefusalReason
 
 
 class TrainerSide(Protocol):
@@ -41,12 +41,25 @@ class CycleCompany(Protocol):
     def seen(self) -> PeersSeen:
         """How the group looks now."""
 
+    def is_linked(self, peer_id: PeerId) -> bool:
+        """Whether we have a live link with a peer of the group."""
+
 
 class SendRecord(Protocol):
     """Where the ends of sends are written down."""
 
     def returned(self, returned: Returned, healing: HealingStatistics) -> None:
         """A send has ended; so much was healed until now."""
+
+
+class OwnersConduct(Protocol):
+    """Where it is told how owners keep their word."""
+
+    def audited(self, outcome: AuditOutcome) -> None:
+        """An audit has ended."""
+
+    def convicted(self, owner: PeerId) -> None:
+        """An owner was proved to have lied: from now on nobody here has to do with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +69,11 @@ class FragmentSurroundings:
     Attributes:
         group: digest of ours.
         lock: held while the outer state moves or is read as a whole.
-        refused: counts contributions of others that were not taken, and whatever is meant for
-            another group, by reason.
+        refused: counts contributions and results of others that were not taken, streams of those
+            that we are not linked with, and whatever is meant for another group, by reason.
         last_sent: the last cycle of each fragment that was sent before our first round; -1 before
             the first.
+        inner_steps: H, the steps of a peer of median speed between two sends of a fragment.
     """
 
     group: str
@@ -69,6 +83,8 @@ class FragmentSurroundings:
     company: CycleCompany
     trainer: TrainerSide
     record: SendRecord
+    conduct: OwnersConduct
     lock: trio.Lock
     refused: Counter[RefusalReason]
     last_sent: Sequence[int]
+    inner_steps: int

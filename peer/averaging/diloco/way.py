@@ -43,7 +43,7 @@ class FragmentAveraging:
         """The rounds."""
         parts, validation = self._parts, self._parts.validation()
         self._rounds = FragmentRounds(
-            parts.spec,
+            parts.amended,
             facts=parts.facts,
             view=parts.held.view,
             slow_P=parts.slow_P,
@@ -56,6 +56,7 @@ class FragmentAveraging:
                 sign=parts.sign,
                 events=parts.events,
                 observe_round=parts.observe_round,
+                convict=parts.convict,
             ),
         )
         self._begun.set()

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from peer.ports import PeerId
 from protocol.gossip.matchmaking_events import Snapshot
+from protocol.membership.conduct import Fault
 
 
 class Company(Protocol):
@@ -18,6 +19,9 @@ class Company(Protocol):
 
     def announce(self, snapshot: Snapshot | None) -> None:
         """Tell all that we look for a partner with this snapshot, or that we look for none."""
+
+    def blame(self, peer_id: PeerId, fault: Fault) -> None:
+        """Hold a fault against a peer."""
 
     async def changed(self) -> None:
         """Wait until any of this may be another."""

@@ -21,6 +21,7 @@ from peer.ports import PeerId, Stream
 from protocol.errors import LocoError, Refused, StreamLost
 from protocol.gossip import matchmaking_events as mm
 from protocol.gossip.matchmaking import Matchmaker, MatchmakerStatistics
+from protocol.membership.conduct import Fault
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire.messages import Propose
 
@@ -134,6 +135,11 @@ class Gossip:
         paired_s = ended_s if attempt.paired_s is None else attempt.paired_s
         outcome = attempt.outcome or Skipped(SkipReason.LEAVING)
         return outcome, Timing(paired_s - freed_s, ended_s - paired_s)
+
+    def doubt(self, peer_id: PeerId, fault: Fault) -> None:
+        """What came from a peer could not be used: let it rest."""
+        self._company.blame(peer_id, fault)
+        self._feed(mm.PartnerDoubted(peer_id))
 
     def statistics(self) -> MatchmakerStatistics:
         """Counts since the start."""

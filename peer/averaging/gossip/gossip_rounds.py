@@ -4,7 +4,8 @@
     here                        | search, exchange, outer step, Apply |
 
 - A round is opened when the one before is closed (overlap), or when that one is settled (without
-  overlap, and after the last round of training).
+  overlap, after the last round of training, and where there is nobody to average with: a peer alone
+  waits for no line, and its training is then the same each time).
 - A round is closed when its quota is done and the one before is settled; meanwhile it trains on
   (protocol/schedule/own_rounds.py). So at most one round is being settled.
 - An exchange under way when the trainer dies is finished: its codes lie in memory that outlives the
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 import trio
 
 from peer.averaging.gossip.outer_state import OuterState
+from peer.observe.facts import Facts
 from peer.rounds.pace import Pace
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
@@ -37,6 +39,7 @@ class GossipRounds:
         rounds: OwnRounds,
         pace: Pace,
         *,
+        facts: Facts,
         overlap: bool,
         outer: OuterState,
         steps: OuterSteps,
@@ -45,6 +48,7 @@ class GossipRounds:
     ) -> None:
         self._rounds = rounds
         self._pace = pace
+        self._facts = facts
         self._overlap = overlap
         self._outer = outer
         self._steps = steps
@@ -97,10 +101,11 @@ class GossipRounds:
         await self._settled.wait()  # it is: no round is closed before the last is applied
         self._settled = trio.Event()
         self._rounds.closed(closed.step, [m.progress.step for m in others])
+        self._facts.debt = self._rounds.debt
         line = self._line
         assert line is not None
         line.nursery.start_soon(self._settle, line, closed)
-        if not self._overlap or self._rounds.is_over:
+        if not self._overlap or self._rounds.is_over or not others:
             await self._settled.wait()
 
     async def took(self, event: SyncEvent) -> None:

@@ -12,6 +12,7 @@ a copy of those values, which are written back when it has succeeded.
 One thread at a time may call a method (the daemon runs them as blocking work); nothing here locks.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,6 +23,8 @@ import torch
 
 from peer.codec import CodeBuffer, Codec, codes_as_tensor
 from protocol.errors import LocalProtocolError, RemoteProtocolError
+
+from .distance import Apart, apart
 
 Float32Vector = npt.NDArray[np.float32]
 
@@ -93,6 +96,8 @@ class OuterState:
     Attributes:
         version: rises with every change of phi.
         round: round of the last step; -1 before the first.
+        replicas_apart: `replica_distance` of the last step in a pair, over the root mean square of
+            phi.
     """
 
     def __init__(
@@ -115,6 +120,7 @@ class OuterState:
         self._steps = self._steps_alone = 0
         self._last: OuterStepMeasures | None = None
         self._distance: float | None = None
+        self.replicas_apart: float | None = None
 
     def __repr__(self) -> str:
         return f"OuterState(P={self._size}, round={self.round}, version={self.version})"
@@ -171,8 +177,41 @@ class OuterState:
         measures = self._rule.step(phi, delta, self._codec, exchanged)
         self._put_back(self._phi, phi)
         self._put_back(self._delta, delta)
+        if measures.replica_distance is not None:
+            phi_rms = float(torch.linalg.vector_norm(phi)) / math.sqrt(max(1, phi.numel()))
+            self.replicas_apart = measures.replica_distance / phi_rms if phi_rms else None
         self._note(round, measures)
         return measures
+
+    def apart(
+        self,
+        own_codes: CodeBuffer,
+        partner_codes: CodeBuffer,
+        own_phi_codes: CodeBuffer | None = None,
+        partner_phi_codes: CodeBuffer | None = None,
+    ) -> Apart:
+        """How far the partner's vectors are from ours.
+
+        Raises:
+            LocalProtocolError, RemoteProtocolError: as `step` does.
+        """
+        ours, theirs = [self._own(own_codes)], [self._partners(partner_codes)]
+        if partner_phi_codes is not None:
+            ours.append(self._own(own_phi_codes))
+            theirs.append(self._partners(partner_phi_codes))
+        return apart(ours, theirs, self._codec, self._size)
+
+    def moved(self, own_codes: CodeBuffer) -> float:
+        """How far our theta is from phi, root mean square per value.
+
+        Raises:
+            LocalProtocolError: our own codes are bad.
+        """
+        codes = self._own(own_codes)
+        move = torch.empty(self._size)
+        self._codec.decode(codes, move)
+        move.sub_(self._part(self._phi))
+        return float(torch.linalg.vector_norm(move)) / math.sqrt(max(1, self._size))
 
     def stands_after(self, round: int) -> None:
         """Phi and delta hold the first state, as it stood after the step of `round`; -1 for none.

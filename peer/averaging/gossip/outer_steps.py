@@ -4,10 +4,18 @@ The outer state moves only here, once per snapshot, under `lock` (state transfer
 same lock, so what it reads is one state). A snapshot is that of a closed round, or of a fragment
 that was sent. It ends in `averaged` or `skipped(reason)` and is counted as one of them; without a
 partner the n = 1 step is taken, and in the final averaging none.
+
+A partner's vector is held against those of the partners before (protocol/plausible.py). One that is
+too far away is not averaged with; one that is further than usual pulls no more than one at a little
+more than the usual distance. Before there were any, what we have moved ourselves says what is
+usual. (In the final averaging nothing is clipped in meetings, for the mean is exact; and nothing is
+remembered, for with each meeting peers are nearer to each other.) A partner whose vector is
+implausible, or no vector at all, rests.
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -17,7 +25,7 @@ import trio
 from peer.averaging.gossip.exchange_io import OwnVector
 from peer.averaging.gossip.final_meetings import FinalMeetings
 from peer.averaging.gossip.gossip import Bounds, Gossip
-from peer.averaging.gossip.outcome import Averaged, RoundOutcome, Timing
+from peer.averaging.gossip.outcome import Averaged, RoundOutcome, Skipped, Timing
 from peer.averaging.gossip.outer_state import OuterState
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
@@ -26,6 +34,9 @@ from peer.ports import Work
 from peer.rounds.timing import RoundTiming
 from protocol.gossip.final_averaging import Meeting
 from protocol.gossip.patience import Patience
+from protocol.membership.conduct import Fault
+from protocol.outcomes import SkipReason
+from protocol.plausible import Plausibility
 from protocol.run.run_spec import RunSpec
 
 SEARCH_ROUNDS: Final = 2.0
@@ -35,6 +46,12 @@ MAX_EXCHANGE_ROUNDS: Final = 8.0
 """An exchange may take as long as so many rounds. So an average is at most 10 rounds old (search
 and exchange) when it is merged."""
 MIN_EXCHANGE_S: Final = 30.0
+FARTHEST_AT_FIRST: Final = 1.5
+"""How far the first partners' vectors may be from ours, in lengths of ours. Two that went from one
+place in whatever directions are at most sqrt(2) apart; ours and its opposite are 2."""
+EXPECTED_AT_FIRST: Final = 2.0
+"""How far the first partners' vectors are expected from ours, in lengths of our own last move: two
+that went equally far from one place are at most two moves apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +92,7 @@ class OuterSteps:
         self._events = events
         self._observe_round = observe_round
         self._patience = Patience()
+        self._plausibility = Plausibility()
         self._lock = lock
 
     def __repr__(self) -> str:
@@ -130,6 +148,7 @@ class OuterSteps:
             train_s: what training took that the snapshot ended.
         """
         started_s = trio.current_time()
+        settled, share = await self._judged(settled, meeting)
         own, outcome = settled.own, settled.outcome
         partner = outcome.payload if isinstance(outcome, Averaged) else None
         theta, phi = _split(own.payload, own.vectors)
@@ -139,14 +158,47 @@ class OuterSteps:
             step = partial(
                 self._outer.step,
                 plain=own.final,
-                own_share=0.5 if meeting is None else meeting.own_share,
+                own_share=1 - share / 2 if meeting is None else meeting.own_share,
             )
             measures = await self._work.run(step, own.round, theta, their_theta, phi, their_phi)
         if measures.replica_distance is not None:
             self._facts.replica_distance = measures.replica_distance
+            self._facts.pipeline.replicas_apart = self._outer.replicas_apart
         self._count(settled)
         apply_s, timing = trio.current_time() - started_s, settled.timing
         self._observe_round(RoundTiming(train_s, timing.match_s, timing.exchange_s, apply_s))
+
+    async def _judged(self, settled: Settled, meeting: Meeting | None) -> tuple[Settled, float]:
+        """Hold the partner's vector against what was seen; how much it counts, 1 as ours."""
+        own, outcome = settled.own, settled.outcome
+        if not isinstance(outcome, Averaged):
+            if outcome.reason is SkipReason.BAD_VECTOR and outcome.partner_id is not None:
+                self._gossip.doubt(outcome.partner_id, Fault.BAD_VECTOR)
+            return settled, 1.0
+        ours, theirs = _split(own.payload, own.vectors), _split(outcome.payload, own.vectors)
+        assert ours[0] is not None
+        assert theirs[0] is not None
+        apart = await self._work.run(self._outer.apart, ours[0], theirs[0], ours[1], theirs[1])
+        scale = FARTHEST_AT_FIRST * apart.own
+        expected = await self._expected(ours[0])
+        share = self._plausibility.share(
+            outcome.partner_id,
+            apart.distance,
+            scale,
+            expected=expected,
+            remember=not own.final,
+        )
+        if share is not None:
+            return settled, share
+        self._gossip.doubt(outcome.partner_id, Fault.IMPLAUSIBLE)
+        return replace(settled, outcome=Skipped(SkipReason.IMPLAUSIBLE, outcome.partner_id)), 1.0
+
+    async def _expected(self, own_codes: memoryview) -> float:
+        """The distance that is usual while few partners were seen, if we have moved ourselves."""
+        if self._plausibility.has_seen_enough:
+            return math.inf
+        moved = await self._work.run(self._outer.moved, own_codes)
+        return EXPECTED_AT_FIRST * moved or math.inf
 
     def _bounds(self, slack_s: float) -> Bounds:
         """Args: for how long a partner may be awaited at no cost, exchange included."""

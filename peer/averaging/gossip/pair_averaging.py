@@ -64,7 +64,6 @@ class PairAveraging:
         """The rounds."""
         parts, validation = self._parts, self._parts.validation()
         sync, facts = parts.spec.sync, parts.facts
-        total_steps = parts.spec.total_rounds * sync.inner_steps
         finale = FinalRounds(
             wanted=sync.final_averaging,
             facts=facts,
@@ -76,9 +75,15 @@ class PairAveraging:
         )
         way = GossipRounds(
             OwnRounds(
-                facts.peer_id, sync.inner_steps, total_steps, facts.round, facts.nominal_step
+                facts.peer_id,
+                sync.inner_steps,
+                parts.amended.total_steps_at,
+                facts.round,
+                facts.nominal_step,
+                debt=facts.debt,
             ),
             Pace(sync.inner_steps, facts),
+            facts=facts,
             overlap=sync.overlap,
             outer=self._outer,
             steps=self._lane.steps,

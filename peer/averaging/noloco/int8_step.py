@@ -80,3 +80,33 @@ def step_blocks(
                 phi[i] += delta[i]
         delta_squares += float(_squares(delta))
     return delta_squares, distance_squares
+
+
+@kernel(
+    "UniTuple(float64, 2)(int8[::1], uint16[::1], int8[::1], uint16[::1], int64, int64)",
+)
+def apart_blocks(
+    own_codes: Array,
+    own_scales: Array,
+    other_codes: Array,
+    other_scales: Array,
+    first: int,
+    last: int,
+) -> tuple[float, float]:
+    """The sums of squares of our values less theirs, and of ours, of blocks first .. last - 1."""
+    distance_squares = own_squares = 0.0
+    ours, apart = np.zeros(BLOCK, np.float32), np.zeros(BLOCK, np.float32)
+    own_codes = own_codes[first * BLOCK : last * BLOCK]
+    other_codes = other_codes[first * BLOCK : last * BLOCK]
+    own_scales, other_scales = own_scales[first:last], other_scales[first:last]
+    for block in range(last - first):
+        at = block * BLOCK
+        own_scale = np.int32(np.int32(own_scales[block]) << np.int32(16)).view(np.float32)
+        other_scale = np.int32(np.int32(other_scales[block]) << np.int32(16)).view(np.float32)
+        for i in range(BLOCK):
+            own = np.float32(own_codes[at + i]) * own_scale
+            ours[i] = own
+            apart[i] = own - np.float32(other_codes[at + i]) * other_scale
+        distance_squares += float(_squares(apart))
+        own_squares += float(_squares(ours))
+    return distance_squares, own_squares

@@ -71,10 +71,13 @@ class StreamingAveraging:
         """The rounds."""
         parts, validation = self._parts, self._parts.validation()
         sync, facts = parts.spec.sync, parts.facts
-        total_steps = parts.spec.total_rounds * sync.inner_steps
         self._rounds = StreamingRounds(
             OwnRounds(
-                facts.peer_id, sync.inner_steps, total_steps, facts.round, facts.nominal_step
+                facts.peer_id,
+                sync.inner_steps,
+                parts.amended.total_steps_at,
+                facts.round,
+                facts.nominal_step,
             ),
             Pace(sync.inner_steps, facts),
             new_lanes=self._new_lanes,

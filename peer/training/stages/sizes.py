@@ -15,7 +15,6 @@ RING_PER_SLOT: Final = 4
 """Slots of a ring, each way, for each: a boundary may wait while others of its microbatch are under
 way, and twice as many gradients are kept after they have been sent (protocol/microbatch/kept.py).
 """
-RING_SLOTS: Final = RING_PER_SLOT * SLOTS
 
 
 def boundary_shape(spec: RunSpec) -> tuple[int, int, int]:

@@ -107,6 +107,8 @@ class DataPeerStepper:
         in_flight: microbatches on their way at once, at most.
     """
 
+    reads_blocks = True
+
     def __init__(
         self,
         compute: StageCompute,
@@ -203,6 +205,8 @@ class DataPeerStepper:
 
 class RelayStepper:
     """Steps a stage that works for the data peers."""
+
+    reads_blocks = False
 
     def __init__(
         self,

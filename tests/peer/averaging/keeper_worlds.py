@@ -6,15 +6,16 @@ from owner_worlds import CYCLE, FRAGMENT, GROUP, IDS, codes_of, outer_copy
 
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.averaging.diloco.outer_writes import carry_out
+from peer.codec.leaves import code_digest
 from protocol.diloco import fragment_commands as c
 from protocol.diloco import fragment_events as e
 from protocol.diloco.departures import Departures
-from protocol.diloco.digests import digest_of_stamps, short_digest
+from protocol.diloco.digests import digest_of_stamps
 from protocol.diloco.keeper import Keeper
 from protocol.diloco.peers import Peers
 from protocol.diloco.send_plan import SendPlan
 from protocol.fragment.chunk_ledger import Stamp
-from protocol.wire.fragment_messages import ChunkResult
+from protocol.wire.fragment_messages import ChunkResult, mask_of
 from protocol.wire.messages import Result
 
 NUM_CHUNKS = 2
@@ -88,7 +89,7 @@ class World:
                 done = carry_out(self.outer, order)
                 assert isinstance(done, e.Verified)
                 self.do(keeper.verified(now_s, done.spoilt))
-            case c.WriteResults() | c.WriteChunk():
+            case c.WriteResults() | c.WriteChunk() | c.UndoSteps():
                 self.writes += 1
                 done = carry_out(self.outer, order)
                 assert isinstance(done, e.Written)
@@ -119,8 +120,15 @@ def result(
     """One for a chunk as `outer_copy` makes it, or on another state; without us, or with."""
     outer = outer_copy()
     base = base or outer.first_stamps()[FRAGMENT][chunk]
-    codes, mask = codes_of(outer, chunk, 0.5), (1 << len(contributors)) - 1
-    of_chunk = ChunkResult(chunk, base.steps, base.weight, base.digest, mask, short_digest(codes))
+    codes, mask = codes_of(outer, chunk, 0.5), mask_of(range(len(contributors)))
+    of_chunk = ChunkResult(
+        chunk,
+        base.steps,
+        base.weight,
+        base.digest,
+        mask,
+        code_digest(outer.codec, memoryview(codes)),
+    )
     made = Result(
         GROUP,
         FRAGMENT,
@@ -128,6 +136,7 @@ def result(
         IDS[1],
         tuple(sorted(contributors)),
         (1,) * len(contributors),
+        (bytes(16),) * len(contributors),
         (of_chunk,),
         (chunk,),
         signature=bytes(64),

@@ -3,11 +3,11 @@
 import numpy as np
 import torch
 
+from peer.averaging.diloco.contributions import NOT_SIGNED, signed_with
 from peer.averaging.diloco.nesterov import NesterovFactors
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import codes_as_tensor, get_codec
 from peer.network.identity import Identity
-from protocol.diloco.digests import short_digest
 from protocol.fragment.fragments import cut_fragments
 from protocol.run.layout import Layout
 from protocol.wire.fragment_messages import ChunkStamp
@@ -38,11 +38,16 @@ def codes_of(outer: OuterFragments, chunk: int, value: float) -> bytes:
 
 
 def contribution(
-    outer: OuterFragments, values: dict[int, float], weight: int = 1, cycle: int = CYCLE
+    outer: OuterFragments,
+    values: dict[int, float],
+    weight: int = 1,
+    cycle: int = CYCLE,
+    peer: int = 0,
 ) -> tuple[Contribution, bytes]:
-    """To these chunks as they are at the start, and its codes."""
+    """To these chunks as they are at the start, signed by this peer, and its codes."""
     codes = b"".join(codes_of(outer, chunk, value) for chunk, value in values.items())
     first = outer.first_stamps()[FRAGMENT]
     stamps = tuple(ChunkStamp.of(chunk, first[chunk]) for chunk in values)
-    message = Contribution(GROUP, FRAGMENT, cycle, weight, 1, 1, stamps, short_digest(codes))
-    return message, codes
+    message = Contribution(GROUP, FRAGMENT, cycle, weight, 1, 1, stamps, (), (), NOT_SIGNED)
+    parts = outer.split_codes(FRAGMENT, list(values), memoryview(codes))
+    return signed_with(message, parts, outer, IDENTITIES[peer].sign), codes

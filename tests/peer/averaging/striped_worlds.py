@@ -26,6 +26,7 @@ from peer.ports.simulated import SimulatedWork
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.gossip.exchange import exchange_id
 from protocol.gossip.matchmaking_events import Snapshot
+from protocol.membership.conduct import Fault
 from protocol.outcomes import RefusalReason
 from protocol.wire.messages import Accept, Join, Piece, Received, Vector
 from protocol.wire.versions import GOSSIP
@@ -75,6 +76,7 @@ class Company:
         self.free_now: dict[PeerId, Snapshot] = {}
         self.announced: list[Snapshot | None] = []
         self.others_ended = False
+        self.blamed: list[tuple[PeerId, Fault]] = []
         self._changed = trio.Event()
 
     def free(self) -> Sequence[tuple[PeerId, Snapshot]]:
@@ -85,6 +87,9 @@ class Company:
 
     def announce(self, snapshot: Snapshot | None) -> None:
         self.announced.append(snapshot)
+
+    def blame(self, peer_id: PeerId, fault: Fault) -> None:
+        self.blamed.append((peer_id, fault))
 
     async def changed(self) -> None:
         await self._changed.wait()

@@ -18,6 +18,7 @@ from protocol.diloco.fragment_commands import Changes, Returned
 from protocol.diloco.fragment_events import Held, PeersSeen, Sent
 from protocol.diloco.healing import HealingStatistics
 from protocol.diloco.keeper import MAX_RETURN_S
+from protocol.outcomes import AuditOutcome
 
 
 class Trainer:
@@ -56,8 +57,17 @@ class World:
     def seen(self) -> PeersSeen:
         return PeersSeen(CYCLE, frozenset(IDS[:1]), {})
 
+    def is_linked(self, peer_id: str) -> bool:
+        return True
+
     def returned(self, returned: Returned, healing: HealingStatistics) -> None:
         self.returned_sends.append(returned)
+
+    def audited(self, outcome: AuditOutcome) -> None:
+        raise AssertionError("there is nobody to audit")
+
+    def convicted(self, owner: str) -> None:
+        raise AssertionError("there is nobody to convict")
 
     @asynccontextmanager
     async def exchange(self) -> AsyncIterator[FragmentExchange]:
@@ -70,8 +80,10 @@ class World:
                 company=self,
                 trainer=self.trainer,
                 record=self,
+                conduct=self,
                 lock=trio.Lock(),
                 refused=Counter(),
+                inner_steps=1,
                 last_sent=[-1],
             )
             exchange = FragmentExchange(around, self.outer)

@@ -7,11 +7,16 @@ from owner_worlds import FRAGMENT, GROUP, IDENTITIES, IDS, codes_of, contributio
 from pipe_streams import pipe
 
 from peer.averaging.diloco.fragment_inbound import FragmentInbound, OtherGroup
+from peer.codec.leaves import code_digest
 from peer.network.conversation import Conversation
 from peer.ports.simulated import SimulatedWork
-from protocol.diloco.digests import short_digest
 from protocol.errors import RemoteProtocolError
-from protocol.wire.fragment_messages import ChunkResult, signed_result
+from protocol.wire.fragment_messages import (
+    ChunkResult,
+    mask_of,
+    signed_contribution,
+    signed_result,
+)
 from protocol.wire.frames import encode_frame
 from protocol.wire.messages import (
     FragmentSettled,
@@ -29,8 +34,11 @@ OUTER = outer_copy("int8")
 def result(**changes) -> Result:
     codes = codes_of(OUTER, 1, 2.0)
     stamp = OUTER.first_stamps()[FRAGMENT][1]
-    chunk = ChunkResult(1, stamp.steps, stamp.weight, stamp.digest, 1, short_digest(codes))
-    unsigned = Result(GROUP, FRAGMENT, 7, IDS[0], (IDS[1],), (1,), (chunk,), (1,), bytes(64))
+    digest = code_digest(OUTER.codec, memoryview(codes))
+    chunk = ChunkResult(1, stamp.steps, stamp.weight, stamp.digest, mask_of([0]), digest)
+    unsigned = Result(
+        GROUP, FRAGMENT, 7, IDS[0], (IDS[1],), (1,), (bytes(16),), (chunk,), (1,), bytes(64)
+    )
     return signed_result(replace(unsigned, **changes), IDENTITIES[0].sign)
 
 
@@ -96,7 +104,24 @@ async def test_codes_that_are_no_numbers_are_refused():
     message, codes = contribution(OUTER, {0: 1.0})
     spoilt = codes[:-2] + b"\xc0\x7f"  # a scale that is NaN
     with pytest.raises(RemoteProtocolError, match="not finite"):
-        await received(replace(message, digest=short_digest(spoilt)), spoilt)
+        digest = code_digest(OUTER.codec, memoryview(spoilt))
+        lie = replace(message, digests=(digest,))
+        await received(signed_contribution(lie, IDENTITIES[0].sign), spoilt)
+
+
+async def test_a_contribution_that_its_sender_has_not_signed_is_refused():
+    message, codes = contribution(OUTER, {0: 1.0})
+    for forged in (replace(message, steps=2), replace(message, lengths=())):
+        with pytest.raises(RemoteProtocolError, match="not signed"):
+            await received(forged, codes)
+
+
+@pytest.mark.parametrize("factor", [0.1, 0.99, 1.01])
+async def test_a_contribution_that_is_not_as_long_as_it_says_is_refused(factor):
+    message, codes = contribution(OUTER, {0: 1.0})
+    lie = replace(message, lengths=(message.lengths[0] * factor,))
+    with pytest.raises(RemoteProtocolError, match="as long"):
+        await received(signed_contribution(lie, IDENTITIES[0].sign), codes)
 
 
 @pytest.mark.parametrize(
@@ -105,11 +130,10 @@ async def test_codes_that_are_no_numbers_are_refused():
         replace(result(), cycle=8),
         replace(result(), contributors=(IDS[2],)),
         replace(result(), owner=IDS[1]),
-        replace(result(), weights=(2,)),
         result(weights=(1, 1)),
         replace(result(), signature=bytes(64)),
     ],
-    ids=["cycle", "contributors", "owner", "weight", "counts", "signature"],
+    ids=["cycle", "contributors", "owner", "counts", "signature"],
 )
 async def test_a_result_that_its_owner_has_not_signed_so_is_refused(forged):
     with pytest.raises(RemoteProtocolError, match="not signed"):

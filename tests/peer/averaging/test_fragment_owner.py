@@ -17,6 +17,7 @@ from protocol.diloco.fragment_events import Averages, PeersSeen
 from protocol.diloco.owner import MAX_COLLECT_S, MAX_COLLECTIONS, Owner, OwnerOutput
 from protocol.diloco.peers import Peers
 from protocol.diloco.send_plan import SendPlan
+from protocol.fragment import collection as collection_file
 from protocol.outcomes import RefusalReason
 
 
@@ -43,7 +44,7 @@ class World:
     def comes(
         self, peer: int, values: dict[int, float], weight: int = 1, cycle: int = CYCLE
     ) -> RefusalReason | None:
-        message, codes = contribution(self.outer, values, weight, cycle)
+        message, codes = contribution(self.outer, values, weight, cycle, peer)
         parts = self.outer.split_codes(FRAGMENT, list(values), memoryview(codes))
         return self._done(self.owner.contributed(self.now_s, IDS[peer], message, parts))
 
@@ -87,9 +88,9 @@ def world():
 
 
 def test_when_all_have_come_their_mean_is_published_at_once(world):
-    for peer, value in enumerate((1.0, 2.0, 6.0)):
+    for peer, value in enumerate((1.0, 1.25, 1.5)):
         assert world.comes(peer, {0: value, 1: -value}) is None
-    assert world.averages() == [3.0, -3.0]
+    assert world.averages() == [1.25, -1.25]
     result = world.published[0].result
     assert result.is_genuine()
     assert [result.outcome(chunk).weight for chunk in result.chunks] == [3, 3]
@@ -97,36 +98,36 @@ def test_when_all_have_come_their_mean_is_published_at_once(world):
 
 
 def test_weights_count(world):
-    world.comes(0, {0: 1.0}, weight=3)
-    world.comes(1, {0: 5.0}, weight=1)
+    world.comes(0, {0: 2.0}, weight=3)
+    world.comes(1, {0: 3.0}, weight=1)
     world.comes(2, {}, weight=0)
-    assert world.averages() == [2.0]
+    assert world.averages() == [2.25]
 
 
 def test_after_the_deadline_the_average_is_exact_for_what_arrived(world):
-    world.comes(0, {0: 1.0})
-    world.comes(1, {0: 2.0})
+    world.comes(0, {0: 2.0})
+    world.comes(1, {0: 3.0})
     world.wait(MAX_COLLECT_S + 1)
-    assert world.averages() == [1.5]
+    assert world.averages() == [2.5]
     assert world.comes(2, {0: 100.0}) is RefusalReason.AHEAD
     world.wait(MAX_COLLECT_S + 1)
-    assert world.averages() == [1.5]
+    assert world.averages() == [2.5]
     assert world.owner.statistics().cut_short == 1
 
 
 def test_who_is_lost_is_not_waited_for(world):
-    world.comes(0, {0: 1.0})
-    world.comes(1, {0: 2.0})
+    world.comes(0, {0: 2.0})
+    world.comes(1, {0: 3.0})
     world.see(IDS[:2])
     world.wait(1)
-    assert world.averages() == [1.5]
+    assert world.averages() == [2.5]
 
 
 def test_who_heals_contributes_nothing(world):
-    world.comes(0, {0: 1.0})
+    world.comes(0, {0: 2.0})
     world.comes(1, {}, weight=0)
     world.comes(2, {0: 3.0})
-    assert world.averages() == [2.0]
+    assert world.averages() == [2.5]
 
 
 def test_patience_follows_what_was_seen(world):
@@ -148,6 +149,7 @@ async def test_a_result_passes_the_checks_of_its_receiver(world):
     inbound = FragmentInbound(GROUP, outer_copy(), SimulatedWork())
     message, parts = await inbound.next(theirs)
     assert message == made.result
+    assert not isinstance(parts, bytes)
     assert b"".join(parts.values()) == made.codes
 
 
@@ -266,3 +268,12 @@ def test_what_averaging_cannot_keep_up_with_is_over_and_counted(world):
     world.average_all()
     assert len(world.published) == MAX_COLLECTIONS
     assert len(world.over) == MAX_COLLECTIONS + 2
+
+
+def test_one_more_than_a_result_can_name_is_refused_with_a_reason(world, monkeypatch):
+    monkeypatch.setattr(collection_file, "MAX_CONTRIBUTORS", 2)
+    assert world.comes(0, {0: 2.0}) is None
+    assert world.comes(1, {0: 3.0}) is None
+    assert world.comes(2, {0: 100.0}) is RefusalReason.TOO_MANY
+    world.wait(MAX_COLLECT_S + 1)
+    assert world.averages() == [2.5]

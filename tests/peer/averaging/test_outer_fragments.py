@@ -67,7 +67,9 @@ def outer_copy(seed: int = 0, last_cycle: int | None = None) -> LedgeredFragment
     fragments, momentum = cut_fragments(LAYOUT, "strided", 2), np.full_like(values, 0.25)
     momentum *= last_cycle is not None
     return LedgeredFragments(
-        OuterFragments(fragments, values, momentum, CODEC, FACTORS, last_cycle)
+        OuterFragments(
+            fragments, values, momentum, CODEC, FACTORS, lambda cycle: cycle == last_cycle
+        )
     )
 
 

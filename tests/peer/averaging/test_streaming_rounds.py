@@ -61,7 +61,7 @@ class World:
         )
         self.finale: Any = SimpleNamespace(meeting=None)
         self.rounds = StreamingRounds(
-            OwnRounds("me", H, ROUNDS * H, 0, 0.0, varied=0.0),
+            OwnRounds("me", H, lambda _: ROUNDS * H, 0, 0.0, varied=0.0),
             Pace(H, self.facts),
             new_lanes=lambda _: lanes,
             new_finale=lambda _: self.finale,

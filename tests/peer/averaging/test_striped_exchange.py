@@ -29,10 +29,9 @@ from peer.averaging.gossip import outcome
 from peer.averaging.gossip.exchange_io import STALL_S
 from peer.averaging.gossip.outcome import Averaged, Skipped
 from peer.network.conversation import Conversation
-from peer.network.handlers import MAX_INBOUND_STREAMS_PER_PEER
 from peer.network.simulated import SimulatedInternet
 from protocol.errors import Refused, StreamLost
-from protocol.limits import MAX_STRIPES, STRIPE_FROM_BYTES
+from protocol.limits import MAX_INBOUND_STREAMS_PER_PEER, MAX_STRIPES, STRIPE_FROM_BYTES
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.wire import pieces
 from protocol.wire.messages import Accept, Join, Piece, Propose, Vector

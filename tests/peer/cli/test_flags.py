@@ -10,6 +10,11 @@ PEER_OPTIONS = [
     "--announce",
     "--bootstrap",
     "--checkpoint-activations",
+    "--checkpoint-every",
+    "--checkpoint-keep",
+    "--checkpoint-max-gb",
+    "--checkpoint-upload",
+    "--data",
     "--device",
     "--exit-when-done",
     "--grace",
@@ -21,18 +26,26 @@ PEER_OPTIONS = [
     "--max-upload-mbps",
     "--metrics",
     "--overlap-steps",
+    "--quic",
+    "--relay-mbps",
     "--threads",
     "--verbose",
     "-v",
 ]
 
-JOIN_OPTIONS = [*PEER_OPTIONS, "--stage"]
+JOIN_OPTIONS = [*PEER_OPTIONS, "--invite", "--max-corpus-gb", "--stage"]
 
 FROZEN = {
     "new": ["--force", "--method", "--preset", "run_toml"],
-    "start": [*PEER_OPTIONS, "run_toml"],
+    "start": sorted([*PEER_OPTIONS, "--new-run", "run_toml"]),
     "join": sorted(JOIN_OPTIONS),
     "status": ["--home", "--json", "--verbose", "-v"],
+    "invite": ["--expires", "--home", "--uses", "--verbose", "-v"],
+    "ban": ["--home", "--verbose", "-v", "peer"],
+    "admit": ["--home", "--verbose", "-v", "peer"],
+    "delegate": ["--home", "--verbose", "-v", "peer"],
+    "amend": ["--at-round", "--dry-run", "--home", "--show", "--verbose", "-v", "run_toml"],
+    "doctor": ["--bootstrap", "--home", "--listen", "--verbose", "-v"],
     "leave": ["--home", "--verbose", "-v"],
     "export": ["--hf", "--home", "--verbose", "-v"],
     "generate": [

@@ -188,7 +188,7 @@ def test_a_running_peer_is_asked_for_the_stages_that_count(
         (models[arguments["stage"]].theta_P.numpy() * LOUD).tofile(path)
         return {"path": str(path)}
 
-    monkeypatch.setattr(client, "_ask", ask)
+    monkeypatch.setattr(client, "ask_daemon", ask)
     arguments = ["generate", "--prompt", "def ", "--home", str(home.root), "--tokens", "12"]
     whole = loco(*arguments)
     assert whole.exit_code == 0, whole.stderr

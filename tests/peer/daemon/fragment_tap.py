@@ -103,7 +103,8 @@ class Tap:
 
     # --- what was there ---------------------------------------------------------------------------
     def name_of(self, peer_id: str) -> str:
-        return next(name for name, peer in self.swarm.peers.items() if peer.peer_id == peer_id)
+        names = (name for name, peer in self.swarm.peers.items() if peer.peer_id == peer_id)
+        return next(names, "stranger")
 
     def sent(self, fragment: int, cycle: int) -> dict[str, Send]:
         """By peer, what the trainers sent of a fragment in a cycle."""
@@ -147,7 +148,8 @@ def watch(swarm: SimulatedSwarm, monkeypatch: pytest.MonkeyPatch) -> Tap:
         stream: Any = getattr(talk._stream, "_stream", talk._stream)  # within its pace
         if stream._protocol == FRAGMENT:
             traffic = stream._traffic
-            sender = next(n for n, p in swarm.peers.items() if p.network._traffic is traffic)
+            theirs = (n for n, p in swarm.peers.items() if p.network._traffic is traffic)
+            sender = next(theirs, "stranger")
             receiver = tap.name_of(stream.remote_peer_id)
             if tap.loses(sender, receiver, message):
                 return

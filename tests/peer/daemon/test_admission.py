@@ -16,7 +16,6 @@ from swarm_worlds import (
     toy_spec,
 )
 
-from peer.daemon import hello as hello_file
 from peer.daemon.duplicates import ANSWER_S, BEAT_S, DUPLICATE_PROBE_S
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
@@ -191,19 +190,6 @@ async def test_an_answer_that_never_comes_keeps_nobody_out(tmp_path):
             await greet(swarm, network, incarnation=2)
             assert ANSWER_S <= trio.current_time() - began_s <= ANSWER_S + 0.5
             nursery.cancel_scope.cancel()
-
-
-@simulated()
-async def test_more_links_than_we_can_hold_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(hello_file, "MAX_LINKS", 1)
-    async with open_swarm(1, toy_spec(20), tmp_path) as swarm:
-        await start(swarm, "a")
-        async with swarm.internet.open_network(identity_of(1, "x").peer_id) as network:
-            for _ in range(2):
-                await greet(swarm, network)
-            with pytest.raises(Refused) as refused:
-                await greet(swarm, network)
-            assert refused.value.reason is RefusalReason.TOO_MANY
 
 
 @pytest.mark.parametrize("skew_s", [60.0, -60.0])

@@ -7,8 +7,9 @@ import pytest
 import trio
 
 from peer.cli.reporting import exit_code_of
-from peer.daemon.entry import LATECOMERS, LOOK_AROUND_S, Joining
+from peer.daemon.entry import Joining
 from peer.daemon.provision import ChosenStage
+from peer.daemon.stage_choice import LATECOMERS, LOOK_AROUND_S, StageChoice
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
 from peer.options.config import load_config
@@ -39,6 +40,9 @@ class Swarm:
     def correct_clock(self) -> None:
         self.asked.append("clock")
 
+    def entered(self, signed: SignedSpec) -> None:
+        self.asked.append("door")
+
     async def add_peers(self, addresses: Any) -> None:
         self.asked.append("directory")
 
@@ -57,17 +61,18 @@ class Swarm:
 def joining(swarm: Any, stage: int | None = None) -> Joining:
     lines: list[bytes] = []
     events = EventLog(lines.append, peer="me", wall_time_s=trio.current_time, stream=None)
-    facts = Facts("me", 1)
+    facts, roster = Facts("me", 1), Roster(60.0)
     return Joining(
         swarm,
         directory=swarm,
-        roster=Roster(60.0),
+        roster=roster,
         greeter=swarm,
         sources=swarm,
         provision=swarm,
         facts=facts,
         events=events,
-        stage=stage,
+        door=swarm,
+        stages=StageChoice(facts, roster, stage),
     )
 
 
@@ -83,7 +88,7 @@ async def test_a_joiner_ends_before_it_fetches_data_of_a_run_that_it_cannot_trai
         return
     with pytest.raises(InvalidRunSpec, match="stages average by") as refused:
         await joining(swarm).enter(check)
-    assert swarm.asked == ["clock", "directory", "spec"]
+    assert swarm.asked == ["clock", "directory", "spec", "door"]
     assert exit_code_of(refused.value) is ExitCode.USAGE
 
 
@@ -98,7 +103,7 @@ async def test_a_newcomer_takes_the_stage_that_nobody_holds_and_says_so(
         group = Group(swarm.run_id, part_of_stage(stage)).digest
         progress = Progress("training", group=group, step=step)
         entry._roster.heard(0.0, peer_id, 1, progress=progress)
-    chosen = await entry._choose_stage(spec, swarm.run_id)
+    chosen = await entry._stages.choose(spec, swarm.run_id)
     assert chosen == ChosenStage(2, has_holders=False, is_trained=is_trained)
     assert entry._facts.group == Group(swarm.run_id, part_of_stage(2)).digest
     assert LOOK_AROUND_S <= trio.current_time() <= (1 + LATECOMERS) * LOOK_AROUND_S
@@ -111,6 +116,6 @@ async def test_a_newcomer_takes_the_stage_that_it_was_given(autojump_clock, stag
     entry = joining(swarm, stage)
     group = Group(swarm.run_id, part_of_stage(1)).digest
     entry._roster.heard(0.0, "a", 1, progress=Progress("training", group=group))
-    chosen = await entry._choose_stage(spec, swarm.run_id)
+    chosen = await entry._stages.choose(spec, swarm.run_id)
     assert chosen == ChosenStage(stage, has_holders=has_holders, is_trained=False)
     assert entry._facts.group == Group(swarm.run_id, part_of_stage(stage)).digest

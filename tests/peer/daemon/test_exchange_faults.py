@@ -78,6 +78,7 @@ def assert_ended_well(peer: SimulatedPeer) -> None:
     assert [event["round"] for event in ended] == closed == list(range(len(closed)))
     assert_trains_on(peer, STEP_S)
     assert np.isfinite(peer.slow_weights()).all()
+    assert not peer.facts.faults, "what lines and machines do is nobody's fault"
 
 
 def striped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,19 +103,20 @@ def test_a_state_that_would_be_lost_at_once_is_not_taken(tmp_path, monkeypatch):
     async def join() -> None:
         async with open_swarm(1, toy_spec(60), tmp_path) as swarm:
             refusing = Refusing(monkeypatch, "_send_manifest")
-            await start(swarm, "a", "b")
+            await start(swarm, "a", "b", "d")
             await swarm.until(lambda: swarm["b"].facts.round == 2)
             swarm["b"].gate.close()  # its trainer stands still; it goes on to beat and to serve
             await swarm.until(lambda: swarm["a"].facts.step > (LOST_LAG_ROUNDS + 5) * 20)
-            refusing.refuse(swarm, a=RefusalReason.TOO_MANY)
+            refusing.refuse(swarm, a=RefusalReason.TOO_MANY, d=RefusalReason.TOO_MANY)
             c = swarm.join("c")
-            await trio.sleep(WAIT_S / 3)
-            assert "my state is of step" in c.facts.doing
+            await swarm.until(lambda: hasattr(c, "facts"))
+            with trio.fail_after(WAIT_S):
+                await swarm.until(lambda: "my state is of step" in c.facts.doing)
             assert not c.events(EventName.STATE_RECEIVED)
             refusing.refuse(swarm)
             await swarm.until(c.ready.is_set)
             (received,) = c.events(EventName.STATE_RECEIVED)
-            assert received["remotes"] == [swarm["a"].peer_id]
+            assert received["remotes"] != [swarm["b"].peer_id]
             assert c.failure is None
 
     join()

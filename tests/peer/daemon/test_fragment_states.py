@@ -3,7 +3,6 @@
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,10 +21,9 @@ from streaming_worlds import (
 from swarm_worlds import STEP_S, simulated, start
 
 from peer.observe.event_names import EventName
-from peer.simulation.swarm import identity_of, open_swarm
+from peer.simulation.swarm import open_swarm
 from peer.training.messages import Progress, Ready, RoundClosed
 from peer.training.schedule import learning_rate
-from protocol.diloco.owner import Owner
 from protocol.fragment.chunk_ledger import Stamp
 from protocol.run.run_spec import OptimizerSection
 from protocol.wire.messages import ChunkState, Contribution, Result
@@ -33,6 +31,8 @@ from protocol.wire.messages import ChunkState, Contribution, Result
 pytestmark = pytest.mark.slow
 
 SEED = 1
+HEALS_AT_ONCE = 2
+"""A seed for which a spoilt chunk is asked for, and comes, between two steps of the others."""
 LEAVER_OWNS_NOTHING = 1
 """A seed for which a peer that leaves owns no chunk at that moment: what it owns is lost once."""
 FRAGMENTS = range(4)
@@ -148,10 +148,10 @@ def test_garbage_of_one_peer_reaches_nobody_and_it_alone_fetches_that_chunk(
 ):
     """What the majority's bytes become is the mean of the majority; of the other chunks, of all."""
 
-    @simulated(SEED)
+    @simulated(HEALS_AT_ONCE)
     async def run():
         spec = fragment_spec(10, "fp32", **PLAIN_MEAN)
-        async with open_swarm(SEED, spec, tmp_path, OPTIONS) as swarm:
+        async with open_swarm(HEALS_AT_ONCE, spec, tmp_path, OPTIONS) as swarm:
             tap = watch(swarm, monkeypatch)
             await start(swarm, *"abc")
             await swarm.until(lambda: swarm["a"].facts.round == 5)
@@ -234,21 +234,21 @@ async def test_while_a_peer_heals_it_contributes_nothing(tmp_path, monkeypatch):
 
 @simulated(SEED)
 async def test_only_the_spoilt_chunk_crosses_the_wire(tmp_path, monkeypatch):
-    """The whole traffic of a run with a spoilt chunk, less that of the same run without."""
-    totals = []
-    for spoilt in (False, True):
-        async with open_swarm(SEED, fragment_spec(9), tmp_path / str(spoilt), OPTIONS) as swarm:
-            await start(swarm, *"abc")
-            await swarm.until(lambda: swarm["a"].facts.round == 6)
-            if spoilt:
-                spoil(swarm["c"], GARBAGE, SPOILT_PLACE)
-            await swarm.finished()
-            carried = [swarm[name].network.statistics().sent_bytes for name in "abc"]
-            totals.append(sum(sum(sent.values()) for sent in carried))
+    async with open_swarm(SEED, fragment_spec(9), tmp_path, OPTIONS) as swarm:
+        tap = watch(swarm, monkeypatch)
+        await start(swarm, *"abc")
+        await swarm.until(lambda: swarm["a"].facts.round == 6)
+        spoilt_s = trio.current_time()
+        spoil(swarm["c"], GARBAGE, SPOILT_PLACE)
+        await swarm.finished()
+    states = [post for post in tap.messages(ChunkState) if post.at_s > spoilt_s]
+    assert {(post.receiver, post.message.fragment) for post in states} == {("c", SPOILT_FRAGMENT)}
     chunk_bytes = (
         8 * (2 * OPTIONS.padded_parameters // 7) // 3
     )  # phi and v of a third of two layers
-    assert 0.95 * chunk_bytes < totals[1] - totals[0] < 1.05 * chunk_bytes
+    assert all(0.95 * chunk_bytes < post.bytes_ < 1.05 * chunk_bytes for post in states)
+    # Twice where a step of the others has overtaken it: then the next one is asked.
+    assert 1 <= len(states) <= 2
 
 
 # --- who was parted -------------------------------------------------------------------------------
@@ -354,31 +354,3 @@ async def test_every_peer_sees_the_number_of_contributors_change_once_around_a_j
 def changes(values: Sequence[int]) -> list[int]:
     """Without what repeats the value before it."""
     return [value for value, _ in itertools.groupby(values)]
-
-
-@simulated(SEED)
-async def test_unequal_weights_make_the_weighted_mean(tmp_path, monkeypatch):
-    weights = {
-        identity_of(SEED, name).peer_id: weight
-        for name, weight in zip("abc", (1, 2, 5), strict=True)
-    }
-    contributed = Owner.contributed
-
-    def weighted(owner, now_s, peer_id, contribution, parts):
-        weight = contribution.weight * weights[peer_id]
-        return contributed(owner, now_s, peer_id, replace(contribution, weight=weight), parts)
-
-    monkeypatch.setattr(Owner, "contributed", weighted)
-    spec = fragment_spec(6, "fp32", **PLAIN_MEAN)
-    async with open_swarm(SEED, spec, tmp_path, OPTIONS) as swarm:
-        tap = watch(swarm, monkeypatch)
-        await start(swarm, *"abc")
-        await swarm.until(lambda: len(tap.sent(1, 4)) == 3)
-        await trio.sleep(0.5)
-        sent = tap.sent(1, 4)
-        chunks = zip(*(tap.values(sent[name]) for name in "abc"), strict=True)
-        for chunk, values in enumerate(chunks):
-            mean = np.average(np.array(values, np.float64), axis=0, weights=(1, 2, 5))
-            for name in "abc":
-                moved = sent[name].phi[chunk].astype(np.float64) - tap.phi(name, 1)[chunk]
-                np.testing.assert_allclose(moved, mean, atol=1e-6)

@@ -76,6 +76,10 @@ FAR_LINK = LinkModel(latency_s=2 * STEP_S)
 """A fragment's trip takes four steps at least: codes to the owners, results to all."""
 
 
+SETTLED = 9
+"""Rounds after which the chunks of newcomers stand where all others' do."""
+
+
 @simulated()
 async def test_peers_with_different_overlap_end_with_the_same_bytes(tmp_path):
     own = {"a": None, "b": 8, "c": 3}
@@ -86,9 +90,9 @@ async def test_peers_with_different_overlap_end_with_the_same_bytes(tmp_path):
         await swarm.finished()
         assert_equal(*(swarm[name] for name in own))
         for name in own:
-            assert contributors(swarm[name], after=6).keys() == {3}
+            assert contributors(swarm[name], after=SETTLED).keys() == {3}
         # All end a round together; who may train on for longer has sent its part sooner.
-        trips_s = {name: [e["seconds"] for e in returned(swarm[name], after=6)] for name in own}
+        trips_s = {n: [e["seconds"] for e in returned(swarm[n], after=SETTLED)] for n in own}
         assert median(trips_s["b"]) > median(trips_s["a"]) > median(trips_s["c"])
 
 
@@ -180,7 +184,10 @@ def test_every_way_of_streaming_ends_with_the_same_bytes(tmp_path, sync, diloco)
 
 @simulated()
 async def test_bytes_follow_the_formula(tmp_path):
-    """2 (M - 1) / M vectors per round and peer; framing and signatures add at most 3%."""
+    """2 (M - 1) / M vectors per round and peer; framing, signatures and audits add at most 15%.
+
+    Chunks are as small as they can be, so that an audit opens an eighth of one.
+    """
     names, parameters, rounds = "abcd", 6 * 65536, 5
     options = SwarmOptions(padded_parameters=parameters)
     async with open_swarm(1, fragment_spec(12), tmp_path, options) as swarm:
@@ -200,7 +207,7 @@ async def test_bytes_follow_the_formula(tmp_path):
         await swarm.until(lambda: in_mid_round(5 + rounds))
         vectors = (sent_bytes() - before) / get_codec("int8").code_bytes(parameters)
         each = 2 * (len(names) - 1) / len(names)
-        assert each <= vectors / rounds / len(names) <= 1.03 * each
+        assert each <= vectors / rounds / len(names) <= 1.15 * each
 
 
 def test_a_run_ends_with_the_mean_of_all_weights(tmp_path, monkeypatch):
@@ -221,9 +228,9 @@ def test_a_run_ends_with_the_mean_of_all_weights(tmp_path, monkeypatch):
             await start(swarm, *"abc")
             await swarm.finished()
             assert_equal(*(swarm[name] for name in "abc"))
-            mean = np.mean([trainer._weights.theta for trainer in trainers], axis=0)
+            mean = np.mean([trainer.model.theta for trainer in trainers], axis=0)
             np.testing.assert_allclose(swarm["a"].slow_weights(), mean, rtol=0, atol=1e-5)
-            apart = trainers[0]._weights.theta - trainers[1]._weights.theta
+            apart = trainers[0].model.theta - trainers[1].model.theta
             assert np.abs(apart).max() > 0.1
 
     run()
@@ -232,7 +239,7 @@ def test_a_run_ends_with_the_mean_of_all_weights(tmp_path, monkeypatch):
 # --- whoever fails, the others' average is exact for what arrived ---------------------------------
 @simulated()
 async def test_of_five_peers_two_die_and_three_go_on_within_the_deadline(tmp_path):
-    async with open_swarm(1, fragment_spec(12), tmp_path, OPTIONS) as swarm:
+    async with open_swarm(2, fragment_spec(12), tmp_path, OPTIONS) as swarm:
         await start(swarm, *"abcde")
         await swarm.until(lambda: swarm["a"].facts.round == 4)
         swarm.kill("d")

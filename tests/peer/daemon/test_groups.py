@@ -197,16 +197,21 @@ async def test_alone_in_its_group_a_peer_trains_alone(tmp_path):
 
 
 # --- what crosses groups --------------------------------------------------------------------------
-async def refused(swarm: SimulatedSwarm, protocol: str, message: Message) -> str:
+async def refused(
+    swarm: SimulatedSwarm,
+    protocol: str,
+    message: Message,
+    reason: RefusalReason = RefusalReason.OTHER_GROUP,
+) -> str:
     """Say something to `b0` as `a0` would; returns the sentence with which it is refused."""
     a, b = swarm["a0"], swarm["b0"]
-    before = b.facts.refused[RefusalReason.OTHER_GROUP]
+    before = b.facts.refused[reason]
     async with Conversation(await a.network.open_stream(b.peer_id, protocol)) as talk:
         await talk.send(message)
         with pytest.raises(Refused) as refusal:
             await talk.receive(Settled)
-    assert refusal.value.reason is RefusalReason.OTHER_GROUP
-    assert b.facts.refused[RefusalReason.OTHER_GROUP] == before + 1
+    assert refusal.value.reason is reason
+    assert b.facts.refused[reason] == before + 1
     return refusal.value.sentence
 
 
@@ -239,10 +244,10 @@ async def test_fragments_that_cross_groups_are_refused_and_counted(tmp_path):
         await swarm.until(lambda: bool(returned(swarm["b0"])))  # it serves fragments
         ours, fragment = group_of(swarm, "stage/0"), 0
         for message in (
-            Contribution(ours, fragment, swarm["b0"].facts.round, 1, 20, 20, (), bytes(16)),
+            Contribution(ours, fragment, swarm["b0"].facts.round, 1, 20, 20, (), (), (), bytes(64)),
             NoResult(ours, fragment, 0),
             GetStamps(ours, fragment),
             GetChunkState(ours, fragment, 0),
         ):
-            await refused(swarm, FRAGMENT, message)
+            await refused(swarm, FRAGMENT, message, RefusalReason.NOT_LINKED)
         await refused(swarm, STATE, GetState(ours, 0))

@@ -9,6 +9,7 @@ import trio
 from peer.daemon.joining import Bootstrap
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
+from peer.state.pins import FILE_NAME, KeptPins
 from protocol.errors import Refused, StreamLost
 from protocol.outcomes import RefusalReason
 
@@ -20,10 +21,11 @@ class NoLinks:
         raise StreamLost("dial: connection refused")
 
 
-def _bootstrap(resolve, lines):
+def _bootstrap(resolve, lines, pins=None):
     links: Any = NoLinks()
     events = EventLog(lines.append, peer="me", wall_time_s=trio.current_time, stream=None)
-    return Bootstrap(["h:1"], resolve=resolve, links=links, facts=Facts("me", 1), events=events)
+    facts = Facts("me", 1)
+    return Bootstrap(["h:1"], resolve=resolve, links=links, facts=facts, events=events, pins=pins)
 
 
 async def test_our_own_identity_at_the_bootstrap_address_is_refused(autojump_clock):
@@ -68,3 +70,28 @@ async def test_who_answered_first_is_shown_and_nobody_else_is_taken(autojump_clo
     failing = [event for event in events if event["event"] == "BootstrapFailing"]
     assert {event["step"] for event in failing} == {"dial", "handshake"}
     assert any("second answers, where first did" in event["detail"] for event in failing)
+
+
+async def test_another_peer_at_the_same_place_is_an_error_in_the_next_life_too(
+    autojump_clock, tmp_path
+):
+    async def told_of(who: str) -> list[str]:
+        """What a new process says when this peer answers there."""
+
+        async def resolve(_: str):
+            return who, ("/ip4/10.0.0.1/tcp/1",)
+
+        lines: list[bytes] = []
+        with trio.move_on_after(3):
+            await _bootstrap(resolve, lines, KeptPins(tmp_path)).enter()
+        events = map(json.loads, lines)
+        return [event["detail"] for event in events if event["event"] == "BootstrapFailing"]
+
+    assert set(await told_of("first")) == {"connection refused"}
+    (sentence,) = set(await told_of("second"))
+    assert "second answers, where first did" in sentence
+    assert f"remove its line from {tmp_path / FILE_NAME}" in sentence
+    assert (tmp_path / FILE_NAME).read_text() == "h:1 first\n"
+    (tmp_path / FILE_NAME).write_text("other:2 somebody\nnot a pin\n")
+    assert set(await told_of("second")) == {"connection refused"}
+    assert KeptPins(tmp_path).get("other:2") == "somebody"

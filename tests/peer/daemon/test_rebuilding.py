@@ -1,6 +1,7 @@
 """A stage that all its peers have left begins with what its neighbours know."""
 
 import json
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,13 +9,16 @@ import trio
 
 from peer.daemon.beginning import Arrival, FirstState, Fresh
 from peer.daemon.rebuilding import Rebuilt
+from peer.daemon.witnesses import Witnesses
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
+from peer.state.fetching import ExpectedState
 from peer.state.held_part import HeldPart, PartShape
 from peer.state.state_file import StateScalars
 from protocol.membership.group import Group
 from protocol.membership.view import Progress, Roster, View
+from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec
 from protocol.run.stages import part_of_stage, stage_layouts
@@ -38,8 +42,9 @@ class Neighbours:
     async def fetch(self, ask: Any, among: View) -> Any:
         return await ask(self)
 
-    async def state(self, group: str, slow_P: Any, momentum_P: Any) -> StateScalars:
+    async def state(self, expected: ExpectedState, slow_P: Any, _momentum_P: Any) -> StateScalars:
         await trio.lowlevel.checkpoint()
+        group = expected.group
         (stage,) = (s for s in range(STAGES) if digest(s) == group)
         slow_P[:] = stage
         return StateScalars(group, 7, 150, LAYOUTS[stage].digest, 0, 0, 0, float(stage))
@@ -55,12 +60,13 @@ async def begun(roster: Roster) -> tuple[Any, FirstState, dict[str, Any]]:
     group, shape = Group(RUN_ID, part_of_stage(LOST)), LAYOUTS[LOST]
     slow_P, momentum_P = np.zeros((2, shape.padded_parameters), np.float32)
     sources: Any = Neighbours()
+    nobody: Any = None
 
     async def initialise(slow_P: Any) -> None:
         slow_P[:] = FIRST
 
     arrival = Arrival(
-        SPEC,
+        AmendedSpec(SPEC),
         HeldPart(
             group,
             PartShape(shape.digest, shape.padded_parameters),
@@ -74,6 +80,8 @@ async def begun(roster: Roster) -> tuple[Any, FirstState, dict[str, Any]]:
         sources=sources,
         roster=roster,
         look_around=trio.sleep_forever,
+        meet=trio.sleep_forever,
+        witnesses_of=partial(Witnesses, nobody, View(roster, group.digest), bytes),
     )
     first = await Rebuilt(LOST, Fresh(initialise), LAYOUTS).take(arrival)
     assert not momentum_P.any()

@@ -126,8 +126,9 @@ async def test_each_fragment_averages_once_in_h_steps_with_partners_of_its_own(
             for fragment, done in enumerate(by_fragment):
                 trained = [e for e in done if e["step"] < rounds * H]
                 assert len(trained) >= rounds - 4, (peer.name, fragment, len(trained))
-                moments = {e["step"] % H for e in trained}
-                assert moments == {fragment * H // FRAGMENTS}, moments
+                # A newcomer begins in the middle of the others' steps, and falls in with them.
+                late = {(e["step"] - fragment * H // FRAGMENTS) % H for e in trained}
+                assert max(late) <= H // 6, late
                 numbers = [e["round"] for e in ends(peer, fragment)]
                 assert numbers == list(range(len(numbers)))
                 partners.append([e["partner"] for e in trained][:10])

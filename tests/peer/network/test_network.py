@@ -11,10 +11,10 @@ import trio
 import trio.testing
 from network_worlds import AnyNetwork, Pair, peer_id_of, real_network, wait_until
 
-from peer.network.handlers import MAX_INBOUND_STREAMS_PER_PEER
 from peer.network.simulated import SimulatedInternet
 from peer.ports import Stream
 from protocol.errors import LocalProtocolError, LocoError, StreamLost
+from protocol.limits import MAX_INBOUND_STREAMS_PER_PEER
 
 ECHO = "/loco/echo/1"
 BULK_BYTES = 8 << 20

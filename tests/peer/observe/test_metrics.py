@@ -7,6 +7,8 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
+from peer.observe.checkpoint_metrics import CheckpointOutcome
+from peer.observe.corpus_facts import CorpusFacts
 from peer.observe.endpoint import (
     MAX_CONNECTIONS,
     MAX_REQUEST_BYTES,
@@ -17,8 +19,10 @@ from peer.observe.endpoint import (
 )
 from peer.observe.metrics import REFUSED_CONTRIBUTIONS, Metrics, MetricsSnapshot, RoundPhase
 from peer.observe.pipeline_facts import PipelineFacts, Spent
+from peer.observe.reach_facts import ReachFacts
 from peer.observe.status import Outcomes, PeerState
 from peer.options.addresses import HostPort
+from protocol.membership.dial_back import Reach
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.routing.vectors import LinkTimes
 
@@ -39,6 +43,9 @@ NAMES = {
     "loco_trainer_restarts_total",
     "loco_replica_distance",
     "loco_data_blocks_total",
+    "loco_corpus_pieces",
+    "loco_corpus_fetched_bytes_total",
+    "loco_corpus_wait_seconds_total",
     "loco_stalled_seconds_total",
     "loco_state_divergence_total",
     "loco_state_heal_seconds_sum",
@@ -49,12 +56,24 @@ NAMES = {
     "loco_pipeline_iteration_seconds",
     "loco_pipeline_other_plans_total",
     "loco_pipeline_line_seconds",
+    "loco_pipeline_replicas_apart_ratio",
     "loco_group_info",
     "loco_other_group_refused_total",
     "loco_round",
     "loco_step",
     "loco_p2pd_restarts_total",
     "loco_directory_restarts_total",
+    "loco_failed_streams_total",
+    "loco_peer_faults_total",
+    "loco_checkpoints_total",
+    "loco_checkpoint_age_seconds",
+    "loco_audits_total",
+    "loco_peers_convicted_total",
+    "loco_reachable",
+    "loco_relays",
+    "loco_relayed_peers",
+    "loco_relay_circuits",
+    "loco_relay_carried_bytes_total",
     "loco_build_info",
 }
 
@@ -73,16 +92,20 @@ FULL = MetricsSnapshot(
     replica_distance=0.125,
     lost_blocks=5,
     repeated_blocks=6,
+    corpus=CorpusFacts(pieces=40, here=12, only_here=2, fetched_bytes=1 << 20, waited_s=2.5),
     stalled_s=1.5,
     diverged=4,
     healed=3,
     healed_s=0.5,
     refused={RefusalReason.TWICE: 2, RefusalReason.OTHER_GROUP: 3},
+    checkpoints={CheckpointOutcome.WRITTEN: 8, CheckpointOutcome.FAILED: 9},
+    checkpoint_age_s=20.5,
     pipeline=PipelineFacts(
         planned_s=1.25,
         spent_s={Spent.COMPUTING: 1.0, Spent.SENDING: 2.0, Spent.WAITING: 0.5},
         other_plans=3,
         links=(LinkTimes("12D3a", 40_000, 2_500, 0), LinkTimes("12D3b", 40_000)),
+        replicas_apart=0.025,
     ),
     group="ab" * 16,
     part="stage/1",
@@ -90,7 +113,9 @@ FULL = MetricsSnapshot(
     step=123,
     p2pd_restarts=1,
     directory_restarts=2,
+    failed_streams=4,
     loops={"trainer": "compiled", "daemon": "plain: ImportError: no numba"},
+    reach=ReachFacts(v4=Reach.NO, relays=("12D3a",), relayed_peers=2, circuits=3, carried_bytes=7),
 )
 
 
@@ -129,8 +154,17 @@ def test_numbers_are_read_at_each_scrape() -> None:
     assert found["loco_peers", "state=training"] == 3
     assert found["loco_data_blocks_total", "fate=lost"] == 5
     assert found["loco_data_blocks_total", "fate=repeated"] == 6
+    pieces = {w: found["loco_corpus_pieces", f"where={w}"] for w in ("here", "elsewhere")}
+    assert pieces == {"here": 12, "elsewhere": 28}
+    assert found["loco_corpus_wait_seconds_total",] == 2.5
     assert found["loco_peer_rtt_seconds", "peer=12D3a"] == 0.25
     assert found["loco_trainer_restarts_total", "reason=killed"] == 1
+    assert found["loco_reachable", "family=ip4"] == 0
+    assert ("loco_reachable", "family=ip6") not in found
+    assert found["loco_relays",] == 1
+    assert found["loco_relayed_peers",] == 2
+    assert found["loco_relay_circuits",] == 3
+    assert found["loco_relay_carried_bytes_total",] == 7
     build = "loco_build_info", "daemon_codec=plain", "trainer_codec=compiled", "version=1.2.3"
     assert found[build] == 1
     assert found["loco_group_info", "group=" + "ab" * 16, "part=stage/1"] == 1
@@ -138,6 +172,7 @@ def test_numbers_are_read_at_each_scrape() -> None:
     assert found["loco_pipeline_iteration_seconds", "how=planned"] == 1.25
     assert ("loco_pipeline_iteration_seconds", "how=measured") not in found
     assert found["loco_pipeline_other_plans_total",] == 3
+    assert found["loco_pipeline_replicas_apart_ratio",] == 0.025
     lines = {name[1:]: value for name, value in found.items() if name[0].endswith("line_seconds")}
     assert lines == {("peer=12D3a",): 0.0025}
     assert found["loco_other_group_refused_total",] == 3

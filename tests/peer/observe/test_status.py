@@ -6,6 +6,7 @@ import json
 from rich.console import Console
 
 from peer.observe.pipeline_facts import PipelineFacts, Spent
+from peer.observe.reach_facts import ReachFacts
 from peer.observe.status import (
     RECENT_ROUNDS,
     Outcomes,
@@ -14,6 +15,7 @@ from peer.observe.status import (
     Status,
     render,
 )
+from protocol.membership.dial_back import NatKind, Reach
 from protocol.outcomes import SkipReason
 from protocol.routing.vectors import LinkTimes
 
@@ -25,6 +27,18 @@ PIPELINE = PipelineFacts(
     spent_s={Spent.COMPUTING: 1.0, Spent.SENDING: 2.0, Spent.WAITING: 1.0},
     links=(LinkTimes("12D3KooWdddddddd", 40_000, 2_500, 0),),
     paths=("1:dddddddd", "1:dddddddd"),
+    replicas_apart=0.025,
+).to_json()
+AMENDED = (
+    {
+        "version": 1,
+        "round": 14,
+        "step": 280,
+        "changes": {"optimizer.learning_rate": 0.001, "training.total_steps": 2000},
+    },
+)
+REACH = ReachFacts(
+    reach=Reach.NO, v4=Reach.NO, nat=NatKind.CONE, relays=("12D3KooWcccccccc",), relayed_peers=1
 ).to_json()
 FULL = Status(
     peer_id="12D3KooWaaaaaaaabbbbbbbb",
@@ -51,7 +65,9 @@ FULL = Status(
     part="stage/1",
     microbatches={"done": 120, "lost": 2},
     pipeline=PIPELINE,
+    amendments=AMENDED,
     codec="int8: daemon compiled, trainer plain: ImportError: no numba",
+    reach=REACH,
     doing="training [round 3]",
     since_s=12.4,
 )
@@ -90,7 +106,9 @@ def test_json_has_exactly_these_keys() -> None:
         "part": "stage/1",
         "microbatches": {"done": 120, "lost": 2},
         "pipeline": PIPELINE,
+        "amendments": list(AMENDED),
         "codec": "int8: daemon compiled, trainer plain: ImportError: no numba",
+        "reach": REACH,
         "doing": "training [round 3]",
         "since_s": 12.4,
     }
@@ -100,7 +118,7 @@ def test_unknown_is_null() -> None:
     tree = json.loads(json.dumps(Status().to_json()))
     assert tree["state"] == "starting"
     assert tree["outcomes"] == {"averaged": 0, "skipped": {}, "recent_share": None}
-    unknown = set(tree) - {"state", "outcomes", "peers", "microbatches"}
+    unknown = set(tree) - {"state", "outcomes", "peers", "microbatches", "amendments"}
     assert all(tree[name] is None for name in unknown)
 
 
@@ -133,6 +151,9 @@ def test_people_see_a_table() -> None:
         "computing 25%, sending 50%, waiting 25%",
         "1:dddddddd (2x)",
         "dddddddd 40.0 + 2.5 ms",
+        "no (IPv4 no, IPv6 unknown; router: cone); relayed by cccccccc; 1 peers through relays",
+        "2.50% apart at the last average in this stage",
+        "1, from round 14 (step 280) on: optimizer.learning_rate = 0.001",
     ):
         assert part in text
     assert "no_partner" not in text

@@ -20,15 +20,16 @@ from peer.observe.status import PeerState
 from peer.ports.simulated import SimulatedWork
 from peer.process.bell import Bell
 from peer.rounds.way import TrainerLine
-from peer.stages.build import stage_exchange
+from peer.stages.build import Surroundings, stage_exchange
 from peer.stages.company import StageCompany
 from peer.training.shared import code_memory
 from peer.training.stages import messages as told
 from peer.training.stages.ring import BoundaryRing
-from peer.training.stages.sizes import RING_SLOTS
+from peer.training.stages.sizes import RING_PER_SLOT, SLOTS
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.membership.group import Group
 from protocol.membership.view import Progress, Roster
+from protocol.run.amendments import AmendedSpec
 from protocol.run.run_spec import RunSpec
 from protocol.run.stages import part_of_stage
 
@@ -42,7 +43,7 @@ class PretendedTrainer:
     """The trainer of a stage; a data peer's runs so many iterations of so many microbatches."""
 
     def __init__(self, stage, iterations=0, microbatches=0):
-        self.boundaries = BoundaryRing.create_in(code_memory(0), RING_SLOTS, SLOT_BYTES)
+        self.boundaries = BoundaryRing.create_in(code_memory(0), RING_PER_SLOT * SLOTS, SLOT_BYTES)
         self.stage = stage
         self.iterations = iterations
         self.microbatches = microbatches
@@ -149,22 +150,25 @@ class StagePeer:
         self.facts = Facts(peer_id, 1, run_id=RUN_ID, state=PeerState.TRAINING)
         self.roster = Roster(math.inf)
         self.heard = Bell()
-        pipeline = {"stages": world.stages, "visited": world.stages, "routing": world.routing}
+        self.told = []
+        pipeline = {"stages": world.stages, "visited": world.visited, "routing": world.routing}
         spec = RunSpec.model_validate(
             {"pipeline": pipeline, "training": {"batch_size": world.microbatches}}
         )
         company = StageCompany(self.roster, RUN_ID, world.stages, peer_id)
-        self.exchange = stage_exchange(
-            spec,
-            stage,
-            company,
-            network,
-            self.facts,
-            self.heard,
+        around = Surroundings(
+            network=network,
+            facts=self.facts,
+            events=self,
+            heard=self.heard,
             sign=sign,
             work=SimulatedWork(0.0),
             state_dir=world.state_dir,
         )
+        self.exchange = stage_exchange(AmendedSpec(spec), stage, company, around)
+
+    def emit(self, name, /, **fields):
+        self.told.append((name, fields))
 
     async def run(self):
         async with trio.open_nursery() as nursery:
@@ -180,11 +184,14 @@ class StageWorld:
     `link_of` says what lies between two peers, each given as (stage, place in its stage).
     """
 
-    def __init__(self, sizes, iterations=3, microbatches=4, routing="planned", link_of=None):
+    def __init__(
+        self, sizes, iterations=3, microbatches=4, routing="planned", link_of=None, visited=None
+    ):
         self.routing = routing
         self.state_dir = Path("nowhere")
         self.link_of = link_of or (lambda a, b: LINK)
         self.stages = len(sizes)
+        self.visited = visited or self.stages
         self.sizes = sizes
         self.iterations = iterations
         self.microbatches = microbatches

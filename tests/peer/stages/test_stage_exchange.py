@@ -8,6 +8,7 @@ import trio
 from stage_worlds import BACKWARD_S, FORWARD_S, LINK, SLOT_BYTES, StageWorld
 
 from peer.network.conversation import Conversation
+from peer.observe.event_names import EventName
 from peer.simulation.virtual_time import run_in_virtual_time
 from peer.stages.exchange import PATIENCE_S
 from peer.stages.transfers import trip_of
@@ -16,9 +17,10 @@ from protocol.errors import Refused, RemoteProtocolError, StreamLost
 from protocol.membership.group import Group
 from protocol.membership.view import Progress
 from protocol.microbatch.counts import Counted
+from protocol.microbatch.relays_there import STAND_IN_S
 from protocol.microbatch.trip import Leg
 from protocol.outcomes import RefusalReason
-from protocol.wire.messages import Announcement, Boundary, Credit, Lost, Noted, Offer
+from protocol.wire.messages import Announcement, Boundary, Credit, Lost, Noted, Offer, Resume
 from protocol.wire.versions import STAGE
 
 
@@ -94,6 +96,24 @@ async def test_data_peers_wait_for_a_stage_that_nobody_holds(autojump_clock):
         assert data_peer.facts.doing == "waiting for a peer that holds stage 1"
 
 
+@pytest.mark.slow
+async def test_they_train_without_it_where_paths_may_leave_it_out(autojump_clock):
+    async with StageWorld((1, 1, 1, 1), iterations=8, visited=3).running() as world:
+        (data_peer,), (relay,) = world.of_stage(0), world.of_stage(2)
+        data_peer.facts.nominal_step = 7.0
+        while not relay.trainer.held:
+            await trio.sleep(0.01)
+        world.kill(relay)
+        await trio.sleep(STAND_IN_S + 20)
+        assert data_peer.facts.doing == "training without stage 2, which nobody holds"
+        assert data_peer.told == [(EventName.STAGE_LEFT_OUT, {"stage": 2, "step": 7})]
+        await world.wait_done()
+        counts = data_peer.facts.microbatches
+        assert counts[Counted.DONE] + counts[Counted.LOST] == counts[Counted.BEGUN] == 32
+        assert counts[Counted.DONE] >= counts[Counted.WITHOUT] >= 24
+        assert set(map(frozenset, data_peer.trainer.came_back)) == {frozenset({4})}
+
+
 async def ask(world, stranger, peer, message):
     """A stranger's message on a stream of its own."""
     await stranger.connect(peer.peer_id, peer.network.addresses)
@@ -127,23 +147,31 @@ async def test_strangers_learn_nothing_and_break_nothing(autojump_clock):
             with pytest.raises(Refused, match="no data peer"):
                 await talk.receive(Credit, Noted, timeout_s=5.0)
         assert relay.exchange._core.newest < 10
-        talk = await ask(world, me, relay, Announcement(group_of(0), 1))
-        with pytest.raises(Refused) as refused:
-            await talk.receive(Noted, timeout_s=5.0)
-        assert refused.value.reason is RefusalReason.OTHER_GROUP
-        talk = await ask(world, me, data_peer, Announcement(group_of(0), 1))
-        with pytest.raises(StreamLost):
-            await talk.receive(Noted, timeout_s=5.0)
+        # What was meant for the stage that a peer held before is refused, and held against nobody.
+        elsewhere = replace(theirs, stages=(2,))
+        resume = Resume(group_of(1), 1, 1, path, 1, (2,), None, 0, 0, True)
+        of_relays, of_data_peers = Announcement(group_of(0), 1), Announcement(group_of(1), 1)
+        for peer, said in (
+            (relay, of_relays),
+            (relay, elsewhere),
+            (relay, resume),
+            (data_peer, of_relays),
+            (data_peer, of_data_peers),
+        ):
+            talk = await ask(world, me, peer, said)
+            with pytest.raises(Refused) as refused:
+                await talk.receive(Noted, Credit, timeout_s=5.0)
+            assert refused.value.reason is RefusalReason.OTHER_GROUP
         await world.wait_done()
         assert len(data_peer.trainer.came_back) == 12
 
 
-@pytest.mark.parametrize("stages", [(2,), (1, 2), ()])
+@pytest.mark.parametrize("stages", [(1, 2), ()])
 def test_a_path_names_the_stage_of_each_relay(stages):
     offer = Offer(group_of(1), STRANGER, 1, 1, Leg.FORWARD, ("me",), 1, stages, None, 0, 0)
-    assert trip_of(replace(offer, stages=(1,)), STRANGER, "me", 1).stages == (1,)
+    assert trip_of(replace(offer, stages=(1,)), STRANGER, "me").stages == (1,)
     with pytest.raises(RemoteProtocolError, match="stage"):
-        trip_of(offer, STRANGER, "me", 1)
+        trip_of(offer, STRANGER, "me")
 
 
 @pytest.mark.slow

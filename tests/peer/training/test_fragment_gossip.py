@@ -164,6 +164,17 @@ def test_past_the_last_nominal_step_nothing_has_a_moment() -> None:
     assert {fragment for fragment, _ in moments(loop)[2:]} == {0, 1, 2}
 
 
+def test_the_last_nominal_step_is_the_one_that_the_order_says() -> None:
+    loop = Loop()
+    order = TrainRound(0, H, (), 0, 0, float((ROUNDS - 1) * H), 1.0, total_steps=2 * ROUNDS * H)
+    loop.sync.begin(order)
+    for step in range(1, H + 1):
+        loop.sync.stepped(order, step, TOKENS)
+        loop.sync.advance()
+        loop.answer_all()
+    assert len(moments(loop)) == 3  # those of a round that is not the last
+
+
 @settings(deadline=None)
 @given(
     stride=st.sampled_from([0.25, 1 / 3, 0.7, 1.0, 1.5, 3.0, 30.0]),

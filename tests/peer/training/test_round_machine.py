@@ -81,7 +81,7 @@ class Driver:
     def __init__(self, step_s=1.0, *, loaded=True):
         self.sync = FakeSync()
         self.events: deque[TrainerEvent] = deque()
-        self.machine = RoundMachine(SPEC, "me", NUM_BLOCKS, self.sync, self.events)
+        self.machine = RoundMachine(SPEC, "me", self.sync, self.events, num_blocks=NUM_BLOCKS)
         self.step_s, self.now_s, self.own_steps = step_s, 0.0, 0
         self.unsettled = False
         self.steps: list[TrainStep] = []
@@ -165,6 +165,20 @@ def test_a_due_round_that_is_held_up_trains_on_at_rising_nominal_steps():
     driver.next_action()
     (closed,) = driver.of(RoundClosed)
     assert (closed.steps, closed.step) == (7, 45.75)
+
+
+def test_an_order_says_the_peak_and_the_end_of_the_schedule_for_its_round():
+    driver = Driver()
+    for round_, (total_steps, peak) in enumerate([(None, None), (500, 1.5), (None, None)]):
+        order = TrainRound(round_, 2, MEMBERS, 0, 0, 100.0, 1.0, total_steps, peak)
+        driver.obey(order)
+        driver.train()
+    changed = SPEC.optimizer.model_copy(update={"learning_rate": 1.5})
+    sections = [(SPEC.optimizer, 200)] * 2 + [(changed, 500)] * 2 + [(SPEC.optimizer, 200)] * 2
+    assert [step.learning_rate for step in driver.steps] == [
+        learning_rate(section, 100.0 + own % 2, total, own)
+        for own, (section, total) in enumerate(sections)
+    ]
 
 
 @pytest.mark.parametrize(("quota", "stride"), [(4, 0.75), (4, 5.5), (1, 20.0), (0, 20.0)])

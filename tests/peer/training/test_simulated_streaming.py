@@ -133,8 +133,8 @@ async def test_the_outer_copy_comes_into_the_weights(autojump_clock: MockClock) 
         await trainer.send(Merge(sent.fragment, sent.cycle, (0,), ()))
         assert isinstance(await trainer.receive(), FragmentMerged)
         (start, stop), *_ = fragments_of_run(DilocoSection(), simulated_layout(PARAMETERS))[1].spans
-        assert np.all(trainer._weights.theta[start:stop] == 7.0)
-        assert np.all(trainer._weights.theta[:128] != 7.0)
+        assert np.all(trainer.model.theta[start:stop] == 7.0)
+        assert np.all(trainer.model.theta[:128] != 7.0)
 
 
 async def test_yield_and_amend(autojump_clock: MockClock) -> None:

@@ -132,7 +132,8 @@ def test_a_relay_sends_its_activations_once_more():
 def test_a_stand_ins_gradient_differs_by_as_much_as_its_weights(steps, bound):
     """Relative distance of what the stage before is sent, for replicas so many steps apart.
 
-    With a learning rate of 1e-3; 0.0012 and 0.0037 were measured.
+    With a learning rate of 1e-3; 0.0012 and 0.0037 were measured, where the weights are 0.012 and
+    0.044 apart.
     """
     gone, stand_in = Stage(run_spec(), 1), Stage(run_spec(), 1)
     for step in range(steps):
@@ -150,3 +151,5 @@ def test_a_stand_ins_gradient_differs_by_as_much_as_its_weights(steps, bound):
     distance = float((other - true).norm() / true.norm())
     assert (distance > 0) == (steps > 0)
     assert distance <= bound
+    theta_P, other_P = gone.model.theta_P, stand_in.model.theta_P
+    assert distance <= float((other_P - theta_P).norm() / theta_P.norm()) / 5 + 1e-6

@@ -76,6 +76,7 @@ class Life:
     spec: RunSpec
     trainer: Trainer
     num_blocks: int
+    piece_blocks: int | None
     kill: Callable[[], None] = lambda: None
     place: tuple[int, int] = (0, 0)
     seen: list[TrainerEvent] = field(default_factory=list)
@@ -131,7 +132,7 @@ class Life:
         return [event for event in self.seen if isinstance(event, kind)]
 
     def place_after(self, steps: int, place: tuple[int, int] = (0, 0)) -> tuple[int, int]:
-        plan = DataPlan(self.spec.seed, self.num_blocks)
+        plan = DataPlan(self.spec.seed, self.num_blocks, self.piece_blocks)
         count = steps * self.spec.training.batch_size
         taken = plan.take(*place, count, "me", MEMBERS)
         return (taken.epoch, taken.position) if steps else place
@@ -155,7 +156,7 @@ async def simulated_life(spec: RunSpec, die_at_step: int | None = None) -> Async
     with trio.fail_after(LIMIT_S):
         async with simulated_starter(spec, "me", speed, problem)(slow, None) as trainer:
             assert isinstance(await trainer.receive(), Ready)
-            yield Life(spec, trainer, problem.num_blocks)
+            yield Life(spec, trainer, problem.num_blocks, problem.piece_blocks)
 
 
 @asynccontextmanager
@@ -171,4 +172,4 @@ async def real_life(spec: RunSpec, corpus_path: str) -> AsyncIterator[Life]:
             assert isinstance(await trainer.receive(), Ready)
             assert isinstance(trainer, ProcessTrainer)
             kill = partial(os.kill, trainer.process_id, signal.SIGKILL)
-            yield Life(spec, trainer, corpus.num_blocks, kill)
+            yield Life(spec, trainer, corpus.num_blocks, corpus.piece_blocks, kill)

@@ -1,0 +1,17 @@
+"""What `start` was asked for."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The arguments of `start` that no peer's configuration has.
+
+    Attributes:
+        run_toml: the run spec; None goes on with the home's run.
+        new_run: put the home's run away, and found another.
+    """
+
+    run_toml: Path | None
+    new_run: bool

@@ -1,0 +1,358 @@
+"""The door: whom this peer lets in, and what it tells others of who belongs to the run.
+
+What is decided stands in protocol/admission/register.py; here is what it is decided with: our own
+pass, what the home has kept, what linked peers pass on, and the run's secret. Amendments of the run
+(protocol/run/amendments.py) are statements too, and come and go the same way.
+
+The secret names the places of the run's records in the directory, so that nobody finds its peers
+who was not let in. Members tell it to those whom they have let in; its digest is in the run spec,
+so nobody is told a wrong one. In an open run there is none.
+
+Before the run is known nobody is judged: a newcomer knows no more than the address it was given.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import blake3
+import trio
+
+from peer.network.identity import Identity
+from peer.observe.event_names import EventName
+from peer.observe.events import EventLog
+from peer.observe.facts import Facts
+from peer.ports import Directory, PeerId
+from peer.state.admission_file import AdmissionFile, KeptAdmission
+from protocol.admission.invitations import Token
+from protocol.admission.register import Mode, Register
+from protocol.admission.rulings import Ruling, Verdict
+from protocol.errors import LocoError, Refused
+from protocol.limits import MAX_AMENDMENTS, MAX_STATEMENTS_PER_MESSAGE, RUN_SECRET_BYTES
+from protocol.outcomes import RefusalReason
+from protocol.run.amendments import AmendedSpec, Amendment, is_amendment
+from protocol.run.changes import Changes
+from protocol.run.run_spec import RunSpec
+from protocol.run.signed_spec import SignedSpec
+from protocol.wire.messages import Hello, Refusal, Statements
+
+SECRET_DOMAIN: Final = b"loco/v1/run-secret\0"
+MAX_EARLY: Final = 64
+"""Messages kept until the run is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What this home may sign with.
+
+    Attributes:
+        own: the peer's identity.
+        founder: the key of the run's founder, where this home founded it.
+    """
+
+    own: Identity
+    founder: Identity | None = None
+
+
+class Door:
+    """See the top of the file.
+
+    Args:
+        token: an invitation that the user has given.
+
+    Attributes:
+        own_pass: what we show; empty where we have none.
+        expelled: set when the run has banned us.
+    """
+
+    def __init__(
+        self,
+        keys: Keys,
+        token: Token | None,
+        file: AdmissionFile,
+        *,
+        directory: Directory,
+        facts: Facts,
+        events: EventLog,
+    ) -> None:
+        self._keys = keys
+        self._file = file
+        self._directory = directory
+        self._facts = facts
+        self._events = events
+        self._kept = file.read()
+        self.own_pass = self._kept.own_pass
+        if token is not None:
+            self.own_pass = token.pass_for(keys.own.peer_id).sealed
+        self._register: Register | None = None
+        self._amended: AmendedSpec | None = None
+        self._early: list[Statements] = []
+        self._secret: bytes | None = None
+        self._secret_digest: str | None = None
+        self._secret_known = trio.Event()
+        self.expelled = trio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Door {self._register!r}>"
+
+    # --- the run ----------------------------------------------------------------------------------
+    def closed(self, spec: RunSpec) -> RunSpec:
+        """The spec of a new run with the digest of its secret, where not everybody may join."""
+        if Mode(spec.admission.mode) is Mode.OPEN:
+            return spec
+        digest = blake3.blake3(self._new_secret(spec)).hexdigest()
+        admission = spec.admission.model_copy(update={"secret_digest": digest})
+        return spec.model_copy(update={"admission": admission})
+
+    def founded(self, signed: SignedSpec) -> None:
+        """Our own run: the door is closed, and we are in."""
+        spec = signed.spec()
+        self.entered(signed)
+        if Mode(spec.admission.mode) is not Mode.OPEN:
+            unclosed = spec.admission.model_copy(update={"secret_digest": None})
+            self._take_secret(self._new_secret(spec.model_copy(update={"admission": unclosed})))
+            self.rule(Verdict.ADMIT, self._keys.own.peer_id)
+
+    def entered(self, signed: SignedSpec) -> None:
+        """The run is known: from now on everybody is judged."""
+        spec, founder = signed.spec(), signed.founder_public_key
+        admission, mode = spec.admission, Mode(spec.admission.mode)
+        register = Register(mode, signed.run_id, founder, admission.peers)
+        self._register = register
+        self._amended = self._facts.spec = AmendedSpec(spec, signed.run_id, founder)
+        self._secret_digest = admission.secret_digest
+        if mode is Mode.OPEN:
+            self._secret_known.set()
+        if self._kept.run_id == signed.run_id:
+            self._take_secret(self._kept.secret)
+            for statement in self._kept.statements:
+                self._take(statement)
+        self._kept = KeptAdmission(run_id=signed.run_id)
+        early, self._early = self._early, []
+        for message in early:
+            self.heard(message)
+        self._keep()
+
+    def _new_secret(self, spec: RunSpec) -> bytes:
+        """Nobody but the founder can make it, and a founder that starts again makes it again."""
+        assert self._keys.founder is not None
+        signature = self._keys.founder.sign(SECRET_DOMAIN + spec.to_bytes())
+        return blake3.blake3(signature).digest(length=RUN_SECRET_BYTES)
+
+    async def directory_name(self, group: str) -> str:
+        """What a group is called in the directory; waits until the run's secret is known."""
+        await self._secret_known.wait()
+        return group if self._secret is None else f"{group}/{self._secret.hex()}"
+
+    @property
+    def amended(self) -> AmendedSpec:
+        """The run spec, as it has been amended so far; there is one once the run is known."""
+        assert self._amended is not None
+        return self._amended
+
+    @property
+    def wants_invitations(self) -> bool:
+        """Whether others need an invitation to join."""
+        return self._register is not None and self._register.mode is Mode.INVITE
+
+    # --- judging ----------------------------------------------------------------------------------
+    def greeted(self, peer_id: PeerId, theirs: Hello) -> Refusal | None:
+        """Why there is no link with a peer that says this hello; None when there is."""
+        register = self._register
+        if register is None:
+            return None
+        fault = register.fault(peer_id)
+        if fault is not None and theirs.pass_shown:
+            known = len(register.statements)
+            now_s = self._directory.swarm_time_s()
+            fault = register.shown(theirs.pass_shown, peer_id, now_s) or register.fault(peer_id)
+            if len(register.statements) > known:
+                self._keep()
+        return None if fault is None else Refusal(RefusalReason.NOT_ADMITTED, fault)
+
+    def judge(self, peer_id: PeerId) -> Refusal | None:
+        """Why a peer is not served; None when it is."""
+        fault = None if self._register is None else self._register.fault(peer_id)
+        return None if fault is None else Refusal(RefusalReason.NOT_ADMITTED, fault)
+
+    def may_be_dialled(self, peer_id: PeerId) -> bool:
+        """Whether a peer that we have heard of may turn out to be admitted: it may have a pass."""
+        register = self._register
+        if register is None or register.fault(peer_id) is None:
+            return True
+        return register.mode is Mode.INVITE and not register.is_banned(peer_id)
+
+    # --- telling and hearing ----------------------------------------------------------------------
+    def all_told(self) -> list[Statements]:
+        """Everything that a peer that we have let in shall know."""
+        held = () if self._register is None else self._statements
+        return self._messages(held) or ([Statements((), self._secret)] if self._secret else [])
+
+    def _messages(self, statements: Sequence[bytes]) -> list[Statements]:
+        size = MAX_STATEMENTS_PER_MESSAGE
+        parts = (statements[at : at + size] for at in range(0, len(statements), size))
+        return [Statements(tuple(part), self._secret) for part in parts]
+
+    def heard(self, message: Statements) -> list[Statements]:
+        """A linked peer passes statements on. Returns what is new, to be told to the others.
+
+        Raises:
+            RemoteProtocolError: something in it is no statement of this run.
+        """
+        register = self._register
+        if register is None:
+            if len(self._early) < MAX_EARLY:
+                self._early.append(message)
+            return []
+        knew_secret = self._secret is not None
+        self._take_secret(message.secret)
+        new = [statement for statement in message.statements if self._take(statement)]
+        self._after(new)
+        if new or knew_secret != (self._secret is not None):
+            self._keep()
+        return self._messages(new)
+
+    def _take(self, statement: bytes) -> bool:
+        """Whether a statement was new, and is kept. Raises RemoteProtocolError."""
+        register = self._register
+        assert register is not None
+        if register.knows(statement) or not is_amendment(statement):
+            return register.take(statement)
+        amendment = self.amended.take(statement)
+        if amendment is None:
+            return False
+        register.mode = Mode(self.amended.last.admission.mode)
+        keys = [key for key, _ in amendment.changes]
+        version, round_ = amendment.version, amendment.from_round
+        self._events.emit(EventName.RUN_AMENDED, version=version, round=round_, keys=keys)
+        return True
+
+    @property
+    def _statements(self) -> tuple[bytes, ...]:
+        """All that are kept; amendments last, for these may close the door to some of the rest."""
+        assert self._register is not None
+        amendments = (amendment.sealed for amendment in self.amended.amendments)
+        return (*self._register.statements, *amendments)
+
+    def _after(self, new: Iterable[bytes]) -> None:
+        """Log new rulings; find out whether one is about us."""
+        register = self._register
+        assert register is not None
+        for ruling in map(register.ruling_in, new):
+            if ruling is not None:
+                verdict = str(ruling.verdict)
+                self._events.emit(EventName.PEER_RULED_ON, remote=ruling.peer_id, verdict=verdict)
+        if register.is_banned(self._keys.own.peer_id):
+            self.expelled.set()
+
+    def _take_secret(self, secret: bytes | None) -> None:
+        if secret is None or self._secret is not None or self._secret_digest is None:
+            return
+        if blake3.blake3(secret).hexdigest() == self._secret_digest:
+            self._secret = secret
+            self._secret_known.set()
+
+    def _keep(self) -> None:
+        """Keep what is known; a disk that is full costs what came last, and nothing else."""
+        kept = KeptAdmission(self._kept.run_id, self._secret, self.own_pass, self._statements)
+        try:
+            self._file.write(kept)
+        except OSError as error:
+            self._facts.now_doing(f"cannot keep {self._file!r}: {error.strerror}")
+
+    # --- signing ----------------------------------------------------------------------------------
+    def rule(self, verdict: Verdict, peer_id: PeerId) -> list[Statements]:
+        """Rule on a peer. Returns what is to be told to all.
+
+        Raises:
+            LocoError: this home may not sign for the run, or the ruling would count for nothing.
+            RemoteProtocolError: that is no peer id.
+        """
+        register, signer = self._signing()
+        signed = Ruling.made(
+            self._run_id, verdict, peer_id, register.next_serial, signer.public_key, signer.sign
+        )
+        if not register.take(signed.sealed):
+            raise LocoError(
+                f"only the founder may {verdict} this peer; ask whoever started the run"
+            )
+        self._after([signed.sealed])
+        self._keep()
+        return self._messages([signed.sealed])
+
+    def invite(self, seed: bytes, lasts_s: float, uses: int) -> Token:
+        """A new invitation.
+
+        Args:
+            seed: 32 random bytes.
+
+        Raises:
+            LocoError: this home may not invite, or nobody needs an invitation.
+        """
+        register, signer = self._signing()
+        if register.mode is not Mode.INVITE:
+            raise LocoError(f"nobody needs an invitation: the run's admission is '{register.mode}'")
+        expires_s = int(self._directory.swarm_time_s() + lasts_s)
+        return Token.made(
+            self._run_id, expires_s, uses, seed=seed, signer=signer.public_key, sign=signer.sign
+        )
+
+    def amend(self, from_round: int, changes: Changes, peers: Iterable[PeerId]) -> list[Statements]:
+        """Amend the run. Returns what is to be told to all.
+
+        Args:
+            peers: that are to belong to the run from now on, whatever its mode.
+
+        Raises:
+            LocoError: this home does not hold the founder's key, or the run has been amended too
+                often.
+        """
+        founder, version = self.founder(), self.amended.next_version
+        amendments: list[bytes] = []
+        if changes:
+            if version > MAX_AMENDMENTS:
+                raise LocoError(f"a run can be amended {MAX_AMENDMENTS} times, and has been")
+            key, sign = founder.public_key, founder.sign
+            made = Amendment.made(self._run_id, version, from_round, changes, key, sign)
+            self._take(made.sealed)
+            amendments = [made.sealed]
+        rulings = [
+            statement
+            for peer_id in peers
+            if self.judge(peer_id) is not None
+            for message in self.rule(Verdict.ADMIT, peer_id)
+            for statement in message.statements
+        ]
+        self._keep()
+        return self._messages([*rulings, *amendments])
+
+    def founder(self) -> Identity:
+        """The key that founded the run. Raises LocoError: this home does not hold it."""
+        register, signer = self._signing()
+        if signer is not self._keys.founder or not register.is_founder(signer.public_key):
+            raise LocoError(
+                "only the founder's key amends a run; run the command where the run was started"
+            )
+        return signer
+
+    def _signing(self) -> tuple[Register, Identity]:
+        register = self._register
+        if register is None:
+            raise LocoError("the run is not known yet; try again when this peer is training")
+        for key in (self._keys.founder, self._keys.own):
+            if key is not None and register.is_signer(key.public_key):
+                return register, key
+        raise LocoError(
+            "this home may not sign for the run: it holds neither the founder's key nor is it a"
+            " delegate; run the command where the run was started"
+        )
+
+    @property
+    def _run_id(self) -> str:
+        assert self._kept.run_id is not None
+        return self._kept.run_id
+
+    async def expel(self) -> None:
+        """Wait until the run has banned us. Raises Refused."""
+        await self.expelled.wait()
+        raise Refused(RefusalReason.NOT_ADMITTED, "this peer has been banned from the run")

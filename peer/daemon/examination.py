@@ -1,0 +1,219 @@
+"""A look at the network from here, as a stranger: who answers, what they see, how fast they send.
+
+For `loco-peer doctor` where no daemon runs. It has an identity of its own for a minute, listens
+where the peer would, says hello, asks for a dial-back, takes one file of the run, and goes. Nobody
+keeps it as a member: its hello says that it is still starting.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from peer.network.conversation import Conversation
+from peer.network.identity import load_or_create
+from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
+from peer.network.relay import reserve
+from peer.network.relayed import is_relayed
+from peer.ports import Address, PeerId
+from peer.ports.real import RealEntropy
+from peer.state.fetching import fetch_from
+from protocol.address.multiaddr import split_peer_id
+from protocol.errors import LocoError, StreamLost
+from protocol.membership.dial_back import (
+    DialBack,
+    DialBacks,
+    NatKind,
+    Reach,
+    candidates,
+    host_and_port,
+)
+from protocol.wire.messages import Beat, Hello, PeerList
+from protocol.wire.reach_messages import Seen, Whereabouts
+from protocol.wire.versions import HELLO, REACH, SPOKEN
+
+from .resolve import resolve_bootstrap
+
+MEET_S: Final = 20.0
+SEEN_S: Final = 40.0
+FETCH_S: Final = 30.0
+OTHERS: Final = 2
+"""Peers beside the bootstrap ones that are met too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """One peer that was tried.
+
+    Attributes:
+        failure: why it could not be met; None where it could.
+        ahead_s: how far its clock is ahead of ours, half a round trip off at most.
+        relays: whether it would relay for us.
+        bytes_per_s: at which it has sent us a file; None where none was large enough.
+    """
+
+    address: str
+    failure: str | None = None
+    peer_id: PeerId | None = None
+    software: str = ""
+    ahead_s: float = 0.0
+    round_trip_s: float = 0.0
+    relays: bool | None = None
+    bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What was seen of the network."""
+
+    port: int
+    met: tuple[Met, ...]
+    reach: Reach
+    nat: NatKind
+    working: tuple[Address, ...]
+    observed: tuple[str, ...]
+
+
+async def examine(
+    bootstrap: Sequence[str], listen: Address, folder: Path, wall_time_s: float
+) -> Examination:
+    """Meet the bootstrap peers, and some whom they name.
+
+    Args:
+        folder: for an identity that is not kept.
+        wall_time_s: Unix time of this machine, now.
+
+    Raises:
+        LocoError: p2pd does not start, or the port is taken.
+    """
+    clock_s = wall_time_s - trio.current_time()
+    load_or_create(folder / "doctor.key", RealEntropy())
+    async with open_libp2p_network(
+        folder / "doctor.key", listen=[listen], runtime_dir=folder, route_by_dht=False
+    ) as network:
+        return await _Doctor(network, clock_s).examine(bootstrap)
+
+
+class _Doctor:
+    def __init__(self, network: Libp2pNetwork, clock_s: float) -> None:
+        self._network = network
+        self._clock_s = clock_s
+        self._answers = DialBacks()
+        self._named: dict[PeerId, tuple[Address, ...]] = {}
+
+    async def examine(self, bootstrap: Sequence[str]) -> Examination:
+        met = [await self._meet(text) for text in bootstrap]
+        known = {each.peer_id for each in met} | {self._network.peer_id}
+        others = [peer for peer in self._named if peer not in known][:OTHERS]
+        met += [await self._meet_at(peer, self._named[peer], peer[-8:]) for peer in others]
+        now_s = trio.current_time()
+        own = [each for each in map(host_and_port, self._own()) if each is not None]
+        return Examination(
+            port=own[0][1],
+            met=tuple(met),
+            reach=self._answers.reach(now_s),
+            nat=self._answers.nat_kind(now_s, [host for host, _ in own]),
+            working=tuple(self._answers.working(now_s)),
+            observed=tuple(self._answers.observed_hosts(now_s)),
+        )
+
+    async def _meet(self, text: str) -> Met:
+        try:
+            with trio.fail_after(MEET_S):
+                peer_id, addresses = await resolve_bootstrap(text)
+        except (LocoError, trio.TooSlowError) as error:
+            return Met(text, failure=str(error) or f"no answer in {MEET_S:.0f} s")
+        return await self._meet_at(peer_id, addresses, text)
+
+    async def _meet_at(self, peer_id: PeerId, addresses: Sequence[Address], text: str) -> Met:
+        try:
+            with trio.fail_after(MEET_S):
+                met = await self._greet(peer_id, addresses, text)
+        except (LocoError, trio.TooSlowError) as error:
+            return Met(text, failure=str(error) or f"no answer in {MEET_S:.0f} s")
+        await self._ask_seen(peer_id)
+        return replace(
+            met,
+            relays=await self._would_relay(peer_id),
+            bytes_per_s=await self._rate(peer_id),
+        )
+
+    async def _greet(self, peer_id: PeerId, addresses: Sequence[Address], text: str) -> Met:
+        """Say hello, read the list of others, and go."""
+        await self._network.connect(peer_id, addresses)
+        async with Conversation(await self._network.open_stream(peer_id, HELLO)) as talk:
+            asked_s = trio.current_time()
+            await talk.send(self._hello())
+            theirs, _ = await talk.receive(Hello, timeout_s=MEET_S)
+            round_trip_s = trio.current_time() - asked_s
+            with trio.move_on_after(2.0):
+                while not isinstance(said := (await talk.receive(Beat, PeerList))[0], PeerList):
+                    pass
+                self._named |= {entry.peer_id: entry.addresses for entry in said.peers}
+        now_s = self._clock_s + trio.current_time() - round_trip_s / 2
+        return Met(
+            text,
+            peer_id=peer_id,
+            software=theirs.software,
+            ahead_s=theirs.swarm_time_s - now_s,
+            round_trip_s=round_trip_s,
+        )
+
+    def _hello(self) -> Hello:
+        return Hello(
+            software="loco-peer doctor",
+            protocols=SPOKEN,
+            run_id=None,
+            incarnation=1,
+            addresses=(),
+            swarm_time_s=self._clock_s + trio.current_time(),
+            state="starting",
+            round=0,
+            layout_digest=None,
+        )
+
+    def _own(self) -> list[Address]:
+        return [split_peer_id(address)[0] for address in self._network.addresses]
+
+    async def _ask_seen(self, peer_id: PeerId) -> None:
+        """How we look from there; once more when it has shown an address that it could try."""
+        for _ in range(2):
+            own = self._own()
+            ports = [each[1] for each in map(host_and_port, own) if each is not None]
+            wanted = candidates(self._answers.observed_hosts(trio.current_time()), own, ports)
+            try:
+                stream = await self._network.open_stream(peer_id, REACH)
+                async with Conversation(stream) as talk:
+                    await talk.send(Whereabouts(1, (), tuple(wanted)))
+                    seen, _ = await talk.receive(Seen, timeout_s=SEEN_S)
+            except LocoError:
+                return
+            observed = None if is_relayed(seen.observed) else seen.observed
+            answer = DialBack(observed, frozenset(seen.tried), frozenset(seen.reached))
+            self._answers.heard(trio.current_time(), peer_id, answer)
+            if seen.tried:
+                return
+
+    async def _would_relay(self, peer_id: PeerId) -> bool:
+        try:
+            await reserve(self._network, peer_id)
+        except LocoError:
+            return False
+        return True
+
+    async def _rate(self, peer_id: PeerId) -> float | None:
+        """How fast it sends the run's tokenizer, or its corpus."""
+        try:
+            with trio.fail_after(FETCH_S):
+                async with fetch_from(self._network, peer_id) as fetcher:
+                    data = (await fetcher.spec(None)).spec().data
+                    digest = data.manifest or data.tokenizer_digest
+                    if digest is None:
+                        raise StreamLost("it names no file")
+                    began_s = trio.current_time()
+                    size = len(await fetcher.blob(digest))
+                    return size / max(1e-6, trio.current_time() - began_s)
+        except (LocoError, trio.TooSlowError):
+            return None

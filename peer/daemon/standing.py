@@ -1,0 +1,105 @@
+"""Whom this peer serves now: peers that are admitted and behave; and the end of links to others.
+
+Admission is what the run says of a peer (door.py), conduct what we have seen of it ourselves
+(protocol/membership/conduct.py). What is held against a peer stays here: no other is told. But of
+an owner that was proved to have lied (protocol/diloco/audits.py) all get the proof: it is banned.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+import trio
+
+from peer.observe.event_names import EventName
+from peer.observe.events import EventLog
+from peer.observe.facts import Facts
+from peer.ports import PeerId
+from peer.process.bell import Bell
+from protocol.errors import LocoError, RemoteProtocolError
+from protocol.limits import MAX_CONVICTED
+from protocol.membership.conduct import Conduct, Fault
+from protocol.outcomes import RefusalReason
+from protocol.wire.messages import Refusal
+
+from .door import Door
+from .link import Link
+
+IGNORED = Refusal(
+    RefusalReason.IGNORED,
+    "I do not hear you for some minutes: you have broken the protocol too often;"
+    " install the version of loco-peer that the others run",
+)
+
+
+CONVICTED = Refusal(
+    RefusalReason.NOT_ADMITTED,
+    "you have signed an average that does not follow from what you were sent, and that is proved;"
+    " see to this machine's memory, and join under a new identity",
+)
+
+
+class Standing:
+    """See the top of the file.
+
+    Attributes:
+        door: admission.
+    """
+
+    def __init__(self, door: Door, facts: Facts, events: EventLog) -> None:
+        self.door = door
+        self._facts = facts
+        self._events = events
+        self._conduct = Conduct()
+        self._convicted: OrderedDict[PeerId, None] = OrderedDict()
+        self._one_more_ignored = Bell()
+
+    def __repr__(self) -> str:
+        return f"<Standing by {self.door!r} and {self._conduct!r}>"
+
+    def judge(self, peer_id: PeerId) -> Refusal | None:
+        """Why a peer is not served; None when it is."""
+        return self.door.judge(peer_id) or self.judge_conduct(peer_id)
+
+    def judge_conduct(self, peer_id: PeerId) -> Refusal | None:
+        """Why a peer is not even greeted; None when it is."""
+        if peer_id in self._convicted:
+            return CONVICTED
+        return IGNORED if self._conduct.is_ignored(trio.current_time(), peer_id) else None
+
+    def wait_s(self, peer_id: PeerId) -> float:
+        """For how long a stream of this peer waits before it is served."""
+        return self._conduct.wait_s(trio.current_time(), peer_id)
+
+    def may_be_dialled(self, peer_id: PeerId) -> bool:
+        """Whether a peer that we have heard of is worth a dial."""
+        return self.judge_conduct(peer_id) is None and self.door.may_be_dialled(peer_id)
+
+    def blame(self, peer_id: PeerId, fault: Fault) -> None:
+        """Hold a fault against a peer."""
+        self._facts.faults[fault] += 1
+        if self._conduct.note(trio.current_time(), peer_id, fault):
+            self._events.emit(EventName.PEER_IGNORED, remote=peer_id, fault=str(fault))
+            self._one_more_ignored.ring()
+
+    def convict(self, peer_id: PeerId) -> None:
+        """Have nothing to do with a peer any more that was proved to have lied."""
+        self._facts.convicted += 1
+        self._convicted[peer_id] = None
+        while len(self._convicted) > MAX_CONVICTED:
+            self._convicted.popitem(last=False)
+        self._events.emit(EventName.PEER_CONVICTED, remote=peer_id)
+        self._one_more_ignored.ring()
+
+    def why_ended(self, peer_id: PeerId, errors: BaseExceptionGroup[LocoError]) -> str:
+        """What ended a link; a broken rule is held against the peer."""
+        if errors.subgroup(RemoteProtocolError) is not None:
+            self.blame(peer_id, Fault.BROKEN_RULE)
+        return str(errors.exceptions[0]).removeprefix(f"{peer_id} ")
+
+    async def end_links(self, links: Callable[[], Iterable[Link]]) -> None:
+        """End links with peers that are ignored, whenever it comes to that, until cancelled."""
+        while True:
+            await self._one_more_ignored.wait()
+            for link in list(links()):
+                if self.judge_conduct(link.peer_id) is not None:
+                    link.scope.cancel()

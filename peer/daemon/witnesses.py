@@ -1,0 +1,73 @@
+"""Other peers that a joiner asks whether a state is like theirs (protocol/state_sample.py)."""
+
+from typing import Final
+
+import blake3
+import trio
+
+from peer.observe.status import PeerState
+from peer.ports import Network, PeerId
+from peer.state.fetching import fetch_from
+from peer.state.sample import is_unlike, sample_of
+from peer.training.ports import Float32Vector
+from protocol.errors import LocoError, RemoteProtocolError
+from protocol.membership.records import Sign
+from protocol.membership.view import View
+from protocol.state_sample import NUM_WITNESSES, SEED_BYTES
+
+WITNESS_S: Final = 10.0
+"""A witness that takes longer is none."""
+
+
+class Witnesses:
+    """What others say of the state that one source is about to send.
+
+    Args:
+        sign: nobody else can; so nobody else knows the seed beforehand.
+        root: of that state, as its source has named it.
+    """
+
+    def __init__(self, network: Network, view: View, sign: Sign, source: PeerId, root: str) -> None:
+        self._network = network
+        self._view = view
+        self._source = source
+        drawn = sign(f"loco/v1/witnesses/{source}/{root}".encode())
+        self._seed = blake3.blake3(drawn).digest(length=SEED_BYTES)
+        self._samples: list[Float32Vector] = []
+        self._asked = trio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Witnesses: {len(self._samples)} of the state of {self._source}>"
+
+    async def ask(self) -> None:
+        """Ask some of the others; those that cannot help, or are slow, are none."""
+        others = [
+            member.peer_id
+            for member in self._view.members_training(trio.current_time())
+            if member.peer_id != self._source and member.progress.state == PeerState.TRAINING
+        ]
+        others.sort(key=lambda peer_id: blake3.blake3(self._seed + peer_id.encode()).digest())
+        with trio.move_on_after(WITNESS_S):
+            async with trio.open_nursery() as nursery:
+                for peer_id in others[:NUM_WITNESSES]:
+                    nursery.start_soon(self._ask, peer_id)
+        self._asked.set()
+
+    async def _ask(self, peer_id: PeerId) -> None:
+        try:
+            async with fetch_from(self._network, peer_id) as fetcher:
+                self._samples.append(await fetcher.sample(self._view.group, self._seed))
+        except LocoError:
+            return
+
+    async def check(self, slow_P: Float32Vector) -> None:
+        """Wait until all have been asked.
+
+        Raises:
+            RemoteProtocolError: the state is unlike theirs.
+        """
+        await self._asked.wait()
+        if is_unlike(sample_of(slow_P, self._seed), self._samples):
+            raise RemoteProtocolError(
+                f"the state of {self._source} is unlike those of {len(self._samples)} others"
+            )

@@ -1,0 +1,161 @@
+"""Invitations: who holds one may enter, without anybody having to know its peer id before.
+
+    invitation   ["invitation", run id, key of the signer, key of the guest, expires_s, uses]
+    pass         ["pass", invitation, peer id], signed with the guest's key
+    token        "loco1-" + base64url of msgpack [invitation, seed of the guest's key]
+
+The token is a secret between two people. What a peer shows is never the token but a *pass*, which
+the token's key has signed for that peer alone: a peer that sees a pass cannot enter with it.
+
+An invitation is good until it expires, for so many peers. There is nobody who could count them for
+all; each member counts the passes that it has seen, and members tell each other of passes at once.
+So two peers that enter at two ends of the swarm at the same moment may both be the last one.
+"""
+
+import base64
+import binascii
+from dataclasses import dataclass
+from typing import Final, Self
+
+import msgpack
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from protocol.address.peer_id import public_key_from_peer_id
+from protocol.errors import LocoError, RemoteProtocolError
+
+from .sealed import KEY_BYTES, Sign, check, opened, seal
+
+TOKEN_PREFIX: Final = "loco1-"  # noqa: S105 - what every token begins with
+MAX_TOKEN_CHARS: Final = 1024
+MAX_USES: Final = 4096
+MAX_EXPIRES_S: Final = 1e11
+
+
+class BadToken(LocoError):
+    """The text is no invitation; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """See the top of the file.
+
+    Attributes:
+        signer, guest: Ed25519 public keys.
+        expires_s: Unix time of the swarm.
+        uses: peers that may enter with it.
+        sealed: the statement.
+    """
+
+    run_id: str
+    signer: bytes
+    guest: bytes
+    expires_s: int
+    uses: int
+    sealed: bytes
+
+    @classmethod
+    def read(cls, data: bytes) -> Self:
+        """An invitation, its signature checked.
+
+        Raises:
+            RemoteProtocolError
+        """
+        fields, body, signature = opened(data)
+        match fields:
+            case ["invitation", str(run), bytes(signer), bytes(guest), int(expires), int(uses)]:
+                keys = len(signer) == KEY_BYTES == len(guest)
+                if keys and 0 <= expires <= MAX_EXPIRES_S and 1 <= uses <= MAX_USES:
+                    check(signer, body, signature)
+                    return cls(run, signer, guest, expires, uses, data)
+        raise RemoteProtocolError("not an invitation")
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """An invitation as one peer shows it."""
+
+    invitation: Invitation
+    peer_id: str
+    sealed: bytes
+
+    @classmethod
+    def read(cls, data: bytes, run_id: str) -> Self:
+        """A pass for this run, its signatures checked.
+
+        Raises:
+            RemoteProtocolError
+        """
+        fields, body, signature = opened(data)
+        match fields:
+            case ["pass", bytes(sealed), str(peer_id)]:
+                invitation = Invitation.read(sealed)
+                if invitation.run_id != run_id:
+                    raise RemoteProtocolError("an invitation to another run")
+                public_key_from_peer_id(peer_id)
+                check(invitation.guest, body, signature)
+                return cls(invitation, peer_id, data)
+        raise RemoteProtocolError("not a pass")
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What somebody is given who shall join; its text is shown on request alone.
+
+    Attributes:
+        seed: of the guest's private key.
+    """
+
+    invitation: Invitation
+    seed: bytes
+
+    @classmethod
+    def made(
+        cls, run_id: str, expires_s: int, uses: int, *, seed: bytes, signer: bytes, sign: Sign
+    ) -> Self:
+        """A new invitation.
+
+        Args:
+            seed: 32 random bytes.
+            signer: the public key that belongs to `sign`.
+        """
+        guest = Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
+        sealed = seal(["invitation", run_id, signer, guest, expires_s, uses], sign)
+        return cls(Invitation(run_id, signer, guest, expires_s, uses, sealed), seed)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The token that a user was given.
+
+        Raises:
+            BadToken
+        """
+        said = text.strip()
+        advice = "copy the whole word that `loco-peer invite` printed"
+        if not said.startswith(TOKEN_PREFIX) or len(said) > MAX_TOKEN_CHARS:
+            raise BadToken(f"not an invitation: it begins with '{TOKEN_PREFIX}'; {advice}")
+        coded = said.removeprefix(TOKEN_PREFIX)
+        try:
+            data = base64.urlsafe_b64decode(coded + "=" * (-len(coded) % 4))
+            sealed, seed = msgpack.unpackb(data, max_map_len=0, max_ext_len=0)
+            key = Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
+            invitation = Invitation.read(sealed)
+        except (binascii.Error, ValueError, TypeError, RemoteProtocolError) as error:
+            raise BadToken(f"a damaged invitation ({error}); {advice}") from error
+        if invitation.guest != key:
+            raise BadToken(f"a damaged invitation; {advice}")
+        return cls(invitation, seed)
+
+    def __repr__(self) -> str:
+        return f"<Token of an invitation for {self.invitation.uses}>"
+
+    @property
+    def text(self) -> str:
+        """What a user is given."""
+        data: bytes = msgpack.packb([self.invitation.sealed, self.seed])
+        return TOKEN_PREFIX + base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+    def pass_for(self, peer_id: str) -> Pass:
+        """What this peer shows."""
+        key = Ed25519PrivateKey.from_private_bytes(self.seed)
+        sealed = seal(["pass", self.invitation.sealed, peer_id], key.sign)
+        return Pass(self.invitation, peer_id, sealed)

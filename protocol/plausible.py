@@ -1,0 +1,188 @@
+"""Whether values of another peer can be those of an honest one, by what was seen of late.
+
+Idea. What honest peers send differs from what we have by about as much today as it did in the last
+exchanges, whoever sent it. A vector that is far further away is a lie, a fault, or of another time,
+and is not taken. What is let through moves us no further than a few times the usual way. So a liar
+that stays within the bounds has the pull of one peer, and one that does not has none.
+
+Rules
+  1. The last WINDOW distances that were let through are kept, one that takes the place of another
+     in its place: an occasion counts once. The bound is their median times a factor: as many times
+     as their scatter explains (SPREADS median absolute deviations of their logarithms), at least
+     LEAST_FACTOR, at most LARGEST_FACTOR. So neither a calm time nor a wild one, nor a liar that
+     makes some of them large, makes it too narrow or too wide.
+  2. Before FIRST distances are there, the bound is the scale that the caller gives, which is wide:
+     who was elsewhere must be able to come back.
+  3. Beyond some medians (LEAST_CLIP to CLIP_FACTOR, by the scatter: CLIP_SPREADS deviations) a
+     vector counts less, so that it pulls no more than one at that distance would; and it is
+     remembered as if it were there, so that liars do not shift what is usual. Before FIRST
+     distances what the caller expects stands in the place of the median, and CLIP_FACTOR holds.
+  4. A peer that finds values of ODD_ONES peers implausible in a row, or ODD_TIMES of whomever, is
+     itself the one that is elsewhere (it was parted, or began anew): it forgets what it saw, and
+     rule 2 holds.
+  5. A distance that is no number, or infinite, is never plausible.
+
+The numbers were chosen by what lies cost in learning (bench/hostile.py): distances of honest peers
+lie within a fifth of their median, and what is let through is what a liar can use.
+
+Values are clipped where they are (gossip: the weight of the partner in the mean; fragments: that of
+a contribution); here are numbers only.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median_low
+from typing import Final
+
+WINDOW: Final = 16
+FIRST: Final = 4
+SPREADS: Final = 6.0
+LEAST_FACTOR: Final = 4.0
+LARGEST_FACTOR: Final = 8.0
+CLIP_SPREADS: Final = 2.0
+LEAST_CLIP: Final = 1.25
+CLIP_FACTOR: Final = 1.5
+CONTRIBUTION_CLIP: Final = 1.5
+"""The same of contributions to fragments, of which all are there at once."""
+CLIP_OF_TWO: Final = 4.0
+"""The same of two contributions: neither is the middle, and a fast peer's is honestly longer."""
+ODD_ONES: Final = 3
+ODD_TIMES: Final = 8
+NO_LENGTH: Final = 1e15
+"""What stands for the length of a contribution that is as long or longer: it counts nothing. (The
+squares of such values may be beyond fp32 on one machine, and not on another.)"""
+LENGTH_TOLERANCE: Final = 1e-3
+"""Sums of squares depend a little on their order, and so on the machine: so far, by ratio."""
+_NORMAL: Final = 1.4826
+"""A median absolute deviation of normal values, times this, is their standard deviation."""
+_LEAST: Final = 1e-30
+"""Distances below this are one and the same: a logarithm is taken of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlausibilityStatistics:
+    """What was seen: distances let through, now, and refusals since the start."""
+
+    seen: int
+    refused: int
+    clipped: int
+
+
+class Plausibility:
+    """What one peer expects of values of one kind. See the top of the file."""
+
+    def __init__(self) -> None:
+        self._distances: deque[float] = deque(maxlen=WINDOW)
+        self._odd: deque[str] = deque(maxlen=ODD_TIMES)
+        self._refused = self._clipped = 0
+
+    def __repr__(self) -> str:
+        return f"<Plausibility by {len(self._distances)}, {self._refused} refused>"
+
+    def statistics(self) -> PlausibilityStatistics:
+        """What was seen."""
+        return PlausibilityStatistics(len(self._distances), self._refused, self._clipped)
+
+    @property
+    def has_seen_enough(self) -> bool:
+        """Whether the bound is that of what was seen (rule 1)."""
+        return len(self._distances) >= FIRST
+
+    def bound(self, scale: float) -> float:
+        """The largest distance that is plausible (rules 1 and 2)."""
+        if not self.has_seen_enough:
+            return scale
+        factor = self._factor(SPREADS)
+        return min(LARGEST_FACTOR, max(LEAST_FACTOR, factor)) * median_low(self._distances)
+
+    def _factor(self, spreads: float) -> float:
+        """The factor of the median that so many standard deviations explain."""
+        logarithms = [math.log(distance) for distance in self._distances]
+        middle = median_low(logarithms)
+        spread = _NORMAL * median_low(abs(each - middle) for each in logarithms)
+        return math.exp(min(10.0, spreads * spread))
+
+    def _usual(self, expected: float) -> float:
+        """The distance from which on a vector counts less (rule 3)."""
+        if not self.has_seen_enough:
+            return CLIP_FACTOR * expected
+        factor = min(CLIP_FACTOR, max(LEAST_CLIP, self._factor(CLIP_SPREADS)))
+        return factor * median_low(self._distances)
+
+    def share(
+        self,
+        peer_id: str,
+        distance: float,
+        scale: float,
+        *,
+        expected: float = math.inf,
+        instead: bool = False,
+        remember: bool = True,
+    ) -> float | None:
+        """How much a vector counts: 1 as any other, less if it is clipped; None for not at all.
+
+        Args:
+            peer_id: the peer that it is of.
+            distance: how far it is from what we have.
+            scale: the bound while too little was seen.
+            expected: what counts as usual while too little was seen; nothing is clipped without.
+            instead: whether it comes in the place of the one before.
+            remember: whether it is an occasion like those to come; where peers draw together for
+                good, distances shrink and say nothing of what is usual.
+        """
+        if not math.isfinite(distance) or distance > self.bound(scale):
+            self._note_refused(peer_id)
+            return None
+        self._odd.clear()
+        if instead and self._distances:
+            self._distances.pop()
+        most = self._usual(expected)
+        if remember:
+            self._distances.append(max(_LEAST, min(distance, most)))
+        if distance <= most:
+            return 1.0
+        self._clipped += 1
+        return most / distance
+
+    def _note_refused(self, peer_id: str) -> None:
+        """Rule 4."""
+        self._refused += 1
+        self._odd.append(peer_id)
+        if len(set(self._odd)) >= ODD_ONES or len(self._odd) == ODD_TIMES:
+            self._odd.clear()
+            self._distances.clear()
+
+
+def told_length(length: float) -> float:
+    """A length as a contribution tells it."""
+    return min(length, NO_LENGTH) if math.isfinite(length) else NO_LENGTH
+
+
+def is_length(told: float, found: float) -> bool:
+    """Whether a contribution is as long as it says."""
+    return math.isclose(told, told_length(found), rel_tol=LENGTH_TOLERANCE)
+
+
+def contribution_shares(told: Sequence[float]) -> list[float]:
+    """How much each contribution to a chunk counts, by the lengths that they tell.
+
+    Whole machines agree on this to the bit: the lengths are given, and there are few operations.
+    """
+    lengths = [length if length < NO_LENGTH else math.inf for length in told]
+    return clipped_shares(lengths, CONTRIBUTION_CLIP if len(lengths) > 2 else CLIP_OF_TWO)
+
+
+def clipped_shares(lengths: Sequence[float], factor: float = CLIP_FACTOR) -> list[float]:
+    """How much each of several vectors counts in their mean, by their lengths.
+
+    None pulls further than `factor` times the middle one (of two middle ones the shorter) would;
+    one whose length is no number counts nothing.
+    """
+    finite = [length for length in lengths if math.isfinite(length)]
+    most = factor * median_low(finite) if finite else 0.0
+    return [
+        (1.0 if length <= most else most / length) if math.isfinite(length) else 0.0
+        for length in lengths
+    ]

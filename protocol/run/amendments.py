@@ -1,0 +1,227 @@
+"""Amendments: what the founder has changed of a run that is under way.
+
+    amendment   ["amendment", run id, version, from_round, [[key, value], ...], founder's key]
+
+Idea. The run id stays the digest of the spec that the run was founded by. Changes of it are sealed
+statements like those of admission (protocol/admission/sealed.py): they travel with them, and are
+kept with them. Peers are not in the same round at the same time, so an amendment says from which
+round on it is in force, and each peer applies it when it comes there itself. Nobody is asked and
+nothing is voted on: all who have the same amendments get the same spec for the same round from a
+pure function of both.
+
+Rules
+  1. Only the founder amends; what a delegate signs is none.
+  2. Versions count up from 1. Of two with one version the one with the lower digest counts, in
+     whatever order they come.
+  3. Round r begins at the nominal step r * H, also where peers number rounds of their own. The spec
+     in force at a round is that of the founding with the changes of all amendments from that round
+     or an earlier one, in the order of their versions: the later version wins, key by key.
+  4. Admission is judged now, and a newcomer is in no round; so the mode of admission is that of the
+     last version as soon as it is heard, like a ban.
+  5. The run is over at a step when the spec in force there says so.
+
+Invariants: what was trained before an amendment's round was trained by the spec that was in force
+then, whatever is amended later; the run id, the model, the data and the way of averaging never
+change; MAX_AMENDMENTS are kept at most.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Self
+
+import blake3
+
+from protocol.admission.sealed import KEY_BYTES, Sign, check, opened, seal
+from protocol.errors import InvalidRunSpec, RemoteProtocolError
+from protocol.limits import MAX_AMENDMENTS
+
+from .changes import Changes, changed
+from .run_spec import RunSpec
+
+AMENDMENT: Final = "amendment"
+MAX_FROM_ROUND: Final = (1 << 53) - 1
+_EPSILON: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Amendment:
+    """See the top of the file.
+
+    Attributes:
+        from_round: the first round in which it is in force.
+        sealed: the statement.
+    """
+
+    version: int
+    from_round: int
+    changes: Changes
+    sealed: bytes
+
+    @classmethod
+    def made(
+        cls,
+        run_id: str,
+        version: int,
+        from_round: int,
+        changes: Changes,
+        founder: bytes,
+        sign: Sign,
+    ) -> Self:
+        """A new amendment.
+
+        Args:
+            founder: the public key that belongs to `sign`.
+        """
+        pairs = [[key, value] for key, value in changes]
+        sealed = seal([AMENDMENT, run_id, version, from_round, pairs, founder], sign)
+        return cls(version, from_round, changes, sealed)
+
+    @classmethod
+    def read(cls, data: bytes, run_id: str, founder: bytes) -> Self:
+        """An amendment of this run, its signature checked.
+
+        Raises:
+            RemoteProtocolError
+        """
+        fields, body, signature = opened(data)
+        match fields:
+            case ["amendment", str(run), int(version), int(from_round), list(pairs), bytes(key)]:
+                known = run == run_id and key == founder and len(key) == KEY_BYTES
+                if known and 0 < version <= MAX_AMENDMENTS and 0 <= from_round <= MAX_FROM_ROUND:
+                    changes = _changes(pairs)
+                    check(founder, body, signature)
+                    return cls(version, from_round, changes, data)
+        raise RemoteProtocolError("not an amendment of this run")
+
+
+def is_amendment(data: bytes) -> bool:
+    """Whether a statement says that it is one. Raises RemoteProtocolError."""
+    return opened(data)[0][:1] == [AMENDMENT]
+
+
+def _changes(pairs: list[object]) -> Changes:
+    """Raises RemoteProtocolError: they are none that a run can take."""
+    found = []
+    for pair in pairs:
+        match pair:
+            case [str(key), int() | float() | str() as value]:
+                found.append((key, value))
+            case _:
+                raise RemoteProtocolError("an amendment's change is no key and value")
+    keys = [key for key, _ in found]
+    if not keys or keys != sorted(set(keys)):
+        raise RemoteProtocolError("an amendment's keys are not in order")
+    changes = tuple(found)
+    try:
+        changed(RunSpec(), changes)
+    except InvalidRunSpec as error:
+        raise RemoteProtocolError(f"an amendment that cannot be used: {error}") from error
+    return changes
+
+
+def spec_at(founding: RunSpec, amendments: tuple[Amendment, ...], round_: int) -> RunSpec:
+    """The spec in force at a round (rule 3).
+
+    Args:
+        amendments: in the order of their versions.
+    """
+    for amendment in amendments:
+        if amendment.from_round <= round_:
+            founding = changed(founding, amendment.changes)
+    return founding
+
+
+class AmendedSpec:
+    """The spec of a run, as it has been amended so far.
+
+    Args:
+        founding: what the run was founded by.
+        founder: the key that signed it.
+
+    Attributes:
+        founding: see above.
+        amendments: in the order of their versions.
+        last: the spec with all of them.
+        longest_steps: no nominal step of the run is beyond, whoever has heard of which amendment.
+    """
+
+    def __init__(self, founding: RunSpec, run_id: str = "", founder: bytes = b"") -> None:
+        self.founding = founding
+        self._run_id = run_id
+        self._founder = founder
+        self._by_version: dict[int, Amendment] = {}
+        self._take_stock()
+
+    def __repr__(self) -> str:
+        return f"<AmendedSpec {self.founding.name!r}, {len(self.amendments)} amendments>"
+
+    # --- what is in force -------------------------------------------------------------------------
+    def at_round(self, round_: int) -> RunSpec:
+        """The spec in force at a round."""
+        for from_round, spec in reversed(self._stages):
+            if from_round <= round_:
+                return spec
+        return self.founding
+
+    def at_step(self, step: float) -> RunSpec:
+        """The spec in force at a nominal step."""
+        return self.at_round(int((step + _EPSILON) // self.founding.sync.inner_steps))
+
+    def total_steps_at(self, step: float) -> int:
+        """Nominal steps of the whole run, in whole rounds, as is in force at a step."""
+        return self.at_step(step).total_rounds * self.founding.sync.inner_steps
+
+    def is_last_round(self, round_: int) -> bool:
+        """Whether the training is over where this round begins, and was not before."""
+        return self.at_round(round_).total_rounds == round_
+
+    @property
+    def longest_rounds(self) -> int:
+        """Rounds of the whole run, by the longest of the specs that have been in force."""
+        return self.longest_steps // self.founding.sync.inner_steps
+
+    @property
+    def end_round(self) -> int:
+        """The round at which the run is over, if nothing is amended any more."""
+        round_ = 0
+        while (total := self.at_round(round_).total_rounds) > round_:
+            ahead = (from_round for from_round, _ in self._stages if from_round > round_)
+            round_ = min([total, *ahead])
+        return round_
+
+    @property
+    def next_version(self) -> int:
+        """A version above all that have been seen."""
+        return 1 + max(self._by_version, default=0)
+
+    # --- what comes in ----------------------------------------------------------------------------
+    def take(self, data: bytes) -> Amendment | None:
+        """An amendment that a member passes on. Returns it if it is new, and is kept.
+
+        Raises:
+            RemoteProtocolError: it is none of this run.
+        """
+        if any(data == known.sealed for known in self.amendments):
+            return None  # signatures take time, and every new link brings all statements
+        amendment = Amendment.read(data, self._run_id, self._founder)
+        before = self._by_version.get(amendment.version)
+        if before is not None and _digest(before) <= _digest(amendment):
+            return None
+        self._by_version[amendment.version] = amendment
+        self._take_stock()
+        return amendment
+
+    def _take_stock(self) -> None:
+        """Work out the specs that are in force from each round on."""
+        ordered = tuple(self._by_version[version] for version in sorted(self._by_version))
+        rounds = sorted({amendment.from_round for amendment in ordered})
+        self.amendments = ordered
+        self._stages = [(round_, spec_at(self.founding, ordered, round_)) for round_ in rounds]
+        self.last = self._stages[-1][1] if self._stages else self.founding
+        specs = [self.founding, *(spec for _, spec in self._stages)]
+        self.longest_steps = max(each.total_rounds for each in specs) * (
+            self.founding.sync.inner_steps
+        )
+
+
+def _digest(amendment: Amendment) -> bytes:
+    return blake3.blake3(amendment.sealed).digest()

@@ -1,0 +1,64 @@
+"""A sample of weights: by it a joiner sees whether the state it was given is like those of others.
+
+Idea. A state's root says that all of it is what its source wrote, not that its source trains what
+the others train. Replicas of one model lie close together, a lie about all its weights does not. So
+a joiner asks others, its *witnesses*, for the values at some places, and compares.
+
+Rules
+  1. The places follow from a seed that only the joiner can know, told to the witnesses when the
+     source has named the root of its state: the source cannot make a state that is right there
+     alone.
+  2. Witnesses are asked at that moment, not when the state has come: a slow line makes no state
+     look old.
+  3. A state is *odd* when it is further from each witness than FACTOR times what witnesses are
+     apart, and than FLOOR times its own length. Of two witnesses a liar can make it look good, not
+     bad. Without two witnesses nothing can be told.
+
+What it does not see: a lie about few of the weights, and one within FLOOR. Averaging has bounds of
+its own for those (plausible.py).
+"""
+
+from collections.abc import Sequence
+from statistics import median_high
+from typing import Final
+
+import blake3
+
+NUM_BLOCKS: Final = 64
+BLOCK_VALUES: Final = 256
+SAMPLE_BYTES: Final = 4 * NUM_BLOCKS * BLOCK_VALUES
+SEED_BYTES: Final = 16
+NUM_WITNESSES: Final = 3
+FACTOR: Final = 4.0
+FLOOR: Final = 0.5
+"""States of replicas that are some rounds apart differ by less than this part of their length."""
+_DOMAIN: Final = b"loco/v1/state-sample\0"
+
+
+def block_starts(seed: bytes, size: int) -> list[int]:
+    """Where the blocks of a sample begin, in a vector of `size` values; they may overlap.
+
+    Raises:
+        ValueError: the vector is shorter than a block.
+    """
+    places = size - BLOCK_VALUES + 1
+    if places < 1:
+        raise ValueError(f"{size} values are no vector to be sampled")
+    drawn = blake3.blake3(_DOMAIN + seed).digest(length=8 * NUM_BLOCKS)
+    return [
+        int.from_bytes(drawn[start : start + 8], "little") % places
+        for start in range(0, len(drawn), 8)
+    ]
+
+
+def is_odd(to_witnesses: Sequence[float], among: Sequence[float], length: float) -> bool:
+    """Whether a state is unlike those of its witnesses (rule 3).
+
+    Args:
+        to_witnesses: distance of its sample to that of each witness, root mean square.
+        among: the distances of the witnesses' samples to each other.
+        length: of its own sample, the same way.
+    """
+    if len(to_witnesses) < 2:
+        return False
+    return min(to_witnesses) > FACTOR * median_high(among) and min(to_witnesses) > FLOOR * length

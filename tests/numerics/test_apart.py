@@ -1,0 +1,68 @@
+"""The distance of two peers' vectors by their codes: of values, and the same by a compiled loop."""
+
+import math
+
+import pytest
+import torch
+
+from peer.averaging.gossip import distance
+from peer.averaging.gossip.distance import apart
+from peer.codec import get_codec
+from peer.codec.base import LARGEST_MAGNITUDE
+from peer.codec.compiled import COMPILED_FROM
+from peer.codec.length import root_mean_square
+
+
+def coded(name: str, values: torch.Tensor) -> torch.Tensor:
+    codec = get_codec(name)
+    codes = torch.empty(codec.code_bytes(values.numel()), dtype=torch.uint8)
+    codec.encode(values, codes)
+    return codes
+
+
+def pair(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    chance = torch.Generator().manual_seed(1)
+    ours = torch.randn(size, generator=chance)
+    return ours, ours + 0.1 * torch.randn(size, generator=chance)
+
+
+@pytest.mark.parametrize("name", ["fp32", "int8"])
+@pytest.mark.parametrize("size", [128, 128 * 5000])
+def test_it_is_that_of_the_values(name, size):
+    ours, theirs = pair(size)
+    found = apart([coded(name, ours)], [coded(name, theirs)], get_codec(name), size)
+    assert found.own == pytest.approx(float(ours.square().mean().sqrt()), rel=0.01)
+    assert found.distance == pytest.approx(float((ours - theirs).square().mean().sqrt()), rel=0.02)
+    length = root_mean_square(coded(name, ours), get_codec(name), size)
+    assert length == pytest.approx(found.own, rel=1e-4)
+
+
+def test_two_vectors_of_one_peer_count_together():
+    ours, theirs = pair(256)
+    one, other = coded("fp32", ours), coded("fp32", theirs)
+    both = apart([one, one], [one, other], get_codec("fp32"), 256)
+    alone = apart([one], [other], get_codec("fp32"), 256)
+    assert both.distance == pytest.approx(alone.distance / math.sqrt(2))
+    assert both.own == pytest.approx(alone.own)
+
+
+def test_huge_values_are_infinitely_far():
+    huge = torch.full((256,), LARGEST_MAGNITUDE)
+    codec = get_codec("fp32")
+    assert (
+        apart([coded("fp32", huge / 1e30)], [coded("fp32", huge)], codec, 256).distance == math.inf
+    )
+    assert root_mean_square(coded("fp32", huge), codec, 256) == math.inf
+
+
+@pytest.mark.slow
+def test_the_compiled_loop_finds_the_same(monkeypatch):
+    size = max(COMPILED_FROM, 128 * 9000) // 128 * 128
+    ours, theirs = pair(size)
+    arguments = ([coded("int8", ours)], [coded("int8", theirs)], get_codec("int8"), size)
+    assert distance._fused_squares(arguments[0][0], arguments[1][0], *arguments[2:]) is not None
+    compiled = apart(*arguments)
+    monkeypatch.setattr(distance, "_fused_squares", lambda *_: None)
+    plain = apart(*arguments)
+    assert compiled.distance == pytest.approx(plain.distance, rel=1e-4)
+    assert compiled.own == pytest.approx(plain.own, rel=1e-4)

@@ -1,0 +1,95 @@
+"""Outer steps of one peer: whom it doubts, and how far its first partners pull it."""
+
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+import trio
+
+from peer.averaging.gossip.exchange_io import OwnVector
+from peer.averaging.gossip.final_meetings import FinalMeetings
+from peer.averaging.gossip.gossip import Gossip
+from peer.averaging.gossip.outcome import Averaged, RoundOutcome, Skipped, Timing
+from peer.averaging.gossip.outer_state import OuterState
+from peer.averaging.gossip.outer_steps import EXPECTED_AT_FIRST, OuterSteps, Settled
+from peer.averaging.noloco.outer_step import NolocoFactors
+from peer.codec import get_codec
+from peer.observe.facts import Facts
+from peer.ports.simulated import SimulatedWork
+from protocol.outcomes import SkipReason
+from protocol.plausible import CLIP_FACTOR
+from protocol.run.run_spec import RunSpec
+
+P = 256
+PHI = 1.0
+MOVE = 0.01
+
+
+class Doubts(list[str]):
+    """What gossip is told."""
+
+    def doubt(self, peer_id, fault):
+        self.append(peer_id)
+
+
+class Quiet:
+    def emit(self, name, /, **fields):
+        pass
+
+
+def codes_of(values: float) -> memoryview:
+    view: memoryview = torch.full((P,), values).numpy().view(np.uint8).data
+    return view
+
+
+def step(outcome: RoundOutcome, own: float = PHI + MOVE) -> tuple[float, Doubts]:
+    """Take one step with plain averaging; where phi is then, and who is doubted."""
+    doubts, phi_P = Doubts(), np.full(P, PHI, np.float32)
+    outer = OuterState(phi_P, np.zeros_like(phi_P), get_codec("fp32"), NolocoFactors(0.0, 1.0, 1.0))
+    spec = RunSpec.model_validate({"name": "steps", "data": {"source": "stdlib"}})
+    vector = OwnVector(0, 50, False, 50, 0, "fp32", 1, "", codes_of(own))
+
+    async def take():
+        steps = OuterSteps(
+            spec,
+            facts=Facts("own", 1),
+            outer=outer,
+            gossip=cast(Gossip, doubts),
+            meetings=cast(FinalMeetings, None),
+            work=SimulatedWork(),
+            events=Quiet(),
+            observe_round=lambda timing: None,
+            lock=trio.Lock(),
+        )
+        await steps.take(Settled(vector, outcome, Timing(0.0, 0.0)), None, 0.0)
+
+    trio.run(take)
+    return float(phi_P.mean()), doubts
+
+
+def averaged_with(values: float) -> Averaged:
+    return Averaged("other", 50, 0, codes_of(values))
+
+
+def test_the_first_partner_counts_as_we_do_when_it_is_as_far_as_two_moves():
+    phi, doubts = step(averaged_with(PHI - MOVE))
+    assert phi == pytest.approx(PHI, abs=1e-5)
+    assert not doubts
+
+
+def test_a_first_partner_that_is_far_pulls_no_more_than_a_few_moves():
+    phi, doubts = step(averaged_with(2.4))
+    most = CLIP_FACTOR * EXPECTED_AT_FIRST * MOVE / 2
+    assert phi == pytest.approx(PHI + MOVE + most, abs=1e-4)
+    assert not doubts
+
+
+def test_a_peer_that_has_not_moved_cannot_tell_what_is_far():
+    assert step(averaged_with(2.0), own=PHI)[0] == pytest.approx(1.5)
+
+
+def test_a_partner_without_a_vector_is_doubted_as_one_that_is_too_far_away():
+    assert step(averaged_with(9.0))[1] == ["other"]
+    assert step(Skipped(SkipReason.BAD_VECTOR, "other"))[1] == ["other"]
+    assert step(Skipped(SkipReason.PARTNER_LOST, "other"))[1] == []

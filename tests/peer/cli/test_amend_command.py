@@ -1,0 +1,100 @@
+"""`loco-peer amend`: what it reads, what it asks of the daemon, and what it prints."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from peer.cli import amend
+from peer.cli.app import app
+from peer.options.exit_codes import ExitCode
+
+TOLD = {
+    "changes": [
+        ["admission.mode", "open", "invite"],
+        ["training.total_steps", 1200, 2000],
+    ],
+    "admitted": ["12D3KooWx"],
+    "round": 14,
+    "step": 700,
+    "present": 11,
+    "end": 40,
+}
+
+
+def loco(tmp_path: Path, *given: str) -> Any:
+    return CliRunner().invoke(app, ["amend", *given, "--home", str(tmp_path)])
+
+
+def written(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "changed.toml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the daemon was asked; it answers with TOLD."""
+    requests: list[dict[str, Any]] = []
+
+    async def answer(home: Any, request: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
+        requests.append({"request": request, **arguments})
+        return TOLD if request == "amend" else {"amendments": []}
+
+    monkeypatch.setattr(amend, "ask_daemon", answer)
+    return requests
+
+
+def test_a_file_of_the_changes_alone_is_enough(tmp_path, asked):
+    text = '[training]\ntotal_steps = 2000\n[admission]\nmode = "invite"\n'
+    ran = loco(tmp_path, written(tmp_path, text), "--at-round", "14")
+    assert ran.exit_code == ExitCode.OK
+    values = {"training.total_steps": 2000, "admission.mode": "invite"}
+    assert asked == [{"request": "amend", "values": values, "at_round": 14, "dry_run": False}]
+    assert ran.output == (
+        "changes from round 14 on (step 700; the run is in round 11, and ends with round 40):\n"
+        "  training.total_steps: 1200 -> 2000\n"
+        "changes at once:\n"
+        "  admission.mode: open -> invite\n"
+        "  admitted: 12D3KooWx\n"
+    )
+
+
+def test_a_dry_run_says_would(tmp_path, asked):
+    ran = loco(tmp_path, written(tmp_path, "[training]\ntotal_steps = 2000\n"), "--dry-run")
+    assert asked[0]["dry_run"] is True
+    assert ran.output.startswith("would change from round 14 on")
+
+
+def test_show_says_what_has_been_amended(tmp_path, asked):
+    ran = loco(tmp_path, "--show")
+    assert (ran.output, asked) == ("nothing has been amended\n", [{"request": "status"}])
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[training]\ntotal_step = 5\n", "did you mean 'total_steps'?"),
+        ("[optimizer]\nlearning_rate = 0\n", "optimizer.learning_rate: "),
+        ("training =", "not TOML"),
+    ],
+)
+def test_what_is_no_run_spec_is_refused_before_anybody_is_asked(tmp_path, asked, text, told):
+    ran = loco(tmp_path, written(tmp_path, text))
+    assert (ran.exit_code, asked) == (ExitCode.USAGE, [])
+    assert told in ran.output
+    assert "changed.toml" in ran.output
+
+
+def test_a_file_must_be_named_and_be_there(tmp_path, asked):
+    for given, told in (([], "loco-peer amend RUN.toml"), (["none.toml"], "cannot read none.toml")):
+        ran = loco(tmp_path, *given)
+        assert ran.exit_code == ExitCode.USAGE
+        assert told in ran.output
+    assert asked == []
+
+
+def test_without_a_daemon_there_is_nobody_to_ask(tmp_path):
+    ran = loco(tmp_path, written(tmp_path, "[training]\ntotal_steps = 2000\n"))
+    assert ran.exit_code == ExitCode.NO_DAEMON

@@ -1,0 +1,33 @@
+"""A stream that a bug has ended stands in the event log and in the metrics."""
+
+import json
+
+import trio
+from swarm_worlds import simulated, start, toy_spec
+
+from peer.daemon.run import MAX_DETAIL_CHARS, note_bug
+from peer.observe.event_names import FIELDS, EventName
+from peer.observe.events import EventLog
+from peer.simulation.swarm import open_swarm
+
+
+@simulated()
+async def test_it_is_logged_with_whose_it_was_and_what_happened() -> None:
+    lines: list[bytes] = []
+    events = EventLog(lines.append, peer="me", wall_time_s=trio.current_time, stream=None)
+    note_bug(events, "stranger", "/loco/state/1", OverflowError("x" * 10_000))
+    (event,) = map(json.loads, lines)
+    assert event["event"] == EventName.STREAM_FAILED
+    assert (event["remote"], event["protocol"]) == ("stranger", "/loco/state/1")
+    assert (event["error"], len(event["detail"])) == ("OverflowError", MAX_DETAIL_CHARS)
+    assert set(FIELDS[EventName.STREAM_FAILED]) <= set(event)
+
+
+@simulated()
+async def test_it_stands_in_the_metrics(tmp_path) -> None:
+    async with open_swarm(1, toy_spec(20), tmp_path) as swarm:
+        await start(swarm, "a")
+        a = swarm["a"]
+        assert a.report.snapshot().failed_streams == 0
+        a.network._handlers.failed_streams += 3
+        assert b"loco_failed_streams_total 3.0" in a.report.metrics.render()

@@ -1,0 +1,165 @@
+"""Peers that others have named: noted and dialled within the budget of whoever named them."""
+
+from typing import Any
+
+import trio
+from swarm_worlds import simulated, start, toy_spec
+from test_admission import beat, greet
+
+from peer.daemon.dialler import ATTEMPT_S, Dialler
+from peer.daemon.hearsay import Hearsay
+from peer.simulation.swarm import identity_of, open_swarm
+from protocol.errors import StreamLost
+from protocol.limits import (
+    MAX_DIALS,
+    MAX_HEARSAY,
+    MAX_HEARSAY_DIALS,
+    MAX_HEARSAY_DIALS_PER_PEER,
+    MAX_HEARSAY_PER_PEER,
+    MAX_HEARSAY_TRIES,
+    MAX_LINKS,
+    MAX_MEMBERS,
+    MAX_PEERS_PER_EXCHANGE,
+)
+from protocol.membership.allowance import Allowance
+from protocol.membership.records import PeerRecord
+from protocol.membership.view import Member, Roster
+from protocol.wire.messages import PeerEntry, PeerList
+
+NOWHERE = ("/ip4/203.0.113.1/tcp/1",)
+
+
+def named(*peers: str) -> PeerList:
+    return PeerList(tuple(PeerEntry(peer, 1, NOWHERE) for peer in peers))
+
+
+def many(of: str, count: int = MAX_PEERS_PER_EXCHANGE) -> PeerList:
+    return named(*(f"{of}-{number}" for number in range(count)))
+
+
+def test_one_peer_names_so_many_and_all_together_so_many():
+    roster = Roster(10.0)
+    hearsay = Hearsay(roster, "me")
+    hearsay.told(0.0, "liar", many("x"))
+    hearsay.told(0.0, "liar", many("y"))
+    assert len(roster.members()) == MAX_HEARSAY_PER_PEER
+    hearsay.told(0.0, "honest", named("real", "me"))
+    assert roster.get("real") is not None
+    assert roster.get("me") is None
+    for number in range(2 * MAX_HEARSAY // MAX_HEARSAY_PER_PEER):
+        hearsay.told(0.0, f"liar-{number}", many(f"z{number}"))
+    assert len(roster.members()) == MAX_HEARSAY
+
+
+def test_a_name_that_is_linked_makes_room_for_another():
+    roster = Roster(10.0)
+    hearsay = Hearsay(roster, "me")
+    hearsay.told(0.0, "b", many("x", MAX_HEARSAY_PER_PEER))
+    hearsay.linked("x-0")
+    hearsay.told(0.0, "b", named("y", "z"))
+    assert (roster.get("y") is None, roster.get("z") is None) == (False, True)
+
+
+def test_names_say_nothing_of_whom_we_know_and_drive_nobody_out():
+    roster = Roster(10.0, max_members=2)
+    hearsay = Hearsay(roster, "me")
+    roster.record(0.0, PeerRecord("a", 3, ("/ip4/10.0.0.1/tcp/1",), 1.0))
+    roster.heard(0.0, "quiet", 4)
+    hearsay.told(0.0, "liar", named("a", "quiet", "new"))
+    a, quiet = roster.get("a"), roster.get("quiet")
+    assert a is not None
+    assert quiet is not None
+    assert a.addresses == ("/ip4/10.0.0.1/tcp/1",)
+    assert (quiet.incarnation, quiet.addresses) == (4, NOWHERE)
+    assert roster.get("new") is None
+
+
+async def test_dials_to_names_leave_room_and_end(autojump_clock):
+    roster, dialling, most = Roster(10.0), set[str](), 0
+
+    async def dial(peer_id, _):
+        nonlocal most
+        dialling.add(peer_id)
+        most = max(most, len(dialling))
+        try:
+            await trio.sleep(0.9 * ATTEMPT_S)
+        finally:
+            dialling.discard(peer_id)
+        raise StreamLost("dial: nobody there")
+
+    dialler = Dialler(roster, "me", dial, lambda _: True)
+    async with trio.open_nursery() as nursery:
+
+        async def look(seconds: float) -> None:
+            end_s = trio.current_time() + seconds
+            while trio.current_time() < end_s:
+                dialler.look(nursery, trio.current_time(), ())
+                await trio.sleep(1.0)
+
+        dialler.hearsay.told(0.0, "liar", many("x"))
+        await look(3.0)
+        assert most == MAX_HEARSAY_DIALS_PER_PEER
+        for number in range(4):
+            dialler.hearsay.told(0.0, f"liar-{number}", many(f"x{number}"))
+        await look(3.0)
+        assert most == MAX_HEARSAY_DIALS
+        roster.record(0.0, PeerRecord("zz", 1, NOWHERE, 1.0))  # from its own record
+        await look(3.0)
+        assert "zz" in dialling
+        for number in range(2 * MAX_LINKS):
+            roster.record(0.0, PeerRecord(f"z{number}", 1, NOWHERE, 1.0))
+        await look(3.0)
+        assert most == MAX_DIALS
+        await look(7200.0)
+        assert not [m for m in roster.members() if m.peer_id.startswith("x")], "forgotten"
+        nursery.cancel_scope.cancel()
+    assert MAX_HEARSAY_TRIES < 10
+
+
+def test_a_list_of_peers_is_no_work_for_a_full_roster():
+    roster = Roster(10.0)
+    for number in range(MAX_MEMBERS):
+        roster.record(0.0, PeerRecord(f"known-{number}", 1, NOWHERE, 1.0))
+    looked = 0
+
+    class Counted(dict[str, Member]):
+        def values(self) -> Any:
+            nonlocal looked
+            looked += 1
+            return super().values()
+
+    roster._members = Counted(roster._members)
+    Hearsay(roster, "me").told(0.0, "liar", many("x"))
+    assert looked == 0
+    for number in range(MAX_PEERS_PER_EXCHANGE):  # what peers say of themselves has a place
+        roster.heard(1.0, f"alive-{number}", 1)
+    assert looked == 1
+
+
+def test_an_allowance_lets_a_burst_pass_and_then_so_much_a_second():
+    allowance = Allowance(per_s=10.0, burst=20.0)
+    assert [allowance.spend(0.0, 10.0) for _ in range(3)] == [0.0, 0.0, 1.0]
+    assert allowance.spend(2.0, 10.0) == 0.0
+    assert allowance.spend(1000.0, 20.0) == 0.0
+    assert allowance.spend(1000.0, 5.0) == 0.5
+
+
+@simulated()
+async def test_a_liar_with_lists_of_nobody_holds_no_newcomer_up(tmp_path):
+    async with open_swarm(1, toy_spec(200), tmp_path) as swarm:
+        await start(swarm, "a")
+        liar = identity_of(1, "liar").peer_id
+        async with swarm.internet.open_network(liar) as network, trio.open_nursery() as nursery:
+            talk, _ = await greet(swarm, network)
+            nursery.start_soon(beat, talk)
+            for batch in range(20):
+                ids = [identity_of(batch + 2, f"n{number}").peer_id for number in range(64)]
+                await talk.send(PeerList(tuple(PeerEntry(i, 1, NOWHERE) for i in ids)))
+            await trio.sleep(2.0)
+            assert len(swarm["a"].roster.members()) <= MAX_HEARSAY_PER_PEER + 1
+            swarm.join("b")
+            swarm.join("c")
+            await swarm.until(lambda: all(swarm[name].ready.is_set() for name in "bc"))
+            await swarm.until(lambda: swarm["a"].links.statistics().live == 3)
+            assert trio.current_time() < 60.0
+            nursery.cancel_scope.cancel()

@@ -1,0 +1,215 @@
+"""Links: so many for one identity and one network; a link that lives is not replaced."""
+
+import dataclasses
+from contextlib import AsyncExitStack
+
+import pytest
+import trio
+from existing import existing
+from swarm_worlds import simulated, start, toy_spec
+from test_admission import BEAT, GREETING, beat, greet
+
+from peer.daemon import links as links_file
+from peer.daemon.duplicates import ANSWER_S, BEAT_S, DUPLICATE_PROBE_S
+from peer.daemon.link import HANDOVER_S, LINK_BURST
+from peer.daemon.links import Links
+from peer.network.conversation import Conversation
+from peer.observe.event_names import EventName
+from peer.simulation.swarm import identity_of, open_swarm
+from protocol.errors import LocoError, Refused
+from protocol.limits import (
+    LINK_MESSAGES_PER_S,
+    MAX_LINKS_PER_PEER,
+    MAX_LINKS_PER_PREFIX,
+    PEER_LIST_COST,
+)
+from protocol.membership.budget import Shares
+from protocol.outcomes import RefusalReason
+from protocol.wire.messages import AliveReply, AskAlive, Hello, PeerEntry, PeerList
+from protocol.wire.versions import HELLO
+
+NOBODY = "/ip4/203.0.113.1/tcp/1"
+
+
+async def hello_without_answer(swarm, network, name="a", **changes) -> Conversation:
+    peer = swarm[name]
+    await network.connect(peer.peer_id, peer.network.addresses)
+    talk = Conversation(await network.open_stream(peer.peer_id, HELLO))
+    await talk.send(dataclasses.replace(GREETING, **changes))
+    return talk
+
+
+@simulated()
+async def test_one_identity_has_one_link_and_one_to_replace_it(tmp_path):
+    async with open_swarm(1, toy_spec(60), tmp_path) as swarm:
+        await start(swarm, "a", "b")
+        before = swarm["a"].links.statistics().live
+        greedy = identity_of(1, "greedy").peer_id
+        async with swarm.internet.open_network(greedy) as network, trio.open_nursery() as nursery:
+            talk, _ = await greet(swarm, network)
+            nursery.start_soon(beat, talk)
+            waiting = [await hello_without_answer(swarm, network) for _ in range(20)]
+            refused = 0
+            for other in waiting:
+                with pytest.raises(Refused) as refusal:
+                    await other.receive(Hello)
+                assert refusal.value.reason is RefusalReason.TOO_MANY
+                refused += 1
+            assert refused == len(waiting)
+            assert swarm["a"].links.statistics().live == before + 1
+            nursery.cancel_scope.cancel()
+
+
+@simulated()
+async def test_a_link_that_beats_is_not_replaced_and_a_dead_one_is(tmp_path):
+    async with open_swarm(1, toy_spec(60), tmp_path) as swarm:
+        await start(swarm, "a")
+        x = identity_of(1, "x").peer_id
+        async with swarm.internet.open_network(x) as network:
+            async with trio.open_nursery() as nursery:
+                first, _ = await greet(swarm, network)
+                nursery.start_soon(beat, first)
+                with pytest.raises(Refused, match="linked already"):
+                    await greet(swarm, network)
+                nursery.cancel_scope.cancel()
+            began_s = trio.current_time()
+            await greet(swarm, network)  # the first says nothing any more
+            assert trio.current_time() - began_s <= DUPLICATE_PROBE_S + 0.5
+            await trio.sleep(0.5)
+            assert swarm["a"].links.statistics().live == 1
+
+
+@simulated()
+async def test_one_network_has_its_share_of_the_links(tmp_path, monkeypatch):
+    per_prefix = 3
+    assert per_prefix < MAX_LINKS_PER_PREFIX
+    monkeypatch.setattr(links_file, "LINK_PLACES", Shares(128, MAX_LINKS_PER_PEER, per_prefix))
+    async with open_swarm(1, toy_spec(20), tmp_path) as swarm, AsyncExitStack() as others:
+        await start(swarm, "a")
+        for number in range(per_prefix + 1):
+            sybil = identity_of(1, f"sybil-{number}").peer_id
+            address = f"/ip4/5.6.7.{number}/tcp/1"
+            network = await others.enter_async_context(swarm.internet.open_network(sybil, address))
+            if number < per_prefix:
+                await greet(swarm, network)
+        with pytest.raises(Refused) as refused:
+            await greet(swarm, network)
+        assert refused.value.reason is RefusalReason.TOO_MANY
+        honest = identity_of(1, "honest").peer_id
+        network = await others.enter_async_context(swarm.internet.open_network(honest))
+        await greet(swarm, network)
+
+
+@simulated()
+async def test_peers_that_dial_each_other_at_once_keep_the_same_link(tmp_path):
+    async with open_swarm(1, toy_spec(60), tmp_path) as swarm:
+        await start(swarm, "a", "b", "c")
+        await trio.sleep(2 * HANDOVER_S)
+        names = "abc"
+        lost = {name: len(swarm[name].events(EventName.PEER_LOST)) for name in names}
+        b, c = swarm["b"], swarm["c"]
+        for one, other in ((b, c), (c, b)):
+            for link in one.links._links.pop(other.peer_id):
+                link.scope.cancel()
+        await trio.sleep(0.5)
+        lost = {name: len(swarm[name].events(EventName.PEER_LOST)) for name in names}
+        async with trio.open_nursery() as nursery:
+            for one, other in ((b, c), (c, b)):
+                nursery.start_soon(one.links.dial, other.peer_id, other.network.addresses)
+        assert len(b.links._links[c.peer_id]) == 2
+        await trio.sleep(HANDOVER_S + 1.0)
+        (at_b,), (at_c,) = b.links._links[c.peer_id], c.links._links[b.peer_id]
+        assert at_b.opened_by_us != at_c.opened_by_us
+        assert at_b.opened_by_us == (b.peer_id < c.peer_id)
+        assert lost == {name: len(swarm[name].events(EventName.PEER_LOST)) for name in names}
+
+
+@simulated()
+async def test_links_of_a_swarm_settle_on_one_for_each_pair(tmp_path):
+    names = "abcdef"
+    async with open_swarm(1, toy_spec(60), tmp_path) as swarm:
+        await start(swarm, *names)
+        await trio.sleep(10.0)
+        for name in names:
+            assert swarm[name].links.statistics().live == len(names) - 1
+            assert not swarm[name].events(EventName.PEER_LOST)
+
+
+# --- what is said on a link -----------------------------------------------------------------------
+@simulated()
+async def test_a_flood_is_read_at_a_pace(tmp_path, monkeypatch):
+    heard: list[float] = []
+    plain = Links._heard_beat
+
+    def count(self, link, message, now_s):
+        heard.append(now_s)
+        plain(self, link, message, now_s)
+
+    async with open_swarm(1, toy_spec(60), tmp_path) as swarm:
+        await start(swarm, "a")
+        monkeypatch.setattr(Links, "_heard_beat", count)
+        loud = identity_of(1, "loud").peer_id
+        async with swarm.internet.open_network(loud) as network:
+            talk, _ = await greet(swarm, network)
+            seconds = 5.0
+            with trio.move_on_after(seconds):
+                while True:
+                    await talk.send(BEAT)
+        assert len(heard) <= LINK_BURST + seconds * LINK_MESSAGES_PER_S + 1
+        assert len(heard) >= seconds * LINK_MESSAGES_PER_S
+
+
+def names(count: int, of: str = "nobody") -> PeerList:
+    """A list of peers that do not exist."""
+    ids = [identity_of(2, f"{of}-{number}").peer_id for number in range(count)]
+    return PeerList(tuple(PeerEntry(peer_id, 1, (NOBODY,)) for peer_id in ids))
+
+
+@simulated()
+async def test_lists_of_peers_cost_what_beats_cost(tmp_path, monkeypatch):
+    told: list[PeerList] = []
+    async with open_swarm(1, toy_spec(60), tmp_path) as swarm:
+        await start(swarm, "a")
+        hearsay = swarm["a"].links._dialler.hearsay
+        monkeypatch.setattr(hearsay, "told", lambda *said: told.append(said[-1]))
+        loud = identity_of(1, "loud").peer_id
+        async with swarm.internet.open_network(loud) as network:
+            talk, _ = await greet(swarm, network)
+            with trio.move_on_after(5.0):
+                while True:
+                    await talk.send(names(1))
+        assert 5 <= len(told) <= (LINK_BURST + 5 * LINK_MESSAGES_PER_S) / PEER_LIST_COST + 2
+
+
+@simulated()
+async def test_what_one_peer_says_of_another_life_keeps_nobody_out(tmp_path):
+    async with open_swarm(1, toy_spec(60), tmp_path) as swarm:
+        await start(swarm, "a", "b")
+        x, liar = (identity_of(1, name).peer_id for name in ("x", "liar"))
+        async with (
+            swarm.internet.open_network(x) as network,
+            swarm.internet.open_network(liar) as lying,
+            trio.open_nursery() as nursery,
+        ):
+            talk, _ = await greet(swarm, lying)
+            nursery.start_soon(beat, talk)
+            nursery.start_soon(say_alive, talk)
+            old, _ = await greet(swarm, network, incarnation=1)
+            await old.aclose()
+            await swarm.until(lambda: not existing(swarm["a"].roster.get(x)).alive)
+            began_s = trio.current_time()
+            await greet(swarm, network, incarnation=2)
+            assert trio.current_time() - began_s <= ANSWER_S + 0.5
+            nursery.cancel_scope.cancel()
+
+
+async def say_alive(talk: Conversation) -> None:
+    """Answer every question with a yes, many times over."""
+    while True:
+        try:
+            message, _ = await talk.receive(timeout_s=100 * BEAT_S)
+        except LocoError:
+            return
+        if isinstance(message, AskAlive):
+            for _ in range(3):
+                await talk.send(AliveReply(message.peer_id, message.incarnation, alive=True))

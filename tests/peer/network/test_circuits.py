@@ -1,0 +1,186 @@
+"""Our relay, between simulated peers: whom it carries for, how much, and when it ends."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+import trio
+from network_worlds import peer_id_of
+
+from peer.network import relay as relay_module
+from peer.network.circuit_messages import (
+    HOP,
+    STOP,
+    CircuitStatus,
+    connect_request,
+    parse_hop_answer,
+)
+from peer.network.delimited import receive_delimited
+from peer.network.relay import CIRCUIT_IDLE_S, RESERVATION_S, Relay, reserve
+from peer.network.simulated import SimulatedInternet, SimulatedNetwork
+from peer.ports import Stream
+from protocol.address.peer_id import peer_id_to_bytes
+from protocol.errors import LocoError
+from protocol.limits import MAX_CIRCUITS_PER_PEER
+
+AGREED = b"\x04\x08\x01\x20\x64"
+
+
+class FreeLine:
+    """A line without limits, which counts."""
+
+    def __init__(self) -> None:
+        self.carried = 0
+
+    async def carry(self, num_bytes: int) -> None:
+        self.carried += num_bytes
+
+
+@dataclass
+class World:
+    """A relay, one behind it that echoes what comes through circuits, and one who dials."""
+
+    internet: SimulatedInternet
+    relay: Relay
+    line: FreeLine
+    hub: SimulatedNetwork
+    behind: SimulatedNetwork
+    dialler: SimulatedNetwork
+    offers: list[bool] = field(default_factory=lambda: [True])
+
+    async def ask(self) -> tuple[Stream, int]:
+        """A stream on which a circuit was asked for, and the answer."""
+        stream = await self.dialler.open_stream(self.hub.peer_id, HOP)
+        await stream.send_all(connect_request(peer_id_to_bytes(self.behind.peer_id)))
+        return stream, parse_hop_answer(await receive_delimited(stream)).status
+
+
+async def echo(stream: Stream) -> None:
+    """What a peer behind a relay does: agree, then (here) send everything back."""
+    await receive_delimited(stream)
+    await stream.send_all(AGREED)
+    while data := await stream.receive_some():
+        await stream.send_all(data)
+
+
+@asynccontextmanager
+async def world(mbps: float = 1000.0) -> AsyncIterator[World]:
+    internet, offers, line = SimulatedInternet(1), [True], FreeLine()
+    async with AsyncExitStack() as stack:
+        networks = [
+            await stack.enter_async_context(internet.open_network(peer_id_of(name)))
+            for name in ("hub", "behind", "dialler")
+        ]
+        hub, behind, dialler = networks
+        relay = Relay(hub, line, offers=lambda: offers[0], mbps=mbps, wall_time_s=lambda: 1e9)
+        await relay.start()
+        await behind.serve(STOP, echo)
+        for other in (behind, dialler):
+            await other.connect(hub.peer_id, hub.addresses)
+        yield World(internet, relay, line, hub, behind, dialler, offers)
+
+
+async def test_bytes_go_both_ways(autojump_clock: object) -> None:
+    async with world() as made:
+        assert await reserve(made.behind, made.hub.peer_id) == RESERVATION_S
+        stream, status = await made.ask()
+        assert status == CircuitStatus.OK
+        await stream.send_all(b"x" * 100_000)
+        back = bytearray(100_000)
+        await stream.receive_into(memoryview(back))
+        assert bytes(back) == b"x" * 100_000
+        assert made.relay.statistics().circuits == 1
+        await stream.aclose()
+        await trio.sleep(1)
+        now = made.relay.statistics()
+        assert (now.circuits, now.reservations, now.carried_bytes) == (0, 1, 200_000)
+        assert made.line.carried == 200_000
+
+
+async def refused_without_reservation(made: World) -> CircuitStatus:
+    return CircuitStatus((await made.ask())[1])
+
+
+async def refused_when_expired(made: World) -> CircuitStatus:
+    await reserve(made.behind, made.hub.peer_id)
+    await trio.sleep(RESERVATION_S + 1)
+    return CircuitStatus((await made.ask())[1])
+
+
+async def refused_when_there_are_too_many(made: World) -> CircuitStatus:
+    await reserve(made.behind, made.hub.peer_id)
+    for _ in range(MAX_CIRCUITS_PER_PEER):
+        assert (await made.ask())[1] == CircuitStatus.OK
+    return CircuitStatus((await made.ask())[1])
+
+
+async def refused_when_it_is_gone(made: World) -> CircuitStatus:
+    await reserve(made.behind, made.hub.peer_id)
+    made.internet.kill(made.behind.peer_id)
+    return CircuitStatus((await made.ask())[1])
+
+
+@pytest.mark.parametrize(
+    ("attempt", "status"),
+    [
+        (refused_without_reservation, CircuitStatus.NO_RESERVATION),
+        (refused_when_expired, CircuitStatus.NO_RESERVATION),
+        (refused_when_there_are_too_many, CircuitStatus.RESOURCE_LIMIT_EXCEEDED),
+        (refused_when_it_is_gone, CircuitStatus.CONNECTION_FAILED),
+    ],
+)
+async def test_a_circuit_is_refused(
+    attempt: Callable[[World], Awaitable[CircuitStatus]],
+    status: CircuitStatus,
+    autojump_clock: object,
+) -> None:
+    async with world() as made:
+        assert await attempt(made) == status
+        assert made.relay.statistics().refused == 1
+
+
+async def test_who_is_out_of_reach_relays_for_nobody(autojump_clock: object) -> None:
+    async with world() as made:
+        made.offers[0] = False
+        with pytest.raises(LocoError, match="does not relay"):
+            await reserve(made.behind, made.hub.peer_id)
+    async with world(mbps=0) as made:
+        with pytest.raises(LocoError, match="does not relay"):
+            await reserve(made.behind, made.hub.peer_id)
+
+
+async def test_places_are_bounded(monkeypatch: pytest.MonkeyPatch, autojump_clock: object) -> None:
+    monkeypatch.setattr(relay_module, "MAX_RESERVATIONS", 1)
+    async with world() as made:
+        for _ in range(2):  # one who has a place renews it
+            await reserve(made.behind, made.hub.peer_id)
+        with pytest.raises(LocoError, match="status 200"):
+            await reserve(made.dialler, made.hub.peer_id)
+
+
+async def test_a_circuit_that_is_idle_or_has_carried_its_share_ends(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    monkeypatch.setattr(relay_module, "CIRCUIT_BYTES", 1000)
+    async with world() as made:
+        await reserve(made.behind, made.hub.peer_id)
+        stream, _ = await made.ask()
+        began_s = trio.current_time()
+        assert await stream.receive_some() == b""
+        assert trio.current_time() - began_s == pytest.approx(CIRCUIT_IDLE_S, abs=1)
+        stream, _ = await made.ask()
+        await stream.send_all(b"x" * 2000)
+        assert await stream.receive_some() == b""
+        assert made.relay.statistics().carried_bytes == 0
+
+
+async def test_circuits_keep_to_the_rate(autojump_clock: object) -> None:
+    async with world(mbps=8) as made:
+        await reserve(made.behind, made.hub.peer_id)
+        stream, _ = await made.ask()
+        began_s, back = trio.current_time(), bytearray(4_000_000)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.send_all, b"x" * 4_000_000)
+            await stream.receive_into(memoryview(back))
+        assert trio.current_time() - began_s > 7, "8 MB both ways at 1 MB/s"

@@ -1,0 +1,323 @@
+"""What one reader of state can cost its source, and one source its reader."""
+
+import contextlib
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from service_worlds import GROUP, SIGNED, World, empty_vectors, world
+from trio.testing import MockClock
+
+from peer.network.conversation import Conversation, StreamStalled
+from peer.network.simulated_link import LinkModel
+from peer.state import service as service_file
+from peer.state.fetching import Download, ExpectedState, Fetcher
+from peer.state.kept_states import KEPT_STATES
+from peer.state.service import FIRST_REQUEST_S, READINGS_OF_A_STATE, REQUEST_S, STALL_S
+from peer.state.steady import RATE_WINDOW_S, slowest_rate
+from protocol.errors import Refused, StreamLost
+from protocol.limits import (
+    MAX_STATE_READERS,
+    MAX_STATE_READERS_PER_PEER,
+    MAX_STATE_READERS_PER_PREFIX,
+    MAX_STATE_REQUESTS,
+    MAX_TRANSFER_S,
+    MIN_FETCH_BYTES_PER_S,
+    STATE_CHUNK_BYTES,
+)
+from protocol.outcomes import RefusalReason
+from protocol.wire.messages import Chunk, GetChunks, GetSpec, GetState, SpecReply, StateReply
+from protocol.wire.versions import STATE
+
+THIN = LinkModel(latency_s=0.02, bandwidth_bytes_per_s=4 * MIN_FETCH_BYTES_PER_S)
+
+
+async def hold(made: World, network: Any) -> None:
+    """Ask for the spec, and keep the stream open for as long as it is let."""
+    async with made.fetcher(network) as fetcher:
+        await fetcher.spec(None)
+        await trio.sleep(2 * REQUEST_S)
+
+
+async def is_served(made: World, network: Any = None) -> bool:
+    """Whether one more reader has a place."""
+    async with made.fetcher(network) as fetcher:
+        try:
+            return await fetcher.spec(None) == SIGNED
+        except Refused:
+            return False
+
+
+async def test_readers_are_bounded_and_a_silent_one_makes_room(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with (
+        world(tmp_path) as made,
+        made.crowd(*[None] * MAX_STATE_READERS) as readers,
+        trio.open_nursery() as nursery,
+    ):
+        for network in readers:
+            nursery.start_soon(hold, made, network)
+        await trio.sleep(1.0)
+        assert not await is_served(made)
+        await trio.sleep(REQUEST_S)
+        assert await is_served(made)
+        nursery.cancel_scope.cancel()
+
+
+async def test_one_peer_takes_its_own_places_alone(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with (
+        world(tmp_path) as made,
+        made.another("greedy") as greedy,
+        trio.open_nursery() as nursery,
+    ):
+        for _ in range(MAX_STATE_READERS_PER_PEER):
+            nursery.start_soon(hold, made, greedy)
+        await trio.sleep(1.0)
+        assert not await is_served(made, greedy)
+        assert await is_served(made)
+        nursery.cancel_scope.cancel()
+
+
+async def test_one_network_takes_its_own_places_alone(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    addresses = [f"/ip4/5.6.7.{number}/tcp/1" for number in range(MAX_STATE_READERS_PER_PREFIX + 1)]
+    async with (
+        world(tmp_path) as made,
+        made.crowd(*addresses) as (one_more, *others),
+        trio.open_nursery() as nursery,
+    ):
+        for network in others:
+            nursery.start_soon(hold, made, network)
+        await trio.sleep(1.0)
+        assert not await is_served(made, one_more)
+        assert await is_served(made)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_stream_that_says_nothing_is_given_up_soon(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with world(tmp_path) as made:
+        silent = await made.client.open_stream(made.server.peer_id, STATE)
+        began_s = trio.current_time()
+        assert await silent.receive_some() == b""
+        assert trio.current_time() - began_s <= FIRST_REQUEST_S + 0.5
+
+
+async def ask_and_read_nothing(made: World, network: Any, request: Any) -> None:
+    talk = Conversation(await network.open_stream(made.server.peer_id, STATE))
+    with contextlib.suppress(StreamLost):
+        for _ in range(MAX_STATE_REQUESTS):
+            await talk.send(request)
+    await trio.sleep_forever()
+
+
+@pytest.mark.parametrize("what", ["chunks", "manifests", "specs"])
+async def test_streams_that_never_read_lose_their_places(
+    autojump_clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr("peer.network.simulated_stream.WINDOW_BYTES", 512)
+    monkeypatch.setattr("peer.network.simulated_stream.SEGMENT_BYTES", 256)
+    async with (
+        world(tmp_path) as made,
+        made.crowd(*[None] * MAX_STATE_READERS) as readers,
+        trio.open_nursery() as nursery,
+    ):
+        state = await made.service.write()
+        assert state is not None
+        requests = {
+            "chunks": GetChunks(state[1].root.hex(), 0, 2),
+            "manifests": GetState(GROUP, 0),
+            "specs": GetSpec(),
+        }
+        for network in readers:
+            nursery.start_soon(ask_and_read_nothing, made, network, requests[what])
+        await trio.sleep(1.0)
+        assert not await is_served(made)
+        await trio.sleep(STALL_S + 1.0)
+        assert await is_served(made)
+        nursery.cancel_scope.cancel()
+
+
+# --- states that are being read -------------------------------------------------------------------
+async def read(made: World, network: Any, done: Callable[[int], None]) -> None:
+    async with made.fetcher(network) as fetcher:
+        done((await fetcher.state(ExpectedState(GROUP), *empty_vectors())).round)
+
+
+def next_round(made: World) -> None:
+    source = made.source
+    source.round, source.step = source.round + 1, source.step + 50
+    source.written_step = source.step
+
+
+async def test_slow_joiners_of_two_rounds_finish_whoever_comes_meanwhile(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with (
+        world(tmp_path) as made,
+        made.another("slow") as slow,
+        made.another("later") as later,
+        trio.open_nursery() as nursery,
+    ):
+        for network in (slow, later):
+            made.internet.link(made.server.peer_id, network.peer_id).model = THIN
+        finished: list[int] = []
+        nursery.start_soon(read, made, slow, finished.append)
+        await trio.sleep(5.0)
+        next_round(made)
+        nursery.start_soon(read, made, later, finished.append)
+        await trio.sleep(5.0)
+        given: list[int] = []
+        for _ in range(4):
+            next_round(made)
+            await read(made, made.client, given.append)
+        assert given == [5] * 4, "the newest that is being read"
+        assert made.source.writes == KEPT_STATES
+        assert not finished
+        while len(finished) < 2:
+            await trio.sleep(1.0)
+        assert finished == [4, 5]
+        await read(made, made.client, given.append)
+        assert given[-1] == made.source.round, "there is room again"
+
+
+async def test_when_no_state_that_is_read_is_of_use_the_joiner_is_sent_on(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with (
+        world(tmp_path) as made,
+        made.crowd(*[None] * KEPT_STATES) as readers,
+        AsyncExitStack() as streams,
+    ):
+        for network in readers:
+            fetcher = await streams.enter_async_context(made.fetcher(network))
+            await fetcher.state(ExpectedState(GROUP), *empty_vectors())
+            next_round(made)
+        async with made.fetcher() as fetcher:
+            with pytest.raises(Refused) as refused:
+                await fetcher.state(ExpectedState(GROUP, made.source.step), *empty_vectors())
+            assert refused.value.reason is RefusalReason.TOO_MANY
+        assert made.source.writes == KEPT_STATES
+
+
+async def test_nobody_reads_a_state_for_ever(autojump_clock: MockClock, tmp_path: Path) -> None:
+    async with world(tmp_path) as made, made.fetcher() as fetcher:
+        talk = fetcher._talk
+        await talk.send(GetState(GROUP, 0))
+        reply, digests = await talk.receive(StateReply)
+        root, sent = reply.root, 0
+        with pytest.raises(Refused) as refused:
+            while sent < 100:
+                await talk.send(GetChunks(root, 0, 1))
+                await talk.receive(Chunk, max_payload_bytes=STATE_CHUNK_BYTES)
+                sent += 1
+        assert refused.value.reason is RefusalReason.TOO_MANY
+        assert sent == READINGS_OF_A_STATE * len(digests) // 32
+
+
+async def test_requests_on_one_stream_are_bounded(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with world(tmp_path) as made, made.fetcher() as fetcher:
+        for _ in range(MAX_STATE_REQUESTS):
+            await fetcher.spec(None)
+        with pytest.raises(Refused, match="are enough"):
+            await fetcher.spec(None)
+
+
+# --- sources that trickle -------------------------------------------------------------------------
+def test_a_large_state_has_to_come_faster() -> None:
+    assert slowest_rate(1) == MIN_FETCH_BYTES_PER_S
+    assert slowest_rate(10**12) == 10**12 / MAX_TRANSFER_S
+
+
+def trickle(made: World) -> None:
+    model = replace(THIN, bandwidth_bytes_per_s=MIN_FETCH_BYTES_PER_S / 4)
+    made.internet.link(made.server.peer_id, made.client.peer_id).model = model
+
+
+async def test_a_source_that_trickles_is_left_within_minutes_and_its_chunks_are_kept(
+    autojump_clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_file, "STALL_S", 1e6)
+    monkeypatch.setattr("peer.state.fetching.STALL_S", 1e6)
+    async with world(tmp_path) as made:
+        download, vectors = Download(), empty_vectors()
+
+        async def begin(fetcher: Fetcher, after: Callable[[float], Any]) -> Any:
+            return await fetcher.state(ExpectedState(GROUP), *vectors, after, download)
+
+        async with made.fetcher() as fetcher:
+            written = await made.service.write()
+            assert written is not None
+            await fetcher._talk.send(GetState(GROUP, 0))
+            reply, _ = await fetcher._talk.receive(StateReply)
+        async with made.fetcher() as fetcher:
+            took = await some_chunks(fetcher, begin, lambda: trickle(made))
+        assert took <= 2 * RATE_WINDOW_S + 1.0
+        made.internet.link(made.server.peer_id, made.client.peer_id).model = LinkModel()
+        before = made.client.statistics().received_bytes[STATE]
+        async with made.fetcher() as fetcher:
+            await begin(fetcher, lambda _: None)
+        came = made.client.statistics().received_bytes[STATE] - before
+        assert came < reply.total_bytes - STATE_CHUNK_BYTES / 2
+        assert (vectors[0] == made.source.phi_P).all()
+        assert (vectors[1] == made.source.delta_P).all()
+
+
+async def some_chunks(
+    fetcher: Fetcher,
+    begin: Callable[[Fetcher, Callable[[float], Any]], Awaitable[Any]],
+    slow_down: Callable[[], None],
+) -> float:
+    """Fetch until the source trickles; for how long it then was waited for."""
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as patch:
+        patch.setattr("peer.state.fetching.CHUNKS_PER_REQUEST", 1)
+        began_s: list[float] = []
+
+        def after(_: float) -> None:
+            if not began_s:
+                began_s.append(trio.current_time())
+                slow_down()
+
+        with pytest.raises(StreamStalled, match="bytes a second"):
+            await begin(fetcher, after)
+        return trio.current_time() - began_s[0]
+
+
+async def test_a_source_that_describes_its_state_for_ever_is_left(
+    autojump_clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(tmp_path) as made, made.fetcher() as fetcher:
+
+        async def never(_: Path) -> Any:
+            await trio.sleep_forever()
+
+        monkeypatch.setattr(made.source, "write", never)
+        with trio.fail_after(3 * RATE_WINDOW_S), pytest.raises(StreamLost):
+            await fetcher.state(ExpectedState(GROUP), *empty_vectors())
+
+
+async def test_a_peer_that_never_reads_is_given_up_in_every_conversation(
+    autojump_clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peer.network.simulated_stream.WINDOW_BYTES", 16)
+    async with world(tmp_path) as made:
+
+        async def deaf(_: Any) -> None:
+            await trio.sleep_forever()
+
+        await made.server.serve("/loco/deaf/1", deaf)
+        stream = await made.client.open_stream(made.server.peer_id, "/loco/deaf/1")
+        with trio.fail_after(3600), pytest.raises(StreamStalled, match="took nothing"):
+            await Conversation(stream).send(SpecReply(bytes(32), bytes(64)), bytes(1000))

@@ -1,0 +1,126 @@
+"""Data sets of documents: read by shard, tokenised in several processes, kept when done."""
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from peer.training.corpus import InvalidCorpus, prepare_corpus, tokenise
+from peer.training.corpus.documents import documents, shards_of
+from protocol.run.run_spec import DataSection, ModelSection, RunSpec
+
+pytestmark = pytest.mark.slow
+TEXTS = [f"document {number} says " + "a word " * (number % 7 + 1) for number in range(300)]
+
+
+def spec_of(source: str) -> RunSpec:
+    return RunSpec(
+        model=ModelSection(context_length=16),
+        data=DataSection(source=source, validation_blocks=2),
+    )
+
+
+def rows(column: str) -> list[dict[str, object]]:
+    return [{"id": number, column: text} for number, text in enumerate(TEXTS)]
+
+
+def json_lines(folder: Path, column: str = "text") -> None:
+    folder.mkdir(exist_ok=True)
+    parts = {"a.jsonl": rows(column)[:100], "b.jsonl.gz": rows(column)[100:]}
+    for name, part in parts.items():
+        lines = "".join(json.dumps(row) + "\n" for row in part).encode()
+        (folder / name).write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
+
+
+def trained_text(prepared) -> bytes:
+    with prepared.kept.open() as corpus:
+        return bytes(np.asarray(corpus.train, np.uint8))
+
+
+def test_json_lines_become_the_same_corpus_anywhere(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        json_lines(tmp_path / name, "body")
+    specs = [spec_of(f"jsonl:{tmp_path / name}/*.jsonl*#body") for name in ("one", "two")]
+    one, two = (prepare_corpus(spec, tmp_path / f"c-{i}") for i, spec in enumerate(specs))
+    assert one.manifest_digest == two.manifest_digest
+    text = trained_text(one)
+    held_out = [t for t in TEXTS if t.encode() + b"\0" not in text]
+    assert 3 <= len(held_out) <= 40
+    order = [text.index(t.encode()) for t in TEXTS if t not in held_out]
+    assert order == sorted(order)
+
+
+def test_what_was_tokenised_is_not_tokenised_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    json_lines(tmp_path / "set")
+    source = f"jsonl:{tmp_path / 'set'}/*.jsonl*"
+    (tmp_path / "set" / "c.jsonl").write_text('{"text": 7}\n')
+    with pytest.raises(InvalidCorpus, match=r"c\.jsonl, row 0: column 'text' holds int, not text"):
+        prepare_corpus(spec_of(source), tmp_path / "cache")
+    (tmp_path / "set" / "c.jsonl").unlink()
+    first = prepare_corpus(spec_of(source), tmp_path / "cache")
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("it was tokenised already")
+
+    monkeypatch.setattr(tokenise, "_one_process", refuse)
+    again = prepare_corpus(spec_of(source), tmp_path / "cache")
+    assert again.manifest_digest == first.manifest_digest
+    for shard_file in (tmp_path / "cache").glob("tokens-*/1.train"):
+        shard_file.unlink()  # as when the machine stopped in the middle
+    with pytest.raises(AssertionError, match="already"):
+        prepare_corpus(spec_of(source), tmp_path / "cache")
+    monkeypatch.undo()
+    assert prepare_corpus(spec_of(source), tmp_path / "cache").manifest_digest == (
+        first.manifest_digest
+    )
+
+
+def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InvalidCorpus, match="no file matches jsonl:"):
+        shards_of("jsonl", f"{tmp_path}/*.jsonl")
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\nnonsense\n')
+    (shard,) = shards_of("jsonl", f"{tmp_path}/*.jsonl")
+    with pytest.raises(InvalidCorpus, match=r"a\.jsonl, line 2: no JSON object"):
+        list(documents(shard))
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
+    with pytest.raises(InvalidCorpus, match="too few documents"):
+        prepare_corpus(spec_of(f"jsonl:{tmp_path}/*.jsonl"), tmp_path / "cache")
+
+
+def test_parquet_files_give_the_tokens_of_the_same_json_lines(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "set").mkdir()
+    for name, part in (("a", rows("text")[:100]), ("b", rows("text")[100:])):
+        pq.write_table(pa.Table.from_pylist(part), tmp_path / "set" / f"{name}.parquet")
+    prepared = prepare_corpus(spec_of(f"parquet:{tmp_path / 'set'}/*.parquet"), tmp_path / "c")
+    text = trained_text(prepared)
+    assert sum(t.encode() + b"\0" in text for t in TEXTS) > 250
+    with pytest.raises(InvalidCorpus, match="no column 'body', but id, text: add #COLUMN"):
+        list(documents(shards_of("parquet", f"{tmp_path / 'set'}/*.parquet#body")[0]))
+
+
+def test_a_set_of_datasets_is_read_as_a_stream(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    table = datasets.table.InMemoryTable.from_pylist(rows("text"))
+    whole = datasets.Dataset(table, fingerprint="made")  # to compute one fails with some pyarrows
+    whole.save_to_disk(str(tmp_path / "set"), num_shards=3)
+    shards = shards_of("hf", str(tmp_path / "set"))
+    assert len(shards) > 1
+    assert [text for shard in shards for text in documents(shard)] == TEXTS
+    (tmp_path / "files").mkdir()
+    for name, part in (("a", rows("text")[:150]), ("b", rows("text")[150:])):
+        lines = "".join(json.dumps(row) + "\n" for row in part)
+        (tmp_path / "files" / f"{name}.jsonl").write_text(lines)
+    stream = shards_of("hf", f"{tmp_path / 'files'}:train#text")
+    assert [text for shard in stream for text in documents(shard)] == TEXTS
+    prepared = prepare_corpus(spec_of(f"hf:{tmp_path / 'files'}"), tmp_path / "cache")
+    assert prepared.num_blocks > 100
+    with pytest.raises(InvalidCorpus, match="no column 'body'"):
+        list(documents(shards_of("hf", f"{tmp_path / 'files'}#body")[0]))
+    with pytest.raises(InvalidCorpus, match="cannot open hf:"):
+        shards_of("hf", f"{tmp_path / 'files'}:nowhere")
