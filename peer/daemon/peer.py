@@ -146,7 +146,7 @@ class Peer:
         self._events.emit(EventName.LEAVING, reason="requested")
         if self.rounds is not None:
             with trio.move_on_after(self._settings.grace_s * LEAVING_SHARE):
-                await self.rounds.wait_settled()
+                await self.rounds.leave()
         await self._links.say_leaving()
         if self.rounds is not None:
             await self.rounds.write_checkpoint()

@@ -104,9 +104,9 @@ class RoundLoop:
     def __repr__(self) -> str:
         return f"<RoundLoop round={self._facts.round} quota={self._quota} {self._way!r}>"
 
-    async def wait_settled(self) -> None:
-        """Wait until no exchange is under way that is worth waiting for."""
-        await self._way.wait_settled()
+    async def leave(self) -> None:
+        """Begin no exchange any more, and wait until those are over that are worth waiting for."""
+        await self._way.leave()
 
     async def write_checkpoint(self) -> None:
         """Write a checkpoint in the midst of a round, as a peer does that leaves."""

@@ -93,3 +93,6 @@ class Way(Protocol):
 
     async def wait_settled(self) -> None:
         """Wait until no exchange is under way that is worth waiting for."""
+
+    async def leave(self) -> None:
+        """Begin no exchange any more, though training goes on, and wait until all have ended."""

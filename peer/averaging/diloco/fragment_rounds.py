@@ -243,3 +243,7 @@ class FragmentRounds:
     async def wait_settled(self) -> None:
         """Wait until no send is under way."""
         await self._trainer.wait_all_back()
+
+    async def leave(self) -> None:
+        """The same; a send that begins later is waited for by nobody."""
+        await self.wait_settled()

@@ -120,6 +120,10 @@ class GossipRounds:
         """Wait until no exchange is under way."""
         await self._settled.wait()
 
+    async def leave(self) -> None:
+        """The same; an exchange that begins later is waited for by nobody."""
+        await self.wait_settled()
+
     # --- settling a closed round ------------------------------------------------------------------
     async def _settle(self, line: TrainerLine, closed: RoundClosed) -> None:
         """Average a closed round, take the outer step, and tell the trainer."""

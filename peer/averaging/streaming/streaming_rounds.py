@@ -189,7 +189,11 @@ class StreamingRounds:
         self._line = None
 
     async def wait_settled(self) -> None:
-        """Wait until all flights have ended. None begins any more."""
+        """Wait until all flights have ended."""
+        await self._settled.wait()
+
+    async def leave(self) -> None:
+        """Begin no flight any more, and wait until all have ended."""
         self._is_leaving = True
         await self._settled.wait()
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 EVERY_S = 5.0
 KEEPS = Machine(checkpoint_every_s=EVERY_S)
 ROUNDS = 40
-WAYS = pytest.mark.parametrize("method", ["noloco", "diloco"])
+WAYS = pytest.mark.parametrize("method", ["noloco", "diloco", "streaming"])
 
 
 async def train_a_while(swarm: SimulatedSwarm, *names: str, seconds: float = 12.0) -> None:
@@ -60,6 +60,17 @@ def is_training(*peers: SimulatedPeer) -> Callable[[], bool]:
 def one(peer: SimulatedPeer, name: EventName) -> Any:
     (event,) = peer.events(name)
     return event
+
+
+@WAYS
+@simulated()
+async def test_averaging_goes_on_after_checkpoints(tmp_path, method):
+    async with open_swarm(1, toy_spec(ROUNDS, method=method), tmp_path) as swarm:
+        await train_a_while(swarm, *"abc")
+        peers = [swarm[name] for name in "abc"]
+        before = [peer.facts.averaged for peer in peers]
+        more = lambda: all(p.facts.averaged >= b + 6 for p, b in zip(peers, before, strict=True))
+        await swarm.until(more)
 
 
 @WAYS
