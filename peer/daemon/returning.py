@@ -18,6 +18,7 @@ from peer.observe.status import PeerState
 from peer.ports import Work
 from peer.state.checkpoints import Checkpoint, CheckpointStore
 from peer.state.fetching import BlobSource
+from peer.state.home import OtherRun
 from peer.training.tensor_file import FileUnusable
 from protocol.errors import LocoError, Refused
 from protocol.membership.group import Group
@@ -143,12 +144,22 @@ class Returning:
         """Enter the swarm by the addresses that the user gave, however long that takes.
 
         Raises:
+            OtherRun: the addresses lead to another run than this home's.
             Refused: it does not want us, and trying again cannot change that.
         """
-        if self._bootstrap is not None:
+        if self._bootstrap is None:
+            return
+        try:
             _, hello = await self._bootstrap.enter()
-            self._greeter.correct_clock()
-            await self._parts.directory.add_peers(hello.addresses)
+        except Refused as refused:
+            if refused.reason is not RefusalReason.OTHER_RUN:
+                raise
+            raise OtherRun(
+                f"the home belongs to run {self._signed.run_id}, and a peer at the addresses given"
+                f" says: {refused.sentence}"
+            ) from refused
+        self._greeter.correct_clock()
+        await self._parts.directory.add_peers(hello.addresses)
 
     async def _supplies(self, spec: RunSpec, own: Checkpoint | None) -> Supplies:
         async def choose_stage() -> ChosenStage:

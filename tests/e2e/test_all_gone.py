@@ -85,8 +85,9 @@ def test_a_lone_peer_goes_on_bit_for_bit(homes: Swarm) -> None:
     peer = homes.launch("again", "start")
     peer.wait_event(EventName.VALIDATED, START_S, round=LAST_ROUND)
     assert peer.wait_event(EventName.RUN_RESUMED)["round"] < LAST_ROUND
-    expected = losses(whole)
-    assert losses(peer) == {
-        round_: expected[round_] for round_ in losses(peer) if round_ in expected
+    expected, found = losses(whole), losses(peer)
+    both = expected.keys() & found.keys()  # a busy machine leaves validations out
+    assert {round_: found[round_] for round_ in both} == {
+        round_: expected[round_] for round_ in both
     }
-    assert LAST_ROUND in losses(peer)
+    assert LAST_ROUND in both

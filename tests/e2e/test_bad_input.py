@@ -10,7 +10,7 @@ from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
 from peer.options.exit_codes import ExitCode
 from peer.state.home import Home
-from protocol.run.run_spec import RunSpec
+from protocol.run.run_spec import DataSection, RunSpec
 from protocol.run.signed_spec import SignedSpec
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
@@ -50,9 +50,10 @@ def test_the_home_of_another_run_is_refused(swarm: Swarm) -> None:
     home = Home(swarm.folder("other"))
     home.prepare()
     founder = Identity(bytes(32))
-    home.bind_run(SignedSpec.signed_by(RunSpec(), founder.public_key, founder.sign))
+    spec = RunSpec(data=DataSection(manifest="1" * 64, tokenizer_digest="2" * 64))
+    home.bind_run(SignedSpec.signed_by(spec, founder.public_key, founder.sign))
     before = home.run_path.read_bytes()
-    refused(swarm.join(member, "other"), ExitCode.USAGE, "belongs to run", "--home of its own")
+    refused(swarm.join(member, "other"), ExitCode.USAGE, "belongs to run", "home of its own")
     assert home.run_path.read_bytes() == before
     assert member.running
 
