@@ -169,7 +169,10 @@ class Peer:
         """What the daemon answers on its control socket."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(WAIT_S)
-            connection.connect(str(self.home.control_socket))
+            try:
+                connection.connect(str(self.home.control_socket))
+            except (FileNotFoundError, ConnectionRefusedError) as error:
+                raise AssertionError(f"it answers nothing: {error}\n{self.report()}") from error
             connection.sendall(json.dumps({"request": request}).encode() + b"\n")
             with connection.makefile("rb") as answer:
                 tree = json.loads(answer.readline())
