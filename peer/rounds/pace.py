@@ -29,10 +29,11 @@ class Pace:
         """Our steps of a round that begins now, at this nominal step; not whole.
 
         Args:
-            others: those that train.
+            others: those that train; of these only those count whose work goes on.
             adjusted: `catch_up` or `keep_together`.
         """
         own_speed, now_s = self._facts.steps_per_s, trio.current_time()
+        others = [member for member in others if member.goes_on(now_s)]
         speeds = believed_speeds(own_speed, [m.progress.steps_per_s for m in others])
         places = [
             place(m.progress.step, now_s - m.told_s, median(speeds), self._inner_steps)

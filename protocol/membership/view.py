@@ -17,6 +17,8 @@ Rules:
   break while the peer lives; a peer that said it was leaving, or that went silent, is in no way
   barred.
 - Silence for longer than the bound takes a peer out of the living; one late beat does not.
+- A peer may be alive and stuck: it beats, and what it tells of its work stays the same. It is a
+  member still, and nobody goes by where it stands (`goes_on`).
 - A peer is in the group that it last told with its progress, and in none before it told one. Only
   it can say so: a record or hearsay puts nobody into a view.
 - MAX_MEMBERS bound the roster. When it is full, a newcomer takes the place of the peer that is
@@ -40,6 +42,9 @@ from .records import PeerRecord
 TRAINING: Final = "training"
 NEVER: Final = -math.inf
 ROOM_SHARE: Final = 64
+STUCK_S: Final = 10.0
+STUCK_STEPS: Final = 8
+"""Steps of its own that a peer may be silent about, where they are long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,7 @@ class Member:
     Attributes:
         last_heard_s: our monotonic clock at the last sign of life; minus infinity before the first.
         told_s: our clock when it last told of its progress; minus infinity before it did.
+        moved_s: our clock when what it told was last new; minus infinity before it told.
         alive: heard within the silence bound, and not gone.
         rtt_s: round-trip time; None before it was measured.
     """
@@ -89,12 +95,19 @@ class Member:
     alive: bool = False
     progress: Progress = Progress()
     told_s: float = NEVER
+    moved_s: float = NEVER
     rtt_s: float | None = None
 
     @property
     def relayed(self) -> bool:
         """Whether it says that others reach it through relays; it is chosen last, then."""
         return depends_on_relays(self.addresses)
+
+    def goes_on(self, now_s: float) -> bool:
+        """Whether its work has moved lately, by what it tells of it and of its speed."""
+        speed = self.progress.steps_per_s
+        step_s = 1 / speed if speed > 0 else 0.0
+        return now_s - self.moved_s <= max(STUCK_S, STUCK_STEPS * step_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +161,7 @@ class Roster:
         known = self._current(peer_id, incarnation)
         if known is None:
             return False
+        moved = progress not in (None, known.progress)
         self._members[peer_id] = replace(
             known,
             addresses=known.addresses if addresses is None else addresses[:MAX_ADDRESSES_PER_PEER],
@@ -155,6 +169,7 @@ class Roster:
             alive=True,
             progress=known.progress if progress is None else progress,
             told_s=known.told_s if progress is None else now_s,
+            moved_s=now_s if moved else known.moved_s,
             rtt_s=known.rtt_s if rtt_s is None else rtt_s,
         )
         return True

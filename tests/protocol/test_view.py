@@ -1,10 +1,12 @@
+from dataclasses import replace
+
 from existing import existing
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.limits import MAX_ADDRESSES_PER_PEER
 from protocol.membership.records import PeerRecord
-from protocol.membership.view import Progress, Roster, View
+from protocol.membership.view import STUCK_S, STUCK_STEPS, Progress, Roster, View
 
 BEAT_S = 1.0
 SILENCE_S = 3.5
@@ -36,6 +38,26 @@ def test_an_evicted_peer_takes_no_part_even_before_expire_was_called():
     assert _names(roster.members_training(1.0)) == ["a"]
     assert roster.members_training(SILENCE_S + 1) == ()
     assert roster.alive(SILENCE_S + 1) == ()
+
+
+def test_a_peer_that_beats_and_tells_nothing_new_is_stuck():
+    roster, told = Roster(SILENCE_S), Progress(state="training", step=3, steps_per_s=10.0)
+    roster.heard(0.0, "a", 1)
+    assert not existing(roster.get("a")).goes_on(0.0)
+    for second in range(30):
+        roster.heard(float(second), "a", 1, progress=told)
+    assert existing(roster.get("a")).goes_on(STUCK_S)
+    assert not existing(roster.get("a")).goes_on(STUCK_S + 0.1)
+    assert _names(roster.alive(29.0)) == ["a"]
+    roster.heard(30.0, "a", 1, progress=replace(told, step=4))
+    assert existing(roster.get("a")).goes_on(30.0 + STUCK_S)
+
+
+def test_steps_that_are_long_are_waited_for():
+    roster = Roster(SILENCE_S)
+    roster.heard(0.0, "a", 1, progress=Progress(state="training", steps_per_s=0.01))
+    assert existing(roster.get("a")).goes_on(100.0 * STUCK_STEPS)
+    assert not existing(roster.get("a")).goes_on(100.0 * STUCK_STEPS + 1)
 
 
 def test_a_sign_of_life_brings_an_evicted_peer_back_at_once():

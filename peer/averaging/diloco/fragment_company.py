@@ -6,6 +6,7 @@ from peer.observe.facts import Facts
 from peer.observe.status import PeerState
 from peer.ports import PeerId
 from protocol.diloco.fragment_events import PeersSeen
+from protocol.diloco.peers import LATE_ROUNDS
 from protocol.membership.view import Member, View
 from protocol.run.amendments import AmendedSpec
 
@@ -23,10 +24,12 @@ class FragmentCompany:
         return f"<FragmentCompany {self.seen()}>"
 
     def seen(self) -> PeersSeen:
-        """How the group looks now."""
+        """How the group looks now, without those that are stuck."""
         alive = self._view.alive(trio.current_time())
         states = (PeerState.TRAINING, PeerState.FINISHED)
-        holding = (m.peer_id for m in alive if m.progress.state in states)
+        holding = (
+            m.peer_id for m in alive if m.progress.state in states and not self._is_stuck(m)
+        )
         relayed = {m.peer_id for m in alive if m.relayed}
         if self._facts.reach.relays:
             relayed.add(self._own_id)
@@ -47,6 +50,12 @@ class FragmentCompany:
     def is_alone(self) -> bool:
         """Whether no other peer trains."""
         return not self._training()
+
+    def _is_stuck(self, member: Member) -> bool:
+        """Whether a peer stands still while we go on; all may stand still, and wait for lines."""
+        is_late = member.progress.round < self._facts.round - LATE_ROUNDS
+        may_rest = member.progress.state != PeerState.TRAINING
+        return is_late and not may_rest and not member.goes_on(trio.current_time())
 
     def _training(self) -> list[Member]:
         """The others that train; but for those that say they are past the end."""
