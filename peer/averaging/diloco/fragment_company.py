@@ -27,9 +27,7 @@ class FragmentCompany:
         """How the group looks now, without those that are stuck."""
         alive = self._view.alive(trio.current_time())
         states = (PeerState.TRAINING, PeerState.FINISHED)
-        holding = (
-            m.peer_id for m in alive if m.progress.state in states and not self._is_stuck(m)
-        )
+        holding = (m.peer_id for m in alive if m.progress.state in states and not self._is_stuck(m))
         relayed = {m.peer_id for m in alive if m.relayed}
         if self._facts.reach.relays:
             relayed.add(self._own_id)
