@@ -42,11 +42,11 @@ from peer.training.process import ProcessTrainer, create_model, trainer_starter
 from peer.training.settings import TrainerSettings
 from peer.training.shared import NUM_SLOTS, SharedVector
 from protocol.run.layout import Layout
+from protocol.run.optimizer_section import OptimizerSection
 from protocol.run.run_spec import (
     DataSection,
     FrozenSection,
     ModelSection,
-    OptimizerSection,
     RunSpec,
     SyncSection,
     TrainingSection,
