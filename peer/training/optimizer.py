@@ -2,9 +2,9 @@
 
 Theory. AdamW scales each weight's step by what that weight's gradients were like. Muon looks at a
 matrix as a whole: its step is the momentum with all singular values made about 1, by five
-Newton-Schulz iterations in bf16 (torch.optim.Muon; https://kellerjordan.github.io/posts/muon). That
-says something of matrices between layers alone, so the matrices of the blocks are Muon's, and
-embeddings, head and norms are AdamW's.
+Newton-Schulz iterations (torch.optim.Muon; https://kellerjordan.github.io/posts/muon), in bf16 on a
+GPU and in fp32 on a CPU (muon.py). That says something of matrices between layers alone, so the
+matrices of the blocks are Muon's, and embeddings, head and norms are AdamW's.
 
 Both work on views of the one vector, so nothing is copied, and clip by one norm for all. A step is
 given one learning rate, AdamW's; Muon's stands in the same ratio to it throughout the run, so that
@@ -23,6 +23,7 @@ import torch
 
 from protocol.run.optimizer_section import MuonSection, OptimizerSection
 
+from .device import Precision
 from .model import FlatModel
 
 ADAMW_MOMENTS: Final = ("exp_avg", "exp_avg_sq")
@@ -132,14 +133,20 @@ class FlatAdamW(FlatOptimizer):
 class FlatMuon(FlatOptimizer):
     """Muon over the matrices of a FlatModel's blocks, AdamW over the rest.
 
+    Args:
+        iteration: precision of Muon's; None takes fp32 on a CPU (muon.py) and else bf16.
+
     Raises:
         ValueError: this torch has no Muon.
     """
 
-    def __init__(self, model: FlatModel, section: OptimizerSection) -> None:
+    def __init__(
+        self, model: FlatModel, section: OptimizerSection, iteration: Precision | None = None
+    ) -> None:
         muon = section.muon or MuonSection()
-        parts = [_adamw(model, section, without_block_matrices=True), _muon(model, section, muon)]
-        super().__init__(model, section, parts)
+        iteration = iteration or ("fp32" if model.device.type == "cpu" else "bf16")
+        adamw = _adamw(model, section, without_block_matrices=True)
+        super().__init__(model, section, [adamw, _muon(model, section, muon, iteration)])
 
 
 def inner_optimizer(model: FlatModel, section: OptimizerSection) -> FlatOptimizer:
@@ -165,13 +172,18 @@ def _adamw(
     return Part(adamw, ADAMW_MOMENTS, counts=True)
 
 
-def _muon(model: FlatModel, section: OptimizerSection, muon: MuonSection) -> Part:
+def _muon(
+    model: FlatModel, section: OptimizerSection, muon: MuonSection, iteration: Precision
+) -> Part:
     if not hasattr(torch.optim, "Muon"):
         raise ValueError(
             f"optimizer.name = 'muon' needs torch 2.9 or newer; this is {torch.__version__}"
         )
+    from .muon import Fp32Muon
+
     peak = section.learning_rate if muon.learning_rate is None else muon.learning_rate
-    made = torch.optim.Muon(
+    kind = Fp32Muon if iteration == "fp32" else torch.optim.Muon
+    made = kind(
         model.block_matrices(),
         lr=peak,
         weight_decay=section.weight_decay,

@@ -7,6 +7,7 @@ import torch
 from training_worlds import VOCABULARY, tiny_spec
 
 from peer.training.model import FlatModel, empty_module, initial_module
+from peer.training.muon import Fp32Muon
 from peer.training.optimizer import FlatAdamW, FlatMuon, inner_optimizer
 from protocol.run.optimizer_section import MuonSection, OptimizerSection
 
@@ -20,10 +21,13 @@ def spec_with(**muon):
     return tiny_spec().model_copy(update={"optimizer": optimizer})
 
 
-def orthogonal(matrix):
-    """Singular values of about 1, by five iterations in bf16 on the shorter side."""
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def orthogonal(matrix, precision):
+    """Singular values of about 1, by five iterations on the shorter side."""
     a, b, c = ITERATION
-    x = matrix.bfloat16()
+    x = matrix.to(DTYPES[precision])
     tall = x.size(0) > x.size(1)
     x = x.T if tall else x
     x = x / x.norm().clamp(min=1e-7)
@@ -42,7 +46,8 @@ def scale(shape, adjust_lr):
 class Plain:
     """A module stepped tensor by tensor, each with storage of its own."""
 
-    def __init__(self, spec):
+    def __init__(self, spec, precision):
+        self.precision = precision
         section = spec.optimizer
         self.section, self.muon = section, section.muon
         self.weights = {
@@ -62,7 +67,7 @@ class Plain:
         for name, buffer in self.momenta.items():
             gradient, weight = gradients[name], self.weights[name]
             buffer.lerp_(gradient, 1 - self.muon.momentum)
-            update = orthogonal(gradient.lerp(buffer, self.muon.momentum))
+            update = orthogonal(gradient.lerp(buffer, self.muon.momentum), self.precision)
             weight.mul_(1 - muon_rate * self.section.weight_decay)
             weight.add_(update, alpha=-muon_rate * scale(weight.shape, self.muon.adjust_lr))
         for name, parameter in self.rest.items():
@@ -87,12 +92,13 @@ def gradients_of(model, seed):
     return found
 
 
+@pytest.mark.parametrize("precision", DTYPES)
 @pytest.mark.parametrize("adjust_lr", ["original", "match_rms_adamw"])
-def test_it_equals_the_plain_lines_bit_for_bit(adjust_lr):
+def test_it_equals_the_plain_lines_bit_for_bit(adjust_lr, precision):
     torch.set_num_threads(1)
     spec = spec_with(learning_rate=MUON_RATE, adjust_lr=adjust_lr)
-    plain, model = Plain(spec), FlatModel(initial_module(spec, VOCABULARY), CPU)
-    optimizer = inner_optimizer(model, spec.optimizer)
+    plain, model = Plain(spec, precision), FlatModel(initial_module(spec, VOCABULARY), CPU)
+    optimizer = FlatMuon(model, spec.optimizer, precision)
     for seed, rate in enumerate((RATE / 2, RATE, RATE, RATE / 3)):
         views = gradients_of(model, seed)
         norm = torch.linalg.vector_norm(model.gradient_P)
@@ -105,6 +111,30 @@ def test_it_equals_the_plain_lines_bit_for_bit(adjust_lr):
         found = model.theta_P[entry.offset : entry.offset + entry.size].view(entry.shape)
         assert torch.equal(found, plain.weights[entry.name]), entry.name
     assert len(plain.momenta) == 2 * 7
+
+
+def test_a_checkpoint_of_a_gpu_goes_on_on_a_cpu():
+    """The moments of both iterations are the same; their steps differ by bf16's rounding."""
+    spec, ends, moments = spec_with(), [], []
+    for precision in DTYPES:
+        model = FlatModel(initial_module(spec, VOCABULARY), CPU)
+        optimizer = FlatMuon(model, spec.optimizer, precision)
+        for seed in range(3):
+            gradients_of(model, seed)
+            optimizer.step(RATE)
+        ends.append(model.theta_P)
+        moments.append(optimizer.moments())
+    assert moments[0].keys() == moments[1].keys()
+    assert all(torch.equal(moments[0][name], moments[1][name]) for name in moments[0])
+    assert not torch.equal(*ends)
+    start = FlatModel(initial_module(spec, VOCABULARY), CPU).theta_P
+    assert (ends[0] - ends[1]).norm() < 0.05 * (ends[0] - start).norm()
+
+
+def test_a_cpu_iterates_in_fp32():
+    model = FlatModel(empty_module(tiny_spec(), VOCABULARY), CPU)
+    kinds = [type(part.torch_optimizer) for part in FlatMuon(model, spec_with().optimizer)._parts]
+    assert kinds == [torch.optim.AdamW, Fp32Muon]
 
 
 def test_the_matrices_of_the_blocks_are_views_and_all_else_is_adamws():
