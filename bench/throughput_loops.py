@@ -74,6 +74,14 @@ class OurLoop:
         assert launched is not None
         return launched.settled()[0]
 
+    def run_optimizer(self, steps: int) -> None:
+        """Clip and step so many times, without a gradient, and wait until the device has done it:
+        how long it takes does not depend on the values.
+        """
+        for _ in range(steps):
+            norm = self._optimizer.step(self._rate)
+        float(norm)
+
 
 class PlainLoop:
     """The plain loop: the module, torch's fused AdamW, torch's clipping; nothing is read

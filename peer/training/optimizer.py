@@ -179,7 +179,7 @@ def _muon(
         raise ValueError(
             f"optimizer.name = 'muon' needs torch 2.9 or newer; this is {torch.__version__}"
         )
-    from .muon import Fp32Muon
+    from .muon import Fp32Muon  # its base is missing where Muon is
 
     peak = section.learning_rate if muon.learning_rate is None else muon.learning_rate
     kind = Fp32Muon if iteration == "fp32" else torch.optim.Muon

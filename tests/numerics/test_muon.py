@@ -6,6 +6,7 @@ import pytest
 import torch
 from training_worlds import VOCABULARY, tiny_spec
 
+from peer.training.device import Precision
 from peer.training.model import FlatModel, empty_module, initial_module
 from peer.training.muon import Fp32Muon
 from peer.training.optimizer import FlatAdamW, FlatMuon, inner_optimizer
@@ -21,7 +22,7 @@ def spec_with(**muon):
     return tiny_spec().model_copy(update={"optimizer": optimizer})
 
 
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def orthogonal(matrix, precision):
@@ -149,7 +150,7 @@ def test_the_matrices_of_the_blocks_are_views_and_all_else_is_adamws():
     covered = sum(leaf.numel() for leaf in (*matrices, *rest))
     assert model.layout.parameters <= covered <= model.layout.padded_parameters
     names = {e.offset: e.name for e in model.layout.entries}
-    firsts = {leaf.storage_offset() for leaf in rest}
+    firsts = {int(leaf.storage_offset()) for leaf in rest}
     assert "model.embed_tokens.weight" in {names[first] for first in firsts}
     assert not any("proj" in names[first] for first in firsts)
 
