@@ -272,8 +272,9 @@ def main() -> None:
     for preset in chosen.preset:
         rows = measure(preset, chosen.optimizer, device, size, compile=chosen.compile)
         report.rows += rows
-        what = f"tokens/s of the plain loop's, {preset}"
-        report.goals.append(Goal(what, rows[0]["of plain"], at_least=LEAST_OF_PLAIN))
+        if chosen.optimizer == "adamw":  # else the plain loop does something else
+            what = f"tokens/s of the plain loop's, {preset}"
+            report.goals.append(Goal(what, rows[0]["of plain"], at_least=LEAST_OF_PLAIN))
         if device.type == "cuda":
             what = f"the optimizer's share of a step, {preset}"
             report.goals.append(Goal(what, rows[0]["optimizer"], at_most=MOST_OF_STEP))

@@ -148,12 +148,14 @@ async def test_a_simulated_trainer_takes_its_weights_over(autojump_clock, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.e2e
-async def test_training_goes_on_bit_for_bit_in_another_process(tmp_path):
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+async def test_training_goes_on_bit_for_bit_in_another_process(tmp_path, name):
     for number in range(30):
         (tmp_path / f"{number}.txt").write_text("to be or not to be " * 20)
     data = DataSection(source=f"text:{tmp_path}/*.txt", validation_blocks=4)
     corpus = str(prepare_corpus(RunSpec(data=data), tmp_path / "cache").path)
-    spec = spec_of()
+    section = {**spec_of().optimizer.model_dump(), "name": name}
+    spec = RunSpec.model_validate({**spec_of().model_dump(), "optimizer": section})
     async with real_life(spec, corpus) as life:
         await life.load()
         await settled(life, 0)
