@@ -182,6 +182,7 @@ _OPTIMIZERS: Final = (
     Arm("ddp-rate-half", "gradients", rate_of=0.5),
     Arm("ddp-rate-double", "gradients", rate_of=2.0),
     Arm("ddp-rate-4", "gradients", rate_of=4.0),
+    _plain_int8("plain-int8", 1.0),
     _plain_int8("plain-int8-quarter-h-rate-half", 0.25, rate_of=0.5),
     *(Arm(f"ddp-muon-{rate:g}", "gradients", muon=rate) for rate in _RATES),
     *(_plain_int8(f"pairs-h2-muon-{rate:g}", 0.25, muon=rate) for rate in _RATES),
