@@ -58,9 +58,11 @@ class Learner:
         self.model.theta_P.copy_(other.model.theta_P)
         if with_moments:
             moments = other.optimizer.moments()
-            self.optimizer.take_over(
-                other.optimizer.num_steps, lambda name, vector: vector.copy_(moments[name])
-            )
+
+            def fill(name: str, vector: torch.Tensor) -> None:
+                vector.copy_(moments[name])
+
+            self.optimizer.take_over(other.optimizer.num_steps, fill)
 
     def step(self, first_block: int, blocks: int, step: int, own_steps: float) -> None:
         """Train on so many blocks, at the rate of this step."""

@@ -201,10 +201,11 @@ def measure(
     step_s = statistics.median(turn.ours_s for turn in turns)
     share = share_of(optimizer_s, step_s, whole.tokens_per_step / spec.tokens_per_step)
     told = f"{preset}, {optimizer}, {way.precision}, {ours.micro_batch} at once"
-    rows = rows_of(told, parameters, turns, work)
-    rows[0] |= {"optimizer": share.measured, "at full batch": share.at_full_batch}
-    rows[1] |= {"optimizer": None, "at full batch": None}
-    return rows
+    ours_row, plain_row = rows_of(told, parameters, turns, work)
+    return [
+        {**ours_row, "optimizer": share.measured, "at full batch": share.at_full_batch},
+        {**plain_row, "optimizer": None, "at full batch": None},
+    ]
 
 
 def seconds_of(
