@@ -171,7 +171,7 @@ _WAYS: Final = (
     Arm("gasloc-0.5", code="int8", delay=0.2, look_ahead=0.5),
 )
 _RATES: Final = (0.5, 1.0, 2.0, 4.0)
-"""Of Muon, in AdamW's."""
+"""Learning rates of Muon, in AdamW's."""
 
 
 def _plain_int8(name: str, rounds_of: float, **changes: Any) -> Arm:
