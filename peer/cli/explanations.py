@@ -58,7 +58,7 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "optimizer.betas": "AdamW's decay rates.",
     "optimizer.weight_decay": "On matrices.",
     "optimizer.clip_norm": "Gradients longer than this are scaled down to it.",
-    "optimizer.muon.learning_rate": "Their peak; AdamW's when left out. Short runs want twice that.",
+    "optimizer.muon.learning_rate": "Its peak; AdamW's when left out. Short runs want twice that.",
     "optimizer.muon.momentum": "Muon's.",
     "optimizer.muon.adjust_lr": "Size of a step: 'match_rms_adamw' fits AdamW's rates; 'original'.",
     "training.total_steps": "Inner steps of the whole run, rounded up to whole rounds.",
