@@ -18,11 +18,17 @@ backward (PaLM, arXiv 2204.02311, appendix B): 6 for each weight of a matrix pro
 layer's among them, tied or not; the embedding's look-up is none) and 12 L d T for attention, as if
 it were not causal. What is computed twice, as in checkpointing, would not count.
 
+`--optimizer muon` has our loop train with Muon; the plain one keeps AdamW. `optimizer` is the share
+of a step of ours that clipping and the optimizer take, and `at full batch` what that would be with
+the preset's own batch, where it is cut: forward and backward grow with the batch, the optimizer
+does not.
+
 Presets are those of `loco-peer new`. On a GPU they are whole; on a CPU all but `demo` are cut to
 CPU_LAYERS layers, CPU_CONTEXT tokens, CPU_BATCH sequences and CPU_VOCABULARY tokens, and keep their
 widths. Tokens are random.
 
-    python -m bench.throughput [--device cpu|cuda] [--preset NAME ...] [--full] [--json FILE]
+    python -m bench.throughput [--device cpu|cuda] [--preset NAME ...] [--optimizer muon] [--full]
+        [--json FILE]
 """
 
 import statistics
@@ -35,7 +41,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig
 
-from peer.cli.new import PRESETS, preset_spec
+from peer.cli.new import OPTIMIZERS, PRESETS, preset_spec
 from peer.training.calibrate import starting_micro_batch
 from peer.training.device import choose_device, choose_precision
 from peer.training.model import initial_module
@@ -53,6 +59,8 @@ VOCABULARIES: Final = {"demo": 256}
 GPT2_VOCABULARY: Final = 50257
 WARM_UPS: Final = 2
 LEAST_OF_PLAIN: Final = 0.97
+MOST_OF_STEP: Final = 0.03
+"""Share of a step that the optimizer may take on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +124,21 @@ def flops_per_token(config: LlamaConfig, context_length: int) -> float:
     return float(6 * weights + attention)
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The optimizer's share of a step: as measured, and with the preset's own batch."""
+
+    measured: float
+    at_full_batch: float
+
+
+def share_of(optimizer_s: float, step_s: float, times_the_batch: float) -> Share:
+    """See the top of the file."""
+    others_s = max(0.0, step_s - optimizer_s)
+    whole_s = optimizer_s + others_s * times_the_batch
+    return Share(optimizer_s / max(step_s, optimizer_s), optimizer_s / whole_s)
+
+
 def rows_of(preset: str, parameters: int, turns: Sequence[Turn], work: Work) -> list[Row]:
     """A row for each loop."""
     peak = statistics.median(work.peak_flops / turn.peak_s for turn in turns)
@@ -145,13 +168,16 @@ def rows_of(preset: str, parameters: int, turns: Sequence[Turn], work: Work) -> 
     return rows
 
 
-def measure(preset: str, device: torch.device, size: Size, *, compile: bool) -> list[Row]:
+def measure(
+    preset: str, optimizer: str, device: torch.device, size: Size, *, compile: bool
+) -> list[Row]:
     """Both loops of one preset.
 
     Raises:
         torch.OutOfMemoryError: the device has no room for two copies with one sequence.
     """
-    spec, vocabulary = preset_spec(preset), VOCABULARIES.get(preset, GPT2_VOCABULARY)
+    whole = preset_spec(preset, optimizer=optimizer)
+    spec, vocabulary = whole, VOCABULARIES.get(preset, GPT2_VOCABULARY)
     if device.type == "cpu" and preset not in CPU_WHOLE:
         spec, vocabulary = cut(spec), min(vocabulary, CPU_VOCABULARY)
     batches = _batches(spec, vocabulary, size.steps)
@@ -169,8 +195,26 @@ def measure(preset: str, device: torch.device, size: Size, *, compile: bool) -> 
         flops_per_token=flops_per_token(config, spec.model.context_length),
         peak_flops=2.0 * size.matrix**3 * size.products,
     )
-    told = f"{preset}, {way.precision}, {ours.micro_batch} at once"
-    return rows_of(told, parameters, turns, work)
+    optimizer_s = statistics.median(
+        seconds_of(lambda: ours.run_optimizer(size.steps)) for _ in range(size.turns)
+    )
+    step_s = statistics.median(turn.ours_s for turn in turns)
+    share = share_of(optimizer_s, step_s, whole.tokens_per_step / spec.tokens_per_step)
+    told = f"{preset}, {optimizer}, {way.precision}, {ours.micro_batch} at once"
+    ours_row, plain_row = rows_of(told, parameters, turns, work)
+    return [
+        {**ours_row, "optimizer": share.measured, "at full batch": share.at_full_batch},
+        {**plain_row, "optimizer": None, "at full batch": None},
+    ]
+
+
+def seconds_of(
+    task: Callable[[], object], clock_s: Callable[[], float] = time.perf_counter
+) -> float:
+    """Seconds that a task takes."""
+    began_s = clock_s()
+    task()
+    return clock_s() - began_s
 
 
 def take_turns(
@@ -183,9 +227,7 @@ def take_turns(
     """Time the three, one after the other; who goes first changes."""
 
     def seconds(task: Callable[[], object]) -> float:
-        began_s = clock_s()
-        task()
-        return clock_s() - began_s
+        return seconds_of(task, clock_s)
 
     for _ in range(WARM_UPS):
         for task in (ours, plain, peak):
@@ -210,6 +252,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N")
     parser.add_argument("--preset", nargs="+", choices=PRESETS, default=list(PRESETS))
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default=OPTIMIZERS[0])
     parser.add_argument("--threads", type=int, help="of torch on a CPU")
     parser.add_argument("--compile", action="store_true", help="torch.compile in both loops")
     chosen = parser.parse_args()
@@ -224,13 +267,18 @@ def main() -> None:
         "turns": size.turns,
         "steps": size.steps,
         "compile": chosen.compile,
+        "optimizer": chosen.optimizer,
         "cut": device.type == "cpu",
     }
     for preset in chosen.preset:
-        rows = measure(preset, device, size, compile=chosen.compile)
+        rows = measure(preset, chosen.optimizer, device, size, compile=chosen.compile)
         report.rows += rows
-        what = f"tokens/s of the plain loop's, {preset}"
-        report.goals.append(Goal(what, rows[0]["of plain"], at_least=LEAST_OF_PLAIN))
+        if chosen.optimizer == "adamw":  # else the plain loop does something else
+            what = f"tokens/s of the plain loop's, {preset}"
+            report.goals.append(Goal(what, rows[0]["of plain"], at_least=LEAST_OF_PLAIN))
+        if device.type == "cuda":
+            what = f"the optimizer's share of a step, {preset}"
+            report.goals.append(Goal(what, rows[0]["optimizer"], at_most=MOST_OF_STEP))
     report.notes.append("The peak is that of a large matrix product on this machine, in turns.")
     report.publish(chosen.json)
 

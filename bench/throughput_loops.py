@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 from peer.training.device import Precision, autocast, is_out_of_memory
 from peer.training.model import FlatModel
-from peer.training.optimizer import FlatAdamW
+from peer.training.optimizer import inner_optimizer
 from peer.training.step import Stepper, StepResult
 from protocol.run.run_spec import RunSpec
 
@@ -42,12 +42,13 @@ class Loop(Protocol):
 
 
 class OurLoop:
-    """The trainer's: FlatModel, FlatAdamW and Stepper; a step's numbers are read one step later."""
+    """The trainer's: FlatModel, optimizer and Stepper; a step's numbers are read one step later."""
 
     def __init__(self, module: LlamaForCausalLM, spec: RunSpec, way: Way, micro_batch: int) -> None:
         model = FlatModel(module, way.device, compile=way.compile)
         self._model = model
-        self._stepper = Stepper(model, FlatAdamW(model, spec.optimizer), way.precision, micro_batch)
+        self._optimizer = inner_optimizer(model, spec.optimizer)
+        self._stepper = Stepper(model, self._optimizer, way.precision, micro_batch)
         self._rate = spec.optimizer.learning_rate
 
     def __repr__(self) -> str:
@@ -71,6 +72,14 @@ class OurLoop:
             launched = result
         assert launched is not None
         return launched.settled()[0]
+
+    def run_optimizer(self, steps: int) -> None:
+        """Clip and step so many times, without a gradient, and wait until the device has done it:
+        how long it takes does not depend on the values.
+        """
+        for _ in range(steps):
+            norm = self._optimizer.step(self._rate)
+        float(norm)
 
 
 class PlainLoop:

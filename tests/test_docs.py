@@ -19,6 +19,7 @@ from peer.observe.status import PeerState
 from peer.options.config import ENVIRONMENT_PREFIX, OPTIONS
 from peer.options.exit_codes import ExitCode
 from protocol.outcomes import RefusalReason, SkipReason
+from protocol.run.optimizer_section import OptimizerSection
 from protocol.run.run_spec import RunSpec, SyncSection
 from protocol.run.ways import WAYS
 
@@ -164,8 +165,11 @@ def test_every_key_of_the_run_spec_is_documented_with_its_default():
     every: dict[str, str] = {}
     for method in reversed(list(WAYS)):  # the default's own last
         every |= defaults(RunSpec(sync=SyncSection(method=method)))
-    for row in WAYS.values():
-        every.pop(f"sync.{row.section}", None)
+    every |= defaults(RunSpec(optimizer=OptimizerSection(name="muon"))) | {
+        "optimizer.name": every["optimizer.name"]
+    }
+    for section in ("optimizer.muon", *(f"sync.{row.section}" for row in WAYS.values())):
+        every.pop(section, None)
     assert dict(rows) == every
 
 

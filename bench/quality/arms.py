@@ -10,6 +10,8 @@ fp32). Each arm below it changes one factor, but for two ladders and a search:
                     and the learning rate fits the outer gain
     ways            the run spec's defaults as a whole (alpha 0.3, int8, overlap), and GASLoC's
                     outer step with its momenta, coded and overlapped as the defaults are
+    optimizers      Muon in AdamW's place, at rates around AdamW's: averaged gradients, plain pairs
+                    in int8 every 2 and 8 steps, and partners by a bit of their numbers
 
 All train the same tokens in the same order, from the same weights, and at the same learning rate
 unless they say otherwise.
@@ -17,14 +19,19 @@ unless they say otherwise.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from peer.averaging.gasloc.outer_step import LookAhead
 from peer.averaging.gossip.outer_state import OuterRule
 from peer.averaging.noloco.outer_step import NolocoFactors
+from protocol.run.optimizer_section import OptimizerSection
+from protocol.run.run_spec import RunSpec
 
 Group = Literal["gradients", "pairs", "all", "nobody"]
 """A group that averages: gradients of all in each step, weights in pairs or of all, or none."""
+
+Partners = Literal["hash", "bits"]
+"""Random partners, or those whose numbers differ in one bit, in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,9 @@ class Arm:
         look_ahead: momentum of GASLoC's outer step, which then stands in NoLoCo's place.
         blocks_per_fragment: pairs average fragments of so many blocks, each with its own partner
             and moment; 0 averages the whole at once.
+        muon: learning rate of Muon for the matrices of the blocks, in that of AdamW, which trains
+            the rest; 0 trains all with AdamW.
+        partners: how pairs find each other (pairing.py).
     """
 
     name: str
@@ -53,6 +63,18 @@ class Arm:
     rate_of: float = 1.0
     look_ahead: float | None = None
     blocks_per_fragment: int = 0
+    muon: float = 0.0
+    partners: Partners = "hash"
+
+    def spec(self, spec: RunSpec) -> RunSpec:
+        """The run spec of a setting, with this arm's inner optimizer."""
+        if not self.muon:
+            return spec
+        tree = spec.optimizer.model_dump(exclude={"name", "muon"})
+        rate = self.muon * spec.optimizer.learning_rate
+        muon = {"learning_rate": rate, "adjust_lr": "match_rms_adamw"}
+        optimizer = OptimizerSection.model_validate({**tree, "name": "muon", "muon": muon})
+        return spec.model_copy(update={"optimizer": optimizer})
 
     @property
     def rule(self) -> OuterRule:
@@ -148,8 +170,29 @@ _WAYS: Final = (
     Arm("gasloc-0.2", code="int8", delay=0.2, look_ahead=0.2),
     Arm("gasloc-0.5", code="int8", delay=0.2, look_ahead=0.5),
 )
+_RATES: Final = (0.5, 1.0, 2.0, 4.0)
+"""Learning rates of Muon, in AdamW's."""
 
-ARMS: Final = {arm.name: arm for arm in (*_STUDY, *_CLOSING, *_EXTRA, *_WAYS)}
+
+def _plain_int8(name: str, rounds_of: float, **changes: Any) -> Arm:
+    return Arm(name, alpha=0.0, beta=1.0, code="int8", rounds_of=rounds_of, **changes)
+
+
+_OPTIMIZERS: Final = (
+    Arm("ddp-rate-half", "gradients", rate_of=0.5),
+    Arm("ddp-rate-double", "gradients", rate_of=2.0),
+    Arm("ddp-rate-4", "gradients", rate_of=4.0),
+    _plain_int8("plain-int8", 1.0),
+    _plain_int8("plain-int8-quarter-h-rate-half", 0.25, rate_of=0.5),
+    *(Arm(f"ddp-muon-{rate:g}", "gradients", muon=rate) for rate in _RATES),
+    *(_plain_int8(f"pairs-h2-muon-{rate:g}", 0.25, muon=rate) for rate in _RATES),
+    *(_plain_int8(f"pairs-h8-muon-{rate:g}", 1.0, muon=rate) for rate in _RATES),
+    *(_plain_int8(f"bits-h2-muon-{rate:g}", 0.25, muon=rate, partners="bits") for rate in _RATES),
+    _plain_int8("bits-h2-adamw", 0.25, partners="bits"),
+    Arm("default-muon", alpha=0.3, code="int8", delay=0.2, muon=1.0),
+)
+
+ARMS: Final = {arm.name: arm for arm in (*_STUDY, *_CLOSING, *_EXTRA, *_WAYS, *_OPTIMIZERS)}
 STUDY_ARMS: Final = tuple(arm.name for arm in _STUDY)
 """What runs unless arms are named; the rest: the search for what closes the gap; codes of the late
 phase, one of them too coarse, which shows that the comparison can see it; fp32 at int8's bytes;

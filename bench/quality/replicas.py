@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from peer.training.device import Precision, autocast
 from peer.training.model import FlatModel, initial_module
-from peer.training.optimizer import FlatAdamW
+from peer.training.optimizer import inner_optimizer
 from peer.training.step import Stepper
 from protocol.run.run_spec import RunSpec
 
@@ -72,7 +72,7 @@ class LoopedReplicas:
             self.models.append(FlatModel(initial_module(spec, vocabulary), device))
         self.thetas = [model.theta_P for model in self.models]
         self._steppers = [
-            Stepper(model, FlatAdamW(model, spec.optimizer), precision, micro_batch)
+            Stepper(model, inner_optimizer(model, spec.optimizer), precision, micro_batch)
             for model in self.models
         ]
 
@@ -114,7 +114,7 @@ class StackedReplicas:
             row = FlatModel(initial_module(spec, vocabulary), device)
             row.theta_P, row.gradient_P = theta_P, gradient_P
             self.models.append(row)
-            self._optimizers.append(FlatAdamW(row, spec.optimizer))
+            self._optimizers.append(inner_optimizer(row, spec.optimizer))
 
     def step(
         self, blocks_ABT: Blocks, learning_rate: float, active: Sequence[int] | None = None

@@ -11,7 +11,7 @@ fewer of them in a round (pace.py), at the rates of the nominal steps at which t
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from peer.training.corpus import Corpus, prepare_corpus
 from peer.training.corpus.blocks import open_file
 from peer.training.device import Precision, choose_device, choose_precision
 from peer.training.model import FlatModel, initial_module
-from peer.training.optimizer import FlatAdamW
+from peer.training.optimizer import inner_optimizer
 from peer.training.schedule import learning_rate
 from peer.training.step import Stepper
 from protocol.run.run_spec import RunSpec
@@ -127,6 +127,7 @@ class _Pending:
 
 class _Run:
     def __init__(self, world: World, arm: Arm, start_P: torch.Tensor | None) -> None:
+        world = replace(world, spec=arm.spec(world.spec))
         self._world, self._arm = world, arm
         setting = world.setting
         self._count = 1 if arm.group == "gradients" else arm.nodes(setting.replicas)
@@ -223,7 +224,8 @@ class _Run:
 
     def _close(self, round_: int) -> None:
         run_id = f"quality-{self._world.spec.seed}"
-        groups = groups_of_round(self._arm.group, run_id, round_, self._count)
+        partners = self._arm.partners
+        groups = groups_of_round(self._arm.group, run_id, round_, self._count, partners)
         ahead = [self._ahead(index) for index in range(self._count)]
         sent = [
             theta_P if ahead_P is None else theta_P + ahead_P
@@ -300,7 +302,7 @@ class Judge:
     def __init__(self, world: World) -> None:
         self._world = world
         self.model = FlatModel(initial_module(world.spec, world.vocabulary), world.device)
-        optimizer = FlatAdamW(self.model, world.spec.optimizer)
+        optimizer = inner_optimizer(self.model, world.spec.optimizer)
         self._stepper = Stepper(self.model, optimizer, world.precision, 64 if _cuda(world) else 8)
 
     def losses(self, vectors: list[torch.Tensor], num_blocks: int) -> tuple[list[float], float]:

@@ -35,6 +35,9 @@ def new(
             "--method", metavar="noloco|diloco|gasloc|streaming", help="How peers average."
         ),
     ] = "noloco",
+    optimizer: Annotated[
+        str, typer.Option("--optimizer", metavar="adamw|muon", help="How each peer trains.")
+    ] = "adamw",
     force: Annotated[
         bool, typer.Option("--force", help="Replace the file if it is there.")
     ] = False,
@@ -43,7 +46,7 @@ def new(
     from .new import write_new
 
     with reported():
-        write_new(run_toml, preset, method, force=force)
+        write_new(run_toml, preset, method, optimizer, force=force)
         print(f"wrote {run_toml}; look it over, then: loco-peer start {run_toml}")
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from peer.options.config import ConfigError
+from protocol.run.optimizer_section import OptimizerSection
 from protocol.run.run_spec import RunSpec, SyncSection
 from protocol.run.ways import WAYS, others_keys
 
@@ -63,21 +64,31 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 METHODS: Final = tuple(WAYS)
+OPTIMIZERS: Final = ("adamw", "muon")
 
 
-def write_new(path: Path, preset: str, method: str = METHODS[0], *, force: bool) -> None:
+def write_new(
+    path: Path,
+    preset: str,
+    method: str = METHODS[0],
+    optimizer: str = OPTIMIZERS[0],
+    *,
+    force: bool,
+) -> None:
     """Write the run spec of `preset` to `path`.
 
     Raises:
-        ConfigError: no such preset or method, or the file is there already, or cannot be written.
+        ConfigError: no such preset, method or optimizer, or the file is there already, or cannot be
+        written.
     """
-    if method not in METHODS:
-        raise ConfigError(f"unknown method '{method}': use {' or '.join(METHODS)}")
+    for kind, name, known in (("method", method, METHODS), ("optimizer", optimizer, OPTIMIZERS)):
+        if name not in known:
+            raise ConfigError(f"unknown {kind} '{name}': use {' or '.join(known)}")
     if preset not in PRESETS:
         near = difflib.get_close_matches(preset, PRESETS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ConfigError(f"unknown preset '{preset}': use {', '.join(PRESETS)}{hint}")
-    text = preset_toml(preset, method)
+    text = preset_toml(preset, method, optimizer)
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
@@ -87,15 +98,21 @@ def write_new(path: Path, preset: str, method: str = METHODS[0], *, force: bool)
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 
-def preset_spec(preset: str, method: str = METHODS[0]) -> RunSpec:
+def preset_spec(preset: str, method: str = METHODS[0], optimizer: str = OPTIMIZERS[0]) -> RunSpec:
     """The run spec of a preset."""
     tree = dict(PRESETS[preset])
-    return RunSpec.model_validate({**tree, "sync": {**tree["sync"], "method": method}})
+    return RunSpec.model_validate(
+        {
+            **tree,
+            "sync": {**tree["sync"], "method": method},
+            "optimizer": {**tree.get("optimizer", {}), "name": optimizer},
+        }
+    )
 
 
-def preset_toml(preset: str, method: str = METHODS[0]) -> str:
+def preset_toml(preset: str, method: str = METHODS[0], optimizer: str = OPTIMIZERS[0]) -> str:
     """The commented TOML of a preset."""
-    spec = preset_spec(preset, method)
+    spec = preset_spec(preset, method, optimizer)
     return "\n".join([*_head(spec), *_keys(spec, ""), *_sections(spec)]) + "\n"
 
 
@@ -127,7 +144,9 @@ def _keys(section: BaseModel, prefix: str) -> Iterator[str]:
 
 
 def _is_idle(section: BaseModel, name: str) -> bool:
-    """Whether the chosen method does not use a key."""
+    """Whether the chosen method or optimizer does not use a key."""
+    if isinstance(section, OptimizerSection):
+        return name == "muon"  # where it is chosen, it is a section, not a key
     if not isinstance(section, SyncSection):
         return False
     own = WAYS[section.method].section

@@ -17,7 +17,7 @@ import torch
 
 from .device import is_out_of_memory
 from .model import FlatModel
-from .optimizer import FlatAdamW
+from .optimizer import FlatOptimizer
 from .step import Stepper
 
 WARM_UP_STEPS: Final = 2
@@ -88,7 +88,7 @@ def measure_steps_per_s(
     return 1 / max(1e-9, statistics.median(durations_s))
 
 
-def forget(model: FlatModel, optimizer: FlatAdamW) -> None:
+def forget(model: FlatModel, optimizer: FlatOptimizer) -> None:
     """Leave nothing behind but the speed: zero weights and gradient until `Load`."""
     model.theta_P.zero_()
     model.gradient_P.zero_()

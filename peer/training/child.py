@@ -26,7 +26,7 @@ from .errors import Interrupted, NonFinite
 from .loop import Channel, InnerLoop, TrainerParts
 from .messages import Failed, Ready
 from .model import FlatModel, empty_module, initial_module, model_config, model_shapes
-from .optimizer import FlatAdamW
+from .optimizer import inner_optimizer
 from .pipe import ModelCreated, PipeError
 from .settings import TrainerSettings
 from .shared import CodeRegions
@@ -152,7 +152,7 @@ def build(settings: TrainerSettings, slow_fd: int, codes_fd: int) -> tuple[Train
     # `Load` brings the weights.
     module = empty_module(spec, settings.vocabulary_size)
     model = FlatModel(module, device, compile=spec.training.compile)
-    optimizer = FlatAdamW(model, spec.optimizer)
+    optimizer = inner_optimizer(model, spec.optimizer)
     corpus = open_corpus(
         Path(settings.corpus_path), spec.model.context_length, spec.data.validation_blocks
     )

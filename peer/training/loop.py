@@ -35,7 +35,7 @@ from .messages import (
     TrainerEvent,
 )
 from .model import FlatModel
-from .optimizer import FlatAdamW
+from .optimizer import FlatOptimizer
 from .piece_messages import PiecesHere, PiecesMissing
 from .round_machine import Action, RoundMachine, Settle, TrainStep, Wait
 from .snapshot import Snapshots
@@ -79,7 +79,7 @@ class TrainerParts:
     peer_id: str
     corpus: Corpus | PieceCorpus
     model: FlatModel
-    optimizer: FlatAdamW
+    optimizer: FlatOptimizer
     stepper: InnerStepper
     snapshots: Snapshots | FragmentSnapshots | FragmentDeltas
     slow_P: torch.Tensor

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
+from protocol.fragment.fragments import BLOCK_OF
 from protocol.run.layout import Layout, LayoutEntry
 from protocol.run.run_spec import ModelSection, RunSpec
 
@@ -140,13 +141,38 @@ class FlatModel:
             logits_BTV.reshape(-1, logits_BTV.shape[-1]).float(), tokens_BT[:, 1:].reshape(-1)
         )
 
-    def groups(self) -> list[ParameterGroup]:
+    def groups(self, *, without_block_matrices: bool = False) -> list[ParameterGroup]:
         """The vector cut into matrices, which decay, and the rest, which does not."""
         groups = [ParameterGroup([], decays=True), ParameterGroup([], decays=False)]
-        for decays, run in groupby(self.layout.entries, key=lambda entry: len(entry.shape) >= 2):
+
+        def kind(entry: LayoutEntry) -> tuple[bool, bool]:
+            return _is_matrix(entry), without_block_matrices and _is_block_matrix(entry)
+
+        for (decays, is_left_out), run in groupby(self.layout.entries, key=kind):
             entries = list(run)
             part = slice(entries[0].offset, entries[-1].offset + entries[-1].padded_size)
-            leaf = nn.Parameter(self.theta_P[part])
-            leaf.grad = self.gradient_P[part]
-            groups[0 if decays else 1].parameters.append(leaf)
+            if not is_left_out:
+                groups[0 if decays else 1].parameters.append(self._leaf(part))
         return [group for group in groups if group.parameters]
+
+    def block_matrices(self) -> list[nn.Parameter]:
+        """The matrices of the transformer blocks, each as a leaf parameter of its own shape."""
+        return [
+            self._leaf(slice(entry.offset, entry.offset + entry.size), entry.shape)
+            for entry in self.layout.entries
+            if _is_block_matrix(entry)
+        ]
+
+    def _leaf(self, part: slice, shape: tuple[int, ...] = (-1,)) -> nn.Parameter:
+        """A part of the vector as a leaf parameter, with its part of the gradient."""
+        leaf = nn.Parameter(self.theta_P[part].view(shape))
+        leaf.grad = self.gradient_P[part].view(shape)
+        return leaf
+
+
+def _is_matrix(entry: LayoutEntry) -> bool:
+    return len(entry.shape) >= 2
+
+
+def _is_block_matrix(entry: LayoutEntry) -> bool:
+    return len(entry.shape) == 2 and BLOCK_OF.search(entry.name) is not None

@@ -1,60 +1,91 @@
-"""AdamW on the flat vector, and the clipping of its gradient."""
+"""The inner optimizer on the flat vector: AdamW, or Muon and AdamW; and the clipping of a gradient.
 
-from collections.abc import Callable
+Theory. AdamW scales each weight's step by what that weight's gradients were like. Muon looks at a
+matrix as a whole: its step is the momentum with all singular values made about 1, by five
+Newton-Schulz iterations (torch.optim.Muon; https://kellerjordan.github.io/posts/muon), in bf16 on a
+GPU and in fp32 on a CPU (muon.py). That says something of matrices between layers alone, so the
+matrices of the blocks are Muon's, and embeddings, head and norms are AdamW's.
+
+Both work on views of the one vector, so nothing is copied, and clip by one norm for all. A step is
+given one learning rate, AdamW's; Muon's stands in the same ratio to it throughout the run, so that
+schedule, warm-up and amendments move both.
+
+How large Muon's step is, is the run spec's `adjust_lr`, by its names in torch: `original` makes it
+the rate times sqrt(max(1, rows / columns)), `match_rms_adamw` as long as AdamW's usual step, 0.2
+per weight in the mean square (arXiv 2502.16982): then AdamW's rate and weight decay fit.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 
-from protocol.run.run_spec import OptimizerSection
+from protocol.run.optimizer_section import MuonSection, OptimizerSection
 
+from .device import Precision
 from .model import FlatModel
 
-MOMENTS: Final = ("exp_avg", "exp_avg_sq")
+ADAMW_MOMENTS: Final = ("exp_avg", "exp_avg_sq")
+MUON_MOMENTS: Final = ("momentum_buffer",)
 """The names that torch gives them."""
 _CLIP_EPSILON = 1e-6
 """Keeps the clip factor finite for a zero gradient."""
 
 
-class FlatAdamW:
-    """AdamW over a FlatModel: weight decay on matrices alone, one clipping norm for all."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of torch's optimizers, over some of the weights.
 
-    def __init__(self, model: FlatModel, section: OptimizerSection) -> None:
+    Attributes:
+        moments: the names of what it remembers of a parameter.
+        rate_ratio: its learning rate, in AdamW's.
+        counts: whether it counts its steps.
+    """
+
+    torch_optimizer: torch.optim.Optimizer
+    moments: tuple[str, ...]
+    rate_ratio: float = 1.0
+    counts: bool = False
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Its parameters, in order."""
+        return [each for group in self.torch_optimizer.param_groups for each in group["params"]]
+
+
+class FlatOptimizer:
+    """An inner optimizer over a FlatModel, of parts that share one clipping norm."""
+
+    def __init__(self, model: FlatModel, section: OptimizerSection, parts: list[Part]) -> None:
         self._model = model
         self._clip_norm = section.clip_norm
-        self._adamw = torch.optim.AdamW(
-            [
-                {
-                    "params": group.parameters,
-                    "weight_decay": section.weight_decay if group.decays else 0.0,
-                }
-                for group in model.groups()
-            ],
-            lr=section.learning_rate,
-            betas=section.betas,
-            fused=True,
-        )
+        self._parts = parts
+        self._num_steps = 0
 
     def __repr__(self) -> str:
-        return f"<FlatAdamW over {self._model!r}>"
+        names = ", ".join(type(part.torch_optimizer).__name__ for part in self._parts)
+        return f"<FlatOptimizer {names} over {self._model!r}>"
 
     def reset(self) -> None:
         """Forget the moments: the weights were replaced."""
-        self._adamw.state.clear()
+        for part in self._parts:
+            part.torch_optimizer.state.clear()
+        self._num_steps = 0
 
     def moments(self) -> dict[str, torch.Tensor]:
-        """The moments by name, as views, fp32; none before the first step."""
+        """The moments by name, as flat views, fp32; none before the first step."""
         found = {}
-        for index, parameter in enumerate(self._parameters()):
-            for name in MOMENTS:
-                if (moment := self._adamw.state[parameter].get(name)) is not None:
-                    found[f"{name}.{index}"] = moment
+        for part, index, parameter in self._parameters():
+            for name in part.moments:
+                if (moment := part.torch_optimizer.state[parameter].get(name)) is not None:
+                    found[f"{name}.{index}"] = moment.view(-1)
         return found
 
     @property
     def num_steps(self) -> int:
         """Steps that the moments have seen."""
-        steps = [self._adamw.state[parameter].get("step") for parameter in self._parameters()]
-        return 0 if steps[0] is None else int(steps[0])
+        return self._num_steps
 
     def take_over(self, num_steps: int, fill: Callable[[str, torch.Tensor], None]) -> None:
         """Go on from moments that were kept.
@@ -63,23 +94,100 @@ class FlatAdamW:
             num_steps: that they have seen.
             fill: writes the moment of this name into a vector.
         """
-        for index, parameter in enumerate(self._parameters()):
-            state = self._adamw.state[parameter]
-            state["step"] = torch.tensor(float(num_steps), device=parameter.device)
-            for name in MOMENTS:
-                state[name] = torch.empty_like(parameter, memory_format=torch.preserve_format)
-                fill(f"{name}.{index}", state[name])
+        for part, index, parameter in self._parameters():
+            state = part.torch_optimizer.state[parameter]
+            if part.counts:
+                state["step"] = torch.tensor(float(num_steps), device=parameter.device)
+            for name in part.moments:
+                state[name] = torch.empty_like(parameter, memory_format=torch.contiguous_format)
+                fill(f"{name}.{index}", state[name].view(-1))
+        self._num_steps = num_steps
 
-    def _parameters(self) -> list[torch.nn.Parameter]:
-        return [each for group in self._adamw.param_groups for each in group["params"]]
+    def _parameters(self) -> Iterator[tuple[Part, int, torch.nn.Parameter]]:
+        """Each parameter with its part and its number in it."""
+        for part in self._parts:
+            for index, parameter in enumerate(part.parameters):
+                yield part, index, parameter
 
     def step(self, learning_rate: float) -> torch.Tensor:
         """Clip, step, and zero the gradient. Returns its norm before clipping (a scalar)."""
         gradient_P = self._model.gradient_P
         norm: torch.Tensor = torch.linalg.vector_norm(gradient_P)
         gradient_P.mul_((self._clip_norm / (norm + _CLIP_EPSILON)).clamp_(max=1.0))
-        for group in self._adamw.param_groups:
-            group["lr"] = learning_rate
-        self._adamw.step()
+        for part in self._parts:
+            for group in part.torch_optimizer.param_groups:
+                group["lr"] = learning_rate * part.rate_ratio
+            part.torch_optimizer.step()
+        self._num_steps += 1
         gradient_P.zero_()
         return norm
+
+
+class FlatAdamW(FlatOptimizer):
+    """AdamW over a FlatModel: weight decay on matrices alone."""
+
+    def __init__(self, model: FlatModel, section: OptimizerSection) -> None:
+        super().__init__(model, section, [_adamw(model, section)])
+
+
+class FlatMuon(FlatOptimizer):
+    """Muon over the matrices of a FlatModel's blocks, AdamW over the rest.
+
+    Args:
+        iteration: precision of Muon's; None takes fp32 on a CPU (muon.py) and else bf16.
+
+    Raises:
+        ValueError: this torch has no Muon.
+    """
+
+    def __init__(
+        self, model: FlatModel, section: OptimizerSection, iteration: Precision | None = None
+    ) -> None:
+        muon = section.muon or MuonSection()
+        iteration = iteration or ("fp32" if model.device.type == "cpu" else "bf16")
+        adamw = _adamw(model, section, without_block_matrices=True)
+        super().__init__(model, section, [adamw, _muon(model, section, muon, iteration)])
+
+
+def inner_optimizer(model: FlatModel, section: OptimizerSection) -> FlatOptimizer:
+    """The optimizer that the run spec names. Raises ValueError: this torch has no Muon."""
+    return FlatMuon(model, section) if section.name == "muon" else FlatAdamW(model, section)
+
+
+def _adamw(
+    model: FlatModel, section: OptimizerSection, *, without_block_matrices: bool = False
+) -> Part:
+    adamw = torch.optim.AdamW(
+        [
+            {
+                "params": group.parameters,
+                "weight_decay": section.weight_decay if group.decays else 0.0,
+            }
+            for group in model.groups(without_block_matrices=without_block_matrices)
+        ],
+        lr=section.learning_rate,
+        betas=section.betas,
+        fused=True,
+    )
+    return Part(adamw, ADAMW_MOMENTS, counts=True)
+
+
+def _muon(
+    model: FlatModel, section: OptimizerSection, muon: MuonSection, iteration: Precision
+) -> Part:
+    if not hasattr(torch.optim, "Muon"):
+        raise ValueError(
+            f"optimizer.name = 'muon' needs torch 2.9 or newer; this is {torch.__version__}"
+        )
+    from .muon import Fp32Muon  # its base is missing where Muon is
+
+    peak = section.learning_rate if muon.learning_rate is None else muon.learning_rate
+    kind = Fp32Muon if iteration == "fp32" else torch.optim.Muon
+    made = kind(
+        model.block_matrices(),
+        lr=peak,
+        weight_decay=section.weight_decay,
+        momentum=muon.momentum,
+        adjust_lr_fn=muon.adjust_lr,
+    )
+    return Part(made, MUON_MOMENTS, rate_ratio=peak / section.learning_rate)

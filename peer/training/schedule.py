@@ -18,7 +18,7 @@ falls linearly over the last `decay_fraction` of the run; `constant` stays. The 
 
 import math
 
-from protocol.run.run_spec import OptimizerSection
+from protocol.run.optimizer_section import OptimizerSection
 
 
 def learning_rate(

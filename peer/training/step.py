@@ -1,4 +1,4 @@
-"""One inner step: forward and backward over micro-batches, clip, AdamW.
+"""One inner step: forward and backward over micro-batches, clip, optimizer.
 
 Shapes: B sequences of a step, b sequences of a micro-batch, T tokens of a sequence.
 """
@@ -12,7 +12,7 @@ import torch
 from .device import Precision, autocast
 from .errors import NonFinite
 from .model import FlatModel
-from .optimizer import FlatAdamW
+from .optimizer import FlatOptimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Stepper:
     reads_blocks = True
 
     def __init__(
-        self, model: FlatModel, optimizer: FlatAdamW, precision: Precision, micro_batch: int
+        self, model: FlatModel, optimizer: FlatOptimizer, precision: Precision, micro_batch: int
     ) -> None:
         self._model = model
         self._optimizer = optimizer

@@ -36,7 +36,7 @@ Pattern = Literal["strided", "sequential", "whole"]
 Span = tuple[int, int]
 """Start and stop, in values."""
 
-_BLOCK_OF: Final = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+BLOCK_OF: Final = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 """The transformer block in a parameter's name."""
 
 
@@ -103,7 +103,7 @@ def _outside_blocks(layout: Layout) -> list[Span]:
     return [
         (entry.offset, entry.offset + entry.padded_size)
         for entry in layout.entries
-        if not _BLOCK_OF.search(entry.name)
+        if not BLOCK_OF.search(entry.name)
     ]
 
 
@@ -111,7 +111,7 @@ def _blocks(layout: Layout) -> list[list[Span]]:
     """The spans of each transformer block, in the order of the model."""
     spans: dict[int, list[Span]] = {}
     for entry in layout.entries:
-        if found := _BLOCK_OF.search(entry.name):
+        if found := BLOCK_OF.search(entry.name):
             span = (entry.offset, entry.offset + entry.padded_size)
             spans.setdefault(int(found[1]), []).append(span)
     return [spans[block] for block in sorted(spans)]

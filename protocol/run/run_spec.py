@@ -27,11 +27,15 @@ from .admission_section import AdmissionSection
 from .codecs import CODECS, codecs_for
 from .frozen_config import config_fault
 from .layout import ALIGNMENT
+from .optimizer_section import OptimizerSection
 from .pipeline_section import PipelineSection
 from .section import MISFIT, Section, misfit
 from .ways import WAYS, others_keys
 
 SOURCES: Final = ("stdlib", "text", "tokens", "jsonl", "parquet", "hf")
+LATER_KEYS: Final = (("optimizer", "name"), ("optimizer", "muon"))
+"""Sections and keys that are left out of the canonical bytes at their default: runs that were
+founded before there was a choice keep their ids (decision 0033)."""
 MAX_SHOWN_CHARS: Final = 80
 """The most that is shown of a wrong value in the sentence that refuses it."""
 
@@ -87,23 +91,6 @@ class DataSection(Section):
             known = ", ".join(SOURCES)
             raise self._misfit("source", f"unknown data source; use one of {known}")
         return self
-
-
-class OptimizerSection(Section):
-    """AdamW and its schedule, all in nominal steps."""
-
-    learning_rate: Annotated[float, Field(gt=0, lt=10)] = 3e-3
-    min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
-    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
-    warmup_steps: Annotated[int, Field(ge=0)] = 60
-    decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """WSD only: the last part of the run over which the rate falls."""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
-        0.9,
-        0.95,
-    )
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    clip_norm: Annotated[float, Field(gt=0)] = 1.0
 
 
 class TrainingSection(Section):
@@ -311,10 +298,13 @@ class RunSpec(Section):
         return size if isinstance(size, int) else 1
 
     def to_bytes(self) -> bytes:
-        """The canonical bytes: JSON, keys sorted, no spaces, every field present."""
-        return json.dumps(
-            self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")
-        ).encode()
+        """The canonical bytes: JSON, keys sorted, no spaces, every field present but LATER_KEYS."""
+        tree = self.model_dump(mode="json")
+        for section, key in LATER_KEYS:
+            field = type(getattr(self, section)).model_fields[key]
+            if tree[section][key] == field.default:
+                del tree[section][key]
+        return json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()
 
     def run_id(self, founder_public_key: bytes) -> str:
         """The run id under this founder's key (32 bytes): 32 hex digits."""

@@ -49,6 +49,35 @@ def test_pairs_change_from_round_to_round():
     assert len(rounds) > 10
 
 
+def test_partners_by_bit_have_averaged_with_all_after_three_rounds():
+    values = torch.eye(8)
+    for round_ in range(5, 8):
+        pairs = groups_of_round("pairs", "run", round_, 8, "bits")
+        assert sorted(index for pair in pairs for index in pair) == list(range(8))
+        for one, other in pairs:
+            values[one] = values[other] = (values[one] + values[other]) / 2
+    assert torch.equal(values, torch.full((8, 8), 1 / 8))
+    assert sorted(groups_of_round("pairs", "run", 2, 6, "bits")) == [(0, 4), (1, 5), (2,), (3,)]
+
+
+def test_an_arm_with_muon_changes_the_inner_optimizer_alone():
+    spec = SHORT.spec(0)
+    assert ARMS["ddp"].spec(spec) is spec
+    changed = ARMS["ddp-muon-2"].spec(spec)
+    assert changed.optimizer.name == "muon"
+    assert changed.optimizer.muon is not None
+    assert changed.optimizer.muon.learning_rate == 2 * spec.optimizer.learning_rate
+    assert changed.optimizer.learning_rate == spec.optimizer.learning_rate
+    assert changed.model_copy(update={"optimizer": spec.optimizer}) == spec
+
+
+@pytest.mark.slow
+def test_muon_is_what_an_arm_with_it_trains_with(world):
+    losses = {name: train_arm(world, ARMS[name])[0].loss for name in ("ddp", "ddp-muon-1")}
+    assert losses["ddp"] != losses["ddp-muon-1"]
+    assert train_arm(world, replace(ARMS["ddp-muon-1"], muon=0.0))[0].loss == losses["ddp"]
+
+
 def test_a_pair_sends_one_vector_each_and_a_ring_almost_two():
     assert vectors_sent([(0, 1), (2, 3), (4,)]) == 4
     assert vectors_sent([range(8)]) == 14

@@ -31,6 +31,7 @@ STUDIES: dict[str, tuple[Any, ...]] = {
         Result,
         [SHORT, settings.LONG, settings.FULL, *settings.LATE_OF.values()],
     ),
+    "optimizers": (ARMS, Result, [SHORT]),
     "unequal_peers": (unequal.ARMS, Result, [SHORT, settings.FULL]),
     "diloco_quality": (
         streaming_arms.STREAMING_ARMS,

@@ -4,9 +4,20 @@ import numpy as np
 import pytest
 import torch
 
-from bench.throughput import Turn, Work, cut, flops_per_token, rows_of, take_turns
+from bench.throughput import (
+    Share,
+    Size,
+    Turn,
+    Work,
+    cut,
+    flops_per_token,
+    measure,
+    rows_of,
+    share_of,
+    take_turns,
+)
 from bench.throughput_loops import OurLoop, PlainLoop, Way, fit_together
-from peer.cli.new import preset_spec
+from peer.cli.new import OPTIMIZERS, preset_spec
 from peer.training.model import initial_module, model_config
 from protocol.run.run_spec import RunSpec
 
@@ -64,6 +75,21 @@ def test_rates_are_medians_and_the_ratio_is_of_turns():
     assert ours["of plain"] == 1.5
     assert ours["MFU"] == pytest.approx(0.3)  # of 0.3, 0.0375 and 0.3
     assert ours["peak GFLOP/s"] == pytest.approx(1e-6)
+
+
+def test_a_larger_batch_makes_the_optimizers_share_smaller():
+    share = share_of(optimizer_s=1.0, step_s=4.0, times_the_batch=3.0)
+    assert (share.measured, share.at_full_batch) == (0.25, 0.1)
+    assert share_of(2.0, 1.0, 3.0) == Share(1.0, 1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_demo_is_measured_with_either_optimizer(optimizer):
+    size = Size(turns=1, steps=1, matrix=16, products=1)
+    ours, plain = measure("demo", optimizer, CPU.device, size, compile=False)
+    assert 0 < ours["optimizer"] == ours["at full batch"] <= 1
+    assert plain["optimizer"] is None
 
 
 def test_turns_change_who_goes_first():

@@ -18,10 +18,10 @@ from peer.training.optimizer import FlatAdamW
 from peer.training.shared import CodeRegions
 from peer.training.step import Stepper
 from peer.training.sync import trainer_side
+from protocol.run.optimizer_section import OptimizerSection
 from protocol.run.run_spec import (
     DataSection,
     ModelSection,
-    OptimizerSection,
     RunSpec,
     SyncSection,
     TrainingSection,

@@ -9,6 +9,7 @@ from protocol.limits import MAX_SPEC_BYTES
 from protocol.pipeline import problem
 from protocol.pipeline.problem import PathRules
 from protocol.pipeline.workload import BITS, BOUNDARY_CODECS
+from protocol.run.optimizer_section import MuonSection
 from protocol.run.pipeline_section import MAX_STAGES
 from protocol.run.run_spec import (
     MAX_SHOWN_CHARS,
@@ -151,6 +152,19 @@ def test_run_id_names_spec_and_founder() -> None:
     assert all(len(run_id) == 32 for run_id in ids)
 
 
+def test_a_run_that_was_founded_before_there_was_a_choice_of_optimizer_keeps_its_id() -> None:
+    """The id was written down before `optimizer.name` was a key."""
+    assert RunSpec().run_id(b"a" * 32) == "9f81f071e774a7bc7de670813f8f4405"
+    assert b"muon" not in RunSpec().to_bytes()
+
+
+def test_a_default_that_is_left_out_of_the_bytes_may_not_be_in_them() -> None:
+    tree = json.loads(RunSpec().to_bytes())
+    tree["optimizer"]["name"] = "adamw"
+    with pytest.raises(InvalidRunSpec, match="canonical"):
+        parse_bytes(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode())
+
+
 def test_rounds_are_whole() -> None:
     spec = parse_toml("[training]\ntotal_steps = 101\n[sync]\ninner_steps = 50\n")
     assert spec.total_rounds == 3
@@ -178,6 +192,38 @@ def test_diloco_brings_its_section_and_noloco_none() -> None:
 def test_keys_of_the_other_method_are_refused(toml: str, sentence: str) -> None:
     with pytest.raises(InvalidRunSpec, match=sentence):
         parse_toml(toml)
+
+
+def test_muon_brings_its_section_and_adamw_none() -> None:
+    assert parse_toml('[optimizer]\nname = "muon"\n').optimizer.muon == MuonSection()
+    assert parse_toml("").optimizer.muon is None
+
+
+@pytest.mark.parametrize(
+    ("toml", "sentence"),
+    [
+        (
+            "[optimizer.muon]\nmomentum = 0.9\n",
+            r'optimizer.name: \[optimizer.muon\] needs name = "muon"',
+        ),
+        ('[optimizer]\nname = "sgd"\n', "optimizer.name: Input should be 'adamw' or 'muon'"),
+        (
+            '[optimizer]\nname = "muon"\n[optimizer.muon]\nlr = 1\n',
+            "unknown key 'optimizer.muon.lr'",
+        ),
+        ('[optimizer]\nname = "muon"\n[optimizer.muon]\nadjust_lr = "rms"\n', "adjust_lr"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_is_refused(toml: str, sentence: str) -> None:
+    with pytest.raises(InvalidRunSpec, match=sentence):
+        parse_toml(toml)
+
+
+def test_a_run_with_muon_travels_as_canonical_bytes() -> None:
+    spec = parse_toml('[optimizer]\nname = "muon"\n[optimizer.muon]\nlearning_rate = 0.02\n')
+    assert parse_bytes(spec.to_bytes()) == spec
+    assert json.loads(spec.to_bytes())["optimizer"]["muon"]["learning_rate"] == 0.02
+    assert spec.run_id(b"a" * 32) != RunSpec().run_id(b"a" * 32)
 
 
 def test_streaming_gossip_has_noloco_s_factors_and_diloco_s_fragments() -> None:

@@ -12,7 +12,7 @@ from peer.training.device import choose_device, choose_precision
 from peer.training.loop import TrainerParts
 from peer.training.messages import Ready
 from peer.training.model import FlatModel, model_config
-from peer.training.optimizer import FlatAdamW
+from peer.training.optimizer import inner_optimizer
 from peer.training.settings import TrainerSettings
 from peer.training.shared import CodeRegions
 from peer.training.sync import trainer_side
@@ -58,7 +58,7 @@ def build_stage(
     module.checkpoints = settings.checkpoint_activations
     model = FlatModel(module, device)
     clip_norm = stage_clip_norm(spec.optimizer.clip_norm, stages)
-    optimizer = FlatAdamW(model, spec.optimizer.model_copy(update={"clip_norm": clip_norm}))
+    optimizer = inner_optimizer(model, spec.optimizer.model_copy(update={"clip_norm": clip_norm}))
     sequences = spec.microbatch_sequences
     coder = BoundaryCoder(get_codec(spec.pipeline.codec), boundary_shape(spec), device)
     compute = StageCompute(module, device, precision)

@@ -1,4 +1,4 @@
-"""One inner step of a stage: an iteration's microbatches, then clip and AdamW.
+"""One inner step of a stage: an iteration's microbatches, then clip and optimizer.
 
 Theory. A data peer's step is its batch, cut into microbatches: each goes through the first layers
 here, through other peers' stages, comes back for head and loss, and its gradient walks the same way
@@ -27,7 +27,7 @@ import numpy.typing as npt
 import torch
 
 from peer.training.model import FlatModel
-from peer.training.optimizer import FlatAdamW
+from peer.training.optimizer import FlatOptimizer
 from peer.training.step import StepResult
 
 from .compute import StageCompute
@@ -71,7 +71,7 @@ class _Losses:
 class StageStep:
     """The end of every stage's step: the optimizer's, and what is told of it."""
 
-    def __init__(self, desk: Desk, model: FlatModel, optimizer: FlatAdamW) -> None:
+    def __init__(self, desk: Desk, model: FlatModel, optimizer: FlatOptimizer) -> None:
         self._desk = desk
         self._model = model
         self._optimizer = optimizer
@@ -114,7 +114,7 @@ class DataPeerStepper:
         compute: StageCompute,
         desk: Desk,
         model: FlatModel,
-        optimizer: FlatAdamW,
+        optimizer: FlatOptimizer,
         *,
         sequences: int,
         in_flight: int,
@@ -213,7 +213,7 @@ class RelayStepper:
         compute: StageCompute,
         desk: Desk,
         model: FlatModel,
-        optimizer: FlatAdamW,
+        optimizer: FlatOptimizer,
     ) -> None:
         self._compute = compute
         self._desk = desk

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from peer.cli.explanations import EXAMPLES, EXPLANATIONS, SECTIONS
 from peer.cli.new import (
     METHODS,
+    OPTIMIZERS,
     PRESETS,
     SET_BY_START,
     preset_spec,
@@ -38,7 +39,13 @@ def keys_of(tree: dict[str, Any], prefix: str = "") -> set[str]:
     return found
 
 
-ALL_KEYS = set().union(*(keys(preset_spec("demo", method)) for method in METHODS))
+ALL_KEYS = set().union(
+    *(
+        keys(preset_spec("demo", method, optimizer))
+        for method in METHODS
+        for optimizer in OPTIMIZERS
+    )
+)
 
 
 def test_every_key_is_explained_and_no_other() -> None:
@@ -46,14 +53,17 @@ def test_every_key_is_explained_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("preset", PRESETS)
-def test_presets_are_valid_and_whole(preset: str, method: str) -> None:
-    text = preset_toml(preset, method)
-    assert parse_toml(text) == preset_spec(preset, method)
+def test_presets_are_valid_and_whole(preset: str, method: str, optimizer: str) -> None:
+    text = preset_toml(preset, method, optimizer)
+    assert parse_toml(text) == preset_spec(preset, method, optimizer)
     idle = {f"sync.{key}" for key in others_keys(method)}
     for other, row in WAYS.items():
         if row.section and other != method:
             idle |= {key for key in ALL_KEYS if key.startswith(f"sync.{row.section}")}
+    if optimizer != "muon":
+        idle |= {key for key in ALL_KEYS if key.startswith("optimizer.muon")}
     written = keys_of(tomllib.loads(text))
     assert written | (set(EXAMPLES) - idle) | SET_BY_START == ALL_KEYS - idle
     assert max(map(len, text.splitlines())) <= 110
@@ -66,10 +76,17 @@ def test_an_unknown_method_is_refused(tmp_path: Path) -> None:
         write_new(tmp_path / "run.toml", "demo", "fedavg", force=False)
 
 
+def test_an_unknown_optimizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown optimizer 'sgd': use adamw or muon"):
+        write_new(tmp_path / "run.toml", "demo", "noloco", "sgd", force=False)
+    assert not (tmp_path / "run.toml").exists()
+
+
 @pytest.mark.parametrize("key", EXAMPLES)
 def test_examples_work_when_they_are_taken_out_of_their_comment(key: str) -> None:
-    line = f"{key.split('.')[1]} = {EXAMPLES[key]}"
-    text = preset_toml("demo").replace("\nstages = 1\n", "\nstages = 4\n")
+    line = f"{key.rpartition('.')[2]} = {EXAMPLES[key]}"
+    optimizer = "muon" if key.startswith("optimizer.muon") else "adamw"
+    text = preset_toml("demo", optimizer=optimizer).replace("\nstages = 1\n", "\nstages = 4\n")
     assert f"\n# {line}\n" in text
     assert parse_toml(text.replace(f"# {line}", line)) != parse_toml(text)
 

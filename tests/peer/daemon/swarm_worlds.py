@@ -13,7 +13,8 @@ from peer.observe.event_names import EventName
 from peer.simulation.peer import LoggedEvent, SimulatedPeer
 from peer.simulation.swarm import SimulatedSwarm
 from peer.simulation.virtual_time import run_in_virtual_time
-from protocol.run.run_spec import OptimizerSection, RunSpec, SyncSection, TrainingSection
+from protocol.run.optimizer_section import OptimizerSection
+from protocol.run.run_spec import RunSpec, SyncSection, TrainingSection
 
 STEP_S = 0.1  # of the simulated trainer, by default
 HOUR_S = 3600.0

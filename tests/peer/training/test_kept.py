@@ -14,7 +14,7 @@ from peer.training.corpus import prepare_corpus
 from peer.training.kept import keep_weights, take_over_weights
 from peer.training.messages import Apply, Keep, Kept, Load
 from peer.training.model import FlatModel, empty_module
-from peer.training.optimizer import FlatAdamW
+from peer.training.optimizer import inner_optimizer
 from peer.training.tensor_file import FileUnusable, TensorFile, write_tensors
 from protocol.run.run_spec import DataSection, RunSpec
 
@@ -25,12 +25,14 @@ STEPS = 5
 class Trained:
     """A model and its optimizer, stepped by gradients from a seed."""
 
+    name: str = "adamw"
     model: FlatModel = field(
         default_factory=lambda: FlatModel(empty_module(spec_of(), 256), torch.device("cpu"))
     )
 
     def __post_init__(self) -> None:
-        self.optimizer = FlatAdamW(self.model, spec_of().optimizer)
+        section = spec_of().optimizer.model_copy(update={"name": self.name})
+        self.optimizer = inner_optimizer(self.model, section)
 
     def step(self, *seeds: int) -> None:
         for seed in seeds:
@@ -68,8 +70,9 @@ def test_only_fp32_is_kept(tmp_path):
         write_tensors(tmp_path / "f", {"a": torch.zeros(5, dtype=torch.float16)}, {})
 
 
-def test_weights_and_moments_go_on_bit_for_bit(tmp_path):
-    first, second = Trained(), Trained()
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_weights_and_moments_go_on_bit_for_bit(tmp_path, name):
+    first, second = Trained(name), Trained(name)
     first.step(1, 2, 3)
     keep_weights(tmp_path / "f", first, own_steps=3)
     assert take_over_weights(tmp_path / "f", second, with_weights=True) == 3
@@ -79,8 +82,9 @@ def test_weights_and_moments_go_on_bit_for_bit(tmp_path):
     assert first.optimizer.num_steps == second.optimizer.num_steps == 5
 
 
-def test_the_moments_alone_may_be_taken_over(tmp_path):
-    first, second = Trained(), Trained()
+@pytest.mark.parametrize(("name", "vectors"), [("adamw", 2 * 6), ("muon", 2 * 4 + 7)])
+def test_the_moments_alone_may_be_taken_over(tmp_path, name, vectors):
+    first, second = Trained(name), Trained(name)
     first.step(1, 2)
     keep_weights(tmp_path / "f", first, own_steps=2)
     before = second.model.theta_P.clone()
@@ -88,6 +92,7 @@ def test_the_moments_alone_may_be_taken_over(tmp_path):
     assert torch.equal(second.model.theta_P, before)
     kept, taken = first.optimizer.moments(), second.optimizer.moments()
     assert kept.keys() == taken.keys()
+    assert len(kept) == vectors
     assert all(torch.equal(kept[name], taken[name]) for name in kept)
 
 
@@ -143,12 +148,14 @@ async def test_a_simulated_trainer_takes_its_weights_over(autojump_clock, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.e2e
-async def test_training_goes_on_bit_for_bit_in_another_process(tmp_path):
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+async def test_training_goes_on_bit_for_bit_in_another_process(tmp_path, name):
     for number in range(30):
         (tmp_path / f"{number}.txt").write_text("to be or not to be " * 20)
     data = DataSection(source=f"text:{tmp_path}/*.txt", validation_blocks=4)
     corpus = str(prepare_corpus(RunSpec(data=data), tmp_path / "cache").path)
-    spec = spec_of()
+    section = {**spec_of().optimizer.model_dump(), "name": name}
+    spec = RunSpec.model_validate({**spec_of().model_dump(), "optimizer": section})
     async with real_life(spec, corpus) as life:
         await life.load()
         await settled(life, 0)

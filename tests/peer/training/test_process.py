@@ -42,11 +42,11 @@ from peer.training.process import ProcessTrainer, create_model, trainer_starter
 from peer.training.settings import TrainerSettings
 from peer.training.shared import NUM_SLOTS, SharedVector
 from protocol.run.layout import Layout
+from protocol.run.optimizer_section import OptimizerSection
 from protocol.run.run_spec import (
     DataSection,
     FrozenSection,
     ModelSection,
-    OptimizerSection,
     RunSpec,
     SyncSection,
     TrainingSection,
@@ -67,13 +67,15 @@ def corpus(tmp_path_factory):
     return prepare_corpus(spec, folder / "cache").path
 
 
-def _settings(corpus, hidden_size=16, learning_rate=1e-2, method="noloco", **model):
+def _settings(
+    corpus, hidden_size=16, learning_rate=1e-2, method="noloco", optimizer="adamw", **model
+):
     spec = RunSpec(
         model=ModelSection(
             hidden_size=hidden_size, intermediate_size=32, num_layers=1, num_heads=2, **model
         ),
         data=DataSection(validation_blocks=4),
-        optimizer=OptimizerSection(warmup_steps=0, learning_rate=learning_rate),
+        optimizer=OptimizerSection(name=optimizer, warmup_steps=0, learning_rate=learning_rate),
         training=TrainingSection(batch_size=2),
         sync=SyncSection(inner_steps=10, method=method),
     )
@@ -99,8 +101,9 @@ async def _next(trainer, kind):
     return event
 
 
-async def test_it_learns_and_says_why_it_refuses(corpus):
-    async with _trainer(_settings(corpus)) as (trainer, slow):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+async def test_it_learns_and_says_why_it_refuses(corpus, optimizer):
+    async with _trainer(_settings(corpus, optimizer=optimizer)) as (trainer, slow):
         await trainer.send(Load(0))
         await trainer.send(Evaluate(0))
         before = (await _next(trainer, Evaluated)).loss

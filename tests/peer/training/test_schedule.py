@@ -3,7 +3,7 @@
 import pytest
 
 from peer.training.schedule import learning_rate
-from protocol.run.run_spec import OptimizerSection
+from protocol.run.optimizer_section import OptimizerSection
 
 TOTAL = 1000
 

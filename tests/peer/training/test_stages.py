@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM
 
 from peer.codec import get_codec
 from peer.training.model import FlatModel, model_config
-from peer.training.optimizer import FlatAdamW
+from peer.training.optimizer import inner_optimizer
 from peer.training.shared import code_memory
 from peer.training.stages.boundary import BoundaryCoder
 from peer.training.stages.compute import StageCompute
@@ -56,6 +56,7 @@ def run_spec(**training):
                 "context_length": 16,
                 "tie_embeddings": training.pop("tied", False),
             },
+            "optimizer": {"name": training.pop("optimizer", "adamw")},
             "training": {"batch_size": 6, "micro_batch": 2, **training},
             "pipeline": {"stages": STAGES, "visited": STAGES, "codec": "fp32"},
         }
@@ -70,7 +71,7 @@ class Stage:
         self.model = FlatModel(self.module, CPU)
         norm = spec.optimizer.clip_norm if clip_norm is None else clip_norm
         section = spec.optimizer.model_copy(update={"clip_norm": norm})
-        self.optimizer = FlatAdamW(self.model, section)
+        self.optimizer = inner_optimizer(self.model, section)
         self.coder = BoundaryCoder(get_codec(codec), (2, 16, 32), CPU)
         self.ring = BoundaryRing.create_in(code_memory(0), SLOTS, self.coder.code_bytes)
         self.compute = StageCompute(self.module, CPU, "fp32")
@@ -205,13 +206,14 @@ def test_loss_and_gradients_are_those_of_the_whole_model(tied):
 
 
 @pytest.mark.slow
-def test_ten_steps_of_adamw_follow_the_whole_model():
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_ten_steps_of_an_optimizer_follow_the_whole_model(name):
     """Without clipping, whose norms are of a stage each, the losses stay within 1e-4."""
-    spec = run_spec()
+    spec = run_spec(optimizer=name)
     stages = [Stage(spec, number, clip_norm=1e6) for number in range(STAGES)]
     whole = whole_model(stages, spec)
     section = spec.optimizer.model_copy(update={"clip_norm": 1e6})
-    straight = Stepper(whole, FlatAdamW(whole, section), "fp32", 2)
+    straight = Stepper(whole, inner_optimizer(whole, section), "fp32", 2)
     stepper = data_peer(stages[0], Path(stages[0], stages[1:]))
     for step in range(10):
         theirs = straight.step(blocks(seed=step), 1e-3)

@@ -33,10 +33,10 @@ from peer.training.process import ProcessTrainer, trainer_starter
 from peer.training.settings import TrainerSettings
 from peer.training.shared import SharedVector
 from peer.training.simulated import SimulatedSpeed, ToyProblem, simulated_starter
+from protocol.run.optimizer_section import OptimizerSection
 from protocol.run.run_spec import (
     DataSection,
     ModelSection,
-    OptimizerSection,
     RunSpec,
     SyncSection,
     TrainingSection,

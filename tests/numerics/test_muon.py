@@ -1,0 +1,197 @@
+"""Muon on views of the flat vector, against the plain lines that it stands for, bit for bit."""
+
+import math
+
+import pytest
+import torch
+from training_worlds import VOCABULARY, tiny_spec
+
+from peer.training.device import Precision
+from peer.training.model import FlatModel, empty_module, initial_module
+from peer.training.muon import Fp32Muon
+from peer.training.optimizer import FlatAdamW, FlatMuon, inner_optimizer
+from protocol.run.optimizer_section import MuonSection, OptimizerSection
+
+CPU = torch.device("cpu")
+ITERATION = (3.4445, -4.7750, 2.0315)
+RATE, MUON_RATE = 2e-3, 2e-2
+
+
+def spec_with(**muon):
+    optimizer = OptimizerSection(name="muon", learning_rate=RATE, muon=MuonSection(**muon))
+    return tiny_spec().model_copy(update={"optimizer": optimizer})
+
+
+DTYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def orthogonal(matrix, precision):
+    """Singular values of about 1, by five iterations on the shorter side."""
+    a, b, c = ITERATION
+    x = matrix.to(DTYPES[precision])
+    tall = x.size(0) > x.size(1)
+    x = x.T if tall else x
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(5):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.T if tall else x
+
+
+def scale(shape, adjust_lr):
+    if adjust_lr == "original":
+        return math.sqrt(max(1, shape[0] / shape[1]))
+    return 0.2 * math.sqrt(max(shape))
+
+
+class Plain:
+    """A module stepped tensor by tensor, each with storage of its own."""
+
+    def __init__(self, spec, precision):
+        self.precision = precision
+        section = spec.optimizer
+        self.section, self.muon = section, section.muon
+        self.weights = {
+            n: p.detach() for n, p in initial_module(spec, VOCABULARY).named_parameters()
+        }
+        self.momenta = {n: torch.zeros_like(w) for n, w in self.weights.items() if is_muons(n, w)}
+        rest = [torch.nn.Parameter(w) for n, w in self.weights.items() if n not in self.momenta]
+        self.rest = dict(zip([n for n in self.weights if n not in self.momenta], rest, strict=True))
+        decays = [
+            {"params": [p for p in rest if p.dim() > 1], "weight_decay": section.weight_decay},
+            {"params": [p for p in rest if p.dim() == 1], "weight_decay": 0.0},
+        ]
+        self.adamw = torch.optim.AdamW(decays, lr=RATE, betas=section.betas, fused=True)
+
+    def step(self, gradients, rate):
+        muon_rate = rate * (self.muon.learning_rate / RATE)
+        for name, buffer in self.momenta.items():
+            gradient, weight = gradients[name], self.weights[name]
+            buffer.lerp_(gradient, 1 - self.muon.momentum)
+            update = orthogonal(gradient.lerp(buffer, self.muon.momentum), self.precision)
+            weight.mul_(1 - muon_rate * self.section.weight_decay)
+            weight.add_(update, alpha=-muon_rate * scale(weight.shape, self.muon.adjust_lr))
+        for name, parameter in self.rest.items():
+            parameter.grad = gradients[name]
+        for group in self.adamw.param_groups:
+            group["lr"] = rate
+        self.adamw.step()
+
+
+def is_muons(name, weight):
+    return ".layers." in name and weight.dim() == 2
+
+
+def gradients_of(model, seed):
+    """Random gradients, longer than the clipping norm, written into the flat vector."""
+    generator = torch.Generator().manual_seed(seed)
+    found = {}
+    for entry in model.layout.entries:
+        part = model.gradient_P[entry.offset : entry.offset + entry.size]
+        part.normal_(generator=generator)
+        found[entry.name] = part.view(entry.shape)
+    return found
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.parametrize("adjust_lr", ["original", "match_rms_adamw"])
+def test_it_equals_the_plain_lines_bit_for_bit(adjust_lr, precision):
+    torch.set_num_threads(1)
+    spec = spec_with(learning_rate=MUON_RATE, adjust_lr=adjust_lr)
+    plain, model = Plain(spec, precision), FlatModel(initial_module(spec, VOCABULARY), CPU)
+    optimizer = FlatMuon(model, spec.optimizer, precision)
+    for seed, rate in enumerate((RATE / 2, RATE, RATE, RATE / 3)):
+        views = gradients_of(model, seed)
+        norm = torch.linalg.vector_norm(model.gradient_P)
+        factor = (spec.optimizer.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        clipped = {name: view * factor for name, view in views.items()}
+        assert optimizer.step(rate) == norm
+        plain.step(clipped, rate)
+        assert not model.gradient_P.any()
+    for entry in model.layout.entries:
+        found = model.theta_P[entry.offset : entry.offset + entry.size].view(entry.shape)
+        assert torch.equal(found, plain.weights[entry.name]), entry.name
+    assert len(plain.momenta) == 2 * 7
+
+
+def test_a_checkpoint_of_a_gpu_goes_on_on_a_cpu():
+    """The moments of both iterations are the same; their steps differ by bf16's rounding."""
+    spec, ends, moments = spec_with(), [], []
+    for precision in DTYPES:
+        model = FlatModel(initial_module(spec, VOCABULARY), CPU)
+        optimizer = FlatMuon(model, spec.optimizer, precision)
+        for seed in range(3):
+            gradients_of(model, seed)
+            optimizer.step(RATE)
+        ends.append(model.theta_P)
+        moments.append(optimizer.moments())
+    assert moments[0].keys() == moments[1].keys()
+    assert all(torch.equal(moments[0][name], moments[1][name]) for name in moments[0])
+    assert not torch.equal(*ends)
+    start = FlatModel(initial_module(spec, VOCABULARY), CPU).theta_P
+    assert (ends[0] - ends[1]).norm() < 0.05 * (ends[0] - start).norm()
+
+
+def test_a_cpu_iterates_in_fp32():
+    model = FlatModel(empty_module(tiny_spec(), VOCABULARY), CPU)
+    kinds = [type(part.torch_optimizer) for part in FlatMuon(model, spec_with().optimizer)._parts]
+    assert kinds == [torch.optim.AdamW, Fp32Muon]
+
+
+def test_the_matrices_of_the_blocks_are_views_and_all_else_is_adamws():
+    spec = spec_with()
+    model = FlatModel(empty_module(spec, VOCABULARY), CPU)
+    storage = model.theta_P.untyped_storage().data_ptr()
+    matrices = model.block_matrices()
+    assert [leaf.untyped_storage().data_ptr() for leaf in matrices] == [storage] * 14
+    rest = [
+        leaf for group in model.groups(without_block_matrices=True) for leaf in group.parameters
+    ]
+    covered = sum(leaf.numel() for leaf in (*matrices, *rest))
+    assert model.layout.parameters <= covered <= model.layout.padded_parameters
+    names = {e.offset: e.name for e in model.layout.entries}
+    firsts = {int(leaf.storage_offset()) for leaf in rest}
+    assert "model.embed_tokens.weight" in {names[first] for first in firsts}
+    assert not any("proj" in names[first] for first in firsts)
+
+
+def test_its_rate_is_adamws_unless_it_has_one():
+    spec = spec_with()
+    model = FlatModel(empty_module(spec, VOCABULARY), CPU)
+    ratios = [part.rate_ratio for part in FlatMuon(model, spec.optimizer)._parts]
+    assert ratios == [1.0, 1.0]
+    own = spec_with(learning_rate=MUON_RATE).optimizer
+    assert FlatMuon(model, own)._parts[1].rate_ratio == pytest.approx(MUON_RATE / RATE)
+
+
+def test_the_run_spec_chooses():
+    model = FlatModel(empty_module(tiny_spec(), VOCABULARY), CPU)
+    assert isinstance(inner_optimizer(model, tiny_spec().optimizer), FlatAdamW)
+    assert isinstance(inner_optimizer(model, spec_with().optimizer), FlatMuon)
+
+
+def test_a_torch_without_muon_is_told_from_one_that_has_it(monkeypatch):
+    model = FlatModel(empty_module(tiny_spec(), VOCABULARY), CPU)
+    monkeypatch.delattr(torch.optim, "Muon")
+    with pytest.raises(ValueError, match=r"needs torch 2\.9 or newer; this is "):
+        inner_optimizer(model, spec_with().optimizer)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.95])
+def test_forgetting_makes_a_new_one(momentum):
+    spec = spec_with(momentum=momentum)
+    vectors = []
+    for steps_before in (0, 3):
+        model = FlatModel(initial_module(spec, VOCABULARY), CPU)
+        start = model.theta_P.clone()
+        optimizer = inner_optimizer(model, spec.optimizer)
+        for seed in range(steps_before):
+            gradients_of(model, seed)
+            optimizer.step(RATE)
+        model.theta_P.copy_(start)
+        optimizer.reset()
+        assert (optimizer.num_steps, optimizer.moments()) == (0, {})
+        gradients_of(model, 9)
+        optimizer.step(RATE)
+        vectors.append(model.theta_P.clone())
+    assert torch.equal(*vectors)
