@@ -165,6 +165,24 @@ def leave(home: opt.Home = None, verbose: opt.Verbose = None) -> None:
 
 
 @app.command()
+def pause(home: opt.Home = None, verbose: opt.Verbose = None) -> None:
+    """Make the daemon of this home rest when its round is done; it stays, and serves others."""
+    from .client import pause_training
+
+    with reported(verbose=bool(verbose)):
+        pause_training(home)
+
+
+@app.command()
+def resume(home: opt.Home = None, verbose: opt.Verbose = None) -> None:
+    """Make a paused daemon train on, where the others are by now."""
+    from .client import resume_training
+
+    with reported(verbose=bool(verbose)):
+        resume_training(home)
+
+
+@app.command()
 def invite(
     home: opt.Home = None,
     expires: Annotated[

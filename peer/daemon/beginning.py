@@ -177,10 +177,15 @@ class Fetched:
 
 
 def _heard_steps(spec: AmendedSpec, view: View) -> list[int]:
-    """Nominal steps of those that train, or have, and are not past the end."""
+    """Nominal steps of those that train, or have, and are not past the end.
+
+    Those that are paused count where there are no others: they stand somewhere in the past.
+    """
     there = (PeerState.TRAINING, PeerState.FINISHED)
     members = view.alive(trio.current_time())
-    heard = (m.progress.step for m in members if m.progress.state in there)
+    resting = [m for m in members if m.progress.state == PeerState.PAUSED]
+    ready = [m for m in members if m.progress.state in there]
+    heard = (m.progress.step for m in ready or resting)
     return [step for step in heard if step <= spec.longest_steps]
 
 

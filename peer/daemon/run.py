@@ -48,6 +48,7 @@ from .door import Keys
 from .entry import Entry
 from .links import SILENCE_S
 from .outside import Outside
+from .pausing import PauseRequests
 from .peer import Peer
 from .peer_parts import PeerParts, PeerSettings
 from .provision import RealProvision
@@ -141,7 +142,7 @@ class _Daemon:
             amending = Amending(
                 parts.standing.door, parts.links.passing_on, parts.facts, parts.roster
             )
-            asked = (_Control(peer, report), admission, amending)
+            asked = (_Control(peer, report), admission, amending, PauseRequests(peer))
             handlers = {name: each for part in asked for name, each in part.handlers().items()}
             await nursery.start(serve_control, self._home.control_socket, handlers)
             nursery.start_soon(_watch_network, network, directory, ports.events, restarts)

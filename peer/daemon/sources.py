@@ -123,7 +123,8 @@ def _in_order(among: Roster | View, own_id: PeerId, preferred: PeerId | None) ->
     """
     alive = among.alive(trio.current_time())
     ready = [m for m in alive if m.progress.state in (PeerState.TRAINING, PeerState.FINISHED)]
-    asked = ready or list(alive)
+    resting = [m for m in alive if m.progress.state == PeerState.PAUSED]
+    asked = ready or resting or list(alive)
     steps = sorted(member.progress.step for member in asked)
     edge = (len(steps) - 1) // 4
     low, high = (steps[edge], steps[-1 - edge]) if steps else (0, 0)

@@ -36,6 +36,8 @@ class EventName(StrEnum):
     STAGE_LEFT_OUT = "StageLeftOut"
     STAGE_TAKEN_IN = "StageTakenIn"
     FINAL_AVERAGING = "FinalAveraging"
+    TRAINING_PAUSED = "TrainingPaused"
+    TRAINING_RESUMED = "TrainingResumed"
     ROUND_OPENED = "RoundOpened"
     ROUND_CLOSED = "RoundClosed"
     PROPOSAL_SENT = "ProposalSent"
@@ -129,6 +131,8 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "peers": "that take part",
         "meetings": "planned ones of this peer",
     },
+    EventName.TRAINING_PAUSED: _ROUND,
+    EventName.TRAINING_RESUMED: {"step": "nominal", "seconds": "since the pause began"},
     EventName.ROUND_OPENED: _ROUND
     | {"quota": "our inner steps", "members": "peers that take data"},
     EventName.ROUND_CLOSED: _ROUND

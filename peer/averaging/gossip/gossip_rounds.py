@@ -116,6 +116,9 @@ class GossipRounds:
         await self._settled.wait()
         self._line = None
 
+    def leave(self) -> None:
+        """Nothing to do: an exchange begins with a round, or a fragment, that ends."""
+
     async def wait_settled(self) -> None:
         """Wait until no exchange is under way."""
         await self._settled.wait()

@@ -188,9 +188,12 @@ class StreamingRounds:
         await self._settled.wait()
         self._line = None
 
-    async def wait_settled(self) -> None:
-        """Wait until all flights have ended. None begins any more."""
+    def leave(self) -> None:
+        """No flight begins any more."""
         self._is_leaving = True
+
+    async def wait_settled(self) -> None:
+        """Wait until all flights have ended."""
         await self._settled.wait()
 
     # --- flights ----------------------------------------------------------------------------------
