@@ -203,7 +203,7 @@ class JoinStudy:
         """What the joiner takes; its fast weights are its slow ones, as after any fetch."""
         phi_P, delta_P = (self._vector(start, name) for name in ("phi_P", "delta_P"))
         source = self._kept[0]
-        moments = dict(_carried(source.moments, start.moments))
+        moments = dict(carried(source.moments, start.moments))
         return _Kept(phi_P.clone(), phi_P, delta_P, moments, source.steps)
 
     def _vector(self, start: Start, name: str) -> torch.Tensor:
@@ -243,7 +243,7 @@ class JoinStudy:
                 replica.model.theta_P.add_(replica.phi_P - shared.decoded[own])
 
 
-def _carried(moments: dict[str, torch.Tensor], how: Moments) -> Iterator[tuple[str, torch.Tensor]]:
+def carried(moments: dict[str, torch.Tensor], how: Moments) -> Iterator[tuple[str, torch.Tensor]]:
     """The moments as they arrive.
 
     Of the second the root travels: its range is smaller. What is rounded to zero comes as half a

@@ -259,14 +259,22 @@ def export(
     hf: Annotated[
         Path, typer.Option("--hf", metavar="DIR", help="Write a Hugging Face checkpoint here.")
     ],
+    swarm: Annotated[
+        bool, typer.Option("--swarm", help="The mean of all peers that can be reached.")
+    ] = False,
     home: opt.Home = None,
     verbose: opt.Verbose = None,
 ) -> None:
-    """Export the slow weights as they are now."""
-    from .client import export_checkpoint
+    """Export the slow weights as they are now, those of this peer or the mean of all."""
+    from .client import export_checkpoint, home_of
 
     with reported(verbose=bool(verbose)):
-        export_checkpoint(home, hf)
+        if swarm:
+            from .swarm_export import export_swarm
+
+            export_swarm(home_of(home), hf)
+        else:
+            export_checkpoint(home, hf)
         print(f"wrote {hf}")
 
 

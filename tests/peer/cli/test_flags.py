@@ -49,7 +49,7 @@ FROZEN = {
     "leave": ["--home", "--verbose", "-v"],
     "pause": ["--home", "--verbose", "-v"],
     "resume": ["--home", "--verbose", "-v"],
-    "export": ["--hf", "--home", "--verbose", "-v"],
+    "export": ["--hf", "--home", "--swarm", "--verbose", "-v"],
     "generate": [
         "--hf",
         "--home",
