@@ -21,7 +21,7 @@ Invariant: a chunk that is `here` is what some source, or the own checkpoint, ha
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 OWN: Final = ""
@@ -45,9 +45,10 @@ class ChunkPlan:
         self._leader = OWN
         self._wanted: list[bytes] = []
         self._asked: dict[int, set[str]] = {}
+        self._missing: dict[int, None] = {}
 
     def __repr__(self) -> str:
-        return f"<ChunkPlan, {len(self.missing())} missing, {len(self._sources)} sources>"
+        return f"<ChunkPlan, {self.num_missing} missing, {len(self._sources)} sources>"
 
     # --- sources ----------------------------------------------------------------------------------
     def lead(self, name: str, digests: Sequence[bytes]) -> None:
@@ -73,22 +74,29 @@ class ChunkPlan:
             given = [index for index, (giver, _) in self._here.items() if giver == name]
             for index in given:
                 del self._here[index]
+            self._look_what_is_missing()
         if name != self._leader and self._sources.pop(name, None) is not None:
             self._choose()
 
     def forget(self) -> None:
         """Nothing is here: what was put together is not believed."""
         self._here.clear()
+        self._look_what_is_missing()
 
     # --- chunks -----------------------------------------------------------------------------------
     def missing(self) -> list[int]:
         """Chunks still to come, rising."""
-        return [index for index in range(len(self._wanted)) if not self._is_done(index)]
+        return list(self._missing)
+
+    @property
+    def num_missing(self) -> int:
+        """How many they are."""
+        return len(self._missing)
 
     @property
     def complete(self) -> bool:
         """Whether every chunk is here."""
-        return bool(self._wanted) and all(map(self._is_done, range(len(self._wanted))))
+        return bool(self._wanted) and not self._missing
 
     def wanted(self, index: int) -> bytes:
         """The digest that is wanted of a chunk."""
@@ -100,28 +108,36 @@ class ChunkPlan:
         Args:
             most: of them.
         """
-        has = [i for i in self.missing() if self._sources[name][i] == self._wanted[i]]
-        free = [index for index in has if not self._asked.get(index)]
-        if free:
-            count = _run(free[:most])
-            return self._ask(name, range(free[0], free[0] + count))
-        owed = [index for index in has if self._asked[index] and name not in self._asked[index]]
-        alone = [index for index in owed if len(self._asked[index]) == 1]
-        return self._ask(name, range(alone[0], alone[0] + 1)) if alone else None
+        digests, chunks = self._sources[name], range(0)
+        for index in self._missing:
+            if len(chunks) == most or (chunks and index != chunks.stop):
+                break
+            if not self._asked.get(index) and digests[index] == self._wanted[index]:
+                chunks = range(chunks.start if chunks else index, index + 1)
+            elif chunks:
+                break
+        if not chunks:
+            chunks = self._owed_by_another(name, digests)
+        for index in chunks:
+            self._asked.setdefault(index, set()).add(name)
+        return chunks or None
+
+    def _owed_by_another(self, name: str, digests: Sequence[bytes]) -> range:
+        for index in self._missing:
+            asked = self._asked.get(index, set())
+            if len(asked) == 1 and name not in asked and digests[index] == self._wanted[index]:
+                return range(index, index + 1)
+        return range(0)
 
     def arrived(self, name: str, index: int) -> None:
         """A chunk came, and is what was wanted."""
         self._here[index] = (name, self._wanted[index])
         self._asked.pop(index, None)
+        self._missing.pop(index, None)
 
     def givers(self) -> Counter[str]:
         """How many of the chunks that are here each has given."""
         return Counter(self._here[i][0] for i in range(len(self._wanted)) if i in self._here)
-
-    def _ask(self, name: str, chunks: range) -> range:
-        for index in chunks:
-            self._asked.setdefault(index, set()).add(name)
-        return chunks
 
     def _is_done(self, index: int) -> bool:
         giver, digest = self._here.get(index, (OWN, b""))
@@ -130,9 +146,13 @@ class ChunkPlan:
         return self._mixes and index != HEADER and giver != OWN
 
     def _choose(self) -> None:
-        self._wanted = [
-            self._choice(index, digest) for index, digest in enumerate(self._sources[self._leader])
-        ]
+        leaders = enumerate(self._sources[self._leader])
+        self._wanted = [self._choice(index, digest) for index, digest in leaders]
+        self._look_what_is_missing()
+
+    def _look_what_is_missing(self) -> None:
+        every = range(len(self._wanted))
+        self._missing = dict.fromkeys(index for index in every if not self._is_done(index))
 
     def _choice(self, index: int, leaders: bytes) -> bytes:
         if index == HEADER or len(self._sources) < 3:
@@ -141,9 +161,3 @@ class ChunkPlan:
         most = max(named.values())
         best = sorted(digest for digest, times in named.items() if times == most)
         return leaders if leaders in best else best[0]
-
-
-def _run(indices: Iterable[int]) -> int:
-    """How many of these follow each other, from the first on."""
-    listed = list(indices)
-    return next((n for n, index in enumerate(listed) if index != listed[0] + n), len(listed))

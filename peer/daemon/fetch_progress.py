@@ -27,7 +27,7 @@ class FetchProgress:
     def moved(self) -> None:
         """A chunk came: say how far it is, and how long the rest will take at this pace."""
         gathering, now_s = self._gathering, trio.current_time()
-        sources, elapsed_s = len(gathering.remotes), now_s - self._began_s
+        sources, elapsed_s = gathering.num_sources, now_s - self._began_s
         left_s = gathering.missing_bytes / max(1, gathering.fetched_bytes) * elapsed_s
         peers = "1 peer" if sources == 1 else f"{sources} peers"
         self._facts.now_doing(

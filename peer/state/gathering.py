@@ -55,6 +55,7 @@ class Gathering:
         self._assembler: StateAssembler | None = None
         self._changed = trio.Event()
         self.fetched_bytes = 0
+        self._gave: set[PeerId] = set()
 
     def __repr__(self) -> str:
         return f"<Gathering {self._plan!r}, {self.fetched_bytes} bytes fetched>"
@@ -63,12 +64,17 @@ class Gathering:
     def share(self) -> float:
         """The part of the state that is here."""
         assert self._assembler is not None
-        return 1 - len(self._plan.missing()) / self._assembler.statistics().chunks
+        return 1 - self._plan.num_missing / self._assembler.statistics().chunks
+
+    @property
+    def num_sources(self) -> int:
+        """How many have given something, whatever became of it."""
+        return len(self._gave)
 
     @property
     def missing_bytes(self) -> int:
         """What is still to come, about."""
-        return len(self._plan.missing()) * STATE_CHUNK_BYTES
+        return self._plan.num_missing * STATE_CHUNK_BYTES
 
     @property
     def remotes(self) -> list[PeerId]:
@@ -158,6 +164,7 @@ class Gathering:
         if chunk_digest(chunk) != self._plan.wanted(index):
             raise RemoteProtocolError(f"chunk {index} of the state does not match its digest")
         self.fetched_bytes += len(chunk)
+        self._gave.add(name)
         self._assembler.put(index, chunk)
         self._plan.arrived(name, index)
         self._tell()
