@@ -168,6 +168,24 @@ def leave(home: opt.Home = None, verbose: opt.Verbose = None) -> None:
 
 
 @app.command()
+def pause(home: opt.Home = None, verbose: opt.Verbose = None) -> None:
+    """Make the daemon of this home rest when its round is done; it stays, and serves others."""
+    from .client import pause_training
+
+    with reported(verbose=bool(verbose)):
+        pause_training(home)
+
+
+@app.command()
+def resume(home: opt.Home = None, verbose: opt.Verbose = None) -> None:
+    """Make a paused daemon train on, where the others are by now."""
+    from .client import resume_training
+
+    with reported(verbose=bool(verbose)):
+        resume_training(home)
+
+
+@app.command()
 def invite(
     home: opt.Home = None,
     expires: Annotated[
@@ -244,14 +262,22 @@ def export(
     hf: Annotated[
         Path, typer.Option("--hf", metavar="DIR", help="Write a Hugging Face checkpoint here.")
     ],
+    swarm: Annotated[
+        bool, typer.Option("--swarm", help="The mean of all peers that can be reached.")
+    ] = False,
     home: opt.Home = None,
     verbose: opt.Verbose = None,
 ) -> None:
-    """Export the slow weights as they are now."""
-    from .client import export_checkpoint
+    """Export the slow weights as they are now, those of this peer or the mean of all."""
+    from .client import export_checkpoint, home_of
 
     with reported(verbose=bool(verbose)):
-        export_checkpoint(home, hf)
+        if swarm:
+            from .swarm_export import export_swarm
+
+            export_swarm(home_of(home), hf)
+        else:
+            export_checkpoint(home, hf)
         print(f"wrote {hf}")
 
 

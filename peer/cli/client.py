@@ -43,6 +43,26 @@ def leave_swarm(home: Path | None) -> None:
     trio.run(_leave, home_of(home))
 
 
+def pause_training(home: Path | None) -> None:
+    """Have the daemon rest when its round is done.
+
+    Raises:
+        NoDaemon, ControlFailed
+    """
+    trio.run(ask_daemon, home_of(home), "pause", REPLY_TIMEOUT_S)
+    print("pausing when this round is done; 'loco-peer resume' goes on")
+
+
+def resume_training(home: Path | None) -> None:
+    """Have the daemon train on.
+
+    Raises:
+        NoDaemon, ControlFailed
+    """
+    trio.run(ask_daemon, home_of(home), "resume", REPLY_TIMEOUT_S)
+    print("training goes on")
+
+
 def export_checkpoint(
     home: Path | None, directory: Path, without: Collection[int] = frozenset()
 ) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from peer.options.config import ConfigError
 from peer.state.export import export_hugging_face
@@ -42,7 +43,7 @@ def other_stages(home: Home, part: str) -> dict[int, int]:
     if own is None:
         return {}
     spec = spec_of(home)
-    layouts = enumerate(stage_layouts(_whole_layout(home, spec), spec.pipeline.stages))
+    layouts = enumerate(stage_layouts(whole_layout(home, spec), spec.pipeline.stages))
     return {stage: layout.padded_parameters for stage, layout in layouts if stage != own}
 
 
@@ -68,15 +69,37 @@ def export_state(
     """
     spec = spec_of(home)
     try:
-        layout = _whole_layout(home, spec)
+        weights_P = _whole_weights(spec, whole_layout(home, spec), written, others, without)
+    except (ValueError, OSError) as error:
+        raise ExportFailed(f"cannot export: {error}") from error
+    export_weights(
+        home, weights_P, directory, round=written.get("round"), tokens=written.get("tokens")
+    )
+
+
+def export_weights(
+    home: Home,
+    weights_P: npt.NDArray[np.float32],
+    directory: Path,
+    *,
+    round: int | None,
+    tokens: int | None,
+) -> None:
+    """Write a whole model's weights, fp32 [P], as a Hugging Face checkpoint.
+
+    Raises:
+        ConfigError, HomeError, ExportFailed: as `export_state`.
+    """
+    spec = spec_of(home)
+    try:
         export_hugging_face(
-            _whole_weights(spec, layout, written, others, without),
+            weights_P,
             spec,
-            layout,
+            whole_layout(home, spec),
             directory,
             tokenizer_json=_tokenizer_json(home, spec),
-            round=written.get("round"),
-            tokens=written.get("tokens"),
+            round=round,
+            tokens=tokens,
         )
     except FileExistsError as error:
         raise ConfigError(str(error)) from error
@@ -92,7 +115,8 @@ def spec_of(home: Home) -> RunSpec:
     return signed.spec()
 
 
-def _whole_layout(home: Home, spec: RunSpec) -> Layout:
+def whole_layout(home: Home, spec: RunSpec) -> Layout:
+    """The layout of the run's model. Raises ValueError, OSError."""
     return Layout.from_shapes(model_shapes(spec, _vocabulary_size(home, spec)))
 
 
@@ -102,24 +126,25 @@ def _whole_weights(
     written: dict[str, Any],
     others: dict[int, Path],
     without: Collection[int],
-) -> np.ndarray[Any, np.dtype[np.float32]]:
+) -> npt.NDArray[np.float32]:
     """The slow weights of the whole model, put together from its stages where it has some."""
     path, own = Path(written["path"]), stage_of_part(written["part"])
     if own is None:
-        return _slow_weights(path, layout)
+        return slow_weights_in(path, layout)
     whole_P = np.zeros(layout.padded_parameters, "<f4")
     places = {entry.name: entry.offset for entry in layout.entries}
     for stage, part in enumerate(stage_layouts(layout, spec.pipeline.stages)):
         if stage in without:
             continue
-        values = _slow_weights(path, part) if stage == own else np.fromfile(others[stage], "<f4")
+        values = slow_weights_in(path, part) if stage == own else np.fromfile(others[stage], "<f4")
         for entry in part.entries:
             start = places[entry.name]
             whole_P[start : start + entry.size] = values[entry.offset : entry.offset + entry.size]
     return whole_P
 
 
-def _slow_weights(path: Path, layout: Layout) -> np.ndarray[Any, np.dtype[np.float32]]:
+def slow_weights_in(path: Path, layout: Layout) -> npt.NDArray[np.float32]:
+    """The slow weights in a state file. Raises ValueError: it is of another size. OSError."""
     expected, found = state_bytes(layout.padded_parameters), path.stat().st_size
     if found != expected:
         raise ValueError(f"{path} has {found} bytes, the run's model needs {expected}")

@@ -1,37 +1,42 @@
 """Where the first state of a peer comes from: slow weights, outer momentum, and where they stand.
 
     Fresh      the model's initialisation: nobody holds this part of the model yet
-    Fetched    a peer of the group, which trains on meanwhile
+    Fetched    one peer of the group, or several, which train on meanwhile
     Rebuilt    the stages before and after ours, which all others have left (rebuilding.py)
 
 A beginning fills both vectors and returns a `FirstState`; what becomes of it is the same for all.
 Which one a peer has is said by its provision (provision.py). Another beginning is another class.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from statistics import median_high
 from typing import Final, Protocol
 
 import trio
 
-from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
 from peer.observe.status import PeerState
 from peer.ports import PeerId
-from peer.state.fetching import Download, ExpectedState, Fetcher
+from peer.state.fetching import ExpectedState, Fetcher
+from peer.state.gathering import Gathering
 from peer.state.held_part import HeldPart
-from peer.state.state_file import StateScalars
+from peer.state.state_file import StateManifest, StateScalars
 from peer.training.ports import Float32Vector
+from protocol.errors import RemoteProtocolError
 from protocol.membership.view import Roster, View
 from protocol.run.amendments import AmendedSpec
 from protocol.schedule.data_plan import start_position
 from protocol.schedule.rounds import LOST_LAG_ROUNDS, middle, oldest_useful
 
 from .checkpointing import GoOn
+from .fetch_progress import FetchProgress
 from .sources import Sources
 from .witnesses import Witnesses
+
+MAX_HELPERS: Final = 3
+"""Further peers that a state is taken from at once, where all hold the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,62 +130,85 @@ class Fresh:
 
 
 class Fetched:
-    """The state of a peer of the group."""
+    """The state of a peer of the group, or of several that hold the same (gathering.py).
+
+    Args:
+        own: digests of the chunks of a checkpoint of ours that the vectors hold already.
+    """
 
     ages = True
+
+    def __init__(self, own: Mapping[int, bytes] | None = None) -> None:
+        self._own = own
 
     def __repr__(self) -> str:
         return "<Fetched>"
 
     async def take(self, arrival: Arrival) -> FirstState:
         """Fetch it, verified; what only its source says of the schedule moves nothing."""
-        started_s, held, source = trio.current_time(), arrival.held, list[PeerId]()
+        held, view = arrival.held, arrival.held.view
         arrival.facts.now_doing("fetching the state")
-        download = Download()
+        shares_one_copy = arrival.spec.founding.sync.diloco is not None
+        gathering = Gathering(
+            arrival.slow_P, arrival.momentum_P, self._own, mixes=not shares_one_copy
+        )
+        progress = FetchProgress(gathering, arrival.facts, arrival.events)
 
-        async def ask(fetcher: Fetcher) -> StateScalars:
-            source.append(fetcher.remote_peer_id)
+        async def described_by(fetcher: Fetcher) -> StateManifest:
             expected = ExpectedState(
                 held.group.digest,
-                minimum_step=_oldest_useful_step(arrival.spec, held.view),
-                maximum_step=_newest_likely_step(arrival.spec, held.view),
+                minimum_step=_oldest_useful_step(arrival.spec, view),
+                maximum_step=_newest_likely_step(arrival.spec, view),
                 layout_digest=held.shape.layout_digest,
             )
-            described = await fetcher.description(expected, arrival.slow_P.size)
-            witnesses = arrival.witnesses_of(fetcher.remote_peer_id, described.root.hex())
+            return await fetcher.description(expected, arrival.slow_P.size)
+
+        async def help_(fetcher: Fetcher) -> None:
+            await gathering.help(fetcher, await described_by(fetcher), progress.moved)
+
+        async def help_with(until: trio.CancelScope, leader: PeerId) -> None:
+            with until:
+                await arrival.sources.help_with(help_, view, leader, MAX_HELPERS)
+
+        async def lead(fetcher: Fetcher) -> StateScalars:
+            described, source = await described_by(fetcher), fetcher.remote_peer_id
+            witnesses = arrival.witnesses_of(source, described.root.hex())
             nursery.start_soon(witnesses.ask)
-            state = await fetcher.described_state(
-                described,
-                arrival.slow_P,
-                arrival.momentum_P,
-                lambda share: arrival.facts.now_doing(f"fetching the state: {share:.0%}"),
-                download,
-            )
-            await witnesses.check(arrival.slow_P)
+            helping = trio.CancelScope()
+            if shares_one_copy:
+                nursery.start_soon(help_with, helping, source)
+            try:
+                state = await gathering.lead(fetcher, described, progress.moved)
+            finally:
+                helping.cancel()
+            try:
+                await witnesses.check(arrival.slow_P)
+            except RemoteProtocolError:
+                gathering.forget()
+                raise
             return state
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(arrival.look_around)  # a helper need not hold it
-            state = await arrival.sources.fetch(ask, held.view)
+            state = await arrival.sources.fetch(lead, view)
             nursery.cancel_scope.cancel()
-        arrival.events.emit(
-            EventName.STATE_RECEIVED,
-            round=state.round,
-            remotes=source[-1:],
-            bytes=8 * held.shape.padded_parameters,
-            seconds=trio.current_time() - started_s,
-        )
-        epoch, position = _position(state, held.view)
-        step = _step(state, arrival.spec, held.view)
-        over = _is_over(step, arrival.spec, held.view)
+        progress.ended(state.round)
+        epoch, position = _position(state, view)
+        step = _step(state, arrival.spec, view)
+        over = _is_over(step, arrival.spec, view)
         return FirstState(state.round, step, epoch, position, over=over)
 
 
 def _heard_steps(spec: AmendedSpec, view: View) -> list[int]:
-    """Nominal steps of those that train, or have, and are not past the end."""
+    """Nominal steps of those that train, or have, and are not past the end.
+
+    Those that are paused count where there are no others: they stand somewhere in the past.
+    """
     there = (PeerState.TRAINING, PeerState.FINISHED)
     members = view.alive(trio.current_time())
-    heard = (m.progress.step for m in members if m.progress.state in there)
+    resting = [m for m in members if m.progress.state == PeerState.PAUSED]
+    ready = [m for m in members if m.progress.state in there]
+    heard = (m.progress.step for m in ready or resting)
     return [step for step in heard if step <= spec.longest_steps]
 
 

@@ -84,6 +84,11 @@ class Peer:
         self._stop.set()
 
     @property
+    def state_dir(self) -> Path:
+        """Where files may be left for a command."""
+        return self._settings.state_dir
+
+    @property
     def part(self) -> str | None:
         """The part of the model that we hold."""
         return None if self._facts.held is None else self._facts.held.group.part

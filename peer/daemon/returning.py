@@ -18,6 +18,7 @@ from peer.observe.status import PeerState
 from peer.ports import Work
 from peer.state.checkpoints import Checkpoint, CheckpointStore
 from peer.state.fetching import BlobSource
+from peer.state.gathering import own_digests
 from peer.state.home import OtherRun
 from peer.training.tensor_file import FileUnusable
 from protocol.errors import LocoError, Refused
@@ -210,7 +211,17 @@ class Returned:
                     break
                 await trio.sleep(LOOK_S)
             nursery.cancel_scope.cancel()
-        return await (Fetched().take(arrival) if course is Course.FOLLOW else self._lead(arrival))
+        return await (self._follow if course is Course.FOLLOW else self._lead)(arrival)
+
+    async def _follow(self, arrival: Arrival) -> FirstState:
+        """Take the state of others; what our checkpoint has of it need not come."""
+        arrival.facts.now_doing("reading our checkpoint")
+        vectors = arrival.slow_P, arrival.momentum_P
+        try:
+            await self._work.run(self._own.fill, *vectors)
+        except FileUnusable:
+            return await Fetched().take(arrival)
+        return await Fetched(await self._work.run(own_digests, *vectors)).take(arrival)
 
     async def _lead(self, arrival: Arrival) -> FirstState:
         own, facts = self._own, arrival.facts

@@ -48,10 +48,12 @@ from .door import Keys
 from .entry import Entry
 from .links import SILENCE_S
 from .outside import Outside
+from .pausing import PauseRequests
 from .peer import Peer
 from .peer_parts import PeerParts, PeerSettings
 from .provision import RealProvision
 from .report import Report, Restarts
+from .swarm_weights import SwarmWeights
 
 DEFAULT_PORT: Final = 31337
 DIRECTORY_CHECK_S: Final = 5.0
@@ -141,7 +143,8 @@ class _Daemon:
             amending = Amending(
                 parts.standing.door, parts.links.passing_on, parts.facts, parts.roster
             )
-            asked = (_Control(peer, report), admission, amending)
+            weights, pausing = SwarmWeights(peer, parts), PauseRequests(peer)
+            asked = (_Control(peer, report), admission, amending, pausing, weights)
             handlers = {name: each for part in asked for name, each in part.handlers().items()}
             await nursery.start(serve_control, self._home.control_socket, handlers)
             nursery.start_soon(_watch_network, network, directory, ports.events, restarts)

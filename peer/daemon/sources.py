@@ -19,6 +19,7 @@ from peer.observe.facts import Facts
 from peer.observe.status import PeerState
 from peer.ports import Network, PeerId, Work
 from peer.state.fetching import ExpectedState, Fetcher, fetch_from
+from peer.state.gathering import whole_state
 from peer.training.ports import Float32Vector
 from protocol.errors import InvalidRunSpec, LocoError, Refused, RemoteProtocolError
 from protocol.membership.view import Member, Roster, View
@@ -113,6 +114,27 @@ class Sources:
                 raise final[sources[0]]
             await trio.sleep(SOURCE_PAUSE_S)
 
+    async def help_with(
+        self,
+        ask: Callable[[Fetcher], Awaitable[None]],
+        among: View,
+        leader: PeerId,
+        most: int,
+    ) -> None:
+        """Ask some more at once, each but once: what they cannot do, the one that leads does."""
+
+        async def help_(peer_id: PeerId) -> None:
+            try:
+                async with fetch_from(self._network, peer_id) as fetcher:
+                    await ask(fetcher)
+            except LocoError:
+                return  # the leader, or another, gives what is missing
+
+        others = [p for p in _in_order(among, self._facts.peer_id, None) if p != leader]
+        async with trio.open_nursery() as nursery:
+            for peer_id in others[:most]:
+                nursery.start_soon(help_, peer_id)
+
 
 def _in_order(among: Roster | View, own_id: PeerId, preferred: PeerId | None) -> list[PeerId]:
     """Everybody alive who may have what we need, in the order in which to ask.
@@ -123,7 +145,8 @@ def _in_order(among: Roster | View, own_id: PeerId, preferred: PeerId | None) ->
     """
     alive = among.alive(trio.current_time())
     ready = [m for m in alive if m.progress.state in (PeerState.TRAINING, PeerState.FINISHED)]
-    asked = ready or list(alive)
+    resting = [m for m in alive if m.progress.state == PeerState.PAUSED]
+    asked = ready or resting or list(alive)
     steps = sorted(member.progress.step for member in asked)
     edge = (len(steps) - 1) // 4
     low, high = (steps[edge], steps[-1 - edge]) if steps else (0, 0)
@@ -158,7 +181,7 @@ async def weights_of(sources: Sources, view: View, padded_parameters: int) -> Gi
     slow_P, momentum_P = np.zeros((2, padded_parameters), np.float32)
 
     async def ask(fetcher: Fetcher) -> GivenWeights:
-        state = await fetcher.state(ExpectedState(view.group), slow_P, momentum_P)
+        state = await whole_state(fetcher, ExpectedState(view.group), slow_P, momentum_P)
         return GivenWeights(fetcher.remote_peer_id, slow_P, state.gradient_norm)
 
     with trio.move_on_after(FETCH_WEIGHTS_S):

@@ -29,6 +29,7 @@ class EventName(StrEnum):
     CHECKPOINT_FAILED = "CheckpointFailed"
     CHECKPOINT_REFUSED = "CheckpointRefused"
     GROUP_ENTERED = "GroupEntered"
+    STATE_PROGRESSED = "StateProgressed"
     STATE_RECEIVED = "StateReceived"
     PIECES_AWAITED = "PiecesAwaited"
     PIECE_FAILED = "PieceFailed"
@@ -36,6 +37,8 @@ class EventName(StrEnum):
     STAGE_LEFT_OUT = "StageLeftOut"
     STAGE_TAKEN_IN = "StageTakenIn"
     FINAL_AVERAGING = "FinalAveraging"
+    TRAINING_PAUSED = "TrainingPaused"
+    TRAINING_RESUMED = "TrainingResumed"
     ROUND_OPENED = "RoundOpened"
     ROUND_CLOSED = "RoundClosed"
     PROPOSAL_SENT = "ProposalSent"
@@ -103,8 +106,19 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "part": "of the model that we hold, like all others in the group",
         "padded_parameters": "of that part",
     },
+    EventName.STATE_PROGRESSED: {
+        "share": "of the state that is here",
+        "remotes": "peers it came from so far",
+        "bytes": "that came",
+        "left_s": "until it is here, at this pace",
+    },
     EventName.STATE_RECEIVED: _ROUND
-    | {"remotes": "peers it came from", "bytes": "of state", "seconds": "the transfer took"},
+    | {
+        "remotes": "peers it came from, the one that gave most first",
+        "bytes": "that came",
+        "kept_bytes": "that were here, in a checkpoint of ours",
+        "seconds": "the transfer took",
+    },
     EventName.PIECES_AWAITED: {
         "pieces": "of the corpus that the next step needed and that were not here",
         "seconds": "for which training stood still for them",
@@ -129,6 +143,8 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "peers": "that take part",
         "meetings": "planned ones of this peer",
     },
+    EventName.TRAINING_PAUSED: _ROUND,
+    EventName.TRAINING_RESUMED: {"step": "nominal", "seconds": "since the pause began"},
     EventName.ROUND_OPENED: _ROUND
     | {"quota": "our inner steps", "members": "peers that take data"},
     EventName.ROUND_CLOSED: _ROUND

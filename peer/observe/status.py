@@ -33,6 +33,8 @@ class PeerState(StrEnum):
     DOWNLOADING = "downloading"
     """Taking run spec, data or weights from peers."""
     TRAINING = "training"
+    PAUSED = "paused"
+    """Told to rest: trains nothing, and serves others."""
     FINISHED = "finished"
     """The run is over; serving its state."""
     LEAVING = "leaving"

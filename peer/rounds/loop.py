@@ -47,6 +47,7 @@ from protocol.schedule.rounds import is_lost
 
 from .checkpoints import Checkpoints
 from .microbatches import Microbatches
+from .pause import Pause
 from .shares import DataShares
 from .validation import Validation
 from .way import TrainerLine, Way
@@ -68,6 +69,9 @@ class RoundLoop:
         start_trainer: starts one on the slow weights; its argument caps the micro-batch.
         checkpoints: writes them, and knows what a trainer goes on from.
         microbatches: None where the trainer holds the whole model.
+
+    Attributes:
+        pause: that the user wants.
     """
 
     def __init__(
@@ -99,6 +103,7 @@ class RoundLoop:
         self._given_up = False
         self._micro_batch_cap: int | None = None
         self._failures_in_a_row = 0
+        self.pause = Pause(facts, events, view)
         self.finished = False
 
     def __repr__(self) -> str:
@@ -106,7 +111,8 @@ class RoundLoop:
 
     async def leave(self) -> None:
         """Begin no exchange any more, and wait until those are over that are worth waiting for."""
-        await self._way.leave()
+        self._way.leave()
+        await self._way.wait_settled()
 
     async def write_checkpoint(self) -> None:
         """Write a checkpoint in the midst of a round, as a peer does that leaves."""
@@ -287,12 +293,20 @@ class RoundLoop:
 
     async def _open_next(self, line: TrainerLine) -> None:
         plan = None
+        if not self._is_trained and await self.pause.rest(self._way.wait_settled):
+            self._check_lost()
+            self._way.enter(self._others())
         if not self._facts.over:
             plan = self._way.next_round(self._others()) or await self._way.next_final_round()
         if plan is None:
             await self._finish(line)
         else:
             await self._open(line, plan)
+
+    @property
+    def _is_trained(self) -> bool:
+        step = self._facts.nominal_step
+        return self._facts.over or step >= self._spec.total_steps_at(step)
 
     async def _open(self, line: TrainerLine, plan: RoundPlan) -> None:
         facts = self._facts

@@ -91,8 +91,8 @@ class Way(Protocol):
     async def died(self) -> None:
         """The trainer is gone: end what needs one."""
 
+    def leave(self) -> None:
+        """Begin no exchange any more: this peer is going."""
+
     async def wait_settled(self) -> None:
         """Wait until no exchange is under way that is worth waiting for."""
-
-    async def leave(self) -> None:
-        """Begin no exchange any more, though training goes on, and wait until all have ended."""

@@ -4,13 +4,13 @@ Everything fetched is checked here: the spec against run id and founder's signat
 their digest, the state against the Merkle root that its source announced, and against where the
 others are. The stream is authenticated, so what is announced on it is its source's own word.
 
-What one source can cost a joiner is bounded: below a minimum rate (steady.py) it is left. Chunks
-that are here already are kept where the next source's state has the same ones.
+What one source can cost a joiner is bounded: below a minimum rate (steady.py) it is left. How a
+state is put together of chunks is said in gathering.py.
 """
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import blake3
@@ -37,7 +37,7 @@ from protocol.wire.messages import (
 from protocol.wire.versions import STATE
 
 from .sample import sample_from
-from .state_file import Float32Vector, StateAssembler, StateManifest, StateScalars, state_bytes
+from .state_file import Float32Vector, StateManifest, StateScalars, state_bytes
 from .steady import RATE_WINDOW_S, slowest_rate, steady
 
 ANSWER_S: Final = 30.0
@@ -47,7 +47,6 @@ WRITE_S: Final = 60.0
 """Time that a source may take to write a small state."""
 WRITE_BYTES_PER_S: Final = 20e6
 """The slowest disk that a larger one may be written to."""
-CHUNKS_PER_REQUEST: Final = 16
 
 
 class BlobSource(Protocol):
@@ -86,32 +85,16 @@ class ExpectedState:
         raise RemoteProtocolError(f"a state of step {reply.step}, where {sentence}")
 
 
-@dataclass(slots=True, eq=False)
-class Download:
-    """What has come of a state so far, from one source after another."""
-
-    _last: StateAssembler | None = field(default=None, repr=False)
-
-    def assembler(
-        self, manifest: StateManifest, phi_P: Float32Vector, delta_P: Float32Vector
-    ) -> StateAssembler:
-        """Puts this state together; chunks of it that are here already need not come again.
-
-        Raises:
-            RemoteProtocolError: as `StateAssembler`.
-        """
-        assembler = StateAssembler(manifest, phi_P, delta_P)
-        if self._last is not None:
-            assembler.keep_of(self._last)
-        self._last = assembler
-        return assembler
-
-
 class Fetcher:
     """Asks one peer for what a joiner needs. One stream, request after request."""
 
     def __init__(self, talk: Conversation) -> None:
         self._talk = talk
+
+    @property
+    def talk(self) -> Conversation:
+        """The stream."""
+        return self._talk
 
     @property
     def remote_peer_id(self) -> PeerId:
@@ -152,28 +135,6 @@ class Fetcher:
             raise RemoteProtocolError(f"the blob {digest} does not match its digest")
         return data
 
-    async def state(
-        self,
-        expected: ExpectedState,
-        phi_P: Float32Vector,
-        delta_P: Float32Vector,
-        on_progress: Callable[[float], None] = lambda _: None,
-        download: Download | None = None,
-    ) -> StateScalars:
-        """The peer's present state, verified chunk by chunk; says where it stands.
-
-        Args:
-            phi_P, delta_P: where the state goes, of the group's padded parameters. They hold no
-                state, but parts of one, until this has returned.
-            on_progress: told the share received so far.
-            download: what came from sources before, of which chunks that are the same are kept.
-
-        Raises:
-            StreamLost, Refused, RemoteProtocolError
-        """
-        described = await self.description(expected, phi_P.size)
-        return await self.described_state(described, phi_P, delta_P, on_progress, download)
-
     async def description(self, expected: ExpectedState, size: int) -> StateManifest:
         """What the peer's present state is made of: its source stands by it from then on.
 
@@ -195,23 +156,35 @@ class Fetcher:
         expected.check(reply)
         return _manifest(group, reply, digests)
 
-    async def described_state(
+    async def chunks(
         self,
-        described: StateManifest,
-        phi_P: Float32Vector,
-        delta_P: Float32Vector,
-        on_progress: Callable[[float], None] = lambda _: None,
-        download: Download | None = None,
-    ) -> StateScalars:
-        """The state that the peer has described; arguments and errors as of `state`."""
-        download = download or Download()
-        assembler = download.assembler(described, phi_P, delta_P)
-        total = assembler.statistics().chunks
-        with steady(self._talk, slowest_rate(described.total_bytes)) as moved:
-            while not assembler.complete:
-                await self._fetch_chunks(described.root.hex(), assembler, moved)
-                on_progress(1 - len(assembler.missing()) / total)
-        return assembler.result()
+        root: str,
+        wanted: range,
+        take: Callable[[int, bytes], None],
+        moved: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Fetch chunks of the state that the peer has described by this root.
+
+        Args:
+            wanted: one after another.
+            take: is given each as it comes, not verified.
+            moved: told of bytes as they come (steady.py).
+
+        Raises:
+            StreamLost, Refused, RemoteProtocolError
+        """
+        await self._talk.send(GetChunks(root, wanted.start, len(wanted)))
+        for index in wanted:
+            chunk, data = await self._talk.receive(
+                Chunk,
+                timeout_s=ANSWER_S,
+                stall_s=STALL_S,
+                max_payload_bytes=STATE_CHUNK_BYTES,
+                on_progress=moved,
+            )
+            if chunk.index != index:
+                raise RemoteProtocolError(f"chunk {chunk.index} came where {index} was due")
+            take(index, data)
 
     async def sample(self, group: str, seed: bytes) -> Float32Vector:
         """The peer's weights at the places that follow from the seed.
@@ -224,25 +197,6 @@ class Fetcher:
             SampleReply, timeout_s=ANSWER_S, stall_s=STALL_S, max_payload_bytes=SAMPLE_BYTES
         )
         return sample_from(data)
-
-    async def _fetch_chunks(
-        self, root: str, assembler: StateAssembler, moved: Callable[[int], None]
-    ) -> None:
-        """Ask for the next chunks that are missing, and take them."""
-        missing = assembler.missing()[:CHUNKS_PER_REQUEST]
-        first, count = missing[0], 1
-        while count < len(missing) and missing[count] == first + count:
-            count += 1
-        await self._talk.send(GetChunks(root, first, count))
-        for _ in range(count):
-            chunk, data = await self._talk.receive(
-                Chunk,
-                timeout_s=ANSWER_S,
-                stall_s=STALL_S,
-                max_payload_bytes=STATE_CHUNK_BYTES,
-                on_progress=moved,
-            )
-            assembler.add(chunk.index, data)
 
 
 @asynccontextmanager

@@ -255,19 +255,19 @@ class StateAssembler:
             raise RemoteProtocolError(f"chunk {index} of the state does not match its digest")
         if index not in self._missing:
             return False
+        self.put(index, chunk)
+        return True
+
+    def put(self, index: int, chunk: bytes | bytearray | memoryview) -> None:
+        """Put a chunk into its place that somebody else has verified."""
         start, taken, source = index * STATE_CHUNK_BYTES, 0, memoryview(chunk)
         for part, a, b in _overlaps(self._parts, start, start + source.nbytes):
             part[a:b] = source[taken : taken + b - a]
             taken += b - a
-        del self._missing[index]
-        return True
+        self._missing.pop(index, None)
 
-    def keep_of(self, former: "StateAssembler") -> None:
-        """Keep those chunks of a former state in the same vectors that are ours as well."""
-        ours, theirs = self._manifest.digests, former._manifest.digests
-        for index in [index for index in self._missing if index not in former._missing]:
-            if ours[index] == theirs[index]:
-                del self._missing[index]
+    def take_header_of(self, former: "StateAssembler") -> None:
+        """Begin with the header of a former state in the same vectors; it may be ours as well."""
         self._header[:] = former._header
 
     def missing(self) -> Sequence[int]:
@@ -279,16 +279,20 @@ class StateAssembler:
         """Whether every chunk is there."""
         return not self._missing
 
-    def result(self) -> StateScalars:
+    def result(self, missing: Collection[int] | None = None) -> StateScalars:
         """Where the state stands that the vectors hold now.
+
+        Args:
+            missing: chunks that are; None where all came to us.
 
         Raises:
             ValueError: chunks are missing.
             RemoteProtocolError: the state says other scalars than the manifest, or holds values
                 that are not finite.
         """
-        if self._missing:
-            raise ValueError(f"{len(self._missing)} chunks are missing")
+        missing = self._missing if missing is None else missing
+        if missing:
+            raise ValueError(f"{len(missing)} chunks are missing")
         if _read_header(bytes(self._header)) != self._manifest.scalars:
             raise RemoteProtocolError("the state's header differs from what was announced")
         if not all(_is_finite(vector) for vector in self._vectors):

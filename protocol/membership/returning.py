@@ -5,8 +5,8 @@ should be what the run goes on from. Nobody knows who else will come. So those t
 far their checkpoint is, and wait a little for each other.
 
 Rules
-  1. Somebody of our group trains, or has finished: take their state, be it behind our checkpoint,
-     which stays on our disk: what one peer says of a newer one moves no swarm.
+  1. Somebody of our group trains, is paused, or has finished: take their state, be it behind our
+     checkpoint, which stays on our disk: what one peer says of a newer one moves no swarm.
   2. Else listen for LISTEN_S: links are being made.
   3. Of those that are back, the one with the furthest checkpoint leads (of equals, the higher peer
      id): it goes on from its own, and the others follow.
@@ -25,7 +25,7 @@ from .view import Member
 LISTEN_S: Final = 8.0
 LEADER_S: Final = 120.0
 RETURNING: Final = "returning"
-THERE: Final = frozenset({"training", "finished"})
+THERE: Final = frozenset({"training", "paused", "finished"})
 
 
 class Course(StrEnum):

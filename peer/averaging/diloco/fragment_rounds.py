@@ -240,10 +240,9 @@ class FragmentRounds:
         """Nothing is in flight any more."""
         self._trainer.died()
 
+    def leave(self) -> None:
+        """Nothing to do: an exchange begins with a round, or with a fragment, that ends."""
+
     async def wait_settled(self) -> None:
         """Wait until no send is under way."""
         await self._trainer.wait_all_back()
-
-    async def leave(self) -> None:
-        """The same; a send that begins later is waited for by nobody."""
-        await self.wait_settled()

@@ -116,13 +116,12 @@ class GossipRounds:
         await self._settled.wait()
         self._line = None
 
+    def leave(self) -> None:
+        """Nothing to do: an exchange begins with a round, or with a fragment, that ends."""
+
     async def wait_settled(self) -> None:
         """Wait until no exchange is under way."""
         await self._settled.wait()
-
-    async def leave(self) -> None:
-        """The same; an exchange that begins later is waited for by nobody."""
-        await self.wait_settled()
 
     # --- settling a closed round ------------------------------------------------------------------
     async def _settle(self, line: TrainerLine, closed: RoundClosed) -> None:

@@ -188,13 +188,12 @@ class StreamingRounds:
         await self._settled.wait()
         self._line = None
 
+    def leave(self) -> None:
+        """No flight begins any more."""
+        self._is_leaving = True
+
     async def wait_settled(self) -> None:
         """Wait until all flights have ended."""
-        await self._settled.wait()
-
-    async def leave(self) -> None:
-        """Begin no flight any more, and wait until all have ended."""
-        self._is_leaving = True
         await self._settled.wait()
 
     # --- flights ----------------------------------------------------------------------------------

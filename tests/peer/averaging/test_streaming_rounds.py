@@ -170,18 +170,18 @@ async def test_planned_meetings_are_held_a_few_at_a_time_and_in_order(
 async def test_nothing_flies_off_once_the_peer_leaves(autojump_clock: MockClock) -> None:
     async with world() as here:
         await here.sent(0)
-        await here.rounds.leave()
+        here.rounds.leave()
+        await here.rounds.wait_settled()
         assert here.now_s == EXCHANGE_S + STEP_S
         await here.sent(1)
         assert here.rounds.flights == 0
 
 
-async def test_flights_begin_again_after_those_under_way_were_waited_for(
+async def test_flights_go_on_after_a_checkpoint_has_waited_for_them(
     autojump_clock: MockClock,
 ) -> None:
     async with world() as here:
         await here.sent(0)
         await here.rounds.wait_settled()
-        assert here.now_s == EXCHANGE_S + STEP_S
         await here.sent(1)
         assert here.rounds.flights == 1

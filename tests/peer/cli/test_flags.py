@@ -47,7 +47,9 @@ FROZEN = {
     "amend": ["--at-round", "--dry-run", "--home", "--show", "--verbose", "-v", "run_toml"],
     "doctor": ["--bootstrap", "--home", "--listen", "--verbose", "-v"],
     "leave": ["--home", "--verbose", "-v"],
-    "export": ["--hf", "--home", "--verbose", "-v"],
+    "pause": ["--home", "--verbose", "-v"],
+    "resume": ["--home", "--verbose", "-v"],
+    "export": ["--hf", "--home", "--swarm", "--verbose", "-v"],
     "generate": [
         "--hf",
         "--home",

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -24,10 +25,11 @@ from peer.simulation.machine import SimulatedProvision
 from peer.simulation.swarm import open_swarm
 from peer.state.fetching import ExpectedState
 from peer.state.held_part import HeldPart, PartShape
-from peer.state.state_file import StateManifest, StateScalars
+from peer.state.state_file import StateManifest, StateScalars, state_bytes, state_chunks
 from protocol.membership.group import Group
 from protocol.membership.view import Roster, View
 from protocol.run.amendments import AmendedSpec
+from protocol.run.merkle import chunk_digest, merkle_root
 from protocol.run.run_spec import RunSpec
 
 P = 256
@@ -51,15 +53,19 @@ class OneState:
         await trio.lowlevel.checkpoint()
         assert (expected.group, expected.minimum_step) == (GROUP.digest, 0)
         assert (expected.layout_digest, size) == (LAYOUT, P)
-        return StateManifest(bytes(32), (), 8 * P, self._state)
+        digests = [chunk_digest(chunk) for chunk in self._chunks()]
+        return StateManifest(merkle_root(digests), tuple(digests), state_bytes(P), self._state)
 
-    async def described_state(
-        self, described: StateManifest, phi_P: Any, delta_P: Any, on_progress: Any, download: Any
-    ) -> StateScalars:
+    async def chunks(self, root: str, wanted: range, take: Any, moved: Any) -> None:
         await trio.lowlevel.checkpoint()
-        phi_P[:], delta_P[:] = 1.0, 2.0
-        on_progress(0.5)
-        return self._state
+        for index, chunk in enumerate(self._chunks()):
+            take(index, chunk)
+
+    def _chunks(self) -> list[bytes]:
+        ones = np.ones(P, np.float32)
+        return list(state_chunks(self._state, ones, 2 * ones))
+
+    talk = SimpleNamespace(bytes_received=0, remote_peer_id="source")
 
 
 def arrival(lines: list[bytes], sources: Any = None, spec: RunSpec = SPEC) -> Arrival:
@@ -101,7 +107,7 @@ async def test_a_fetched_state_stands_where_its_source_stood(autojump_clock, mon
     place = arrival(lines, OneState(scalars()))
     assert await Fetched().take(place) == FirstState(round=7, step=150, epoch=1, position=40)
     assert (place.slow_P[0], place.momentum_P[0]) == (1.0, 2.0)
-    assert place.facts.doing == "fetching the state: 50%"
+    assert place.facts.doing == "fetching the state: 100% from 1 peer, 0 s left"
     (line,) = lines
     assert EventName.STATE_RECEIVED.encode() in line
 

@@ -317,6 +317,6 @@ async def test_a_joiner_whose_source_dies_half_way_takes_another(tmp_path):
         swarm.kill(source)
         await swarm.until(c.ready.is_set)
         (received,) = c.events(EventName.STATE_RECEIVED)
-        assert received["remotes"] == [swarm[other].peer_id]
+        assert swarm[other].peer_id in received["remotes"]
         await swarm.finished(other, "c")
         assert "averaged" in outcomes(c)

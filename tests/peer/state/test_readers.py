@@ -15,7 +15,8 @@ from trio.testing import MockClock
 from peer.network.conversation import Conversation, StreamStalled
 from peer.network.simulated_link import LinkModel
 from peer.state import service as service_file
-from peer.state.fetching import Download, ExpectedState, Fetcher
+from peer.state.fetching import ExpectedState, Fetcher
+from peer.state.gathering import Gathering, whole_state
 from peer.state.kept_states import KEPT_STATES
 from peer.state.service import FIRST_REQUEST_S, READINGS_OF_A_STATE, REQUEST_S, STALL_S
 from peer.state.steady import RATE_WINDOW_S, slowest_rate
@@ -150,7 +151,7 @@ async def test_streams_that_never_read_lose_their_places(
 # --- states that are being read -------------------------------------------------------------------
 async def read(made: World, network: Any, done: Callable[[int], None]) -> None:
     async with made.fetcher(network) as fetcher:
-        done((await fetcher.state(ExpectedState(GROUP), *empty_vectors())).round)
+        done((await whole_state(fetcher, ExpectedState(GROUP), *empty_vectors())).round)
 
 
 def next_round(made: World) -> None:
@@ -200,11 +201,11 @@ async def test_when_no_state_that_is_read_is_of_use_the_joiner_is_sent_on(
     ):
         for network in readers:
             fetcher = await streams.enter_async_context(made.fetcher(network))
-            await fetcher.state(ExpectedState(GROUP), *empty_vectors())
+            await whole_state(fetcher, ExpectedState(GROUP), *empty_vectors())
             next_round(made)
         async with made.fetcher() as fetcher:
             with pytest.raises(Refused) as refused:
-                await fetcher.state(ExpectedState(GROUP, made.source.step), *empty_vectors())
+                await whole_state(fetcher, ExpectedState(GROUP, made.source.step), *empty_vectors())
             assert refused.value.reason is RefusalReason.TOO_MANY
         assert made.source.writes == KEPT_STATES
 
@@ -251,10 +252,11 @@ async def test_a_source_that_trickles_is_left_within_minutes_and_its_chunks_are_
     monkeypatch.setattr(service_file, "STALL_S", 1e6)
     monkeypatch.setattr("peer.state.fetching.STALL_S", 1e6)
     async with world(tmp_path) as made:
-        download, vectors = Download(), empty_vectors()
+        vectors = empty_vectors()
+        gathering = Gathering(*vectors)
 
         async def begin(fetcher: Fetcher, after: Callable[[float], Any]) -> Any:
-            return await fetcher.state(ExpectedState(GROUP), *vectors, after, download)
+            return await whole_state(fetcher, ExpectedState(GROUP), *vectors, after, gathering)
 
         async with made.fetcher() as fetcher:
             written = await made.service.write()
@@ -282,7 +284,7 @@ async def some_chunks(
     """Fetch until the source trickles; for how long it then was waited for."""
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patch:
-        patch.setattr("peer.state.fetching.CHUNKS_PER_REQUEST", 1)
+        patch.setattr("peer.state.gathering.CHUNKS_PER_SOURCE", 1)
         began_s: list[float] = []
 
         def after(_: float) -> None:
@@ -305,7 +307,7 @@ async def test_a_source_that_describes_its_state_for_ever_is_left(
 
         monkeypatch.setattr(made.source, "write", never)
         with trio.fail_after(3 * RATE_WINDOW_S), pytest.raises(StreamLost):
-            await fetcher.state(ExpectedState(GROUP), *empty_vectors())
+            await whole_state(fetcher, ExpectedState(GROUP), *empty_vectors())
 
 
 async def test_a_peer_that_never_reads_is_given_up_in_every_conversation(

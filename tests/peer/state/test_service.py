@@ -14,6 +14,7 @@ from trio.testing import MockClock
 from peer.network.conversation import Conversation
 from peer.state import service
 from peer.state.fetching import ExpectedState
+from peer.state.gathering import whole_state
 from peer.state.service import StateService
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
 from protocol.limits import STATE_CHUNK_BYTES
@@ -33,13 +34,13 @@ async def test_spec_blob_and_state_come_over_one_stream(
         assert await fetcher.blob(DIGEST) == BLOB
         shares: list[float] = []
         phi_P, delta_P = empty_vectors()
-        scalars = await fetcher.state(ExpectedState(GROUP), phi_P, delta_P, shares.append)
+        scalars = await whole_state(fetcher, ExpectedState(GROUP), phi_P, delta_P, shares.append)
         assert (phi_P == made.source.phi_P).all()
         assert (delta_P == made.source.delta_P).all()
         assert (scalars.round, scalars.position) == (4, 77)
         assert shares[-1] == 1.0
         assert made.source.writes == 1
-        await fetcher.state(ExpectedState(GROUP), *empty_vectors())
+        await whole_state(fetcher, ExpectedState(GROUP), *empty_vectors())
         assert made.source.writes == 1  # the file of this round is there already
 
 
@@ -75,12 +76,12 @@ async def test_a_state_that_cannot_be_written_is_refused(
 
         monkeypatch.setattr(made.source, "write", full)
         with pytest.raises(Refused, match="No space left"):
-            await fetcher.state(ExpectedState(GROUP), *empty_vectors())
+            await whole_state(fetcher, ExpectedState(GROUP), *empty_vectors())
 
 
 async def test_chunks_beyond_the_end_are_refused(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with world(tmp_path) as made, made.fetcher() as fetcher:
-        await fetcher.state(ExpectedState(GROUP), *empty_vectors())
+        await whole_state(fetcher, ExpectedState(GROUP), *empty_vectors())
         written = await made.service.write()
         assert written is not None
         talk = fetcher._talk
@@ -95,10 +96,10 @@ async def test_the_state_of_another_group_is_refused_and_counted(
     async with world(tmp_path) as made, made.fetcher() as fetcher:
         for stray in (Group(SIGNED.run_id, "stage/1").digest, Group("0" * 32).digest):
             with pytest.raises(Refused, match=stray) as refused:
-                await fetcher.state(ExpectedState(stray), *empty_vectors())
+                await whole_state(fetcher, ExpectedState(stray), *empty_vectors())
             assert refused.value.reason is RefusalReason.OTHER_GROUP
         assert made.service.refused == {RefusalReason.OTHER_GROUP: 2}
-        await fetcher.state(ExpectedState(GROUP), *empty_vectors())  # the stream goes on
+        await whole_state(fetcher, ExpectedState(GROUP), *empty_vectors())  # the stream goes on
 
 
 async def test_before_the_first_state_there_is_none_to_give(
@@ -106,7 +107,7 @@ async def test_before_the_first_state_there_is_none_to_give(
 ) -> None:
     async with world(tmp_path, with_state=False) as made, made.fetcher() as fetcher:
         with pytest.raises(Refused, match="no state yet"):
-            await fetcher.state(ExpectedState(GROUP), *empty_vectors())
+            await whole_state(fetcher, ExpectedState(GROUP), *empty_vectors())
 
 
 async def test_a_state_that_is_too_old_is_refused_and_not_written(
@@ -115,10 +116,10 @@ async def test_a_state_that_is_too_old_is_refused_and_not_written(
     async with world(tmp_path) as made, made.fetcher() as fetcher:
         step = made.source.step
         with pytest.raises(Refused, match=f"of step {step}, {step + 1} or later") as refused:
-            await fetcher.state(ExpectedState(GROUP, step + 1), *empty_vectors())
+            await whole_state(fetcher, ExpectedState(GROUP, step + 1), *empty_vectors())
         assert refused.value.reason is RefusalReason.UNAVAILABLE
         assert made.source.writes == 0
-        state = await fetcher.state(ExpectedState(GROUP, step), *empty_vectors())
+        state = await whole_state(fetcher, ExpectedState(GROUP, step), *empty_vectors())
         assert (state.round, state.step) == (made.source.round, step)
 
 
@@ -127,9 +128,9 @@ async def test_a_file_of_the_round_that_is_too_old_is_refused(
 ) -> None:
     async with world(tmp_path) as made, made.fetcher() as fetcher:
         made.source.written_step = 230
-        await fetcher.state(ExpectedState(GROUP, 230), *empty_vectors())
+        await whole_state(fetcher, ExpectedState(GROUP, 230), *empty_vectors())
         with pytest.raises(Refused, match="of step 230, 231 or later"):
-            await fetcher.state(ExpectedState(GROUP, 231), *empty_vectors())
+            await whole_state(fetcher, ExpectedState(GROUP, 231), *empty_vectors())
 
 
 async def test_an_old_state_for_one_who_asked_for_a_newer_is_not_taken(
@@ -146,7 +147,7 @@ async def test_an_old_state_for_one_who_asked_for_a_newer_is_not_taken(
     async with world(tmp_path) as made, made.fetcher() as fetcher:
         phi_P, delta_P = empty_vectors()
         with pytest.raises(RemoteProtocolError, match="of step 250, where 251 or later"):
-            await fetcher.state(ExpectedState(GROUP, 251), phi_P, delta_P)
+            await whole_state(fetcher, ExpectedState(GROUP, 251), phi_P, delta_P)
         assert not phi_P.any()
 
 
@@ -162,7 +163,7 @@ async def test_a_state_that_cannot_be_is_not_even_fetched(
 ) -> None:
     async with world(tmp_path) as made, made.fetcher() as fetcher:
         with pytest.raises(RemoteProtocolError, match=why):
-            await fetcher.state(expected, *empty_vectors())
+            await whole_state(fetcher, expected, *empty_vectors())
         assert made.client.statistics().received_bytes[STATE] < STATE_CHUNK_BYTES
 
 
@@ -185,7 +186,7 @@ async def test_a_chunk_with_other_bytes_is_not_believed(
         data[2 * STATE_CHUNK_BYTES + 5] ^= 1
         written[0].write_bytes(data)
         with pytest.raises(RemoteProtocolError):
-            await fetcher.state(ExpectedState(GROUP), *empty_vectors())
+            await whole_state(fetcher, ExpectedState(GROUP), *empty_vectors())
 
 
 async def test_a_run_spec_of_another_run_is_not_believed(
@@ -209,7 +210,7 @@ async def test_a_source_that_dies_in_the_middle_is_a_lost_stream(
         nursery.start_soon(die_half_way)
         async with made.fetcher() as fetcher:
             with pytest.raises(StreamLost):
-                await fetcher.state(ExpectedState(GROUP), *empty_vectors())
+                await whole_state(fetcher, ExpectedState(GROUP), *empty_vectors())
 
 
 async def test_a_sample_is_of_the_places_that_the_seed_says(

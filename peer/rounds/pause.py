@@ -1,0 +1,114 @@
+"""A pause that the user of this machine asked for: between two rounds, for as long as they like.
+
+Rules
+  1. The round under way is finished and averaged first, so what was trained is not lost.
+  2. A paused peer keeps its weights, links and trainer, and serves state and data to others. It
+     says `paused` in its beats: so it is nobody's partner, owns no chunk, has no share of the data,
+     and nobody waits for it (`members_training` of a view knows those that train alone).
+  3. When it goes on, it does so where the others are by then, with the weights that it has; if
+     these are too old to be averaged (protocol/schedule/rounds.py, rule 5), or the run has ended
+     without it, it joins again.
+  4. After the training there is no pause: final averages are planned with all that are there.
+"""
+
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from peer.observe.event_names import EventName
+from peer.observe.events import EventLog
+from peer.observe.facts import Facts
+from peer.observe.status import PeerState
+from peer.process.rejoin import JoinAgain, addresses_of
+from protocol.errors import LocoError
+from protocol.membership.group import WHOLE_MODEL
+from protocol.membership.view import Member, View
+from protocol.schedule.data_plan import start_position
+from protocol.schedule.rounds import middle
+
+
+class PauseRefused(LocoError):
+    """This peer cannot be paused, or resumed, as it is; the message says why."""
+
+
+class Pause:
+    """See the top of the file."""
+
+    def __init__(self, facts: Facts, events: EventLog, view: View) -> None:
+        self._facts = facts
+        self._events = events
+        self._view = view
+        self._resumed = trio.Event()
+        self._resumed.set()
+
+    def __repr__(self) -> str:
+        return f"<Pause, {'wanted' if self.is_wanted else 'none'}>"
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the user wants this peer to rest."""
+        return not self._resumed.is_set()
+
+    # --- what the user says -----------------------------------------------------------------------
+    def begin(self) -> None:
+        """Rest after the round under way. Raises PauseRefused."""
+        if self.is_wanted:
+            state = "paused" if self._facts.state is PeerState.PAUSED else "about to pause"
+            raise PauseRefused(f"this peer is {state} already")
+        held = self._facts.held
+        if held is not None and held.group.part != WHOLE_MODEL:
+            raise PauseRefused(
+                f"this peer holds {held.group.part}, which others need in each step; let it leave"
+            )
+        if self._facts.state is not PeerState.TRAINING:
+            raise PauseRefused(f"this peer trains no rounds now, it is {self._facts.state}")
+        self._resumed = trio.Event()
+
+    def end(self) -> None:
+        """Go on. Raises PauseRefused."""
+        if not self.is_wanted:
+            raise PauseRefused("this peer is not paused")
+        self._resumed.set()
+
+    # --- what the round loop does -----------------------------------------------------------------
+    async def rest(self, settled: Callable[[], Awaitable[None]]) -> bool:
+        """Return when training may go on. Whether there was a pause.
+
+        Args:
+            settled: waits for averages under way.
+
+        Raises:
+            JoinAgain: the others have ended the run meanwhile.
+        """
+        if not self.is_wanted:
+            return False
+        facts, began_s = self._facts, trio.current_time()
+        await settled()
+        facts.now_doing("paused; `loco-peer resume` goes on", PeerState.PAUSED)
+        self._events.emit(EventName.TRAINING_PAUSED, round=facts.round, step=facts.step)
+        await self._resumed.wait()
+        self._check_ended()
+        self._take_position(self._view.members_training(trio.current_time()))
+        facts.now_doing("training", PeerState.TRAINING)
+        seconds = trio.current_time() - began_s
+        self._events.emit(EventName.TRAINING_RESUMED, step=facts.step, seconds=seconds)
+        return True
+
+    def _check_ended(self) -> None:
+        """Raises JoinAgain when the others have come to the end of the training."""
+        there = [
+            member
+            for member in self._view.alive(trio.current_time())
+            if member.progress.state in (PeerState.TRAINING, PeerState.FINISHED)
+        ]
+        spec, step = self._facts.spec, self._facts.step
+        assert spec is not None
+        at = middle([member.progress.step for member in there], step)
+        if at >= spec.total_steps_at(at) and (addresses := addresses_of(there)):
+            raise JoinAgain(addresses, "the run has ended while this peer was paused")
+
+    def _take_position(self, others: tuple[Member, ...]) -> None:
+        """Go on in the data where the others are, as a joiner does."""
+        told = [(m.progress.epoch, m.progress.position) for m in others]
+        own = (self._facts.epoch, self._facts.position)
+        self._facts.epoch, self._facts.position = max(own, start_position(told))

@@ -1,0 +1,204 @@
+"""A state on its way to us, from one source or several at once (protocol/state_chunks.py).
+
+Each source is held to its own list of digests, and to a minimum rate (steady.py). A source that
+does not lead may fail: what it owes is asked of the others.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import trio
+
+from peer.ports import PeerId
+from protocol.errors import LocoError, RemoteProtocolError
+from protocol.limits import STATE_CHUNK_BYTES
+from protocol.run.merkle import chunk_digest
+from protocol.state_chunks import ChunkPlan
+
+from .fetching import ExpectedState, Fetcher
+from .state_file import (
+    Float32Vector,
+    StateAssembler,
+    StateManifest,
+    StateScalars,
+    state_bytes,
+    state_chunks,
+)
+from .steady import slowest_rate, steady
+
+CHUNKS_PER_SOURCE: Final = 4
+"""Asked of one source at once: few, so that several share a state."""
+
+
+class Gathering:
+    """See the top of the file.
+
+    Args:
+        phi_P, delta_P: where the state goes; they hold no state before there is a `result`.
+        own: digests of the chunks that the vectors hold already (`own_digests`).
+        mixes: as for `ChunkPlan`.
+
+    Attributes:
+        fetched_bytes: of all sources.
+    """
+
+    def __init__(
+        self,
+        phi_P: Float32Vector,
+        delta_P: Float32Vector,
+        own: Mapping[int, bytes] | None = None,
+        *,
+        mixes: bool = False,
+    ) -> None:
+        self._vectors = phi_P, delta_P
+        self._plan = ChunkPlan(own, mixes=mixes)
+        self._assembler: StateAssembler | None = None
+        self._changed = trio.Event()
+        self.fetched_bytes = 0
+        self._gave: set[PeerId] = set()
+
+    def __repr__(self) -> str:
+        return f"<Gathering {self._plan!r}, {self.fetched_bytes} bytes fetched>"
+
+    @property
+    def share(self) -> float:
+        """The part of the state that is here."""
+        assert self._assembler is not None
+        return 1 - self._plan.num_missing / self._assembler.statistics().chunks
+
+    @property
+    def num_sources(self) -> int:
+        """How many have given something, whatever became of it."""
+        return len(self._gave)
+
+    @property
+    def missing_bytes(self) -> int:
+        """What is still to come, about."""
+        return self._plan.num_missing * STATE_CHUNK_BYTES
+
+    @property
+    def remotes(self) -> list[PeerId]:
+        """Those that gave what is here, by how much that is."""
+        return [name for name, _ in self._plan.givers().most_common() if name]
+
+    @property
+    def kept_bytes(self) -> int:
+        """What was here before, and need not come."""
+        own = self._plan.givers()[""]
+        return min(own * STATE_CHUNK_BYTES, state_bytes(self._vectors[0].size))
+
+    async def lead(
+        self,
+        fetcher: Fetcher,
+        described: StateManifest,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> StateScalars:
+        """Gather the state that this source has described; others may `help` meanwhile.
+
+        Raises:
+            StreamLost, Refused, RemoteProtocolError: this source failed; another one may lead, and
+                what is here is kept where that may be.
+        """
+        name = fetcher.remote_peer_id
+        assembler = StateAssembler(described, *self._vectors)
+        if self._assembler is not None:
+            assembler.take_header_of(self._assembler)
+        self._assembler = assembler
+        self._plan.lead(name, described.digests)
+        try:
+            await self._work(fetcher, described, on_progress)
+            return assembler.result(set(self._plan.missing()))
+        except RemoteProtocolError:
+            self._plan.gone(name, believed=False)
+            raise
+        except LocoError:
+            self._plan.gone(name)
+            raise
+
+    async def help(
+        self,
+        fetcher: Fetcher,
+        described: StateManifest,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take from this source too what it has of the state that another one leads.
+
+        Raises:
+            StreamLost, Refused, RemoteProtocolError: it failed; nothing but itself is lost.
+        """
+        name, believed = fetcher.remote_peer_id, True
+        self._plan.join(name, described.digests)
+        self._tell()
+        try:
+            await self._work(fetcher, described, on_progress)
+        except RemoteProtocolError:
+            believed = False
+            raise
+        finally:
+            self._plan.gone(name, believed=believed)
+            self._tell()
+
+    def forget(self) -> None:
+        """The state that was put together is not believed: nothing of it is kept."""
+        self._plan.forget()
+
+    async def _work(
+        self, fetcher: Fetcher, described: StateManifest, on_progress: Callable[[], None]
+    ) -> None:
+        """Ask this source until all is here, from whomever."""
+        name = fetcher.remote_peer_id
+
+        def take(index: int, chunk: bytes) -> None:
+            self._take(name, index, chunk)
+            on_progress()
+
+        while not self._plan.complete:
+            with steady(fetcher.talk, slowest_rate(described.total_bytes)) as moved:
+                while (wanted := self._plan.next_of(name, CHUNKS_PER_SOURCE)) is not None:
+                    await fetcher.chunks(described.root.hex(), wanted, take, moved)
+            if not self._plan.complete:
+                await self._changed.wait()
+
+    def _take(self, name: PeerId, index: int, chunk: bytes) -> None:
+        assert self._assembler is not None
+        if chunk_digest(chunk) != self._plan.wanted(index):
+            raise RemoteProtocolError(f"chunk {index} of the state does not match its digest")
+        self.fetched_bytes += len(chunk)
+        self._gave.add(name)
+        self._assembler.put(index, chunk)
+        self._plan.arrived(name, index)
+        self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+
+async def whole_state(
+    fetcher: Fetcher,
+    expected: ExpectedState,
+    phi_P: Float32Vector,
+    delta_P: Float32Vector,
+    on_progress: Callable[[float], None] = lambda _: None,
+    gathering: Gathering | None = None,
+) -> StateScalars:
+    """The present state of one peer, verified chunk by chunk; says where it stands.
+
+    Args:
+        phi_P, delta_P: where the state goes, of the group's padded parameters.
+        on_progress: told the share received so far.
+        gathering: of the same vectors, with what came from sources before.
+
+    Raises:
+        StreamLost, Refused, RemoteProtocolError
+    """
+    gathering = gathering or Gathering(phi_P, delta_P)
+    described = await fetcher.description(expected, phi_P.size)
+    return await gathering.lead(fetcher, described, lambda: on_progress(gathering.share))
+
+
+def own_digests(phi_P: Float32Vector, delta_P: Float32Vector) -> dict[int, bytes]:
+    """The digests of the chunks of a state of these vectors, but for the first one. Blocking."""
+    scalars = StateScalars("", -1, 0, "", 0, 0, 0, 0.0)
+    chunks = enumerate(state_chunks(scalars, phi_P, delta_P))
+    return {index: chunk_digest(chunk) for index, chunk in chunks if index}
