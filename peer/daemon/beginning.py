@@ -8,6 +8,7 @@ A beginning fills both vectors and returns a `FirstState`; what becomes of it is
 Which one a peer has is said by its provision (provision.py). Another beginning is another class.
 """
 
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from statistics import median_high
@@ -25,6 +26,7 @@ from peer.state.held_part import HeldPart
 from peer.state.state_file import StateManifest, StateScalars
 from peer.training.ports import Float32Vector
 from protocol.errors import RemoteProtocolError
+from protocol.membership.heeded import heeded
 from protocol.membership.view import Roster, View
 from protocol.run.amendments import AmendedSpec
 from protocol.schedule.data_plan import start_position
@@ -134,18 +136,26 @@ class Fetched:
 
     Args:
         own: digests of the chunks of a checkpoint of ours that the vectors hold already.
+        patience_s: how long peers are asked.
     """
 
     ages = True
 
-    def __init__(self, own: Mapping[int, bytes] | None = None) -> None:
+    def __init__(
+        self, own: Mapping[int, bytes] | None = None, *, patience_s: float = math.inf
+    ) -> None:
         self._own = own
+        self._patience_s = patience_s
 
     def __repr__(self) -> str:
         return "<Fetched>"
 
     async def take(self, arrival: Arrival) -> FirstState:
-        """Fetch it, verified; what only its source says of the schedule moves nothing."""
+        """Fetch it, verified; what only its source says of the schedule moves nothing.
+
+        Raises:
+            NobodyHelped: nobody gave one that is right; both vectors may be half written.
+        """
         held, view = arrival.held, arrival.held.view
         arrival.facts.now_doing("fetching the state")
         shares_one_copy = arrival.spec.founding.sync.diloco is not None
@@ -190,7 +200,7 @@ class Fetched:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(arrival.look_around)  # a helper need not hold it
-            state = await arrival.sources.fetch(lead, view)
+            state = await arrival.sources.fetch(lead, view, patience_s=self._patience_s)
             nursery.cancel_scope.cancel()
         progress.ended(state.round)
         epoch, position = _position(state, view)
@@ -205,11 +215,11 @@ def _heard_steps(spec: AmendedSpec, view: View) -> list[int]:
     Those that are paused count where there are no others: they stand somewhere in the past.
     """
     there = (PeerState.TRAINING, PeerState.FINISHED)
-    members = view.alive(trio.current_time())
+    now_s = trio.current_time()
+    members = [m for m in view.alive(now_s) if m.progress.step <= spec.longest_steps]
     resting = [m for m in members if m.progress.state == PeerState.PAUSED]
     ready = [m for m in members if m.progress.state in there]
-    heard = (m.progress.step for m in ready or resting)
-    return [step for step in heard if step <= spec.longest_steps]
+    return [m.progress.step for m in heeded(ready or resting, now_s)]
 
 
 def _oldest_useful_step(spec: AmendedSpec, view: View) -> int:
@@ -240,9 +250,9 @@ def _is_over(step: float, spec: AmendedSpec, view: View) -> bool:
 
 def _position(state: StateScalars, view: View) -> tuple[int, int]:
     """The epoch and position of data to begin at."""
-    heard = [
-        (m.progress.epoch, m.progress.position) for m in view.members_training(trio.current_time())
-    ]
+    now_s = trio.current_time()
+    members = heeded(view.members_training(now_s), now_s)
+    heard = [(m.progress.epoch, m.progress.position) for m in members]
     # A peer that has said no more than hello has told no position; the state knows one.
     known = [position for position in heard if position != (0, 0)]
     return start_position([*known, (state.epoch, state.position)])

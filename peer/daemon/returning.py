@@ -3,9 +3,14 @@
     Returning    the entry: run spec and data are here, and nobody need be there
     Returned     the beginning: the state of others that train, or our newest good checkpoint
 
-Who leads where all come back at once stands in protocol/membership/returning.py.
+A checkpoint is let go of for nothing but a state that is verified. Where those that say they train
+give none within REPLACEMENT_S, the peer goes on from its own: they may be liars that claim to be
+far ahead. For STAYS_S it then does not mind who is (peer/rounds/loop.py).
+
+Which one leads where all come back at once stands in protocol/membership/returning.py.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -36,10 +41,17 @@ from .hello import Greeter
 from .joining import Bootstrap
 from .peer_parts import PeerParts
 from .provision import ChosenStage, Provision, Supplies
+from .sources import NobodyHelped
 from .stage_choice import StageChoice
 
 LOOK_S: Final = 0.5
 """How often a peer that is back looks who else is."""
+
+
+REPLACEMENT_S: Final = 1800.0
+"""How long others that train are asked for their state before we go on from our own."""
+STAYS_S: Final = 4 * 3600.0
+"""How long a peer then stays with its own, whoever says to be far ahead."""
 
 
 class OwnCheckpoints:
@@ -205,23 +217,28 @@ class Returned:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(arrival.meet)
             while True:
-                others = arrival.held.view.alive(trio.current_time())
-                course = choose_course(own, others, trio.current_time() - self._since_s)
+                now_s = trio.current_time()
+                others = arrival.held.view.alive(now_s)
+                course = choose_course(own, others, now_s - self._since_s, now_s)
                 if course is not Course.WAIT:
                     break
                 await trio.sleep(LOOK_S)
             nursery.cancel_scope.cancel()
-        return await (self._follow if course is Course.FOLLOW else self._lead)(arrival)
+        if course is Course.FOLLOW:
+            try:
+                return await self._follow(arrival)
+            except* NobodyHelped:
+                facts.stays_until_s = trio.current_time() + STAYS_S
+        return await self._lead(arrival)
 
     async def _follow(self, arrival: Arrival) -> FirstState:
         """Take the state of others; what our checkpoint has of it need not come."""
         arrival.facts.now_doing("reading our checkpoint")
-        vectors = arrival.slow_P, arrival.momentum_P
-        try:
+        vectors, own = (arrival.slow_P, arrival.momentum_P), None
+        with suppress(FileUnusable):
             await self._work.run(self._own.fill, *vectors)
-        except FileUnusable:
-            return await Fetched().take(arrival)
-        return await Fetched(await self._work.run(own_digests, *vectors)).take(arrival)
+            own = await self._work.run(own_digests, *vectors)
+        return await Fetched(own, patience_s=REPLACEMENT_S).take(arrival)
 
     async def _lead(self, arrival: Arrival) -> FirstState:
         own, facts = self._own, arrival.facts
