@@ -57,7 +57,7 @@ class ChunkPlan:
         self._choose()
 
     def join(self, name: str, digests: Sequence[bytes]) -> None:
-        """One more source; nothing changes where it names another number of chunks."""
+        """One more source; one that names another number of chunks is none."""
         if name != self._leader and len(digests) == len(self._wanted):
             self._sources[name] = digests
             self._choose()
@@ -108,7 +108,9 @@ class ChunkPlan:
         Args:
             most: of them.
         """
-        digests, chunks = self._sources[name], range(0)
+        digests, chunks = self._sources.get(name), range(0)
+        if digests is None:
+            return None
         for index in self._missing:
             if len(chunks) == most or (chunks and index != chunks.stop):
                 break
@@ -134,6 +136,10 @@ class ChunkPlan:
         self._here[index] = (name, self._wanted[index])
         self._asked.pop(index, None)
         self._missing.pop(index, None)
+
+    def unwanted(self, name: str, index: int) -> None:
+        """A chunk came that was wanted when it was asked for."""
+        self._asked.get(index, set()).discard(name)
 
     def givers(self) -> Counter[str]:
         """How many of the chunks that are here each has given."""

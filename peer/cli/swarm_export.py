@@ -59,7 +59,7 @@ class Judge:
             self._blocks_BT = corpus.validation_blocks(blocks)
 
     def loss(self, slow_P: Float32Vector) -> float:
-        """Of these weights, nats per token."""
+        """The loss of these weights, nats per token."""
         self._model.theta_P.copy_(torch.from_numpy(slow_P))
         return self._stepper.loss_of(self._blocks_BT)
 

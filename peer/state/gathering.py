@@ -21,6 +21,7 @@ from .state_file import (
     StateAssembler,
     StateManifest,
     StateScalars,
+    chunk_count,
     state_bytes,
     state_chunks,
 )
@@ -127,6 +128,9 @@ class Gathering:
             StreamLost, Refused, RemoteProtocolError: it failed; nothing but itself is lost.
         """
         name, believed = fetcher.remote_peer_id, True
+        size = state_bytes(self._vectors[0].size)
+        if (described.total_bytes, len(described.digests)) != (size, chunk_count(size)):
+            raise RemoteProtocolError(f"a state of {described.total_bytes} bytes, expected {size}")
         self._plan.join(name, described.digests)
         self._tell()
         try:
@@ -149,7 +153,7 @@ class Gathering:
         name = fetcher.remote_peer_id
 
         def take(index: int, chunk: bytes) -> None:
-            self._take(name, index, chunk)
+            self._take(name, index, chunk, described.digests[index])
             on_progress()
 
         while not self._plan.complete:
@@ -159,11 +163,15 @@ class Gathering:
             if not self._plan.complete:
                 await self._changed.wait()
 
-    def _take(self, name: PeerId, index: int, chunk: bytes) -> None:
+    def _take(self, name: PeerId, index: int, chunk: bytes, named: bytes) -> None:
+        """Keep a chunk, if it is still what is wanted; its source has `named` this digest."""
         assert self._assembler is not None
-        if chunk_digest(chunk) != self._plan.wanted(index):
+        if chunk_digest(chunk) != named:
             raise RemoteProtocolError(f"chunk {index} of the state does not match its digest")
         self.fetched_bytes += len(chunk)
+        if named != self._plan.wanted(index):
+            self._plan.unwanted(name, index)  # since it was asked for, others have named another
+            return
         self._gave.add(name)
         self._assembler.put(index, chunk)
         self._plan.arrived(name, index)

@@ -108,4 +108,5 @@ def test_a_source_of_another_number_of_chunks_is_none():
     plan.lead("a", digests("ab"))
     plan.join("b", digests("abc"))
     assert plan.givers() == {}
+    assert plan.next_of("b", 4) is None
     assert repr(plan) == "<ChunkPlan, 2 missing, 1 sources>"

@@ -15,6 +15,7 @@ from peer.observe.status import PeerState
 from peer.simulation.machine import Machine
 from peer.simulation.peer import SimulatedPeer
 from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
+from peer.state.state_file import state_bytes
 from protocol.errors import Refused
 from protocol.gossip.exchange import exchange_id
 from protocol.membership.group import Group
@@ -155,7 +156,7 @@ async def test_a_joiner_takes_the_state_of_its_own_group(tmp_path):
         for joiner, source in (("a1", "a0"), ("b1", "b0")):
             (received,) = swarm[joiner].events(EventName.STATE_RECEIVED)
             assert received["remotes"] == [swarm[source].peer_id]
-            assert received["bytes"] == 8 * SIZES[MACHINES[joiner].part]
+            assert received["bytes"] == state_bytes(SIZES[MACHINES[joiner].part])
         for first in ("a0", "b0"):
             assert swarm[first].events(EventName.STATE_RECEIVED) == []
         assert_nobody_was_refused(swarm)

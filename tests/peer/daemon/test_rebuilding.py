@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,12 @@ from peer.observe.events import EventLog
 from peer.observe.facts import Facts
 from peer.state.fetching import ExpectedState
 from peer.state.held_part import HeldPart, PartShape
-from peer.state.state_file import StateScalars
+from peer.state.state_file import StateManifest, StateScalars, state_bytes, state_chunks
 from protocol.membership.group import Group
 from protocol.membership.view import Progress, Roster, View
 from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import Layout
+from protocol.run.merkle import chunk_digest, merkle_root
 from protocol.run.run_spec import RunSpec
 from protocol.run.stages import part_of_stage, stage_layouts
 
@@ -42,12 +44,21 @@ class Neighbours:
     async def fetch(self, ask: Any, among: View) -> Any:
         return await ask(self)
 
-    async def state(self, expected: ExpectedState, slow_P: Any, _momentum_P: Any) -> StateScalars:
+    async def description(self, expected: ExpectedState, size: int) -> StateManifest:
         await trio.lowlevel.checkpoint()
-        group = expected.group
-        (stage,) = (s for s in range(STAGES) if digest(s) == group)
-        slow_P[:] = stage
-        return StateScalars(group, 7, 150, LAYOUTS[stage].digest, 0, 0, 0, float(stage))
+        (stage,) = (s for s in range(STAGES) if digest(s) == expected.group)
+        layout, of_stage = LAYOUTS[stage].digest, np.full(size, stage, np.float32)
+        state = StateScalars(expected.group, 7, 150, layout, 0, 0, 0, float(stage))
+        self._chunks = list(state_chunks(state, of_stage, np.zeros(size, np.float32)))
+        digests = [chunk_digest(chunk) for chunk in self._chunks]
+        return StateManifest(merkle_root(digests), tuple(digests), state_bytes(size), state)
+
+    async def chunks(self, _root: str, wanted: range, take: Any, _moved: Any) -> None:
+        await trio.lowlevel.checkpoint()
+        for index in wanted:
+            take(index, self._chunks[index])
+
+    talk = SimpleNamespace(bytes_received=0, remote_peer_id=remote_peer_id)
 
 
 def digest(stage: int) -> str:

@@ -1,0 +1,91 @@
+"""A state that comes from two sources at once: what the second one may do, and may not."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from service_worlds import GROUP, P, empty_vectors, world
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from peer.state.fetching import ExpectedState, Fetcher
+from peer.state.gathering import Gathering, own_digests, whole_state
+from peer.state.state_file import state_bytes
+from protocol.errors import RemoteProtocolError
+from protocol.limits import STATE_CHUNK_BYTES
+
+
+class Liar(Fetcher):
+    """A source whose chunks are not what it has named."""
+
+    remote_peer_id = "liar"
+
+    async def chunks(self, root: str, wanted: range, take: Any, moved: Any = None) -> None:
+        await super().chunks(root, wanted, lambda i, chunk: take(i, b"?" + chunk[1:]), moved)
+
+
+async def test_a_second_source_that_lies_costs_nothing_but_itself(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with world(tmp_path) as made, made.fetcher() as honest, made.fetcher() as other:
+        phi_P, delta_P = empty_vectors()
+        gathering, liar = Gathering(phi_P, delta_P), Liar(other.talk)
+        described = await honest.description(ExpectedState(GROUP), P)
+        shorter = replace(described, digests=described.digests[:-1])
+        with pytest.raises(RemoteProtocolError, match="bytes, expected"):
+            await gathering.help(liar, shorter)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(gathering.lead, honest, described)
+            await wait_all_tasks_blocked()
+            with pytest.raises(RemoteProtocolError, match="does not match its digest"):
+                await gathering.help(liar, described)
+        assert (phi_P == made.source.phi_P).all()
+        assert (delta_P == made.source.delta_P).all()
+        assert gathering.remotes == [honest.remote_peer_id]
+
+
+async def test_what_the_vectors_hold_already_does_not_come_again(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with world(tmp_path) as made, made.fetcher() as fetcher:
+        phi_P, delta_P = made.source.phi_P.copy(), made.source.delta_P.copy()
+        delta_P[-1] += 1.0  # the last chunk is another
+        gathering = Gathering(phi_P, delta_P, own_digests(phi_P, delta_P))
+        await whole_state(fetcher, ExpectedState(GROUP), phi_P, delta_P, gathering=gathering)
+        assert (delta_P == made.source.delta_P).all()
+        assert gathering.fetched_bytes == STATE_CHUNK_BYTES + state_bytes(P) % STATE_CHUNK_BYTES
+        assert gathering.kept_bytes == 2 * STATE_CHUNK_BYTES
+
+
+class Outvoted(Fetcher):
+    """An honest leader: while its first chunks are on their way, two others name another one."""
+
+    remote_peer_id = "leader"
+    gathering: Gathering
+    others: list[bytes]
+
+    async def chunks(self, root: str, wanted: range, take: Any, moved: Any = None) -> None:
+        if wanted.start == 0:
+            self.gathering._plan.join("b", self.others)
+            self.gathering._plan.join("c", self.others)
+        await super().chunks(root, wanted, take, moved)
+
+
+async def test_a_leader_is_not_blamed_for_bytes_that_are_wanted_no_more(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with world(tmp_path) as made, made.fetcher() as fetcher:
+        phi_P, delta_P = empty_vectors()
+        leader = Outvoted(fetcher.talk)
+        gathering = leader.gathering = Gathering(phi_P, delta_P)
+        described = await leader.description(ExpectedState(GROUP), P)
+        leader.others = list(described.digests)
+        leader.others[1] = bytes(32)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(gathering.lead, leader, described)
+            await trio.sleep(5.0)
+            assert gathering.missing_bytes == STATE_CHUNK_BYTES
+            gathering._plan.gone("b")
+            gathering._tell()
+        assert (phi_P == made.source.phi_P).all()
