@@ -314,8 +314,10 @@ class RoundLoop:
     async def _open_next(self, line: TrainerLine) -> None:
         plan = None
         if not self._is_trained and await self.pause.rest(self._way.wait_settled):
-            self._check_lost()
-            self._way.enter(self._others())
+            self._check_lost(line)
+            if self._joins_again:
+                return
+            self._way.enter(self._heeded())
         if not self._facts.over:
             plan = self._way.next_round(self._heeded()) or await self._way.next_final_round()
         if plan is None:
