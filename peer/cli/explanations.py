@@ -58,7 +58,7 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "optimizer.betas": "AdamW's decay rates.",
     "optimizer.weight_decay": "On matrices.",
     "optimizer.clip_norm": "Gradients longer than this are scaled down to it.",
-    "optimizer.muon.learning_rate": "Its peak; AdamW's when left out. Short runs want twice that.",
+    "optimizer.muon.learning_rate": "Its peak; AdamW's when left out. Short runs want 4 times it.",
     "optimizer.muon.momentum": "Muon's.",
     "optimizer.muon.adjust_lr": "Size of a step: 'match_rms_adamw' fits AdamW's rates; 'original'.",
     "training.total_steps": "Inner steps of the whole run, rounded up to whole rounds.",
@@ -104,7 +104,7 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
 EXAMPLES: Final[Mapping[str, str]] = {
     "model.num_kv_heads": "2",
     "model.init_from": '"HuggingFaceTB/SmolLM2-135M"',
-    "optimizer.muon.learning_rate": "0.004",
+    "optimizer.muon.learning_rate": "0.008",
     "sync.gamma": "0.7",
     "pipeline.visited": "3",
 }
