@@ -24,6 +24,7 @@ from peer.state.fetching import Download, ExpectedState, Fetcher
 from peer.state.held_part import HeldPart
 from peer.state.state_file import StateScalars
 from peer.training.ports import Float32Vector
+from protocol.membership.heeded import heeded
 from protocol.membership.view import Roster, View
 from protocol.run.amendments import AmendedSpec
 from protocol.schedule.data_plan import start_position
@@ -179,9 +180,10 @@ class Fetched:
 def _heard_steps(spec: AmendedSpec, view: View) -> list[int]:
     """Nominal steps of those that train, or have, and are not past the end."""
     there = (PeerState.TRAINING, PeerState.FINISHED)
-    members = view.alive(trio.current_time())
-    heard = (m.progress.step for m in members if m.progress.state in there)
-    return [step for step in heard if step <= spec.longest_steps]
+    now_s = trio.current_time()
+    members = [m for m in view.alive(now_s) if m.progress.state in there]
+    likely = [m for m in members if m.progress.step <= spec.longest_steps]
+    return [m.progress.step for m in heeded(likely, now_s)]
 
 
 def _oldest_useful_step(spec: AmendedSpec, view: View) -> int:
@@ -212,9 +214,9 @@ def _is_over(step: float, spec: AmendedSpec, view: View) -> bool:
 
 def _position(state: StateScalars, view: View) -> tuple[int, int]:
     """The epoch and position of data to begin at."""
-    heard = [
-        (m.progress.epoch, m.progress.position) for m in view.members_training(trio.current_time())
-    ]
+    now_s = trio.current_time()
+    members = heeded(view.members_training(now_s), now_s)
+    heard = [(m.progress.epoch, m.progress.position) for m in members]
     # A peer that has said no more than hello has told no position; the state knows one.
     known = [position for position in heard if position != (0, 0)]
     return start_position([*known, (state.epoch, state.position)])

@@ -342,9 +342,7 @@ class Links:
             link.peer_id, beat.sent_s, beat.received_bytes, beat.may_send_bytes_per_s
         )
         progress = progress_in(beat)
-        self._roster.heard(
-            now_s, link.peer_id, link.incarnation, progress=progress, rtt_s=link.rtt_s
-        )
+        self._roster.beaten(now_s, link.peer_id, link.incarnation, progress, link.rtt_s)
         self.heard.ring()
 
     async def _answer_alive(self, link: Link, question: AskAlive) -> None:

@@ -10,6 +10,7 @@ from peer.observe.event_names import EventName
 from peer.ports import PeerId
 from peer.state.rebuilt_stage import Neighbour, rebuild
 from protocol.membership.group import Group
+from protocol.membership.heeded import heeded
 from protocol.membership.view import Roster, View
 from protocol.run.amendments import AmendedSpec
 from protocol.run.layout import Layout
@@ -79,7 +80,7 @@ def neighbours_of(stage: int, stages: int) -> list[int]:
 def where_others_are(spec: AmendedSpec, roster: Roster) -> FirstState:
     """Where those that hold other stages stand: the middle of their steps, and of the data."""
     now_s = trio.current_time()
-    others = [member.progress for member in roster.alive(now_s)]
+    others = [member.progress for member in heeded(roster.alive(now_s), now_s)]
     steps = [progress.step for progress in others if progress.step <= spec.longest_steps]
     positions = [(p.epoch, p.position) for p in others if (p.epoch, p.position) != (0, 0)]
     epoch, position = start_position(positions or [(0, 0)])

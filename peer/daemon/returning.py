@@ -204,8 +204,9 @@ class Returned:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(arrival.meet)
             while True:
-                others = arrival.held.view.alive(trio.current_time())
-                course = choose_course(own, others, trio.current_time() - self._since_s)
+                now_s = trio.current_time()
+                others = arrival.held.view.alive(now_s)
+                course = choose_course(own, others, now_s - self._since_s, now_s)
                 if course is not Course.WAIT:
                     break
                 await trio.sleep(LOOK_S)

@@ -11,7 +11,7 @@ What it promises:
 - The next round is opened as soon as the way of averaging lets it, and never two at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Final
@@ -40,6 +40,7 @@ from peer.training.piece_messages import PiecesHere, PiecesMissing
 from peer.training.ports import Trainer, TrainerDied
 from peer.training.stages.messages import Begun, Produced, Returned, Stepped, Taken, Waiting
 from protocol.errors import LocoError
+from protocol.membership.heeded import heeded
 from protocol.membership.view import Member, View
 from protocol.run.amendments import AmendedSpec
 from protocol.schedule.own_rounds import RoundPlan
@@ -144,7 +145,7 @@ class RoundLoop:
             await trainer.send(self._checkpoints.load(self._way.version))
             if self._way.version == 0:  # a founder's first weights
                 self._check_lost()
-            self._way.enter(self._others())
+            self._way.enter(self._heeded())
             nursery.start_soon(self._open_next, line)
             try:
                 while not self.finished:
@@ -228,7 +229,7 @@ class RoundLoop:
             facts.steps_per_s += SPEED_SMOOTHING * (speed - facts.steps_per_s)
         self._way.progressed(progress)
         self._check_lost()
-        if not self._given_up and self._way.is_behind(self._others()):
+        if not self._given_up and self._way.is_behind(self._heeded()):
             self._given_up = True
             line.send_soon(CloseRound(facts.round))
 
@@ -268,9 +269,13 @@ class RoundLoop:
         training = self._view.members_training(trio.current_time())
         return [m for m in training if m.progress.step <= self._spec.longest_steps]
 
+    def _heeded(self) -> Sequence[Member]:
+        """Those of them by whose steps, rounds and speeds we go."""
+        return heeded(self._others(), trio.current_time())
+
     def _check_lost(self) -> None:
         """Raises JoinAgain when our weights are of another time than the swarm's."""
-        others, own_step = self._others(), self._facts.step
+        others, own_step = self._heeded(), self._facts.step
         if is_lost(own_step, [m.progress.step for m in others], self._inner_steps):
             addresses = addresses_of(others)
             if addresses:
@@ -281,14 +286,14 @@ class RoundLoop:
         if self._microbatches is not None:
             closed = replace(closed, step=self._microbatches.step_of(closed.step))
             self._facts.nominal_step = closed.step
-        await self._way.closed(closed, self._others())
+        await self._way.closed(closed, self._heeded())
         await self._checkpoints.between_rounds(self._way)
         await self._open_next(line)
 
     async def _open_next(self, line: TrainerLine) -> None:
         plan = None
         if not self._facts.over:
-            plan = self._way.next_round(self._others()) or await self._way.next_final_round()
+            plan = self._way.next_round(self._heeded()) or await self._way.next_final_round()
         if plan is None:
             await self._finish(line)
         else:
@@ -296,7 +301,7 @@ class RoundLoop:
 
     async def _open(self, line: TrainerLine, plan: RoundPlan) -> None:
         facts = self._facts
-        members = self._shares.now(self._others())
+        members = self._shares.now(self._others(), self._heeded())
         self._quota = plan.quota
         facts.round, facts.nominal_step = plan.round, plan.start_step
         facts.fraction, self._given_up = 0.0, False

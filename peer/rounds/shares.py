@@ -45,14 +45,17 @@ class DataShares:
     def __repr__(self) -> str:
         return f"<DataShares of {len(self._members)} members>"
 
-    def now(self, training: Sequence[Member]) -> tuple[tuple[str, int], ...]:
+    def now(
+        self, training: Sequence[Member], heeded: Sequence[Member] = ()
+    ) -> tuple[tuple[str, int], ...]:
         """Members and weights for the round that begins now; a change since the last is counted.
 
         Args:
             training: the others that train.
+            heeded: those of them whose speeds say what is usual; all of them, where none is given.
         """
         facts = self._facts
-        speeds = [*(m.progress.steps_per_s for m in training), facts.steps_per_s]
+        speeds = [*(m.progress.steps_per_s for m in heeded or training), facts.steps_per_s]
 
         def weight(speed: float) -> int:
             return min(MAX_MEMBER_WEIGHT, whole_steps(MEMBER_WEIGHT, speed, speeds))

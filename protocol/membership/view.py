@@ -84,6 +84,7 @@ class Member:
         last_heard_s: our monotonic clock at the last sign of life; minus infinity before the first.
         told_s: our clock when it last told of its progress; minus infinity before it did.
         moved_s: our clock when what it told was last new; minus infinity before it told.
+        beats: how many of this life came; the first one at `first_beat_s`.
         alive: heard within the silence bound, and not gone.
         rtt_s: round-trip time; None before it was measured.
     """
@@ -96,6 +97,8 @@ class Member:
     progress: Progress = Progress()
     told_s: float = NEVER
     moved_s: float = NEVER
+    beats: int = 0
+    first_beat_s: float = math.inf
     rtt_s: float | None = None
 
     @property
@@ -172,6 +175,26 @@ class Roster:
             moved_s=now_s if moved else known.moved_s,
             rtt_s=known.rtt_s if rtt_s is None else rtt_s,
         )
+        return True
+
+    def beaten(
+        self,
+        now_s: float,
+        peer_id: str,
+        incarnation: int,
+        progress: Progress,
+        rtt_s: float | None = None,
+    ) -> bool:
+        """A beat, which is a sign of life that counts for more than a greeting (heeded.py).
+
+        Returns:
+            Whether it was taken in.
+        """
+        if not self.heard(now_s, peer_id, incarnation, progress=progress, rtt_s=rtt_s):
+            return False
+        known = self._members[peer_id]
+        first_s = min(known.first_beat_s, now_s)
+        self._members[peer_id] = replace(known, beats=known.beats + 1, first_beat_s=first_s)
         return True
 
     def record(self, now_s: float, record: PeerRecord) -> bool:

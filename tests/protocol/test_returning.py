@@ -1,9 +1,12 @@
 """Peers that come back to a run that was down choose the newest checkpoint, without anybody."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.membership.heeded import BEATS, HEEDED_AFTER_S
 from protocol.membership.returning import (
     LEADER_S,
     LISTEN_S,
@@ -15,6 +18,7 @@ from protocol.membership.returning import (
 from protocol.membership.view import Member, Progress
 
 STEPS = st.integers(0, 5)
+NOW_S = 1000.0
 
 
 def member(peer_id: str, step: int, state: str = RETURNING) -> Member:
@@ -25,12 +29,12 @@ def member(peer_id: str, step: int, state: str = RETURNING) -> Member:
 @pytest.mark.parametrize("waited_s", [0.0, LISTEN_S, LEADER_S])
 def test_a_run_that_goes_on_is_followed(state, waited_s):
     others = [member("a", 3, state), member("b", 10**6)]
-    assert choose_course((100, "me"), others, waited_s) is Course.FOLLOW
+    assert choose_course((100, "me"), others, waited_s, NOW_S) is Course.FOLLOW
 
 
 def test_nobody_leads_before_links_are_made():
-    assert choose_course((1, "me"), [], LISTEN_S - 0.1) is Course.WAIT
-    assert choose_course((1, "me"), [], LISTEN_S) is Course.LEAD
+    assert choose_course((1, "me"), [], LISTEN_S - 0.1, NOW_S) is Course.WAIT
+    assert choose_course((1, "me"), [], LISTEN_S, NOW_S) is Course.LEAD
 
 
 @given(steps=st.dictionaries(st.sampled_from("abcdef"), STEPS, min_size=1))
@@ -38,7 +42,7 @@ def test_of_those_that_see_each_other_one_leads_and_it_has_the_furthest_checkpoi
     courses = {}
     for own, step in steps.items():
         others = [member(peer, theirs) for peer, theirs in steps.items() if peer != own]
-        courses[own] = choose_course((step, own), others, LISTEN_S)
+        courses[own] = choose_course((step, own), others, LISTEN_S, NOW_S)
     leaders = [peer for peer, course in courses.items() if course is Course.LEAD]
     assert len(leaders) == 1
     assert steps[leaders[0]] == max(steps.values())
@@ -47,16 +51,25 @@ def test_of_those_that_see_each_other_one_leads_and_it_has_the_furthest_checkpoi
 
 def test_a_leader_that_never_begins_is_waited_for_no_longer():
     liar = [member("liar", 10**9)]
-    assert choose_course((5, "me"), liar, LEADER_S - 1) is Course.WAIT
-    assert choose_course((5, "me"), liar, LEADER_S) is Course.LEAD
+    assert choose_course((5, "me"), liar, LEADER_S - 1, NOW_S) is Course.WAIT
+    assert choose_course((5, "me"), liar, LEADER_S, NOW_S) is Course.LEAD
 
 
 def test_without_a_checkpoint_a_peer_never_leads():
-    assert choose_course(None, [], 10 * LEADER_S) is Course.WAIT
-    assert choose_course(None, [member("a", 1)], 10 * LEADER_S) is Course.WAIT
-    assert choose_course(None, [member("a", 1, "training")], 0.0) is Course.FOLLOW
+    assert choose_course(None, [], 10 * LEADER_S, NOW_S) is Course.WAIT
+    assert choose_course(None, [member("a", 1)], 10 * LEADER_S, NOW_S) is Course.WAIT
+    assert choose_course(None, [member("a", 1, "training")], 0.0, NOW_S) is Course.FOLLOW
 
 
 def test_newcomers_that_download_do_not_count():
     others = [member("a", 10**6, "downloading")]
-    assert choose_course((5, "me"), others, LISTEN_S) is Course.LEAD
+    assert choose_course((5, "me"), others, LISTEN_S, NOW_S) is Course.LEAD
+
+
+def test_a_hello_that_says_it_trains_is_not_followed_before_it_has_beaten_for_a_while():
+    known = Member("a", 1, beats=9, first_beat_s=NOW_S - 9, progress=Progress(RETURNING, step=1))
+    newcomer = member("b", 10**6, "training")
+    assert choose_course((5, "me"), [known, newcomer], LISTEN_S, NOW_S) is Course.WAIT
+    assert choose_course((5, "me"), [known, newcomer], LEADER_S, NOW_S) is Course.LEAD
+    beaten = replace(newcomer, beats=BEATS, first_beat_s=NOW_S - HEEDED_AFTER_S)
+    assert choose_course((5, "me"), [known, beaten], LISTEN_S, NOW_S) is Course.FOLLOW

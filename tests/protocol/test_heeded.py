@@ -1,0 +1,52 @@
+"""A peer's numbers count in the middle of all when it has beaten for a while."""
+
+from protocol.membership.heeded import BEATS, HEEDED_AFTER_S, heeded
+from protocol.membership.view import Progress, Roster
+
+SILENCE_S = 10.0
+TRAINING = Progress("training", step=100)
+
+
+def names(roster: Roster, now_s: float) -> list[str]:
+    return [member.peer_id for member in heeded(roster.alive(now_s), now_s)]
+
+
+def beat(roster: Roster, peer_id: str, *times_s: float, life: int = 1) -> None:
+    for now_s in times_s:
+        roster.beaten(now_s, peer_id, life, TRAINING)
+
+
+def test_where_nobody_has_beaten_for_long_all_count():
+    roster = Roster(SILENCE_S)
+    roster.heard(0.0, "a", 1, progress=TRAINING)
+    beat(roster, "b", 0.0)
+    assert names(roster, 0.0) == ["a", "b"]
+
+
+def test_beats_count_and_greetings_do_not():
+    roster = Roster(SILENCE_S)
+    times_s = [float(second) for second in range(int(HEEDED_AFTER_S) + 1)]
+    beat(roster, "a", *times_s)
+    for now_s in times_s:
+        roster.heard(now_s, "b", 1, progress=TRAINING)
+    assert names(roster, HEEDED_AFTER_S - 0.1) == ["a", "b"]
+    assert names(roster, HEEDED_AFTER_S) == ["a"]
+
+
+def test_many_beats_at_once_are_not_a_while_and_few_are_not_many():
+    roster = Roster(SILENCE_S)
+    beat(roster, "a", *[float(second) for second in range(9)])
+    beat(roster, "b", *[8.0] * 20)
+    beat(roster, "c", *[8.0 * share / (BEATS - 2) for share in range(BEATS - 1)])
+    assert names(roster, 8.0) == ["a"]
+    beat(roster, "c", 8.1)
+    assert names(roster, 8.1) == ["a", "c"]
+    assert names(roster, 8.0 + HEEDED_AFTER_S) == ["a", "b", "c"]
+
+
+def test_another_life_begins_anew():
+    roster = Roster(SILENCE_S)
+    for peer_id in "ab":
+        beat(roster, peer_id, *[float(second) for second in range(9)])
+    beat(roster, "b", 9.0, life=2)
+    assert names(roster, 9.0) == ["a"]
