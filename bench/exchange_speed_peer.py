@@ -15,6 +15,7 @@ the first exchange over a slow one: `whole` says whether all peers are in all ch
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -81,6 +82,17 @@ class MembersOfGroup:
         return True
 
 
+class NoProofs:
+    """A home that keeps no proofs."""
+
+    def read(self) -> Sequence[tuple[str, bytes]]:
+        """Nothing."""
+        return ()
+
+    def keep(self, owner: str, proof: bytes) -> None:
+        """Nothing is kept."""
+
+
 class ReturnedSends:
     """The ends of the sends of one exchange."""
 
@@ -123,6 +135,7 @@ class SpeedPeer:
         self._record = ReturnedSends(len(fragments))
         around = FragmentSurroundings(
             group=GROUP,
+            incarnation=1,
             network=network,
             work=RealWork(),
             sign=identity.sign,
@@ -130,6 +143,7 @@ class SpeedPeer:
             trainer=IdleTrainer(),
             record=self._record,
             conduct=self._record,
+            proofs=NoProofs(),
             lock=trio.Lock(),
             refused=Counter(),
             inner_steps=1,

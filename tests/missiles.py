@@ -106,6 +106,7 @@ def fragment_missiles(run_id: str, stranger: str) -> dict[str, bytes]:
         0,
         MAX_COUNT,
         stranger,
+        1,
         (stranger,),
         (1,),
         (SHORT_DIGEST,),

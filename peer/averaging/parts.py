@@ -24,6 +24,7 @@ from peer.rounds.timing import RoundTiming
 from peer.rounds.validation import Validation
 from peer.rounds.way import Way
 from peer.state.held_part import HeldPart
+from peer.state.kept_proofs import KeptProofs
 from peer.training.ports import Float32Vector, StartTrainer
 from protocol.membership.records import Sign
 from protocol.run.amendments import AmendedSpec
@@ -41,6 +42,7 @@ class AveragingParts:
         company_of: the other peers, as those see them who look for partners for a fragment; 0
             where the whole model is one vector.
         convict: bans a peer that was proved to have lied.
+        proofs: of that, kept in the home.
         microbatches: None where the whole model is trained here.
     """
 
@@ -57,6 +59,7 @@ class AveragingParts:
     observe_round: Callable[[RoundTiming], None]
     checkpoints: Checkpoints
     convict: Callable[[PeerId], None]
+    proofs: KeptProofs
     microbatches: Microbatches | None = None
 
     @property

@@ -26,6 +26,7 @@ from peer.stages.build import Surroundings, stage_exchange
 from peer.stages.company import StageCompany
 from peer.stages.exchange import StageExchange
 from peer.state.held_part import HeldPart
+from peer.state.kept_proofs import KeptProofs
 from peer.state.service import StateService
 from peer.training.ports import Float32Vector, StartTrainer
 from peer.training.warm import warmed_up
@@ -281,6 +282,7 @@ class Peer:
                 observe_round=self._settings.observe_round,
                 checkpoints=kept,
                 convict=self._standing.convict,
+                proofs=KeptProofs(self._settings.state_dir / "proofs"),
                 microbatches=exchange,
             )
         )

@@ -34,12 +34,20 @@ Rules
   5. Nobody is blamed for a doubt: lines and processes fail. One peer's doubts are followed up once
      for each result, MAX_AUDITS at once.
 
-Why nobody honest is convicted. An owner signs what it averages, and nothing twice: whatever it
-opens is what it has averaged. One that has started again has nothing to open, which is no lie.
+  6. Two different results that one life of an owner has signed for a fragment and cycle are a proof
+     too (contradiction.py). Peers to which an owner has told different things see that they differ
+     when they are through with the cycle, and ask each other for the results that they have: that
+     is how both come together. Of each fragment and owner the newest two are kept for it. A result
+     that an owner itself sends must name the life of it that we know.
+
+Why nobody honest is convicted. An owner signs what it averages, and nothing twice in a life:
+whatever it opens is what it has averaged. One that has started again has nothing to open, which is
+no lie.
 Views that differ make two owners of one chunk, each with its own contributions, each true.
 
-Not seen: a lie in so few leaves that none is drawn; and contributions that are longer than they
-say, where the owner is in league with their sender. Both move a chunk within what is plausible.
+Not seen: a lie in so few leaves that none is drawn; two results of an owner that tells each of two
+peers another incarnation; and contributions that are longer than they say, where the owner is in
+league with their sender. The first and the last move a chunk within what is plausible.
 """
 
 from collections import OrderedDict
@@ -53,6 +61,7 @@ from protocol.outcomes import AuditOutcome
 from protocol.wire.audit_messages import Doubt, Proof
 from protocol.wire.fragment_messages import Result
 
+from .contradiction import Contradiction, contradict
 from .fragment_commands import Audit, Convict, CountAudit, Send, Withdraw
 from .fragment_events import Audited, Parts
 from .peers import Peers
@@ -63,6 +72,8 @@ and what they cost in learning was measured (docs/results/hostile.md)."""
 MAX_REMEMBERED: Final = 1024
 """Results that can be audited after a doubt of another peer, if they were not before."""
 
+KEPT_OF_A_FRAGMENT: Final = 2
+"""Results of one owner for one fragment that later ones are held against."""
 
 Key = tuple[int, int, str]
 """Fragment, cycle and owner of a result."""
@@ -84,6 +95,7 @@ class Audits:
         self._results: OrderedDict[Key, tuple[Result, Parts]] = OrderedDict()
         self._doubted: OrderedDict[Key, None] = OrderedDict()
         self._proofs: OrderedDict[str, bytes] = OrderedDict()
+        self._signed: OrderedDict[tuple[int, str], list[Result]] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<Audits, {len(self._under_way)} under way, {len(self._proofs)} convicted>"
@@ -128,6 +140,22 @@ class Audits:
         digest = blake3.blake3(f"{key[0]}/{key[1]}/{key[2]}".encode(), key=self._seed).digest()
         return int.from_bytes(digest[:8], "big") / 2**64, int.from_bytes(digest[8:16], "big")
 
+    def noted(self, result: Result) -> Output:
+        """Hold a result, which is genuine, against those that its owner has signed (rule 6)."""
+        if result.owner not in self._peers.others:
+            return
+        key = result.fragment, result.owner
+        kept = self._signed.pop(key, [])
+        for each in kept:
+            if contradict(each, result):
+                yield from self.proved(result.owner, Contradiction(each, result).packed())
+                return
+        if not any(_life(each) == _life(result) for each in kept):
+            kept = sorted([*kept, result], key=_life)[-KEPT_OF_A_FRAGMENT:]
+        self._signed[key] = kept
+        while len(self._signed) > MAX_REMEMBERED:
+            self._signed.popitem(last=False)
+
     # --- what comes of it -------------------------------------------------------------------------
     def audited(self, event: Audited) -> Output:
         """Note the end of an audit."""
@@ -162,7 +190,7 @@ class Audits:
             (key, kept) for key, kept in self._results.items() if key[2] != owner
         )
         self._peers.note_untrue(owner)
-        yield Convict(owner)
+        yield Convict(owner, proof)
         yield from self._to_all(Proof(self._group, owner), proof, but=owner)
         yield Withdraw(owner)
 
@@ -175,3 +203,8 @@ class Audits:
     def _to_all(self, message: Doubt | Proof, proof: bytes = b"", but: str = "") -> Iterator[Send]:
         for peer_id in sorted(self._peers.others - {but, message.owner}):
             yield Send(peer_id, message, memoryview(proof))
+
+
+def _life(result: Result) -> tuple[int, int]:
+    """The cycle that a result is of, and the life of its owner."""
+    return result.cycle, result.incarnation

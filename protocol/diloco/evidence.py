@@ -77,7 +77,7 @@ def check_opening(leaf: Leaf, opening: bytes) -> Checked:
         RemoteProtocolError: this is not what the result names; nothing follows from it.
     """
     result, of_chunk = leaf.result, leaf.of_chunk
-    inputs = [_input(each) for each in _unpacked(opening, MAX_CONTRIBUTORS)]
+    inputs = [_input(each) for each in unpacked(opening, MAX_CONTRIBUTORS)]
     if len(inputs) != len(of_chunk.places):
         raise RemoteProtocolError("an opening of another number of contributions")
     lengths, weights = [], []
@@ -130,7 +130,7 @@ class Evidence:
     @classmethod
     def read(cls, data: bytes) -> Self:
         """Evidence as it came. Raises RemoteProtocolError: it is none."""
-        match _unpacked(data, 6):
+        match unpacked(data, 6):
             case [bytes(header), int(chunk), int(index), bytes(codes), bytes(path), bytes(opening)]:
                 result = decode_message(header)
                 if isinstance(result, Result):
@@ -163,7 +163,8 @@ def _input(packed: Any) -> Input:
     raise RemoteProtocolError("not an opened contribution")
 
 
-def _unpacked(data: bytes, max_items: int) -> list[Any]:
+def unpacked(data: bytes, max_items: int) -> list[Any]:
+    """A list of a stranger's. Raises RemoteProtocolError: it is none."""
     try:
         found = msgpack.unpackb(
             data, max_map_len=0, max_ext_len=0, max_array_len=max_items, max_bin_len=len(data)

@@ -88,9 +88,10 @@ class CountAudit:
 
 @dataclass(frozen=True, slots=True)
 class Convict:
-    """An owner was proved to have lied: have nothing to do with it any more."""
+    """An owner was proved to have lied: have nothing to do with it any more, and keep the proof."""
 
     owner: str
+    proof: bytes
 
 
 @dataclass(frozen=True, slots=True)

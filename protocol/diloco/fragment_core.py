@@ -200,6 +200,7 @@ class FragmentCore:
                 yield from self._fetch_what_is_ahead(now_s, sender, message)
                 yield from self._owner.contributed(now_s, sender, message, event.codes)
             case Result():
+                yield from self._audits.noted(message)
                 arrived = yield from self._believed(message, event.codes, sender)
                 if sender == message.owner:  # it makes one of a cycle
                     yield from keeper.put(now_s, *arrived, Passed(sender, message.cycle))
@@ -229,7 +230,8 @@ class FragmentCore:
         self, result: Result, codes: Parts, sender: str
     ) -> Generator[CountRefusal, None, list[ResultArrived]]:
         """The parts of a result that we believe; those that are lies are counted."""
-        if not self._beliefs.is_of_our_time(result.cycle):
+        of_its_life = self._peers.is_of_its_life(result, sender)
+        if not of_its_life or not self._beliefs.is_of_our_time(result.cycle):
             return []
         believed = []
         for part in arrived_parts(result, codes, sender):
@@ -335,6 +337,8 @@ class FragmentCore:
 
     def _result_answered(self, now_s: float, event: ResultAnswered) -> Output:
         keeper = self._keepers[event.fragment]
+        if event.result is not None:
+            yield from self._audits.noted(event.result)
         arrived = keeper.healing.applicable(event)
         if arrived is not None and not self._beliefs.is_of_our_time(event.cycle):
             arrived = None

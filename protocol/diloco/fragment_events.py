@@ -4,7 +4,7 @@ Codes and values are views of memory that the core holds, hands on, and never re
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from protocol.fragment.chunk_ledger import Stamp
@@ -49,6 +49,7 @@ class PeersSeen:
         is_over: whether the run has ended here.
         known: peers that hold an outer copy or did so of late, those that are present or not.
         relayed: those, perhaps we, that others reach through relays alone.
+        lives: of the others, the incarnation of each that we know.
     """
 
     round: int
@@ -57,6 +58,7 @@ class PeersSeen:
     is_over: bool = False
     known: frozenset[str] = frozenset()
     relayed: frozenset[str] = frozenset()
+    lives: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

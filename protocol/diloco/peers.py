@@ -120,6 +120,11 @@ class Peers:
         key = result.fragment, result.cycle, result.owner
         return result.owner not in self._untrue and key not in self._unopened
 
+    def is_of_its_life(self, result: Result, sender: str) -> bool:
+        """Whether a result that its owner sends names the life of it that we know."""
+        known = self._seen.lives.get(result.owner)
+        return sender != result.owner or known in (None, result.incarnation)
+
     # --- what is learnt ---------------------------------------------------------------------------
     def note_seen(self, seen: PeersSeen) -> None:
         """Learn how the group looks now."""

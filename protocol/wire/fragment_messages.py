@@ -178,6 +178,7 @@ class Result:
     """What an owner made of the contributions to its chunks; the codes of `carried` follow.
 
     Attributes:
+        incarnation: the life of the owner that signs it; each signs one for a fragment and cycle.
         contributors: peer ids, sorted.
         weights: of each of them.
         statements: of each of them, the digest of its contribution.
@@ -188,6 +189,7 @@ class Result:
     fragment: FragmentIndex
     cycle: Count
     owner: PeerIdText
+    incarnation: Count
     contributors: Annotated[tuple[str, ...], Many(PeerIdText.__metadata__[0], MAX_CONTRIBUTORS)]
     weights: Annotated[tuple[int, ...], Many(_WEIGHT, MAX_CONTRIBUTORS)]
     statements: Annotated[tuple[bytes, ...], Many(Binary(DIGEST_BYTES), MAX_CONTRIBUTORS)]
@@ -222,6 +224,7 @@ def signed_bytes(result: Result) -> bytes:
         result.fragment,
         result.cycle,
         result.owner,
+        result.incarnation,
         result.contributors,
         result.weights,
         result.statements,

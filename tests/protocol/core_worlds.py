@@ -129,6 +129,7 @@ class Peer:
     def __init__(self, world: "World", name: str) -> None:
         self.world = world
         self.name = name
+        self.life = next(world.lives)
         self.memory = Memory(world.num_chunks)
         self.trainer = Trainer()
         plan = SendPlan(GROUP, len(world.num_chunks), lambda cycle: cycle == world.last_cycle)
@@ -238,6 +239,7 @@ class Peer:
             order.fragment,
             order.cycle,
             self.name,
+            self.life,
             tuple(contributors),
             tuple(weights[p] for p in contributors),
             (bytes(16),) * len(contributors),
@@ -366,6 +368,7 @@ class World:
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self.audits: dict[str, AuditOutcome] = {}
+        self.lives = itertools.count(1)
         self.peers = {name: Peer(self, name) for name in names}
 
     def seen_by(self, peer: Peer) -> e.PeersSeen:

@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from core_worlds import PROOF, World
@@ -9,6 +11,7 @@ from test_fragment_core import LONG_ROUND_S, assert_same_bytes, train
 
 from protocol.diloco import fragment_commands as c
 from protocol.diloco.audits import AUDITS_PER_RESULT, Audits
+from protocol.diloco.contradiction import Contradiction, read_proof
 from protocol.diloco.digests import short_digest
 from protocol.diloco.fragment_events import Audited, PeersSeen
 from protocol.diloco.peers import Peers
@@ -17,7 +20,7 @@ from protocol.outcomes import AuditOutcome
 from protocol.wire.audit_messages import Doubt, Proof
 from protocol.wire.fragment_messages import ChunkResult, Result, mask_of
 
-GROUP, SHORT = "group", bytes(16)
+GROUP, SHORT = "ab" * 16, bytes(16)
 NAMES = [f"peer{number:02}" for number in range(16)]
 CODES = {0: memoryview(b"codes"), 1: memoryview(b"more codes")}
 
@@ -31,7 +34,7 @@ def audits_of(name: str, seed: bytes = b"") -> Audits:
 def result(owner: str, cycle: int = 7, fragment: int = 0) -> Result:
     chunks = tuple(ChunkResult(chunk, 1, 1, SHORT, mask_of([0]), SHORT) for chunk in CODES)
     of = (owner,), (1,), (SHORT,)
-    return Result(GROUP, fragment, cycle, owner, *of, chunks, tuple(CODES), bytes(64))
+    return Result(GROUP, fragment, cycle, owner, 1, *of, chunks, tuple(CODES), bytes(64))
 
 
 def kinds(commands: Sequence[object]) -> Counter[type]:
@@ -148,6 +151,54 @@ def test_what_is_remembered_of_liars_is_bounded():
     assert sum(len(each.codes) for each in told) <= MAX_KEPT_EVIDENCE_BYTES
     assert audits.is_convicted(f"liar{2 * MAX_CONVICTED - 1}")
     assert not audits.is_convicted("liar0")
+
+
+# --- two results of one owner ---------------------------------------------------------------------
+def another(of: Result, **changes: Any) -> Result:
+    """One with other values."""
+    chunks = tuple(replace(chunk, digest=b"x" * 16) for chunk in of.chunks)
+    return replace(of, **{"chunks": chunks, **changes})
+
+
+def test_two_results_of_one_life_for_one_cycle_convict_their_owner():
+    audits, one = audits_of(NAMES[1]), result(NAMES[0])
+    other = another(one)
+    assert list(audits.noted(one)) == []
+    commands = list(audits.noted(other))
+    (convict,) = [each for each in commands if isinstance(each, c.Convict)]
+    assert convict.owner == NAMES[0]
+    found = read_proof(convict.proof)
+    assert isinstance(found, Contradiction)
+    assert [found.one, found.other] == [replace(each, carried=()) for each in (one, other)]
+    told = {each.peer_id for each in commands if isinstance(each, c.Send)}
+    assert told == {*NAMES} - {NAMES[0], NAMES[1]}
+    assert audits.is_convicted(NAMES[0])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"incarnation": 2}, {"cycle": 8}, {"fragment": 1}, {"owner": NAMES[2]}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_results_of_other_lives_cycles_fragments_and_owners_contradict_nothing(changes):
+    audits, one = audits_of(NAMES[1]), result(NAMES[0])
+    assert list(audits.noted(one)) == []
+    assert list(audits.noted(another(one, **changes))) == []
+
+
+def test_a_result_that_comes_twice_with_other_codes_behind_it_is_the_same():
+    audits, one = audits_of(NAMES[1]), result(NAMES[0])
+    assert list(audits.noted(one)) == []
+    assert list(audits.noted(replace(one, carried=(1,)))) == []
+
+
+def test_the_newest_two_results_are_remembered_whatever_else_an_owner_signs():
+    audits = audits_of(NAMES[1])
+    for cycle in range(7, 40):
+        assert list(audits.noted(result(NAMES[0], cycle))) == []
+    for old in range(7, 20):
+        assert list(audits.noted(another(result(NAMES[0], old)))) == []
+    assert list(audits.noted(another(result(NAMES[0], 38))))
 
 
 # --- many -----------------------------------------------------------------------------------------

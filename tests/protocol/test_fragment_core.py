@@ -210,7 +210,17 @@ class Alone:
             bytes(16),
         )
         return Result(
-            GROUP, 0, cycle, sender, (sender,), (1,), (bytes(16),), (of_chunk,), (chunk,), bytes(64)
+            GROUP,
+            0,
+            cycle,
+            sender,
+            1,
+            (sender,),
+            (1,),
+            (bytes(16),),
+            (of_chunk,),
+            (chunk,),
+            bytes(64),
         )
 
     def come(self, sender: str, result: Result) -> list[c.FragmentCommand]:
@@ -391,7 +401,7 @@ def test_what_comes_while_a_chunk_is_fetched_goes_on_top_of_it():
     stamp = stamp_of(theirs, 3, 3, 3)
     alone.send(4)
     of_chunk = ChunkResult(1, stamp.steps, stamp.weight, stamp.digest, mask_of([0]), bytes(16))
-    on_top = Result(GROUP, 0, 4, "b", ("b",), (1,), (bytes(16),), (of_chunk,), (1,), bytes(64))
+    on_top = Result(GROUP, 0, 4, "b", 1, ("b",), (1,), (bytes(16),), (of_chunk,), (1,), bytes(64))
     commands = alone.come("b", on_top)
     assert of_kind(commands, c.FetchChunk) == [c.FetchChunk(0, 1, "b")]
     alone(e.Fetched(0, 1, 3, stamp, memoryview(theirs)))

@@ -28,7 +28,7 @@ def result_of(peers: tuple[str, ...], num_chunks: int = 1) -> Result:
     )
     weights = (1,) * len(peers)
     statements = (SHORT,) * len(peers)
-    return Result("ab" * 16, 1, 7, peers[0], peers, weights, statements, chunks, (0,), bytes(64))
+    return Result("ab" * 16, 1, 7, peers[0], 1, peers, weights, statements, chunks, (0,), bytes(64))
 
 
 def test_there_may_be_as_many_contributors_as_links_and_a_result_can_tell_them_all():

@@ -151,6 +151,7 @@ EXAMPLES: tuple[Message, ...] = (
         1,
         7,
         PEER,
+        3,
         (PEER,),
         (1,),
         (SHORT,),

@@ -31,9 +31,12 @@ from .outer_fragments import OuterFragments
 class ChunkAverages:
     """See the top of the file."""
 
-    def __init__(self, group: str, own_id: PeerId, outer: OuterFragments, sign: Sign) -> None:
+    def __init__(
+        self, group: str, own_id: PeerId, incarnation: int, outer: OuterFragments, sign: Sign
+    ) -> None:
         self._group = group
         self._own_id = own_id
+        self._incarnation = incarnation
         self._outer = outer
         self._sign = sign
         self._scratch = torch.empty(0)
@@ -105,6 +108,7 @@ class ChunkAverages:
             fragment=order.fragment,
             cycle=order.cycle,
             owner=self._own_id,
+            incarnation=self._incarnation,
             contributors=contributors,
             weights=tuple(weights[peer_id] for peer_id in contributors),
             statements=tuple(order.contributions[p].statement for p in contributors),

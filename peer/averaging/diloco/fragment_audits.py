@@ -16,7 +16,8 @@ from peer.codec import Codec, get_codec
 from peer.codec.leaves import leaves_of_chunk
 from peer.network.conversation import Conversation
 from peer.ports import Network, Work
-from protocol.diloco.evidence import Evidence, Leaf
+from protocol.diloco.contradiction import Contradiction, read_proof
+from protocol.diloco.evidence import Leaf
 from protocol.diloco.fragment_commands import Audit, Average
 from protocol.diloco.fragment_events import Audited
 from protocol.errors import LocoError, Refused, RemoteProtocolError
@@ -118,10 +119,13 @@ class FragmentAudits:
 
     async def check(self, message: Proof, proof: bytes) -> None:
         """Raises RemoteProtocolError: this does not show that the owner has lied."""
-        found = Evidence.read(proof)
+        found = read_proof(proof)
         result, fragments = found.result, self._outer.fragments
         if result.group != self._group or result.owner != message.owner:
             raise RemoteProtocolError("a proof about another group, or another owner")
+        if isinstance(found, Contradiction):
+            await self._work.run(found.check)
+            return
         known = result.fragment < len(fragments)
         if not known or found.chunk >= len(fragments[result.fragment].chunks):
             raise RemoteProtocolError(f"a proof about fragment {result.fragment}")

@@ -36,6 +36,7 @@ class FragmentCompany:
             present=frozenset([self._own_id, *holding]),
             rounds={member.peer_id: member.progress.round for member in self._training()},
             is_over=self._facts.state is PeerState.FINISHED,
+            lives={member.peer_id: member.incarnation for member in alive},
             known=frozenset(member.peer_id for member in self._view.members()),
             relayed=frozenset(relayed),
         )

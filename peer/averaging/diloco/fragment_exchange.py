@@ -37,7 +37,8 @@ from protocol.diloco.fragment_events import (
 from protocol.diloco.owner import MAX_COLLECTIONS
 from protocol.diloco.send_plan import SendPlan
 from protocol.diloco.votes import most_say
-from protocol.errors import LocoError
+from protocol.errors import LocoError, RemoteProtocolError
+from protocol.limits import MAX_CONVICTED
 from protocol.outcomes import AuditOutcome, RefusalReason
 from protocol.wire.audit_messages import GetOpening, Proof
 from protocol.wire.messages import GetChunkState, GetResult, GetStamps
@@ -84,7 +85,9 @@ class FragmentExchange:
         seed = blake3.blake3(around.sign(AUDIT_DRAWS + group.encode())).digest()
         self._core = FragmentCore(plan, network.peer_id, outer.first_stamps(), seed)
         self._posts = Posts(network)
-        self._averages = ChunkAverages(group, network.peer_id, outer, around.sign)
+        self._averages = ChunkAverages(
+            group, network.peer_id, around.incarnation, outer, around.sign
+        )
         self._questions = FragmentQuestions(group, network, outer, work)
         self._answers = FragmentAnswers(outer, self._core, work, around.lock)
         self._audits = FragmentAudits(group, network, outer, work)
@@ -93,6 +96,7 @@ class FragmentExchange:
         self._changed = trio.Event()
         self._further: dict[tuple[int, PeerId], deque[commands.AskResult]] = {}
         self._ask, self._to_ask = trio.open_memory_channel[Question](MAX_QUESTIONS)
+        self._keep, self._to_keep = trio.open_memory_channel[commands.Convict](MAX_CONVICTED)
         self._average, self._to_average = trio.open_memory_channel[commands.Average](
             MAX_COLLECTIONS
         )
@@ -121,7 +125,18 @@ class FragmentExchange:
             self._feed(Began(tuple(self._around.last_sent)))
             for _, orders in self._orders:
                 nursery.start_soon(self._carry_out_all, orders)
-            await trio.sleep_forever()
+            await self._convict_again()
+            async for convict in self._to_keep:
+                with suppress(OSError):  # a full disk: it holds for as long as this process
+                    await self._work.run(self._around.proofs.keep, convict.owner, convict.proof)
+
+    async def _convict_again(self) -> None:
+        """Have nothing to do with owners of whom this home keeps a proof."""
+        for owner, proof in await self._work.run(self._around.proofs.read):
+            message = Proof(self._around.group, owner)
+            with suppress(RemoteProtocolError):  # of another run, or a damaged file
+                await self._audits.check(message, proof)
+                self._feed(Proved(message, proof))
 
     def sent(self, sent: Sent) -> None:
         """The trainer has sent a fragment."""
@@ -189,6 +204,8 @@ class FragmentExchange:
                 self._around.conduct.audited(outcome)
             case commands.Convict(owner):
                 self._around.conduct.convicted(owner)
+                with suppress(trio.WouldBlock):
+                    self._keep.send_nowait(command)
 
     async def _tick(self) -> None:
         while True:

@@ -21,7 +21,7 @@ from peer.averaging.diloco.fragment_exchange import FragmentExchange
 from peer.averaging.diloco.fragment_record import FragmentRecord
 from peer.averaging.diloco.nesterov import NesterovFactors
 from peer.averaging.diloco.outer_fragments import OuterFragments
-from peer.averaging.diloco.surroundings import FragmentSurroundings
+from peer.averaging.diloco.surroundings import FragmentSurroundings, KeptProofs
 from peer.codec import get_codec
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
@@ -63,6 +63,7 @@ class FragmentMeans:
 
     Attributes:
         convict: bans a peer that was proved to have lied.
+        proofs: of that, kept in the home.
     """
 
     network: Network
@@ -71,6 +72,7 @@ class FragmentMeans:
     events: EventLog
     observe_round: Callable[[RoundTiming], None]
     convict: Callable[[PeerId], None]
+    proofs: KeptProofs
 
 
 class FragmentRounds:
@@ -202,6 +204,7 @@ class FragmentRounds:
         )
         around = FragmentSurroundings(
             group=held.group.digest,
+            incarnation=self._facts.incarnation,
             network=self._means.network,
             work=self._means.work,
             sign=self._means.sign,
@@ -209,6 +212,7 @@ class FragmentRounds:
             trainer=self._trainer,
             record=self._record,
             conduct=self._record,
+            proofs=self._means.proofs,
             lock=self._lock,
             refused=self._facts.refused,
             inner_steps=sync.inner_steps,

@@ -62,12 +62,24 @@ class OwnersConduct(Protocol):
         """An owner was proved to have lied: from now on nobody here has to do with it."""
 
 
+class KeptProofs(Protocol):
+    """Proofs that outlive the process. Blocking."""
+
+    def read(self) -> Sequence[tuple[PeerId, bytes]]:
+        """Owners, each with what was a proof when it was kept."""
+
+    def keep(self, owner: PeerId, proof: bytes) -> None:
+        """Keep one more, if there is room."""
+
+
 @dataclass(frozen=True, slots=True)
 class FragmentSurroundings:
     """The peers with which fragments are averaged, and the means.
 
     Attributes:
         group: digest of ours.
+        incarnation: which life of ours this is.
+        proofs: those that this home keeps.
         lock: held while the outer state moves or is read as a whole.
         refused: counts contributions and results of others that were not taken, streams of those
             that we are not linked with, and whatever is meant for another group, by reason.
@@ -77,6 +89,7 @@ class FragmentSurroundings:
     """
 
     group: str
+    incarnation: int
     network: Network
     work: Work
     sign: Sign
@@ -84,6 +97,7 @@ class FragmentSurroundings:
     trainer: TrainerSide
     record: SendRecord
     conduct: OwnersConduct
+    proofs: KeptProofs
     lock: trio.Lock
     refused: Counter[RefusalReason]
     last_sent: Sequence[int]

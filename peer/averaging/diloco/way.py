@@ -57,6 +57,7 @@ class FragmentAveraging:
                 events=parts.events,
                 observe_round=parts.observe_round,
                 convict=parts.convict,
+                proofs=parts.proofs,
             ),
         )
         self._begun.set()

@@ -134,6 +134,7 @@ def result(
         FRAGMENT,
         cycle,
         IDS[1],
+        1,
         tuple(sorted(contributors)),
         (1,) * len(contributors),
         (bytes(16),) * len(contributors),

@@ -1,7 +1,7 @@
 """The shell around the core, alone: what it does when the trainer lets nobody write."""
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -69,11 +69,18 @@ class World:
     def convicted(self, owner: str) -> None:
         raise AssertionError("there is nobody to convict")
 
+    def read(self) -> Sequence[tuple[str, bytes]]:
+        return []
+
+    def keep(self, owner: str, proof: bytes) -> None:
+        raise AssertionError("there is nobody to convict")
+
     @asynccontextmanager
     async def exchange(self) -> AsyncIterator[FragmentExchange]:
         async with SimulatedInternet(1).open_network(IDS[0]) as network:
             around = FragmentSurroundings(
                 group=GROUP,
+                incarnation=1,
                 network=network,
                 work=SimulatedWork(),
                 sign=IDENTITIES[0].sign,
@@ -81,6 +88,7 @@ class World:
                 trainer=self.trainer,
                 record=self,
                 conduct=self,
+                proofs=self,
                 lock=trio.Lock(),
                 refused=Counter(),
                 inner_steps=1,

@@ -37,7 +37,7 @@ def result(**changes) -> Result:
     digest = code_digest(OUTER.codec, memoryview(codes))
     chunk = ChunkResult(1, stamp.steps, stamp.weight, stamp.digest, mask_of([0]), digest)
     unsigned = Result(
-        GROUP, FRAGMENT, 7, IDS[0], (IDS[1],), (1,), (bytes(16),), (chunk,), (1,), bytes(64)
+        GROUP, FRAGMENT, 7, IDS[0], 1, (IDS[1],), (1,), (bytes(16),), (chunk,), (1,), bytes(64)
     )
     return signed_result(replace(unsigned, **changes), IDENTITIES[0].sign)
 

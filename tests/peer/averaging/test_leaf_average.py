@@ -59,7 +59,7 @@ class Owner:
         base = self.outer.first_stamps()[FRAGMENT][CHUNK]
         admitted = {CHUNK: Admitted(base, dict.fromkeys(sorted(codes), 1))}
         self.order = Average(FRAGMENT, CYCLE, admitted, {CHUNK: codes}, messages)
-        averages = ChunkAverages(GROUP, IDS[OWNER], self.outer, IDENTITIES[OWNER].sign)
+        averages = ChunkAverages(GROUP, IDS[OWNER], 1, self.outer, IDENTITIES[OWNER].sign)
         made = averages.averaged(self.order).averages
         assert made is not None
         self.codes, self.result = made.parts[CHUNK], made.result

@@ -46,6 +46,7 @@ def forged(
         VICTIM,
         cycle,
         liar.peer_id,
+        1,
         names,
         weights,
         (bytes(16),) * len(names),

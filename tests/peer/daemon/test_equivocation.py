@@ -1,0 +1,86 @@
+"""An owner that signs two results for one cycle is banned by all, without any audit, for good."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from streaming_worlds import OPTIONS, assert_equal, fragment_spec
+from swarm_worlds import simulated, start
+from test_audited_swarm import convicted
+
+from peer.averaging.diloco.fragment_posts import Posts
+from peer.codec import codes_as_tensor, get_codec
+from peer.codec.leaves import code_digest
+from peer.network.identity import Identity
+from peer.observe.event_names import EventName
+from peer.ports import PeerId
+from peer.simulation.machine import Machine
+from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
+from protocol.diloco import audits
+from protocol.wire.fragment_messages import Result, signed_result
+
+pytestmark = pytest.mark.slow
+
+SEED = 1
+ROUNDS = 12
+LIES_FROM = 4
+NAMES = "abcde"
+HONEST = NAMES[:-1]
+CODEC = get_codec("fp32")
+KEEPS = Machine(checkpoint_every_s=5.0)
+
+
+def altered(result: Result, codes: memoryview, owner: Identity) -> tuple[Result, memoryview]:
+    """Another result for the same: a little longer, and as well signed."""
+    other = bytearray(codes)
+    values = codes_as_tensor(memoryview(other)).view(torch.float32)
+    values.mul_(1.001)
+    (chunk,) = result.chunks
+    chunks = (replace(chunk, digest=code_digest(CODEC, memoryview(other))),)
+    return signed_result(replace(result, chunks=chunks), owner.sign), memoryview(other)
+
+
+def tells_two(swarm: SimulatedSwarm, monkeypatch: pytest.MonkeyPatch, name: str) -> list[PeerId]:
+    """A peer sends another result to `a` than to all others. Returns whom it has lied to."""
+    post, owner, lied_to = Posts.post, identity_of(SEED, name), list[PeerId]()
+
+    def forked(posts: Posts, peer_id: PeerId, message, payload=b"") -> None:
+        lies = posts._network.peer_id == owner.peer_id and peer_id == swarm["a"].peer_id
+        its_own = isinstance(message, Result) and message.owner == owner.peer_id
+        if lies and its_own and message.cycle >= LIES_FROM and len(message.chunks) == 1:
+            message, payload = altered(message, payload, owner)
+            lied_to.append(peer_id)
+        post(posts, peer_id, message, payload)
+
+    monkeypatch.setattr(Posts, "post", forked)
+    return lied_to
+
+
+def test_an_owner_that_tells_two_results_is_banned_and_stays_so_after_all_restart(
+    tmp_path, monkeypatch
+):
+    """Both results would pass an audit that knows but one; here nobody audits at all."""
+    monkeypatch.setattr(audits, "AUDITS_PER_RESULT", 0.0)
+
+    @simulated(SEED)
+    async def run():
+        async with open_swarm(SEED, fragment_spec(ROUNDS, "fp32"), tmp_path, OPTIONS) as swarm:
+            lied_to = tells_two(swarm, monkeypatch, "e")
+            await start(swarm, *NAMES, machine_of=dict.fromkeys(NAMES, KEEPS))
+            await swarm.until(lambda: all(convicted(swarm[name]) for name in HONEST))
+            assert lied_to
+            written = lambda: all(swarm[n].events(EventName.CHECKPOINT_WRITTEN) for n in HONEST)
+            await swarm.until(written)
+            for name in NAMES:
+                swarm.kill(name)
+            for name in NAMES:
+                await swarm[name].ended.wait()
+            for name in NAMES:
+                swarm.resume(name)
+            await swarm.finished(*HONEST)
+            liar = swarm["e"].peer_id
+            for name in HONEST:
+                assert convicted(swarm[name]) == [liar], "the home has kept the proof"
+            assert_equal(*(swarm[name] for name in HONEST))
+
+    run()
