@@ -8,6 +8,7 @@ A beginning fills both vectors and returns a `FirstState`; what becomes of it is
 Which one a peer has is said by its provision (provision.py). Another beginning is another class.
 """
 
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from statistics import median_high
@@ -126,15 +127,26 @@ class Fresh:
 
 
 class Fetched:
-    """The state of a peer of the group."""
+    """The state of a peer of the group.
+
+    Args:
+        patience_s: how long peers are asked.
+    """
 
     ages = True
+
+    def __init__(self, patience_s: float = math.inf) -> None:
+        self._patience_s = patience_s
 
     def __repr__(self) -> str:
         return "<Fetched>"
 
     async def take(self, arrival: Arrival) -> FirstState:
-        """Fetch it, verified; what only its source says of the schedule moves nothing."""
+        """Fetch it, verified; what only its source says of the schedule moves nothing.
+
+        Raises:
+            NobodyHelped: nobody gave one that is right; both vectors may be half written.
+        """
         started_s, held, source = trio.current_time(), arrival.held, list[PeerId]()
         arrival.facts.now_doing("fetching the state")
         download = Download()
@@ -162,7 +174,7 @@ class Fetched:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(arrival.look_around)  # a helper need not hold it
-            state = await arrival.sources.fetch(ask, held.view)
+            state = await arrival.sources.fetch(ask, held.view, patience_s=self._patience_s)
             nursery.cancel_scope.cancel()
         arrival.events.emit(
             EventName.STATE_RECEIVED,

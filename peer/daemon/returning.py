@@ -3,7 +3,11 @@
     Returning    the entry: run spec and data are here, and nobody need be there
     Returned     the beginning: the state of others that train, or our newest good checkpoint
 
-Who leads where all come back at once stands in protocol/membership/returning.py.
+A checkpoint is let go of for nothing but a state that is verified. Where those that say they train
+give none within REPLACEMENT_S, the peer goes on from its own: they may be liars that claim to be
+far ahead. For STAYS_S it then does not mind who is (peer/rounds/loop.py).
+
+Which one leads where all come back at once stands in protocol/membership/returning.py.
 """
 
 from dataclasses import replace
@@ -35,10 +39,17 @@ from .hello import Greeter
 from .joining import Bootstrap
 from .peer_parts import PeerParts
 from .provision import ChosenStage, Provision, Supplies
+from .sources import NobodyHelped
 from .stage_choice import StageChoice
 
 LOOK_S: Final = 0.5
 """How often a peer that is back looks who else is."""
+
+
+REPLACEMENT_S: Final = 1800.0
+"""How long others that train are asked for their state before we go on from our own."""
+STAYS_S: Final = 4 * 3600.0
+"""How long a peer then stays with its own, whoever says to be far ahead."""
 
 
 class OwnCheckpoints:
@@ -211,7 +222,12 @@ class Returned:
                     break
                 await trio.sleep(LOOK_S)
             nursery.cancel_scope.cancel()
-        return await (Fetched().take(arrival) if course is Course.FOLLOW else self._lead(arrival))
+        if course is Course.FOLLOW:
+            try:
+                return await Fetched(REPLACEMENT_S).take(arrival)
+            except* NobodyHelped:
+                facts.stays_until_s = trio.current_time() + STAYS_S
+        return await self._lead(arrival)
 
     async def _lead(self, arrival: Arrival) -> FirstState:
         own, facts = self._own, arrival.facts

@@ -6,6 +6,7 @@ help is not asked again at once: soon where that may pass, later where it broke 
 cannot help for long (`Waits`).
 """
 
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,10 @@ DOUBT_PAUSE_S: Final = 30.0
 """After a source broke the protocol, or refused for good."""
 TOO_LARGE_PAUSE_S: Final = 300.0
 """After a source said that what we want is too large to be fetched."""
+
+
+class NobodyHelped(LocoError):
+    """No peer gave what was asked for in all the time that there was for it."""
 
 
 class Waits:
@@ -78,6 +83,7 @@ class Sources:
         ask: Callable[[Fetcher], Awaitable[T]],
         among: Roster | View,
         preferred: PeerId | None = None,
+        patience_s: float = math.inf,
     ) -> T:
         """Ask one peer after another until one can answer.
 
@@ -85,12 +91,15 @@ class Sources:
             among: what any peer of the run has is asked of the roster, what those of our group have
                 of our view.
             preferred: is asked first.
+            patience_s: after that nobody is asked any more; who is giving may go on.
 
         Raises:
             Refused: everybody refuses for good.
+            NobodyHelped
             InvalidRunSpec: what was received cannot be used here.
         """
         waits, final = Waits(), dict[PeerId, LocoError]()
+        until_s = trio.current_time() + patience_s
         while True:
             sources = _in_order(among, self._facts.peer_id, preferred)
             if not sources:
@@ -111,6 +120,8 @@ class Sources:
                         final[peer_id] = error
             if sources and all(peer_id in final for peer_id in sources):
                 raise final[sources[0]]
+            if trio.current_time() >= until_s:
+                raise NobodyHelped(f"no peer could help within {patience_s:.0f} s")
             await trio.sleep(SOURCE_PAUSE_S)
 
 

@@ -3,6 +3,7 @@
 Only the part that makes a fact true writes it. Everything else reads.
 """
 
+import math
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
@@ -55,6 +56,7 @@ class Facts:
             for another group, by reason.
         audits: of averages that other peers have signed, by outcome.
         convicted: peers that were proved to have lied.
+        stays_until_s: until then we stay with our weights, whoever says to be far ahead.
         lost_blocks, repeated_blocks: of the whole swarm, by changes of its members.
         corpus: where its pieces come one by one.
         restarts: trainer restarts by reason.
@@ -107,6 +109,7 @@ class Facts:
     faults: Counter[Fault] = field(default_factory=Counter)
     audits: Counter[AuditOutcome] = field(default_factory=Counter)
     convicted: int = 0
+    stays_until_s: float = -math.inf
     lost_blocks: int = 0
     repeated_blocks: int = 0
     corpus: CorpusFacts = field(default_factory=CorpusFacts)

@@ -7,6 +7,8 @@ What it promises:
 
 - A dead trainer costs at most the round it was in: the next life loads the slow weights and goes on
   where the swarm is.
+- A peer that is lost writes a checkpoint before it joins again: it lets go of its weights when
+  others have given it a state that is verified, and goes on from its own where nobody does.
 - Nobody writes the slow weights while they are validated.
 - The next round is opened as soon as the way of averaging lets it, and never two at once.
 """
@@ -97,7 +99,7 @@ class RoundLoop:
         self._start_trainer = start_trainer
         self._events = events
         self._quota = inner_steps
-        self._given_up = False
+        self._given_up = self._joins_again = False
         self._micro_batch_cap: int | None = None
         self._failures_in_a_row = 0
         self.finished = False
@@ -131,6 +133,7 @@ class RoundLoop:
 
     async def _live(self, trainer: Trainer) -> None:
         self._validation.forget()
+        self._joins_again = False
         ready = await trainer.receive()
         if isinstance(ready, Failed):
             raise self._death(ready)
@@ -144,7 +147,7 @@ class RoundLoop:
             self._checkpoints.began(line)
             await trainer.send(self._checkpoints.load(self._way.version))
             if self._way.version == 0:  # a founder's first weights
-                self._check_lost()
+                self._check_lost(line)
             self._way.enter(self._heeded())
             nursery.start_soon(self._open_next, line)
             try:
@@ -228,7 +231,7 @@ class RoundLoop:
             speed = 1 / progress.step_s
             facts.steps_per_s += SPEED_SMOOTHING * (speed - facts.steps_per_s)
         self._way.progressed(progress)
-        self._check_lost()
+        self._check_lost(line)
         if not self._given_up and self._way.is_behind(self._heeded()):
             self._given_up = True
             line.send_soon(CloseRound(facts.round))
@@ -271,15 +274,27 @@ class RoundLoop:
 
     def _heeded(self) -> Sequence[Member]:
         """Those of them by whose steps, rounds and speeds we go."""
-        return heeded(self._others(), trio.current_time())
+        others, own_step, now_s = self._others(), self._facts.step, trio.current_time()
+        if now_s < self._facts.stays_until_s:
+            too_far = [is_lost(own_step, [m.progress.step], self._inner_steps) for m in others]
+            others = [m for m, far in zip(others, too_far, strict=True) if not far]
+        return heeded(others, now_s)
 
-    def _check_lost(self) -> None:
-        """Raises JoinAgain when our weights are of another time than the swarm's."""
+    def _check_lost(self, line: TrainerLine) -> None:
+        """Join again when our weights are of another time than the swarm's."""
         others, own_step = self._heeded(), self._facts.step
-        if is_lost(own_step, [m.progress.step for m in others], self._inner_steps):
-            addresses = addresses_of(others)
-            if addresses:
-                raise JoinAgain(addresses, f"step {own_step} is far behind the swarm's")
+        lost = is_lost(own_step, [m.progress.step for m in others], self._inner_steps)
+        addresses = addresses_of(others) if lost else ()
+        if addresses and not self._joins_again:
+            self._joins_again = True
+            error = JoinAgain(addresses, f"step {own_step} is far behind the swarm's")
+            line.nursery.start_soon(self._join_again, error)
+
+    async def _join_again(self, error: JoinAgain) -> None:
+        """Keep what we have in the home until a state is here that is verified. Raises `error`."""
+        if self._way.version > 0:
+            await self._checkpoints.write(self._way)
+        raise error
 
     async def _go_on(self, line: TrainerLine, closed: RoundClosed) -> None:
         """Average a closed round, as far as the next one has to wait for that, and open that."""
