@@ -40,20 +40,23 @@ def altered(result: Result, codes: memoryview, owner: Identity) -> tuple[Result,
     return signed_result(replace(result, chunks=chunks), owner.sign), memoryview(other)
 
 
-def tells_two(swarm: SimulatedSwarm, monkeypatch: pytest.MonkeyPatch, name: str) -> list[PeerId]:
-    """A peer sends another result to `a` than to all others. Returns whom it has lied to."""
-    post, owner, lied_to = Posts.post, identity_of(SEED, name), list[PeerId]()
+class Fork:
+    """One peer sends another result to `a` than to all others, while it lies."""
 
-    def forked(posts: Posts, peer_id: PeerId, message, payload=b"") -> None:
-        lies = posts._network.peer_id == owner.peer_id and peer_id == swarm["a"].peer_id
-        its_own = isinstance(message, Result) and message.owner == owner.peer_id
-        if lies and its_own and message.cycle >= LIES_FROM and len(message.chunks) == 1:
-            message, payload = altered(message, payload, owner)
-            lied_to.append(peer_id)
-        post(posts, peer_id, message, payload)
+    def __init__(self, swarm: SimulatedSwarm, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        self.told, self.lies = 0, True
+        post, owner = Posts.post, identity_of(SEED, name)
 
-    monkeypatch.setattr(Posts, "post", forked)
-    return lied_to
+        def forked(posts: Posts, peer_id: PeerId, message, payload=b"") -> None:
+            to_a = posts._network.peer_id == owner.peer_id and peer_id == swarm["a"].peer_id
+            own = isinstance(message, Result) and message.owner == owner.peer_id
+            due = own and message.cycle >= LIES_FROM and len(message.chunks) == 1
+            if self.lies and to_a and due:
+                message, payload = altered(message, payload, owner)
+                self.told += 1
+            post(posts, peer_id, message, payload)
+
+        monkeypatch.setattr(Posts, "post", forked)
 
 
 def test_an_owner_that_tells_two_results_is_banned_and_stays_so_after_all_restart(
@@ -62,19 +65,20 @@ def test_an_owner_that_tells_two_results_is_banned_and_stays_so_after_all_restar
     """Both results would pass an audit that knows but one; here nobody audits at all."""
     monkeypatch.setattr(audits, "AUDITS_PER_RESULT", 0.0)
 
-    @simulated(SEED)
+    @simulated(SEED, limit_s=400)
     async def run():
         async with open_swarm(SEED, fragment_spec(ROUNDS, "fp32"), tmp_path, OPTIONS) as swarm:
-            lied_to = tells_two(swarm, monkeypatch, "e")
+            fork = Fork(swarm, monkeypatch, "e")
             await start(swarm, *NAMES, machine_of=dict.fromkeys(NAMES, KEEPS))
             await swarm.until(lambda: all(convicted(swarm[name]) for name in HONEST))
-            assert lied_to
+            assert fork.told
             written = lambda: all(swarm[n].events(EventName.CHECKPOINT_WRITTEN) for n in HONEST)
             await swarm.until(written)
             for name in NAMES:
                 swarm.kill(name)
             for name in NAMES:
                 await swarm[name].ended.wait()
+            fork.lies = False
             for name in NAMES:
                 swarm.resume(name)
             await swarm.finished(*HONEST)
