@@ -18,9 +18,10 @@ peers number and the relays keep apart:
   4. The gradient that a relay has sent stays in its slot until the receiver's own has been taken
      by the next. A microbatch that has lost a relay is halted by its data peer and goes on as
      that says (mending.py); what belongs to an earlier attempt is refused.
-  5. What cannot come any more must not be waited for: after `patience_s` the relay steps with what
-     is there, and forgets what it holds. A gradient that comes then is refused: late, and counted.
-     Of what a relay forgets it tells the data peer, which then waits for it no longer.
+  5. What cannot come any more must not be waited for: after `patience_s`, or sooner where others
+     are through (awaited.py), the relay steps with what is there, and forgets what it holds. A
+     gradient that comes then is refused: late, and counted. Of what a relay forgets it tells the
+     data peer, which then waits for it no longer.
   6. A microbatch holds a slot at every relay that it has passed while it waits for the next one.
      Where paths go back to lower stages, some slots are left to those that are nearer to their
      end: a microbatch with c descents ahead of it (paths.py) gets a slot only while for each d from
@@ -48,6 +49,7 @@ from typing import Final
 
 from protocol.outcomes import RefusalReason
 
+from .awaited import Awaited
 from .commands import (
     Answer,
     Command,
@@ -88,7 +90,7 @@ class RelayCore:
 
     def __init__(self, slots: int, patience_s: float, kept: int = KEPT) -> None:
         self._slots = slots
-        self._patience_s = patience_s
+        self._awaited = Awaited(patience_s)
         self._ledger = Ledger(kept)
         self._waiting: list[Offer] = []
         self._announced: dict[str, int] = {}
@@ -351,9 +353,8 @@ class RelayCore:
         assert self.iteration is not None
         if not self._present:
             return self._ended
-        if all(self._announced.get(origin, 0) > self.iteration for origin in self._present):
-            return True
-        return now_s - self._began_s >= self._patience_s
+        lasted_s = now_s - self._began_s
+        return self._awaited.is_over(self.iteration, self._announced, self._present, lasted_s)
 
     def _forget_all(self) -> list[Command]:
         """What is held still has been given up by its data peer, or by us."""
