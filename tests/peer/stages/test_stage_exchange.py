@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import trio
-from stage_worlds import BACKWARD_S, FORWARD_S, LINK, SLOT_BYTES, StageWorld
+from stage_worlds import BACKWARD_S, FORWARD_S, LINK, RUN_ID, SLOT_BYTES, StageWorld
 
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
@@ -20,6 +20,7 @@ from protocol.microbatch.counts import Counted
 from protocol.microbatch.relays_there import STAND_IN_S
 from protocol.microbatch.trip import Leg
 from protocol.outcomes import RefusalReason
+from protocol.run.stages import part_of_stage
 from protocol.wire.messages import Announcement, Boundary, Credit, Lost, Noted, Offer, Resume
 from protocol.wire.versions import STAGE
 
@@ -84,6 +85,26 @@ async def test_a_relay_that_dies_with_gradients_in_hand_has_a_stand_in(autojump_
         mended = sum(peer.facts.microbatches[Counted.MENDED] for peer in world.of_stage(0))
         stand_in = world.of_stage(1)[1]
         assert 0 < stand_in.facts.microbatches[Counted.REPLAYED] <= mended
+
+
+@pytest.mark.slow
+async def test_a_data_peer_that_announces_nothing_holds_relays_up_for_less_than_one_patience(
+    autojump_clock,
+):
+    """Of 15 iterations that are left, each would last for PATIENCE_S."""
+    async with StageWorld((2, 1), iterations=20).running() as world:
+        (relay,) = world.of_stage(1)
+        while len(relay.trainer.steps) < 5:
+            await trio.sleep(0.1)
+        group = Group(RUN_ID, part_of_stage(0)).digest
+        silent = Progress("training", group=group)
+        relay.roster.heard(trio.current_time(), "silent", 1, progress=silent)
+        before_s = trio.current_time()
+        await world.wait_done()
+        assert trio.current_time() - before_s < PATIENCE_S / 4
+        for peer in world.of_stage(0):
+            assert peer.trainer.came_back == [{2}] * 80
+            assert not peer.trainer.dropped
 
 
 async def test_data_peers_wait_for_a_stage_that_nobody_holds(autojump_clock):
