@@ -44,7 +44,9 @@ class OneState:
     def __init__(self, state: StateScalars) -> None:
         self._state = state
 
-    async def fetch(self, ask: Callable[..., Awaitable[StateScalars]], among: View) -> StateScalars:
+    async def fetch(
+        self, ask: Callable[..., Awaitable[StateScalars]], among: View, *, patience_s: float
+    ) -> StateScalars:
         return await ask(self)
 
     remote_peer_id = "source"

@@ -31,7 +31,7 @@ from protocol.wire.messages import ChunkState, Contribution, Result
 pytestmark = pytest.mark.slow
 
 SEED = 1
-HEALS_AT_ONCE = 2
+HEALS_AT_ONCE = 3
 """A seed for which a spoilt chunk is asked for, and comes, between two steps of the others."""
 LEAVER_OWNS_NOTHING = 1
 """A seed for which a peer that leaves owns no chunk at that moment: what it owns is lost once."""
