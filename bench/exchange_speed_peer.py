@@ -147,6 +147,7 @@ class SpeedPeer:
             lock=trio.Lock(),
             refused=Counter(),
             inner_steps=1,
+            trims=False,
             last_sent=[-1] * len(fragments),
         )
         self._exchange = FragmentExchange(around, outer)

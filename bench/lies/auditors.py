@@ -86,4 +86,4 @@ class Auditors:
         names = asked.result.contributors_of(leaf.of_chunk)
         inputs = [(order.contributions[name], order.codes[chunk][name]) for name in names]
         opening = opening_of(self._codec, leaf.index, inputs)
-        return audit(self._codec, size, leaf, asked.codes, opening)[0]
+        return audit(self._codec, size, leaf, asked.codes, opening, trims=False)[0]

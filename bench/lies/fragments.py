@@ -53,7 +53,7 @@ class _WatchedAverages(ChunkAverages):
     defended = True
 
     def __init__(self, identity: Identity, outer: OuterFragments) -> None:
-        super().__init__(GROUP, identity.peer_id, 1, outer, identity.sign)
+        super().__init__(GROUP, identity.peer_id, 1, outer, identity.sign, trims=False)
         self.shares: list[list[float]] = []
 
     def _shares(self, lengths: Sequence[float]) -> list[float]:

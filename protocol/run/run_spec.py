@@ -33,7 +33,11 @@ from .section import MISFIT, Section, misfit
 from .ways import WAYS, others_keys
 
 SOURCES: Final = ("stdlib", "text", "tokens", "jsonl", "parquet", "hf")
-LATER_KEYS: Final = (("optimizer", "name"), ("optimizer", "muon"))
+LATER_KEYS: Final = (
+    ("optimizer", "name"),
+    ("optimizer", "muon"),
+    ("sync", "diloco", "robust"),
+)
 """Sections and keys that are left out of the canonical bytes at their default: runs that were
 founded before there was a choice keep their ids (decision 0033)."""
 MAX_SHOWN_CHARS: Final = 80
@@ -134,6 +138,9 @@ class DilocoSection(FragmentsSection):
     it comes."""
     error_feedback: bool = False
     """Add to each send what coding took from the one before."""
+    robust: Literal["clip", "trim"] = "clip"
+    """How owners bound what one contribution moves: by its length, or by that and by leaving out
+    the highest and lowest values of each coordinate."""
 
 
 class GaslocSection(Section):
@@ -300,15 +307,23 @@ class RunSpec(Section):
     def to_bytes(self) -> bytes:
         """The canonical bytes: JSON, keys sorted, no spaces, every field present but LATER_KEYS."""
         tree = self.model_dump(mode="json")
-        for section, key in LATER_KEYS:
-            field = type(getattr(self, section)).model_fields[key]
-            if tree[section][key] == field.default:
-                del tree[section][key]
+        for *path, key in LATER_KEYS:
+            _leave_out_default(self, tree, path, key)
         return json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()
 
     def run_id(self, founder_public_key: bytes) -> str:
         """The run id under this founder's key (32 bytes): 32 hex digits."""
         return run_id_of(self.to_bytes(), founder_public_key)
+
+
+def _leave_out_default(section: Any, tree: Any, path: list[str], key: str) -> None:
+    """Take a key, of the section to which this path leads, out of the tree if it says nothing."""
+    for name in path:
+        section, tree = getattr(section, name), tree[name]
+        if section is None:
+            return
+    if tree[key] == type(section).model_fields[key].default:
+        del tree[key]
 
 
 def run_id_of(spec_bytes: bytes, founder_public_key: bytes) -> str:

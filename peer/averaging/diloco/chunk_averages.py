@@ -29,11 +29,23 @@ from .outer_fragments import OuterFragments
 
 
 class ChunkAverages:
-    """See the top of the file."""
+    """See the top of the file.
+
+    Args:
+        trims: take the trimmed mean (trimmed_mean.py).
+    """
 
     def __init__(
-        self, group: str, own_id: PeerId, incarnation: int, outer: OuterFragments, sign: Sign
+        self,
+        group: str,
+        own_id: PeerId,
+        incarnation: int,
+        outer: OuterFragments,
+        sign: Sign,
+        *,
+        trims: bool,
     ) -> None:
+        self._trims = trims
         self._group = group
         self._own_id = own_id
         self._incarnation = incarnation
@@ -81,6 +93,7 @@ class ChunkAverages:
             num_values,
             codes_as_tensor(out),
             self._scratch,
+            trims=self._trims,
         )
 
     def _shares(self, lengths: Sequence[float]) -> list[float]:

@@ -8,6 +8,7 @@ MAX_OPENABLE newer results of ours are there, and no longer than OPENABLE_S.
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import trio
@@ -47,9 +48,16 @@ class _Made:
 
 
 class FragmentAudits:
-    """See the top of the file."""
+    """See the top of the file.
 
-    def __init__(self, group: str, network: Network, outer: OuterFragments, work: Work) -> None:
+    Args:
+        trims: whether owners take the trimmed mean.
+    """
+
+    def __init__(
+        self, group: str, network: Network, outer: OuterFragments, work: Work, *, trims: bool
+    ) -> None:
+        self._trims = trims
         self._group = group
         self._network = network
         self._outer = outer
@@ -93,7 +101,8 @@ class FragmentAudits:
             opening = await self._opening(leaf)
         if opening is None:
             return Audited(result, AuditOutcome.UNOPENED)
-        found = await self._work.run(audit, self._codec(), num_values, leaf, order.codes, opening)
+        look = partial(audit, trims=self._trims)
+        found = await self._work.run(look, self._codec(), num_values, leaf, order.codes, opening)
         return Audited(result, *found)
 
     async def _opening(self, leaf: Leaf) -> bytes | None:
@@ -130,7 +139,8 @@ class FragmentAudits:
         if not known or found.chunk >= len(fragments[result.fragment].chunks):
             raise RemoteProtocolError(f"a proof about fragment {result.fragment}")
         num_values = self._outer.chunk_values(result.fragment, found.chunk)
-        await self._work.run(check_evidence, self._codec(), num_values, found)
+        look = partial(check_evidence, trims=self._trims)
+        await self._work.run(look, self._codec(), num_values, found)
 
     def _codec(self) -> Codec:
         """One for a thread of its own."""

@@ -86,11 +86,11 @@ class FragmentExchange:
         self._core = FragmentCore(plan, network.peer_id, outer.first_stamps(), seed)
         self._posts = Posts(network)
         self._averages = ChunkAverages(
-            group, network.peer_id, around.incarnation, outer, around.sign
+            group, network.peer_id, around.incarnation, outer, around.sign, trims=around.trims
         )
         self._questions = FragmentQuestions(group, network, outer, work)
         self._answers = FragmentAnswers(outer, self._core, work, around.lock)
-        self._audits = FragmentAudits(group, network, outer, work)
+        self._audits = FragmentAudits(group, network, outer, work, trims=around.trims)
         self._seen: PeersSeen | None = None
         self._told: deque[FragmentEvent] = deque()
         self._changed = trio.Event()

@@ -216,6 +216,7 @@ class FragmentRounds:
             lock=self._lock,
             refused=self._facts.refused,
             inner_steps=sync.inner_steps,
+            trims=sync.diloco.robust == "trim",
             last_sent=[
                 last_sent(index, len(fragments), sync.inner_steps, self._next_round)
                 for index in range(len(fragments))

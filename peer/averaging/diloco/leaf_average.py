@@ -18,8 +18,11 @@ from protocol.wire.fragment_messages import Contribution
 from . import nesterov
 
 
-def leaf_average(codec: Codec, num_values: int, checked: Checked) -> bytes | None:
+def leaf_average(codec: Codec, num_values: int, checked: Checked, *, trims: bool) -> bytes | None:
     """The codes of a leaf of so many values; None if what went in has no average that codes take.
+
+    Args:
+        trims: whether owners take the trimmed mean.
 
     Raises:
         RemoteProtocolError: codes that are malformed: no owner may take them.
@@ -32,7 +35,7 @@ def leaf_average(codec: Codec, num_values: int, checked: Checked) -> bytes | Non
     parts = zip(tensors, checked.weights, checked.shares, strict=True)
     weighted = [nesterov.WeightedCodes(*each) for each in parts]
     try:
-        nesterov.average_codes(weighted, codec, num_values, out)
+        nesterov.average_codes(weighted, codec, num_values, out, trims=trims)
     except ValueError:
         return None
     return out.numpy().tobytes()
@@ -51,17 +54,24 @@ def opening_of(
 
 
 def audit(
-    codec: Codec, num_values: int, leaf: Leaf, codes: memoryview, opening: bytes
+    codec: Codec,
+    num_values: int,
+    leaf: Leaf,
+    codes: memoryview,
+    opening: bytes,
+    *,
+    trims: bool,
 ) -> tuple[AuditOutcome, bytes]:
     """What comes of an audit, and what proves it if it is a lie.
 
     Args:
         num_values: of the chunk.
         codes: of the result that is here, which are those that its owner has signed.
+        trims: whether owners take the trimmed mean.
     """
     ours, size = leaf_of(codec, codes, leaf.index), values_of_leaf(num_values, leaf.index)
     try:
-        average = leaf_average(codec, size, check_opening(leaf, opening))
+        average = leaf_average(codec, size, check_opening(leaf, opening), trims=trims)
     except RemoteProtocolError:
         return AuditOutcome.UNOPENED, b""
     if average == ours:
@@ -71,8 +81,9 @@ def audit(
     return AuditOutcome.LIE, found.packed()
 
 
-def check_evidence(codec: Codec, num_values: int, found: Evidence) -> None:
+def check_evidence(codec: Codec, num_values: int, found: Evidence, *, trims: bool) -> None:
     """Raises RemoteProtocolError: this does not show that the owner has lied."""
     checked = found.checked(leaves_of_chunk(num_values))
-    if leaf_average(codec, values_of_leaf(num_values, found.index), checked) == found.codes:
+    size = values_of_leaf(num_values, found.index)
+    if leaf_average(codec, size, checked, trims=trims) == found.codes:
         raise RemoteProtocolError("evidence against an owner whose average follows")

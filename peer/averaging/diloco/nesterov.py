@@ -52,6 +52,7 @@ import torch
 from peer.codec import BLOCK, TILE, Codec
 
 from . import fused_nesterov
+from .trimmed_mean import num_trimmed, trimmed_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,8 @@ def average_codes(
     num_values: int,
     out_codes: torch.Tensor,
     scratch: torch.Tensor | None = None,
+    *,
+    trims: bool = False,
 ) -> int:
     """Write the codes of the weighted mean of a chunk.
 
@@ -106,6 +109,7 @@ def average_codes(
         num_values: of the chunk.
         out_codes: uint8 [code_bytes(num_values)], overwritten; none of the contributions' memory.
         scratch: fp32, at least `num_values` long; taken anew if not given.
+        trims: take the trimmed mean (trimmed_mean.py).
 
     Returns:
         The sum of the weights.
@@ -128,8 +132,13 @@ def average_codes(
         scratch = torch.empty(num_values, dtype=torch.float32, device=out_codes.device)
     mean_C = scratch[:num_values]
     spare = torch.empty(min(TILE, num_values), dtype=torch.float32, device=out_codes.device)
+    trims = trims and num_trimmed(len(admitted)) > 0
     for start in range(0, num_values, TILE):
-        _average_tile(admitted, total, codec, start, mean_C[start : start + TILE], spare)
+        mean = mean_C[start : start + TILE]
+        if trims:
+            _trimmed_tile(admitted, codec, start, mean)
+        else:
+            _average_tile(admitted, total, codec, start, mean, spare)
     codec.encode(mean_C, out_codes)
     return total
 
@@ -151,6 +160,17 @@ def _average_tile(
             continue
         codec.decode_range(each.codes, start, stop, value)
         mean.add_(value.mul_(factor))
+
+
+def _trimmed_tile(
+    admitted: Sequence[WeightedCodes], codec: Codec, start: int, mean: torch.Tensor
+) -> None:
+    """Write the trimmed mean of the values from `start` on."""
+    values = torch.empty(len(admitted), mean.numel(), dtype=torch.float32, device=mean.device)
+    for each, row in zip(admitted, values, strict=True):
+        codec.decode_range(each.codes, start, start + mean.numel(), row)
+        row.mul_(each.share)
+    trimmed_mean(values, [each.weight for each in admitted], mean)
 
 
 def outer_step(

@@ -83,6 +83,7 @@ class FragmentSurroundings:
         lock: held while the outer state moves or is read as a whole.
         refused: counts contributions and results of others that were not taken, streams of those
             that we are not linked with, and whatever is meant for another group, by reason.
+        trims: whether averages are trimmed means (trimmed_mean.py).
         last_sent: the last cycle of each fragment that was sent before our first round; -1 before
             the first.
         inner_steps: H, the steps of a peer of median speed between two sends of a fragment.
@@ -100,5 +101,6 @@ class FragmentSurroundings:
     proofs: KeptProofs
     lock: trio.Lock
     refused: Counter[RefusalReason]
+    trims: bool
     last_sent: Sequence[int]
     inner_steps: int

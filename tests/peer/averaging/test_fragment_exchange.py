@@ -92,6 +92,7 @@ class World:
                 lock=trio.Lock(),
                 refused=Counter(),
                 inner_steps=1,
+                trims=False,
                 last_sent=[-1],
             )
             exchange = FragmentExchange(around, self.outer)

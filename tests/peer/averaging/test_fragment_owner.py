@@ -34,7 +34,9 @@ class World:
         self.peers = Peers(IDS[0], 1)
         self.see(IDS)
         self.owner = Owner(SendPlan(GROUP, 1), self.peers)
-        self.arithmetic = ChunkAverages(GROUP, IDS[0], 1, self.outer, IDENTITIES[0].sign)
+        self.arithmetic = ChunkAverages(
+            GROUP, IDS[0], 1, self.outer, IDENTITIES[0].sign, trims=False
+        )
 
     def see(self, present: list[str], round_: int = CYCLE) -> None:
         """These are there, and we are all in this round."""

@@ -32,7 +32,11 @@ def average_of(values: list[float], codec: str = "fp32") -> float:
         {0: codes},
         {peer_id: message for peer_id, (message, _) in sent.items()},
     )
-    made = ChunkAverages(GROUP, IDS[0], 1, outer, IDENTITIES[0].sign).averaged(order).averages
+    made = (
+        ChunkAverages(GROUP, IDS[0], 1, outer, IDENTITIES[0].sign, trims=False)
+        .averaged(order)
+        .averages
+    )
     assert made is not None
     decoded = torch.empty(outer.chunk_values(FRAGMENT, 0))
     outer.codec.decode(torch.frombuffer(made.codes, dtype=torch.uint8), decoded)

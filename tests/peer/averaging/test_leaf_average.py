@@ -9,8 +9,6 @@ from owner_worlds import (
     CYCLE,
     FRAGMENT,
     GROUP,
-    IDENTITIES,
-    IDS,
     contribution,
     outer_copy,
 )
@@ -21,6 +19,7 @@ from peer.averaging.diloco.leaf_average import audit, check_evidence, opening_of
 from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.codec import codes_as_tensor
 from peer.codec.leaves import code_digest, leaf_digests, leaf_of, leaves_of_chunk, values_of_leaf
+from peer.network.identity import Identity
 from protocol.diloco.evidence import Evidence, Leaf
 from protocol.diloco.fragment_commands import Average
 from protocol.errors import RemoteProtocolError
@@ -30,36 +29,44 @@ from protocol.outcomes import AuditOutcome
 from protocol.run.codecs import CODECS
 from protocol.wire.fragment_messages import Contribution, Result, signed_result
 
+IDENTITIES = [Identity(bytes([n]) * 32) for n in range(1, 8)]
+IDS = [identity.peer_id for identity in IDENTITIES]
 CHUNK, OWNER = 1, 0
 VALUES = {0: 1.0, 1: 2.5, 2: -40.0}
 """How long the contribution of each peer is; the last one is clipped."""
+MANY = {peer: 1.0 + peer for peer in range(7)}
+"""So many that values are left out."""
 
 
 def sent_by(
-    outer: OuterFragments, peer: int, cycle: int = CYCLE
+    outer: OuterFragments, peer: int, cycle: int = CYCLE, length: float | None = None
 ) -> tuple[Contribution, memoryview]:
     """Noise as long as this peer's values are, signed."""
     like, codes = contribution(outer, {CHUNK: 0.0}, cycle=cycle)
     room = memoryview(bytearray(codes))
     generator = torch.Generator().manual_seed(peer)
     noise = torch.randn(outer.chunk_values(FRAGMENT, CHUNK), generator=generator)
-    outer.codec.encode(VALUES[peer] * noise, codes_as_tensor(room))
+    outer.codec.encode((VALUES[peer] if length is None else length) * noise, codes_as_tensor(room))
     return signed_with(like, {CHUNK: room}, outer, IDENTITIES[peer].sign), room
 
 
 class Owner:
     """A result of three contributions, true or not, and what its owner opens."""
 
-    def __init__(self, codec: str = "int8", *, lies: bool = False) -> None:
+    def __init__(self, codec: str = "int8", *, lies: bool = False, trims: bool = False) -> None:
+        self.trims = trims
         self.outer = outer_copy(codec)
         self.codec, self.size = self.outer.codec, self.outer.chunk_values(FRAGMENT, CHUNK)
-        sent = {IDS[p]: sent_by(self.outer, p) for p in VALUES}
+        lengths = MANY if trims else VALUES
+        sent = {IDS[p]: sent_by(self.outer, p, length=lengths[p]) for p in lengths}
         codes = {peer: each for peer, (_, each) in sent.items()}
         messages = {peer: message for peer, (message, _) in sent.items()}
         base = self.outer.first_stamps()[FRAGMENT][CHUNK]
         admitted = {CHUNK: Admitted(base, dict.fromkeys(sorted(codes), 1))}
         self.order = Average(FRAGMENT, CYCLE, admitted, {CHUNK: codes}, messages)
-        averages = ChunkAverages(GROUP, IDS[OWNER], 1, self.outer, IDENTITIES[OWNER].sign)
+        averages = ChunkAverages(
+            GROUP, IDS[OWNER], 1, self.outer, IDENTITIES[OWNER].sign, trims=trims
+        )
         made = averages.averaged(self.order).averages
         assert made is not None
         self.codes, self.result = made.parts[CHUNK], made.result
@@ -81,12 +88,13 @@ class Owner:
         return opening_of(self.codec, index, inputs)
 
     def audit(self, opening: bytes, index: int = 3) -> tuple[AuditOutcome, bytes]:
-        return audit(self.codec, self.size, self.leaf(index), self.codes, opening)
+        return audit(self.codec, self.size, self.leaf(index), self.codes, opening, trims=self.trims)
 
 
+@pytest.mark.parametrize("trims", [False, True])
 @pytest.mark.parametrize("codec", CODECS)
-def test_every_leaf_of_a_true_average_follows(codec):
-    owner = Owner(codec)
+def test_every_leaf_of_a_true_average_follows(codec, trims):
+    owner = Owner(codec, trims=trims)
     for index in range(leaves_of_chunk(owner.size)):
         assert owner.audit(owner.opening(index), index) == (AuditOutcome.TRUE, b"")
 
@@ -96,7 +104,7 @@ def test_a_lie_is_proved_to_whoever_gets_the_proof(codec):
     owner = Owner(codec, lies=True)
     outcome, proof = owner.audit(owner.opening())
     assert outcome is AuditOutcome.LIE
-    check_evidence(owner.codec, owner.size, Evidence.read(proof))
+    check_evidence(owner.codec, owner.size, Evidence.read(proof), trims=owner.trims)
 
 
 def test_an_opening_of_anything_else_opens_nothing():
@@ -134,7 +142,9 @@ def test_a_proof_against_an_owner_that_was_true_is_none():
         (replace(true, opening=owner.opening(2)), "not of its contribution"),
     ):
         with pytest.raises(RemoteProtocolError, match=sentence):
-            check_evidence(owner.codec, owner.size, Evidence.read(found.packed()))
+            check_evidence(
+                owner.codec, owner.size, Evidence.read(found.packed()), trims=owner.trims
+            )
 
 
 @pytest.mark.parametrize(

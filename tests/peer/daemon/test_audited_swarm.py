@@ -130,6 +130,23 @@ def test_who_comes_later_is_told_of_the_lie(tmp_path, monkeypatch):
     run()
 
 
+def test_averages_from_which_values_are_left_out_are_audited_too(tmp_path):
+    names = "abcdef"
+
+    @simulated(1)
+    async def run():
+        spec = fragment_spec(12, robust="trim")
+        async with open_swarm(1, spec, tmp_path, OPTIONS) as swarm:
+            await start(swarm, *names)
+            await swarm.finished()
+            assert_equal(*(swarm[name] for name in names))
+            assert contributors(swarm["a"], after=6).keys() == {6}
+            assert audits(swarm, names, AuditOutcome.TRUE) > 20
+            assert audits(swarm, names, AuditOutcome.LIE) == 0
+
+    run()
+
+
 @pytest.mark.parametrize(("seed", "codec"), [(1, "int8"), (2, "e3m0")])
 def test_nobody_is_convicted_where_all_are_honest_however_they_come_and_go(tmp_path, seed, codec):
     @simulated(seed)
