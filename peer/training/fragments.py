@@ -35,7 +35,7 @@ import torch
 
 from peer.codec import Codec
 from protocol.fragment.fragments import Fragment
-from protocol.run.run_spec import DilocoSection
+from protocol.run.way_sections import DilocoSection
 
 from .errors import NonFinite
 from .shared import CodeRegions

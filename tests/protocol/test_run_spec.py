@@ -11,15 +11,8 @@ from protocol.pipeline.problem import PathRules
 from protocol.pipeline.workload import BITS, BOUNDARY_CODECS
 from protocol.run.optimizer_section import MuonSection
 from protocol.run.pipeline_section import MAX_STAGES
-from protocol.run.run_spec import (
-    MAX_SHOWN_CHARS,
-    DilocoSection,
-    RunSpec,
-    StreamingSection,
-    parse_bytes,
-    parse_toml,
-    run_id_of,
-)
+from protocol.run.run_spec import MAX_SHOWN_CHARS, RunSpec, parse_bytes, parse_toml, run_id_of
+from protocol.run.way_sections import DilocoSection, StreamingSection
 
 
 def test_an_empty_file_is_a_valid_spec() -> None:

@@ -35,7 +35,8 @@ from protocol.errors import Refused
 from protocol.fragment.fragments import Fragment, fragment_layout_digest, fragments_of_run
 from protocol.membership.group import Group
 from protocol.outcomes import RefusalReason
-from protocol.run.run_spec import RunSpec, StreamingSection
+from protocol.run.run_spec import RunSpec
+from protocol.run.way_sections import StreamingSection
 from protocol.wire.messages import Accept, Propose
 from protocol.wire.versions import GOSSIP
 

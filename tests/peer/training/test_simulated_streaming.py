@@ -26,7 +26,8 @@ from peer.training.ports import Trainer
 from peer.training.simulated import SimulatedSpeed, simulated_starter
 from peer.training.toy import simulated_layout
 from protocol.fragment.fragments import fragments_of_run
-from protocol.run.run_spec import DilocoSection, RunSpec, SyncSection
+from protocol.run.run_spec import RunSpec, SyncSection
+from protocol.run.way_sections import DilocoSection
 
 EventT = TypeVar("EventT", bound=TrainerEvent)
 MEMBERS = (("me", 1),)

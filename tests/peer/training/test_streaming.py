@@ -12,7 +12,8 @@ from peer.training.fragments import FragmentSnapshot
 from peer.training.messages import Amend, FragmentMerged, FragmentSent, Merge, TrainRound, Yield
 from peer.training.messages import Yielded as YieldedEvent
 from peer.training.streaming import FragmentSync
-from protocol.run.run_spec import DilocoSection, RunSpec, SyncSection
+from protocol.run.run_spec import RunSpec, SyncSection
+from protocol.run.way_sections import DilocoSection
 
 pytestmark = pytest.mark.slow
 

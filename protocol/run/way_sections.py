@@ -1,0 +1,49 @@
+"""Keys that one way of averaging has for itself: the sections below [sync] (ways.py)."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .section import Section
+
+
+class FragmentsSection(Section):
+    """How a model is cut into fragments (protocol/fragment/fragments.py)."""
+
+    fragments: Literal["strided", "sequential", "whole"] = "strided"
+    """How blocks are put together; `whole` is one fragment of everything."""
+    blocks_per_fragment: Annotated[int, Field(ge=1, le=1024)] = 3
+    """At most so many transformer blocks in one fragment."""
+
+
+class DilocoSection(FragmentsSection):
+    """Streaming DiLoCo: fragments of the model are averaged by all, each at its own moment."""
+
+    learning_rate: Annotated[float, Field(gt=0, le=2)] = 0.4
+    """The outer optimizer's (SGD with Nesterov momentum)."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    overlap_steps: Annotated[int, Field(ge=0, le=1000)] = 1
+    """tau: inner steps between the send of a fragment and its return; 0 waits for it at once. A
+    peer may have its own."""
+    merge: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Share of the own weights when a fragment comes back (the paper's alpha); 0 takes the average
+    alone, 1 none of it."""
+    late: Literal["wait", "skip"] = "wait"
+    """When a fragment is not back after `overlap_steps`: wait for it, or train on and merge it when
+    it comes."""
+    error_feedback: bool = False
+    """Add to each send what coding took from the one before."""
+    robust: Literal["clip", "trim"] = "clip"
+    """How owners bound what one contribution moves: by its length, or by that and by leaving out
+    the highest and lowest values of each coordinate."""
+
+
+class GaslocSection(Section):
+    """GASLoC: gossip in pairs, with momentum on each peer's own iterate."""
+
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """gamma of the method; 0 is plain averaging in pairs."""
+
+
+class StreamingSection(FragmentsSection):
+    """Streaming gossip: each fragment finds a partner of its own, at its own moment."""
