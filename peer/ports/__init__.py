@@ -9,7 +9,6 @@ Peer ids are the base58 text of a libp2p peer id (`12D3KooW...`); addresses are 
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from protocol.errors import LocoError
@@ -136,18 +135,6 @@ class Directory(Protocol):
 
     async def add_peers(self, addresses: Sequence[Address]) -> None:
         """Tell the directory of nodes to enter by (already connected through the network)."""
-
-
-class Disk(Protocol):
-    """The files of one home. Paths are relative to it."""
-
-    def read(self, path: Path) -> bytes:
-        """Raises FileNotFoundError."""
-
-    def write(self, path: Path, data: bytes) -> None:
-        """Replace atomically and durably."""
-
-    def append_line(self, path: Path, line: bytes) -> None: ...
 
 
 class Work(Protocol):

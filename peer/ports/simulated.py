@@ -1,40 +1,12 @@
-"""Simulated Disk, Work and Entropy: in memory, inline, from a seed."""
+"""Simulated Work and Entropy: inline, from a seed."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import blake3
 import trio
 
-from .real import inside
-
 T = TypeVar("T")
-
-
-class SimulatedDisk:
-    """Files in memory. Survives the simulated daemon, as a disk does: give it to the next one."""
-
-    def __init__(self) -> None:
-        self._files: dict[Path, bytearray] = {}
-
-    def __repr__(self) -> str:
-        return f"<SimulatedDisk {len(self._files)} files>"
-
-    def read(self, path: Path) -> bytes:
-        """Raises FileNotFoundError."""
-        try:
-            return bytes(self._files[inside(path)])
-        except KeyError:
-            raise FileNotFoundError(str(path)) from None
-
-    def write(self, path: Path, data: bytes) -> None:
-        """Replace."""
-        self._files[inside(path)] = bytearray(data)
-
-    def append_line(self, path: Path, line: bytes) -> None:
-        """Append `line` and a newline."""
-        self._files.setdefault(inside(path), bytearray()).extend(line + b"\n")
 
 
 class SimulatedWork:

@@ -1,20 +1,13 @@
-"""One suite for real and simulated Disk, Work and Entropy."""
+"""One suite for real and simulated Work and Entropy."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import trio
 
-from peer.ports import Disk, Entropy, Work
-from peer.ports.real import RealDisk, RealEntropy, RealWork
-from peer.ports.simulated import SimulatedDisk, SimulatedEntropy, SimulatedWork
-from protocol.errors import LocalProtocolError
-
-
-@pytest.fixture(params=["real", "simulated"])
-def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Disk:
-    return RealDisk(tmp_path) if request.param == "real" else SimulatedDisk()
+from peer.ports import Entropy, Work
+from peer.ports.real import RealEntropy, RealWork
+from peer.ports.simulated import SimulatedEntropy, SimulatedWork
 
 
 @pytest.fixture(params=[RealWork, SimulatedWork])
@@ -25,47 +18,6 @@ def work(request: pytest.FixtureRequest) -> Work:
 @pytest.fixture(params=[RealEntropy, lambda: SimulatedEntropy(1)])
 def entropy(request: pytest.FixtureRequest) -> Entropy:
     return request.param()
-
-
-def test_disk_gives_back_what_was_written_last(disk: Disk) -> None:
-    path = Path("a/b")
-    disk.write(path, b"one")
-    disk.write(path, b"two")
-    assert disk.read(path) == b"two"
-
-
-def test_disk_appends_lines(disk: Disk) -> None:
-    for line in (b"one", b"two"):
-        disk.append_line(Path("log/x"), line)
-    assert disk.read(Path("log/x")) == b"one\ntwo\n"
-
-
-def test_disk_says_what_is_missing(disk: Disk) -> None:
-    with pytest.raises(FileNotFoundError):
-        disk.read(Path("nothing"))
-
-
-@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", ""])
-def test_disk_stays_inside(disk: Disk, path: str) -> None:
-    for access in (disk.read, lambda p: disk.write(p, b""), lambda p: disk.append_line(p, b"")):
-        with pytest.raises(LocalProtocolError):
-            access(Path(path))
-
-
-def test_a_failed_write_leaves_the_old_file_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = RealDisk(tmp_path)
-    disk.write(Path("x"), b"old")
-
-    def fail(*_args: object) -> None:
-        raise OSError("disk on fire")
-
-    monkeypatch.setattr("os.replace", fail)
-    with pytest.raises(OSError, match="fire"):
-        disk.write(Path("x"), b"new")
-    assert disk.read(Path("x")) == b"old"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
 
 
 async def test_work_returns_and_raises(work: Work) -> None:

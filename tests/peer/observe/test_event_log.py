@@ -16,7 +16,6 @@ from peer.observe.event_names import FIELDS, EventName
 from peer.observe.events import EventLog
 from peer.observe.log_file import MAX_LINE_BYTES, LineFile, read_events, rotated
 from peer.options.config import LogFormat
-from peer.ports.simulated import SimulatedDisk
 
 PEER = "12D3KooWQYV9dGMFoRzNStwpXztXaBUjtPqi6aU76ZgUriHhKust"
 
@@ -135,18 +134,6 @@ async def test_a_closed_terminal_ends_nothing() -> None:
     log.emit("Leaving")
     log.emit("Leaving")
     assert len(lines) == 2
-
-
-async def test_a_simulated_disk_does_as_well() -> None:
-    disk = SimulatedDisk()
-    log = EventLog(
-        lambda line: disk.append_line(Path("log"), line),
-        peer=PEER,
-        wall_time_s=lambda: 0.0,
-        stream=None,
-    )
-    log.emit("Leaving", reason="done")
-    assert json.loads(disk.read(Path("log")))["reason"] == "done"
 
 
 def test_a_torn_line_costs_only_itself(tmp_path: Path) -> None:

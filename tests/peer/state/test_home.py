@@ -17,6 +17,7 @@ from peer.state.home import (
     HomeError,
     HomeInUse,
     OtherRun,
+    replace_file,
 )
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
@@ -191,3 +192,18 @@ def test_a_home_on_a_disk_that_refuses_is_refused(
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     with pytest.raises(HomeError, match="No space left on device"):
         Home(tmp_path / "home").prepare()
+
+
+def test_a_file_that_cannot_be_replaced_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_file(tmp_path / "x", b"old")
+
+    def fail(*_args: object) -> None:
+        raise OSError("disk on fire")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(OSError, match="fire"):
+        replace_file(tmp_path / "x", b"new")
+    assert (tmp_path / "x").read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
