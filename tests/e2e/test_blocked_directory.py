@@ -7,7 +7,7 @@ from swarm import Swarm, ending, wait_until
 
 from peer.observe.event_names import EventName
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.e2e]
 
 HEALED_S = 90.0
 """Two calls in a row are given up after ten seconds each, and calls come every quarter minute."""

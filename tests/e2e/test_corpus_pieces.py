@@ -8,7 +8,7 @@ from swarm import RUN_SPEC, START_S, Peer, Swarm, all_averaging, open_swarm, wai
 
 from peer.observe.event_names import EventName
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.e2e]
 
 PIECE_KIB = 64
 COMING_S = 240.0
