@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from peer.network.conversation import Conversation
+from peer.network.readers import Readers
 from peer.ports import Network, Stream, Work
 from protocol.limits import (
     MAX_PIECE_READERS,
@@ -17,7 +18,7 @@ from protocol.limits import (
     MAX_PIECE_READERS_PER_PREFIX,
     MAX_PIECE_REQUESTS,
 )
-from protocol.membership.budget import Budget, Shares
+from protocol.membership.budget import Shares
 from protocol.outcomes import RefusalReason
 from protocol.wire.corpus_messages import GetHoldings, GetPieces, Holdings, PieceReply
 from protocol.wire.versions import CORPUS
@@ -38,7 +39,7 @@ class PieceService:
         self._store = store
         self._network = network
         self._work = work
-        self._readers = Budget(READERS)
+        self._readers = Readers(READERS)
 
     def __repr__(self) -> str:
         return f"<PieceService of {self._store!r}, {self._readers.taken} readers>"
@@ -48,16 +49,7 @@ class PieceService:
         await self._network.serve(CORPUS, self._serve)
 
     async def _serve(self, stream: Stream) -> None:
-        talk, peer_id, address = Conversation(stream), stream.remote_peer_id, stream.remote_address
-        if not self._readers.has_room(peer_id, address):
-            sentence = f"I serve {self._readers.taken} readers already; ask another, or later"
-            await talk.refuse(RefusalReason.TOO_MANY, sentence)
-            return
-        self._readers.take(peer_id, address)
-        try:
-            await self._answer(talk)
-        finally:
-            self._readers.give_back(peer_id, address)
+        await self._readers.serve(stream, self._answer)
 
     async def _answer(self, talk: Conversation) -> None:
         patience_s = FIRST_REQUEST_S

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from peer.network.conversation import Conversation
+from peer.network.readers import Readers
 from peer.ports import Network, Stream, Work
 from protocol.limits import (
     MAX_BLOB_BYTES,
@@ -29,7 +30,7 @@ from protocol.limits import (
     MAX_STATE_REQUESTS,
     STATE_CHUNK_BYTES,
 )
-from protocol.membership.budget import Budget, Shares
+from protocol.membership.budget import Shares
 from protocol.membership.group import other_group_sentence
 from protocol.outcomes import RefusalReason
 from protocol.run.signed_spec import SignedSpec
@@ -122,7 +123,7 @@ class StateService:
         self._source: StateSource | None = None
         self.refused: Counter[RefusalReason] = Counter()
         self._states = KeptStates(state_dir, work)
-        self._readers = Budget(READERS)
+        self._readers = Readers(READERS)
 
     def __repr__(self) -> str:
         return f"<StateService {self._states!r}, {self._readers.taken} readers>"
@@ -143,17 +144,11 @@ class StateService:
         return state.path, state.manifest
 
     async def _serve(self, stream: Stream) -> None:
-        talk, peer_id, address = Conversation(stream), stream.remote_peer_id, stream.remote_address
-        if not self._readers.has_room(peer_id, address):
-            sentence = f"I serve {self._readers.taken} readers already; ask another, or later"
-            await talk.refuse(RefusalReason.TOO_MANY, sentence)
-            return
-        self._readers.take(peer_id, address)
-        try:
-            with ExitStack() as pin:
-                await self._answer(_Reader(talk, pin))
-        finally:
-            self._readers.give_back(peer_id, address)
+        await self._readers.serve(stream, self._read)
+
+    async def _read(self, talk: Conversation) -> None:
+        with ExitStack() as pin:
+            await self._answer(_Reader(talk, pin))
 
     async def _answer(self, reader: _Reader) -> None:
         """Answer one request after another."""

@@ -52,9 +52,9 @@ class FragmentCompany:
 
     def _is_stuck(self, member: Member) -> bool:
         """Whether a peer stands still while we go on; all may stand still, and wait for lines."""
+        trains = member.progress.state == PeerState.TRAINING
         is_late = member.progress.round < self._facts.round - LATE_ROUNDS
-        may_rest = member.progress.state != PeerState.TRAINING
-        return is_late and not may_rest and not member.goes_on(trio.current_time())
+        return trains and is_late and not member.goes_on(trio.current_time())
 
     def _training(self) -> list[Member]:
         """The others that train; but for those that say they are past the end."""
