@@ -16,8 +16,10 @@ of the four have data, and each of their microbatches passes through all stages.
 METHODS: Final = tuple(STEPS)
 INNER_STEPS: Final = 10
 LEARNING_RATE: Final = 2e-3
-LONE_LEARNING_RATE: Final = 2e-3
-"""Best of 1.5e-3, 2e-3, 3e-3 and 4e-3: 1.547, 1.535, 1.569, 1.714 after 625 steps (docs/log.md)."""
+"""AdamW's, for embedding and norms."""
+MUON_RATE: Final = 8e-3
+LONE_MUON_RATE: Final = 8e-3
+"""Best of 4e-3, 8e-3 and 1.6e-2 for one alone (docs/results/optimizers.md)."""
 AVERAGING: Final = {"alpha": 0.0, "beta": 1.0}
 """Plain pair averaging. In so short a run outer momentum costs more than it gives (docs/log.md)."""
 VALIDATE_EVERY: Final = 4
@@ -61,7 +63,7 @@ class Plan:
         if self.method == "diloco":
             way = {"method": "diloco", "diloco": DILOCO}
         sync = {"inner_steps": INNER_STEPS, "validate_every": VALIDATE_EVERY, **way}
-        spec = self._spec("demo", self.total_steps, LEARNING_RATE, sync)
+        spec = self._spec("demo", self.total_steps, MUON_RATE, sync)
         if self.method != "pipeline":
             return spec
         training = spec.training.model_copy(update={"micro_batch": MICRO_BATCH})
@@ -82,7 +84,7 @@ class Plan:
         Its schedule is the swarm's, stretched to its own length.
         """
         steps, inner_steps = whole_rounds(-(-tokens // self.swarm_spec().tokens_per_step))
-        # With alpha = 0 and beta = 1 the outer step of a peer alone changes nothing: plain AdamW.
+        # With alpha = 0 and beta = 1 the outer step of a peer alone changes nothing: plain Muon.
         sync = {
             "inner_steps": inner_steps,
             "validate_every": VALIDATE_EVERY,
@@ -90,13 +92,18 @@ class Plan:
             "codec": "fp32",
             "final_averaging": False,
         }
-        return self._spec("alone", steps, LONE_LEARNING_RATE, sync)
+        return self._spec("alone", steps, LONE_MUON_RATE, sync)
 
     def _spec(self, name: str, steps: int, rate: float, sync: dict[str, Any]) -> RunSpec:
         tree = {
             "name": name,
             "seed": self.seed,
-            "optimizer": {"learning_rate": rate, "warmup_steps": min(60, steps // 10)},
+            "optimizer": {
+                "name": "muon",
+                "learning_rate": LEARNING_RATE,
+                "warmup_steps": min(60, steps // 10),
+                "muon": {"learning_rate": rate},
+            },
             "training": {"total_steps": steps, "batch_size": 8},
             "sync": sync,
         }

@@ -32,7 +32,7 @@ async def play(plan: Plan, folder: Path, view: View) -> Summary:
     tokens = median_tokens(ended)
     view.say(f"the swarm is done; now one peer alone, {tokens:,} tokens like the median peer")
     lone, alone = await _train_alone(plan, tokens, folder, view)
-    summary = Summary(ended, alone, plan.sends_per_round)
+    summary = Summary(ended, alone, plan.sends_per_round, lone.events.validation)
     (folder / SUMMARY).write_text(json.dumps(summary.to_json(), indent=2) + "\n")
     _picture(swarm, lone, folder / PICTURE)
     return summary

@@ -11,7 +11,7 @@ from peer.observe.status import Status
 from protocol.membership.group import WHOLE_MODEL
 from protocol.run.stages import DATA_STAGE, stage_of_part
 
-from .reading import Reading
+from .reading import Point, Reading
 from .table import human_bytes
 
 REQUIRED_GAIN_NATS: Final = 0.03
@@ -66,17 +66,37 @@ def median_tokens(peers: Sequence[Finished]) -> int:
     return round(statistics.median(peer.tokens for peer in peers if peer.has_data))
 
 
+def tokens_until(curve: Sequence[Point], loss: float, tokens: int) -> int | None:
+    """Tokens after which a validation curve is first down at this loss; None if it never is.
+
+    Args:
+        curve: losses by step, up to the end of the run.
+        tokens: of the whole run, spread evenly over its steps.
+    """
+    place = next((at for at, point in enumerate(curve) if point.loss <= loss), None)
+    if place is None:
+        return None
+    point = curve[place]
+    step = point.step
+    if place:  # between two validations the curve is taken to be straight
+        before = curve[place - 1]
+        step -= (point.step - before.step) * (loss - point.loss) / (before.loss - point.loss)
+    return round(tokens * step / curve[-1].step)
+
+
 @dataclass(frozen=True, slots=True)
 class Summary:
     """The end of the demo.
 
     Attributes:
         sends_per_round: parts in which a peer sends its weights in one round.
+        lone_curve: validation losses of the peer alone.
     """
 
     peers: Sequence[Finished]
     alone: Finished
     sends_per_round: int = 1
+    lone_curve: Sequence[Point] = ()
 
     @property
     def bytes_per_parameter_per_round(self) -> float | None:
@@ -89,6 +109,12 @@ class Summary:
     def gain_nats(self) -> float:
         """Gain of the worst peer over the one alone."""
         return self.alone.validation_loss - max(peer.validation_loss for peer in self.peers)
+
+    @property
+    def lone_tokens_needed(self) -> int | None:
+        """Tokens after which the one alone was as good as the worst of the four; None if never."""
+        worst = max(peer.validation_loss for peer in self.peers)
+        return tokens_until(self.lone_curve, worst, self.alone.tokens)
 
     @property
     def won(self) -> bool:
@@ -113,6 +139,7 @@ class Summary:
             "alone": {
                 "tokens": self.alone.tokens,
                 "validation_loss": self.alone.validation_loss,
+                "tokens_for_the_same_loss": self.lone_tokens_needed,
             },
             "gain_nats": self.gain_nats,
             "won": self.won,
@@ -137,6 +164,7 @@ class Summary:
             *(_line(f"peer {short_id(peer.peer_id)}", peer) for peer in self.peers),
             _line("one peer alone", self.alone),
             self._verdict(),
+            self._tokens_compared(),
             f"rounds: {tree['outcomes']['averaged']} averaged; skipped: {reasons or 'none'}",
             f"{parameters}; {per_round} bytes per parameter and averaged round",
             f"{sent} sent in all",
@@ -149,6 +177,11 @@ class Summary:
             f"THE FOUR LOSE: not every peer beats the one alone by {REQUIRED_GAIN_NATS} nats; "
             f"the worst is {abs(self.gain_nats):.3f} {'worse' if self.gain_nats < 0 else 'better'}"
         )
+
+    def _tokens_compared(self) -> str:
+        saw, needed = self.alone.tokens, self.lone_tokens_needed
+        tokens = f"more than the {saw:,}" if needed is None else f"{needed:,} of the {saw:,}"
+        return f"the one alone needs {tokens} tokens that it saw to be as good as the worst of them"
 
 
 def _line(name: str, peer: Finished) -> str:

@@ -189,7 +189,17 @@ _OPTIMIZERS: Final = (
     *(_plain_int8(f"pairs-h8-muon-{rate:g}", 1.0, muon=rate) for rate in _RATES),
     *(_plain_int8(f"bits-h2-muon-{rate:g}", 0.25, muon=rate, partners="bits") for rate in _RATES),
     _plain_int8("bits-h2-adamw", 0.25, partners="bits"),
-    Arm("default-muon", alpha=0.3, code="int8", delay=0.2, muon=1.0),
+    *(
+        Arm(f"default-muon-{rate:g}", alpha=0.3, code="int8", delay=0.2, muon=rate)
+        for rate in _RATES
+    ),
+    *(_plain_int8(f"pairs-h16-muon-{rate:g}", 2.0, muon=rate) for rate in _RATES),
+    *(
+        _plain_int8(f"pairs-h{h:g}-muon-4-late-{late:g}", h / 8, muon=4.0, delay=late)
+        for h in (8, 16)
+        for late in (0.25, 0.7)
+    ),
+    _plain_int8("plain-int8-late-0.25", 1.0, delay=0.25),
 )
 
 ARMS: Final = {arm.name: arm for arm in (*_STUDY, *_CLOSING, *_EXTRA, *_WAYS, *_OPTIMIZERS)}

@@ -5,7 +5,7 @@ from readings import PARAMETERS, ended, reading
 
 from demo.picture import Curve, draw
 from demo.reading import Point
-from demo.summary import Summary, finished, median_tokens
+from demo.summary import Summary, finished, median_tokens, tokens_until
 
 
 def summary(**alone):
@@ -21,7 +21,11 @@ def test_summary_json_has_these_keys_and_no_others():
         "tokens": 800_000,
         "validation_loss": 1.8,
     }
-    assert tree["alone"] == {"tokens": 800_000, "validation_loss": 1.95}
+    assert tree["alone"] == {
+        "tokens": 800_000,
+        "validation_loss": 1.95,
+        "tokens_for_the_same_loss": None,
+    }
     assert (tree["gain_nats"], tree["won"]) == (pytest.approx(0.10), True)
     assert tree["outcomes"] == {"averaged": 310, "skipped": {"no_partner": 8}}
     assert tree["bytes_per_parameter_per_round"] == pytest.approx(324 / 310)
@@ -52,6 +56,33 @@ def test_the_verdict_is_that_of_the_worst_peer():
     assert "THE FOUR LOSE" in "\n".join(close.describe())
     assert "0.010 better" in "\n".join(close.describe())
     assert "0.050 worse" in "\n".join(lost.describe())
+
+
+@pytest.mark.parametrize(
+    ("loss", "tokens"),
+    [(2.5, 200), (2.0, 200), (1.9, 300), (1.8, 400), (1.75, 600), (1.7, 800), (1.69, None)],
+)
+def test_tokens_until_a_loss_lie_on_the_curve_of_the_one_alone(loss, tokens):
+    curve = [Point(10.0, 2.0), Point(20.0, 1.8), Point(40.0, 1.7)]
+    assert tokens_until(curve, loss, 800) == tokens
+
+
+def test_a_curve_that_rises_again_counts_from_where_it_was_low_first():
+    curve = [Point(10.0, 2.0), Point(20.0, 1.8), Point(30.0, 1.9), Point(40.0, 1.7)]
+    assert tokens_until(curve, 1.85, 800) == 350
+
+
+def test_a_peer_that_was_never_validated_has_no_curve():
+    assert tokens_until([], 1.8, 800) is None
+
+
+def test_the_summary_says_how_many_tokens_the_one_alone_needs():
+    peers = [ended(loss=1.8), ended(loss=1.85)]
+    ahead = Summary(peers, ended(loss=1.95), 1, [Point(20.0, 2.0), Point(40.0, 1.95)])
+    assert "needs more than the 800,000 tokens that it saw" in "\n".join(ahead.describe())
+    behind = Summary(peers, ended(loss=1.8), 1, [Point(20.0, 1.9), Point(40.0, 1.8)])
+    assert "needs 600,000 of the 800,000 tokens that it saw" in "\n".join(behind.describe())
+    assert behind.to_json()["alone"]["tokens_for_the_same_loss"] == 600_000
 
 
 def test_the_last_word_of_a_peer():
