@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import trio
 
 from demo import keeper
@@ -90,6 +91,12 @@ class RealPeer:
                 cwd=self._checkout,
                 env=_environment(self._checkout) | dict(self._environment),
             )
+
+    def family(self) -> set[psutil.Process]:
+        """Its keeper, and all processes that this has started."""
+        assert self._process is not None, "it was started"
+        kept = psutil.Process(self._process.pid)
+        return {kept, *kept.children(recursive=True)}
 
     @property
     def _stdout(self) -> Path:
