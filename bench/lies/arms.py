@@ -5,7 +5,7 @@ data; the liars stay away. What an attack costs is the distance to those. In `un
 and half of the peers are four times slower, so what they send has other lengths. Names end with the
 number of liars, or of the peers where there are none, and with `-off` where nothing is clipped and
 nothing but broken codes is refused. With `-audited` the results of owners are audited, and owners
-that are caught are banned.
+that are caught are banned. With `-trim` owners take the trimmed mean (`sync.diloco.robust`).
 """
 
 from collections.abc import Iterator
@@ -34,6 +34,8 @@ OWNED: Final = ("owner-near", "owner-far")
 MAIN: Final = ("flip", "scale-10", "huge", "inner", "collude", "owner-near")
 """The attacks of the quick setting: the others are near to one of these."""
 NONE: Final = "none"
+TRIMMED: Final = ("flip", "scale-10", "inner", "collude")
+"""Lies that are tried on trimmed means, too."""
 SLOWER: Final = 4
 
 
@@ -46,6 +48,7 @@ class HostileArm:
         liars: the last of the peers.
         absent: peers that stay away: the last ones.
         audited: whether results of owners are worked out again (fragments alone).
+        trims: whether owners take the trimmed mean (fragments alone).
         slow: every second peer takes one step where the others take SLOWER.
     """
 
@@ -57,6 +60,7 @@ class HostileArm:
     defence: Defence = "on"
     slow: bool = False
     audited: bool = False
+    trims: bool = False
 
     @property
     def honest(self) -> int:
@@ -95,4 +99,12 @@ def _of_way(way: Way) -> Iterator[HostileArm]:
                 yield HostileArm(f"{name}-audited", way, attack, liars, audited=True)
 
 
-ARMS: Final = {arm.name: arm for way in ("pairs", "fragments") for arm in _of_way(way)}
+def _trimmed() -> Iterator[HostileArm]:
+    yield HostileArm(f"fragments-{NONE}-{PEERS}-trim", "fragments", trims=True)
+    for liars in SHARES:
+        for attack in TRIMMED:
+            name = f"fragments-{attack}-{liars}-trim"
+            yield HostileArm(name, "fragments", attack, liars, trims=True)
+
+
+ARMS: Final = {arm.name: arm for arm in (*_of_way("pairs"), *_of_way("fragments"), *_trimmed())}

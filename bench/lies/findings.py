@@ -36,7 +36,7 @@ def _row(arm: HostileArm, runs: Runs) -> Row:
         "way": arm.way,
         "attack": "none, unequal" if arm.slow else arm.attack,
         "liars": f"{arm.liars} of {PEERS - arm.absent}",
-        "defences": "audits" if arm.audited else arm.defence,
+        "defences": "audits" if arm.audited else "trim" if arm.trims else arm.defence,
         "seeds": len(found),
         "loss": nats(mean([result.loss for result in found])),
         "costs": nats(mean(costs), signed=True) if costs else None,
@@ -80,6 +80,7 @@ def _defended(way: Way, liars: int, runs: Runs) -> list[HostileArm]:
         for arm in ARMS.values()
         if (arm.way, arm.liars, arm.defence) == (way, liars, "on")
         and arm.attack != NONE
+        and not arm.trims
         and arm.audited is arm.is_of_owners  # as the daemon does
         and costs_of(arm, runs)
     ]

@@ -53,8 +53,8 @@ class _WatchedAverages(ChunkAverages):
 
     defended = True
 
-    def __init__(self, identity: Identity, outer: OuterFragments) -> None:
-        super().__init__(GROUP, identity.peer_id, 1, outer, identity.sign, trims=False)
+    def __init__(self, identity: Identity, outer: OuterFragments, *, trims: bool) -> None:
+        super().__init__(GROUP, identity.peer_id, 1, outer, identity.sign, trims=trims)
         self.shares: list[list[float]] = []
 
     def _shares(self, lengths: Sequence[float]) -> list[float]:
@@ -115,7 +115,7 @@ class FragmentSwarm:
             NesterovFactors(diloco.learning_rate, diloco.momentum),
             lambda cycle: cycle == self._last_cycle,
         )
-        self._averages = _WatchedAverages(identities[0], self._outer)
+        self._averages = _WatchedAverages(identities[0], self._outer, trims=arm.trims)
         self._outer.defended = self._averages.defended = arm.defence == "on"
         self._stamps = self._outer.first_stamps()
         self._overlap_steps = diloco.overlap_steps

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bench.lies import findings
-from bench.lies.arms import ARMS, CONTRIBUTED, NONE, OWNED, PEERS, SHARES, Way
+from bench.lies.arms import ARMS, CONTRIBUTED, NONE, OWNED, PEERS, SHARES, TRIMMED, Way
 from bench.lies.figures import Figures
 from bench.lies.fragments import FragmentSwarm
 from bench.lies.liars import FAR, HUGE, JUST_BELOW, Liars, Scene, rms
@@ -97,10 +97,11 @@ def test_every_attack_of_every_share_has_its_reference_and_an_arm_without_defenc
     for arm in ARMS.values():
         assert ARMS[arm.reference].honest == arm.honest
         if arm.attack != NONE:
-            name = arm.name.removesuffix("-off").removesuffix("-audited")
+            name = arm.name.removesuffix("-off").removesuffix("-audited").removesuffix("-trim")
             other = name if arm.defence == "off" else f"{name}-off"
             assert (ARMS[other].attack, ARMS[other].liars) == (arm.attack, arm.liars)
-    assert len(ARMS) == 2 * (6 + 4 * len(CONTRIBUTED)) + 6 * len(OWNED)
+    trimmed = 1 + 2 * len(TRIMMED)
+    assert len(ARMS) == 2 * (6 + 4 * len(CONTRIBUTED)) + 6 * len(OWNED) + trimmed
     assert [PEERS - liars for liars in SHARES] == [14, 11]
 
 
@@ -178,6 +179,14 @@ def test_defended_fragments_stay_where_they_are(attack):
 def test_fragments_without_defences_go_where_liars_want():
     assert rms(fragments("owner-far-5-off")[1]) > 5 * rms(fragments("owner-far-5")[1])
     assert fragments("collude-5-off")[0].figures.liars_share == pytest.approx(5 / 16)
+
+
+@pytest.mark.slow
+def test_trimmed_means_stay_nearer_to_what_the_honest_alone_do():
+    _, alone = fragments("none-14")
+    _, pushed = fragments("collude-2")
+    _, trimmed = fragments("collude-2-trim")
+    assert rms(trimmed - alone) < 0.9 * rms(pushed - alone)
 
 
 def test_figures_count_weights_of_liars_in_means():
