@@ -2,9 +2,9 @@
 
     python -m bench.noloco_quality [--long | --full] [--late] [--arms A,B] [--seeds 0,1,2]
 
-N = 8 replicas in one process. Arms are in quality/arms.py, sizes in quality/settings.py. Each run
-(arm and seed) leaves one file in the results folder and is not made again; a study that was stopped
-goes on where it was. The tables are of all runs found, of the arms and seeds asked for.
+N = 8 replicas in one process. Arms are in quality/arms.py and tried.py, sizes in settings.py. Each
+run (arm and seed) leaves one file in the results folder and is not made again; a study that was
+stopped goes on where it was. The tables are of all runs found, of the arms and seeds asked for.
 
 Goals, as in the paper (arXiv 2506.10911): ddp < noloco <= diloco + 2% perplexity, and both far
 better than no averaging; the mean of the weights no worse than the replicas; the replicas'
@@ -23,13 +23,16 @@ from bench.quality.run import Result
 from bench.quality.settings import FULL, LATE_OF, LONG, SHORT, SMOKE
 from bench.quality.store import Store
 from bench.quality.study import Study, study_options
+from bench.quality.tried import TRIED_ARMS
 from bench.report import Report
 
 RESULTS: Final = Path(__file__).parent / "results" / "noloco_quality"
 
+KNOWN: Final = ARMS | TRIED_ARMS
+
 
 def main() -> None:
-    parser = study_options(__doc__, ARMS, RESULTS)
+    parser = study_options(__doc__, KNOWN, RESULTS)
     parser.add_argument("--late", action="store_true", help="codes, from a trained checkpoint")
     parser.add_argument("--long", action="store_true", help="four times the steps of the short one")
     arguments = parser.parse_args()
@@ -42,7 +45,7 @@ def main() -> None:
     study = Study(Store(arguments.results, setting, Result), arguments.cache, train)
     names = arguments.arms or (CODE_ARMS if arguments.late else STUDY_ARMS)
     runs = study.gather(
-        [ARMS[name] for name in names], arguments.seeds, made_only=arguments.made_only
+        [KNOWN[name] for name in names], arguments.seeds, made_only=arguments.made_only
     )
     report = Report("noloco_quality", f"NoLoCo and rivals, {setting.name}")
     report.settings = asdict(setting)

@@ -11,7 +11,8 @@ fp32). Each arm below it changes one factor, but for two ladders and a search:
     ways            the run spec's defaults as a whole (alpha 0.3, int8, overlap), and GASLoC's
                     outer step with its momenta, coded and overlapped as the defaults are
     optimizers      Muon in AdamW's place, at rates around AdamW's: averaged gradients, plain pairs
-                    in int8 every 2 and 8 steps, and partners by a bit of their numbers
+                    in int8 every 2, 8 and 16 steps, partners by a bit of their numbers, averages
+                    that come late, and weights of all every step and every second
 
 All train the same tokens in the same order, from the same weights, and at the same learning rate
 unless they say otherwise.
@@ -75,6 +76,23 @@ class Arm:
         muon = {"learning_rate": rate, "adjust_lr": "match_rms_adamw"}
         optimizer = OptimizerSection.model_validate({**tree, "name": "muon", "muon": muon})
         return spec.model_copy(update={"optimizer": optimizer})
+
+    # --- what arms that are tried change (tried.py) -----------------------------------------------
+    def rule_at(self, _round: int) -> OuterRule:
+        """The rule of the outer step of a round."""
+        return self.rule
+
+    def restarts(self, _round: int) -> bool:
+        """Whether outer momentum begins anew with this round."""
+        return False
+
+    def averages_moments(self, _round: int) -> bool:
+        """Whether the first moments of inner optimizers are averaged in this round, too."""
+        return False
+
+    def batches_at(self, _share: float) -> int:
+        """Batches of an inner step, when this share of the run is over; it stands for as many."""
+        return 1
 
     @property
     def rule(self) -> OuterRule:
@@ -179,6 +197,11 @@ def _plain_int8(name: str, rounds_of: float, **changes: Any) -> Arm:
 
 
 _OPTIMIZERS: Final = (
+    *(
+        Arm(f"all-h{h}-muon-{rate:g}", "all", alpha=0.0, beta=1.0, rounds_of=h / 8, muon=rate)
+        for h in (1, 2)
+        for rate in (4.0, 8.0)
+    ),
     Arm("ddp-rate-half", "gradients", rate_of=0.5),
     Arm("ddp-rate-double", "gradients", rate_of=2.0),
     Arm("ddp-rate-4", "gradients", rate_of=4.0),

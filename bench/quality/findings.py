@@ -6,7 +6,7 @@ from typing import Final
 
 from bench.report import Goal, Row
 
-from .arms import ARMS, CODE_ARMS, REFERENCE
+from .arms import CODE_ARMS, REFERENCE
 from .measures import mean, pearson, standard_error
 from .run import Result
 from .runs import paired
@@ -22,8 +22,8 @@ FAR_BETTER: Final = 1.05
 
 
 def rows(runs: Runs) -> list[Row]:
-    """One row per arm, in the order of the study."""
-    return [_row(name, runs) for name in ARMS if runs.get(name)]
+    """One row per arm, in the order in which they were asked for."""
+    return [_row(name, runs) for name in runs if runs[name]]
 
 
 def _row(name: str, runs: Runs) -> Row:
@@ -65,7 +65,7 @@ def correlation(result: Result) -> float | None:
 
     None where a group of all keeps them equal but for rounding.
     """
-    if result.arm["name"] in ARMS and ARMS[result.arm["name"]].group == "all":
+    if result.arm.get("group") == "all":
         return None
     warmup = int(result.setting["warmup_steps"])
     after = [point for point in result.deviations if point[0] > warmup]
@@ -116,9 +116,9 @@ def _swarm_goals(runs: Runs) -> list[Goal]:
     made = []
     averaging = [
         result
-        for name, of_seed in runs.items()
-        if ARMS[name].group == "pairs"
+        for of_seed in runs.values()
         for result in of_seed.values()
+        if result.arm["group"] == "pairs"
     ]
     if averaging:
         worst = max(result.averaged_loss - result.loss for result in averaging)

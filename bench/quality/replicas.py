@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from peer.training.device import Precision, autocast
 from peer.training.model import FlatModel, initial_module
-from peer.training.optimizer import inner_optimizer
+from peer.training.optimizer import FlatOptimizer, inner_optimizer
 from peer.training.step import Stepper
 from protocol.run.run_spec import RunSpec
 
@@ -36,9 +36,11 @@ class Replicas(Protocol):
 
     Attributes:
         models: each replica's vectors.
+        optimizers: each replica's inner optimizer.
     """
 
     models: list[FlatModel]
+    optimizers: list[FlatOptimizer]
 
     @property
     def thetas(self) -> Sequence[torch.Tensor]:
@@ -71,9 +73,10 @@ class LoopedReplicas:
         for _ in range(count - 1):
             self.models.append(FlatModel(initial_module(spec, vocabulary), device))
         self.thetas = [model.theta_P for model in self.models]
+        self.optimizers = [inner_optimizer(model, spec.optimizer) for model in self.models]
         self._steppers = [
-            Stepper(model, inner_optimizer(model, spec.optimizer), precision, micro_batch)
-            for model in self.models
+            Stepper(model, optimizer, precision, micro_batch)
+            for model, optimizer in zip(self.models, self.optimizers, strict=True)
         ]
 
     def step(
@@ -108,19 +111,19 @@ class StackedReplicas:
             shape = (count, *entry.shape)
             self._leaves[entry.name] = theta_NP[:, part].view(shape).requires_grad_()
             self._gradients.append(gradient_NP[:, part].view(shape))
-        self._optimizers = []
+        self.optimizers = []
         self.models = []
         for theta_P, gradient_P in zip(theta_NP, gradient_NP, strict=True):
             row = FlatModel(initial_module(spec, vocabulary), device)
             row.theta_P, row.gradient_P = theta_P, gradient_P
             self.models.append(row)
-            self._optimizers.append(inner_optimizer(row, spec.optimizer))
+            self.optimizers.append(inner_optimizer(row, spec.optimizer))
 
     def step(
         self, blocks_ABT: Blocks, learning_rate: float, active: Sequence[int] | None = None
     ) -> None:
         tokens_ABT = torch.from_numpy(blocks_ABT).to(self._device)
-        leaves, optimizers = self._leaves, self._optimizers
+        leaves, optimizers = self._leaves, self.optimizers
         if active is not None:
             leaves = {name: leaf[list(active)] for name, leaf in leaves.items()}
             optimizers = [optimizers[i] for i in active]

@@ -9,12 +9,14 @@ Time is counted in the setting's steps, those of a replica of median speed. A sl
 fewer of them in a round (pace.py), at the rates of the nominal steps at which they begin.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from bench.report import machine
@@ -34,6 +36,7 @@ from .exchange import Shared, exchange_of
 from .feed import Feed
 from .fragment_pairs import FragmentPairs
 from .measures import mean, replica_deviation
+from .moments import average_first_moments
 from .pace import active_at, as_often_as_voted
 from .pairing import groups_of_round
 from .replicas import LoopedReplicas, Replicas, StackedReplicas
@@ -172,7 +175,8 @@ class _Run:
         feed = self._world.feed(arm.quotas(MEMBER_WEIGHT, setting.replicas))
         for done in range(1, steps + 1):
             now = done * arm.step_time
-            self._inner_step(feed, (done - 1) % inner_steps, self._rate(now - arm.step_time))
+            rate, batches = self._rate(now - arm.step_time), arm.batches_at((done - 1) / steps)
+            self._inner_step(feed, (done - 1) % inner_steps, rate, batches)
             if self._pending and done % inner_steps == delay:
                 self._apply(now)
             if self._fragments:
@@ -205,12 +209,15 @@ class _Run:
     def _rate(self, time: int) -> float:
         return self._arm.rate_of * self._world.rate(time)
 
-    def _inner_step(self, feed: Feed, place: int, rate: float) -> None:
+    def _inner_step(self, feed: Feed, place: int, rate: float, batches: int) -> None:
         active = active_at(place, self._quotas, self._inner_steps)
         if active == []:
             return
-        blocks_ABT = feed.next_blocks(active)
-        self.result.tokens += blocks_ABT.shape[0] * self._world.spec.tokens_per_step
+        if place % batches:
+            return  # the step before was this one, too
+        blocks_ABT = np.concatenate([feed.next_blocks(active) for _ in range(batches)], axis=1)
+        rate *= math.sqrt(batches)
+        self.result.tokens += blocks_ABT.shape[0] * self._world.spec.tokens_per_step * batches
         if self._arm.group == "gradients":
             # The mean of the replicas' gradients is the gradient of all their blocks.
             self._replicas.step(blocks_ABT.reshape(1, -1, blocks_ABT.shape[-1]), rate)
@@ -232,7 +239,11 @@ class _Run:
             for theta_P, ahead_P in zip(self._replicas.thetas, ahead, strict=True)
         ]
         shared = self._exchange.share(sent, groups)
-        slow = self._exchange.share(self._phis, groups) if self._arm.rule.pulls else None
+        slow = (
+            self._exchange.share(self._phis, groups)
+            if self._arm.rule_at(self._round).pulls
+            else None
+        )
         self._pending = _Pending(shared, slow, groups, ahead)
 
     def _ahead(self, index: int) -> torch.Tensor | None:
@@ -248,6 +259,8 @@ class _Run:
         shared = pending.shared
         for group in pending.groups:
             self._outer_steps(group, shared, pending.slow)
+        if self._arm.averages_moments(self._round):
+            self._sent_bytes += average_first_moments(self._replicas.optimizers, pending.groups)
         fast = replica_deviation(shared.decoded, self.result.parameters)
         slow = replica_deviation(self._phis, self.result.parameters)
         self.result.deviations.append((now, self._rate(now - 1), slow, fast))
@@ -267,9 +280,15 @@ class _Run:
             codes = [shared.codes[member] for member in members]
             phi_codes = [slow.codes[member] for member in members] if slow else []
             phi_P, delta_P = self._phis[own], self._deltas[own]
-            is_first = not self.result.deviations
-            exchanged = Exchanged(codes, phi_codes, is_first=is_first)
-            self._arm.rule.step(phi_P, delta_P, shared.codec, exchanged)
+            exchanged = Exchanged(codes, phi_codes, is_first=self._round == 0)
+            if self._arm.restarts(self._round):
+                delta_P.zero_()
+            self._arm.rule_at(self._round).step(phi_P, delta_P, shared.codec, exchanged)
+
+    @property
+    def _round(self) -> int:
+        """The round whose outer step is next."""
+        return len(self.result.deviations)
 
     def _slow(self) -> list[torch.Tensor]:
         """The weights that are judged; the fast ones, where there are no slow ones."""

@@ -30,7 +30,9 @@ def _close_pair(apart: float) -> list[torch.Tensor]:
 
 def _result(arm: str, seed: int, loss: float) -> Result:
     setting = {"warmup_steps": 0}
-    return Result({"name": arm}, setting, seed, 1, losses=[loss], averaged_loss=loss)
+    return Result(
+        {"name": arm, "group": ARMS[arm].group}, setting, seed, 1, losses=[loss], averaged_loss=loss
+    )
 
 
 @pytest.mark.parametrize("round_", range(20))
