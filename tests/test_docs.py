@@ -125,6 +125,23 @@ def test_links_lead_somewhere(page):
     assert missing == []
 
 
+def anchors(page: Path) -> set[str]:
+    """What links may name behind a page: its headings, as forges turn them into anchors."""
+    headings = re.findall(r"^#+ (.+)$", without_code(text_of(page)), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_to_headings_lead_to_one(page):
+    targets = re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", text_of(page))
+    missing = [
+        f"{name}#{anchor}"
+        for name, anchor in targets
+        if anchor not in anchors((page.parent / name).resolve() if name else page)
+    ]
+    assert missing == []
+
+
 def test_index_lists_every_page():
     linked = set(re.findall(r"\]\(([^)]+)\)", text_of(ROOT / "docs/index.md")))
     pages = {p.name for p in (ROOT / "docs").glob("*.md")} - {"index.md"}
