@@ -35,7 +35,7 @@ from protocol.schedule.rounds import LOST_LAG_ROUNDS, middle, oldest_useful
 from .checkpointing import GoOn
 from .fetch_progress import FetchProgress
 from .sources import Sources
-from .witnesses import Witnesses
+from .witnesses import MeasureLoss, Witnesses
 
 MAX_HELPERS: Final = 3
 """Further peers that a state is taken from at once, where all hold the same."""
@@ -78,6 +78,7 @@ class Arrival:
         look_around: looks for peers of our group until cancelled.
         meet: the same, and lets them find us.
         witnesses_of: those of the state that this source has given this root.
+        measure: the loss of what lies in `slow_P`.
     """
 
     spec: AmendedSpec
@@ -91,6 +92,7 @@ class Arrival:
     look_around: Callable[[], Awaitable[None]]
     meet: Callable[[], Awaitable[None]]
     witnesses_of: Callable[[PeerId, str], Witnesses]
+    measure: MeasureLoss
 
 
 class Beginning(Protocol):
@@ -192,7 +194,7 @@ class Fetched:
             finally:
                 helping.cancel()
             try:
-                await witnesses.check(arrival.slow_P)
+                await witnesses.check(arrival.slow_P, arrival.measure)
             except RemoteProtocolError:
                 gathering.forget()
                 raise

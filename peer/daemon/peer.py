@@ -49,7 +49,7 @@ from .outer_source import OuterSource
 from .peer_parts import PeerParts, PeerSettings
 from .provision import Supplies
 from .sources import fetch_weights
-from .witnesses import Witnesses
+from .witnesses import MeasureLoss, Witnesses, cannot_tell
 
 LEAVING_SHARE: Final = 0.6
 """Part of the grace in which an exchange under way may end."""
@@ -209,20 +209,20 @@ class Peer:
             self._pacing.senders = lambda: averaging.senders
             membership, beginning = await self._membership(held), supplies.beginning
 
-            async def begin() -> None:
-                await self._begin(beginning, amended, held, averaging, membership, kept)
+            async def begin(measure: MeasureLoss) -> None:
+                await self._begin(beginning, amended, held, averaging, membership, kept, measure)
                 service.serve_state_of(OuterSource(averaging, facts, self._work))
 
             if not beginning.ages:
-                await begin()
+                await begin(cannot_tell)
             facts.now_doing("starting the trainer")
-            async with warmed_up(start, slow.array) as start_warm:
+            async with warmed_up(start, slow.array) as warm:
                 if beginning.ages:
-                    await begin()
+                    await begin(cannot_tell if exchange else warm.loss)
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(kept.run, averaging)
                     await self._run_rounds(
-                        spec, membership, averaging, start_warm, held, exchange, pieces
+                        spec, membership, averaging, warm.start, held, exchange, pieces
                     )
                     nursery.cancel_scope.cancel()
 
@@ -300,6 +300,7 @@ class Peer:
         averaging: Averaging,
         membership: Membership,
         kept: Checkpointing | NoCheckpoints,
+        measure: MeasureLoss,
     ) -> None:
         """Take the first state, and go on from where it stands."""
         facts = self._facts
@@ -316,6 +317,7 @@ class Peer:
                 look_around=membership.look_around,
                 meet=membership.run,
                 witnesses_of=partial(Witnesses, self._network, held.view, self._sign),
+                measure=measure,
             )
         )
         averaging.stands_after(first.round)

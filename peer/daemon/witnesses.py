@@ -1,5 +1,10 @@
-"""Other peers that a joiner asks whether a state is like theirs (protocol/state_sample.py)."""
+"""Other peers that a joiner holds a state against.
 
+It asks some for samples of their weights (protocol/state_sample.py), and reads in their beats what
+losses they have (protocol/state_loss.py).
+"""
+
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import blake3
@@ -11,12 +16,21 @@ from peer.state.fetching import fetch_from
 from peer.state.sample import is_unlike, sample_of
 from peer.training.ports import Float32Vector
 from protocol.errors import LocoError, RemoteProtocolError
+from protocol.membership.heeded import heeded
 from protocol.membership.records import Sign
-from protocol.membership.view import View
+from protocol.membership.view import Member, View
+from protocol.state_loss import LEAST_TOLD, is_worse
 from protocol.state_sample import NUM_WITNESSES, SEED_BYTES
 
 WITNESS_S: Final = 10.0
 """A witness that takes longer is none."""
+
+MeasureLoss = Callable[[], Awaitable[float | None]]
+"""Measures the slow weights as they lie there; None where nobody can tell."""
+
+
+async def cannot_tell() -> None:
+    """Measures nothing: there is no trainer yet, or it holds a stage and has no loss of its own."""
 
 
 class Witnesses:
@@ -34,6 +48,7 @@ class Witnesses:
         drawn = sign(f"loco/v1/witnesses/{source}/{root}".encode())
         self._seed = blake3.blake3(drawn).digest(length=SEED_BYTES)
         self._samples: list[Float32Vector] = []
+        self._losses: list[float] = []
         self._asked = trio.Event()
 
     def __repr__(self) -> str:
@@ -41,17 +56,23 @@ class Witnesses:
 
     async def ask(self) -> None:
         """Ask some of the others; those that cannot help, or are slow, are none."""
-        others = [
-            member.peer_id
-            for member in self._view.members_training(trio.current_time())
-            if member.peer_id != self._source and member.progress.state == PeerState.TRAINING
-        ]
+        training = self._others_training()
+        losses = [m.progress.validation_loss for m in heeded(training, trio.current_time())]
+        self._losses = [loss for loss in losses if loss is not None]
+        others = [member.peer_id for member in training]
         others.sort(key=lambda peer_id: blake3.blake3(self._seed + peer_id.encode()).digest())
         with trio.move_on_after(WITNESS_S):
             async with trio.open_nursery() as nursery:
                 for peer_id in others[:NUM_WITNESSES]:
                     nursery.start_soon(self._ask, peer_id)
         self._asked.set()
+
+    def _others_training(self) -> list[Member]:
+        return [
+            member
+            for member in self._view.members_training(trio.current_time())
+            if member.peer_id != self._source and member.progress.state == PeerState.TRAINING
+        ]
 
     async def _ask(self, peer_id: PeerId) -> None:
         try:
@@ -60,14 +81,21 @@ class Witnesses:
         except LocoError:
             return
 
-    async def check(self, slow_P: Float32Vector) -> None:
-        """Wait until all have been asked.
+    async def check(self, slow_P: Float32Vector, measure: MeasureLoss) -> None:
+        """Wait until all have been asked, and have the loss measured where theirs are known.
 
         Raises:
-            RemoteProtocolError: the state is unlike theirs.
+            RemoteProtocolError: the state is unlike theirs, or worse.
         """
         await self._asked.wait()
         if is_unlike(sample_of(slow_P, self._seed), self._samples):
             raise RemoteProtocolError(
                 f"the state of {self._source} is unlike those of {len(self._samples)} others"
+            )
+        if len(self._losses) < LEAST_TOLD or (loss := await measure()) is None:
+            return
+        if is_worse(loss, self._losses):
+            told = ", ".join(f"{each:.3f}" for each in sorted(self._losses))
+            raise RemoteProtocolError(
+                f"the state of {self._source} has a loss of {loss:.3f}, where others tell {told}"
             )

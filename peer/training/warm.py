@@ -3,15 +3,22 @@
 A trainer takes seconds to start, and a swarm trains on meanwhile. So a joiner starts its trainer
 first and fetches the state when that is ready: what it then loads is as new as it can be. And who
 cannot train at all finds out before anybody counts on it.
+
+Until it trains, it can be asked for the validation loss of the slow weights as they lie there: so a
+state that was fetched is seen for what it is before it is used.
 """
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
 
 from .errors import CannotTrain
-from .messages import Failed, TrainerCommand, TrainerEvent
+from .messages import Evaluate, Evaluated, Failed, TrainerCommand, TrainerEvent
 from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
 from .stages.ring import BoundaryRing
+
+BEFORE_ALL_ROUNDS: Final = -1
+"""The round of such a question."""
 
 
 class _Heard:
@@ -36,7 +43,19 @@ class _Heard:
     async def receive(self) -> TrainerEvent:
         """The next event, in order. Raises TrainerDied."""
         first, self._first = self._first, None
-        return await self._trainer.receive() if first is None else first
+        if first is not None:
+            return first
+        while _is_early(event := await self._trainer.receive()):
+            pass  # whoever asked was cancelled
+        return event
+
+    async def loss(self) -> float | None:
+        """The validation loss of the slow weights. Raises TrainerDied."""
+        await self._trainer.send(Evaluate(BEFORE_ALL_ROUNDS))
+        while True:
+            event = await self._trainer.receive()
+            if isinstance(event, Evaluated):
+                return event.loss
 
     def codes(self, slot: int) -> memoryview:
         """Codes of the snapshot in `slot`."""
@@ -47,38 +66,65 @@ class _Heard:
         return self._trainer.fragment_codes(fragment)
 
 
-@asynccontextmanager
-async def warmed_up(start: StartTrainer, slow: Float32Vector) -> AsyncIterator[StartTrainer]:
-    """Start a trainer and wait until it is ready; then yield a StartTrainer that has it at hand.
+def _is_early(event: TrainerEvent) -> bool:
+    return isinstance(event, Evaluated) and event.round == BEFORE_ALL_ROUNDS
 
-    Its first call gives that trainer, later ones start others. One that dies before it is ready is
-    forgotten: whoever needs a trainer starts the next, and sees for itself.
+
+class WarmTrainer:
+    """Starts trainers, of which one may be at hand. Made by `warmed_up`."""
+
+    def __init__(self, start: StartTrainer, at_hand: list[_Heard], stack: AsyncExitStack) -> None:
+        self._start = start
+        self._at_hand = at_hand
+        self._stack = stack
+
+    def __repr__(self) -> str:
+        return f"<WarmTrainer {self._at_hand}>"
+
+    @asynccontextmanager
+    async def start(
+        self, vector: Float32Vector, micro_batch_cap: int | None
+    ) -> AsyncIterator[Trainer]:
+        """The trainer at hand, at the first call; another one later. A StartTrainer."""
+        if self._at_hand:
+            try:
+                yield self._at_hand.pop()
+            finally:
+                await self._stack.aclose()
+        else:
+            async with self._start(vector, micro_batch_cap) as trainer:
+                yield trainer
+
+    async def loss(self) -> float | None:
+        """Validation loss of the slow weights, nats per token; None where nobody can tell."""
+        if not self._at_hand:
+            return None
+        try:
+            return await self._at_hand[0].loss()
+        except TrainerDied:
+            self._at_hand.clear()
+            await self._stack.aclose()
+            return None
+
+
+@asynccontextmanager
+async def warmed_up(start: StartTrainer, slow: Float32Vector) -> AsyncIterator[WarmTrainer]:
+    """Start a trainer and wait until it is ready; then yield what has it at hand.
+
+    One that dies before it is ready is forgotten: whoever needs a trainer starts the next, and sees
+    for itself.
 
     Raises:
         CannotTrain: device, corpus or model cannot be used here.
     """
     async with AsyncExitStack() as stack:
-        waiting: list[Trainer] = []
+        at_hand: list[_Heard] = []
         try:
             trainer = await stack.enter_async_context(start(slow, None))
             first = await trainer.receive()
             if isinstance(first, Failed) and first.reason == "unusable":
                 raise CannotTrain(f"the trainer cannot start: {first.detail}")
-            waiting.append(_Heard(trainer, first))
+            at_hand.append(_Heard(trainer, first))
         except TrainerDied:
             await stack.aclose()
-
-        @asynccontextmanager
-        async def first_the_warm_one(
-            vector: Float32Vector, micro_batch_cap: int | None
-        ) -> AsyncIterator[Trainer]:
-            if waiting:
-                try:
-                    yield waiting.pop()
-                finally:
-                    await stack.aclose()
-            else:
-                async with start(vector, micro_batch_cap) as trainer:
-                    yield trainer
-
-        yield first_the_warm_one
+        yield WarmTrainer(start, at_hand, stack)

@@ -16,7 +16,7 @@ from swarm_worlds import outcomes, simulated, start, toy_spec
 from peer.daemon import beginning
 from peer.daemon.beginning import NOTHING_TRAINED, Arrival, Fetched, FirstState, Fresh
 from peer.daemon.provision import Supplies
-from peer.daemon.witnesses import Witnesses
+from peer.daemon.witnesses import Witnesses, cannot_tell
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
@@ -84,6 +84,7 @@ def arrival(lines: list[bytes], sources: Any = None, spec: RunSpec = SPEC) -> Ar
         look_around=trio.sleep_forever,
         meet=trio.sleep_forever,
         witnesses_of=partial(Witnesses, nobody, view, bytes),
+        measure=cannot_tell,
     )
 
 

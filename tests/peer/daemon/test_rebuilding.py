@@ -10,7 +10,7 @@ import trio
 
 from peer.daemon.beginning import Arrival, FirstState, Fresh
 from peer.daemon.rebuilding import Rebuilt
-from peer.daemon.witnesses import Witnesses
+from peer.daemon.witnesses import Witnesses, cannot_tell
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
@@ -93,6 +93,7 @@ async def begun(roster: Roster) -> tuple[Any, FirstState, dict[str, Any]]:
         look_around=trio.sleep_forever,
         meet=trio.sleep_forever,
         witnesses_of=partial(Witnesses, nobody, View(roster, group.digest), bytes),
+        measure=cannot_tell,
     )
     first = await Rebuilt(LOST, Fresh(initialise), LAYOUTS).take(arrival)
     assert not momentum_P.any()

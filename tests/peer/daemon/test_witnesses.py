@@ -59,6 +59,37 @@ def test_a_state_that_is_unlike_all_others_is_not_taken(tmp_path, monkeypatch, f
     run()
 
 
+@pytest.mark.parametrize("honest", [False, True])
+def test_a_state_that_is_like_the_others_and_has_a_far_higher_loss_is_not_taken(
+    tmp_path, monkeypatch, honest
+):
+    """Samples see nothing, as of a lie about few weights; the loss on held-out blocks does."""
+    monkeypatch.setattr("peer.daemon.witnesses.is_unlike", lambda sample, witnesses: False)
+    description = Fetcher.description
+
+    @simulated(SEED)
+    async def run():
+        async with open_swarm(SEED, toy_spec(200), tmp_path) as swarm:
+            await start(swarm, *"abc", machine_of=dict.fromkeys("abc", SLOW))
+            peers = {swarm[name].peer_id: swarm[name] for name in "abc"}
+            await swarm.until(lambda: all(p.events(EventName.VALIDATED) for p in peers.values()))
+            asked: list[str] = []
+
+            async def lie(fetcher, expected, size):
+                if not asked and not honest:
+                    spoil(peers[fetcher.remote_peer_id], -3.0)
+                asked.append(fetcher.remote_peer_id)
+                return await description(fetcher, expected, size)
+
+            monkeypatch.setattr(Fetcher, "description", lie)
+            swarm.join("d", SLOW)
+            await swarm.until(swarm["d"].ready.is_set)
+            assert source_of(swarm["d"]) == asked[0 if honest else 1]
+            assert (asked[0] == asked[-1]) == honest
+
+    run()
+
+
 @simulated(SEED)
 async def test_of_two_peers_nobody_can_tell_which_one_lies(tmp_path):
     async with open_swarm(SEED, toy_spec(200), tmp_path) as swarm:

@@ -1,14 +1,15 @@
 """A trainer that is ready before it is needed."""
 
+from collections import deque
 from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
 
 from peer.training.errors import CannotTrain
-from peer.training.messages import Failed, Load, Ready, TrainerEvent
+from peer.training.messages import Evaluate, Evaluated, Failed, Load, Ready, TrainerEvent
 from peer.training.ports import TrainerDied
-from peer.training.warm import warmed_up
+from peer.training.warm import BEFORE_ALL_ROUNDS, warmed_up
 
 SLOW = np.zeros(128, np.float32)
 READY = Ready(128, 128, "digest", "cpu", "fp32", 1, 1.0)
@@ -21,6 +22,7 @@ class Trainers:
         self.started, self.living = 0, 0
         self.dying, self.first = dying, first
         self.sent: list[object] = []
+        self.answers: deque[TrainerEvent | TrainerDied] = deque()
 
     @asynccontextmanager
     async def start(self, _, micro_batch_cap):
@@ -37,6 +39,10 @@ class Trainers:
             async def receive(self):
                 if number <= trainers.dying:
                     raise TrainerDied("killed")
+                if said and trainers.answers:
+                    if isinstance(answer := trainers.answers.popleft(), TrainerDied):
+                        raise answer
+                    return answer
                 assert not said, "an event is given once"
                 said.append(trainers.first)
                 return trainers.first
@@ -55,16 +61,16 @@ class Trainers:
 
 async def test_the_first_is_there_before_it_is_asked_for_and_goes_before_the_next():
     trainers = Trainers()
-    async with warmed_up(trainers.start, SLOW) as start:
+    async with warmed_up(trainers.start, SLOW) as warm:
         assert (trainers.started, trainers.living) == (1, 1)
-        async with start(SLOW, None) as first:
+        async with warm.start(SLOW, None) as first:
             assert await first.receive() == READY
             await first.send(Load(1))
             assert first.codes(7).tolist() == [1, 7]
             assert first.fragment_codes(2).tolist() == [1, 2, 0]
             assert trainers.started == 1
         assert trainers.living == 0
-        async with start(SLOW, 4) as second:
+        async with warm.start(SLOW, 4) as second:
             assert await second.receive() == READY
             assert (trainers.started, trainers.living) == (2, 1)
     assert trainers.living == 0
@@ -80,9 +86,9 @@ async def test_one_that_is_never_asked_for_ends():
 
 async def test_one_that_dies_early_is_forgotten():
     trainers = Trainers(dying=1)
-    async with warmed_up(trainers.start, SLOW) as start:
+    async with warmed_up(trainers.start, SLOW) as warm:
         assert (trainers.started, trainers.living) == (1, 0)
-        async with start(SLOW, None) as second:
+        async with warm.start(SLOW, None) as second:
             assert await second.receive() == READY
 
 
@@ -94,15 +100,50 @@ async def test_only_what_no_new_try_can_change_ends_it(reason):
             async with warmed_up(trainers.start, SLOW):
                 pytest.fail("it began")
     else:
-        async with warmed_up(trainers.start, SLOW) as start, start(SLOW, None) as first:
+        async with warmed_up(trainers.start, SLOW) as warm, warm.start(SLOW, None) as first:
             assert await first.receive() == Failed(reason, "why")
     assert trainers.living == 0
 
 
 async def test_what_fails_in_its_life_is_told_and_it_ends():
     trainers = Trainers()
-    async with warmed_up(trainers.start, SLOW) as start:
+    async with warmed_up(trainers.start, SLOW) as warm:
         with pytest.raises(TrainerDied):
-            async with start(SLOW, None):
+            async with warm.start(SLOW, None):
                 raise TrainerDied("in mid-life")
         assert trainers.living == 0
+
+
+MEASURED = Evaluated(BEFORE_ALL_ROUNDS, 2.5, 128, 0.1)
+
+
+async def test_the_one_at_hand_measures_the_slow_weights_before_it_trains():
+    trainers = Trainers()
+    async with warmed_up(trainers.start, SLOW) as warm:
+        trainers.answers.append(MEASURED)
+        assert await warm.loss() == 2.5
+        assert trainers.sent == [(1, Evaluate(BEFORE_ALL_ROUNDS))]
+        async with warm.start(SLOW, None) as first:
+            assert await first.receive() == READY
+        assert await warm.loss() is None
+
+
+async def test_one_that_dies_while_it_measures_is_forgotten():
+    trainers = Trainers()
+    async with warmed_up(trainers.start, SLOW) as warm:
+        trainers.answers.append(TrainerDied("killed"))
+        assert await warm.loss() is None
+        assert trainers.living == 0
+        async with warm.start(SLOW, None) as second:
+            assert await second.receive() == READY
+        assert trainers.started == 2
+
+
+async def test_an_answer_that_nobody_waits_for_any_more_is_not_taken_for_one_of_a_round():
+    trainers = Trainers()
+    later = Evaluated(3, 2.0, 128, 0.1)
+    async with warmed_up(trainers.start, SLOW) as warm:
+        trainers.answers.extend([MEASURED, later])  # the question was asked, and cancelled
+        async with warm.start(SLOW, None) as first:
+            assert await first.receive() == READY
+            assert await first.receive() == later
