@@ -27,7 +27,7 @@ The rules
      what is wished, in whole steps, rounded up. So estimates that are off by a tenth in either
      direction move nothing. Where partners are of two kinds, what share of the averages is with
      which kind must not decide anew each time: to come down, ENOUGH_SHARE of the averages must be
-     with the fastest; to go up, none.
+     with the fastest; to go up, none of the last NEWEST, and those before them are forgotten.
   4. H is LEAST_INNER_STEPS at least, and at most MOST_INNER_STEPS: beyond, replicas drift too far,
      and rounds that are too short for their line grow by themselves.
   5. Exchanges that were given up for they took too long count with the time that they took. Others
@@ -58,16 +58,20 @@ BAND: Final = 0.25
 """H stays while what is wished is within so much of it."""
 WINDOW: Final = 24
 """Averages that count."""
+NEWEST: Final = 16
+"""The last of them, by which H goes up: a line that was fast must not count for long."""
 NEAR: Final = (1 + BAND) / (1 - BAND)
 """Partners of which one is so many times as slow as the other count together."""
 ENOUGH_SHARE: Final = 0.25
 """Part of the averages that those with the fastest partners must be, for a lower H."""
 FEWEST: Final = 8
 """Averages before H changes for the first time."""
+FIRST_INNER_STEPS: Final = 8
+"""H before it is known what fits: small, so that this is known soon."""
 LEAST_INNER_STEPS: Final = 2
 """The least that was measured (docs/results/optimizers.md)."""
 MOST_INNER_STEPS: Final = 512
-"""As long as an exchange may last (eight nominal rounds)."""
+"""An exchange may last no longer (eight nominal rounds)."""
 _EPSILON: Final = 1e-6
 OUTER_SHARE: Final = 4
 """One of so many wishes of a partner is left out, at either end."""
@@ -108,7 +112,7 @@ class RoundLength:
         inner_steps: H.
     """
 
-    def __init__(self, inner_steps: int) -> None:
+    def __init__(self, inner_steps: int = FIRST_INNER_STEPS) -> None:
         self.inner_steps = inner_steps
         self._wishes: deque[tuple[str, float]] = deque(maxlen=WINDOW)
 
@@ -121,24 +125,27 @@ class RoundLength:
         if len(self._wishes) < FEWEST:
             return False
         before = self.inner_steps
-        lower, higher = self._wish(ENOUGH_SHARE * len(self._wishes)), self._wish(1)
+        wishes = list(self._wishes)
+        lower, higher = _wish(wishes, ENOUGH_SHARE * len(wishes)), _wish(wishes[-NEWEST:], 1)
         if lower < before * (1 - BAND):
             self.inner_steps = _whole(lower)
         elif higher > before * (1 + BAND):
             self.inner_steps = _whole(higher)
+            self._wishes = deque(wishes[-NEWEST:], maxlen=WINDOW)
         return self.inner_steps != before
 
-    def _wish(self, enough: float) -> float:
-        """What the fastest partners with so many averages, or more, ask for (rule 2)."""
-        by_partner: dict[str, list[float]] = {}
-        for partner_id, wish in self._wishes:
-            by_partner.setdefault(partner_id, []).append(wish)
-        usual = sorted((_without_outer(each), len(each)) for each in by_partner.values())
-        for lowest, _ in usual:
-            near = [each for each in usual if lowest <= each[0] <= NEAR * lowest]
-            if sum(averages for _, averages in near) >= enough:
-                return fmean([wish for wish, _ in near], [averages for _, averages in near])
-        return usual[-1][0]
+
+def _wish(wishes: list[tuple[str, float]], enough: float) -> float:
+    """What the fastest partners with so many averages, or more, ask for (rule 2)."""
+    by_partner: dict[str, list[float]] = {}
+    for partner_id, wish in wishes:
+        by_partner.setdefault(partner_id, []).append(wish)
+    usual = sorted((_without_outer(each), len(each)) for each in by_partner.values())
+    for lowest, _ in usual:
+        near = [each for each in usual if lowest <= each[0] <= NEAR * lowest]
+        if sum(averages for _, averages in near) >= enough:
+            return fmean([wish for wish, _ in near], [averages for _, averages in near])
+    return usual[-1][0]
 
 
 def _whole(wish: float) -> int:

@@ -23,14 +23,10 @@ class _OnTheLine:
 
 
 class OwnLength:
-    """Writes `facts.chosen_inner_steps`.
+    """Writes `facts.chosen_inner_steps`."""
 
-    Args:
-        inner_steps: H to begin with.
-    """
-
-    def __init__(self, inner_steps: int, facts: Facts, events: EventLog) -> None:
-        self._length = RoundLength(facts.chosen_inner_steps or inner_steps)
+    def __init__(self, facts: Facts, events: EventLog) -> None:
+        self._length = RoundLength()
         self._facts = facts
         self._events = events
         self._nominal_step_s = 0.0
@@ -40,14 +36,14 @@ class OwnLength:
     def __repr__(self) -> str:
         return f"<OwnLength {self._length!r}>"
 
-    def next(self, nominal_step_s: float) -> int:
-        """H of the round that begins now.
+    def next(self, nominal_step_s: float, *, alone: bool) -> int:
+        """H of the round that begins now. Nobody's line is filled by a peer that is alone.
 
         Args:
             nominal_step_s: how long a nominal step takes us in it.
         """
         self._nominal_step_s = nominal_step_s
-        return self._length.inner_steps
+        return self._facts.inner_steps_per_round if alone else self._length.inner_steps
 
     def exchanged(self, round_: int, partner_id: PeerId, line_s: float) -> None:
         """This round's exchange and outer step are over, and took so long."""

@@ -94,7 +94,7 @@ class PairAveraging:
             steps=self._lane.steps,
             finale=finale,
             validation=validation,
-            own_length=OwnLength(sync.round_steps, facts, parts.events) if chooses else None,
+            own_length=OwnLength(facts, parts.events) if chooses else None,
         )
         return parts.loop(way, validation, start_trainer)
 
