@@ -8,6 +8,8 @@ from typing import Final
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from .families import Kind
+
 ROUND_SECONDS_BUCKETS: Final = (
     0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0,
 )  # fmt: skip
@@ -36,7 +38,7 @@ class Durations:
         return list(zip(bounds, itertools.accumulate(self._in_bucket), strict=True))
 
 
-def round_seconds(durations: Mapping[str, Durations]) -> Metric:
+def round_seconds(durations: Mapping[Kind, Durations]) -> Metric:
     """The histogram of all phases."""
     family = HistogramMetricFamily(
         "loco_round_seconds", "Duration of each phase of a round, in seconds.", labels=["phase"]

@@ -1,12 +1,12 @@
 """How many inner steps a peer puts between two averages, where the run leaves that open.
 
-The idea. Averages are worth bytes: at equal bytes, more averages in coarser codes learn better than
-fewer in finer ones, so a line that is idle is learning that is lost. With `sync.inner_steps =
-"auto"` a peer chooses its H so that its line is nearly always in an exchange. What all peers of a
-run must agree on does not depend on that: a *nominal round* has AUTO_ROUND_STEPS steps (run_spec.py)
-for everybody, and the end of the run, amendments, quotas, the middle of the others and the bounds
-of partners' distance count in nominal steps and rounds. H is the length of a peer's *own* rounds,
-whose numbers say nothing to others; gossip pairs whoever is free, whatever lies behind them.
+The idea. At equal bytes, more averages in coarser codes learn better than fewer in finer ones, so a
+line that is idle is learning that is lost. With `sync.inner_steps = "auto"` a peer chooses its H so
+that its line is nearly always in an exchange. What all peers of a run must agree on does not depend
+on that: a *nominal round* has AUTO_ROUND_STEPS steps (run_spec.py) for everybody, and the end of
+the run, amendments, quotas, the middle of the others and the bounds of partners' distance count in
+nominal steps and rounds. H is the length of a peer's *own* rounds, whose numbers say nothing to
+others; gossip pairs whoever is free, whatever lies behind them.
 
 Why H and not the line alone: a round lasts until the exchange before it has ended, so with the
 smallest H the line would be busy too. But peers would then always be free at the moment at which

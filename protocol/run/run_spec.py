@@ -203,7 +203,7 @@ class SyncSection(Section):
             what = f"{self.method} has a schedule of fragments by H: give a number, or use {names}"
             raise self._misfit("inner_steps", what)
         if not self.overlap:
-            what = "without overlap training waits for the line, which is never filled: give a number"
+            what = "without overlap no rounds fill the line: give a number"
             raise self._misfit("inner_steps", what)
         return self
 

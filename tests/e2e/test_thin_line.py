@@ -6,11 +6,15 @@ from swarm import RUN_SPEC, START_S, open_swarm
 from peer.observe.event_names import EventName
 from protocol.gossip.round_length import FIRST_INNER_STEPS, MOST_INNER_STEPS
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.e2e]
 
-SPEC = RUN_SPEC.replace("inner_steps = 150", 'inner_steps = "auto"')
-THIN_MBPS = "0.2"
-"""A vector of this model takes a second, which is many of its steps."""
+SPEC = (
+    RUN_SPEC.replace("inner_steps = 150", 'inner_steps = "auto"')
+    .replace("hidden_size = 32", "hidden_size = 128")
+    .replace("intermediate_size = 64", "intermediate_size = 256")
+)
+THIN_MBPS = "1"
+"""A vector of this model takes more than a second, which is many of its steps."""
 
 
 def test_rounds_fit_a_thin_line(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -38,7 +38,7 @@ def test_where_peers_choose_their_rounds_the_nominal_one_is_the_same_for_all(met
     [
         ('method = "diloco"', 'a schedule of fragments by H.* use "noloco" or "gasloc"'),
         ('method = "streaming"', "a schedule of fragments by H"),
-        ("overlap = false", "without overlap training waits"),
+        ("overlap = false", "without overlap no rounds fill the line"),
         ("[pipeline]\nstages = 2", "stages choose no rounds of their own"),
     ],
 )

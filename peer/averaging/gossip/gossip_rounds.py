@@ -89,9 +89,7 @@ class GossipRounds:
             return None
         rounds, pace = self._rounds, self._pace
         if self._own_length is not None:
-            rounds.length = self._own_length.next(
-                pace.nominal_step_s(others), alone=not others
-            )
+            rounds.length = self._own_length.next(pace.nominal_step_s(others), alone=not others)
         return rounds.plan(pace.owed(rounds.step, others, keep_together, rounds.length))
 
     def is_behind(self, others: Sequence[Member]) -> bool:

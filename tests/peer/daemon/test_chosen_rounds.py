@@ -60,6 +60,11 @@ def set_lines_of(swarm: SimulatedSwarm, name: str, model: LinkModel) -> None:
         swarm.internet.link(own, other).model = swarm.internet.link(other, own).model = model
 
 
+def chosen(peer: SimulatedPeer) -> int:
+    assert peer.facts.chosen_inner_steps is not None
+    return peer.facts.chosen_inner_steps
+
+
 def changes(peer: SimulatedPeer, since_s: float = 0.0) -> list[int]:
     """Each H that it chose, after a time."""
     changed = peer.events(EventName.ROUND_LENGTH_CHANGED)
@@ -95,7 +100,7 @@ async def test_on_a_fast_line_rounds_are_as_short_as_they_may_be(tmp_path):
         await swarm.finished()
         for peer in swarm.peers.values():
             assert changes(peer) == [LEAST_INNER_STEPS]
-            assert peer.facts.chosen_inner_steps == LEAST_INNER_STEPS
+            assert chosen(peer) == LEAST_INNER_STEPS
             assert peer.status().chosen_inner_steps == LEAST_INNER_STEPS
             averaged = training_outcomes(peer).count("averaged")
             assert averaged >= 8 * 192 / 50  # what the default H would have made of it
@@ -117,7 +122,7 @@ async def test_on_thin_lines_rounds_are_as_long_as_keeps_them_busy(tmp_path):
             exchange_s = [e["seconds"] for e in peer.events(EventName.ROUND_AVERAGED)][-3]
             fitting = exchange_s / STEP_S
             assert changes(peer, settled_s) == []
-            assert fitting < peer.facts.chosen_inner_steps < 1.6 * fitting
+            assert fitting < chosen(peer) < 1.6 * fitting
             assert 0.6 <= busy(peer, settled_s) <= 1.0
             assert_trains_on(peer)
             assert len(peer.events(EventName.VALIDATED)) >= 1900 / AUTO_ROUND_STEPS / 2
@@ -136,13 +141,24 @@ async def test_peers_with_unequal_lines_meet_and_a_slow_one_sets_nobodys_rounds(
         for name in "abc":
             peer = swarm[name]
             assert changes(peer, settled_s) == []
-            assert peer.facts.chosen_inner_steps < 3 * FIRST_INNER_STEPS
+            assert chosen(peer) < 3 * FIRST_INNER_STEPS
             assert set(partners(peer).values()) == others - {peer.peer_id} | {swarm["d"].peer_id}
-        assert swarm["d"].facts.chosen_inner_steps > 60
+        assert chosen(swarm["d"]) > 60
         assert set(partners(swarm["d"]).values()) == others
         assert busy(swarm["d"], settled_s) >= 0.6
         assert all(set(final_outcomes(peer)) == {"averaged"} for peer in swarm.peers.values())
         assert len(list(exchanges(*swarm.peers.values()))) > 0
+
+
+@simulated()
+async def test_the_end_waits_for_a_peer_that_is_in_a_long_exchange(tmp_path):
+    async with open_swarm(1, auto_spec(640), tmp_path, OPTIONS) as swarm:
+        await start(swarm, "a", "b", "c", "d")
+        set_lines_of(swarm, "d", line(12.0))
+        await swarm.finished()
+        ends = [p.events(EventName.FINAL_AVERAGING)[0] for p in swarm.peers.values()]
+        assert [end["peers"] for end in ends] == [4] * 4
+        assert all(set(final_outcomes(peer)) == {"averaged"} for peer in swarm.peers.values())
 
 
 @simulated()
@@ -152,15 +168,15 @@ async def test_a_line_that_becomes_slower_and_faster_is_followed(tmp_path):
         await until_step(swarm, 200)
         set_lines(swarm, THIN)
         slower_s = await until_step(swarm, 1500)
-        thin = {name: peer.facts.chosen_inner_steps for name, peer in swarm.peers.items()}
+        thin = {name: chosen(peer) for name, peer in swarm.peers.items()}
         set_lines(swarm, OPTIONS.link)
         await swarm.finished()
         for name, peer in swarm.peers.items():
             assert thin[name] > 4 * LEAST_INNER_STEPS
-            assert peer.facts.chosen_inner_steps < thin[name] / 3
-            chosen = changes(peer)
-            turn = chosen.index(max(chosen))
-            assert sorted(chosen[turn:], reverse=True) == chosen[turn:]
+            assert chosen(peer) < thin[name] / 3
+            lengths = changes(peer)
+            turn = lengths.index(max(lengths))
+            assert sorted(lengths[turn:], reverse=True) == lengths[turn:]
             assert len(changes(peer, slower_s)) <= 6
 
 
@@ -177,7 +193,7 @@ async def test_exchanges_that_are_given_up_count_with_the_time_that_they_took(
         for peer in swarm.peers.values():
             assert peer.facts.skipped[SkipReason.DEADLINE] >= FEWEST
             assert peer.facts.averaged <= 1
-            assert peer.facts.chosen_inner_steps >= 3.0 / STEP_S
+            assert chosen(peer) >= 3.0 / STEP_S
 
 
 @simulated()
