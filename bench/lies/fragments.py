@@ -104,7 +104,7 @@ class FragmentSwarm:
             for fragment in self._fragments
         ]
         self._names = [identity.peer_id for identity in identities[: len(models)]]
-        self._last_cycle = spec.training.total_steps // spec.sync.inner_steps
+        self._last_cycle = spec.training.total_steps // spec.sync.round_steps
         phi_P = models[0].theta_P.detach().numpy().copy()
         self.phi_P = torch.from_numpy(phi_P)
         self._outer = _WatchedFragments(
@@ -138,7 +138,7 @@ class FragmentSwarm:
 
     def after_step(self, step: int) -> None:
         """Send what is due after this inner step (the first is 1), and take in what is back."""
-        count, inner_steps = len(self._fragments), self._spec.sync.inner_steps
+        count, inner_steps = len(self._fragments), self._spec.sync.round_steps
         for fragment, cycle in sends_between(step - 1, step, count, inner_steps):
             self._send(fragment, cycle)
             self._on_their_way.append(_OnItsWay(fragment, cycle, step + self._overlap_steps))

@@ -123,8 +123,8 @@ class GossipSwarm:
 
     def after_step(self, step: int) -> None:
         """Average when a round is done; the first step is 1."""
-        if step % self._spec.sync.inner_steps == 0:
-            self._close(step // self._spec.sync.inner_steps - 1)
+        if step % self._spec.sync.round_steps == 0:
+            self._close(step // self._spec.sync.round_steps - 1)
 
     def settle(self) -> None:
         """Nothing is on its way."""
@@ -183,7 +183,7 @@ class GossipSwarm:
         name = self._peers[partner].name
         if not self._pieces.are_valid(sent):
             return Skipped(SkipReason.BAD_VECTOR, name)
-        return Averaged(name, self._spec.sync.inner_steps, 0, view_of(sent))
+        return Averaged(name, self._spec.sync.round_steps, 0, view_of(sent))
 
     def _lie(self, liar: int, to: _Peer, moves: Sequence[torch.Tensor]) -> torch.Tensor:
         theta_P = to.theta_P.detach()
@@ -198,9 +198,9 @@ class GossipSwarm:
         sync = self._spec.sync
         own = OwnVector(
             round=round_,
-            step=(round_ + 1) * sync.inner_steps,
+            step=(round_ + 1) * sync.round_steps,
             final=False,
-            steps=sync.inner_steps,
+            steps=sync.round_steps,
             tokens=0,
             codec=sync.codec,
             vectors=1,

@@ -67,7 +67,9 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "training.precision": "'auto' (bf16 where the device computes in it), 'fp32' or 'bf16'.",
     "training.compile": "Use torch.compile: slower to start, faster to train.",
     "sync.method": "'noloco', 'gasloc': pairs; 'streaming': fragments in pairs; 'diloco': by all.",
-    "sync.inner_steps": "H: inner steps of a round. More of them: less traffic, looser replicas.",
+    "sync.inner_steps": (
+        "H: inner steps of a round; 'auto' fills each line. More: less traffic, looser replicas."
+    ),
     "sync.alpha": "Outer momentum.",
     "sync.beta": "Outer learning rate.",
     "sync.gamma": "Pull between slow weights; beta when left out, which halves the bytes.",

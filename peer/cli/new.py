@@ -119,7 +119,7 @@ def preset_toml(preset: str, method: str = METHODS[0], optimizer: str = OPTIMIZE
 def _head(spec: RunSpec) -> list[str]:
     return [
         "# A run of loco-peer: what all its peers agree on. What is left out has its default.",
-        f"# {spec.total_rounds:,} rounds of {spec.sync.inner_steps} inner steps.",
+        f"# {spec.total_rounds:,} rounds of {spec.sync.round_steps} inner steps.",
         f"# {spec.tokens_per_step:,} tokens per step and peer.",
         "",
     ]

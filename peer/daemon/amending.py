@@ -80,7 +80,7 @@ class Amending:
         before, wish = spec.last, self._wish(spec, wanted["values"], wanted["at_round"])
         if not wanted["dry_run"]:
             self._sign(wish)
-        steps = spec.founding.sync.inner_steps
+        steps = spec.founding.sync.round_steps
         return {
             "changes": [[key, value_of(before, key), value] for key, value in wish.changes],
             "admitted": list(wish.peers),
@@ -124,7 +124,7 @@ class Amending:
         own = self._facts.step
         steps = [member.progress.step for member in others if member.progress.state == TRAINING]
         known = [step for step in steps if step <= spec.longest_steps]
-        return int(max(own, middle(known, own))) // spec.founding.sync.inner_steps
+        return int(max(own, middle(known, own))) // spec.founding.sync.round_steps
 
     def _sign(self, wish: Wish) -> None:
         peers = list(wish.peers)
@@ -154,7 +154,7 @@ def _from_round(spec: AmendedSpec, present: int, changes: Changes, at_round: int
         raise LocoError(f"--at-round: the run ends with round {end}, before round {from_round}")
     total = changed(spec.last, changes).total_rounds
     if total < from_round:
-        steps = spec.founding.sync.inner_steps
+        steps = spec.founding.sync.round_steps
         raise LocoError(
             f"{TOTAL_STEPS}: with this the run would end with round {total}, before round"
             f" {from_round}, where this is in force; it can end at step {from_round * steps} at the"

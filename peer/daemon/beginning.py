@@ -226,13 +226,13 @@ def _heard_steps(spec: AmendedSpec, view: View) -> list[int]:
 
 def _oldest_useful_step(spec: AmendedSpec, view: View) -> int:
     """The oldest step that is of use beside those that train."""
-    return oldest_useful(_heard_steps(spec, view), spec.founding.sync.inner_steps)
+    return oldest_useful(_heard_steps(spec, view), spec.founding.sync.round_steps)
 
 
 def _newest_likely_step(spec: AmendedSpec, view: View) -> int | None:
     """The highest step that a state can honestly be of; None while nobody is heard."""
     heard = _heard_steps(spec, view)
-    return median_high(heard) + LOST_LAG_ROUNDS * spec.founding.sync.inner_steps if heard else None
+    return median_high(heard) + LOST_LAG_ROUNDS * spec.founding.sync.round_steps if heard else None
 
 
 def _step(state: StateScalars, spec: AmendedSpec, view: View) -> int:

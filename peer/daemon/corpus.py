@@ -60,7 +60,7 @@ class CorpusPieces:
                 facts=facts,
                 events=events,
                 first_blocks=min(
-                    MAX_FIRST_BLOCKS, ROUNDS_FIRST * spec.sync.inner_steps * batch_size
+                    MAX_FIRST_BLOCKS, ROUNDS_FIRST * spec.sync.round_steps * batch_size
                 ),
                 max_pieces=max(1, most),
             )

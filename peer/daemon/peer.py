@@ -178,7 +178,7 @@ class Peer:
         amended, facts = self.door.amended, self._facts
         spec = amended.founding
         facts.run_id = signed.run_id
-        facts.inner_steps_per_round = spec.sync.inner_steps
+        facts.inner_steps_per_round = spec.sync.round_steps
         facts.tokens_per_step = spec.tokens_per_step
         held = self._hold(signed, supplies)
         service = self.service = StateService(

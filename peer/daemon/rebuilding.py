@@ -85,4 +85,4 @@ def where_others_are(spec: AmendedSpec, roster: Roster) -> FirstState:
     positions = [(p.epoch, p.position) for p in others if (p.epoch, p.position) != (0, 0)]
     epoch, position = start_position(positions or [(0, 0)])
     step = int(middle(steps, 0))
-    return FirstState(step // spec.founding.sync.inner_steps - 1, step, epoch, position)
+    return FirstState(step // spec.founding.sync.round_steps - 1, step, epoch, position)

@@ -10,7 +10,7 @@ def amendments_json(spec: AmendedSpec | None) -> tuple[dict[str, Any], ...]:
     """Plain values, in the order of their versions; none while the run is not known."""
     if spec is None:
         return ()
-    steps = spec.founding.sync.inner_steps
+    steps = spec.founding.sync.round_steps
     return tuple(
         {
             "version": amendment.version,

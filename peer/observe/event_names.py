@@ -41,6 +41,7 @@ class EventName(StrEnum):
     TRAINING_RESUMED = "TrainingResumed"
     ROUND_OPENED = "RoundOpened"
     ROUND_CLOSED = "RoundClosed"
+    ROUND_LENGTH_CHANGED = "RoundLengthChanged"
     PROPOSAL_SENT = "ProposalSent"
     PROPOSAL_ACCEPTED = "ProposalAccepted"
     PROPOSAL_REFUSED = "ProposalRefused"
@@ -181,6 +182,8 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
     EventName.ROUND_SKIPPED: _ROUND
     | _FRAGMENT
     | {"reason": "a SkipReason", "partner": "peer id, if there was one", "detail": "for people"},
+    EventName.ROUND_LENGTH_CHANGED: _ROUND
+    | {"inner_steps": "H from now on", "before": "H until now"},
     EventName.TRAINER_STARTED: {
         "device": "it trains on",
         "precision": "it computes in",

@@ -37,6 +37,8 @@ class Facts:
         recent: whether each of the last RECENT_ROUNDS rounds was averaged, oldest first.
         replica_loss: validation loss of our own replica at the end of the training, before the
             final averaging.
+        inner_steps_per_round: of a nominal round.
+        chosen_inner_steps: H, where each peer chooses its own; None where the run names one.
         tokens, inner_steps: trained by this daemon since its start.
         earlier_tokens: trained before that, by the checkpoint that we went on from.
         debt: nominal steps that rounds have trained more than their lengths.
@@ -79,6 +81,7 @@ class Facts:
     recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT_ROUNDS))
     replica_loss: float | None = None
     inner_steps_per_round: int = 1
+    chosen_inner_steps: int | None = None
     tokens: int = 0
     inner_steps: int = 0
     earlier_tokens: int = 0
@@ -147,9 +150,22 @@ class Facts:
         return int(self.nominal_step)
 
     @property
+    def inner_steps_per_average(self) -> int | None:
+        """H, chosen or of the run; None before it is known."""
+        if self.chosen_inner_steps is not None or self.spec is None:
+            return self.chosen_inner_steps
+        return self.spec.founding.sync.round_steps
+
+    @property
     def round_s(self) -> float:
-        """How long H steps take at our speed; 0 before it is known."""
+        """How long a nominal round takes at our speed; 0 before it is known."""
         return self.inner_steps_per_round / self.steps_per_s if self.steps_per_s else 0.0
+
+    @property
+    def own_round_s(self) -> float:
+        """The same of a round of our own, where that is longer."""
+        steps = max(self.inner_steps_per_round, self.chosen_inner_steps or 0)
+        return steps / self.steps_per_s if self.steps_per_s else 0.0
 
     def count_averaged(self) -> None:
         """A round was averaged."""

@@ -12,8 +12,6 @@ What is unknown is absent, never zero; every reason for a skipped round is there
 zero.
 """
 
-import bisect
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -23,7 +21,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
-    HistogramMetricFamily,
     SummaryMetricFamily,
 )
 from prometheus_client.exposition import generate_latest
@@ -37,6 +34,7 @@ from protocol.outcomes import AuditOutcome, RefusalReason, SkipReason
 from .checkpoint_metrics import CheckpointOutcome, checkpoint_metrics
 from .corpus_facts import CorpusFacts
 from .corpus_metrics import corpus_metrics
+from .durations import Durations, round_seconds
 from .families import counter, counter_by, gauge
 from .pipeline_facts import PipelineFacts
 from .pipeline_metrics import pipeline_metrics
@@ -44,9 +42,6 @@ from .reach_facts import ReachFacts
 from .reach_metrics import reach_metrics
 from .status import Outcomes, PeerState
 
-ROUND_SECONDS_BUCKETS: Final = (
-    0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0,
-)  # fmt: skip
 TRAINER_RESTART_REASONS: Final = (
     "died", "hung", "error", "unusable", "non_finite", "out_of_memory",
 )  # fmt: skip
@@ -75,6 +70,7 @@ class MetricsSnapshot:
     Attributes:
         inner_steps, tokens: done by this daemon.
         round, step: of the run; `step` is nominal.
+        inner_steps_per_average: H, of this peer.
         sent_bytes, received_bytes: by libp2p protocol id.
         peers: other peers by state.
         rtt_s: smoothed round-trip time by peer id, linked peers only.
@@ -115,6 +111,7 @@ class MetricsSnapshot:
     repeated_blocks: int = 0
     round: int | None = None
     step: int | None = None
+    inner_steps_per_average: int | None = None
     stalled_s: float = 0.0
     diverged: int = 0
     healed: int = 0
@@ -149,7 +146,7 @@ class Metrics:
 
     def __init__(self, read: Callable[[], MetricsSnapshot], *, version: str) -> None:
         self.registry = CollectorRegistry()
-        self._round_seconds = {phase: _Durations() for phase in RoundPhase}
+        self._round_seconds = {phase: Durations() for phase in RoundPhase}
         self.registry.register(_SnapshotCollector(read, self._round_seconds, version))
 
     def __repr__(self) -> str:
@@ -165,31 +162,11 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class _Durations:
-    """One histogram of durations. The library's own would read the wall clock, and expose it."""
-
-    def __init__(self) -> None:
-        self._in_bucket = [0] * (len(ROUND_SECONDS_BUCKETS) + 1)
-        self.sum_s = 0.0
-
-    @property
-    def count(self) -> int:
-        return sum(self._in_bucket)
-
-    def observe(self, seconds: float) -> None:
-        self._in_bucket[bisect.bisect_left(ROUND_SECONDS_BUCKETS, seconds)] += 1
-        self.sum_s += seconds
-
-    def cumulative(self) -> list[tuple[str, float]]:
-        bounds = [str(bound) for bound in ROUND_SECONDS_BUCKETS] + ["+Inf"]
-        return list(zip(bounds, itertools.accumulate(self._in_bucket), strict=True))
-
-
 class _SnapshotCollector(Collector):
     def __init__(
         self,
         read: Callable[[], MetricsSnapshot],
-        durations: Mapping[RoundPhase, _Durations],
+        durations: Mapping[RoundPhase, Durations],
         version: str,
     ) -> None:
         self._read = read
@@ -203,7 +180,7 @@ class _SnapshotCollector(Collector):
         yield from () if now.corpus is None else corpus_metrics(now.corpus)
         yield _recent_rounds(now.outcomes)
         yield _rounds(now.outcomes)
-        yield _round_seconds(self._durations)
+        yield round_seconds(self._durations)
         yield from _fragments(now)
         yield from _swarm(now)
         yield from _group(now)
@@ -238,6 +215,11 @@ def _training(now: MetricsSnapshot) -> Iterator[Metric]:
     )
     yield gauge("loco_round", "Round of the run that this peer is in.", now.round)
     yield gauge("loco_step", "Nominal inner step of the run that this peer is at.", now.step)
+    yield gauge(
+        "loco_inner_steps_per_average",
+        "Inner steps between two averages of this peer (H), as the run says or as it has chosen.",
+        now.inner_steps_per_average,
+    )
     yield gauge(
         "loco_compute_utilisation",
         "Tokens trained over those that the trainer alone would have trained, as a ratio.",
@@ -279,15 +261,6 @@ def _recent_rounds(outcomes: Outcomes) -> Metric:
         "Share of the last 50 rounds that were averaged, 0 to 1.",
         outcomes.recent_share,
     )
-
-
-def _round_seconds(durations: Mapping[RoundPhase, _Durations]) -> Metric:
-    family = HistogramMetricFamily(
-        "loco_round_seconds", "Duration of each phase of a round, in seconds.", labels=["phase"]
-    )
-    for phase, seen in durations.items():
-        family.add_metric([str(phase)], seen.cumulative(), seen.sum_s)
-    return family
 
 
 def _fragments(now: MetricsSnapshot) -> Iterator[Metric]:

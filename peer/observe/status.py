@@ -78,6 +78,7 @@ class Status:
 
     Attributes:
         step: nominal inner step of the run.
+        chosen_inner_steps: of our rounds, where each peer chooses its own; None where the run says.
         tokens: trained by this peer, in its life before the last checkpoint too.
         train_loss: mean of the last round, nats per token.
         validation_loss: of the slow weights on the run's fixed blocks, nats per token; at a relay
@@ -98,6 +99,7 @@ class Status:
     state: PeerState = PeerState.STARTING
     round: int | None = None
     step: int | None = None
+    chosen_inner_steps: int | None = None
     tokens: int | None = None
     train_loss: float | None = None
     validation_loss: float | None = None
@@ -122,6 +124,7 @@ class Status:
             "state": str(self.state),
             "round": self.round,
             "step": self.step,
+            "chosen_inner_steps": self.chosen_inner_steps,
             "tokens": self.tokens,
             "train_loss": _finite(self.train_loss),
             "validation_loss": _finite(self.validation_loss),
@@ -204,7 +207,7 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         ("peer", status.peer_id or "-"),
         ("run", status.run_id or "-"),
         ("state", f"{status.state}: {status.doing}{since}" if status.doing else str(status.state)),
-        ("round", f"{_number(status.round)}  step {_number(status.step)}"),
+        ("round", _round(status)),
         ("tokens", _number(status.tokens)),
         ("loss", f"train {_loss(status.train_loss)}  validation {_loss(status.validation_loss)}"),
         ("rounds", _rounds(status.outcomes)),
@@ -214,6 +217,12 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         ("reachable", "-" if status.reach is None else reach_line(status.reach)),
         ("metrics", status.metrics or "-"),
     ]
+
+
+def _round(status: Status) -> str:
+    chosen = status.chosen_inner_steps
+    length = "" if chosen is None else f"  inner steps {_number(chosen)} (auto)"
+    return f"{_number(status.round)}  step {_number(status.step)}{length}"
 
 
 def _part(status: Status) -> list[tuple[str, str]]:

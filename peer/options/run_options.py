@@ -65,9 +65,9 @@ def check_overlap_steps(overlap_steps: int | None, origin: Origin, spec: RunSpec
             f"{given}: this run waits for no fragments (sync.method = '{spec.sync.method}');"
             " leave it out"
         )
-    if overlap_steps >= spec.sync.inner_steps:
+    if overlap_steps >= spec.sync.round_steps:
         raise ConfigError(
-            f"{given}: must be below the run's inner_steps ({spec.sync.inner_steps});"
+            f"{given}: must be below the run's inner_steps ({spec.sync.round_steps});"
             " lower it, or leave it out"
         )
 

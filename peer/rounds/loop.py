@@ -95,7 +95,7 @@ class RoundLoop:
         self._checkpoints = checkpoints
         self._microbatches = microbatches
         self._spec = spec
-        self._inner_steps = inner_steps = spec.founding.sync.inner_steps
+        self._inner_steps = inner_steps = spec.founding.sync.round_steps
         self._facts = facts
         self._view = view
         self._shares = shares

@@ -14,7 +14,7 @@ class Pace:
     """What one peer owes to a round.
 
     Args:
-        inner_steps: H.
+        inner_steps: of a nominal round.
         facts: of this peer.
     """
 
@@ -25,19 +25,37 @@ class Pace:
     def __repr__(self) -> str:
         return f"<Pace of {self._inner_steps} steps>"
 
-    def owed(self, step: float, others: Sequence[Member], adjusted: Callable[..., float]) -> float:
-        """Our steps of a round that begins now, at this nominal step; not whole.
+    def owed(
+        self,
+        step: float,
+        others: Sequence[Member],
+        adjusted: Callable[..., float],
+        own_length: float = 0.0,
+    ) -> float:
+        """Our steps of a nominal round that begins now, at this nominal step; not whole.
 
         Args:
             others: those that train; of these only those count whose work goes on.
             adjusted: `catch_up` or `keep_together`.
+            own_length: nominal steps of our own rounds, where they are longer: it is as long until
+                the pace can change again.
         """
         own_speed, now_s = self._facts.steps_per_s, trio.current_time()
         others = [member for member in others if member.goes_on(now_s)]
-        speeds = believed_speeds(own_speed, [m.progress.steps_per_s for m in others])
+        speeds = self._speeds(others)
         places = [
             place(m.progress.step, now_s - m.told_s, median(speeds), self._inner_steps)
             for m in others
         ]
         owed = owed_steps(self._inner_steps, own_speed, speeds)
-        return adjusted(owed, step, places, self._inner_steps)
+        return adjusted(owed, step, places, max(self._inner_steps, own_length))
+
+    def nominal_step_s(self, others: Sequence[Member]) -> float:
+        """How long a nominal step takes us; 0 while our speed is not known."""
+        own_speed, now_s = self._facts.steps_per_s, trio.current_time()
+        speeds = self._speeds([member for member in others if member.goes_on(now_s)])
+        owed = owed_steps(self._inner_steps, own_speed, speeds)
+        return owed / (self._inner_steps * own_speed) if own_speed > 0 else 0.0
+
+    def _speeds(self, others: Sequence[Member]) -> list[float]:
+        return believed_speeds(self._facts.steps_per_s, [m.progress.steps_per_s for m in others])

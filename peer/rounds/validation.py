@@ -51,9 +51,14 @@ class Validation:
         """Wait until none is under way: then the slow weights may be written."""
         await self._idle.wait()
 
-    def is_due(self, round_: int) -> bool:
-        """Whether the slow weights after this round should be validated."""
-        due = round_ % self._every_rounds == 0
+    def is_due(self, round_: int, before: int | None = None) -> bool:
+        """Whether the slow weights after this round should be validated.
+
+        Args:
+            before: the round after which this was asked last; None is the one before.
+        """
+        before = round_ - 1 if before is None else before
+        due = round_ // self._every_rounds > before // self._every_rounds
         return due and self.is_idle and trio.current_time() >= self._not_before_s
 
     async def begin(self, line: TrainerLine, round_: int) -> None:

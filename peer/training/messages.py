@@ -281,10 +281,12 @@ class Applied:
 
     Attributes:
         distance: root mean square of phi' - theta_s per parameter.
+        pause_s: for which training stood still, for the snapshot and for this.
     """
 
     round: int
     distance: float
+    pause_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

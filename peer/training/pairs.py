@@ -25,11 +25,18 @@ class PairSync:
     """See the rules above. Implements `peer.training.sync.Sync`."""
 
     def __init__(
-        self, snapshots: Snapshots, emit: Callable[[SyncEvent], None], *, overlap: bool
+        self,
+        snapshots: Snapshots,
+        emit: Callable[[SyncEvent], None],
+        clock_s: Callable[[], float],
+        *,
+        overlap: bool,
     ) -> None:
         self._snapshots = snapshots
         self._emit = emit
+        self._clock_s = clock_s
         self._overlap = overlap
+        self._taking_s = 0.0
 
     def __repr__(self) -> str:
         return f"<PairSync, {self._snapshots!r}>"
@@ -64,7 +71,10 @@ class PairSync:
         pending = self._snapshots.pending
         if pending is None or pending.round != command.round:
             raise WrongCommand(f"Apply({command.round}), but {pending or 'nothing'} is pending")
-        self._emit(Applied(command.round, self._snapshots.apply()))
+        started_s = self._clock_s()
+        distance = self._snapshots.apply()
+        pause_s = self._taking_s + self._clock_s() - started_s
+        self._emit(Applied(command.round, distance, pause_s))
 
     def begin(self, order: TrainRound) -> None:
         """Nothing to do."""
@@ -77,7 +87,10 @@ class PairSync:
 
     def close(self, order: TrainRound) -> Snapshot:
         """Take the round's snapshot. Raises NonFinite."""
-        return self._snapshots.take(order.round)
+        started_s = self._clock_s()
+        snapshot = self._snapshots.take(order.round)
+        self._taking_s = self._clock_s() - started_s
+        return snapshot
 
 
 def regions_of(spec: RunSpec, layout: Layout) -> tuple[int, ...]:
@@ -96,8 +109,8 @@ def sync_of(
     spec: RunSpec,
     snapshots: Snapshots,
     emit: Callable[[SyncEvent], None],
-    clock_s: Callable[[], float],  # noqa: ARG001 - all ways have one shape (sync.py)
-    overlap_steps: int | None,  # noqa: ARG001
+    clock_s: Callable[[], float],
+    overlap_steps: int | None,  # noqa: ARG001 - all ways have one shape (sync.py)
 ) -> PairSync:
     """One at the close of each round."""
-    return PairSync(snapshots, emit, overlap=spec.sync.overlap)
+    return PairSync(snapshots, emit, clock_s, overlap=spec.sync.overlap)

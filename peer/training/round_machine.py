@@ -158,7 +158,7 @@ class RoundMachine:
         self._spec = spec
         self._peer_id = peer_id
         self._plan = DataPlan(spec.seed, num_blocks, piece_blocks)
-        self._total_steps = spec.total_rounds * spec.sync.inner_steps
+        self._total_steps = spec.total_rounds * spec.sync.round_steps
         self._sync = sync
         self._events = events
         self._evaluations: deque[Evaluate] = deque()

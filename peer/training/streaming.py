@@ -102,7 +102,7 @@ class FragmentSync:
         overlap_steps: int | None = None,
     ) -> None:
         assert spec.sync.diloco is not None
-        self._inner_steps = spec.sync.inner_steps
+        self._inner_steps = spec.sync.round_steps
         of_run = spec.sync.diloco.overlap_steps
         self._overlap_steps = of_run if overlap_steps is None else overlap_steps
         self._waits = spec.sync.diloco.late == "wait"

@@ -122,8 +122,8 @@ class FragmentGossip:
         emit: Callable[[SyncEvent], None],
         clock_s: Callable[[], float],
     ) -> None:
-        self._inner_steps = spec.sync.inner_steps
-        self._total_steps = spec.total_rounds * spec.sync.inner_steps
+        self._inner_steps = spec.sync.round_steps
+        self._total_steps = spec.total_rounds * spec.sync.round_steps
         self._deltas = deltas
         self._emit = emit
         self._clock_s = clock_s

@@ -15,6 +15,7 @@ The rules
   1. A peer has *ended* when its last round of training is averaged. It then waits until all others
      that train have ended, and no longer than WAIT_ROUNDS rounds (but MIN_WAIT_S at least); who is
      still training then takes no part, and takes over the result afterwards, as a joiner does.
+     Where peers choose the length of their rounds it waits for as long as an exchange may last.
   2. A meeting is held only between peers with the same roster (its digest is in the proposal). The
      peer with the lower place asks.
   3. A meeting that fails is left out, and counted; the plan goes on, for the others rely on it.

@@ -72,7 +72,7 @@ def workload_of(spec: RunSpec, sequences: int | None = None) -> Workload:
         spec.model.context_length,
         each,
         max(1, spec.training.batch_size // each),
-        spec.sync.inner_steps,
+        spec.sync.round_steps,
         parameters * BITS[spec.sync.codec] // 8,
     )
 

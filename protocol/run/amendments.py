@@ -164,11 +164,11 @@ class AmendedSpec:
 
     def at_step(self, step: float) -> RunSpec:
         """The spec in force at a nominal step."""
-        return self.at_round(int((step + _EPSILON) // self.founding.sync.inner_steps))
+        return self.at_round(int((step + _EPSILON) // self.founding.sync.round_steps))
 
     def total_steps_at(self, step: float) -> int:
         """Nominal steps of the whole run, in whole rounds, as is in force at a step."""
-        return self.at_step(step).total_rounds * self.founding.sync.inner_steps
+        return self.at_step(step).total_rounds * self.founding.sync.round_steps
 
     def is_last_round(self, round_: int) -> bool:
         """Whether the training is over where this round begins, and was not before."""
@@ -177,7 +177,7 @@ class AmendedSpec:
     @property
     def longest_rounds(self) -> int:
         """Rounds of the whole run, by the longest of the specs that have been in force."""
-        return self.longest_steps // self.founding.sync.inner_steps
+        return self.longest_steps // self.founding.sync.round_steps
 
     @property
     def end_round(self) -> int:
@@ -219,7 +219,7 @@ class AmendedSpec:
         self.last = self._stages[-1][1] if self._stages else self.founding
         specs = [self.founding, *(spec for _, spec in self._stages)]
         self.longest_steps = max(each.total_rounds for each in specs) * (
-            self.founding.sync.inner_steps
+            self.founding.sync.round_steps
         )
 
 

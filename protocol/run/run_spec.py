@@ -17,7 +17,14 @@ import tomllib
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
 import blake3
-from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from protocol.errors import InvalidRunSpec
@@ -33,6 +40,8 @@ from .section import MISFIT, Section, misfit
 from .way_sections import DilocoSection, GaslocSection, StreamingSection
 from .ways import WAYS, others_keys
 
+AUTO_ROUND_STEPS: Final = 64
+"""Inner steps of a nominal round where each peer chooses its own."""
 SOURCES: Final = ("stdlib", "text", "tokens", "jsonl", "parquet", "hf")
 LATER_KEYS: Final = (
     ("optimizer", "name"),
@@ -98,6 +107,16 @@ class DataSection(Section):
         return self
 
 
+def _number_or_auto(value: object) -> object:
+    """The value, if it is one or the other."""
+    if value == "auto" or (type(value) is int and value >= 1):
+        return value
+    raise PydanticCustomError("number_or_auto", "must be a whole number of 1 or more, or 'auto'")
+
+
+NumberOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)]
+
+
 class TrainingSection(Section):
     """One inner step."""
 
@@ -105,7 +124,7 @@ class TrainingSection(Section):
     """Nominal inner steps of the whole run; rounded up to whole rounds."""
     batch_size: Annotated[int, Field(ge=1)] = 8
     """Sequences per inner step and peer."""
-    micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    micro_batch: NumberOrAuto = "auto"
     """Sequences per forward pass; `auto` finds the largest that fits by a dry run."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """`auto` is bf16 where the device computes in it, else fp32. Weights are kept in fp32."""
@@ -126,8 +145,8 @@ class SyncSection(Section):
 
     method: str = "noloco"
     """One of the ways of averaging (ways.py)."""
-    inner_steps: Annotated[int, Field(ge=1)] = 50
-    """H: nominal inner steps of a round."""
+    inner_steps: NumberOrAuto = 50
+    """H: nominal inner steps of a round; `auto`: each peer chooses them by its line."""
     alpha: Annotated[float, Field(ge=0, lt=1)] = 0.3
     """Outer momentum."""
     beta: Annotated[float, Field(gt=0)] = 0.7
@@ -176,8 +195,26 @@ class SyncSection(Section):
         return self
 
     @model_validator(mode="after")
+    def _open_only_in_pairs(self) -> Self:
+        if self.inner_steps != "auto":
+            return self
+        if not WAYS[self.method].has_own_rounds:
+            names = " or ".join(f'"{name}"' for name, row in WAYS.items() if row.has_own_rounds)
+            what = f"{self.method} has a schedule of fragments by H: give a number, or use {names}"
+            raise self._misfit("inner_steps", what)
+        if not self.overlap:
+            what = "without overlap no rounds fill the line: give a number"
+            raise self._misfit("inner_steps", what)
+        return self
+
+    @property
+    def round_steps(self) -> int:
+        """Inner steps of a nominal round, which all peers count in: H, where that is a number."""
+        return AUTO_ROUND_STEPS if self.inner_steps == "auto" else self.inner_steps
+
+    @model_validator(mode="after")
     def _back_before_the_next_send(self) -> Self:
-        if self.diloco is not None and self.diloco.overlap_steps >= self.inner_steps:
+        if self.diloco is not None and self.diloco.overlap_steps >= self.round_steps:
             raise self._misfit(
                 "inner_steps",
                 f"must be above diloco.overlap_steps ({self.diloco.overlap_steps}): a fragment"
@@ -245,12 +282,15 @@ class RunSpec(Section):
                 f" which must be a multiple of {ALIGNMENT}"
             )
             raise misfit("pipeline.stages", what, stages)
+        if stages > 1 and self.sync.inner_steps == "auto":
+            what = "stages choose no rounds of their own: give a number where there are stages"
+            raise misfit("sync.inner_steps", what, "auto")
         return self
 
     @property
     def total_rounds(self) -> int:
         """Rounds of the whole run."""
-        return -(-self.training.total_steps // self.sync.inner_steps)
+        return -(-self.training.total_steps // self.sync.round_steps)
 
     @property
     def tokens_per_step(self) -> int:

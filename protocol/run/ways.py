@@ -9,6 +9,7 @@ other's; adding a way adds a row, and a section of the run spec if it has keys o
     keys       of [sync] that say nothing to the other ways
     section    of the run spec, [sync.<section>], that belongs to it; None where it has none
     state      what its state holds for a joiner beside slow weights and outer momentum
+    has_own_rounds  whether a peer's rounds may be of a length of its own (`inner_steps = "auto"`)
     sends_differences  whether peers send how far they have come, and not whole weights: coarser
                codecs do for that (codecs.py)
 """
@@ -28,6 +29,7 @@ class WayRow:
     keys: tuple[str, ...] = ()
     section: str | None = None
     state: tuple[str, ...] = ()
+    has_own_rounds: bool = False
     sends_differences: bool = False
 
 
@@ -40,6 +42,7 @@ WAYS: Final[Mapping[str, WayRow]] = MappingProxyType(
             daemon="peer.averaging.noloco.way:averaging",
             trainer="peer.training.pairs",
             keys=("alpha", "beta", "gamma", *GOSSIP_KEYS),
+            has_own_rounds=True,
         ),
         "diloco": WayRow(
             daemon="peer.averaging.diloco.way:FragmentAveraging",
@@ -53,6 +56,7 @@ WAYS: Final[Mapping[str, WayRow]] = MappingProxyType(
             trainer="peer.training.pairs",
             keys=GOSSIP_KEYS,
             section="gasloc",
+            has_own_rounds=True,
         ),
         "streaming": WayRow(
             daemon="peer.averaging.streaming.way:StreamingAveraging",

@@ -13,7 +13,9 @@ wait each time. So lengths are drawn anew for each round, and who is near whom c
 
 The rules
   1. A round's length is H nominal steps, and up to VARIED more or less: drawn by a hash of the peer
-     and the round, so that it can be told afterwards. Lengths are H on the average.
+     and the round, so that it can be told afterwards. Lengths are H on the average. A peer may have
+     an H of its own (`length`; protocol/gossip/round_length.py): quotas, debts and the last round
+     go by that, and what peers agree on by the run's nominal round.
   2. A round's quota is its length less the debt, in what the peer owes (rounds.py); at least half
      of what it owes, in whole steps. The part of a step that is left over is a credit: a debt below
      zero.
@@ -68,7 +70,7 @@ class OwnRounds:
 
     Args:
         peer_id: whose they are.
-        inner_steps: H.
+        inner_steps: of a nominal round.
         total_steps_at: nominal steps of the whole run, as is in force at a nominal step.
         round: number of the first round.
         step: the nominal step at which it begins.
@@ -78,6 +80,7 @@ class OwnRounds:
     Attributes:
         round, step: of the next round.
         debt: rule 3.
+        length: H; that of the run, unless we have one of our own.
     """
 
     def __init__(
@@ -93,7 +96,7 @@ class OwnRounds:
     ) -> None:
         self._peer_id = peer_id
         self._varied = varied
-        self._inner_steps = inner_steps
+        self._inner_steps = self.length = inner_steps
         self._total_steps_at = total_steps_at
         self.debt = debt
         self.round = round
@@ -108,9 +111,14 @@ class OwnRounds:
         return self.step >= self._total_steps_at(self.step) - _EPSILON
 
     @property
+    def nominal_round(self) -> int:
+        """The nominal round in which the next one begins."""
+        return int(self.step // self._inner_steps)
+
+    @property
     def next_length(self) -> float:
         """Nominal steps of the next round, debts taken off (rule 2), unless the run ends in it."""
-        return max(LEAST_QUOTA_SHARE * self._inner_steps, self._length() - self.debt)
+        return max(LEAST_QUOTA_SHARE * self.length, self._length() - self.debt)
 
     def plan(self, owed: float) -> RoundPlan:
         """The next round; of no steps when the training is over.
@@ -123,7 +131,7 @@ class OwnRounds:
             return RoundPlan(self.round, 0, float(total_steps), stride)
         wanted = self.next_length
         left = total_steps - self.step
-        if left - wanted < SHORTEST_LAST_ROUND * self._inner_steps:
+        if left - wanted < SHORTEST_LAST_ROUND * self.length:
             quota = max(1, math.ceil(left / stride - _EPSILON))
         else:
             quota = max(1, math.floor(wanted / stride + _EPSILON))
@@ -136,17 +144,17 @@ class OwnRounds:
             heard_steps: where the others are.
         """
         debt = self.debt + step - self.step - self._length()
-        self.debt = min(max(-self._inner_steps, debt), MAX_DEBT_ROUNDS * self._inner_steps)
+        self.debt = min(max(-self.length, debt), MAX_DEBT_ROUNDS * self.length)
         self.round += 1
         self.step = min(step, float(self._total_steps_at(step)))
-        if middle(heard_steps, step) - step > JUMP_ROUNDS * self._inner_steps:
+        if middle(heard_steps, step) - step > JUMP_ROUNDS * max(self._inner_steps, self.length):
             self.enter(heard_steps)
 
     def _length(self) -> float:
         """Nominal steps of the next round, before debts (rule 1)."""
         digest = blake3.blake3(f"{self._peer_id}/{self.round}".encode()).digest(length=4)
         drawn = int.from_bytes(digest, "big") / 2**32  # in [0, 1)
-        return self._inner_steps * (1 + self._varied * (2 * drawn - 1))
+        return self.length * (1 + self._varied * (2 * drawn - 1))
 
     def enter(self, heard_steps: Sequence[float]) -> None:
         """Go on where the others are, if they are ahead."""

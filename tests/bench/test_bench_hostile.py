@@ -122,7 +122,7 @@ def models(count: int) -> list[FlatModel]:
 def train(models: list[FlatModel], swarm: GossipSwarm | FragmentSwarm, rounds: int) -> None:
     """Steps that lead nowhere, of about one length."""
     generator = torch.Generator().manual_seed(1)
-    for step in range(1, rounds * SPEC.sync.inner_steps + 1):
+    for step in range(1, rounds * SPEC.sync.round_steps + 1):
         for model in models:
             model.theta_P.add_(torch.randn(model.theta_P.shape, generator=generator), alpha=1e-3)
         swarm.after_step(step)

@@ -31,6 +31,7 @@ def full_snapshot() -> MetricsSnapshot:
         repeated_blocks=2,
         round=10,
         step=500,
+        inner_steps_per_average=50,
         pipeline=PipelineFacts(
             planned_s=1.25,
             iteration_s=1.5,

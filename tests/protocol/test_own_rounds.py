@@ -33,6 +33,30 @@ def test_rounds_of_equal_quotas_follow_each_other() -> None:
         own.closed(plan.start_step + H, [])
 
 
+def test_rounds_of_a_length_of_our_own_are_planned_by_it_at_the_pace_of_all() -> None:
+    own = OwnRounds("a", H, lambda _: 10**9, 0, 0.0)
+    own.length = 4 * H
+    quotas = []
+    for _ in range(400):
+        plan = own.plan(H / 2)  # half as fast as the others: two nominal steps in one of ours
+        assert plan.stride == 2
+        quotas.append(plan.quota)
+        own.closed(plan.start_step + 2 * plan.quota, [])
+    assert sum(quotas) / len(quotas) == pytest.approx(2 * H, rel=0.03)
+    assert max(quotas) - min(quotas) > VARIED * 2 * H
+
+
+def test_a_shorter_length_of_our_own_keeps_the_bounds_in_nominal_rounds() -> None:
+    own = rounds()
+    own.length = 2
+    own.plan(H)
+    own.closed(30.0, [30.0 + JUMP_ROUNDS * H])
+    assert (own.step, own.debt) == (30.0, 2 * MAX_DEBT_ROUNDS)
+    assert own.nominal_round == 1
+    own.closed(32.0, [33.0 + JUMP_ROUNDS * H])
+    assert own.step == 33.0 + JUMP_ROUNDS * H
+
+
 def test_lengths_of_rounds_vary_by_a_quarter_and_are_h_on_the_average() -> None:
     quotas = varied_quotas("a", 400)
     assert (min(quotas), max(quotas)) == (H - VARIED * H, H + VARIED * H)

@@ -11,8 +11,40 @@ from protocol.pipeline.problem import PathRules
 from protocol.pipeline.workload import BITS, BOUNDARY_CODECS
 from protocol.run.optimizer_section import MuonSection
 from protocol.run.pipeline_section import MAX_STAGES
-from protocol.run.run_spec import MAX_SHOWN_CHARS, RunSpec, parse_bytes, parse_toml, run_id_of
+from protocol.run.run_spec import (
+    AUTO_ROUND_STEPS,
+    MAX_SHOWN_CHARS,
+    RunSpec,
+    parse_bytes,
+    parse_toml,
+    run_id_of,
+)
 from protocol.run.way_sections import DilocoSection, StreamingSection
+
+AUTO = '[sync]\ninner_steps = "auto"\n'
+
+
+@pytest.mark.parametrize("method", ["noloco", "gasloc"])
+def test_where_peers_choose_their_rounds_the_nominal_one_is_the_same_for_all(method: str) -> None:
+    spec = parse_toml(f'[training]\ntotal_steps = 1000\n{AUTO}method = "{method}"\n')
+    assert (spec.sync.inner_steps, spec.sync.round_steps) == ("auto", AUTO_ROUND_STEPS)
+    assert spec.total_rounds == 16
+    assert parse_bytes(spec.to_bytes()) == spec
+    assert parse_toml("[sync]\ninner_steps = 7").sync.round_steps == 7
+
+
+@pytest.mark.parametrize(
+    ("toml", "sentence"),
+    [
+        ('method = "diloco"', 'a schedule of fragments by H.* use "noloco" or "gasloc"'),
+        ('method = "streaming"', "a schedule of fragments by H"),
+        ("overlap = false", "without overlap no rounds fill the line"),
+        ("[pipeline]\nstages = 2", "stages choose no rounds of their own"),
+    ],
+)
+def test_where_rounds_are_of_one_length_for_all_nobody_chooses(toml: str, sentence: str) -> None:
+    with pytest.raises(InvalidRunSpec, match=f"^sync.inner_steps: .*{sentence}.* .got 'auto'.$"):
+        parse_toml(AUTO + toml)
 
 
 def test_an_empty_file_is_a_valid_spec() -> None:
@@ -40,6 +72,9 @@ def test_bytes_are_canonical_and_come_back() -> None:
         ("[sync", "not TOML"),
         ("[sync]\nmethod = ['noloco']", "sync.method"),
         ('name = "a b"', "name"),
+        ("[sync]\ninner_steps = 0", "^sync.inner_steps: must be .* 1 or more, or 'auto' .got 0.$"),
+        ("[sync]\ninner_steps = 2.5", "^sync.inner_steps: must be a whole number"),
+        ("[sync]\ninner_steps = true", "^sync.inner_steps: must be a whole number"),
     ],
 )
 def test_what_cannot_work_is_refused_with_advice(toml: str, sentence: str) -> None:

@@ -103,7 +103,7 @@ class FragmentRounds:
         self._lock = lock
         self._validation = validation
         self._means = means
-        self._pace = Pace(self._spec.sync.inner_steps, facts)
+        self._pace = Pace(self._spec.sync.round_steps, facts)
         self._quotas = Quotas()
         self._next_round = facts.round
         self._last_trained = -1
@@ -135,7 +135,7 @@ class FragmentRounds:
 
     def next_round(self, others: Sequence[Member]) -> RoundPlan | None:
         """The next round of training; None when the training is over."""
-        round_, inner_steps = self._next_round, self._spec.sync.inner_steps
+        round_, inner_steps = self._next_round, self._spec.sync.round_steps
         if round_ >= self._amended.at_round(round_).total_rounds:
             return None
         step = float(round_ * inner_steps)
@@ -154,7 +154,7 @@ class FragmentRounds:
         """
         total = self._amended.at_round(self._next_round).total_rounds
         if self._next_round <= total:
-            return RoundPlan(total, 0, float(total * self._spec.sync.inner_steps), 1.0)
+            return RoundPlan(total, 0, float(total * self._spec.sync.round_steps), 1.0)
         await self._trainer.wait_all_back()
         heard_too_late = self._last_trained >= total  # of an amendment that has shortened the run
         if self._record.ended_alone or heard_too_late:
@@ -215,10 +215,10 @@ class FragmentRounds:
             proofs=self._means.proofs,
             lock=self._lock,
             refused=self._facts.refused,
-            inner_steps=sync.inner_steps,
+            inner_steps=sync.round_steps,
             trims=sync.diloco.robust == "trim",
             last_sent=[
-                last_sent(index, len(fragments), sync.inner_steps, self._next_round)
+                last_sent(index, len(fragments), sync.round_steps, self._next_round)
                 for index in range(len(fragments))
             ],
         )

@@ -49,6 +49,7 @@ class FinalRounds:
 
     Args:
         wanted: whether the run ends with one.
+        wait_rounds: nominal rounds for which the others are waited for.
 
     Attributes:
         meeting: the planned one that the next round is for; None for a random partner.
@@ -65,8 +66,10 @@ class FinalRounds:
         held: Meetings,
         validation: Validation,
         events: EventLog,
+        wait_rounds: float = WAIT_ROUNDS,
     ) -> None:
         self._wanted = wanted
+        self._wait_rounds = wait_rounds
         self._facts = facts
         self._view = view
         self._company = company
@@ -135,7 +138,7 @@ class FinalRounds:
 
     def _wait_s(self) -> float:
         """How long the others may take to end: a peer that is further behind is not waited for."""
-        return max(MIN_WAIT_S, WAIT_ROUNDS * self._facts.round_s)
+        return max(MIN_WAIT_S, self._wait_rounds * self._facts.round_s)
 
     def _check_end(self) -> None:
         """Raises JoinAgain if others have ended the run, and we were in none of their meetings."""

@@ -11,6 +11,8 @@
 - An exchange under way when the trainer dies is finished: its codes lie in memory that outlives the
   trainer.
 - After the training: the final averaging (final_rounds.py).
+- With `inner_steps = "auto"` a round is as long as own_length.py says, and validation goes by
+  nominal rounds, which are as long for all.
 """
 
 from collections.abc import Sequence
@@ -22,17 +24,24 @@ from peer.observe.facts import Facts
 from peer.rounds.pace import Pace
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
-from peer.training.messages import Apply, Progress, Ready, RoundClosed, SyncEvent
+from peer.training.messages import Applied, Apply, Progress, Ready, RoundClosed, SyncEvent
 from protocol.membership.view import Member
+from protocol.outcomes import SkipReason
 from protocol.schedule.own_rounds import OwnRounds, RoundPlan
 from protocol.schedule.rounds import keep_together
 
 from .final_rounds import FinalRounds
-from .outer_steps import OuterSteps
+from .outcome import Averaged
+from .outer_steps import OuterSteps, Settled
+from .own_length import OwnLength
 
 
 class GossipRounds:
-    """See the top of the file. Implements `peer.rounds.way.Way`."""
+    """See the top of the file. Implements `peer.rounds.way.Way`.
+
+    Args:
+        own_length: None where the run says how long rounds are.
+    """
 
     def __init__(
         self,
@@ -45,6 +54,7 @@ class GossipRounds:
         steps: OuterSteps,
         finale: FinalRounds,
         validation: Validation,
+        own_length: OwnLength | None = None,
     ) -> None:
         self._rounds = rounds
         self._pace = pace
@@ -54,6 +64,8 @@ class GossipRounds:
         self._steps = steps
         self._finale = finale
         self._validation = validation
+        self._own_length = own_length
+        self._validated_round: int | None = None
         self._line: TrainerLine | None = None
         self._settled = trio.Event()
         self._settled.set()
@@ -75,7 +87,10 @@ class GossipRounds:
         """The next round of training; None when the training is over."""
         if self._rounds.is_over:
             return None
-        return self._rounds.plan(self._pace.owed(self._rounds.step, others, keep_together))
+        rounds, pace = self._rounds, self._pace
+        if self._own_length is not None:
+            rounds.length = self._own_length.next(pace.nominal_step_s(others), alone=not others)
+        return rounds.plan(pace.owed(rounds.step, others, keep_together, rounds.length))
 
     def is_behind(self, others: Sequence[Member]) -> bool:
         """Never: a peer that is behind jumps when it closes its round."""
@@ -109,7 +124,9 @@ class GossipRounds:
             await self._settled.wait()
 
     async def took(self, event: SyncEvent) -> None:
-        """Nothing to do: `Applied` follows what we sent."""
+        """Note what it took, where that matters: `Applied` follows what we sent."""
+        if isinstance(event, Applied) and self._own_length is not None:
+            self._own_length.merged(event.round, event.pause_s)
 
     async def died(self) -> None:
         """An exchange under way needs no trainer: let it end."""
@@ -141,9 +158,28 @@ class GossipRounds:
             )
             settled = await self._steps.average(own, meeting, meanwhile)
             await self._validation.wait_idle()  # the slow weights lie still meanwhile
+            started_s = trio.current_time()
             await self._steps.take(settled, meeting, closed.seconds)
+            self._note(settled, trio.current_time() - started_s)
             await line.send(Apply(closed.round))
-            if self._validation.is_due(closed.round) and not self._finale.has_begun:
+            if not self._finale.has_begun and self._is_validation_due(closed.round):
                 await self._validation.begin(line, closed.round)
         finally:
             self._settled.set()
+
+    def _note(self, settled: Settled, apply_s: float) -> None:
+        """Tell how long the line was busy, unless that says nothing of it."""
+        own, outcome, line_s = settled.own, settled.outcome, settled.timing.exchange_s + apply_s
+        if self._own_length is None or own.final or outcome.partner_id is None:
+            return
+        if isinstance(outcome, Averaged) or outcome.reason is SkipReason.DEADLINE:
+            self._own_length.exchanged(own.round, outcome.partner_id, line_s)
+
+    def _is_validation_due(self, round_: int) -> bool:
+        if self._own_length is None:
+            return self._validation.is_due(round_)
+        nominal = self._rounds.nominal_round
+        is_due = self._validation.is_due(nominal, self._validated_round)
+        if is_due or self._validated_round is None:
+            self._validated_round = nominal
+        return is_due

@@ -52,7 +52,7 @@ def lane_of(
     """
     agreement = Agreement(
         group=group,
-        inner_steps=parts.spec.sync.inner_steps,
+        inner_steps=parts.spec.sync.round_steps,
         layout_digest=layout_digest,
         codec=parts.held.codec,
         vectors=2 if outer.needs_phi_codes else 1,

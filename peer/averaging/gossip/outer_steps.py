@@ -40,7 +40,8 @@ from protocol.plausible import Plausibility
 from protocol.run.run_spec import RunSpec
 
 SEARCH_ROUNDS: Final = 2.0
-"""A partner is looked for as long as so many rounds take; then the n = 1 step is taken."""
+"""A partner is looked for as long as so many rounds take, or one of our own where that is longer;
+then the n = 1 step is taken."""
 MIN_SEARCH_S: Final = 2.0
 MAX_EXCHANGE_ROUNDS: Final = 8.0
 """An exchange may take as long as so many rounds. So an average is at most 10 rounds old (search
@@ -132,7 +133,7 @@ class OuterSteps:
             meeting: of the final averaging's plan; None to average with whoever is free.
             meanwhile: nominal steps until the next snapshot is due; 0 if training waits.
         """
-        slack_s = self._facts.round_s * meanwhile / self._spec.sync.inner_steps
+        slack_s = self._facts.round_s * meanwhile / self._spec.sync.round_steps
         if meeting is None:
             outcome, timing = await self._gossip.average(own, self._bounds(slack_s))
         else:
@@ -205,7 +206,7 @@ class OuterSteps:
         round_s = self._facts.round_s
         return Bounds(
             fresh_s=self._patience.for_fresh_s(slack_s),
-            search_s=max(MIN_SEARCH_S, SEARCH_ROUNDS * round_s),
+            search_s=max(MIN_SEARCH_S, SEARCH_ROUNDS * round_s, self._facts.own_round_s),
             exchange_s=self._exchange_s(),
         )
 

@@ -11,10 +11,13 @@ from peer.averaging.gossip.final_rounds import FinalRounds
 from peer.averaging.gossip.gossip_rounds import GossipRounds
 from peer.averaging.gossip.lane import lane_of
 from peer.averaging.gossip.outer_state import OuterState
+from peer.averaging.gossip.outer_steps import MAX_EXCHANGE_ROUNDS
+from peer.averaging.gossip.own_length import OwnLength
 from peer.averaging.parts import AveragingParts
 from peer.rounds.loop import RoundLoop
 from peer.rounds.pace import Pace
 from peer.training.ports import StartTrainer
+from protocol.gossip.final_averaging import WAIT_ROUNDS
 from protocol.schedule.own_rounds import OwnRounds
 
 
@@ -64,6 +67,7 @@ class PairAveraging:
         """The rounds."""
         parts, validation = self._parts, self._parts.validation()
         sync, facts = parts.spec.sync, parts.facts
+        chooses = sync.inner_steps == "auto"
         finale = FinalRounds(
             wanted=sync.final_averaging,
             facts=facts,
@@ -72,23 +76,25 @@ class PairAveraging:
             held=self._lane.meetings,
             validation=validation,
             events=parts.events,
+            wait_rounds=MAX_EXCHANGE_ROUNDS if chooses else WAIT_ROUNDS,
         )
         way = GossipRounds(
             OwnRounds(
                 facts.peer_id,
-                sync.inner_steps,
+                sync.round_steps,
                 parts.amended.total_steps_at,
                 facts.round,
                 facts.nominal_step,
                 debt=facts.debt,
             ),
-            Pace(sync.inner_steps, facts),
+            Pace(sync.round_steps, facts),
             facts=facts,
             overlap=sync.overlap,
             outer=self._outer,
             steps=self._lane.steps,
             finale=finale,
             validation=validation,
+            own_length=OwnLength(facts, parts.events) if chooses else None,
         )
         return parts.loop(way, validation, start_trainer)
 

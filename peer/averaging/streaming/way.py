@@ -74,12 +74,12 @@ class StreamingAveraging:
         self._rounds = StreamingRounds(
             OwnRounds(
                 facts.peer_id,
-                sync.inner_steps,
+                sync.round_steps,
                 parts.amended.total_steps_at,
                 facts.round,
                 facts.nominal_step,
             ),
-            Pace(sync.inner_steps, facts),
+            Pace(sync.round_steps, facts),
             new_lanes=self._new_lanes,
             new_finale=partial(self._new_finale, validation),
             ends_with_flush=not sync.final_averaging,

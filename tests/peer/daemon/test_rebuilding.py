@@ -114,7 +114,7 @@ def roster_of(*stages: int, step: int = 150) -> Roster:
 async def test_it_begins_between_its_neighbours_where_they_stand(autojump_clock):
     slow, first, told = await begun(roster_of(0, 2))
     assert set(slow) == {2.0}  # stage 0 has learnt nothing, by the length of its gradient
-    assert first == FirstState(150 // SPEC.sync.inner_steps - 1, 150, 1, 40)
+    assert first == FirstState(150 // SPEC.sync.round_steps - 1, 150, 1, 40)
     assert told["remotes"] == ["neighbour", "neighbour"]
     assert told["untrained"] == []
 

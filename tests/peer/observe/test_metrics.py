@@ -61,6 +61,7 @@ NAMES = {
     "loco_other_group_refused_total",
     "loco_round",
     "loco_step",
+    "loco_inner_steps_per_average",
     "loco_p2pd_restarts_total",
     "loco_directory_restarts_total",
     "loco_failed_streams_total",
@@ -111,6 +112,7 @@ FULL = MetricsSnapshot(
     part="stage/1",
     round=4,
     step=123,
+    inner_steps_per_average=12,
     p2pd_restarts=1,
     directory_restarts=2,
     failed_streams=4,
@@ -177,6 +179,7 @@ def test_numbers_are_read_at_each_scrape() -> None:
     assert lines == {("peer=12D3a",): 0.0025}
     assert found["loco_other_group_refused_total",] == 3
     assert found["loco_step",] == 123
+    assert found["loco_inner_steps_per_average",] == 12
     assert found["loco_stalled_seconds_total",] == 1.5
     assert found["loco_state_divergence_total",] == 4
     refused = {

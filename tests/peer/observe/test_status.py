@@ -46,6 +46,7 @@ FULL = Status(
     state=PeerState.TRAINING,
     round=3,
     step=160,
+    chosen_inner_steps=12,
     tokens=1_234_567,
     train_loss=2.5,
     validation_loss=2.25,
@@ -80,6 +81,7 @@ def test_json_has_exactly_these_keys() -> None:
         "state": "training",
         "round": 3,
         "step": 160,
+        "chosen_inner_steps": 12,
         "tokens": 1_234_567,
         "train_loss": 2.5,
         "validation_loss": 2.25,
@@ -140,6 +142,7 @@ def test_people_see_a_table() -> None:
     for part in (
         "training [round 3] (12 s)",
         "1,234,567",
+        "step 160  inner steps 12 (auto)",
         "deadline 1",
         f"75% of the last {RECENT_ROUNDS} averaged",
         "dddddddd",
@@ -164,3 +167,4 @@ def test_a_table_of_nothing_known() -> None:
     Console(file=stream, width=100).print(render(Status()))
     assert "starting" in stream.getvalue()
     assert "%" not in stream.getvalue()
+    assert "inner steps" not in stream.getvalue()  # which a run says that does not leave it open

@@ -115,7 +115,8 @@ async def test_it_learns_and_says_why_it_refuses(corpus, optimizer):
         values = np.frombuffer(codes[: slow.array.size], "i1").reshape(-1, 128)
         slow.array[:] = (values * scales.view("<f4")[:, None]).ravel()
         await trainer.send(Apply(0))
-        await _next(trainer, Applied)
+        applied = await _next(trainer, Applied)
+        assert applied.pause_s > 0
         await trainer.send(Evaluate(0))
         assert (await _next(trainer, Evaluated)).loss < before - 0.5
         assert trainer.statistics().commands == 5

@@ -1,0 +1,86 @@
+"""What follows from rounds of a length of our own: what an average took, pace, and searches."""
+
+import pytest
+import trio
+from swarm_worlds import simulated
+
+from peer.averaging.gossip.own_length import OwnLength
+from peer.observe.event_names import EventName
+from peer.observe.events import EventLog
+from peer.observe.facts import Facts
+from peer.rounds.pace import Pace
+from protocol.gossip.round_length import FEWEST, FIRST_INNER_STEPS, LINE_SHARE, PAUSE_SHARE
+from protocol.membership.view import Member, Progress
+from protocol.schedule.rounds import keep_together
+
+NOMINAL = 64
+
+
+def facts(speed: float = 10.0) -> Facts:
+    return Facts("me", 1, inner_steps_per_round=NOMINAL, steps_per_s=speed)
+
+
+def log_to(lines: list[bytes]) -> EventLog:
+    return EventLog(lines.append, peer="me", wall_time_s=lambda: 0.0, stream=None)
+
+
+def other(name: str, *, speed: float, step: int = 0) -> Member:
+    now_s = trio.current_time()
+    progress = Progress("training", 0, 0.0, speed, 0, 0, step=step)
+    return Member(name, 1, alive=True, progress=progress, told_s=now_s, moved_s=now_s)
+
+
+@simulated()
+async def test_an_average_counts_when_both_its_parts_are_known():
+    own, lines = facts(), list[bytes]()
+    length = OwnLength(own, log_to(lines))
+    assert own.chosen_inner_steps == FIRST_INNER_STEPS
+    assert length.next(0.1, alone=True) == NOMINAL
+    for round_ in range(2 * FEWEST):
+        assert length.next(0.1, alone=False) == FIRST_INNER_STEPS
+        if round_ % 2:
+            length.exchanged(round_, "p", 4.0)
+        length.merged(round_, pause_s=0.0)  # one without an exchange says nothing
+    assert own.chosen_inner_steps == pytest.approx(4.0 / (0.1 * LINE_SHARE))
+    assert length.next(0.1, alone=False) == own.chosen_inner_steps
+    assert len(lines) == 1
+    assert EventName.ROUND_LENGTH_CHANGED.encode() in lines[0]
+
+
+@simulated()
+async def test_the_trainers_pause_counts_as_the_line_does():
+    own = facts()
+    length = OwnLength(own, log_to([]))
+    length.next(0.1, alone=False)
+    for round_ in range(FEWEST):
+        length.exchanged(round_, "p", 0.01)
+        length.merged(round_, pause_s=0.2)
+    assert own.chosen_inner_steps == pytest.approx(0.2 / (0.1 * PAUSE_SHARE), abs=1)
+
+
+@simulated()
+async def test_a_nominal_step_takes_all_peers_as_long():
+    others = [other("a", speed=10.0), other("b", speed=10.0)]
+    assert Pace(NOMINAL, facts(10.0)).nominal_step_s(others) == pytest.approx(0.1)
+    assert Pace(NOMINAL, facts(2.5)).nominal_step_s(others) == pytest.approx(0.1)
+    assert Pace(NOMINAL, facts(2.5)).nominal_step_s([]) == pytest.approx(0.4)
+    assert Pace(NOMINAL, facts(0.0)).nominal_step_s(others) == 0.0
+
+
+@simulated()
+async def test_a_lag_is_made_up_over_a_round_of_our_own_where_that_is_longer():
+    others = [other("a", speed=10.0, step=128), other("b", speed=10.0, step=128)]
+    pace = Pace(NOMINAL, facts(10.0))
+    assert pace.owed(0.0, others, keep_together) == pytest.approx(NOMINAL / 1.5)
+    assert pace.owed(0.0, others, keep_together, 2) == pytest.approx(NOMINAL / 1.5)
+    longer = pace.owed(0.0, others, keep_together, 512)
+    assert longer == pytest.approx(NOMINAL / (1 + 128 / 512 / 3))
+
+
+def test_a_partner_is_looked_for_during_a_round_of_our_own() -> None:
+    own = facts(10.0)
+    assert own.own_round_s == own.round_s == 6.4
+    own.chosen_inner_steps = 512
+    assert (own.own_round_s, own.round_s) == (51.2, 6.4)
+    own.chosen_inner_steps = 2
+    assert own.own_round_s == own.round_s

@@ -1,0 +1,178 @@
+"""How many inner steps a peer puts between two averages: by its line, and by nobody's word."""
+
+import math
+import random
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.gossip.round_length import (
+    BAND,
+    FEWEST,
+    LEAST_INNER_STEPS,
+    LINE_SHARE,
+    MOST_INNER_STEPS,
+    PAUSE_SHARE,
+    WINDOW,
+    RoundLength,
+    TimedAverage,
+)
+
+START = 64
+NOISE = 0.25
+
+
+def wishing(inner_steps: float, partner: str = "p") -> TimedAverage:
+    """An average of a line that would be filled with this H."""
+    return TimedAverage(partner, inner_steps * LINE_SHARE, 0.0, 1.0)
+
+
+def lived(
+    wish_of: Callable[[int], TimedAverage], averages: int, length: RoundLength | None = None
+) -> list[int]:
+    """H after each of so many averages."""
+    length = length or RoundLength(START)
+    found = []
+    for number in range(averages):
+        before = length.inner_steps
+        assert length.averaged(wish_of(number)) == (length.inner_steps != before)
+        found.append(length.inner_steps)
+    return found
+
+
+def turns(found: list[int]) -> int:
+    """How often H went up after it had gone down, or the other way."""
+    steps = [now - before for before, now in pairwise([START, *found]) if now != before]
+    return sum(one * other < 0 for one, other in pairwise(steps))
+
+
+def noisy(wish: float, seed: int, partners: int = 1) -> Callable[[int], TimedAverage]:
+    """Averages of a steady line, each off by a quarter at most."""
+    draw = random.Random(seed)
+
+    def of(_: int) -> TimedAverage:
+        factor = draw.uniform(1 - NOISE, 1 + NOISE)
+        return wishing(wish * factor, f"p{draw.randrange(partners)}")
+
+    return of
+
+
+# --- what it comes to -----------------------------------------------------------------------------
+def test_the_line_is_filled_with_some_slack() -> None:
+    of = TimedAverage("p", line_s=8.0, pause_s=0.0, nominal_step_s=0.1)
+    assert lived(lambda _: of, FEWEST)[-1] == math.ceil(8.0 / (0.1 * LINE_SHARE)) == 100
+
+
+def test_nothing_changes_before_there_are_enough_averages() -> None:
+    assert lived(lambda _: wishing(300), FEWEST) == [START] * (FEWEST - 1) + [300]
+
+
+@pytest.mark.parametrize(
+    ("wish", "inner_steps"),
+    [(0.01, LEAST_INNER_STEPS), (2.2, 3), (10.0, 10), (1e6, MOST_INNER_STEPS)],
+)
+def test_there_is_a_floor_a_ceiling_and_whole_steps_between(wish: float, inner_steps: int) -> None:
+    assert lived(lambda _: wishing(wish), WINDOW)[-1] == inner_steps
+
+
+def test_a_trainer_does_not_stand_still_for_more_than_a_small_part_of_the_round() -> None:
+    of = TimedAverage("p", line_s=0.1, pause_s=0.2, nominal_step_s=0.1)
+    inner_steps = lived(lambda _: of, FEWEST)[-1]
+    assert 0.2 / (inner_steps * 0.1) == pytest.approx(PAUSE_SHARE, rel=0.05)
+
+
+def test_a_line_that_becomes_slower_or_faster_is_followed() -> None:
+    length = RoundLength(START)
+    assert lived(lambda _: wishing(20), WINDOW, length)[-1] == 20
+    slower = lived(lambda _: wishing(80), WINDOW, length)
+    assert slower[-1] == pytest.approx(80, rel=BAND)
+    assert slower == sorted(slower)
+    faster = lived(lambda _: wishing(10), WINDOW, length)
+    assert faster[-1] == pytest.approx(10, rel=BAND)
+    assert faster == sorted(faster, reverse=True)
+
+
+# --- noise ----------------------------------------------------------------------------------------
+@pytest.mark.slow
+@pytest.mark.parametrize("partners", [1, 2, 3, 8, 50])
+def test_noise_of_a_quarter_never_makes_it_flap(partners: int) -> None:
+    for seed in range(40):
+        wish = math.exp(random.Random(seed).uniform(math.log(2), math.log(500)))
+        found = lived(noisy(wish, seed, partners), 200)
+        # The first estimate is of few averages, and may be corrected once.
+        assert turns(found) <= 1, (seed, wish, found)
+        assert len(set(found[WINDOW:])) <= 2, (seed, wish, found)
+
+
+@pytest.mark.slow
+@given(
+    wish=st.floats(3, 400),
+    factors=st.lists(st.floats(1 - NOISE, 1 + NOISE), min_size=WINDOW, max_size=80),
+    partners=st.integers(1, 6),
+)
+def test_whatever_noise_does_it_is_off_by_no_more(
+    wish: float, factors: list[float], partners: int
+) -> None:
+    found = lived(lambda n: wishing(wish * factors[n], f"p{n % partners}"), len(factors))
+    for inner_steps in found[WINDOW - 1 :]:
+        least, most = wish * (1 - NOISE) / (1 + BAND), wish * (1 + NOISE) / (1 - BAND)
+        assert least - 1 <= inner_steps <= most + 1
+
+
+@pytest.mark.slow
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abc"),
+            st.one_of(st.floats(0, 1e12), st.just(math.inf)),
+            st.floats(0, 1e12),
+            st.floats(0, 1e6),
+        ),
+        max_size=60,
+    )
+)
+def test_it_is_bounded_whatever_is_measured(
+    averages: list[tuple[str, float, float, float]],
+) -> None:
+    length = RoundLength(START)
+    for average in averages:
+        length.averaged(TimedAverage(*average))
+        assert LEAST_INNER_STEPS <= length.inner_steps <= MOST_INNER_STEPS
+
+
+# --- unequal lines, and liars ---------------------------------------------------------------------
+def test_a_peer_with_a_fast_line_keeps_it_busy_among_thin_ones() -> None:
+    """Half of its partners are a hundred times slower: they are waited for, and set no H."""
+    draw = random.Random(1)
+    found = lived(lambda _: wishing(*draw.choice([(3.0, "a"), (300.0, "b")])), 300)
+    assert set(found[FEWEST:]) == {3}
+
+
+@pytest.mark.slow
+def test_the_share_of_fast_partners_decides_once_and_not_again_and_again() -> None:
+    for fast in range(1, 20):
+        draw, changes = random.Random(fast), 0
+
+        def wish_of(_: int, fast: int = fast, draw: random.Random = draw) -> TimedAverage:
+            partner = draw.randrange(20)
+            return wishing(3.0 if partner < fast else 300.0, f"p{partner}")
+
+        found = lived(wish_of, 1000)
+        changes = sum(before != now for before, now in pairwise(found))
+        assert changes <= 24, (fast, changes)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5])
+@pytest.mark.parametrize("slower", [2.0, 10.0, 1e6])
+def test_a_partner_that_pretends_to_be_slow_moves_nothing(share: float, slower: float) -> None:
+    draw = random.Random(1)
+
+    def wish_of(number: int) -> TimedAverage:
+        if number >= WINDOW and draw.random() < share:
+            return wishing(20 * slower, "liar")
+        return wishing(20, f"p{number % 2}")
+
+    assert set(lived(wish_of, 300)[WINDOW:]) == {20}
