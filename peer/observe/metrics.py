@@ -12,18 +12,14 @@ What is unknown is absent, never zero; every reason for a skipped round is there
 zero.
 """
 
-import bisect
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
-    HistogramMetricFamily,
     SummaryMetricFamily,
 )
 from prometheus_client.exposition import generate_latest
@@ -32,40 +28,26 @@ from prometheus_client.registry import Collector
 
 from protocol.membership.conduct import Fault
 from protocol.microbatch.counts import Counted
-from protocol.outcomes import AuditOutcome, RefusalReason, SkipReason
+from protocol.outcomes import AuditOutcome, RefusalReason
 
 from .checkpoint_metrics import CheckpointOutcome, checkpoint_metrics
 from .corpus_facts import CorpusFacts
 from .corpus_metrics import corpus_metrics
 from .families import counter, counter_by, gauge
+from .output_facts import OutputFacts, output_metrics
 from .pipeline_facts import PipelineFacts
 from .pipeline_metrics import pipeline_metrics
 from .reach_facts import ReachFacts
 from .reach_metrics import reach_metrics
+from .round_metrics import Durations, RoundPhase, round_metrics
 from .status import Outcomes, PeerState
 
-ROUND_SECONDS_BUCKETS: Final = (
-    0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0,
-)  # fmt: skip
 TRAINER_RESTART_REASONS: Final = (
     "died", "hung", "error", "unusable", "non_finite", "out_of_memory",
 )  # fmt: skip
 """Reasons that are there from the start; others may follow."""
 REFUSED_CONTRIBUTIONS: Final = (RefusalReason.AHEAD, RefusalReason.BEHIND, RefusalReason.TWICE)
 """Reasons for which an owner does not take a contribution."""
-
-
-class RoundPhase(StrEnum):
-    """Parts of a round."""
-
-    TRAIN = "train"
-    """Inner steps, from opening the round to closing it."""
-    MATCH = "match"
-    """Finding a partner."""
-    EXCHANGE = "exchange"
-    """Swapping vectors with the partner."""
-    APPLY = "apply"
-    """The outer step, and the trainer taking it over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +64,7 @@ class MetricsSnapshot:
         trainer_restarts: by reason.
         replica_distance: root mean square per parameter of our fast weights, as we sent them, less
             the last partner's.
+        outputs: how ours differ from a partner's.
         lost_blocks, repeated_blocks: of the corpus, by changes of the swarm's members.
         stalled_s: time for which training stood still for fragments that were late.
         diverged, healed, healed_s: chunks of the outer copy that differed from a better one, those
@@ -111,6 +94,7 @@ class MetricsSnapshot:
     compute_utilisation: float | None = None
     trainer_restarts: Mapping[str, int] = field(default_factory=dict)
     replica_distance: float | None = None
+    outputs: OutputFacts = field(default_factory=OutputFacts)
     lost_blocks: int = 0
     repeated_blocks: int = 0
     round: int | None = None
@@ -149,7 +133,7 @@ class Metrics:
 
     def __init__(self, read: Callable[[], MetricsSnapshot], *, version: str) -> None:
         self.registry = CollectorRegistry()
-        self._round_seconds = {phase: _Durations() for phase in RoundPhase}
+        self._round_seconds = {phase: Durations() for phase in RoundPhase}
         self.registry.register(_SnapshotCollector(read, self._round_seconds, version))
 
     def __repr__(self) -> str:
@@ -165,31 +149,11 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class _Durations:
-    """One histogram of durations. The library's own would read the wall clock, and expose it."""
-
-    def __init__(self) -> None:
-        self._in_bucket = [0] * (len(ROUND_SECONDS_BUCKETS) + 1)
-        self.sum_s = 0.0
-
-    @property
-    def count(self) -> int:
-        return sum(self._in_bucket)
-
-    def observe(self, seconds: float) -> None:
-        self._in_bucket[bisect.bisect_left(ROUND_SECONDS_BUCKETS, seconds)] += 1
-        self.sum_s += seconds
-
-    def cumulative(self) -> list[tuple[str, float]]:
-        bounds = [str(bound) for bound in ROUND_SECONDS_BUCKETS] + ["+Inf"]
-        return list(zip(bounds, itertools.accumulate(self._in_bucket), strict=True))
-
-
 class _SnapshotCollector(Collector):
     def __init__(
         self,
         read: Callable[[], MetricsSnapshot],
-        durations: Mapping[RoundPhase, _Durations],
+        durations: Mapping[RoundPhase, Durations],
         version: str,
     ) -> None:
         self._read = read
@@ -201,9 +165,8 @@ class _SnapshotCollector(Collector):
         yield from _training(now)
         yield _blocks(now)
         yield from () if now.corpus is None else corpus_metrics(now.corpus)
-        yield _recent_rounds(now.outcomes)
-        yield _rounds(now.outcomes)
-        yield _round_seconds(self._durations)
+        yield from round_metrics(now.outcomes, self._durations)
+        yield from output_metrics(now.outputs)
         yield from _fragments(now)
         yield from _swarm(now)
         yield from _group(now)
@@ -258,35 +221,6 @@ def _blocks(now: MetricsSnapshot) -> Metric:
     )
     family.add_metric(["lost"], now.lost_blocks)
     family.add_metric(["repeated"], now.repeated_blocks)
-    return family
-
-
-def _rounds(outcomes: Outcomes) -> Metric:
-    family = CounterMetricFamily(
-        "loco_outer_rounds",
-        "Rounds ended, by outcome; a skipped one has a reason.",
-        labels=["outcome", "reason"],
-    )
-    family.add_metric(["averaged", ""], outcomes.averaged)
-    for reason in SkipReason:
-        family.add_metric(["skipped", str(reason)], outcomes.skipped.get(reason, 0))
-    return family
-
-
-def _recent_rounds(outcomes: Outcomes) -> Metric:
-    return gauge(
-        "loco_averaged_share",
-        "Share of the last 50 rounds that were averaged, 0 to 1.",
-        outcomes.recent_share,
-    )
-
-
-def _round_seconds(durations: Mapping[RoundPhase, _Durations]) -> Metric:
-    family = HistogramMetricFamily(
-        "loco_round_seconds", "Duration of each phase of a round, in seconds.", labels=["phase"]
-    )
-    for phase, seen in durations.items():
-        family.add_metric([str(phase)], seen.cumulative(), seen.sum_s)
     return family
 
 

@@ -22,13 +22,16 @@ from peer.observe.facts import Facts
 from peer.rounds.pace import Pace
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
+from peer.training.comparison_messages import Compared
 from peer.training.messages import Apply, Progress, Ready, RoundClosed, SyncEvent
 from protocol.membership.view import Member
 from protocol.schedule.own_rounds import OwnRounds, RoundPlan
 from protocol.schedule.rounds import keep_together
 
+from .comparisons import Comparisons
 from .final_rounds import FinalRounds
-from .outer_steps import OuterSteps
+from .outcome import Averaged
+from .outer_steps import OuterSteps, Settled
 
 
 class GossipRounds:
@@ -45,6 +48,7 @@ class GossipRounds:
         steps: OuterSteps,
         finale: FinalRounds,
         validation: Validation,
+        comparisons: Comparisons | None,
     ) -> None:
         self._rounds = rounds
         self._pace = pace
@@ -54,6 +58,7 @@ class GossipRounds:
         self._steps = steps
         self._finale = finale
         self._validation = validation
+        self._comparisons = comparisons
         self._line: TrainerLine | None = None
         self._settled = trio.Event()
         self._settled.set()
@@ -92,6 +97,8 @@ class GossipRounds:
     def began(self, line: TrainerLine, ready: Ready) -> None:
         """A trainer has started."""
         self._line = line
+        if self._comparisons is not None:
+            self._comparisons.began()
 
     def progressed(self, progress: Progress) -> None:
         """Nothing to do."""
@@ -109,7 +116,9 @@ class GossipRounds:
             await self._settled.wait()
 
     async def took(self, event: SyncEvent) -> None:
-        """Nothing to do: `Applied` follows what we sent."""
+        """Note how a comparison went; `Applied` follows what we sent."""
+        if isinstance(event, Compared) and self._comparisons is not None:
+            self._comparisons.ended(event)
 
     async def died(self) -> None:
         """An exchange under way needs no trainer: let it end."""
@@ -141,9 +150,18 @@ class GossipRounds:
             )
             settled = await self._steps.average(own, meeting, meanwhile)
             await self._validation.wait_idle()  # the slow weights lie still meanwhile
-            await self._steps.take(settled, meeting, closed.seconds)
+            settled = await self._steps.take(settled, meeting, closed.seconds)
+            await self._compare(line, settled)
             await line.send(Apply(closed.round))
             if self._validation.is_due(closed.round) and not self._finale.has_begun:
                 await self._validation.begin(line, closed.round)
         finally:
             self._settled.set()
+
+    async def _compare(self, line: TrainerLine, settled: Settled) -> None:
+        """Compare outputs with the partner that we have averaged with, if that is due."""
+        own, outcome = settled.own, settled.outcome
+        if self._comparisons is None or own.final or not isinstance(outcome, Averaged):
+            return
+        theta = outcome.payload[: len(outcome.payload) // own.vectors]
+        await self._comparisons.offer(line, own.round, outcome.partner_id, theta)
