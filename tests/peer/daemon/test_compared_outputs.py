@@ -93,24 +93,35 @@ async def test_a_slow_comparison_comes_more_seldom(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at_step", range(203, 300, 32))
-def test_a_trainer_that_dies_takes_no_comparison_with_it(tmp_path: Path, at_step: int) -> None:
-    """Whatever was under way: the next life compares again."""
+def test_a_trainer_that_dies_takes_no_comparison_with_it(tmp_path: Path) -> None:
+    """One that dies in the very step at whose end it would compare; its next life compares."""
 
-    @simulated()
-    async def run() -> None:
-        async with open_swarm(1, toy_spec(30), tmp_path) as swarm:
-            failing = Machine(SimulatedSpeed(die_at_steps=frozenset({at_step})))
+    async def run(folder: Path, dies: frozenset[int]) -> SimulatedPeer:
+        async with open_swarm(1, toy_spec(30), folder) as swarm:
+            failing = Machine(SimulatedSpeed(die_at_steps=dies))
             await start(swarm, "a", "b", machine_of={"b": failing})
             await swarm.finished()
-            b = swarm["b"]
-            assert b.failure is None
-            (died,) = b.events(EventName.TRAINER_DIED)
-            later = [
-                event
-                for event in b.events(EventName.OUTPUTS_COMPARED)
-                if event["monotonic_s"] > died["monotonic_s"]
-            ]
-            assert later
+            return swarm["b"]
 
-    run()
+    found: list[SimulatedPeer] = []
+
+    @simulated()
+    async def undisturbed() -> None:
+        found.append(await run(tmp_path / "undisturbed", frozenset()))
+
+    undisturbed()
+    (started,) = found[0].events(EventName.TRAINER_STARTED)
+    first_s = found[0].events(EventName.OUTPUTS_COMPARED)[0]["monotonic_s"]
+    at_step = round((first_s - started["monotonic_s"]) / SimulatedSpeed().step_s)
+
+    @simulated()
+    async def disturbed() -> None:
+        found.append(await run(tmp_path / "disturbed", frozenset({at_step})))
+
+    disturbed()
+    died = found[1].events(EventName.TRAINER_DIED)
+    compared = found[1].events(EventName.OUTPUTS_COMPARED)
+    assert [event["monotonic_s"] for event in died] == pytest.approx([first_s], abs=0.1)
+    assert len(compared) >= 2
+    assert compared[0]["monotonic_s"] > first_s
+    assert found[1].failure is None
