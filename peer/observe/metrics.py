@@ -34,7 +34,8 @@ from .checkpoint_metrics import CheckpointOutcome, checkpoint_metrics
 from .corpus_facts import CorpusFacts
 from .corpus_metrics import corpus_metrics
 from .families import counter, counter_by, gauge
-from .output_facts import OutputFacts, output_metrics
+from .output_facts import OutputFacts
+from .output_metrics import output_metrics
 from .pipeline_facts import PipelineFacts
 from .pipeline_metrics import pipeline_metrics
 from .reach_facts import ReachFacts

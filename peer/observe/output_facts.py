@@ -1,14 +1,10 @@
-"""What this peer knows of how its outputs differ from those of its partners: `status`, metrics."""
+"""What this peer knows of how its outputs differ from those of its partners."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client.core import SummaryMetricFamily
-from prometheus_client.metrics_core import Metric
-
-from .families import gauge
 from .names import short_id
 
 
@@ -45,18 +41,3 @@ def output_line(told: Mapping[str, Any]) -> str:
     if divergence is None:
         return f"{partner}'s could not be compared with ours"
     return f"{divergence:.2g} nats from {partner}'s (0 to {math.log(2):.2f}: docs/metrics.md)"
-
-
-def output_metrics(facts: OutputFacts) -> Iterator[Metric]:
-    """Those of now."""
-    yield gauge(
-        "loco_output_divergence",
-        "Jensen-Shannon divergence of our outputs and the last partner's, in nats per token.",
-        facts.divergence,
-    )
-    yield SummaryMetricFamily(
-        "loco_output_comparison_seconds",
-        "Time that comparing outputs with a partner's took, in seconds.",
-        count_value=facts.comparisons,
-        sum_value=facts.spent_s,
-    )
