@@ -113,6 +113,7 @@ def _check_start(
     _check_founder(config)
     check_options(config, spec)
     if signed is None or start.new_run:
+        _check_texts(config.data or spec.data.source)
         return
     if keys := differing_keys(signed.spec(), spec):
         raise OtherRun(
@@ -121,6 +122,20 @@ def _check_start(
             " loco-peer start, without a run spec. To change it: loco-peer amend. To found this"
             " one: give it a --home of its own, or --new-run, which puts the other run away"
         )
+
+
+def _check_texts(source: str) -> None:
+    """Refuse texts that are not there, seconds before the corpus is made. Raises ConfigError."""
+    kind, _, pattern = source.partition(":")
+    if kind != "text":
+        return
+    from peer.training.corpus.packed import InvalidCorpus
+    from peer.training.corpus.sources import glob_texts
+
+    try:
+        glob_texts(pattern)
+    except InvalidCorpus as error:
+        raise ConfigError(f"data.source: {error}") from error
 
 
 def _put_run_away(home: Home) -> None:

@@ -8,7 +8,8 @@ import trio
 
 from peer.observe.amendment_lines import amendments_json
 from peer.observe.facts import Facts
-from peer.observe.metrics import Metrics, MetricsSnapshot, RoundPhase
+from peer.observe.metrics import Metrics, MetricsSnapshot
+from peer.observe.round_metrics import RoundPhase
 from peer.observe.status import Outcomes, PeerState, PeerStatus, Status
 from peer.ports import Network
 from peer.rounds.timing import RoundTiming
@@ -84,6 +85,7 @@ class Report:
             pipeline=facts.pipeline.to_json() if self._holds_stage else None,
             amendments=amendments_json(facts.spec),
             codec=_codec_sentence(facts),
+            outputs=facts.outputs.to_json(),
             reach=facts.reach.to_json(),
             doing=facts.doing,
             since_s=now_s - facts.doing_since_s,
@@ -107,6 +109,7 @@ class Report:
             compute_utilisation=facts.compute_utilisation(),
             trainer_restarts=dict(facts.restarts),
             replica_distance=facts.replica_distance,
+            outputs=facts.outputs,
             lost_blocks=facts.lost_blocks,
             repeated_blocks=facts.repeated_blocks,
             stalled_s=facts.stalled_s,

@@ -11,6 +11,7 @@ import trio
 
 from peer.observe.checkpoint_metrics import CheckpointOutcome
 from peer.observe.corpus_facts import CorpusFacts
+from peer.observe.output_facts import OutputFacts
 from peer.observe.pipeline_facts import PipelineFacts
 from peer.observe.reach_facts import ReachFacts
 from peer.observe.status import RECENT_ROUNDS, PeerState
@@ -65,6 +66,7 @@ class Facts:
         microbatches, pipeline: where we hold a stage.
         codec: of the run; None while unknown.
         reach: how others reach us.
+        outputs: how ours differ from a partner's, where peers average in pairs.
         loops: what codes in it, for `trainer` and `daemon` (`peer.codec.Codec.loops_for`).
     """
 
@@ -99,6 +101,7 @@ class Facts:
     validation_loss: float | None = None
     validation_round: int | None = None
     replica_distance: float | None = None
+    outputs: OutputFacts = field(default_factory=OutputFacts)
     spec: AmendedSpec | None = None
     held: HeldPart | None = None
     chosen: Group | None = None

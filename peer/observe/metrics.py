@@ -14,7 +14,6 @@ zero.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Final
 
 from prometheus_client import CollectorRegistry
@@ -29,17 +28,19 @@ from prometheus_client.registry import Collector
 
 from protocol.membership.conduct import Fault
 from protocol.microbatch.counts import Counted
-from protocol.outcomes import AuditOutcome, RefusalReason, SkipReason
+from protocol.outcomes import AuditOutcome, RefusalReason
 
 from .checkpoint_metrics import CheckpointOutcome, checkpoint_metrics
 from .corpus_facts import CorpusFacts
 from .corpus_metrics import corpus_metrics
-from .durations import Durations, round_seconds
 from .families import counter, counter_by, gauge
+from .output_facts import OutputFacts
+from .output_metrics import output_metrics
 from .pipeline_facts import PipelineFacts
 from .pipeline_metrics import pipeline_metrics
 from .reach_facts import ReachFacts
 from .reach_metrics import reach_metrics
+from .round_metrics import Durations, RoundPhase, round_metrics
 from .status import Outcomes, PeerState
 
 TRAINER_RESTART_REASONS: Final = (
@@ -48,19 +49,6 @@ TRAINER_RESTART_REASONS: Final = (
 """Reasons that are there from the start; others may follow."""
 REFUSED_CONTRIBUTIONS: Final = (RefusalReason.AHEAD, RefusalReason.BEHIND, RefusalReason.TWICE)
 """Reasons for which an owner does not take a contribution."""
-
-
-class RoundPhase(StrEnum):
-    """Parts of a round."""
-
-    TRAIN = "train"
-    """Inner steps, from opening the round to closing it."""
-    MATCH = "match"
-    """Finding a partner."""
-    EXCHANGE = "exchange"
-    """Swapping vectors with the partner."""
-    APPLY = "apply"
-    """The outer step, and the trainer taking it over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +66,7 @@ class MetricsSnapshot:
         trainer_restarts: by reason.
         replica_distance: root mean square per parameter of our fast weights, as we sent them, less
             the last partner's.
+        outputs: how ours differ from a partner's.
         lost_blocks, repeated_blocks: of the corpus, by changes of the swarm's members.
         stalled_s: time for which training stood still for fragments that were late.
         diverged, healed, healed_s: chunks of the outer copy that differed from a better one, those
@@ -107,6 +96,7 @@ class MetricsSnapshot:
     compute_utilisation: float | None = None
     trainer_restarts: Mapping[str, int] = field(default_factory=dict)
     replica_distance: float | None = None
+    outputs: OutputFacts = field(default_factory=OutputFacts)
     lost_blocks: int = 0
     repeated_blocks: int = 0
     round: int | None = None
@@ -178,9 +168,8 @@ class _SnapshotCollector(Collector):
         yield from _training(now)
         yield _blocks(now)
         yield from () if now.corpus is None else corpus_metrics(now.corpus)
-        yield _recent_rounds(now.outcomes)
-        yield _rounds(now.outcomes)
-        yield round_seconds(self._durations)
+        yield from round_metrics(now.outcomes, self._durations)
+        yield from output_metrics(now.outputs)
         yield from _fragments(now)
         yield from _swarm(now)
         yield from _group(now)
@@ -241,26 +230,6 @@ def _blocks(now: MetricsSnapshot) -> Metric:
     family.add_metric(["lost"], now.lost_blocks)
     family.add_metric(["repeated"], now.repeated_blocks)
     return family
-
-
-def _rounds(outcomes: Outcomes) -> Metric:
-    family = CounterMetricFamily(
-        "loco_outer_rounds",
-        "Rounds ended, by outcome; a skipped one has a reason.",
-        labels=["outcome", "reason"],
-    )
-    family.add_metric(["averaged", ""], outcomes.averaged)
-    for reason in SkipReason:
-        family.add_metric(["skipped", str(reason)], outcomes.skipped.get(reason, 0))
-    return family
-
-
-def _recent_rounds(outcomes: Outcomes) -> Metric:
-    return gauge(
-        "loco_averaged_share",
-        "Share of the last 50 rounds that were averaged, 0 to 1.",
-        outcomes.recent_share,
-    )
 
 
 def _fragments(now: MetricsSnapshot) -> Iterator[Metric]:

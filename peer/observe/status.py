@@ -11,6 +11,7 @@ from protocol.outcomes import SkipReason
 
 from .amendment_lines import amendment_lines
 from .names import short_id
+from .output_facts import output_line
 from .pipeline_lines import pipeline_lines
 from .reach_facts import reach_line
 
@@ -89,6 +90,7 @@ class Status:
         pipeline: its paths, links and times there (`PipelineFacts.to_json`).
         amendments: of the run (`amendments_json`).
         codec: of the run, and whether plain or compiled loops code with it here.
+        outputs: how ours differ from a partner's (`OutputFacts.to_json`).
         reach: how others reach us (`ReachFacts.to_json`).
         doing: one short sentence on what is going on, or what we wait for.
         since_s: seconds since `doing` last changed.
@@ -111,6 +113,7 @@ class Status:
     pipeline: Mapping[str, Any] | None = None
     amendments: tuple[Mapping[str, Any], ...] = ()
     codec: str | None = None
+    outputs: Mapping[str, Any] | None = None
     reach: Mapping[str, Any] | None = None
     doing: str | None = None
     since_s: float | None = None
@@ -140,6 +143,7 @@ class Status:
             "pipeline": None if self.pipeline is None else dict(self.pipeline),
             "amendments": [dict(each) for each in self.amendments],
             "codec": self.codec,
+            "outputs": None if self.outputs is None else dict(self.outputs),
             "reach": None if self.reach is None else dict(self.reach),
             "doing": self.doing,
             "since_s": self.since_s,
@@ -211,6 +215,7 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         ("tokens", _number(status.tokens)),
         ("loss", f"train {_loss(status.train_loss)}  validation {_loss(status.validation_loss)}"),
         ("rounds", _rounds(status.outcomes)),
+        *(() if status.outputs is None else [("outputs", output_line(status.outputs))]),
         *(("amended", line) for line in amendment_lines(status.amendments)),
         *_part(status),
         ("codec", status.codec or "-"),

@@ -13,6 +13,7 @@ The order of things, when peers average in pairs:
     TrainRound(r, ...)                  Progress ... Progress
                                         RoundClosed(r, slot)          codes are in `slot`
     TrainRound(r+1, ...)                Progress ...
+    Compare(r)                          Compared(r, divergence)     (comparison_messages.py)
     Apply(r)                            theta += phi' - decoded(r)
                                         Applied(r)
     Evaluate(r)                         Evaluated(r, loss)
@@ -59,6 +60,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from .comparison_messages import Compare, Compared
 from .piece_messages import PiecesHere, PiecesMissing
 from .stages.messages import StageCommand, StageEvent
 
@@ -191,6 +193,7 @@ TrainerCommand = (
     | SyncCommand
     | StageCommand
     | Evaluate
+    | Compare
     | Keep
     | PiecesHere
     | Stop
@@ -380,7 +383,7 @@ class Failed:
     detail: str
 
 
-SyncEvent = Applied | FragmentSent | FragmentMerged | Yielded
+SyncEvent = Applied | Compared | FragmentSent | FragmentMerged | Yielded
 TrainerEvent = (
     Ready
     | Progress

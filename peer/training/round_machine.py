@@ -8,7 +8,8 @@ trains a model in a process of its own, simulated.py a toy in virtual time.
     obey(command)
     next_action()                       does what is due, and says what comes next:
       Settle                            look at the numbers of the last step, then settled()
-      Evaluate(round)                   measure the slow weights, then evaluated()
+      Evaluate(round)                   measure the slow weights, then measured()
+      Compare(round)                    compare snapshots, then measured()
       Keep(path)                        write the fast weights to a file, then kept()
       TrainStep(...)                    unless a command has come: train on blocks(), then stepped()
       Wait                              nothing to do until a command comes
@@ -56,6 +57,7 @@ from protocol.run.optimizer_section import OptimizerSection
 from protocol.run.run_spec import RunSpec
 from protocol.schedule.data_plan import DataPlan
 
+from .comparison_messages import Compare, Compared
 from .errors import WrongCommand
 from .messages import (
     Amend,
@@ -105,7 +107,7 @@ class Wait:
     """There is nothing to do until a command comes."""
 
 
-Action = TrainStep | Settle | Evaluate | Keep | Wait | Stop
+Action = TrainStep | Settle | Evaluate | Compare | Keep | Wait | Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,7 @@ class RoundMachine:
         self._total_steps = spec.total_rounds * spec.sync.round_steps
         self._sync = sync
         self._events = events
-        self._evaluations: deque[Evaluate] = deque()
+        self._to_measure: deque[Evaluate | Compare] = deque()
         self._to_keep: deque[Keep] = deque()
         self._stopped = False
         self._state = _SinceLoad()
@@ -185,8 +187,8 @@ class RoundMachine:
                 self._take_order(command, now_s)
             case CloseRound(round_):
                 self._ask_to_close(round_)
-            case Evaluate():
-                self._evaluations.append(command)
+            case Evaluate() | Compare():
+                self._to_measure.append(command)
             case Keep():
                 self._to_keep.append(command)
             case Stop():
@@ -232,8 +234,8 @@ class RoundMachine:
         """
         if self._stopped:
             return Stop()
-        if self._evaluations:
-            return self._evaluations[0]
+        if self._to_measure:
+            return self._to_measure[0]
         if self._to_keep:
             unsettled = self._state.round is not None and self._state.round.unsettled
             return Settle() if unsettled else self._to_keep[0]
@@ -307,9 +309,9 @@ class RoundMachine:
         """
         self._current.settled(loss, gradient_norm, seconds)
 
-    def evaluated(self, result: Evaluated) -> None:
-        """The slow weights have been measured."""
-        self._evaluations.popleft()
+    def measured(self, result: Evaluated | Compared) -> None:
+        """The slow weights have been measured, or snapshots compared."""
+        self._to_measure.popleft()
         self._events.append(result)
 
     @property

@@ -26,8 +26,11 @@ import numpy as np
 import torch
 import trio
 
+from protocol.run.layout import ALIGNMENT
 from protocol.run.run_spec import RunSpec
 
+from .comparison_messages import Compare, Compared
+from .divergence import output_divergence
 from .errors import NonFinite, WrongCommand
 from .kept import keep_weights, take_over_weights
 from .messages import (
@@ -43,7 +46,7 @@ from .messages import (
 )
 from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
 from .round_machine import Action, RoundMachine, TrainStep, Wait
-from .shared import CodeRegions
+from .shared import PARTNER_REGION, CodeRegions
 from .sync import trainer_side
 from .toy import SimulatedSpeed, ToyProblem, ToyWeights, loss_of, optimum, simulated_layout
 
@@ -112,8 +115,9 @@ class SimulatedTrainer:
     def _new_round_machine(self, overlap_steps: int | None) -> RoundMachine:
         spec, emit = self._spec, self._events.append
         slow_P = torch.from_numpy(self._slow)
-        snapshots = trainer_side(spec).snapshots_of(spec, self.model, slow_P, self._regions)
-        sync = trainer_side(spec).sync_of(spec, snapshots, emit, lambda: self._now_s, overlap_steps)
+        side = trainer_side(spec)
+        self._snapshots = side.snapshots_of(spec, self.model, slow_P, self._regions)
+        sync = side.sync_of(spec, self._snapshots, emit, lambda: self._now_s, overlap_steps)
         return RoundMachine(
             spec,
             self._peer_id,
@@ -158,6 +162,13 @@ class SimulatedTrainer:
         """Codes of the fragment's last send."""
         return self._regions.codes(fragment).toreadonly()
 
+    def lay_partner(self, codes: memoryview) -> None:
+        """Lay a partner's codes where `Compare` finds them."""
+        self._regions.codes(PARTNER_REGION)[:] = codes
+
+    def clear_partner(self) -> None:
+        """Nothing to do."""
+
     def _raise_if_dead(self) -> None:
         if self._death is not None:
             raise TrainerDied(self._death)
@@ -181,7 +192,7 @@ class SimulatedTrainer:
         try:
             self._round_machine.obey(command, self._now_s)
         except WrongCommand as error:
-            self._fail("error", f"WrongCommand: {error}")
+            self._refuse(error)
             return
         if isinstance(command, Load) and command.kept is not None:
             own_steps = take_over_weights(Path(command.kept), self, command.with_weights)
@@ -208,15 +219,14 @@ class SimulatedTrainer:
         trained = isinstance(self._action, TrainStep)
         try:
             while isinstance(
-                action := self._round_machine.next_action(self._now_s), Evaluate | Keep
+                action := self._round_machine.next_action(self._now_s), Evaluate | Compare | Keep
             ):
-                if isinstance(action, Keep):
-                    keep_weights(Path(action.path), self, self._round_machine.own_steps)
-                    self._round_machine.kept(0.0, None)
-                else:
-                    self._evaluate(action)
+                self._do_beside(action)
         except NonFinite as error:
             self._fail("non_finite", str(error))
+            return
+        except WrongCommand as error:
+            self._refuse(error)
             return
         if isinstance(action, TrainStep) and not trained:
             self._next_step_s = self._now_s + self._speed.duration_s(self._machine.steps)
@@ -224,12 +234,30 @@ class SimulatedTrainer:
             self._death = "the trainer exited with 0"
         self._action = action
 
+    def _do_beside(self, order: Evaluate | Compare | Keep) -> None:
+        """Do what is no training."""
+        match order:
+            case Keep():
+                keep_weights(Path(order.path), self, self._round_machine.own_steps)
+                self._round_machine.kept(0.0, None)
+            case Compare():
+                self._compare(order)
+            case Evaluate():
+                self._evaluate(order)
+
+    def _compare(self, order: Compare) -> None:
+        """The toy's weights are its outputs: logits of a few positions."""
+        took_s, outputs = self._speed.comparison_s, self.model.theta_P.view(-1, ALIGNMENT)
+        found = output_divergence(self.model, self._snapshots, order.round, outputs.clone)
+        self._round_machine.measured(Compared(order.round, found, took_s))
+        self._next_step_s += took_s
+
     def _evaluate(self, order: Evaluate) -> None:
         """The loss is known at once; what it takes to find it holds up training."""
         took_s, tokens = self._speed.validation_s, self._spec.model.context_length
         tokens *= self._spec.data.validation_blocks
         loss = loss_of(self._slow, self._optimum)
-        self._round_machine.evaluated(Evaluated(order.round, loss, tokens, took_s))
+        self._round_machine.measured(Evaluated(order.round, loss, tokens, took_s))
         self._next_step_s += took_s
 
     def _train(self, step: TrainStep) -> None:
@@ -256,6 +284,9 @@ class SimulatedTrainer:
         elif steps in speed.out_of_memory_at_steps:
             self._fail("out_of_memory", "out of memory")
         return self._death is not None
+
+    def _refuse(self, error: WrongCommand) -> None:
+        self._fail("error", f"WrongCommand: {error}")
 
     def _fail(self, reason: str, detail: str) -> None:
         self._events.append(Failed(reason, detail))

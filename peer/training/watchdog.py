@@ -16,6 +16,7 @@ from typing import Final
 
 from protocol.run.run_spec import RunSpec
 
+from .comparison_messages import Compare, Compared
 from .messages import (
     Amend,
     Applied,
@@ -82,7 +83,7 @@ class Watchdog:
                 self._misses_pieces = False
             case TrainRound():
                 self._open_rounds += 1
-            case Apply() | Evaluate():
+            case Apply() | Evaluate() | Compare():
                 self._owed += 1
             case Merge(fragment=fragment) | Amend(fragment=fragment):
                 self._awaited.discard(fragment)
@@ -106,5 +107,5 @@ class Watchdog:
             case Applied():
                 self._unapplied = 0
                 self._owed = max(0, self._owed - 1)
-            case Evaluated():
+            case Evaluated() | Compared():
                 self._owed = max(0, self._owed - 1)

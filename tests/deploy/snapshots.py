@@ -2,9 +2,11 @@
 
 from peer.observe.checkpoint_metrics import CheckpointOutcome
 from peer.observe.corpus_facts import CorpusFacts
-from peer.observe.metrics import Metrics, MetricsSnapshot, RoundPhase
+from peer.observe.metrics import Metrics, MetricsSnapshot
+from peer.observe.output_facts import OutputFacts
 from peer.observe.pipeline_facts import PipelineFacts
 from peer.observe.reach_facts import ReachFacts
+from peer.observe.round_metrics import RoundPhase
 from peer.observe.status import Outcomes, PeerState
 from protocol.membership.dial_back import Reach
 from protocol.outcomes import SkipReason
@@ -26,6 +28,7 @@ def full_snapshot() -> MetricsSnapshot:
         compute_utilisation=0.97,
         trainer_restarts={"died": 1},
         replica_distance=1e-3,
+        outputs=OutputFacts(2e-3, "12D3KooWAbc", comparisons=4, spent_s=0.5),
         corpus=CorpusFacts(pieces=40, here=12, only_here=2, fetched_bytes=1 << 20, waited_s=2.5),
         lost_blocks=3,
         repeated_blocks=2,

@@ -17,7 +17,7 @@ from prometheus import Prometheus, needs_prometheus, running_prometheus
 from snapshots import full_metrics, full_snapshot
 
 from peer.observe.endpoint import serve_metrics
-from peer.observe.metrics import RoundPhase
+from peer.observe.round_metrics import RoundPhase
 from peer.options.addresses import HostPort
 
 LIVE_S = 300

@@ -1,18 +1,40 @@
 """One swarm for all tests of this folder."""
 
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
-from swarm import Swarm, open_swarm
+from swarm import NUM_ROUNDS_ALONE, Swarm, open_swarm
+
+BY_PEERS: Final = (
+    "test_bad_input",
+    "test_good_day",
+    "test_hostile",
+    "test_late_joiner",
+    "test_paused_peer",
+    "test_swarm_export",
+    "test_comebacks",
+    "test_kills",
+)
+"""Files that use the swarm, by how many peers they need, fewest first: so the fewest are started,
+and the fewest run at a time."""
+
+
+def order_of(item: pytest.Item) -> int:
+    """What uses the swarm comes last: its peers keep the processors busy until the end."""
+    if "swarm" not in getattr(item, "fixturenames", ()):
+        return -1
+    name = item.path.stem
+    return BY_PEERS.index(name) if name in BY_PEERS else len(BY_PEERS)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What uses the swarm comes last: its peers keep the processors busy until the end."""
-    items.sort(key=lambda item: "swarm" in getattr(item, "fixturenames", ()))
+    """Order them."""
+    items.sort(key=order_of)
 
 
 @pytest.fixture(scope="session")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     with open_swarm(tmp_path_factory.mktemp("swarm")) as swarm:
-        swarm.found()
+        swarm.found(NUM_ROUNDS_ALONE)
         yield swarm

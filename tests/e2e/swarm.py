@@ -39,7 +39,7 @@ START_S: Final = 120.0
 """For a peer to train, several starting at once on a busy machine."""
 POLL_S: Final = 0.02
 NUM_ROUNDS_ALONE: Final = 3
-"""What the founder trains before anybody else comes."""
+"""What the founder of the tests' common swarm trains before anybody else comes."""
 SHOWN_BYTES: Final = 2500
 MARK: Final = "E2E_SWARM"
 """Environment variable that all processes of one swarm carry."""
@@ -363,11 +363,12 @@ class Swarm:
         self.started.append(peer)
         return peer
 
-    def found(self, **options: Any) -> Peer:
+    def found(self, rounds_alone: int = 1, **options: Any) -> Peer:
+        """A new run, and the peer that founds it, when it has trained so many rounds."""
         spec = self.folder("run.toml")
         spec.write_text(self._run_spec)
         founder = self.launch(f"founder{len(self.started)}", "start", str(spec), **options)
-        founder.wait_event(EventName.ROUND_OPENED, START_S, round=NUM_ROUNDS_ALONE + 1)
+        founder.wait_event(EventName.ROUND_OPENED, START_S, round=rounds_alone)
         return founder
 
     def join(self, via: Peer | str, name: str | None = None, **options: Any) -> Peer:

@@ -98,8 +98,9 @@ def test_an_unreachable_bootstrap_is_named_each_second_until_it_is_there(swarm: 
 def test_a_host_that_speaks_something_else_is_named(swarm: Swarm) -> None:
     (member, *_) = swarm.at_least(1)
     metrics = member.ready()["metrics"].removeprefix("http://").removesuffix("/metrics")
-    for address, step in ((metrics, "protocol"), ("no.such.name.invalid:1", "resolve")):
-        with ending(swarm.join(address)) as lost:
+    nowhere = "no.such.name.invalid:1"
+    with ending(swarm.join(metrics)) as one, ending(swarm.join(nowhere)) as other:
+        for lost, address, step in ((one, metrics, "protocol"), (other, nowhere, "resolve")):
             said = lost.wait_event(EventName.BOOTSTRAP_FAILING, START_S)
             assert (said["address"], said["step"]) == (address, step)
             assert lost.running

@@ -152,7 +152,9 @@ def test_a_killed_peer_is_missed_by_nobody(fragments: Swarm) -> None:
     wait_one_state(others)
 
 
+@pytest.mark.long
 def test_who_sleeps_wakes_up_into_the_state_of_the_others(fragments: Swarm) -> None:
+    """Long: real processes sleep in test_comebacks.py, fragments in test_fragment_swarm.py."""
     *others, sleeper = joined(fragments, 3)
     sleeper.signal_all(signal.SIGSTOP)
     wait_one_state(others)

@@ -20,7 +20,7 @@ from protocol.outcomes import AuditOutcome, RefusalReason
 pytestmark = pytest.mark.slow
 
 SEED = 1
-ROUNDS = 12
+ROUNDS = 9
 LIES_FROM = 4
 """The first cycle in which the liar lies: by then all usual lengths are known."""
 NAMES = "abcde"

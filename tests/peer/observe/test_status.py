@@ -3,8 +3,10 @@
 import io
 import json
 
+from existing import existing
 from rich.console import Console
 
+from peer.observe.output_facts import OutputFacts, output_line
 from peer.observe.pipeline_facts import PipelineFacts, Spent
 from peer.observe.reach_facts import ReachFacts
 from peer.observe.status import (
@@ -40,6 +42,7 @@ AMENDED = (
 REACH = ReachFacts(
     reach=Reach.NO, v4=Reach.NO, nat=NatKind.CONE, relays=("12D3KooWcccccccc",), relayed_peers=1
 ).to_json()
+OUTPUTS = OutputFacts(0.00234, "12D3KooWdddddddd", comparisons=3, spent_s=0.5).to_json()
 FULL = Status(
     peer_id="12D3KooWaaaaaaaabbbbbbbb",
     run_id="ab" * 16,
@@ -68,6 +71,7 @@ FULL = Status(
     pipeline=PIPELINE,
     amendments=AMENDED,
     codec="int8: daemon compiled, trainer plain: ImportError: no numba",
+    outputs=OUTPUTS,
     reach=REACH,
     doing="training [round 3]",
     since_s=12.4,
@@ -110,6 +114,11 @@ def test_json_has_exactly_these_keys() -> None:
         "pipeline": PIPELINE,
         "amendments": list(AMENDED),
         "codec": "int8: daemon compiled, trainer plain: ImportError: no numba",
+        "outputs": {
+            "divergence": 0.00234,
+            "partner": "12D3KooWdddddddd",
+            "comparisons": 3,
+        },
         "reach": REACH,
         "doing": "training [round 3]",
         "since_s": 12.4,
@@ -160,6 +169,15 @@ def test_people_see_a_table() -> None:
     ):
         assert part in text
     assert "no_partner" not in text
+
+
+def test_people_see_how_far_outputs_are_apart() -> None:
+    assert (
+        output_line(existing(OUTPUTS)) == "0.0023 nats from dddddddd's (0 to 0.69: docs/metrics.md)"
+    )
+    unknown = OutputFacts(None, "12D3KooWdddddddd", comparisons=1).to_json()
+    assert output_line(existing(unknown)) == "dddddddd's could not be compared with ours"
+    assert OutputFacts().to_json() is None
 
 
 def test_a_table_of_nothing_known() -> None:

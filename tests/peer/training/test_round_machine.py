@@ -390,7 +390,7 @@ def test_validation_comes_before_training_and_is_told_when_it_is_done():
     driver.order(0)
     driver.obey(Evaluate(5))
     assert driver.next_action() == driver.next_action() == Evaluate(5)
-    driver.machine.evaluated(Evaluated(5, 1.0, 8, 0.5))
+    driver.machine.measured(Evaluated(5, 1.0, 8, 0.5))
     assert list(driver.events) == [Evaluated(5, 1.0, 8, 0.5)]
     assert isinstance(driver.next_action(), TrainStep)
 

@@ -1,0 +1,84 @@
+"""Prometheus metrics of rounds: how they ended, and how long each phase of them took."""
+
+import bisect
+import itertools
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from protocol.outcomes import SkipReason
+
+from .families import gauge
+from .status import Outcomes
+
+ROUND_SECONDS_BUCKETS: Final = (
+    0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0,
+)  # fmt: skip
+
+
+class RoundPhase(StrEnum):
+    """Parts of a round."""
+
+    TRAIN = "train"
+    """Inner steps, from opening the round to closing it."""
+    MATCH = "match"
+    """Finding a partner."""
+    EXCHANGE = "exchange"
+    """Swapping vectors with the partner."""
+    APPLY = "apply"
+    """The outer step, and the trainer taking it over."""
+
+
+class Durations:
+    """One histogram of durations. The library's own would read the wall clock, and expose it."""
+
+    def __init__(self) -> None:
+        self._in_bucket = [0] * (len(ROUND_SECONDS_BUCKETS) + 1)
+        self.sum_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Durations, {self.count} observed>"
+
+    @property
+    def count(self) -> int:
+        """Durations observed."""
+        return sum(self._in_bucket)
+
+    def observe(self, seconds: float) -> None:
+        """Count one."""
+        self._in_bucket[bisect.bisect_left(ROUND_SECONDS_BUCKETS, seconds)] += 1
+        self.sum_s += seconds
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Upper bounds, and how many durations are no longer."""
+        bounds = [str(bound) for bound in ROUND_SECONDS_BUCKETS] + ["+Inf"]
+        return list(zip(bounds, itertools.accumulate(self._in_bucket), strict=True))
+
+
+def round_metrics(
+    outcomes: Outcomes, durations: Mapping[RoundPhase, Durations]
+) -> Iterator[Metric]:
+    """Those of now."""
+    yield gauge(
+        "loco_averaged_share",
+        "Share of the last 50 rounds that were averaged, 0 to 1.",
+        outcomes.recent_share,
+    )
+    ended = CounterMetricFamily(
+        "loco_outer_rounds",
+        "Rounds ended, by outcome; a skipped one has a reason.",
+        labels=["outcome", "reason"],
+    )
+    ended.add_metric(["averaged", ""], outcomes.averaged)
+    for reason in SkipReason:
+        ended.add_metric(["skipped", str(reason)], outcomes.skipped.get(reason, 0))
+    yield ended
+    lasted = HistogramMetricFamily(
+        "loco_round_seconds", "Duration of each phase of a round, in seconds.", labels=["phase"]
+    )
+    for phase, seen in durations.items():
+        lasted.add_metric([str(phase)], seen.cumulative(), seen.sum_s)
+    yield lasted
