@@ -11,6 +11,7 @@ other's; adding a way adds a row, and a section of the run spec if it has keys o
     state      what its state holds for a joiner beside slow weights and outer momentum
     sends_differences  whether peers send how far they have come, and not whole weights: coarser
                codecs do for that (codecs.py)
+    in_pairs   whether peers send what they have to one partner at a time
 """
 
 from collections.abc import Mapping
@@ -29,6 +30,7 @@ class WayRow:
     section: str | None = None
     state: tuple[str, ...] = ()
     sends_differences: bool = False
+    in_pairs: bool = True
 
 
 GOSSIP_KEYS: Final = ("overlap", "final_averaging")
@@ -47,6 +49,7 @@ WAYS: Final[Mapping[str, WayRow]] = MappingProxyType(
             section="diloco",
             state=("stamps of chunks, asked of the others on arrival",),
             sends_differences=True,
+            in_pairs=False,
         ),
         "gasloc": WayRow(
             daemon="peer.averaging.gasloc.way:averaging",

@@ -132,6 +132,7 @@ class OuterSteps:
             meeting: of the final averaging's plan; None to average with whoever is free.
             meanwhile: nominal steps until the next snapshot is due; 0 if training waits.
         """
+        own = await self._gossip.exchanges.packed(own)
         slack_s = self._facts.round_s * meanwhile / self._spec.sync.inner_steps
         if meeting is None:
             outcome, timing = await self._gossip.average(own, self._bounds(slack_s))
