@@ -25,9 +25,10 @@ from peer.averaging.gossip import outcome
 from peer.averaging.gossip.exchange_io import OwnVector
 from peer.averaging.gossip.outcome import Averaged, Skipped
 from peer.codec import get_codec
-from peer.codec.differences import MARGIN, pack
+from peer.codec.differences import pack
 from peer.network.conversation import Conversation
 from peer.observe.packing_facts import PackingFacts
+from protocol.errors import StreamLost
 from protocol.gossip.misreadings import map_of
 from protocol.outcomes import SkipReason
 from protocol.wire import pieces
@@ -58,12 +59,16 @@ class Two:
     one: Peer
     two: Peer
     facts: tuple[PackingFacts, PackingFacts]
+    rounds: int = 0
 
     async def exchange(self, ones: OwnVector, twos: OwnVector) -> int:
         """Average once; returns how many bytes went out on the gossip streams of both."""
         before = self._sent()
+        self.rounds += 1
         for peer, own in ((self.one, ones), (self.two, twos)):
+            own = replace(own, round=own.round + self.rounds)
             peer.outcome, peer.own = None, await peer.exchanges.packed(own)
+            peer.scope = trio.CancelScope()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.two.average, self.one.own)
             nursery.start_soon(self.one.average, self.two.own)
@@ -71,7 +76,7 @@ class Two:
 
     def _sent(self) -> int:
         peers = (self.one, self.two)
-        return sum(peer.network.statistics().sent_bytes[GOSSIP] for peer in peers)
+        return sum(peer.network.statistics().sent_bytes.get(GOSSIP, 0) for peer in peers)
 
     def averaged(self) -> bool:
         """Whether each holds just what the other brought."""
@@ -120,10 +125,10 @@ async def test_the_first_exchange_tells_how_far_apart_they_are_and_the_next_is_p
             assert facts.blocks == 2 * BLOCKS * vectors
             assert facts.misread < 0.01 * facts.blocks
             assert facts.code_bytes == 3 * len(two.one.own.payload)
-            assert 0.7 < facts.sent_bytes / facts.code_bytes < 0.75
+            assert 0.6 < facts.sent_bytes / facts.code_bytes < 0.75
 
 
-@pytest.mark.parametrize("jump", [2 * MARGIN, 30])
+@pytest.mark.parametrize("jump", [4, 30])
 async def test_what_is_read_wrongly_is_sent_again(autojump_clock, streams, jump):
     """One has moved further than any exchange before would say."""
     async with two_peers() as two:
@@ -299,8 +304,8 @@ async def test_huge_and_broken_scales_are_never_averaged_with(autojump_clock):
         packed = pack(codes, np.full(BLOCKS, 7, np.uint8))
         await it.talk.send(await it.head(len(packed)), packed)
         await it.hear_vector()
-        while it.peer.outcome is None:
-            with trio.move_on_after(1):
+        with pytest.raises(StreamLost):
+            while True:
                 _, bits = await it.talk.receive(Misread)
                 marks = np.unpackbits(np.frombuffer(bits, np.uint8))[:BLOCKS].astype(np.bool_)
                 rows = np.frombuffer(codes, np.uint8)[:PARAMETERS].reshape(-1, 128)
