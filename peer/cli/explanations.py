@@ -23,12 +23,16 @@ SECTIONS: Final[Mapping[str, str]] = {
 
 def of_codecs() -> str:
     """What each codec takes, and which are for ways that send differences alone."""
-    shown = {name: f"'{name}' {row.bytes_per_value:.1g}" for name, row in CODECS.items()}
-    everywhere = [shown[name] for name, row in CODECS.items() if not row.differences_only]
+    shown = {
+        name: f"'{name}' {row.bytes_per_value:.1g}" for name, row in CODECS.items() if not row.packs
+    }
+    packed = [f"'{name}' fewer" for name, row in CODECS.items() if row.packs]
     coarse = [shown[name] for name, row in CODECS.items() if row.differences_only]
-    ways = [way for way in WAYS if set(codecs_for(way)) == set(CODECS)]
+    everywhere = [each for each in shown.values() if each not in coarse]
+    ways = [way for way in WAYS if WAYS[way].sends_differences]
     return (
-        f"Bytes a value: {', '.join(everywhere)}; with {', '.join(ways)} also {', '.join(coarse)}."
+        f"Bytes a value: {', '.join(everywhere)}, in pairs {', '.join(packed)};"
+        f" with {', '.join(ways)} also {', '.join(coarse)}."
     )
 
 

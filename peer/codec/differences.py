@@ -25,8 +25,8 @@ asked for as they are; protocol/gossip/misreadings.py says how.
               those of width above 1, and so on up to bit 7. Of two vectors, one after the other
 
 A block in w bits takes 16 w + 5 bytes, where its int8 code takes 130. What width a block needs is
-guessed by the sender: how far it was there from its last partner, times `MARGIN`. A width too small
-costs the block again; a width too large a few bits.
+guessed by the sender (`expected_after`): how far its last partners were there, times `MARGIN`. A
+width too small costs the block again; a width too large a few bits.
 """
 
 from collections.abc import Iterator
@@ -42,7 +42,9 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
 MARGIN: Final = 1.5
-"""Room for a difference, in those of the last exchange."""
+"""Room for a difference, in what is expected."""
+FADING: Final = 0.8
+"""How much of what was expected an exchange leaves: some rows of an embedding move now and then."""
 LARGEST_WIDTH: Final = 8
 _HEAD_BYTES: Final = 5
 _PLANE_BYTES: Final = BLOCK // 8
@@ -104,6 +106,19 @@ def apart_per_block(own: Any, theirs: Any, vectors: int = 1) -> Floats:
             mine -= other.codes[tile] * other.scale_of(tile)
             found.append(np.abs(mine, out=mine).max(axis=1))
     return np.concatenate(found) if found else np.zeros(0, np.float32)
+
+
+def expected_after(apart: Floats, before: Floats | None) -> Floats:
+    """How far the next partner is expected to be in each block.
+
+    Args:
+        apart: how far the last one was (`apart_per_block`). A block that is quiet may wake, so the
+            mean of all is expected of it at least.
+        before: what was expected then; None at first.
+    """
+    mean = np.float32(apart.mean(dtype=np.float64)) if apart.size else np.float32(0)
+    expected: Floats = np.maximum(apart, mean)
+    return expected if before is None else np.maximum(expected, np.float32(FADING) * before)
 
 
 def widths_for(own: Any, expected: Floats, vectors: int = 1, margin: float = MARGIN) -> Bytes:

@@ -18,9 +18,11 @@ def marks(*places: int) -> np.ndarray:
 def test_bad_blocks_are_asked_for_then_all_others_then_none():
     asking, answering = Asking(BLOCKS), Answering(BLOCKS)
     first = asking.next(marks(2, 10))
+    assert first is not None
     assert first.tolist() == marks(2, 10).tolist()
     assert answering.take(map_of(first)).tolist() == first.tolist()
     rest = asking.next()
+    assert rest is not None
     assert rest.tolist() == (~first).tolist()
     assert answering.take(map_of(rest)).tolist() == rest.tolist()
     assert asking.next() is None
@@ -28,7 +30,9 @@ def test_bad_blocks_are_asked_for_then_all_others_then_none():
 
 def test_where_all_is_bad_nothing_is_left():
     asking = Asking(BLOCKS)
-    assert asking.next(marks(*range(BLOCKS))).all()
+    first = asking.next(marks(*range(BLOCKS)))
+    assert first is not None
+    assert first.all()
     assert asking.next() is None
 
 

@@ -3,17 +3,12 @@
 What is packed, and what bad blocks are, stands in peer/codec/differences.py; what is asked for
 again in protocol/gossip/misreadings.py. Here is what goes on around them:
 
-- A vector is packed when it is known how far partners are: from the first exchange on. How far the
-  last one was in a block says how many bits the block gets; a quiet block gets as many as the mean
-  one, for it may not stay quiet.
+- A vector is packed when it is known how far partners are: after the first exchange.
 - What would not be shorter goes as it is.
 - All of it is work for a thread.
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Final
-
-import numpy as np
 
 from peer.codec import BLOCK
 from peer.codec.differences import (
@@ -22,6 +17,7 @@ from peer.codec.differences import (
     apart_per_block,
     blocks_of,
     codes_of_blocks,
+    expected_after,
     pack,
     packed_bytes,
     put_blocks,
@@ -33,9 +29,6 @@ from peer.ports import Work
 from protocol.errors import RemoteProtocolError
 from protocol.gossip.misreadings import Answering, Asking, Marks
 from protocol.run.codecs import CODECS
-
-QUIET: Final = 1.0
-"""A block has room for so much of the mean difference of all blocks at least."""
 
 CheckVector = Callable[[memoryview, str], Awaitable[bool]]
 """Whether these bytes have this digest and can be decoded to finite values."""
@@ -74,8 +67,7 @@ class Packer:
     def learn(self, own: memoryview, theirs: memoryview) -> None:
         """Note how far a partner's codes are from ours; both are valid ones."""
         apart = apart_per_block(own, theirs, self.vectors)
-        least = np.float32(QUIET * float(apart.mean(dtype=np.float64))) if apart.size else 0
-        self._expected = np.maximum(apart, least)
+        self._expected = expected_after(apart, self._expected)
 
 
 class Reading:

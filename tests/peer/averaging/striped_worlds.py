@@ -44,9 +44,7 @@ NAME = exchange_id(GROUP, (IDS[0], ROUNDS[0]), (IDS[1], ROUNDS[1]))
 LINK = LinkModel(latency_s=0.02, bandwidth_bytes_per_s=2e6)
 
 
-def agreement(
-    parameters: int = PARAMETERS, codec: str = "int8", vectors: int = 1
-) -> Agreement:
+def agreement(parameters: int = PARAMETERS, codec: str = "int8", vectors: int = 1) -> Agreement:
     return Agreement(GROUP, H, LAYOUT, codec, vectors, parameters)
 
 

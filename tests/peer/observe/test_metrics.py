@@ -18,6 +18,7 @@ from peer.observe.endpoint import (
     serve_metrics,
 )
 from peer.observe.metrics import REFUSED_CONTRIBUTIONS, Metrics, MetricsSnapshot, RoundPhase
+from peer.observe.packing_facts import PackingFacts
 from peer.observe.pipeline_facts import PipelineFacts, Spent
 from peer.observe.reach_facts import ReachFacts
 from peer.observe.status import Outcomes, PeerState
@@ -74,6 +75,10 @@ NAMES = {
     "loco_relayed_peers",
     "loco_relay_circuits",
     "loco_relay_carried_bytes_total",
+    "loco_packed_vectors_total",
+    "loco_packed_blocks_total",
+    "loco_misread_blocks_total",
+    "loco_packing_bytes_total",
     "loco_build_info",
 }
 
@@ -116,6 +121,7 @@ FULL = MetricsSnapshot(
     failed_streams=4,
     loops={"trainer": "compiled", "daemon": "plain: ImportError: no numba"},
     reach=ReachFacts(v4=Reach.NO, relays=("12D3a",), relayed_peers=2, circuits=3, carried_bytes=7),
+    packing=PackingFacts(21, 22, 23, 24, 25, 26, 27),
 )
 
 
@@ -160,6 +166,13 @@ def test_numbers_are_read_at_each_scrape() -> None:
     assert found["loco_peer_rtt_seconds", "peer=12D3a"] == 0.25
     assert found["loco_trainer_restarts_total", "reason=killed"] == 1
     assert found["loco_reachable", "family=ip4"] == 0
+    assert found["loco_packed_vectors_total", "came=packed"] == 21
+    assert found["loco_packed_vectors_total", "came=plain"] == 22
+    assert found["loco_packed_vectors_total", "came=whole"] == 25
+    assert found["loco_packed_blocks_total",] == 23
+    assert found["loco_misread_blocks_total",] == 24
+    assert found["loco_packing_bytes_total", "of=codes"] == 26
+    assert found["loco_packing_bytes_total", "of=sent"] == 27
     assert ("loco_reachable", "family=ip6") not in found
     assert found["loco_relays",] == 1
     assert found["loco_relayed_peers",] == 2
