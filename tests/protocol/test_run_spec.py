@@ -82,8 +82,10 @@ DILOCO = '[sync]\nmethod = "diloco"\n'
         ),
         (
             "[sync]\ncodec = 'int4'",
-            "sync.codec: too coarse for whole weights: use one of int8, int8-diff, bf16, fp32"
-            " (got 'int4')",
+            (
+                "sync.codec: too coarse for whole weights: use one of int8, int8-diff, bf16, fp32"
+                " (got 'int4')"
+            ),
         ),
         (
             "[sync]\ncodec = 'int5'",

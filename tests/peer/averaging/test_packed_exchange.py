@@ -65,8 +65,8 @@ class Two:
         """Average once; returns how many bytes went out on the gossip streams of both."""
         before = self._sent()
         self.rounds += 1
-        for peer, own in ((self.one, ones), (self.two, twos)):
-            own = replace(own, round=own.round + self.rounds)
+        for peer, brought in ((self.one, ones), (self.two, twos)):
+            own = replace(brought, round=brought.round + self.rounds)
             peer.outcome, peer.own = None, await peer.exchanges.packed(own)
             peer.scope = trio.CancelScope()
         async with trio.open_nursery() as nursery:
@@ -228,7 +228,7 @@ async def test_a_reader_that_asks_for_all_gets_the_codes_once(autojump_clock):
         await it.talk.send(Misread(NAME), map_of(every))
         receipt, _ = await it.talk.receive(Received)
         assert receipt.digest == it.own.digest
-        blocks, codes = await it.talk.receive(Blocks, max_payload_bytes=1 << 20)
+        _, codes = await it.talk.receive(Blocks, max_payload_bytes=1 << 20)
         assert codes == bytes(it.peer.own.payload[:PARAMETERS])
         await it.talk.send(Received(NAME, head.digest))
         while it.peer.outcome is None:

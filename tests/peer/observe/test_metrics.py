@@ -142,6 +142,17 @@ def test_names_are_exactly_these() -> None:
     assert {name[0] for name in found} == NAMES
 
 
+def test_packed_vectors_are_told_by_how_they_came() -> None:
+    found = samples(Metrics(lambda: FULL, version="1"))
+    assert found["loco_packed_vectors_total", "came=packed"] == 21
+    assert found["loco_packed_vectors_total", "came=plain"] == 22
+    assert found["loco_packed_vectors_total", "came=whole"] == 25
+    assert found["loco_packed_blocks_total",] == 23
+    assert found["loco_misread_blocks_total",] == 24
+    assert found["loco_packing_bytes_total", "of=codes"] == 26
+    assert found["loco_packing_bytes_total", "of=sent"] == 27
+
+
 def test_numbers_are_read_at_each_scrape() -> None:
     now = [MetricsSnapshot()]
     metrics = Metrics(lambda: now[0], version="1.2.3")
@@ -166,13 +177,6 @@ def test_numbers_are_read_at_each_scrape() -> None:
     assert found["loco_peer_rtt_seconds", "peer=12D3a"] == 0.25
     assert found["loco_trainer_restarts_total", "reason=killed"] == 1
     assert found["loco_reachable", "family=ip4"] == 0
-    assert found["loco_packed_vectors_total", "came=packed"] == 21
-    assert found["loco_packed_vectors_total", "came=plain"] == 22
-    assert found["loco_packed_vectors_total", "came=whole"] == 25
-    assert found["loco_packed_blocks_total",] == 23
-    assert found["loco_misread_blocks_total",] == 24
-    assert found["loco_packing_bytes_total", "of=codes"] == 26
-    assert found["loco_packing_bytes_total", "of=sent"] == 27
     assert ("loco_reachable", "family=ip6") not in found
     assert found["loco_relays",] == 1
     assert found["loco_relayed_peers",] == 2
