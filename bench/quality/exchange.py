@@ -75,7 +75,7 @@ class PackedExchange:
 
     codec: Codec
     _expected: dict[int, diff.Floats] = field(default_factory=dict)
-    """Of each replica, how far its next partner is expected in each block."""
+    """Replica to how far its next partner is expected in each block."""
 
     def share(self, thetas: Sequence[torch.Tensor], groups: Groups) -> Shared:
         shared = CodecExchange(self.codec).share(thetas, groups)

@@ -161,7 +161,9 @@ def _pack_one(vector: _Vector, widths: Bytes, out: Bytes) -> None:
         codes, width = vector.codes[tile], widths[tile]
         sums[tile] = _sums(codes, width)
         for bit in range(int(width.max(initial=0))):
-            rows = np.packbits(codes[width > bit] & np.int8(_BITS[bit]), axis=1).reshape(-1)
+            with_bit = width > bit
+            chosen = codes if with_bit.all() else codes[with_bit]
+            rows = np.packbits(chosen & _BITS[bit], axis=1).reshape(-1)
             out[places[bit] : places[bit] + rows.size] = rows
             places[bit] += rows.size
 
@@ -224,7 +226,12 @@ def _unpack_one(
             with_bit = width > bit
             size = int(with_bit.sum()) * _PLANE_BYTES
             plane = flat[places[bit] : places[bit] + size].reshape(-1, _PLANE_BYTES)
-            low[with_bit] |= np.unpackbits(plane, axis=1) << np.uint8(bit)
+            bits = np.unpackbits(plane, axis=1)
+            bits <<= np.uint8(bit)
+            if len(plane) == len(low):
+                low |= bits
+            else:
+                low[with_bit] |= bits
             places[bit] += size
         codes = _nearest(low, width, _guess(mine, theirs, tile, width))
         beyond = (np.abs(codes) > _LARGEST_CODE).any(axis=1)

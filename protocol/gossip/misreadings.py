@@ -38,7 +38,7 @@ class Asking:
 
     @property
     def blocks(self) -> int:
-        """Of the whole vector."""
+        """How many the vector has."""
         return self._asked.size
 
     def next(self, bad: Marks | None = None) -> Marks | None:

@@ -260,12 +260,13 @@ async def test_questions_that_no_reader_has_end_the_exchange(autojump_clock, wha
             assert await it.reason() is SkipReason.UNSETTLED
 
 
-@pytest.mark.parametrize("what", ["longer", "not what it says", "wide", "noise"])
+@pytest.mark.parametrize("what", ["longer", "huge", "not what it says", "wide", "noise"])
 async def test_packed_vectors_that_nobody_packs_are_bad(autojump_clock, what):
     async with liar() as it:
         good = bytes(pack(it.own.payload, np.full(BLOCKS, 4, np.uint8)))
         packed, payload = {
             "longer": (len(it.own.payload), bytes(it.own.payload)),
+            "huge": (1 << 50, b""),
             "not what it says": (len(good), good[:-1]),
             "wide": (len(good), b"\xff" + good[1:]),
             "noise": (len(good), np.random.default_rng(1).bytes(len(good))),
@@ -293,6 +294,21 @@ async def test_blocks_that_do_not_give_the_vector_are_bad(autojump_clock, what):
                 await it.talk.receive(Misread)
                 await it.talk.send(Blocks(NAME), bytes(128 * (BLOCKS - count)))
         assert await it.reason() is SkipReason.BAD_VECTOR
+
+
+async def test_a_question_after_the_receipt_ends_the_exchange(autojump_clock):
+    async with liar() as it:
+        far = vector(1, values(9, 5.0))
+        it.own = replace(it.own, digest=far.digest)
+        packed = pack(far.payload, np.full(BLOCKS, 2, np.uint8))
+        await it.talk.send(await it.head(len(packed)), packed)
+        head = await it.hear_vector()
+        await it.talk.receive(Misread)
+        await it.talk.send(Received(NAME, head.digest))
+        asked_s = trio.current_time()
+        await it.talk.send(Misread(NAME), map_of(np.ones(BLOCKS, np.bool_)))
+        assert await it.reason() is SkipReason.BAD_VECTOR
+        assert trio.current_time() < asked_s + 5
 
 
 async def test_huge_and_broken_scales_are_never_averaged_with(autojump_clock):
