@@ -1,6 +1,7 @@
 """Two real peers that send int8 codes as differences, over real p2pd."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from swarm import RUN_SPEC, START_S, Peer, Swarm, open_swarm
@@ -19,13 +20,13 @@ def packing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
         yield swarm
 
 
-def packed(peer: Peer) -> float:
-    return peer.metric("loco_packed_vectors_total", came="packed")
+def has_packed(peer: Peer, vectors: int) -> bool:
+    return peer.metric("loco_packed_vectors_total", came="packed") >= vectors
 
 
 def test_two_real_peers_average_by_differences(packing: Swarm) -> None:
     for peer in packing.at_least(2):
-        peer.wait_for("two packed vectors", lambda peer=peer: packed(peer) >= 2, START_S)
+        peer.wait_for("two packed vectors", partial(has_packed, peer, 2), START_S)
         assert peer.metric("loco_packed_vectors_total", came="whole") == 0
         sent, codes = (peer.metric("loco_packing_bytes_total", of=of) for of in ("sent", "codes"))
         assert 0 < sent < codes

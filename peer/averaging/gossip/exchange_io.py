@@ -169,6 +169,7 @@ class VectorExchange:
         self.over.set()
         self._own = replace(self._own, payload=memoryview(b""), packed=None)
         self._reading.end()
+        self._to_send.close()  # and what was not sent any more
         self._stripes = None
         self._joined.clear()
 

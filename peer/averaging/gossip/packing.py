@@ -174,6 +174,7 @@ class Reading:
     def end(self) -> None:
         """Let go of what is as large as a vector."""
         self._own = self._came = memoryview(b"")
+        self._asking, self._answering, self._wanted = Asking(0), Answering(0), None
 
     # --- ours -------------------------------------------------------------------------------------
     def room_for_question(self, num_bytes: int) -> memoryview:

@@ -296,6 +296,20 @@ async def test_blocks_that_do_not_give_the_vector_are_bad(autojump_clock, what):
         assert await it.reason() is SkipReason.BAD_VECTOR
 
 
+async def test_a_reader_that_goes_away_leaves_nothing_behind(autojump_clock):
+    """An exchange is remembered for a while; what it had to send is as large as a vector."""
+    async with liar() as it:
+        await it.talk.send(await it.head(), it.own.payload)
+        await it.hear_vector()
+        await it.talk.send(Misread(NAME), map_of(np.ones(BLOCKS, np.bool_)))
+        await it.talk.aclose()
+        assert await it.reason() is SkipReason.UNSETTLED
+        (exchange,) = it.peer.exchanges._remembered.values()
+        assert exchange._outbox.statistics().current_buffer_used == 0
+        assert exchange._own.packed is None
+        assert (exchange._reading._asking.blocks, len(exchange._reading._own)) == (0, 0)
+
+
 async def test_a_question_after_the_receipt_ends_the_exchange(autojump_clock):
     async with liar() as it:
         far = vector(1, values(9, 5.0))

@@ -6,7 +6,8 @@ import pytest
 from swarm_worlds import simulated, start, toy_spec
 
 from peer.observe.packing_facts import PackingFacts
-from peer.simulation.swarm import SimulatedPeer, open_swarm
+from peer.simulation.peer import SimulatedPeer
+from peer.simulation.swarm import open_swarm
 from protocol.outcomes import SkipReason
 
 pytestmark = pytest.mark.slow
