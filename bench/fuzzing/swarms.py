@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import trio
 
@@ -21,7 +22,8 @@ from bench.fuzzing.hostile import Hostile
 from bench.fuzzing.shots import Gunner, Magazine
 from bench.fuzzing.statements import statements_by
 from bench.fuzzing.values import World
-from peer.codec import get_codec
+from peer.codec import BLOCK, get_codec
+from peer.codec.differences import pack
 from peer.network.identity import Identity
 from peer.observe.event_names import EventName
 from peer.simulation.peer import SimulatedPeer
@@ -42,6 +44,7 @@ CALM_ROUNDS: Final = 3
 HOUR_S: Final = 3600.0
 PARAMETERS: Final = {"noloco": 256, "streaming": 6 * 16384, "diloco": 6 * 16384}
 METHODS: Final = tuple(PARAMETERS)
+CODECS: Final = {"noloco": "int8-diff", "streaming": "int8", "diloco": "int8"}
 SERVED: Final = {
     "noloco": (HELLO, GOSSIP, STATE),
     "streaming": (HELLO, GOSSIP, STATE),
@@ -122,7 +125,7 @@ async def _play(siege: Siege, folder: Path, came: Callable[[Hostile], None]) -> 
 
 def spec_of(method: str) -> RunSpec:
     """A run that does not end by itself."""
-    sync: dict[str, Any] = {"method": method, "inner_steps": STEPS, "codec": "int8"}
+    sync: dict[str, Any] = {"method": method, "inner_steps": STEPS, "codec": CODECS[method]}
     if method == "diloco":
         sync["diloco"] = {"blocks_per_fragment": 2}
     return RunSpec.model_validate(
@@ -173,7 +176,8 @@ def known_world(
         **dict.fromkeys(("step", "minimum_step"), steps),
         **dict.fromkeys(("fragment", "chunk", "carried", "index", "first"), (0, 1, 2)),
         **dict.fromkeys(("steps", "tokens", "count", "attempt", "place", "until"), (1, 2, STEPS)),
-        "codec": ("int8",),
+        "codec": ("int8", "int8-diff"),
+        "packed": (0, 133, 138, 255, 260),
         "protocols": SPOKEN,
         "state": ("training", "finished", "leaving", "downloading"),
         "incarnation": (1, 2),
@@ -200,6 +204,9 @@ def codes_of(method: str) -> tuple[bytes, ...]:
         codes = torch.empty(codec.code_bytes(size), dtype=torch.uint8)
         codec.encode(torch.randn(size, generator=generator), codes)
         made.append(codes.numpy().tobytes())
+        if CODECS[method] == "int8-diff":
+            widths = np.full(size // BLOCK, 4, np.uint8)
+            made.append(bytes(pack(made[-1], widths)))
     return (*made, made[0][:-1], bytes(len(made[-1])), b"\xff" * len(made[0]))
 
 

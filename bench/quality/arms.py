@@ -176,6 +176,7 @@ _EXTRA: Final = (
     Arm("modulo8", code="modulo8"),
     Arm("modulo4", code="modulo4"),
     Arm("int4", code="int4"),
+    Arm("int8-diff", code="int8-diff"),
     Arm("fp32-4h", rounds_of=4),
     Arm("noloco-8h", rounds_of=8),
     Arm("alpha-0.3-8h", alpha=0.3, rounds_of=8),
@@ -192,8 +193,8 @@ _RATES: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Learning rates of Muon, in AdamW's."""
 
 
-def _plain_int8(name: str, rounds_of: float, **changes: Any) -> Arm:
-    return Arm(name, alpha=0.0, beta=1.0, code="int8", rounds_of=rounds_of, **changes)
+def _plain_int8(name: str, rounds_of: float, code: str = "int8", **changes: Any) -> Arm:
+    return Arm(name, alpha=0.0, beta=1.0, code=code, rounds_of=rounds_of, **changes)
 
 
 _OPTIMIZERS: Final = (
@@ -211,6 +212,9 @@ _OPTIMIZERS: Final = (
     *(_plain_int8(f"pairs-h2-muon-{rate:g}", 0.25, muon=rate) for rate in _RATES),
     *(_plain_int8(f"pairs-h8-muon-{rate:g}", 1.0, muon=rate) for rate in _RATES),
     *(_plain_int8(f"bits-h2-muon-{rate:g}", 0.25, muon=rate, partners="bits") for rate in _RATES),
+    _plain_int8("pairs-h2-diff", 0.25, "int8-diff"),
+    _plain_int8("pairs-h1-diff", 0.0, "int8-diff"),
+    _plain_int8("pairs-h2-muon-4-diff", 0.25, "int8-diff", muon=4.0),
     _plain_int8("bits-h2-adamw", 0.25, partners="bits"),
     *(
         Arm(f"default-muon-{rate:g}", alpha=0.3, code="int8", delay=0.2, muon=rate)
@@ -231,5 +235,5 @@ STUDY_ARMS: Final = tuple(arm.name for arm in _STUDY)
 phase, one of them too coarse, which shows that the comparison can see it; fp32 at int8's bytes;
 rounds of the run spec's length, for the long setting; overlap as a daemon has it; and the run
 spec's defaults, with the whole model at once and in fragments (streaming gossip)."""
-CODE_ARMS: Final = (REFERENCE, "bf16", "int8", "modulo8", "modulo4", "int4")
+CODE_ARMS: Final = (REFERENCE, "bf16", "int8", "int8-diff", "modulo8", "modulo4", "int4")
 """Arms that run in a late phase."""

@@ -14,9 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+import numpy as np
 import torch
 
 from peer.codec import BLOCK, Codec, get_codec
+from peer.codec import differences as diff
+from peer.codec.base import Array
 
 Groups = Sequence[Sequence[int]]
 
@@ -64,6 +67,46 @@ class CodecExchange:
             codes.append(code)
             decoded.append(read_P)
         return Shared(self.codec, codes, decoded, size * vectors_sent(groups))
+
+
+@dataclass(slots=True)
+class PackedExchange:
+    """int8 codes as the codec `int8-diff` has pairs send them: packed, misread blocks again."""
+
+    codec: Codec
+    _expected: dict[int, diff.Floats] = field(default_factory=dict)
+    """Replica to how far its next partner is expected in each block."""
+
+    def share(self, thetas: Sequence[torch.Tensor], groups: Groups) -> Shared:
+        shared = CodecExchange(self.codec).share(thetas, groups)
+        shared.sent_bytes = 0.0
+        payloads = [codes.cpu().numpy() for codes in shared.codes]
+        for group in groups:
+            if len(group) != 2:
+                continue
+            for own, other in (tuple(group), tuple(reversed(group))):
+                self._send(own, payloads[own], payloads[other], shared)
+            one, other = group
+            apart = diff.apart_per_block(payloads[one], payloads[other])
+            for own in group:
+                self._expected[own] = diff.expected_after(apart, self._expected.get(own))
+        return shared
+
+    def _send(self, own: int, codes: Array, reader: Array, shared: Shared) -> None:
+        expected = self._expected.get(own)
+        widths = None if expected is None else diff.widths_for(codes, expected)
+        if widths is None or diff.packed_bytes(widths) >= codes.size:
+            shared.sent_bytes += codes.size
+            return
+        found = np.zeros_like(codes)
+        bad = diff.unpack(diff.pack(codes, widths), reader, found)
+        again = diff.codes_of_blocks(codes, bad)
+        diff.put_blocks(found, bad, again)
+        if not np.array_equal(found, codes):
+            raise ValueError("a vector was read wrongly, and its sums are right")
+        shared.sent_bytes += diff.packed_bytes(widths) + len(again)
+        shared.sent_bytes += -(-bad.size // 8) if bad.any() else 0
+        shared.resent_blocks += int(bad.sum())
 
 
 def vectors_sent(groups: Groups) -> float:
@@ -205,4 +248,8 @@ def exchange_of(code: str) -> Exchange:
     if code.startswith("modulo"):
         bits = int(code.removeprefix("modulo"))
         return ModuloExchange(bits, margin=4.0 if bits == 8 else 2.0)
-    return CoarseExchange(4) if code == "int4" else CodecExchange(get_codec(code))
+    if code == "int4":
+        return CoarseExchange(4)
+    return (
+        PackedExchange(get_codec(code)) if code == "int8-diff" else CodecExchange(get_codec(code))
+    )

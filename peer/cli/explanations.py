@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from protocol.run.codecs import CODECS, codecs_for
+from protocol.run.codecs import CODECS
 from protocol.run.ways import WAYS
 
 SECTIONS: Final[Mapping[str, str]] = {
@@ -23,10 +23,11 @@ SECTIONS: Final[Mapping[str, str]] = {
 
 def of_codecs() -> str:
     """What each codec takes, and which are for ways that send differences alone."""
-    shown = {name: f"'{name}' {row.bytes_per_value:.1g}" for name, row in CODECS.items()}
+    size = {name: f"{row.bytes_per_value:.1g}" for name, row in CODECS.items()}
+    shown = {name: f"'{name}' {'<' * row.packs}{size[name]}" for name, row in CODECS.items()}
     everywhere = [shown[name] for name, row in CODECS.items() if not row.differences_only]
     coarse = [shown[name] for name, row in CODECS.items() if row.differences_only]
-    ways = [way for way in WAYS if set(codecs_for(way)) == set(CODECS)]
+    ways = [way for way, row in WAYS.items() if row.sends_differences]
     return (
         f"Bytes a value: {', '.join(everywhere)}; with {', '.join(ways)} also {', '.join(coarse)}."
     )

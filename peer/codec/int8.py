@@ -42,3 +42,9 @@ class Int8Codec(BlockCodec):
         assert self.triton_module is not None
         triton = kernels_of(self.triton_module)
         return cast("BlockLoops", triton.TritonLoops()) if triton else None
+
+
+class Int8DiffCodec(Int8Codec):
+    """The same codes; pairs send them as differences (`peer.codec.differences`)."""
+
+    name: ClassVar[str] = "int8-diff"

@@ -139,6 +139,7 @@ class Report:
             failed_streams=carried.failed_streams,
             loops=dict(facts.loops),
             reach=facts.reach,
+            packing=facts.packing,
         )
 
     def _validation_loss(self) -> float | None:

@@ -12,6 +12,7 @@ import trio
 from peer.observe.checkpoint_metrics import CheckpointOutcome
 from peer.observe.corpus_facts import CorpusFacts
 from peer.observe.output_facts import OutputFacts
+from peer.observe.packing_facts import PackingFacts
 from peer.observe.pipeline_facts import PipelineFacts
 from peer.observe.reach_facts import ReachFacts
 from peer.observe.status import RECENT_ROUNDS, PeerState
@@ -62,6 +63,7 @@ class Facts:
         stays_until_s: until then we stay with our weights, whoever says to be far ahead.
         lost_blocks, repeated_blocks: of the whole swarm, by changes of its members.
         corpus: where its pieces come one by one.
+        packing: of vectors that travel as differences.
         restarts: trainer restarts by reason.
         microbatches, pipeline: where we hold a stage.
         codec: of the run; None while unknown.
@@ -119,6 +121,7 @@ class Facts:
     lost_blocks: int = 0
     repeated_blocks: int = 0
     corpus: CorpusFacts = field(default_factory=CorpusFacts)
+    packing: PackingFacts = field(default_factory=PackingFacts)
     skipped: Counter[SkipReason] = field(default_factory=Counter)
     restarts: Counter[str] = field(default_factory=Counter)
     microbatches: Counter[Counted] = field(default_factory=Counter)

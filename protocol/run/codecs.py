@@ -7,6 +7,9 @@ messages read the rows; adding a codec adds one.
     granularity       values that are coded together; whatever is coded is a multiple of it long
     granule_bytes     bytes that so many values become
     differences_only  whether it is too coarse for whole weights
+    packs             whether two that average as a pair send each other the codes in fewer bits, as
+                      differences from what the other holds (peer/codec/differences.py); then the
+                      bytes above are those of memory, and the most that travels
     fused             way of averaging (ways.py) to the module of compiled loops that take its outer
                       step straight from these codes; other ways decode first
 """
@@ -28,6 +31,7 @@ class CodecRow:
     granularity: int
     granule_bytes: int
     differences_only: bool = False
+    packs: bool = False
     fused: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -58,6 +62,13 @@ _ROWS: Final[dict[str, CodecRow]] = {
             "diloco": "peer.averaging.diloco.int8_nesterov",
         },
     ),
+    "int8-diff": CodecRow(
+        made_by="peer.codec.int8:Int8DiffCodec",
+        granularity=128,
+        granule_bytes=130,
+        packs=True,
+        fused={"noloco": "peer.averaging.noloco.int8_step"},
+    ),
     "bf16": CodecRow(made_by="peer.codec.plain:Bf16Codec", granularity=1, granule_bytes=2),
     "fp32": CodecRow(made_by="peer.codec.plain:Fp32Codec", granularity=1, granule_bytes=4),
     "int4": CodecRow(
@@ -77,6 +88,10 @@ CODECS: Final[Mapping[str, CodecRow]] = MappingProxyType(_ROWS)
 
 
 def codecs_for(method: str) -> tuple[str, ...]:
-    """Names of the codecs that are precise enough for what a way of averaging sends."""
-    coarse_too = WAYS[method].sends_differences
-    return tuple(name for name, row in CODECS.items() if coarse_too or not row.differences_only)
+    """Names of the codecs that fit what a way of averaging sends, and to whom."""
+    way = WAYS[method]
+    return tuple(
+        name
+        for name, row in CODECS.items()
+        if (way.sends_differences or not row.differences_only) and (way.in_pairs or not row.packs)
+    )

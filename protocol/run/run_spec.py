@@ -185,9 +185,9 @@ class SyncSection(Section):
             if row.section and row.section != own_section and getattr(self, row.section):
                 raise self._misfit("method", f'[sync.{row.section}] needs method = "{name}"')
         if self.codec not in (fitting := codecs_for(self.method)):
-            raise self._misfit(
-                "codec", f"too coarse for whole weights: use one of {', '.join(fitting)}"
-            )
+            coarse = CODECS[self.codec].differences_only
+            why = "too coarse for whole weights" if coarse else "only for ways in pairs"
+            raise self._misfit("codec", f"{why}: use one of {', '.join(fitting)}")
         for key in others_keys(self.method):
             if getattr(self, key) != type(self).model_fields[key].default:
                 keys = f"its keys are in [sync.{own_section}]" if own_section else "leave it out"

@@ -12,6 +12,7 @@ other's; adding a way adds a row, and a section of the run spec if it has keys o
     has_own_rounds  whether a peer's rounds may be of a length of its own (`inner_steps = "auto"`)
     sends_differences  whether peers send how far they have come, and not whole weights: coarser
                codecs do for that (codecs.py)
+    in_pairs   whether peers send what they have to one partner at a time
 """
 
 from collections.abc import Mapping
@@ -31,6 +32,7 @@ class WayRow:
     state: tuple[str, ...] = ()
     has_own_rounds: bool = False
     sends_differences: bool = False
+    in_pairs: bool = True
 
 
 GOSSIP_KEYS: Final = ("overlap", "final_averaging")
@@ -50,6 +52,7 @@ WAYS: Final[Mapping[str, WayRow]] = MappingProxyType(
             section="diloco",
             state=("stamps of chunks, asked of the others on arrival",),
             sends_differences=True,
+            in_pairs=False,
         ),
         "gasloc": WayRow(
             daemon="peer.averaging.gasloc.way:averaging",

@@ -92,6 +92,10 @@ class Vector:
     """The sender's codes follow as payload; `digest` is of all codes.
 
     Where stripes were agreed the payload is empty, and the codes travel in pieces.
+
+    Attributes:
+        packed: bytes that the codes take as differences (peer/codec/differences.py), which are what
+            travels; 0 for the codes themselves.
     """
 
     exchange: Digest
@@ -100,6 +104,7 @@ class Vector:
     codec: Name
     vectors: Vectors
     digest: Digest
+    packed: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,20 @@ class Received:
 
     exchange: Digest
     digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Misread:
+    """These blocks of the packed vector could not be read: a bit map of all blocks follows."""
+
+    exchange: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Answer to Misread: the codes of those blocks follow, without scales, as they are."""
+
+    exchange: Digest
 
 
 @dataclass(frozen=True, slots=True)

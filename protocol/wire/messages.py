@@ -8,6 +8,7 @@ the stream, < from the other:
     /loco/hello/1     > Hello   < Hello or Refusal   then both, for as long as the link lasts:
                       Beat, PeerList, Statements, AskAlive, AliveReply, Leaving
     /loco/gossip/1    > Propose < Accept or Refusal  then both: Vector + payload, Received
+                      packed vectors: Misread + map before Received, answered Blocks + codes
                       > Join    then both: Piece + payload    (a stripe of a long exchange)
                       > Settle  < Settled            (a later stream, when a receipt was lost)
     /loco/state/1     > GetSpec < SpecReply + run spec          > GetBlob   < BlobReply + blob
@@ -112,8 +113,10 @@ from .fragment_messages import (
 )
 from .gossip_messages import (
     Accept,
+    Blocks,
     Free,
     Join,
+    Misread,
     Piece,
     Propose,
     Received,
@@ -154,15 +157,15 @@ from .state_messages import (
 )
 
 __all__ = [
-    "TYPES", "Accept", "AliveReply", "Announcement", "AskAlive", "Beat", "BlobReply", "Boundary",
-    "Chunk", "ChunkState", "Contribution", "Credit", "FragmentSettled", "Free", "GetBlob",
-    "GetChunkState", "GetChunks", "GetLinks", "GetResult", "GetSample", "GetSnapshot", "GetSpec",
-    "GetStamps", "GetState", "Halt", "Halted", "Hello", "Join", "Kept", "Leaving", "LinksReply",
-    "Lost", "Message", "NoResult", "Noted", "Offer", "Passed", "PeerEntry", "PeerList", "Piece",
-    "Propose", "Received", "Refusal", "Result", "Resume", "SampleReply", "Seen", "Settle",
-    "Settled", "SettledOutcome", "SnapshotReply", "SpecReply", "Stamps", "StateReply", "Statements",
-    "Vector", "Whereabouts", "decode_message", "encode_message", "max_payload_bytes", "peer_entry",
-    "printable_sentence",
+    "TYPES", "Accept", "AliveReply", "Announcement", "AskAlive", "Beat", "BlobReply", "Blocks",
+    "Boundary", "Chunk", "ChunkState", "Contribution", "Credit", "FragmentSettled", "Free",
+    "GetBlob", "GetChunkState", "GetChunks", "GetLinks", "GetResult", "GetSample", "GetSnapshot",
+    "GetSpec", "GetStamps", "GetState", "Halt", "Halted", "Hello", "Join", "Kept", "Leaving",
+    "LinksReply", "Lost", "Message", "Misread", "NoResult", "Noted", "Offer", "Passed", "PeerEntry",
+    "PeerList", "Piece", "Propose", "Received", "Refusal", "Result", "Resume", "SampleReply",
+    "Seen", "Settle", "Settled", "SettledOutcome", "SnapshotReply", "SpecReply", "Stamps",
+    "StateReply", "Statements", "Vector", "Whereabouts", "decode_message", "encode_message",
+    "max_payload_bytes", "peer_entry", "printable_sentence",
 ]  # fmt: skip
 
 
@@ -285,7 +288,7 @@ class Leaving:
 
 Message = (
     Hello | Refusal | Beat | PeerList | Statements | AskAlive | AliveReply | Leaving
-    | Propose | Accept | Vector | Received | Join | Piece | Settle | Settled
+    | Propose | Accept | Vector | Misread | Blocks | Received | Join | Piece | Settle | Settled
     | GetSpec | SpecReply | GetBlob | BlobReply | GetState | StateReply | GetChunks | Chunk
     | GetSample | SampleReply | Contribution | Result | NoResult | FragmentSettled | GetStamps
     | Stamps | GetResult | GetChunkState | ChunkState
@@ -300,6 +303,7 @@ TYPES: Final[dict[str, type[Message]]] = {
     "statements": Statements, "ask_alive": AskAlive, "alive": AliveReply, "leaving": Leaving,
     "propose": Propose, "accept": Accept, "vector": Vector, "received": Received,
     "join": Join, "piece": Piece, "settle": Settle, "settled": Settled,
+    "misread": Misread, "blocks": Blocks,
     "get_spec": GetSpec, "spec": SpecReply, "get_blob": GetBlob, "blob": BlobReply,
     "get_state": GetState, "state": StateReply, "get_chunks": GetChunks, "chunk": Chunk,
     "get_sample": GetSample, "sample": SampleReply,
@@ -321,7 +325,8 @@ TYPES: Final[dict[str, type[Message]]] = {
 _NAMES: Final = {kind: name for name, kind in TYPES.items()}
 
 _MAX_PAYLOAD_BYTES: Final[dict[type[Message], int]] = {
-    Vector: MAX_PAYLOAD_BYTES, Piece: PIECE_BYTES, SpecReply: MAX_SPEC_BYTES,
+    Vector: MAX_PAYLOAD_BYTES, Misread: MAX_PAYLOAD_BYTES, Blocks: MAX_PAYLOAD_BYTES,
+    Piece: PIECE_BYTES, SpecReply: MAX_SPEC_BYTES,
     BlobReply: MAX_BLOB_BYTES, StateReply: MAX_CONTROL_PAYLOAD_BYTES, SampleReply: SAMPLE_BYTES,
     Chunk: STATE_CHUNK_BYTES, Contribution: MAX_PAYLOAD_BYTES, Result: MAX_PAYLOAD_BYTES,
     ChunkState: MAX_PAYLOAD_BYTES, Boundary: MAX_PAYLOAD_BYTES, LinksReply: MAX_LINK_VECTOR_BYTES,

@@ -136,12 +136,28 @@ def test_bytes_of_a_modulo_round_count_what_was_sent_again():
     assert later.sent_bytes == expected
 
 
-@pytest.mark.parametrize("code", ["fp32", "bf16", "int8", "int4", "modulo8", "modulo4"])
+@pytest.mark.parametrize(
+    "code", ["fp32", "bf16", "int8", "int8-diff", "int4", "modulo8", "modulo4"]
+)
 def test_every_code_is_read_near_what_was_sent(code):
     thetas = _close_pair(0.01)
     shared = exchange_of(code).share(thetas, [(0, 1)])
     step = float(thetas[0].abs().max()) / 7
     assert float((shared.decoded[0] - thetas[0]).abs().max()) < 0.6 * step
+
+
+def test_differences_are_int8_to_the_bit_and_take_fewer_bytes_from_the_second_round_on():
+    thetas, packed = _close_pair(0.001), exchange_of("int8-diff")
+    sizes = []
+    for _ in range(2):
+        shared, plain = (one.share(thetas, [(0, 1)]) for one in (packed, exchange_of("int8")))
+        assert all(map(torch.equal, shared.codes, plain.codes))
+        sizes.append(shared.sent_bytes / plain.sent_bytes)
+    assert sizes[0] == 1
+    assert sizes[1] < 0.5
+    thetas[1][5:140] += 0.1
+    shared = packed.share(thetas, [(0, 1)])
+    assert shared.resent_blocks == 4
 
 
 @pytest.mark.parametrize("setting", [SMOKE, SHORT, LONG, FULL, SHORT_LATE, FULL_LATE])

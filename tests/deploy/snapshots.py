@@ -4,6 +4,7 @@ from peer.observe.checkpoint_metrics import CheckpointOutcome
 from peer.observe.corpus_facts import CorpusFacts
 from peer.observe.metrics import Metrics, MetricsSnapshot
 from peer.observe.output_facts import OutputFacts
+from peer.observe.packing_facts import PackingFacts
 from peer.observe.pipeline_facts import PipelineFacts
 from peer.observe.reach_facts import ReachFacts
 from peer.observe.round_metrics import RoundPhase
@@ -16,6 +17,7 @@ from protocol.routing.vectors import LinkTimes
 def full_snapshot() -> MetricsSnapshot:
     return MetricsSnapshot(
         reach=ReachFacts(v4=Reach.YES, v6=Reach.NO),
+        packing=PackingFacts(9, 1, 900, 20, 1, 1000, 600),
         inner_steps=100,
         tokens=102400,
         train_loss=2.5,

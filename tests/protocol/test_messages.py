@@ -26,6 +26,7 @@ from protocol.wire.messages import (
     AskAlive,
     Beat,
     BlobReply,
+    Blocks,
     Boundary,
     Chunk,
     ChunkState,
@@ -52,6 +53,7 @@ from protocol.wire.messages import (
     LinksReply,
     Lost,
     Message,
+    Misread,
     NoResult,
     Noted,
     Offer,
@@ -130,6 +132,9 @@ EXAMPLES: tuple[Message, ...] = (
     replace(PROPOSE, final=True, stripes=8, roster=RUN, meeting=2),
     Accept(3, 9, 50, 51200),
     Vector(EXCHANGE, 50, 51200, "int8", 2, DIGEST),
+    Vector(EXCHANGE, 50, 51200, "int8-diff", 1, DIGEST, packed=12345),
+    Misread(EXCHANGE),
+    Blocks(EXCHANGE),
     Received(EXCHANGE, DIGEST),
     Settle(EXCHANGE),
     SETTLED,
@@ -195,6 +200,7 @@ DEFAULTS = {
     (Propose, "stripes"),
     (Propose, "roster"),
     (Propose, "meeting"),
+    (Vector, "packed"),
     (Accept, "stripes"),
     (Beat, "received_bytes"),
     (Beat, "may_send_bytes_per_s"),
@@ -410,6 +416,7 @@ def test_the_most_statements_fit_one_header() -> None:
 def test_payloads_have_a_bound_by_type() -> None:
     assert max_payload_bytes(Accept) == 0
     assert max_payload_bytes(Vector) == limits.MAX_PAYLOAD_BYTES
+    assert max_payload_bytes(Misread) == max_payload_bytes(Blocks) == limits.MAX_PAYLOAD_BYTES
     assert max_payload_bytes(Piece) == limits.PIECE_BYTES
     assert max_payload_bytes(Chunk) == limits.STATE_CHUNK_BYTES
     assert max_payload_bytes(SpecReply) == limits.MAX_SPEC_BYTES

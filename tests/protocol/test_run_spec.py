@@ -117,11 +117,14 @@ DILOCO = '[sync]\nmethod = "diloco"\n'
         ),
         (
             "[sync]\ncodec = 'int4'",
-            ("sync.codec: too coarse for whole weights: use one of int8, bf16, fp32 (got 'int4')"),
+            (
+                "sync.codec: too coarse for whole weights: use one of int8, int8-diff, bf16, fp32"
+                " (got 'int4')"
+            ),
         ),
         (
             "[sync]\ncodec = 'int5'",
-            "sync.codec: unknown: use one of int8, bf16, fp32, int4, e3m0 (got 'int5')",
+            "sync.codec: unknown: use one of int8, int8-diff, bf16, fp32, int4, e3m0 (got 'int5')",
         ),
         (
             DILOCO + "final_averaging = false",
@@ -214,6 +217,7 @@ def test_diloco_brings_its_section_and_noloco_none() -> None:
         ("[sync.diloco]\nmomentum = 0.5\n", "needs method"),
         ('[sync]\ncodec = "int4"\n', "too coarse for whole weights"),
         ('[sync]\nmethod = "diloco"\nalpha = 0.5\n', "sync.alpha: says nothing to diloco"),
+        ('[sync]\nmethod = "diloco"\ncodec = "int8-diff"\n', "sync.codec: only for ways in pairs"),
         ('[sync]\nmethod = "diloco"\n[sync.diloco]\noverlap = 1\n', "did you mean 'overlap_steps'"),
     ],
 )

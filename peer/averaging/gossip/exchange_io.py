@@ -5,6 +5,8 @@ yes may have come too late, and a vector sent to nobody costs as much as any. Th
 this file moves bytes, checks what arrived, and reports.
 
     one stream    a vector follows its head; a receipt waits until our own vector is out
+    packed        a vector that travels as differences is read against our own, and blocks that
+                  could not be read are asked for, before the receipt (packing.py)
     stripes       the vectors travel in pieces on further streams (stripes.py), which whoever
                   proposed opens; heads and receipts stay on the first stream. Losing any of them
                   before both vectors are through loses the exchange; all stay open until it is over
@@ -13,7 +15,8 @@ this file moves bytes, checks what arrived, and reports.
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import trio
 
@@ -21,17 +24,20 @@ from peer.network.conversation import Conversation, StreamStalled
 from protocol.errors import LocoError, RemoteProtocolError, StreamLost
 from protocol.gossip.exchange import FINAL, Action, Exchange, ExchangeEvent, ExchangeState
 from protocol.gossip.matchmaking_events import Snapshot
-from protocol.wire.messages import Received, Vector
+from protocol.gossip.misreadings import Marks, map_of
+from protocol.wire.messages import Blocks, Message, Misread, Received, Vector
 
+from .packing import Reading
 from .stripes import Stripes
 
 STALL_S: Final = 15.0
 """A stream on which no byte arrives for this long is given up."""
 
+MAX_OUTBOX: Final = 8
+"""Messages that wait for the vector to be out: a receipt, two questions, two answers."""
+
 OpenStripe = Callable[[], Awaitable[Conversation]]
 """A further stream to the partner, which has been told what it is for."""
-CheckVector = Callable[[memoryview, str], Awaitable[bool]]
-"""Whether these bytes have this digest and can be decoded to finite values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,7 @@ class OwnVector:
         final: it belongs to the final averaging.
         payload: codes of theta, and behind them codes of phi where gamma != beta.
         digest: blake3 of the payload.
+        packed: the payload as differences, where it travels so.
     """
 
     round: int
@@ -55,6 +62,12 @@ class OwnVector:
     vectors: int
     digest: str
     payload: memoryview
+    packed: memoryview | None = None
+
+    @property
+    def sent(self) -> memoryview:
+        """What travels."""
+        return self.payload if self.packed is None else self.packed
 
     @property
     def snapshot(self) -> Snapshot:
@@ -85,8 +98,7 @@ class VectorExchange:
         machine: Exchange,
         talk: Conversation,
         own: OwnVector,
-        into: memoryview,
-        check: CheckVector,
+        reading: Reading,
         *,
         following: bool = False,
         num_stripes: int = 0,
@@ -99,13 +111,13 @@ class VectorExchange:
         self.over = trio.Event()
         self._talk = talk
         self._own = own
-        self._into = into
-        self._check = check
+        self._reading = reading
         self.following = following
         self._num_stripes = num_stripes
         self._open_stripe = open_stripe
         self._head_came = trio.Event()
-        self._receipt_due = trio.Event()
+        self._outbox: trio.MemorySendChannel[tuple[Message, bytes]]
+        self._outbox, self._to_send = trio.open_memory_channel[tuple[Message, bytes]](MAX_OUTBOX)
         self._receipt_sent = trio.Event()
         self._may_send = trio.Event()
         if not following:
@@ -155,7 +167,9 @@ class VectorExchange:
         live as long.
         """
         self.over.set()
-        self._own = replace(self._own, payload=memoryview(b""))
+        self._own = replace(self._own, payload=memoryview(b""), packed=None)
+        self._reading.end()
+        self._to_send.close()  # and what was not sent any more
         self._stripes = None
         self._joined.clear()
 
@@ -180,7 +194,9 @@ class VectorExchange:
             self._nursery = nursery
             nursery.start_soon(self._send)
             if self._num_stripes:
-                stripes = self._stripes = Stripes(self._own.payload, self._into, self._may_send)
+                stripes = self._stripes = Stripes(self._own.sent, self._may_send)
+                if not self._reading.packs:
+                    stripes.expect(self._reading.room(packed=0))
                 nursery.start_soon(self._take_pieces, stripes)
                 for talk in self._joined:  # opened before we came here
                     nursery.start_soon(stripes.carry, talk)
@@ -202,7 +218,8 @@ class VectorExchange:
             return
         action = self.machine.step(event)
         if action is Action.SEND_RECEIPT:
-            self._receipt_due.set()
+            assert self.theirs is not None
+            self._say(Received(self.name, self.theirs.digest))
         elif action is Action.ASK:
             self.must_ask = True
         if self.machine.state in FINAL:
@@ -210,13 +227,25 @@ class VectorExchange:
 
     async def _send(self) -> None:
         own = self._own
-        head = Vector(self.name, own.steps, own.tokens, own.codec, own.vectors, own.digest)
+        head = Vector(
+            self.name,
+            own.steps,
+            own.tokens,
+            own.codec,
+            own.vectors,
+            own.digest,
+            packed=0 if own.packed is None else len(own.packed),
+        )
         await self._may_send.wait()
-        await self._talk.send(head, None if self._num_stripes else own.payload)
-        await self._receipt_due.wait()
-        assert self.theirs is not None
-        await self._talk.send(Received(self.name, self.theirs.digest))
-        self._receipt_sent.set()
+        await self._talk.send(head, None if self._num_stripes else own.sent)
+        async for message, payload in self._to_send:
+            await self._talk.send(message, payload)
+            if isinstance(message, Received):
+                self._receipt_sent.set()
+
+    def _say(self, message: Message, payload: bytes = b"") -> None:
+        """Send this when our vector is out."""
+        self._outbox.send_nowait((message, payload))
 
     async def _receive(self) -> None:
         with self._listening:
@@ -228,40 +257,79 @@ class VectorExchange:
 
     async def _receive_message(self) -> None:
         # Both send at once; a receipt takes as long as what is before it on its way.
+        room = memoryview(b"")
+
+        def place(message: Any, num_bytes: int) -> memoryview:
+            nonlocal room
+            room = self._place(message, num_bytes)
+            return room
+
         message, _ = await self._talk.receive(
             Vector,
             Received,
-            into=None if self._num_stripes else self._into,
-            max_payload_bytes=0,
+            Misread,
+            Blocks,
+            place=place,
+            max_payload_bytes=self._reading.most_bytes,
             timeout_s=STALL_S if self.theirs is None else math.inf,
             stall_s=STALL_S,
             on_progress=lambda _: self._may_send.set(),
         )
-        if isinstance(message, Received):
-            self._receipt_arrived(message)
-            return
-        self._head_arrived(message)
-        if not self._num_stripes:
-            await self._vector_arrived(message)
+        match message:
+            case Received():
+                self._receipt_arrived(message)
+            case Misread():
+                self._say(Blocks(self.name), await self._reading.answer(room))
+            case Blocks():
+                await self._read(partial(self._reading.take_blocks, room))
+            case Vector():
+                self._head_arrived(message)
+                if not self._num_stripes:
+                    await self._vector_arrived(message)
+
+    def _place(self, message: Vector | Misread | Blocks, num_bytes: int) -> memoryview:
+        """Where the payload goes. Raises RemoteProtocolError before a byte of it is read."""
+        if message.exchange != self.name:
+            raise RemoteProtocolError("a message of another exchange")
+        if isinstance(message, Blocks):
+            return self._reading.room_for_blocks(num_bytes)
+        if isinstance(message, Misread):
+            if self.machine.state not in (ExchangeState.EXCHANGING, ExchangeState.HOLDING):
+                raise RemoteProtocolError("a question for blocks after the receipt")
+            return self._reading.room_for_question(num_bytes)
+        if self.theirs is not None:
+            raise RemoteProtocolError("a second vector in one exchange")
+        room = self._reading.room(message.packed)
+        due_bytes = 0 if self._num_stripes else len(room)
+        if num_bytes != due_bytes:
+            raise RemoteProtocolError(f"Vector came with {num_bytes} bytes, not {due_bytes}")
+        if self._stripes is not None and self._reading.packs:
+            self._stripes.expect(room)
+        return room[:num_bytes]
 
     def _head_arrived(self, vector: Vector) -> None:
         own = self._own
-        if self.theirs is not None:
-            raise RemoteProtocolError("a second vector in one exchange")
-        agreed = (self.name, own.codec, own.vectors)
-        if (vector.exchange, vector.codec, vector.vectors) != agreed:
-            raise RemoteProtocolError("a vector of another exchange or code than agreed")
+        if (vector.codec, vector.vectors) != (own.codec, own.vectors):
+            raise RemoteProtocolError("a vector of another code than agreed")
         self.theirs = vector
         self._may_send.set()
         self._head_came.set()
 
     async def _vector_arrived(self, vector: Vector) -> None:
-        good = await self._check(self._into, vector.digest)
-        self._step(ExchangeEvent.VECTOR_ARRIVED if good else ExchangeEvent.VECTOR_BAD)
+        await self._read(partial(self._reading.take, vector.digest))
+
+    async def _read(self, take: Callable[[], Awaitable[Marks | bool]]) -> None:
+        """Read what has come of their vector, and ask for what is missing."""
+        found = await take()
+        if isinstance(found, bool):
+            self._step(ExchangeEvent.VECTOR_ARRIVED if found else ExchangeEvent.VECTOR_BAD)
+        else:
+            self._say(Misread(self.name), map_of(found))
 
     def _receipt_arrived(self, receipt: Received) -> None:
         if (receipt.exchange, receipt.digest) != (self.name, self._own.digest):
             raise RemoteProtocolError("a receipt for another vector than ours")
+        self._reading.count_sent(len(self._own.sent))
         if self.machine.state in (ExchangeState.EXCHANGING, ExchangeState.HOLDING):
             self._step(ExchangeEvent.RECEIPT_ARRIVED)
 

@@ -8,6 +8,7 @@ exchange_io.py. Here is what outlives a stream: a partner may ask later how an e
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -16,6 +17,7 @@ import trio
 
 from peer.codec import codes_as_tensor, get_codec
 from peer.network.conversation import Conversation
+from peer.observe.packing_facts import PackingFacts
 from peer.ports import Network, PeerId, Work
 from protocol.errors import LocoError, RemoteProtocolError, StreamLost
 from protocol.gossip.exchange import Exchange, ExchangeEvent, ExchangeState, exchange_id
@@ -25,6 +27,7 @@ from protocol.wire.versions import GOSSIP
 
 from .exchange_io import STALL_S, OwnVector, VectorExchange
 from .outcome import Agreement, Averaged, RoundOutcome, Skipped
+from .packing import Packer, Reading
 
 SETTLE_S: Final = 5.0
 """How long we try to learn how a broken exchange ended for the partner."""
@@ -42,8 +45,15 @@ _TOLD: Final = {
 class Exchanges:
     """One at a time is run; its partner's codes lie in one buffer, reused by the next."""
 
-    def __init__(self, agreement: Agreement, network: Network, work: Work) -> None:
+    def __init__(
+        self,
+        agreement: Agreement,
+        network: Network,
+        work: Work,
+        facts: PackingFacts | None = None,
+    ) -> None:
         self._agreement = agreement
+        self._packer = Packer(agreement.codec, agreement.vectors, work, facts or PackingFacts())
         self._network = network
         self._work = work
         self._codec = get_codec(agreement.codec)
@@ -62,6 +72,10 @@ class Exchanges:
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
                 await stream.aclose()
+
+    async def packed(self, own: OwnVector) -> OwnVector:
+        """A contribution as it travels: packed, where the run's codec packs and that is shorter."""
+        return replace(own, packed=await self._packer.packed(own.payload))
 
     async def ask(self, talk: Conversation, proposal: Propose) -> Accept:
         """Send a proposal, and take the answer. Raises Refused, StreamLost, RemoteProtocolError."""
@@ -127,8 +141,7 @@ class Exchanges:
             Exchange(),
             talk,
             own,
-            memoryview(self._buffer),
-            self._check,
+            Reading(self._packer, own.payload, memoryview(self._buffer), self._check),
             following=following,
             num_stripes=num_stripes,
             open_stripe=None if following else partial(self._open_stripe, peer_id, name),

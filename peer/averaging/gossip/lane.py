@@ -60,7 +60,7 @@ def lane_of(
         declined_now=lambda: declined_in(parts.facts.state),
         max_stripes=max_stripes,
     )
-    exchanges = Exchanges(agreement, parts.network, parts.work)
+    exchanges = Exchanges(agreement, parts.network, parts.work, parts.facts.packing)
     own_id = parts.network.peer_id
     meetings = FinalMeetings(agreement, own_id, company=company, exchanges=exchanges, events=events)
     gossip = Gossip(

@@ -133,11 +133,12 @@ class OuterSteps:
             meeting: of the final averaging's plan; None to average with whoever is free.
             meanwhile: nominal steps until the next snapshot is due; 0 if training waits.
         """
+        sent = await self._gossip.exchanges.packed(own)
         slack_s = self._facts.round_s * meanwhile / self._spec.sync.round_steps
         if meeting is None:
-            outcome, timing = await self._gossip.average(own, self._bounds(slack_s))
+            outcome, timing = await self._gossip.average(sent, self._bounds(slack_s))
         else:
-            outcome, timing = await self._meetings.meet(own, meeting, self._exchange_s())
+            outcome, timing = await self._meetings.meet(sent, meeting, self._exchange_s())
         if isinstance(outcome, Averaged):
             self._patience.exchanged(timing.match_s, timing.exchange_s, slack_s)
         return Settled(own, outcome, timing)

@@ -1,8 +1,9 @@
 """A long vector each way in pieces, over several streams at once.
 
-What the pieces are, and why, stands in protocol/wire/pieces.py. Each stripe is one stream, used in
-both directions: it takes the next piece when it has room, and puts what arrives straight into its
-place. The streams are equal, so a stall is judged over all of them: on a slow link one may have
+What the pieces are, and why, stands in protocol/wire/pieces.py. How long a packed vector is, its
+head says, on the first stream; pieces that come before that wait. Each stripe is one stream, used
+in both directions: it takes the next piece when it has room, and puts what arrives straight into
+its place. The streams are equal, so a stall is judged over all of them: on a slow link one may have
 nothing to carry long before the last piece is through on another.
 """
 
@@ -22,18 +23,24 @@ class Stripes:
         whole: set when every piece of theirs is here.
     """
 
-    def __init__(self, own: memoryview, into: memoryview, may_send: trio.Event) -> None:
+    def __init__(self, own: memoryview, may_send: trio.Event) -> None:
         self.whole = trio.Event()
         self._own = own
-        self._into = into
+        self._into = memoryview(b"")
         self._may_send = may_send
         self._outgoing = Outgoing(len(own))
-        self._incoming = Incoming(len(into))
+        self._incoming = Incoming(0)
+        self._expected = trio.Event()
         self._receiving: list[trio.CancelScope] = []
         self._last_byte_s = trio.current_time()
 
     def __repr__(self) -> str:
         return f"<Stripes {self._outgoing!r}, {self._incoming!r}>"
+
+    def expect(self, into: memoryview) -> None:
+        """It is known how long theirs is: pieces of it go there."""
+        self._into, self._incoming = into, Incoming(len(into))
+        self._expected.set()
 
     async def carry(self, talk: Conversation) -> None:
         """Use a stream until both vectors are through.
@@ -68,6 +75,7 @@ class Stripes:
     async def _receive(self, talk: Conversation) -> None:
         with trio.CancelScope() as scope:
             self._receiving.append(scope)
+            await self._expected.wait()
             while not self.whole.is_set():
                 await self._receive_piece(talk)
 

@@ -21,6 +21,7 @@ from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.network.simulated_link import LinkModel
 from peer.observe.events import EventLog
+from peer.observe.packing_facts import PackingFacts
 from peer.ports import PeerId
 from peer.ports.simulated import SimulatedWork
 from protocol.address.peer_id import peer_id_from_public_key
@@ -43,8 +44,8 @@ NAME = exchange_id(GROUP, (IDS[0], ROUNDS[0]), (IDS[1], ROUNDS[1]))
 LINK = LinkModel(latency_s=0.02, bandwidth_bytes_per_s=2e6)
 
 
-def agreement(parameters: int = PARAMETERS) -> Agreement:
-    return Agreement(GROUP, H, LAYOUT, "int8", 1, parameters)
+def agreement(parameters: int = PARAMETERS, codec: str = "int8", vectors: int = 1) -> Agreement:
+    return Agreement(GROUP, H, LAYOUT, codec, vectors, parameters)
 
 
 def contribution(seed: int, parameters: int = PARAMETERS) -> OwnVector:
@@ -130,12 +131,18 @@ class Peer:
 
 @asynccontextmanager
 async def real_peer(
-    network: SimulatedNetwork, seed: int, parameters: int = PARAMETERS
+    network: SimulatedNetwork,
+    seed: int,
+    parameters: int = PARAMETERS,
+    *,
+    agreed: Agreement | None = None,
+    own: OwnVector | None = None,
+    facts: PackingFacts | None = None,
 ) -> AsyncIterator[Peer]:
     log = EventLog(lambda _: None, peer=network.peer_id, wall_time_s=lambda: 0.0, stream=None)
-    agreed = agreement(parameters)
+    agreed = agreed or agreement(parameters)
     company = Company(*(peer_id for peer_id in IDS if peer_id != network.peer_id))
-    exchanges = Exchanges(agreed, network, SimulatedWork())
+    exchanges = Exchanges(agreed, network, SimulatedWork(), facts)
     meetings = FinalMeetings(
         agreed, network.peer_id, company=company, exchanges=exchanges, events=log
     )
@@ -153,7 +160,7 @@ async def real_peer(
         nursery.start_soon(GossipDoor(network, [gossip]).run)
         await trio.sleep(0.01)
         parts = (network, gossip, exchanges, meetings, company, refused)
-        yield Peer(*parts, contribution(seed, parameters))
+        yield Peer(*parts, own or contribution(seed, parameters))
         nursery.cancel_scope.cancel()
 
 

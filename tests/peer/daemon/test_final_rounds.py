@@ -54,7 +54,7 @@ def names(number: int) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("codec", ["fp32", "int8"])
+@pytest.mark.parametrize("codec", ["fp32", "int8", "int8-diff"])
 @pytest.mark.parametrize(("number", "num_meetings"), [(2, 1), (3, 3), (5, 4), (8, 3)])
 def test_all_peers_end_with_the_mean_of_all(tmp_path, monkeypatch, number, num_meetings, codec):
     @simulated()

@@ -19,6 +19,7 @@ from peer.observe.endpoint import (
 )
 from peer.observe.metrics import REFUSED_CONTRIBUTIONS, Metrics, MetricsSnapshot
 from peer.observe.output_facts import OutputFacts
+from peer.observe.packing_facts import PackingFacts
 from peer.observe.pipeline_facts import PipelineFacts, Spent
 from peer.observe.reach_facts import ReachFacts
 from peer.observe.round_metrics import RoundPhase
@@ -80,6 +81,10 @@ NAMES = {
     "loco_relayed_peers",
     "loco_relay_circuits",
     "loco_relay_carried_bytes_total",
+    "loco_packed_vectors_total",
+    "loco_packed_blocks_total",
+    "loco_misread_blocks_total",
+    "loco_packing_bytes_total",
     "loco_build_info",
 }
 
@@ -124,6 +129,7 @@ FULL = MetricsSnapshot(
     failed_streams=4,
     loops={"trainer": "compiled", "daemon": "plain: ImportError: no numba"},
     reach=ReachFacts(v4=Reach.NO, relays=("12D3a",), relayed_peers=2, circuits=3, carried_bytes=7),
+    packing=PackingFacts(21, 22, 23, 24, 25, 26, 27),
 )
 
 
@@ -142,6 +148,17 @@ def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
 def test_names_are_exactly_these() -> None:
     found = samples(Metrics(lambda: FULL, version="1"))
     assert {name[0] for name in found} == NAMES
+
+
+def test_packed_vectors_are_told_by_how_they_came() -> None:
+    found = samples(Metrics(lambda: FULL, version="1"))
+    assert found["loco_packed_vectors_total", "came=packed"] == 21
+    assert found["loco_packed_vectors_total", "came=plain"] == 22
+    assert found["loco_packed_vectors_total", "came=whole"] == 25
+    assert found["loco_packed_blocks_total",] == 23
+    assert found["loco_misread_blocks_total",] == 24
+    assert found["loco_packing_bytes_total", "of=codes"] == 26
+    assert found["loco_packing_bytes_total", "of=sent"] == 27
 
 
 def test_numbers_are_read_at_each_scrape() -> None:

@@ -1,0 +1,197 @@
+"""Vectors that travel packed: how ours is packed, and how a partner's is read.
+
+What is packed, and what bad blocks are, stands in peer/codec/differences.py; what is asked for
+again in protocol/gossip/misreadings.py. Here is what goes on around them:
+
+- A vector is packed when it is known how far partners are: after the first exchange.
+- What would not be shorter goes as it is.
+- All of it is work for a thread.
+"""
+
+from collections.abc import Awaitable, Callable
+
+from peer.codec import BLOCK
+from peer.codec.differences import (
+    Floats,
+    MalformedPack,
+    apart_per_block,
+    blocks_of,
+    codes_of_blocks,
+    expected_after,
+    pack,
+    packed_bytes,
+    put_blocks,
+    unpack,
+    widths_for,
+)
+from peer.observe.packing_facts import PackingFacts
+from peer.ports import Work
+from protocol.errors import RemoteProtocolError
+from protocol.gossip.misreadings import Answering, Asking, Marks
+from protocol.run.codecs import CODECS
+
+CheckVector = Callable[[memoryview, str], Awaitable[bool]]
+"""Whether these bytes have this digest and can be decoded to finite values."""
+
+
+class Packer:
+    """Packs the vectors of one lane, and reads those of partners; knows how far they were.
+
+    Args:
+        codec: its name; of one that is not packed nothing is.
+        vectors: in one contribution.
+    """
+
+    def __init__(self, codec: str, vectors: int, work: Work, facts: PackingFacts) -> None:
+        self.packs = CODECS[codec].packs
+        self.vectors = vectors
+        self.facts = facts
+        self.work = work
+        self._expected: Floats | None = None
+
+    def __repr__(self) -> str:
+        return f"<Packer, knows {'nothing' if self._expected is None else 'distances'}>"
+
+    async def packed(self, payload: memoryview) -> memoryview | None:
+        """Our codes as differences; None where they had better go as they are."""
+        return await self.work.run(self._pack, payload) if self.packs else None
+
+    def _pack(self, payload: memoryview) -> memoryview | None:
+        if self._expected is None:
+            return None
+        widths = widths_for(payload, self._expected, self.vectors)
+        if packed_bytes(widths) >= len(payload):
+            return None
+        return memoryview(pack(payload, widths, self.vectors))
+
+    def learn(self, own: memoryview, theirs: memoryview) -> None:
+        """Note how far a partner's codes are from ours; both are valid ones."""
+        apart = apart_per_block(own, theirs, self.vectors)
+        self._expected = expected_after(apart, self._expected)
+
+
+class Reading:
+    """Reads one partner's vector, in one exchange, and answers the partner that reads ours.
+
+    Args:
+        own: our codes, which theirs are read against.
+        into: where theirs are written.
+        check: whether they are right.
+    """
+
+    def __init__(
+        self, packer: Packer, own: memoryview, into: memoryview, check: CheckVector
+    ) -> None:
+        self._packer = packer
+        self._own, self._into = own, into
+        self._check = check
+        self._digest = ""
+        self._came = into
+        self._asking = Asking(blocks_of(len(into)))
+        self._answering = Answering(blocks_of(len(own)))
+        self._wanted: Marks | None = None
+        self._sent_again_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<Reading, {self._asking!r}, {self._answering!r}>"
+
+    @property
+    def packs(self) -> bool:
+        """Whether how long a vector is, is known from its head alone."""
+        return self._packer.packs
+
+    # --- their vector -----------------------------------------------------------------------------
+    def room(self, packed: int) -> memoryview:
+        """Where their vector goes as it comes.
+
+        Args:
+            packed: bytes of it, as they say; 0 for codes.
+
+        Raises:
+            RemoteProtocolError: it is not to be packed, or would not be shorter.
+        """
+        if not packed:
+            self._came = self._into
+            return self._into
+        if not self._packer.packs or packed >= len(self._into):
+            raise RemoteProtocolError(f"{packed} bytes of packed codes, which none of these take")
+        self._came = memoryview(bytearray(packed))
+        return self._came
+
+    async def take(self, digest: str) -> Marks | bool:
+        """Their vector is in its room: whether it is right, or the blocks to ask for."""
+        self._digest = digest
+        facts, came = self._packer.facts, self._came
+        if came is self._into:
+            facts.plain += self._packer.packs
+            return await self._is_right()
+        facts.packed += 1
+        facts.blocks += self._asking.blocks
+        try:
+            run, vectors = self._packer.work.run, self._packer.vectors
+            bad = await run(unpack, came, self._own, self._into, vectors)
+        except MalformedPack:
+            return False
+        self._came = self._into
+        return await self._next(bad if bad.any() else None)
+
+    def room_for_blocks(self, num_bytes: int) -> memoryview:
+        """Where the blocks go that we asked for. Raises RemoteProtocolError: we asked for none."""
+        wanted = 0 if self._wanted is None else BLOCK * int(self._wanted.sum())
+        if not wanted or num_bytes != wanted:
+            raise RemoteProtocolError(f"{num_bytes} bytes of blocks, where {wanted} are due")
+        return memoryview(bytearray(wanted))
+
+    async def take_blocks(self, codes: memoryview) -> Marks | bool:
+        """The blocks that we asked for are here; as `take`."""
+        wanted, self._wanted = self._wanted, None
+        await self._packer.work.run(put_blocks, self._into, wanted, codes, self._packer.vectors)
+        return await self._next(None)
+
+    async def _next(self, bad: Marks | None) -> Marks | bool:
+        if bad is None and await self._is_right():
+            return True
+        self._wanted = self._asking.next(bad)
+        if self._wanted is None:
+            return False
+        facts = self._packer.facts
+        facts.misread += int(self._wanted.sum()) if bad is not None else 0
+        facts.whole += bad is None
+        return self._wanted
+
+    async def _is_right(self) -> bool:
+        if not await self._check(self._into, self._digest):
+            return False
+        if self._packer.packs:
+            await self._packer.work.run(self._packer.learn, self._own, self._into)
+        return True
+
+    @property
+    def most_bytes(self) -> int:
+        """Longest payload that may come in this exchange."""
+        return len(self._into)
+
+    def end(self) -> None:
+        """Let go of what is as large as a vector."""
+        self._own = self._came = memoryview(b"")
+        self._asking, self._answering, self._wanted = Asking(0), Answering(0), None
+
+    # --- ours -------------------------------------------------------------------------------------
+    def room_for_question(self, num_bytes: int) -> memoryview:
+        """Where the map goes of blocks that they could not read. Raises RemoteProtocolError."""
+        if num_bytes != self._answering.map_bytes:
+            raise RemoteProtocolError(f"a map of {num_bytes} bytes for blocks of ours")
+        return memoryview(bytearray(num_bytes))
+
+    async def answer(self, bits: memoryview) -> bytes:
+        """The codes of the blocks that they could not read. Raises RemoteProtocolError."""
+        marks = self._answering.take(bits)
+        codes = await self._packer.work.run(codes_of_blocks, self._own, marks, self._packer.vectors)
+        self._sent_again_bytes += len(codes)
+        return codes
+
+    def count_sent(self, num_bytes: int) -> None:
+        """Our vector has arrived; so many bytes went out at first."""
+        if self._packer.packs:
+            self._packer.facts.code_bytes += len(self._own)
+            self._packer.facts.sent_bytes += num_bytes + self._sent_again_bytes

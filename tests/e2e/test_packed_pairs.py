@@ -1,0 +1,33 @@
+"""Two real peers that send int8 codes as differences, over real p2pd."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+from swarm import RUN_SPEC, START_S, Peer, Swarm, open_swarm
+
+from peer.observe.event_names import EventName
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+
+SPEC = RUN_SPEC.replace("[sync]", '[sync]\ncodec = "int8-diff"')
+
+
+@pytest.fixture(scope="module")
+def packing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    with open_swarm(tmp_path_factory.mktemp("packing"), SPEC) as swarm:
+        swarm.found()
+        yield swarm
+
+
+def has_packed(peer: Peer, vectors: int) -> bool:
+    return peer.metric("loco_packed_vectors_total", came="packed") >= vectors
+
+
+def test_two_real_peers_average_by_differences(packing: Swarm) -> None:
+    for peer in packing.at_least(2):
+        peer.wait_for("two packed vectors", partial(has_packed, peer, 2), START_S)
+        assert peer.metric("loco_packed_vectors_total", came="whole") == 0
+        sent, codes = (peer.metric("loco_packing_bytes_total", of=of) for of in ("sent", "codes"))
+        assert 0 < sent < codes
+        assert peer.events(EventName.ROUND_AVERAGED)[-1]["distance"] > 0
