@@ -19,6 +19,7 @@ from bench.quality.settings import SHORT, SMOKE, SMOKE_LATE
 from bench.quality.store import Store
 from bench.quality.streaming import StreamingResult
 from bench.quality.study import Study, study_options
+from bench.quality.tried import TRIED_ARMS
 from bench.stage_quality import arms as stage_arms
 from bench.stage_quality import settings as stage_settings
 from bench.stage_quality.run import StageResult
@@ -31,7 +32,11 @@ STUDIES: dict[str, tuple[Any, ...]] = {
         Result,
         [SHORT, settings.LONG, settings.FULL, *settings.LATE_OF.values()],
     ),
-    "optimizers": (ARMS, Result, [SHORT]),
+    "optimizers": (
+        ARMS | TRIED_ARMS,
+        Result,
+        [SHORT, settings.LONG, *settings.LATE_OF.values()],
+    ),
     "unequal_peers": (unequal.ARMS, Result, [SHORT, settings.FULL]),
     "diloco_quality": (
         streaming_arms.STREAMING_ARMS,
