@@ -9,17 +9,19 @@ from protocol.run.pipeline_section import PipelineSection
 from protocol.run.run_spec import RunSpec
 
 PEERS: Final = 4
-STEPS: Final = {"noloco": 700, "diloco": 480, "pipeline": 500}
-"""Inner steps of the swarm's run, by method; the demos take five minutes on two cores. Fragments
-take more of the CPU than vectors, and all four peers train to the very end. In a pipeline only two
-of the four have data, and each of their microbatches passes through all stages."""
+STEPS: Final = {"noloco": 360, "diloco": 280, "pipeline": 300}
+"""Inner steps of the swarm's run, by method, for six minutes on two slow cores; that of pairs alone
+was measured there. Fragments take more of the CPU than vectors, and all four peers train to the
+very end. In a pipeline only two of the four have data, and each of their microbatches passes
+through all stages."""
 METHODS: Final = tuple(STEPS)
 INNER_STEPS: Final = 10
 LEARNING_RATE: Final = 2e-3
 """AdamW's, for embedding and norms."""
 MUON_RATE: Final = 8e-3
 LONE_MUON_RATE: Final = 8e-3
-"""Best of 4e-3, 8e-3 and 1.6e-2 for one alone (docs/results/optimizers.md)."""
+"""One alone ends at 1.380 with it after 640 steps, at 1.427 with twice as much, and at 1.581 with
+AdamW at its best rate (docs/results/optimizers.md)."""
 AVERAGING: Final = {"alpha": 0.0, "beta": 1.0}
 """Plain pair averaging. In so short a run outer momentum costs more than it gives (docs/log.md)."""
 VALIDATE_EVERY: Final = 4
