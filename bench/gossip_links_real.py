@@ -34,15 +34,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 import tomlkit
-
-from peer.observe.event_names import EventName
 
 from .gossip_report import (
     PeerFigures,
@@ -53,7 +50,7 @@ from .gossip_report import (
     told,
     told_quantiles,
 )
-from .real_peers import HERE, RealPeer, real_swarm
+from .real_peers import HERE, RealPeer, has_averaged, now_s, real_swarm
 from .report import Report, Row, options
 from .routed_network import six_links
 from .router.network import congestion_control, missing, routed_network
@@ -156,11 +153,13 @@ def run_swarm(setting: Setting, checkout: Path, seconds: float) -> Found:
     ):
         ids = {peer.ready()["peer_id"]: f"{host}" for host, peer in enumerate(peers)}
         for peer in peers:
-            peer.wait_until(partial(_has_settled, peer), "averaged twice", SETTLED_S)
-        before, begin_s = [_step(peer) for peer in peers], _now_s()
+            peer.wait_until(
+                partial(has_averaged, peer, EXCHANGES_BEFORE), "averaged twice", SETTLED_S
+            )
+        before, begin_s = [_step(peer) for peer in peers], now_s()
         router_before = network.statistics()
         loads = _watch(peers, seconds)
-        end_s, after = _now_s(), [_step(peer) for peer in peers]
+        end_s, after = now_s(), [_step(peer) for peer in peers]
         router = network.statistics()
         window = Window(begin_s, end_s)
         figures = [
@@ -247,17 +246,8 @@ def commit_of(checkout: Path) -> str:
     return done.stdout.strip() if done.returncode == 0 else checkout.name
 
 
-def _has_settled(peer: RealPeer) -> bool:
-    averaged = [each for each in peer.events() if each["event"] == EventName.ROUND_AVERAGED]
-    return len(averaged) >= EXCHANGES_BEFORE
-
-
 def _step(peer: RealPeer) -> int:
     return int(peer.status()["step"])
-
-
-def _now_s() -> float:
-    return datetime.now(UTC).timestamp()
 
 
 def _watch(peers: Sequence[RealPeer], seconds: float) -> list[float]:

@@ -27,10 +27,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil
 import tomlkit
@@ -38,7 +37,7 @@ import tomlkit
 from peer.observe.event_names import EventName
 
 from .gossip_report import Event, Window
-from .real_peers import HERE, RealPeer
+from .real_peers import HERE, RealPeer, has_averaged, now_s, started
 from .report import Goal, Report, Row, options
 
 PEERS: Final = 4
@@ -60,6 +59,8 @@ SLICE_S: Final = 0.05
 MOST_BLOCKED: Final = 0.03
 LEAST_SPEED: Final = 0.97
 DIGITS: Final = 4
+FIGURES: Final = ("blocked", "steps_per_s")
+"""The figures of a part that goals are about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +136,15 @@ def run(spec: str, quiet_s: float) -> tuple[list[list[Event]], dict[str, Window]
     """The three parts; the logs of the four, the parts' windows, and the newcomer."""
     with tempfile.TemporaryDirectory(prefix="loco") as name:
         folder = Path(name)
-        with swarm(spec, folder) as (peers, address):
+        (run_toml := folder / "run.toml").write_text(spec)
+        peers = [RealPeer(folder / f"peer{n}", HERE, list) for n in range(PEERS)]
+        with started(peers, run_toml, lambda _: LISTEN):
             for peer in peers:
-                peer.wait_until(partial(_has_settled, peer), "averaged twice", SETTLED_S)
+                peer.wait_until(partial(has_averaged, peer, 2), "averaged twice", SETTLED_S)
             quiet = _pass(peers, quiet_s)
-            newcomer = _join(RealPeer(folder / "newcomer", HERE, list), address)
+            newcomer = _join(
+                RealPeer(folder / "newcomer", HERE, list), peers[0].ready()["addresses"][0]
+            )
             time.sleep(quiet_s / 6)  # its leaving is over, and rounds have their length again
             with busy(newcomer.cores):
                 control = _pass(peers, newcomer.window.seconds)
@@ -147,52 +152,22 @@ def run(spec: str, quiet_s: float) -> tuple[list[list[Event]], dict[str, Window]
     return logs, {"quiet": quiet, "joining": newcomer.window, "control": control}, newcomer
 
 
-@contextmanager
-def swarm(spec: str, folder: Path) -> Iterator[tuple[Sequence[RealPeer], str]]:
-    """Four peers that are ready, and an address of the founder."""
-    path = folder / "run.toml"
-    path.write_text(spec)
-    peers = [RealPeer(folder / f"peer{n}", HERE, list) for n in range(PEERS)]
-    try:
-        peers[0].start("start", str(path), listen=LISTEN)
-        address = peers[0].ready()["addresses"][0]
-        for peer in peers[1:]:
-            peer.start("join", "--bootstrap", address, listen=LISTEN)
-        for peer in peers[1:]:
-            peer.ready()
-        yield peers, address
-    finally:
-        for peer in peers:
-            peer.stop()
-        for peer in peers:
-            peer.wait_gone()
-
-
-def _has_settled(peer: RealPeer) -> bool:
-    averaged = [event for event in peer.events() if event["event"] == EventName.ROUND_AVERAGED]
-    return len(averaged) > 1
-
-
 def _pass(peers: Sequence[RealPeer], seconds: float) -> Window:
-    begin_s = _now_s()
+    begin_s = now_s()
     time.sleep(seconds)
     for peer in peers:
         peer.check("while it was watched")
-    return Window(begin_s, _now_s())
-
-
-def _now_s() -> float:
-    return datetime.now(UTC).timestamp()
+    return Window(begin_s, now_s())
 
 
 def _join(peer: RealPeer, address: str) -> Newcomer:
-    begin_s = _now_s()
+    begin_s = now_s()
     peer.start("join", "--bootstrap", address, listen=LISTEN)
     try:
         peer.ready()
         processes = peer.family()
         peer.wait_until(partial(_trains, peer), "trained", TRAINS_S)
-        window = Window(begin_s, _now_s())
+        window = Window(begin_s, now_s())
         used_s = sum(_cpu_s(process) for process in processes | peer.family())
     finally:
         peer.stop()
@@ -255,7 +230,7 @@ def part_of(name: str, log: Sequence[Event], window: Window) -> Part:
 def goals(parts: Sequence[Sequence[Part]]) -> list[Goal]:
     """See the top of the file; means over the peers."""
     quiet, joining, control = (
-        {key: statistics.fmean(getattr(part, key) for part in each) for key in _FIGURES}
+        {key: statistics.fmean(getattr(part, key) for part in each) for key in FIGURES}
         for each in zip(*parts, strict=True)
     )
     rises = joining["blocked"] - quiet["blocked"]
@@ -264,9 +239,6 @@ def goals(parts: Sequence[Sequence[Part]]) -> list[Goal]:
         Goal("blocked more while somebody joins, share of time", rises, at_most=MOST_BLOCKED),
         Goal("steps per second, beside a process as busy", speed, at_least=LEAST_SPEED),
     ]
-
-
-_FIGURES: Final[Sequence[Any]] = ("blocked", "steps_per_s")
 
 
 if __name__ == "__main__":

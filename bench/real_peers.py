@@ -14,7 +14,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ import trio
 
 from demo import keeper
 from peer.observe.control import ask
+from peer.observe.event_names import EventName
 from peer.observe.log_file import read_events
 from peer.state.home import Home
 
@@ -163,19 +165,45 @@ def real_swarm(
     """
     spec = folder / "run.toml"
     spec.write_text(run_toml)
-    with ExitStack() as stack:
-        stack.callback(lambda: _stop_all(peers))
-        peers = [
-            RealPeer(folder / f"peer{host}", checkout, _on_host(network, host))
-            for host in range(network.num_hosts)
-        ]
-        peers[0].start("start", str(spec), listen=f"{network.address(0)}:0")
+    peers = [
+        RealPeer(folder / f"peer{host}", checkout, _on_host(network, host))
+        for host in range(network.num_hosts)
+    ]
+    with started(peers, spec, lambda host: f"{network.address(host)}:0"):
+        yield peers
+
+
+@contextmanager
+def started(peers: Sequence[RealPeer], spec: Path, listen: Callable[[int], str]) -> Iterator[None]:
+    """Have the first found a run and the others join it, until they are ready to average.
+
+    Args:
+        listen: where the peer of this number does.
+
+    Raises:
+        PeerFailed
+    """
+    try:
+        peers[0].start("start", str(spec), listen=listen(0))
         address = peers[0].ready()["addresses"][0]
-        for host, peer in enumerate(peers[1:], start=1):
-            peer.start("join", "--bootstrap", address, listen=f"{network.address(host)}:0")
+        for number, peer in enumerate(peers[1:], start=1):
+            peer.start("join", "--bootstrap", address, listen=listen(number))
         for peer in peers[1:]:
             peer.ready()
-        yield peers
+        yield
+    finally:
+        _stop_all(peers)
+
+
+def has_averaged(peer: RealPeer, times: int) -> bool:
+    """Whether it has averaged so often."""
+    averaged = [event for event in peer.events() if event["event"] == EventName.ROUND_AVERAGED]
+    return len(averaged) >= times
+
+
+def now_s() -> float:
+    """The time by which event logs are stamped."""
+    return datetime.now(UTC).timestamp()
 
 
 def _on_host(network: RoutedNetwork, host: int) -> Callable[..., list[str]]:

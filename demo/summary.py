@@ -108,13 +108,16 @@ class Summary:
     @property
     def gain_nats(self) -> float:
         """Gain of the worst peer over the one alone."""
-        return self.alone.validation_loss - max(peer.validation_loss for peer in self.peers)
+        return self.alone.validation_loss - self._worst_loss
 
     @property
     def lone_tokens_needed(self) -> int | None:
         """Tokens after which the one alone was as good as the worst of the four; None if never."""
-        worst = max(peer.validation_loss for peer in self.peers)
-        return tokens_until(self.lone_curve, worst, self.alone.tokens)
+        return tokens_until(self.lone_curve, self._worst_loss, self.alone.tokens)
+
+    @property
+    def _worst_loss(self) -> float:
+        return max(peer.validation_loss for peer in self.peers)
 
     @property
     def won(self) -> bool:

@@ -31,15 +31,3 @@ def gauge(name: str, help_text: str, value: float | None) -> Metric:
     if value is not None:
         family.add_metric([], value)
     return family
-
-
-def build_info(version: str, loops: Mapping[str, str]) -> Metric:
-    """What runs: the version, and the loops that code vectors in its two processes."""
-    family = GaugeMetricFamily(
-        "loco_build_info",
-        "Version of loco-peer, and the loops that code vectors; always 1.",
-        labels=["version", "trainer_codec", "daemon_codec"],
-    )
-    chosen = [loops.get(side, "").partition(":")[0] for side in ("trainer", "daemon")]
-    family.add_metric([version, *chosen], 1)
-    return family

@@ -33,7 +33,7 @@ from protocol.outcomes import AuditOutcome, RefusalReason
 from .checkpoint_metrics import CheckpointOutcome, checkpoint_metrics
 from .corpus_facts import CorpusFacts
 from .corpus_metrics import corpus_metrics
-from .families import build_info, counter, counter_by, gauge
+from .families import counter, counter_by, gauge
 from .output_facts import OutputFacts
 from .output_metrics import output_metrics
 from .packing_facts import PackingFacts, packing_metrics
@@ -178,7 +178,19 @@ class _SnapshotCollector(Collector):
         yield from _restarts(now)
         yield from reach_metrics(now.reach)
         yield from packing_metrics(now.packing)
-        yield build_info(self._version, now.loops)
+        yield _build(self._version, now.loops)
+
+
+def _build(version: str, loops: Mapping[str, str]) -> Metric:
+    """What runs: the version, and the loops that code vectors in its two processes."""
+    family = GaugeMetricFamily(
+        "loco_build_info",
+        "Version of loco-peer, and the loops that code vectors; always 1.",
+        labels=["version", "trainer_codec", "daemon_codec"],
+    )
+    chosen = [loops.get(side, "").partition(":")[0] for side in ("trainer", "daemon")]
+    family.add_metric([version, *chosen], 1)
+    return family
 
 
 def _training(now: MetricsSnapshot) -> Iterator[Metric]:

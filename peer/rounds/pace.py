@@ -41,7 +41,7 @@ class Pace:
                 the pace can change again.
         """
         own_speed, now_s = self._facts.steps_per_s, trio.current_time()
-        others = [member for member in others if member.goes_on(now_s)]
+        others = _going_on(others, now_s)
         speeds = self._speeds(others)
         places = [
             place(m.progress.step, now_s - m.told_s, median(speeds), self._inner_steps)
@@ -52,10 +52,14 @@ class Pace:
 
     def nominal_step_s(self, others: Sequence[Member]) -> float:
         """How long a nominal step takes us; 0 while our speed is not known."""
-        own_speed, now_s = self._facts.steps_per_s, trio.current_time()
-        speeds = self._speeds([member for member in others if member.goes_on(now_s)])
+        own_speed = self._facts.steps_per_s
+        speeds = self._speeds(_going_on(others, trio.current_time()))
         owed = owed_steps(self._inner_steps, own_speed, speeds)
         return owed / (self._inner_steps * own_speed) if own_speed > 0 else 0.0
 
     def _speeds(self, others: Sequence[Member]) -> list[float]:
         return believed_speeds(self._facts.steps_per_s, [m.progress.steps_per_s for m in others])
+
+
+def _going_on(others: Sequence[Member], now_s: float) -> list[Member]:
+    return [member for member in others if member.goes_on(now_s)]

@@ -4,7 +4,7 @@ Two pieces. `SharedVector` holds the slow weights: the daemon writes, the traine
 through a descriptor that was opened read-only. `CodeRegions` hold codes: the trainer writes, the
 daemon reads. Averaging in pairs has two equal slots for whole vectors, streaming one region for
 each fragment. Beside the slots there is room for the codes of a partner, which the daemon writes
-and the trainer reads (partner_codes.py).
+and the trainer reads (`LentRegion`).
 
 Rules of the regions, so that a kill at any moment harms nothing:
     1. Codes that are on their way lie still. Slots alternate with the rounds; a fragment's region

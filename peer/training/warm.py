@@ -8,6 +8,7 @@ Until it trains, it can be asked for the validation loss of the slow weights as 
 state that was fetched is seen for what it is before it is used.
 """
 
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
@@ -18,7 +19,7 @@ from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
 from .stages.ring import BoundaryRing
 
 BEFORE_ALL_ROUNDS: Final = -1
-"""The round of such a question."""
+"""The round of the first such question; those after it count down."""
 
 
 class _Heard:
@@ -27,6 +28,7 @@ class _Heard:
     def __init__(self, trainer: Trainer, first: TrainerEvent) -> None:
         self._trainer = trainer
         self._first: TrainerEvent | None = first
+        self._questions = itertools.count(BEFORE_ALL_ROUNDS, -1)
 
     def __repr__(self) -> str:
         return f"<_Heard {self._trainer!r}>"
@@ -51,10 +53,11 @@ class _Heard:
 
     async def loss(self) -> float | None:
         """The validation loss of the slow weights. Raises TrainerDied."""
-        await self._trainer.send(Evaluate(BEFORE_ALL_ROUNDS))
-        while True:
+        question = Evaluate(next(self._questions))
+        await self._trainer.send(question)
+        while True:  # the answer to a question that was cancelled may come first
             event = await self._trainer.receive()
-            if isinstance(event, Evaluated):
+            if isinstance(event, Evaluated) and event.round == question.round:
                 return event.loss
 
     def codes(self, slot: int) -> memoryview:
@@ -75,7 +78,7 @@ class _Heard:
 
 
 def _is_early(event: TrainerEvent) -> bool:
-    return isinstance(event, Evaluated) and event.round == BEFORE_ALL_ROUNDS
+    return isinstance(event, Evaluated) and event.round <= BEFORE_ALL_ROUNDS
 
 
 class WarmTrainer:

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
+import trio
 
 from peer.training.errors import CannotTrain
 from peer.training.messages import Evaluate, Evaluated, Failed, Load, Ready, TrainerEvent
@@ -35,6 +36,7 @@ class Trainers:
         class One:
             async def send(self, command):
                 trainers.sent.append((number, command))
+                await trio.lowlevel.checkpoint()
 
             async def receive(self):
                 if number <= trainers.dying:
@@ -126,6 +128,16 @@ async def test_the_one_at_hand_measures_the_slow_weights_before_it_trains():
         async with warm.start(SLOW, None) as first:
             assert await first.receive() == READY
         assert await warm.loss() is None
+
+
+async def test_an_answer_to_a_question_that_was_cancelled_is_not_taken_for_that_to_the_next():
+    trainers = Trainers()
+    async with warmed_up(trainers.start, SLOW) as warm:
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await warm.loss()
+        trainers.answers.extend([MEASURED, Evaluated(BEFORE_ALL_ROUNDS - 1, 1.5, 128, 0.1)])
+        assert await warm.loss() == 1.5
 
 
 async def test_one_that_dies_while_it_measures_is_forgotten():
