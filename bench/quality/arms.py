@@ -189,7 +189,7 @@ _WAYS: Final = (
     Arm("gasloc-0.2", code="int8", delay=0.2, look_ahead=0.2),
     Arm("gasloc-0.5", code="int8", delay=0.2, look_ahead=0.5),
 )
-_RATES: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
+_RATES: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 """Learning rates of Muon, in AdamW's."""
 
 
