@@ -1,11 +1,17 @@
-"""What the demo trains: the swarm's run, and the run of one peer alone that it is compared with."""
+"""What the demo trains: the swarm's run, and the run of one peer alone that it is compared with.
 
+The swarm's run is what `loco-peer new` writes, but shorter: optimizer, rates, and how pairs average
+are the preset's. Fragments and a pipeline average more often than its H says, for it was chosen for
+longer runs.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import tomlkit
 
-from protocol.run.pipeline_section import PipelineSection
+from peer.cli.new import preset_spec
 from protocol.run.run_spec import RunSpec
 
 PEERS: Final = 4
@@ -15,25 +21,21 @@ was measured there. Fragments take more of the CPU than vectors, and all four pe
 very end. In a pipeline only two of the four have data, and each of their microbatches passes
 through all stages."""
 METHODS: Final = tuple(STEPS)
+PRESET: Final = "demo"
+"""Its Muon's rate is the best of one alone, too, which ends at 1.380 with it after 640 steps, at
+1.427 with twice as much, and at 1.581 with AdamW at its best rate (docs/results/optimizers.md)."""
 INNER_STEPS: Final = 10
-LEARNING_RATE: Final = 2e-3
-"""AdamW's, for embedding and norms."""
-MUON_RATE: Final = 8e-3
-LONE_MUON_RATE: Final = 8e-3
-"""One alone ends at 1.380 with it after 640 steps, at 1.427 with twice as much, and at 1.581 with
-AdamW at its best rate (docs/results/optimizers.md)."""
-AVERAGING: Final = {"alpha": 0.0, "beta": 1.0}
-"""Plain pair averaging. In so short a run outer momentum costs more than it gives (docs/log.md)."""
+"""Of the lone peer's rounds, and of those of fragments and stages."""
 VALIDATE_EVERY: Final = 4
-"""Rounds: a validation costs about as much as three inner steps."""
+"""Such rounds: a validation costs about as much as three inner steps."""
 DILOCO: Final = {
     "blocks_per_fragment": 2,
     "learning_rate": 1.0,
     "momentum": 0.0,
     "overlap_steps": 3,
 }
-"""Averaging of three fragments; no outer momentum, for the same reason. A fragment's trip takes one
-or two steps where four trainers share two cores (docs/log.md)."""
+"""Averaging of three fragments; no outer momentum, which costs more than it gives in so short a run
+(docs/log.md). A fragment's trip takes one or two steps where four trainers share two cores."""
 PIPELINE: Final = {"stages": 2}
 """Two data peers and two relays: peers take the stages that need them."""
 MICRO_BATCH: Final = 4
@@ -61,16 +63,14 @@ class Plan:
 
     def swarm_spec(self) -> RunSpec:
         """The run of the four peers."""
-        way: dict[str, Any] = dict(AVERAGING)
+        short_rounds = {"inner_steps": INNER_STEPS, "validate_every": VALIDATE_EVERY}
+        changes: dict[str, dict[str, Any]] = {}
         if self.method == "diloco":
-            way = {"method": "diloco", "diloco": DILOCO}
-        sync = {"inner_steps": INNER_STEPS, "validate_every": VALIDATE_EVERY, **way}
-        spec = self._spec("demo", self.total_steps, MUON_RATE, sync)
-        if self.method != "pipeline":
-            return spec
-        training = spec.training.model_copy(update={"micro_batch": MICRO_BATCH})
-        pipeline = PipelineSection.model_validate(PIPELINE)
-        return spec.model_copy(update={"training": training, "pipeline": pipeline})
+            changes = {"sync": {**short_rounds, "method": "diloco", "diloco": DILOCO}}
+        elif self.method == "pipeline":
+            micro_batch = {"micro_batch": MICRO_BATCH}
+            changes = {"sync": short_rounds, "training": micro_batch, "pipeline": PIPELINE}
+        return self._spec("demo", self.total_steps, changes)
 
     @property
     def sends_per_round(self) -> int:
@@ -90,25 +90,20 @@ class Plan:
         sync = {
             "inner_steps": inner_steps,
             "validate_every": VALIDATE_EVERY,
-            **AVERAGING,
+            "alpha": 0.0,
+            "beta": 1.0,
             "codec": "fp32",
             "final_averaging": False,
         }
-        return self._spec("alone", steps, LONE_MUON_RATE, sync)
+        return self._spec("alone", steps, {"sync": sync})
 
-    def _spec(self, name: str, steps: int, rate: float, sync: dict[str, Any]) -> RunSpec:
-        tree = {
-            "name": name,
-            "seed": self.seed,
-            "optimizer": {
-                "name": "muon",
-                "learning_rate": LEARNING_RATE,
-                "warmup_steps": min(60, steps // 10),
-                "muon": {"learning_rate": rate},
-            },
-            "training": {"total_steps": steps, "batch_size": 8},
-            "sync": sync,
-        }
+    def _spec(self, name: str, steps: int, changes: Mapping[str, Mapping[str, Any]]) -> RunSpec:
+        tree = preset_spec(PRESET).model_dump()
+        tree |= {"name": name, "seed": self.seed}
+        tree["optimizer"]["warmup_steps"] = min(60, steps // 10)
+        tree["training"]["total_steps"] = steps
+        for section, keys in changes.items():
+            tree[section] |= keys
         return RunSpec.model_validate(tree)
 
 

@@ -36,8 +36,8 @@ def new(
         ),
     ] = "noloco",
     optimizer: Annotated[
-        str, typer.Option("--optimizer", metavar="adamw|muon", help="How each peer trains.")
-    ] = "adamw",
+        str, typer.Option("--optimizer", metavar="muon|adamw", help="How each peer trains.")
+    ] = "muon",
     force: Annotated[
         bool, typer.Option("--force", help="Replace the file if it is there.")
     ] = False,

@@ -108,7 +108,6 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
 EXAMPLES: Final[Mapping[str, str]] = {
     "model.num_kv_heads": "2",
     "model.init_from": '"HuggingFaceTB/SmolLM2-135M"',
-    "optimizer.muon.learning_rate": "0.008",
     "sync.gamma": "0.7",
     "pipeline.visited": "3",
 }

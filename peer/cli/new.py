@@ -27,6 +27,7 @@ SET_BY_START: Final = frozenset(
 PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
     "demo": {
         "name": "demo",
+        "optimizer": {"learning_rate": 2e-3},
         "training": {"total_steps": 1200, "batch_size": 8},
         "sync": {"inner_steps": 25},
     },
@@ -62,9 +63,10 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """Presets by name: the keys whose values differ from the run spec's defaults."""
 
-
 METHODS: Final = tuple(WAYS)
-OPTIMIZERS: Final = ("adamw", "muon")
+OPTIMIZERS: Final = ("muon", "adamw")
+MUON_RATE: Final = 4.0
+"""Muon's rate for the matrices of the blocks, in AdamW's for the rest (decision 0039)."""
 
 
 def write_new(
@@ -99,15 +101,18 @@ def write_new(
 
 
 def preset_spec(preset: str, method: str = METHODS[0], optimizer: str = OPTIMIZERS[0]) -> RunSpec:
-    """The run spec of a preset."""
-    tree = dict(PRESETS[preset])
-    return RunSpec.model_validate(
-        {
-            **tree,
-            "sync": {**tree["sync"], "method": method},
-            "optimizer": {**tree.get("optimizer", {}), "name": optimizer},
-        }
-    )
+    """The run spec of a preset.
+
+    Peers choose how often they average by themselves, where the way of averaging lets them.
+    """
+    tree = PRESETS[preset]
+    inner = {**tree["optimizer"], "name": optimizer}
+    if optimizer == "muon":
+        inner["muon"] = {"learning_rate": MUON_RATE * inner["learning_rate"]}
+    sync = {**tree["sync"], "method": method}
+    if WAYS[method].has_own_rounds:
+        sync["inner_steps"] = "auto"
+    return RunSpec.model_validate({**tree, "sync": sync, "optimizer": inner})
 
 
 def preset_toml(preset: str, method: str = METHODS[0], optimizer: str = OPTIMIZERS[0]) -> str:

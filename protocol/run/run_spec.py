@@ -141,15 +141,15 @@ def _known_codec(name: str) -> str:
 
 
 class SyncSection(Section):
-    """How peers average. NoLoCo's defaults are the paper's, but for alpha (decision 0014)."""
+    """How peers average. By default pairs take their mean (decision 0039)."""
 
     method: str = "noloco"
     """One of the ways of averaging (ways.py)."""
     inner_steps: NumberOrAuto = 50
     """H: nominal inner steps of a round; `auto`: each peer chooses them by its line."""
-    alpha: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    alpha: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Outer momentum."""
-    beta: Annotated[float, Field(gt=0)] = 0.7
+    beta: Annotated[float, Field(gt=0)] = 1.0
     """Outer learning rate."""
     gamma: Annotated[float, Field(ge=0)] | None = None
     """Consensus strength; beta when not given, and then only one vector travels."""

@@ -80,6 +80,7 @@ def test_what_stands_in_the_run_spec_counts_and_options_override_it(run_toml, tm
         text.replace("\nfull_every = 0\n", "\nfull_every = 2\n")
         .replace('\ncodec = "bf16"\n', '\ncodec = "int8"\n')
         .replace("\nmax_jump = 4\n", "\nmax_jump = 2\n")
+        .replace('\ninner_steps = "auto"\n', "\ninner_steps = 100\n")
     )
     few = few_machines(tmp_path, 3)
     asked = _question(run_toml, few, None, PlanOptions())
