@@ -38,6 +38,9 @@ def new(
     optimizer: Annotated[
         str, typer.Option("--optimizer", metavar="muon|adamw", help="How each peer trains.")
     ] = "muon",
+    stages: Annotated[
+        int, typer.Option("--stages", min=1, help="Parts of the model, on machines of their own.")
+    ] = 1,
     force: Annotated[
         bool, typer.Option("--force", help="Replace the file if it is there.")
     ] = False,
@@ -46,7 +49,7 @@ def new(
     from .new import write_new
 
     with reported():
-        write_new(run_toml, preset, method, optimizer, force=force)
+        write_new(run_toml, preset, method, optimizer, stages, force=force)
         print(f"wrote {run_toml}; look it over, then: loco-peer start {run_toml}")
 
 

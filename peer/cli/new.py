@@ -74,14 +74,15 @@ def write_new(
     preset: str,
     method: str = METHODS[0],
     optimizer: str = OPTIMIZERS[0],
+    stages: int = 1,
     *,
     force: bool,
 ) -> None:
     """Write the run spec of `preset` to `path`.
 
     Raises:
-        ConfigError: no such preset, method or optimizer, or the file is there already, or cannot be
-        written.
+        ConfigError: no such preset, method or optimizer, more stages than layers, or the file is
+        there already, or cannot be written.
     """
     for kind, name, known in (("method", method, METHODS), ("optimizer", optimizer, OPTIMIZERS)):
         if name not in known:
@@ -90,7 +91,9 @@ def write_new(
         near = difflib.get_close_matches(preset, PRESETS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ConfigError(f"unknown preset '{preset}': use {', '.join(PRESETS)}{hint}")
-    text = preset_toml(preset, method, optimizer)
+    if stages > (layers := RunSpec.model_validate(PRESETS[preset]).model.num_layers):
+        raise ConfigError(f"--stages {stages}: '{preset}' has {layers} layers, one for a stage")
+    text = preset_toml(preset, method, optimizer, stages)
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
@@ -100,24 +103,30 @@ def write_new(
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 
-def preset_spec(preset: str, method: str = METHODS[0], optimizer: str = OPTIMIZERS[0]) -> RunSpec:
+def preset_spec(
+    preset: str, method: str = METHODS[0], optimizer: str = OPTIMIZERS[0], stages: int = 1
+) -> RunSpec:
     """The run spec of a preset.
 
-    Peers choose how often they average by themselves, where the way of averaging lets them.
+    Peers choose how often they average by themselves, where the way of averaging lets them; holders
+    of stages do not.
     """
     tree = PRESETS[preset]
     inner = {**tree["optimizer"], "name": optimizer}
     if optimizer == "muon":
         inner["muon"] = {"learning_rate": MUON_RATE * inner["learning_rate"]}
     sync = {**tree["sync"], "method": method}
-    if WAYS[method].has_own_rounds:
+    if WAYS[method].has_own_rounds and stages == 1:
         sync["inner_steps"] = "auto"
-    return RunSpec.model_validate({**tree, "sync": sync, "optimizer": inner})
+    pipeline = {"stages": stages}
+    return RunSpec.model_validate({**tree, "sync": sync, "optimizer": inner, "pipeline": pipeline})
 
 
-def preset_toml(preset: str, method: str = METHODS[0], optimizer: str = OPTIMIZERS[0]) -> str:
+def preset_toml(
+    preset: str, method: str = METHODS[0], optimizer: str = OPTIMIZERS[0], stages: int = 1
+) -> str:
     """The commented TOML of a preset."""
-    spec = preset_spec(preset, method, optimizer)
+    spec = preset_spec(preset, method, optimizer, stages)
     return "\n".join([*_head(spec), *_keys(spec, ""), *_sections(spec)]) + "\n"
 
 

@@ -36,7 +36,7 @@ PEER_OPTIONS = [
 JOIN_OPTIONS = [*PEER_OPTIONS, "--invite", "--max-corpus-gb", "--stage"]
 
 FROZEN = {
-    "new": ["--force", "--method", "--optimizer", "--preset", "run_toml"],
+    "new": ["--force", "--method", "--optimizer", "--preset", "--stages", "run_toml"],
     "start": sorted([*PEER_OPTIONS, "--new-run", "run_toml"]),
     "join": sorted(JOIN_OPTIONS),
     "status": ["--home", "--json", "--verbose", "-v"],

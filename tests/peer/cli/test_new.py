@@ -76,6 +76,27 @@ def test_an_unknown_method_is_refused(tmp_path: Path) -> None:
         write_new(tmp_path / "run.toml", "demo", "fedavg", force=False)
 
 
+def test_peers_choose_how_often_they_average_unless_they_hold_stages() -> None:
+    assert preset_spec("demo").sync.inner_steps == "auto"
+    assert preset_spec("demo", "diloco").sync.inner_steps == 25
+    staged = preset_spec("demo", stages=2)
+    assert (staged.sync.inner_steps, staged.pipeline.stages) == (25, 2)
+
+
+def test_muon_trains_at_four_times_the_rate_of_adamw() -> None:
+    inner = preset_spec("125m").optimizer
+    assert (inner.name, inner.learning_rate) == ("muon", 6e-4)
+    assert inner.muon is not None
+    assert inner.muon.learning_rate == pytest.approx(2.4e-3)
+    assert preset_spec("125m", optimizer="adamw").optimizer.muon is None
+
+
+def test_more_stages_than_layers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--stages 5: 'demo' has 4 layers, one for a stage"):
+        write_new(tmp_path / "run.toml", "demo", stages=5, force=False)
+    assert not (tmp_path / "run.toml").exists()
+
+
 def test_an_unknown_optimizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown optimizer 'sgd': use muon or adamw"):
         write_new(tmp_path / "run.toml", "demo", "noloco", "sgd", force=False)
@@ -85,9 +106,7 @@ def test_an_unknown_optimizer_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", EXAMPLES)
 def test_examples_work_when_they_are_taken_out_of_their_comment(key: str) -> None:
     line = f"{key.rpartition('.')[2]} = {EXAMPLES[key]}"
-    text = preset_toml("demo")
-    for its, other in (("stages = 1", "stages = 4"), ('inner_steps = "auto"', "inner_steps = 50")):
-        text = text.replace(f"\n{its}\n", f"\n{other}\n")
+    text = preset_toml("demo", stages=4)
     assert f"\n# {line}\n" in text
     assert parse_toml(text.replace(f"# {line}", line)) != parse_toml(text)
 

@@ -75,12 +75,11 @@ def test_json_carries_the_plan_and_the_figures(run_toml, tmp_path):
 
 
 def test_what_stands_in_the_run_spec_counts_and_options_override_it(run_toml, tmp_path):
-    text = run_toml.read_text().replace("\nstages = 1\n", "\nstages = 3\nvisited = 3\n")
+    text = preset_toml("1b", stages=3).replace("\nstages = 3\n", "\nstages = 3\nvisited = 3\n")
     run_toml.write_text(
         text.replace("\nfull_every = 0\n", "\nfull_every = 2\n")
         .replace('\ncodec = "bf16"\n', '\ncodec = "int8"\n')
         .replace("\nmax_jump = 4\n", "\nmax_jump = 2\n")
-        .replace('\ninner_steps = "auto"\n', "\ninner_steps = 100\n")
     )
     few = few_machines(tmp_path, 3)
     asked = _question(run_toml, few, None, PlanOptions())
