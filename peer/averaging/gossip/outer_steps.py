@@ -8,9 +8,10 @@ partner the n = 1 step is taken, and in the final averaging none.
 A partner's vector is held against those of the partners before (protocol/plausible.py). One that is
 too far away is not averaged with; one that is further than usual pulls no more than one at a little
 more than the usual distance. Before there were any, what we have moved ourselves says what is
-usual. (In the final averaging nothing is clipped in meetings, for the mean is exact; and nothing is
-remembered, for with each meeting peers are nearer to each other.) A partner whose vector is
-implausible, or no vector at all, rests.
+usual. In the final averaging that holds too, by the distances of the rounds before it: those of
+honest peers are no longer, so their mean is exact. (Nothing is remembered there, for with each
+meeting peers are nearer to each other, and what we have moved says nothing.) A partner whose vector
+is implausible, or no vector at all, rests.
 """
 
 import math
@@ -163,7 +164,7 @@ class OuterSteps:
             step = partial(
                 self._outer.step,
                 plain=own.final,
-                own_share=1 - share / 2 if meeting is None else meeting.own_share,
+                own_share=_own_share(meeting, share),
             )
             measures = await self._work.run(step, own.round, theta, their_theta, phi, their_phi)
         if measures.replica_distance is not None:
@@ -186,7 +187,7 @@ class OuterSteps:
         assert theirs[0] is not None
         apart = await self._work.run(self._outer.apart, ours[0], theirs[0], ours[1], theirs[1])
         scale = FARTHEST_AT_FIRST * apart.own
-        expected = await self._expected(ours[0])
+        expected = math.inf if meeting else await self._expected(ours[0])
         share = self._plausibility.share(
             outcome.partner_id,
             apart.distance,
@@ -248,6 +249,12 @@ class OuterSteps:
                 partner=outcome.partner_id,
                 step=own.step,
             )
+
+
+def _own_share(meeting: Meeting | None, share: float) -> float:
+    """The weight of our weights in the mean with a partner that counts so much, 1 as any other."""
+    own = 0.5 if meeting is None else meeting.own_share
+    return own if share == 1.0 else 1.0 - (1.0 - own) * share
 
 
 def _split(payload: memoryview | None, vectors: int) -> tuple[memoryview | None, memoryview | None]:

@@ -1,5 +1,7 @@
 """Outer steps of one peer: whom it doubts, and how far its first partners pull it."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -17,8 +19,9 @@ from peer.averaging.noloco.outer_step import NolocoFactors
 from peer.codec import get_codec
 from peer.observe.facts import Facts
 from peer.ports.simulated import SimulatedWork
+from protocol.gossip.final_averaging import Meeting
 from protocol.outcomes import SkipReason
-from protocol.plausible import CLIP_FACTOR
+from protocol.plausible import CLIP_FACTOR, FIRST, LEAST_CLIP
 from protocol.run.run_spec import RunSpec
 
 P = 256
@@ -43,12 +46,22 @@ def codes_of(values: float) -> memoryview:
     return view
 
 
-def step(outcome: RoundOutcome, own: float = PHI + MOVE) -> tuple[float, Doubts]:
-    """Take one step with plain averaging; where phi is then, and who is doubted."""
+def step(
+    outcome: RoundOutcome,
+    own: float = PHI + MOVE,
+    meeting: Meeting | None = None,
+    before: Sequence[RoundOutcome] = (),
+) -> tuple[float, Doubts]:
+    """Take one step with plain averaging; where phi is then, and who is doubted.
+
+    Args:
+        meeting: of the final averaging, after rounds that ended so; phi is then where it was.
+    """
     doubts, phi_P = Doubts(), np.full(P, PHI, np.float32)
     outer = OuterState(phi_P, np.zeros_like(phi_P), get_codec("fp32"), NolocoFactors(0.0, 1.0, 1.0))
     spec = RunSpec.model_validate({"name": "steps", "data": {"source": "stdlib"}})
     vector = OwnVector(0, 50, False, 50, 0, "fp32", 1, "", codes_of(own))
+    last = replace(vector, round=len(before), final=meeting is not None)
 
     async def take():
         steps = OuterSteps(
@@ -62,7 +75,11 @@ def step(outcome: RoundOutcome, own: float = PHI + MOVE) -> tuple[float, Doubts]
             observe_round=lambda timing: None,
             lock=trio.Lock(),
         )
-        await steps.take(Settled(vector, outcome, Timing(0.0, 0.0)), None, 0.0)
+        for number, earlier in enumerate(before):
+            each = replace(vector, round=number)
+            await steps.take(Settled(each, earlier, Timing(0.0, 0.0)), None, 0.0)
+            phi_P[:] = PHI
+        await steps.take(Settled(last, outcome, Timing(0.0, 0.0)), meeting, 0.0)
 
     trio.run(take)
     return float(phi_P.mean()), doubts
@@ -87,6 +104,32 @@ def test_a_first_partner_that_is_far_pulls_no_more_than_a_few_moves():
 
 def test_a_peer_that_has_not_moved_cannot_tell_what_is_far():
     assert step(averaged_with(2.0), own=PHI)[0] == pytest.approx(1.5)
+
+
+ROUNDS = [averaged_with(PHI - MOVE)] * FIRST
+"""Rounds after which two moves are the usual distance."""
+
+
+@pytest.mark.parametrize("own_share", [0.0, 1 / 3, 0.5, 1.0])
+def test_the_final_mean_is_exact_where_all_are_as_far_apart_as_before(own_share):
+    meeting = Meeting(0, "other", asks=True, own_share=own_share)
+    phi, doubts = step(averaged_with(PHI - MOVE), meeting=meeting, before=ROUNDS)
+    assert phi == pytest.approx(PHI + MOVE - (1 - own_share) * 2 * MOVE, abs=1e-6)
+    assert not doubts
+
+
+@pytest.mark.parametrize("own_share", [0.0, 1 / 3, 0.5])
+def test_in_the_final_averaging_too_a_partner_pulls_no_more_than_from_a_little_afar(own_share):
+    meeting = Meeting(0, "other", asks=True, own_share=own_share)
+    phi, doubts = step(averaged_with(PHI - 5 * MOVE), meeting=meeting, before=ROUNDS)
+    usual = LEAST_CLIP * 2 * MOVE
+    assert phi == pytest.approx(PHI + MOVE - (1 - own_share) * usual, abs=1e-5)
+    assert not doubts
+
+
+def test_a_final_averaging_after_too_few_rounds_clips_nothing():
+    meeting = Meeting(1, "other", asks=True, own_share=0.5)
+    assert step(averaged_with(1.5), meeting=meeting)[0] == pytest.approx((PHI + MOVE + 1.5) / 2)
 
 
 def test_a_partner_without_a_vector_is_doubted_as_one_that_is_too_far_away():
