@@ -12,7 +12,7 @@ from peer.simulation.peer import LoggedEvent, SimulatedPeer
 from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
 from peer.state.fetching import Fetcher
 from peer.state.state_file import state_bytes
-from peer.training.simulated import SimulatedSpeed
+from peer.training.toy import SimulatedSpeed, ToyProblem
 from protocol.limits import STATE_CHUNK_BYTES
 from protocol.wire.versions import STATE
 
@@ -25,14 +25,16 @@ ONE_LINE_S = STATE_BYTES / LINE_BYTES_PER_S
 OPTIONS = SwarmOptions(
     padded_parameters=PARAMETERS,
     link=LinkModel(0.02, bandwidth_bytes_per_s=LINE_BYTES_PER_S),
+    problem=ToyProblem(rate=0.5, sigma=0.2),
 )
+"""After a few rounds replicas are near each other."""
 SLOW = Machine(SimulatedSpeed(step_s=10.0), checkpoint_every_s=0.0)
 """Training stands nearly still beside a transfer; checkpoints are written at the end alone."""
-SPEC = toy_spec(40, 10)
+SPEC = toy_spec(40, 5)
 
 
 class Described:
-    """The sources in the order in which they name their roots; the first one leads.
+    """The sources of `d` in the order in which they name their roots; the first one leads.
 
     Args:
         liar: the place in that order of one that lies about all its weights; None for nobody.
@@ -43,11 +45,15 @@ class Described:
         self._liar = liar
         self._honest = Fetcher.description
         self.swarm: SimulatedSwarm | None = None
-        monkeypatch.setattr(Fetcher, "description", lambda *args: self._description(*args))
 
-    async def _description(self, fetcher, expected, size):
+        async def description(fetcher, expected, size):
+            return await self._described_by(fetcher, expected, size)
+
+        monkeypatch.setattr(Fetcher, "description", description)
+
+    async def _described_by(self, fetcher, expected, size):
         name = self.name_of(fetcher.remote_peer_id)
-        if name not in self.names:
+        if "d" in self.swarm.peers and name not in self.names:
             self.names.append(name)
             if len(self.names) - 1 == self._liar:
                 spoil(self.swarm[name])
@@ -74,7 +80,9 @@ def received(peer: SimulatedPeer) -> LoggedEvent:
 
 async def started(swarm: SimulatedSwarm, names: str) -> None:
     await start(swarm, *names, machine_of=dict.fromkeys(names, SLOW))
-    await swarm.until(lambda: all(p.events(EventName.VALIDATED) for p in swarm.peers.values()))
+    await swarm.until(
+        lambda: all(len(p.events(EventName.VALIDATED)) >= 4 for p in swarm.peers.values())
+    )
 
 
 def is_one_of_them(joiner: SimulatedPeer, swarm: SimulatedSwarm, names: set[str]) -> bool:
