@@ -40,11 +40,13 @@ class Described:
         liar: the place in that order of one that lies about all its weights; None for nobody.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, liar: int | None = None) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, swarm: SimulatedSwarm, liar: int | None = None
+    ) -> None:
         self.names: list[str] = []
         self._liar = liar
         self._honest = Fetcher.description
-        self.swarm: SimulatedSwarm | None = None
+        self.swarm = swarm
 
         async def description(fetcher, expected, size):
             return await self._described_by(fetcher, expected, size)
@@ -96,9 +98,8 @@ def is_one_of_them(joiner: SimulatedPeer, swarm: SimulatedSwarm, names: set[str]
 def test_several_thin_lines_bring_it_faster_than_one(tmp_path, monkeypatch):
     @simulated()
     async def run():
-        described = Described(monkeypatch)
         async with open_swarm(1, SPEC, tmp_path, OPTIONS) as swarm:
-            described.swarm = swarm
+            described = Described(monkeypatch, swarm)
             await started(swarm, "abc")
             joiner = swarm.join("d", SLOW)
             await swarm.until(joiner.ready.is_set)
@@ -128,9 +129,8 @@ async def test_of_two_where_nobody_could_be_found_out_one_gives_all(tmp_path):
 def test_where_a_source_dies_the_others_give_what_it_has_not(tmp_path, monkeypatch, place):
     @simulated()
     async def run():
-        described = Described(monkeypatch)
         async with open_swarm(1, SPEC, tmp_path, OPTIONS) as swarm:
-            described.swarm = swarm
+            described = Described(monkeypatch, swarm)
             await started(swarm, "abc")
 
             def sent(name: str) -> int:
@@ -155,9 +155,8 @@ def test_where_a_source_dies_the_others_give_what_it_has_not(tmp_path, monkeypat
 def test_one_that_lies_is_left_out_and_the_others_give_its_part(tmp_path, monkeypatch, place):
     @simulated()
     async def run():
-        described = Described(monkeypatch, liar=place)
         async with open_swarm(1, SPEC, tmp_path, OPTIONS) as swarm:
-            described.swarm = swarm
+            described = Described(monkeypatch, swarm, liar=place)
             await started(swarm, "abc")
             joiner = swarm.join("d", SLOW)
             await swarm.until(joiner.ready.is_set)
@@ -174,9 +173,8 @@ def test_a_lie_that_only_the_loss_shows_is_not_taken_and_then_one_gives_all(tmp_
 
     @simulated()
     async def run():
-        described = Described(monkeypatch, liar=1)
         async with open_swarm(1, SPEC, tmp_path, OPTIONS) as swarm:
-            described.swarm = swarm
+            described = Described(monkeypatch, swarm, liar=1)
             await started(swarm, "abc")
             joiner = swarm.join("d", SLOW)
             await swarm.until(joiner.ready.is_set)
