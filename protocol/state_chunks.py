@@ -4,7 +4,8 @@ Idea. A state is cut into chunks, and a source names the digest of each (protoco
 Where two sources name the same digest they hold the same bytes, so either may give them. Peers of a
 run of fragments hold the same outer copy, but for the fragments that are on their way, so nearly
 all chunks can come from several sources at once. Replicas that average in pairs differ in every
-chunk.
+chunk; but a state that is *mixed* of their chunks is as good as one of them, so there too several
+can give at once, each what it has itself.
 
 Rules
   1. One source leads. The first chunk holds its writer's own scalars, so it is the leader's.
@@ -13,21 +14,31 @@ Rules
   3. A chunk is asked of one source. When none is left that nobody was asked for, a source is asked
      for one that another owes, so that the slowest does not hold up the end.
   4. What is here already, of an own checkpoint or of sources that are gone, is kept where it is
-     what is wanted. With `mixes` also where it is not, if a source that was believed gave it: a
-     joiner whose source died half way goes on with another replica's chunks.
-  5. What a source gave that then broke the protocol is asked for again, unless others name it.
+     what is wanted. Where replicas are mixed also where it is not, if a source that was believed
+     gave it: a joiner whose source died half way goes on with another replica's chunks.
+  5. What a source gave that then broke the protocol, or is doubted, is asked for again, unless
+     others name it.
+
+Where replicas are mixed, in place of 2:
+  6. Of any chunk but the first any source's bytes will do, and the first to come are kept.
+  7. Momentum comes with its weights: chunks of one *unit* are asked of the source that was asked
+     for the first of them, unless that one is gone, or the others have nothing else to do.
+  8. A source is asked for at most a part of what is missing, so that of a small state, and at the
+     end of a large one, there is something for each.
 
 Invariant: a chunk that is `here` is what some source, or the own checkpoint, has named.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 OWN: Final = ""
 """The name of the own checkpoint, as a giver."""
 HEADER: Final = 0
 """The chunk that holds the scalars."""
+PARTS_OF_THE_MISSING: Final = 16
+"""Rule 8: weights and momentum of four sources, twice."""
 
 
 class ChunkPlan:
@@ -35,11 +46,19 @@ class ChunkPlan:
 
     Args:
         own: digests of chunks that are here at first.
-        mixes: chunks of several replicas make one state.
+        units: where chunks of several replicas make one state, the unit of each chunk; None where
+            sources hold the same.
     """
 
-    def __init__(self, own: Mapping[int, bytes] | None = None, *, mixes: bool = False) -> None:
-        self._mixes = mixes
+    def __init__(
+        self, own: Mapping[int, bytes] | None = None, *, units: Sequence[int] | None = None
+    ) -> None:
+        self._units = units
+        self._chunks_of_unit = defaultdict[int, list[int]](list)
+        for index, unit in enumerate(units or ()):
+            self._chunks_of_unit[unit].append(index)
+        self._claims: dict[int, str] = {}
+        self._due = defaultdict[str, dict[int, None]](dict)
         self._here = {index: (OWN, digest) for index, digest in (own or {}).items()}
         self._sources: dict[str, Sequence[bytes]] = {}
         self._leader = OWN
@@ -54,6 +73,8 @@ class ChunkPlan:
     def lead(self, name: str, digests: Sequence[bytes]) -> None:
         """A source leads from now on; there is no other."""
         self._sources, self._leader, self._asked = {name: digests}, name, {}
+        self._claims.clear()
+        self._due.clear()
         self._choose()
 
     def join(self, name: str, digests: Sequence[bytes]) -> None:
@@ -70,6 +91,8 @@ class ChunkPlan:
         """
         for others in self._asked.values():
             others.discard(name)
+        self._due.pop(name, None)
+        self._claims = {unit: by for unit, by in self._claims.items() if by != name}
         if not believed:
             given = [index for index, (giver, _) in self._here.items() if giver == name]
             for index in given:
@@ -108,38 +131,75 @@ class ChunkPlan:
         Args:
             most: of them.
         """
-        digests, chunks = self._sources.get(name), range(0)
-        if digests is None:
+        if name not in self._sources:
             return None
-        for index in self._missing:
+        chunks = (
+            self._run(self._due[name], name, most)
+            or self._run(self._unclaimed(), name, self._share(most))
+            or self._left_by_others(name)
+        )
+        for index in chunks:
+            self._asked.setdefault(index, set()).add(name)
+            self._claim(name, index)
+        return chunks or None
+
+    def _run(self, among: Iterable[int], name: str, most: int) -> range:
+        """The first chunks of these, one after another, that nobody was asked for."""
+        chunks = range(0)
+        for index in among:
             if len(chunks) == most or (chunks and index != chunks.stop):
                 break
-            if not self._asked.get(index) and digests[index] == self._wanted[index]:
+            if index in self._missing and not self._asked.get(index) and self.wants(name, index):
                 chunks = range(chunks.start if chunks else index, index + 1)
             elif chunks:
                 break
-        if not chunks:
-            chunks = self._owed_by_another(name, digests)
-        for index in chunks:
-            self._asked.setdefault(index, set()).add(name)
-        return chunks or None
+        return chunks
 
-    def _owed_by_another(self, name: str, digests: Sequence[bytes]) -> range:
-        for index in self._missing:
-            asked = self._asked.get(index, set())
-            if len(asked) == 1 and name not in asked and digests[index] == self._wanted[index]:
-                return range(index, index + 1)
-        return range(0)
+    def _unclaimed(self) -> Iterable[int]:
+        if self._units is None:
+            return self._missing
+        return (index for index in self._missing if self._units[index] not in self._claims)
+
+    def _share(self, most: int) -> int:
+        if self._units is None:
+            return most
+        return max(1, min(most, self.num_missing // PARTS_OF_THE_MISSING))
+
+    def _claim(self, name: str, index: int) -> None:
+        if self._units is not None and self._units[index] not in self._claims:
+            unit = self._units[index]
+            self._claims[unit] = name
+            self._due[name].update(dict.fromkeys(self._chunks_of_unit[unit]))
+
+    def _left_by_others(self, name: str) -> range:
+        """A chunk that another one would be asked for, or else one that it owes."""
+        may = [index for index in self._missing if self.wants(name, index)]
+        asked = {index: self._asked.get(index, set()) for index in may}
+        unasked = (index for index in reversed(may) if not asked[index])
+        owed = (i for i in may if len(asked[i]) == 1 and name not in asked[i])
+        index = next(unasked, next(owed, None))
+        return range(0) if index is None else range(index, index + 1)
+
+    def wants(self, name: str, index: int) -> bool:
+        """Whether this source's bytes of a chunk will do."""
+        if self._units is None:
+            return self._sources[name][index] == self._wanted[index]
+        return index in self._missing and (index != HEADER or name == self._leader)
 
     def arrived(self, name: str, index: int) -> None:
-        """A chunk came, and is what was wanted."""
-        self._here[index] = (name, self._wanted[index])
+        """A chunk came that this source has named, and is wanted."""
+        self._here[index] = (name, self._sources[name][index])
         self._asked.pop(index, None)
         self._missing.pop(index, None)
+        self._due[name].pop(index, None)
 
     def unwanted(self, name: str, index: int) -> None:
         """A chunk came that was wanted when it was asked for."""
         self._asked.get(index, set()).discard(name)
+
+    def giver(self, index: int) -> str | None:
+        """The source of a chunk that is here; None for one that is not."""
+        return self._here[index][0] if index in self._here else None
 
     def givers(self) -> Counter[str]:
         """How many of the chunks that are here each has given."""
@@ -149,7 +209,7 @@ class ChunkPlan:
         giver, digest = self._here.get(index, (OWN, b""))
         if digest == self._wanted[index]:
             return True
-        return self._mixes and index != HEADER and giver != OWN
+        return self._units is not None and index != HEADER and giver != OWN
 
     def _choose(self) -> None:
         leaders = enumerate(self._sources[self._leader])
@@ -161,7 +221,7 @@ class ChunkPlan:
         self._missing = dict.fromkeys(index for index in every if not self._is_done(index))
 
     def _choice(self, index: int, leaders: bytes) -> bytes:
-        if index == HEADER or len(self._sources) < 3:
+        if index == HEADER or len(self._sources) < 3 or self._units is not None:
             return leaders
         named = Counter(digests[index] for digests in self._sources.values())
         most = max(named.values())

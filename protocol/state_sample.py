@@ -13,6 +13,10 @@ Rules
   3. A state is *odd* when it is further from each witness than FACTOR times what witnesses are
      apart, and than FLOOR times its own length. Of two witnesses a liar can make it look good, not
      bad. Without two witnesses nothing can be told.
+  4. A state that is mixed of several replicas' chunks has witnesses for the root of each, and
+     places of its own for each. What a source gave is compared at those of its places that lie in
+     its own chunks; where they are fewer than LEAST_BLOCKS, it gave too little to be told apart.
+     Then the whole is compared at the places of the one that leads.
 
 What it does not see: a lie about few of the weights, and one within FLOOR. Averaging has bounds of
 its own for those (plausible.py).
@@ -29,6 +33,8 @@ BLOCK_VALUES: Final = 256
 SAMPLE_BYTES: Final = 4 * NUM_BLOCKS * BLOCK_VALUES
 SEED_BYTES: Final = 16
 NUM_WITNESSES: Final = 3
+LEAST_WITNESSES: Final = 2
+LEAST_BLOCKS: Final = 4
 FACTOR: Final = 4.0
 FLOOR: Final = 0.5
 """States of replicas that are some rounds apart differ by less than this part of their length."""
@@ -59,6 +65,6 @@ def is_odd(to_witnesses: Sequence[float], among: Sequence[float], length: float)
         among: the distances of the witnesses' samples to each other.
         length: of its own sample, the same way.
     """
-    if len(to_witnesses) < 2:
+    if len(to_witnesses) < LEAST_WITNESSES:
         return False
     return min(to_witnesses) > FACTOR * median_high(among) and min(to_witnesses) > FLOOR * length

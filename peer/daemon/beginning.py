@@ -25,7 +25,6 @@ from peer.state.gathering import Gathering
 from peer.state.held_part import HeldPart
 from peer.state.state_file import StateManifest, StateScalars
 from peer.training.ports import Float32Vector
-from protocol.errors import RemoteProtocolError
 from protocol.membership.heeded import heeded
 from protocol.membership.view import Roster, View
 from protocol.run.amendments import AmendedSpec
@@ -33,12 +32,11 @@ from protocol.schedule.data_plan import start_position
 from protocol.schedule.rounds import LOST_LAG_ROUNDS, middle, oldest_useful
 
 from .checkpointing import GoOn
+from .comparison import Comparison
 from .fetch_progress import FetchProgress
+from .shared_fetch import SharedFetch
 from .sources import Sources
 from .witnesses import MeasureLoss, Witnesses
-
-MAX_HELPERS: Final = 3
-"""Further peers that a state is taken from at once, where all hold the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +132,7 @@ class Fresh:
 
 
 class Fetched:
-    """The state of a peer of the group, or of several that hold the same (gathering.py).
+    """The state of a peer of the group, or of several (shared_fetch.py).
 
     Args:
         own: digests of the chunks of a checkpoint of ours that the vectors hold already.
@@ -160,10 +158,8 @@ class Fetched:
         """
         held, view = arrival.held, arrival.held.view
         arrival.facts.now_doing("fetching the state")
-        shares_one_copy = arrival.spec.founding.sync.diloco is not None
-        gathering = Gathering(
-            arrival.slow_P, arrival.momentum_P, self._own, mixes=not shares_one_copy
-        )
+        mixes = arrival.spec.founding.sync.diloco is None
+        gathering = Gathering(arrival.slow_P, arrival.momentum_P, self._own, mixes=mixes)
         progress = FetchProgress(gathering, arrival.facts, arrival.events)
 
         async def described_by(fetcher: Fetcher) -> StateManifest:
@@ -175,34 +171,20 @@ class Fetched:
             )
             return await fetcher.description(expected, arrival.slow_P.size)
 
-        async def help_(fetcher: Fetcher) -> None:
-            await gathering.help(fetcher, await described_by(fetcher), progress.moved)
-
-        async def help_with(until: trio.CancelScope, leader: PeerId) -> None:
-            with until:
-                await arrival.sources.help_with(help_, view, leader, MAX_HELPERS)
-
-        async def lead(fetcher: Fetcher) -> StateScalars:
-            described, source = await described_by(fetcher), fetcher.remote_peer_id
-            witnesses = arrival.witnesses_of(source, described.root.hex())
-            nursery.start_soon(witnesses.ask)
-            helping = trio.CancelScope()
-            if shares_one_copy:
-                nursery.start_soon(help_with, helping, source)
-            try:
-                state = await gathering.lead(fetcher, described, progress.moved)
-            finally:
-                helping.cancel()
-            try:
-                await witnesses.check(arrival.slow_P, arrival.measure)
-            except RemoteProtocolError:
-                gathering.forget()
-                raise
-            return state
-
         async with trio.open_nursery() as nursery:
             nursery.start_soon(arrival.look_around)  # a helper need not hold it
-            state = await arrival.sources.fetch(lead, view, patience_s=self._patience_s)
+            comparison = Comparison(arrival.witnesses_of, arrival.slow_P, arrival.measure, nursery)
+            fetch = SharedFetch(
+                gathering,
+                comparison,
+                arrival.sources,
+                view,
+                described_by,
+                progress.moved,
+                nursery,
+                mixes=mixes,
+            )
+            state = await arrival.sources.fetch(fetch.lead, view, patience_s=self._patience_s)
             nursery.cancel_scope.cancel()
         progress.ended(state.round)
         epoch, position = _position(state, view)

@@ -7,7 +7,7 @@ cannot help for long (`Waits`).
 """
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -129,22 +129,25 @@ class Sources:
         self,
         ask: Callable[[Fetcher], Awaitable[None]],
         among: View,
-        leader: PeerId,
+        apart_from: Collection[PeerId],
         most: int,
     ) -> None:
-        """Ask some more at once, each but once: what they cannot do, the one that leads does."""
+        """Ask others, some at once, each but once: what they cannot do, the one that leads does."""
+        others = _in_order(among, self._facts.peer_id, None)
+        waiting = iter([peer_id for peer_id in others if peer_id not in apart_from])
 
-        async def help_(peer_id: PeerId) -> None:
-            try:
-                async with fetch_from(self._network, peer_id) as fetcher:
-                    await ask(fetcher)
-            except LocoError:
-                return  # the leader, or another, gives what is missing
+        async def help_() -> None:
+            for peer_id in waiting:
+                try:
+                    async with fetch_from(self._network, peer_id) as fetcher:
+                        await ask(fetcher)
+                        return
+                except LocoError:
+                    continue  # the next one, or the one that leads, gives what is missing
 
-        others = [p for p in _in_order(among, self._facts.peer_id, None) if p != leader]
         async with trio.open_nursery() as nursery:
-            for peer_id in others[:most]:
-                nursery.start_soon(help_, peer_id)
+            for _ in range(most):
+                nursery.start_soon(help_)
 
 
 def _in_order(among: Roster | View, own_id: PeerId, preferred: PeerId | None) -> list[PeerId]:

@@ -1,10 +1,10 @@
 """Other peers that a joiner holds a state against.
 
 It asks some for samples of their weights (protocol/state_sample.py), and reads in their beats what
-losses they have (protocol/state_loss.py).
+losses they have (protocol/state_loss.py). What follows from them is decided in comparison.py.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import blake3
@@ -13,18 +13,25 @@ import trio
 from peer.observe.status import PeerState
 from peer.ports import Network, PeerId
 from peer.state.fetching import fetch_from
-from peer.state.sample import is_unlike, sample_of
+from peer.state.sample import blocks_of, is_unlike, sample_of
 from peer.training.ports import Float32Vector
-from protocol.errors import LocoError, RemoteProtocolError
+from protocol.errors import LocoError
 from protocol.membership.heeded import heeded
 from protocol.membership.records import Sign
 from protocol.membership.view import Member, View
-from protocol.state_loss import LEAST_TOLD, is_worse
-from protocol.state_sample import NUM_WITNESSES, SEED_BYTES
+from protocol.state_sample import (
+    BLOCK_VALUES,
+    LEAST_BLOCKS,
+    NUM_WITNESSES,
+    SEED_BYTES,
+    block_starts,
+)
 
 WITNESS_S: Final = 10.0
 """A witness that takes longer is none."""
 
+Turns = Mapping[PeerId, trio.Lock]
+"""A peer serves few readers at once: what several sources' witnesses ask of it takes turns."""
 MeasureLoss = Callable[[], Awaitable[float | None]]
 """Measures the slow weights as they lie there; None where nobody can tell."""
 
@@ -35,6 +42,10 @@ async def cannot_tell() -> None:
 
 class Witnesses:
     """What others say of the state that one source is about to send.
+
+    Attributes:
+        losses: that others tell.
+        asked: set when all have been.
 
     Args:
         sign: nobody else can; so nobody else knows the seed beforehand.
@@ -48,24 +59,29 @@ class Witnesses:
         drawn = sign(f"loco/v1/witnesses/{source}/{root}".encode())
         self._seed = blake3.blake3(drawn).digest(length=SEED_BYTES)
         self._samples: list[Float32Vector] = []
-        self._losses: list[float] = []
-        self._asked = trio.Event()
+        self.losses: list[float] = []
+        self.asked = trio.Event()
 
     def __repr__(self) -> str:
         return f"<Witnesses: {len(self._samples)} of the state of {self._source}>"
 
-    async def ask(self) -> None:
+    @property
+    def num_samples(self) -> int:
+        """How many others gave one."""
+        return len(self._samples)
+
+    async def ask(self, turns: Turns) -> None:
         """Ask some of the others; those that cannot help, or are slow, are none."""
         training = self._others_training()
         losses = [m.progress.validation_loss for m in heeded(training, trio.current_time())]
-        self._losses = [loss for loss in losses if loss is not None]
+        self.losses = [loss for loss in losses if loss is not None]
         others = [member.peer_id for member in training]
         others.sort(key=lambda peer_id: blake3.blake3(self._seed + peer_id.encode()).digest())
         with trio.move_on_after(WITNESS_S):
             async with trio.open_nursery() as nursery:
                 for peer_id in others[:NUM_WITNESSES]:
-                    nursery.start_soon(self._ask, peer_id)
-        self._asked.set()
+                    nursery.start_soon(self._ask, peer_id, turns[peer_id])
+        self.asked.set()
 
     def _others_training(self) -> list[Member]:
         return [
@@ -74,28 +90,18 @@ class Witnesses:
             if member.peer_id != self._source and member.progress.state == PeerState.TRAINING
         ]
 
-    async def _ask(self, peer_id: PeerId) -> None:
+    async def _ask(self, peer_id: PeerId, turn: trio.Lock) -> None:
         try:
-            async with fetch_from(self._network, peer_id) as fetcher:
+            async with turn, fetch_from(self._network, peer_id) as fetcher:
                 self._samples.append(await fetcher.sample(self._view.group, self._seed))
         except LocoError:
             return
 
-    async def check(self, slow_P: Float32Vector, measure: MeasureLoss) -> None:
-        """Wait until all have been asked, and have the loss measured where theirs are known.
-
-        Raises:
-            RemoteProtocolError: the state is unlike theirs, or worse.
-        """
-        await self._asked.wait()
-        if is_unlike(sample_of(slow_P, self._seed), self._samples):
-            raise RemoteProtocolError(
-                f"the state of {self._source} is unlike those of {len(self._samples)} others"
-            )
-        if len(self._losses) < LEAST_TOLD or (loss := await measure()) is None:
-            return
-        if is_worse(loss, self._losses):
-            told = ", ".join(f"{each:.3f}" for each in sorted(self._losses))
-            raise RemoteProtocolError(
-                f"the state of {self._source} has a loss of {loss:.3f}, where others tell {told}"
-            )
+    def find_odd(self, slow_P: Float32Vector, gave: Callable[[range], bool]) -> bool:
+        """Whether the weights are unlike theirs where these values came from the source."""
+        places = block_starts(self._seed, slow_P.size)
+        blocks = [n for n, at in enumerate(places) if gave(range(at, at + BLOCK_VALUES))]
+        sample, *others = (
+            blocks_of(values, blocks) for values in (sample_of(slow_P, self._seed), *self._samples)
+        )
+        return len(blocks) >= LEAST_BLOCKS and is_unlike(sample, others)

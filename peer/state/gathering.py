@@ -1,7 +1,7 @@
 """A state on its way to us, from one source or several at once (protocol/state_chunks.py).
 
-Each source is held to its own list of digests, and to a minimum rate (steady.py). A source that
-does not lead may fail: what it owes is asked of the others.
+Each source is held to its own list of digests, that list to its own root, and the source to a
+minimum rate (steady.py). A source that does not lead may fail: what it owes is asked of the others.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,9 +21,12 @@ from .state_file import (
     StateAssembler,
     StateManifest,
     StateScalars,
-    chunk_count,
+    check_chunk,
+    check_manifest,
     state_bytes,
     state_chunks,
+    units_of,
+    weights_chunk,
 )
 from .steady import slowest_rate, steady
 
@@ -37,7 +40,7 @@ class Gathering:
     Args:
         phi_P, delta_P: where the state goes; they hold no state before there is a `result`.
         own: digests of the chunks that the vectors hold already (`own_digests`).
-        mixes: as for `ChunkPlan`.
+        mixes: chunks of several replicas make one state.
 
     Attributes:
         fetched_bytes: of all sources.
@@ -52,7 +55,7 @@ class Gathering:
         mixes: bool = False,
     ) -> None:
         self._vectors = phi_P, delta_P
-        self._plan = ChunkPlan(own, mixes=mixes)
+        self._plan = ChunkPlan(own, units=units_of(phi_P.size) if mixes else None)
         self._assembler: StateAssembler | None = None
         self._changed = trio.Event()
         self.fetched_bytes = 0
@@ -128,9 +131,7 @@ class Gathering:
             StreamLost, Refused, RemoteProtocolError: it failed; nothing but itself is lost.
         """
         name, believed = fetcher.remote_peer_id, True
-        size = state_bytes(self._vectors[0].size)
-        if (described.total_bytes, len(described.digests)) != (size, chunk_count(size)):
-            raise RemoteProtocolError(f"a state of {described.total_bytes} bytes, expected {size}")
+        check_manifest(described, self._vectors[0].size)
         self._plan.join(name, described.digests)
         self._tell()
         try:
@@ -141,6 +142,15 @@ class Gathering:
         finally:
             self._plan.gone(name, believed=believed)
             self._tell()
+
+    def gave(self, name: PeerId, values: range) -> bool:
+        """Whether these weights, fewer than fit in a chunk, are here and from this source."""
+        ends = weights_chunk(values.start), weights_chunk(values.stop - 1)
+        return all(self._plan.giver(index) == name for index in ends)
+
+    def distrust(self, name: PeerId) -> None:
+        """What this source has given is not believed, and has to come from others."""
+        self._plan.gone(name, believed=False)
 
     def forget(self) -> None:
         """The state that was put together is not believed: nothing of it is kept."""
@@ -168,9 +178,10 @@ class Gathering:
         assert self._assembler is not None
         if chunk_digest(chunk) != named:
             raise RemoteProtocolError(f"chunk {index} of the state does not match its digest")
+        check_chunk(index, chunk, self._vectors[0].size)
         self.fetched_bytes += len(chunk)
-        if named != self._plan.wanted(index):
-            self._plan.unwanted(name, index)  # since it was asked for, others have named another
+        if not self._plan.wants(name, index):
+            self._plan.unwanted(name, index)  # since it was asked for, others named or gave another
             return
         self._gave.add(name)
         self._assembler.put(index, chunk)

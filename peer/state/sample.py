@@ -31,6 +31,12 @@ def sample_from(data: bytes) -> Float32Vector:
     return values
 
 
+def blocks_of(sample: Float32Vector, blocks: Sequence[int]) -> Float32Vector:
+    """What a sample has of these of its blocks."""
+    values: Float32Vector = sample.reshape(-1, BLOCK_VALUES)[list(blocks)].ravel()
+    return values
+
+
 def is_unlike(sample: Float32Vector, witnesses: Sequence[Float32Vector]) -> bool:
     """Whether the state that a sample is of is unlike those of its witnesses."""
     to_witnesses = [_rms(sample - witness) for witness in witnesses]

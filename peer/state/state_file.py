@@ -100,6 +100,52 @@ def chunk_count(total_bytes: int) -> int:
     return -(-total_bytes // STATE_CHUNK_BYTES)
 
 
+def weights_chunk(value: int) -> int:
+    """The chunk that holds this one of the weights."""
+    return (HEADER_BYTES + value * _LITTLE.itemsize) // STATE_CHUNK_BYTES
+
+
+def units_of(num_values: int) -> list[int]:
+    """For each chunk of a state of P = `num_values` the chunk of weights that it belongs with.
+
+    A chunk of momentum belongs where the weights of its middle are. Momentum is not cut where
+    weights are, so that is the place of half of its values at least.
+    """
+    total, units = state_bytes(num_values), list[int]()
+    for index in range(chunk_count(total)):
+        start = index * STATE_CHUNK_BYTES
+        middle = (start + min(start + STATE_CHUNK_BYTES, total)) // 2
+        value = (middle - HEADER_BYTES) // _LITTLE.itemsize - num_values
+        own = weights_chunk(value) if value >= 0 else index
+        units.append(units[own] if own < index else index)
+    return units
+
+
+def check_manifest(manifest: StateManifest, num_values: int) -> None:
+    """Hold a manifest against the size that a state has to be of, and against its own root.
+
+    Raises:
+        RemoteProtocolError: the manifest is of another size, or its list does not match its root.
+    """
+    expected = state_bytes(num_values)
+    if manifest.total_bytes != expected or len(manifest.digests) != chunk_count(expected):
+        raise RemoteProtocolError(f"a state of {manifest.total_bytes} bytes, expected {expected}")
+    if not list_matches_root(manifest.digests, manifest.root):
+        raise RemoteProtocolError("the list of chunk digests does not match the state's root")
+
+
+def check_chunk(index: int, chunk: bytes, num_values: int) -> None:
+    """Raises RemoteProtocolError: a chunk has another length than ours, or values not finite."""
+    length = min(STATE_CHUNK_BYTES, state_bytes(num_values) - index * STATE_CHUNK_BYTES)
+    if len(chunk) != length:
+        raise RemoteProtocolError(
+            f"chunk {index} of the state has {len(chunk)} bytes, not {length}"
+        )
+    values = np.frombuffer(chunk, _LITTLE, offset=0 if index else HEADER_BYTES)
+    if not np.isfinite(values).all():
+        raise RemoteProtocolError(f"chunk {index} of the state holds values that are not finite")
+
+
 def write_state_file(
     path: Path, scalars: StateScalars, phi_P: Float32Vector, delta_P: Float32Vector
 ) -> StateManifest:
@@ -226,13 +272,7 @@ class StateAssembler:
         """
         if phi_P.shape != delta_P.shape:
             raise ValueError(f"phi {phi_P.shape} and delta {delta_P.shape} differ in length")
-        expected = state_bytes(phi_P.size)
-        if manifest.total_bytes != expected or len(manifest.digests) != chunk_count(expected):
-            raise RemoteProtocolError(
-                f"a state of {manifest.total_bytes} bytes, expected {expected}"
-            )
-        if not list_matches_root(manifest.digests, manifest.root):
-            raise RemoteProtocolError("the list of chunk digests does not match the state's root")
+        check_manifest(manifest, phi_P.size)
         self._manifest = manifest
         self._header = bytearray(HEADER_BYTES)
         self._vectors = (phi_P, delta_P)

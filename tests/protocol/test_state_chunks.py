@@ -2,6 +2,9 @@
 
 from protocol.state_chunks import ChunkPlan
 
+UNITS = [0, 1, 0, 1]
+"""Two chunks of weights, each with one of momentum."""
+
 
 def digests(text: str) -> list[bytes]:
     """A state of which each letter is a chunk."""
@@ -78,18 +81,18 @@ def test_what_is_here_is_kept_where_it_is_wanted():
 
 
 def test_replicas_are_mixed_when_a_source_dies_but_for_scalars_and_own_chunks():
-    plan = ChunkPlan({3: b"own"}, mixes=True)
+    plan = ChunkPlan({3: b"own"}, units=UNITS)
     plan.lead("a", digests("abcd"))
-    assert taken(plan, "a", most=2) == [0, 1]
+    assert taken(plan, "a") + taken(plan, "a") == [0, 2]
     plan.gone("a")
     plan.lead("b", digests("ABCD"))
-    assert plan.missing() == [0, 2, 3]
+    assert plan.missing() == [0, 1, 3]
 
 
 def test_what_a_source_gave_that_broke_the_protocol_is_not_kept():
-    plan = ChunkPlan(mixes=True)
+    plan = ChunkPlan(units=UNITS)
     plan.lead("a", digests("abcd"))
-    assert taken(plan, "a", most=2) == [0, 1]
+    assert taken(plan, "a") + taken(plan, "a") == [0, 2]
     plan.gone("a", believed=False)
     plan.lead("b", digests("abCD"))
     assert plan.missing() == [0, 1, 2, 3]
@@ -110,3 +113,82 @@ def test_a_source_of_another_number_of_chunks_is_none():
     assert plan.givers() == {}
     assert plan.next_of("b", 4) is None
     assert repr(plan) == "<ChunkPlan, 2 missing, 1 sources>"
+
+
+def mixed_plan(chunks_of_weights: int) -> ChunkPlan:
+    """Replicas that differ in each chunk, led by `a`; `b` and `c` help."""
+    plan = ChunkPlan(units=[*range(chunks_of_weights)] * 2)
+    plan.lead("a", digests("a" * 2 * chunks_of_weights))
+    for name in "bc":
+        plan.join(name, digests(name * 2 * chunks_of_weights))
+    return plan
+
+
+def givers_of(plan: ChunkPlan) -> str:
+    return "".join(plan.giver(index) or "." for index in range(32))
+
+
+def test_of_replicas_each_gives_its_own_weights_and_their_momentum():
+    plan = mixed_plan(16)
+    while not plan.complete:
+        for name in "abc":
+            taken(plan, name)
+    assert givers_of(plan)[:16] == givers_of(plan)[16:]
+    assert set(givers_of(plan)) == set("abc")
+
+
+def test_of_a_small_state_there_is_something_for_each():
+    plan = mixed_plan(3)
+    assert [plan.next_of(name, 4) for name in "abc"] == [range(1), range(1, 2), range(2, 3)]
+    assert plan.next_of("a", 4) == range(3, 4), "its own momentum comes first"
+
+
+def test_only_the_leader_gives_scalars_and_the_first_bytes_to_come_are_kept():
+    plan = mixed_plan(2)
+    assert plan.next_of("b", 4) == range(1, 2)
+    assert not plan.wants("b", 0)
+    assert taken(plan, "a") == [0]
+    assert plan.wants("c", 1)
+    plan.arrived("b", 1)
+    assert not plan.wants("c", 1)
+
+
+def test_two_replicas_that_name_the_same_decide_nothing():
+    plan = ChunkPlan(units=UNITS)
+    plan.lead("a", digests("abcd"))
+    plan.join("liar", digests("xyzw"))
+    plan.join("friend", digests("xyzw"))
+    assert [plan.wanted(index) for index in range(4)] == digests("abcd")
+
+
+def test_what_a_dead_replica_owes_others_give():
+    plan = mixed_plan(2)
+    assert taken(plan, "b") == [1]
+    assert plan.next_of("b", 4) == range(3, 4)
+    plan.gone("b")
+    assert taken(plan, "a") == [0]
+    assert taken(plan, "a") == [2]
+    assert taken(plan, "c") == [3]
+    assert plan.complete
+    assert plan.giver(1) == "b", "what it gave is kept"
+
+
+def test_a_slow_replica_does_not_hold_up_the_end():
+    plan = mixed_plan(2)
+    assert plan.next_of("b", 4) == range(1, 2)
+    assert taken(plan, "a") == [0]
+    assert taken(plan, "a") == [2]
+    assert taken(plan, "a") == [3], "momentum that b was not asked for yet"
+    assert taken(plan, "a") == [1], "weights that b owes"
+    assert plan.complete
+
+
+def test_what_a_doubted_replica_gave_comes_from_others():
+    plan = mixed_plan(2)
+    assert taken(plan, "b") == [1]
+    assert taken(plan, "a") == [0]
+    plan.gone("b", believed=False)
+    assert plan.missing() == [1, 2, 3]
+    while not plan.complete:
+        taken(plan, "c")
+    assert givers_of(plan)[:4] == "accc"

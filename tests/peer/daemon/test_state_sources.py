@@ -5,7 +5,7 @@ import pytest
 import trio
 from swarm_worlds import simulated, start, toy_spec
 
-from peer.daemon.beginning import MAX_HELPERS
+from peer.daemon.shared_fetch import MAX_HELPERS
 from peer.network.simulated_link import LinkModel
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
@@ -75,28 +75,6 @@ async def test_it_says_how_long_the_rest_will_take(tmp_path):
         left = [event["left_s"] + event["monotonic_s"] for event in told]
         ended_s = received(joiner)["monotonic_s"]
         assert all(abs(at_s - ended_s) < 0.2 * STATE_BYTES / 2e5 for at_s in left)
-
-
-@simulated()
-async def test_what_came_from_a_replica_that_died_need_not_come_again(tmp_path):
-    options = SwarmOptions(padded_parameters=PARAMETERS, link=THIN)
-    async with open_swarm(1, spec_of("noloco"), tmp_path, options) as swarm:
-        await open_three(swarm)
-        weights = [swarm[name].slow_weights()[-1] for name in "abc"]
-        before = {name: swarm[name].network.statistics().sent_bytes[STATE] for name in "abc"}
-        joiner = swarm.join("d", SLOW, through=["b"])
-
-        def sent(name: str) -> int:
-            return swarm[name].network.statistics().sent_bytes[STATE] - before[name]
-
-        await swarm.until(lambda: max(map(sent, "abc")) > STATE_BYTES / 2)
-        source = max("abc", key=sent)
-        swarm.kill(source)
-        await swarm.until(joiner.ready.is_set)
-        assert len(set(weights)) > 1, "replicas differ"
-        assert len(received(joiner)["remotes"]) == 2
-        assert received(joiner)["bytes"] <= STATE_BYTES + STATE_CHUNK_BYTES
-        assert joiner.failure is None
 
 
 async def come_back(swarm: SimulatedSwarm, after_rounds: int) -> SimulatedPeer:

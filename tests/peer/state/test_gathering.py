@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 from service_worlds import GROUP, P, empty_vectors, world
@@ -11,9 +12,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from peer.state.fetching import ExpectedState, Fetcher
 from peer.state.gathering import Gathering, own_digests, whole_state
-from peer.state.state_file import state_bytes
+from peer.state.state_file import StateManifest, state_bytes
 from protocol.errors import RemoteProtocolError
 from protocol.limits import STATE_CHUNK_BYTES
+from protocol.run.merkle import chunk_digest, merkle_root
 
 
 class Liar(Fetcher):
@@ -43,6 +45,42 @@ async def test_a_second_source_that_lies_costs_nothing_but_itself(
         assert (phi_P == made.source.phi_P).all()
         assert (delta_P == made.source.delta_P).all()
         assert gathering.remotes == [honest.remote_peer_id]
+
+
+class Infinite(Fetcher):
+    """A source that has a state of its own, with a value that is no number."""
+
+    remote_peer_id = "infinite"
+    chunk = np.full(STATE_CHUNK_BYTES // 4, np.nan, np.float32).tobytes()
+
+    def of(self, described: StateManifest) -> StateManifest:
+        digests = (described.digests[0], *[chunk_digest(self.chunk)] * 2, described.digests[-1])
+        return replace(described, digests=digests, root=merkle_root(digests))
+
+    async def chunks(self, root: str, wanted: range, take: Any, moved: Any = None) -> None:
+        await trio.lowlevel.checkpoint()
+        for index in wanted:
+            take(index, self.chunk)
+
+
+async def test_a_replica_that_is_not_finite_is_found_at_once(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    """It is not the leader that is blamed at the end, and the next one, and the next one."""
+    async with world(tmp_path) as made, made.fetcher() as honest, made.fetcher() as other:
+        phi_P, delta_P = empty_vectors()
+        gathering, liar = Gathering(phi_P, delta_P, mixes=True), Infinite(other.talk)
+        described = await honest.description(ExpectedState(GROUP), P)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(gathering.lead, honest, described)
+            await wait_all_tasks_blocked()
+            with pytest.raises(RemoteProtocolError, match="list of chunk digests"):
+                await gathering.help(liar, replace(liar.of(described), root=described.root))
+            with pytest.raises(RemoteProtocolError, match="not finite"):
+                await gathering.help(liar, liar.of(described))
+        assert gathering.remotes == [honest.remote_peer_id]
+        assert (phi_P == made.source.phi_P).all()
+        assert (delta_P == made.source.delta_P).all()
 
 
 async def test_what_the_vectors_hold_already_does_not_come_again(
