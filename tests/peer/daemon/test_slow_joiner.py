@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 SEED = 1
 PARAMETERS = 1 << 18
-WIDE, THIN = (LinkModel(0.02, bandwidth_bytes_per_s=rate) for rate in (2e7, 4e4))
+WIDE, THIN = (LinkModel(0.02, bandwidth_bytes_per_s=rate) for rate in (2e7, 2.5e4))
 JOINER = identity_of(SEED, "d").peer_id
 ROUND = Machine(SimulatedSpeed(step_s=0.5))
 NUM_ROUNDS_MEANWHILE = 4
@@ -46,7 +46,7 @@ async def test_a_slow_joiner_contributes_nothing_while_it_fetches_and_is_not_sta
         opened = joiner.events(EventName.ROUND_OPENED, EventName.ROUND_CLOSED)
         assert all(event["monotonic_s"] >= received["monotonic_s"] for event in opened)
         assert received["bytes"] == state_bytes(PARAMETERS), "nothing came twice"
-        assert received["seconds"] < 2 * state_bytes(PARAMETERS) / 4e4
+        assert received["seconds"] < 2 * state_bytes(PARAMETERS) / 2.5e4
         await swarm.until(lambda: joiner.facts.state is PeerState.TRAINING)
         await swarm.until(lambda: bool(joiner.events(EventName.ROUND_AVERAGED)))
         assert joiner.failure is None
