@@ -23,10 +23,10 @@ from peer.state.fetching import fetch_from
 from protocol.address.multiaddr import split_peer_id
 from protocol.errors import LocoError, StreamLost
 from protocol.membership.dial_back import (
-    DialBack,
     DialBacks,
     NatKind,
     Reach,
+    answer_of,
     candidates,
     host_and_port,
 )
@@ -191,7 +191,7 @@ class _Doctor:
             except LocoError:
                 return
             observed = None if is_relayed(seen.observed) else seen.observed
-            answer = DialBack(observed, frozenset(seen.tried), frozenset(seen.reached))
+            answer = answer_of(wanted, observed, seen.tried, seen.reached)
             self._answers.heard(trio.current_time(), peer_id, answer)
             if seen.tried:
                 return

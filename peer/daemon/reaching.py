@@ -27,9 +27,9 @@ from protocol.address.multiaddr import split_peer_id
 from protocol.errors import LocoError
 from protocol.limits import DIAL_BACK_EVERY_S, MAX_DIAL_BACKS, MAX_LINKS
 from protocol.membership.dial_back import (
-    DialBack,
     DialBacks,
     Reach,
+    answer_of,
     candidates,
     host_and_port,
     may_try,
@@ -166,19 +166,20 @@ class Reaching:
 
     async def _ask_one(self, peer_id: PeerId) -> None:
         """Ask one peer; once more, when it has shown us an address that it could try."""
-        seen = await self._say(peer_id, self._candidates())
+        wanted = self._candidates()
+        seen = await self._say(peer_id, wanted)
         if seen is None:
             return
-        self._take(peer_id, seen)
+        self._take(peer_id, wanted, seen)
         wanted = self._candidates()
         if not seen.tried and wanted:
             seen = await self._say(peer_id, wanted)
             if seen is not None:
-                self._take(peer_id, seen)
+                self._take(peer_id, wanted, seen)
 
-    def _take(self, peer_id: PeerId, seen: Seen) -> None:
+    def _take(self, peer_id: PeerId, asked: Sequence[Address], seen: Seen) -> None:
         observed = None if is_relayed(seen.observed) else seen.observed
-        answer = DialBack(observed, frozenset(seen.tried), frozenset(seen.reached))
+        answer = answer_of(asked, observed, seen.tried, seen.reached)
         self._answers.heard(trio.current_time(), peer_id, answer)
 
     def _candidates(self) -> list[Address]:

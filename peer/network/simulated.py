@@ -210,9 +210,12 @@ class SimulatedNetwork:
 
         Raises:
             StreamLost: names the step that failed.
+            InvalidAddress: one of the addresses is none.
         """
         peer_id_to_bytes(peer_id)
         bare = tuple(multiaddr.split_peer_id(address)[0] for address in addresses)
+        for address in bare:
+            multiaddr.to_bytes(address)
         if bare:
             self._known[peer_id] = bare
         await self._reach(peer_id)

@@ -25,6 +25,7 @@ Rules:
 """
 
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -310,6 +311,8 @@ class Home:
     def put_run_away(self) -> Path | None:
         """Make room for another run: all that is this one's goes to `old-runs`.
 
+        The founder's key goes with it: one spec signed by one key is one run, whatever came of it.
+
         Returns:
             Where it is now; None when the home had no run.
 
@@ -319,16 +322,30 @@ class Home:
         signed = self.run()
         if signed is None:
             return None
-        old = self.old_runs_dir / signed.run_id
+        old = self._place_for(signed.run_id)
         try:
             old.mkdir(parents=True, exist_ok=True)
-            for path in (self.checkpoints_dir, self.admission_path, self.neighbours_path):
+            for path in (
+                self.checkpoints_dir,
+                self.admission_path,
+                self.neighbours_path,
+                self.founder_key_path,
+            ):
                 if path.exists():
                     path.replace(old / path.name)
             self.run_path.replace(old / self.run_path.name)  # last: until then it is the home's run
         except OSError as error:
             raise HomeError(f"cannot move the run's files to {old}: {error.strerror}") from error
         return old
+
+    def _place_for(self, run_id: str) -> Path:
+        """Where no whole run lies yet; one that was left half-way is gone on with."""
+        places = (f"{run_id}-{again}" if again else run_id for again in itertools.count())
+        return next(
+            old
+            for old in (self.old_runs_dir / name for name in places)
+            if not (old / self.run_path.name).exists()
+        )
 
     def _read(self, path: Path) -> bytes | None:
         try:

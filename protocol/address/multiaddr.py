@@ -210,6 +210,19 @@ def normalise(address: Address) -> Address:
     return from_bytes(to_bytes(address))
 
 
+def readable(addresses: Iterable[Address]) -> tuple[Address, ...]:
+    """Those of what a stranger calls addresses that are some."""
+    return tuple(address for address in addresses if _is_readable(address))
+
+
+def _is_readable(address: str) -> bool:
+    try:
+        to_bytes(address)
+    except InvalidAddress:
+        return False
+    return True
+
+
 def split_peer_id(address: Address) -> tuple[Address, PeerId | None]:
     """An address without its last `/p2p/` part, and the peer id in that part.
 

@@ -18,12 +18,12 @@ What a peer behind a router looks like to itself says nothing, so its own view h
 
 import ipaddress
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from protocol.address.multiaddr import InvalidAddress, parse
+from protocol.address.multiaddr import InvalidAddress, normalise, parse
 from protocol.limits import MAX_DIAL_BACK_ADDRESSES, MAX_DIAL_BACK_ANSWERS
 
 ANSWER_LASTS_S: Final = 1800.0
@@ -65,10 +65,18 @@ class DialBack:
     reached: frozenset[str]
 
 
+def answer_of(
+    asked: Collection[str], observed: str | None, tried: Iterable[str], reached: Iterable[str]
+) -> DialBack:
+    """What a peer says, without addresses that it was not asked to try: it cannot name us any."""
+    wanted = frozenset(asked)
+    return DialBack(observed, wanted & frozenset(tried), wanted & frozenset(reached))
+
+
 def host_and_port(address: str) -> tuple[str, int] | None:
     """The IP address and the port of a direct address of TCP; None for any other."""
     try:
-        parts = parse(address)
+        parts = parse(normalise(address))
     except InvalidAddress:
         return None
     names = [name for name, _ in parts]

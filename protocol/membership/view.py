@@ -21,6 +21,8 @@ Rules:
   member still, and nobody goes by where it stands (`goes_on`).
 - A peer is in the group that it last told with its progress, and in none before it told one. Only
   it can say so: a record or hearsay puts nobody into a view.
+- What is told as an address and is none is dropped here, so that nobody who dials, relays or asks
+  by an address of a member meets one that cannot be read.
 - MAX_MEMBERS bound the roster. When it is full, a newcomer takes the place of the peer that is
   not alive and was heard longest ago; when all are alive, it is not taken in. (To look for that
   peer takes long, so 1 in ROOM_SHARE of all places is made free at once.)
@@ -34,6 +36,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from protocol.address.multiaddr import readable
 from protocol.limits import MAX_ADDRESSES_PER_PEER, MAX_MEMBERS
 
 from .dial_back import depends_on_relays
@@ -167,7 +170,7 @@ class Roster:
         moved = progress not in (None, known.progress)
         self._members[peer_id] = replace(
             known,
-            addresses=known.addresses if addresses is None else addresses[:MAX_ADDRESSES_PER_PEER],
+            addresses=known.addresses if addresses is None else _taken(addresses),
             last_heard_s=max(now_s, known.last_heard_s),
             alive=True,
             progress=known.progress if progress is None else progress,
@@ -221,7 +224,7 @@ class Roster:
         """
         known = self._members.get(peer_id)
         incarnation = 0 if known is None else known.incarnation
-        return self.record(now_s, PeerRecord(peer_id, incarnation, addresses, math.inf))
+        return self.record(now_s, PeerRecord(peer_id, incarnation, _taken(addresses), math.inf))
 
     def gone(self, now_s: float, peer_id: str, incarnation: int) -> bool:
         """The link to this life was lost, or it is leaving. Whether that changed anything."""
@@ -360,3 +363,7 @@ class View:
 
     def _ours(self, members: tuple[Member, ...]) -> tuple[Member, ...]:
         return tuple(member for member in members if member.progress.group == self.group)
+
+
+def _taken(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    return readable(addresses[:MAX_ADDRESSES_PER_PEER])

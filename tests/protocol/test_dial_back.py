@@ -9,6 +9,7 @@ from protocol.membership.dial_back import (
     DialBacks,
     NatKind,
     Reach,
+    answer_of,
     candidates,
     depends_on_relays,
     host_and_port,
@@ -115,6 +116,19 @@ def test_nobody_makes_us_knock_at_others_doors() -> None:
     assert not may_try(OUTER, "")
     assert not may_try(OUTER, f"{OUTER}/p2p/{RELAY}/p2p-circuit")
     assert not may_try("/dns4/bank.example/tcp/443", "/ip4/8.8.8.8/tcp/5555")
+
+
+@pytest.mark.parametrize("text", ["/ip4/banana/tcp/1", "/ip4/8.8.8.8/tcp/lots", "/x", "", "x"])
+def test_what_is_no_address_has_no_host(text: str) -> None:
+    assert host_and_port(text) is None
+    assert not may_try(text, OUTER)
+    assert not may_try(OUTER, text)
+    assert relay_address(RELAY, [text]) is None
+
+
+def test_a_peer_names_no_address_for_us() -> None:
+    answer = answer_of([OUTER], None, [OUTER, SIX], [OUTER, SIX])
+    assert answer == DialBack(None, frozenset([OUTER]), frozenset([OUTER]))
 
 
 def test_addresses_through_a_relay() -> None:

@@ -124,17 +124,28 @@ def test_a_record_of_a_newer_life_replaces_the_old_one():
 
 def test_what_is_not_said_stays():
     roster = Roster(SILENCE_S)
-    roster.heard(0.0, "a", 1, addresses=("/x",), progress=Progress(round=3), rtt_s=0.2)
+    roster.heard(
+        0.0, "a", 1, addresses=("/ip4/10.0.0.1/tcp/1",), progress=Progress(round=3), rtt_s=0.2
+    )
     roster.heard(1.0, "a", 1)
     member = existing(roster.get("a"))
-    assert (member.addresses, member.progress.round, member.rtt_s) == (("/x",), 3, 0.2)
+    assert member.addresses == ("/ip4/10.0.0.1/tcp/1",)
+    assert (member.progress.round, member.rtt_s) == (3, 0.2)
     roster.heard(0.5, "a", 1)
     assert existing(roster.get("a")).last_heard_s == 1.0
 
 
+def test_what_is_no_address_is_dropped():
+    good, bad = "/ip4/10.0.0.1/tcp/1", ("/dns4/a..b/tcp/1", "/x")
+    roster = Roster(SILENCE_S)
+    roster.heard(0.0, "a", 1, addresses=(*bad, good))
+    roster.introduced(0.0, "b", (*bad, good))
+    assert [member.addresses for member in roster.members()] == [(good,), (good,)]
+
+
 def test_addresses_are_bounded():
     roster = Roster(SILENCE_S)
-    roster.heard(0.0, "a", 1, addresses=tuple(f"/{n}" for n in range(100)))
+    roster.heard(0.0, "a", 1, addresses=tuple(f"/ip4/10.0.0.{n}/tcp/1" for n in range(100)))
     assert len(existing(roster.get("a")).addresses) == MAX_ADDRESSES_PER_PEER
 
 

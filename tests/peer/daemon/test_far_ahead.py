@@ -1,17 +1,19 @@
-"""One peer that says it is at the end of the run: nobody jumps there, or gives its weights up."""
+"""One peer that is, or says it is, far ahead: nobody jumps there, or gives its weights up."""
 
 import dataclasses
 
 import pytest
 import trio
 from existing import existing
-from streaming_worlds import OPTIONS, assert_equal, fragment_spec
-from swarm_worlds import jumps, simulated, start, toy_spec
+from streaming_worlds import OPTIONS, assert_equal, contributors, fragment_spec
+from swarm_worlds import STEP_S, jumps, simulated, start, toy_spec
 from test_admission import BEAT, greet
 
 from peer.daemon.duplicates import BEAT_S
 from peer.observe.event_names import EventName
+from peer.simulation.machine import Machine
 from peer.simulation.swarm import identity_of, open_swarm
+from peer.training.toy import SimulatedSpeed
 from protocol.schedule.rounds import LOST_LAG_ROUNDS
 
 pytestmark = pytest.mark.slow
@@ -58,5 +60,51 @@ def test_one_beat_that_claims_the_last_round_moves_nobody(tmp_path, method):
             if method == "diloco":
                 await swarm.finished()
                 assert_equal(swarm["a"], swarm["b"])
+
+    run()
+
+
+FAST = Machine(SimulatedSpeed(step_s=STEP_S / 6))
+MAJORITY = "abc"
+
+
+@pytest.mark.parametrize("method", ["diloco", "noloco"])
+def test_an_honest_fast_peer_that_was_cut_off_moves_nobody_when_it_is_back(tmp_path, method):
+    """It has trained alone, and truly is where it says: one peer all the same."""
+    rounds = 10 * LOST_LAG_ROUNDS
+    spec = fragment_spec(rounds) if method == "diloco" else toy_spec(rounds)
+
+    @simulated(SEED)
+    async def run():
+        async with open_swarm(SEED, spec, tmp_path, OPTIONS) as swarm:
+            await start(swarm, *MAJORITY, "d", machine_of={"d": FAST})
+            others, fast = [swarm[name] for name in MAJORITY], swarm["d"]
+            await swarm.until(lambda: swarm["a"].facts.round == 3)
+            swarm.isolate("d")
+            far = lambda: max(p.facts.round for p in others) + LOST_LAG_ROUNDS + 5
+            await swarm.until(lambda: fast.facts.round >= far())
+            seen = {p.name: len(p.events()) for p in others}
+            before, ahead = max(p.facts.round for p in others), fast.facts.round
+            swarm.internet.heal()
+            linked = lambda: all(p.links.statistics().live == len(MAJORITY) for p in others)
+            await swarm.until(linked)
+            assert fast.facts.round >= far() - 5, "it is back, and is far ahead still"
+            await swarm.until(lambda: min(p.facts.round for p in others) >= before + 10)
+            for peer in others:
+                assert peer.failure is None
+                assert not peer.ended.is_set()
+                since = peer.events()[seen[peer.name] :]
+                names = {event["event"] for event in since}
+                assert not names & {EventName.STATE_RECEIVED, EventName.DAEMON_STARTED}
+                if method == "diloco":
+                    assert max(contributors(peer, before)) >= len(MAJORITY)
+                else:
+                    averaged = [e for e in since if e["event"] == EventName.ROUND_AVERAGED]
+                    assert len(averaged) >= 5
+                    assert fast.peer_id not in {e["partner"] for e in averaged}
+                    assert not any(round_ >= before for round_ in jumps(peer))
+                opened = [e["round"] for e in since if e["event"] == EventName.ROUND_OPENED]
+                assert opened == [*range(opened[0], opened[-1] + 1)]
+                assert max(opened) < ahead
 
     run()

@@ -13,6 +13,7 @@ from network_worlds import AnyNetwork, Pair, peer_id_of, real_network, wait_unti
 
 from peer.network.simulated import SimulatedInternet
 from peer.ports import Stream
+from protocol.address.multiaddr import InvalidAddress
 from protocol.errors import LocalProtocolError, LocoError, StreamLost
 from protocol.limits import MAX_INBOUND_STREAMS_PER_PEER
 
@@ -251,6 +252,12 @@ async def test_an_unknown_peer_cannot_be_reached(pair: Pair) -> None:
         await pair.a.open_stream(peer_id_of("nobody"), ECHO)
     with pytest.raises(StreamLost, match="dial: cannot reach"):
         await pair.a.connect(peer_id_of("nobody"), ["/ip4/127.0.0.1/tcp/1"])
+
+
+@pytest.mark.parametrize("address", ["/dns4/a..b/tcp/1", "/ip4/banana/tcp/1", "/carrier/pigeon"])
+async def test_what_is_no_address_is_refused(pair: Pair, address: str) -> None:
+    with pytest.raises(InvalidAddress):
+        await pair.a.connect(pair.b.peer_id, [*pair.b.addresses, address])
 
 
 async def test_handler_errors_end_their_stream_alone(pair: Pair) -> None:

@@ -1,0 +1,180 @@
+"""`start` in a home: what it founds with, what it goes on with, and what it puts away."""
+
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from peer.cli import run as run_file
+from peer.cli.run import read_spec, run_peer
+from peer.cli.start import Start
+from peer.daemon.run import _Daemon
+from peer.network.identity import Identity, load, load_or_create
+from peer.options.config import PeerConfig, load_config
+from peer.options.exit_codes import ExitCode
+from peer.ports.real import RealEntropy
+from peer.state.home import Home, OtherRun
+from protocol.run.run_spec import RunSpec
+from protocol.run.signed_spec import SignedSpec
+
+SPEC = """
+name = "{name}"
+[data]
+source = "stdlib"
+"""
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    with tempfile.TemporaryDirectory(prefix="loco-test-") as path:  # short, for sockets
+        monkeypatch.setenv("XDG_RUNTIME_DIR", path)
+        yield Home(Path(path) / "home")
+
+
+@pytest.fixture
+def lives(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Instead of daemons: what each of them would come to its run by, after the real choice."""
+    entries: list[str] = []
+
+    async def live(config: PeerConfig, spec: RunSpec | None, home: Home) -> ExitCode:
+        await trio.lowlevel.checkpoint()
+        identity = load_or_create(home.identity_path, RealEntropy())
+        daemon = daemon_of(config, home)
+        founder = daemon._keys(identity, spec).founder
+        entry: Any = daemon._entry(CHOICES, spec)
+        entries.append(entry)
+        if entry == "founding":
+            assert spec is not None
+            assert founder is not None
+            home.bind_run(SignedSpec.signed_by(spec, founder.public_key, founder.sign))
+            keep_a_checkpoint(home)
+        return ExitCode.OK
+
+    monkeypatch.setattr(run_file, "_run_daemon", live)
+    return entries
+
+
+CHOICES: Any = SimpleNamespace(
+    founding=lambda _: "founding", returning=lambda *_: "returning", joining=lambda *_: "joining"
+)
+
+
+def config_of(home: Home) -> PeerConfig:
+    return load_config({"home": home.root}, {})
+
+
+def daemon_of(config: PeerConfig, home: Home) -> _Daemon:
+    spare: Any = None
+    return _Daemon(config, home, spare, trio.Event())
+
+
+def keep_a_checkpoint(home: Home) -> None:
+    folder = home.checkpoints_dir / "000001-step-50"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text("{}")
+    (folder / "outer.safetensors").write_bytes(b"weights")
+
+
+def toml_of(folder: Path, name: str) -> Path:
+    path = folder / f"{name}.toml"
+    path.write_text(SPEC.format(name=name))
+    return path
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in ("lock", "identity.key")
+    }
+
+
+def start(home: Home, run_toml: Path | None, *, new_run: bool = False) -> ExitCode:
+    return run_peer(config_of(home), Start(run_toml, new_run))
+
+
+def test_a_home_with_a_run_goes_on_with_it_and_founds_none_anew(
+    home: Home, lives: list[str], tmp_path: Path
+) -> None:
+    run_toml = toml_of(tmp_path, "first")
+    start(home, run_toml)
+    before = files_in(home.root)
+    for again in (run_toml, None):
+        assert start(home, again) is ExitCode.OK
+    with pytest.raises(OtherRun, match="says otherwise of name.*--new-run"):
+        start(home, toml_of(tmp_path, "second"))
+    assert lives == ["founding", "returning", "returning"]
+    assert files_in(home.root) == before
+    assert not home.old_runs_dir.exists()
+
+
+@pytest.mark.parametrize("second", ["first", "second"])
+def test_new_run_puts_the_old_one_away_whole_and_founds_another(
+    home: Home, lives: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], second: str
+) -> None:
+    start(home, toml_of(tmp_path, "first"))
+    old_run, old_files = home.run(), files_in(home.root)
+    assert old_run is not None
+    home.neighbours_path.write_text("{}")
+    start(home, toml_of(tmp_path, second), new_run=True)
+    new_run = home.run()
+    assert lives == ["founding", "founding"]
+    assert new_run is not None
+    assert new_run.run_id != old_run.run_id, "of the same spec it is another run too"
+    old = home.old_runs_dir / old_run.run_id
+    assert files_in(old) == {**old_files, "neighbours.json": b"{}"}
+    assert f"the run that was here is now in {old}" in capsys.readouterr().err
+
+
+def test_a_run_that_was_put_away_twice_is_kept_twice(home: Home, tmp_path: Path) -> None:
+    """A home that has joined the same run again."""
+    home.prepare()
+    founder = Identity(b"f" * 32)
+    signed = SignedSpec.signed_by(
+        read_spec(toml_of(tmp_path, "run")), founder.public_key, founder.sign
+    )
+    places = []
+    for _ in range(3):
+        home.bind_run(signed)
+        keep_a_checkpoint(home)
+        places.append(home.put_run_away())
+    assert len(set(places)) == 3
+    kept = [files_in(place) for place in places if place is not None]
+    assert kept[0] == kept[1] == kept[2]
+    assert kept[0].keys() >= {"run.json", "checkpoints/000001-step-50/manifest.json"}
+
+
+def test_the_founders_key_is_a_file_of_its_own_that_only_its_owner_reads(home: Home) -> None:
+    home.prepare()
+    daemon, identity = daemon_of(config_of(home), home), Identity(b"i" * 32)
+    assert daemon._keys(identity, None).founder is None
+    assert not home.founder_key_path.exists(), "who joins has none"
+    founder = daemon._keys(identity, RunSpec()).founder
+    assert founder is not None
+    assert home.founder_key_path == home.root / "founder.key"
+    assert stat.S_IMODE(home.founder_key_path.stat().st_mode) == 0o600
+    assert founder.peer_id != identity.peer_id
+    assert load(home.founder_key_path).peer_id == founder.peer_id
+    for spec in (RunSpec(), None):  # it is that key in every later life
+        again = daemon._keys(identity, spec).founder
+        assert again is not None
+        assert again.peer_id == founder.peer_id
+
+
+@pytest.mark.parametrize("founds", [True, False])
+def test_start_tells_to_keep_a_copy_of_it(
+    home: Home, capsys: pytest.CaptureFixture[str], founds: bool
+) -> None:
+    network: Any = SimpleNamespace(addresses=("/ip4/192.0.2.1/tcp/1/p2p/x",))
+    door = SimpleNamespace(wants_invitations=False)
+    parts: Any = SimpleNamespace(standing=SimpleNamespace(door=door))
+    report: Any = None
+    daemon_of(config_of(home), home)._announce(network, parts, report, founds=founds)
+    said = capsys.readouterr().out
+    assert "loco-peer join --bootstrap /ip4/192.0.2.1/tcp/1/p2p/x" in said
+    assert (f"keep a copy of {home.founder_key_path}" in said) == founds

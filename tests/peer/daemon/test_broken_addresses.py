@@ -1,0 +1,158 @@
+"""What is called an address and is none, wherever peers tell addresses: nobody's daemon ends."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+import test_reaching
+import trio
+from existing import existing
+from swarm_worlds import simulated, start, toy_spec
+from test_admission import beat, greet
+from test_reaching import nodes
+
+from peer.daemon.reaching import ASK_UNKNOWN_EVERY_S, Reaching
+from peer.network.conversation import Conversation
+from peer.network.simulated_directory import _Entry
+from peer.ports import Network, Stream
+from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
+from protocol.address import multiaddr
+from protocol.membership import records
+from protocol.membership.dial_back import Reach
+from protocol.membership.group import Group
+from protocol.membership.records import PeerRecord, encode_record, record_key
+from protocol.wire.messages import PeerEntry, PeerList
+from protocol.wire.reach_messages import Seen, Whereabouts
+
+pytestmark = pytest.mark.slow
+
+SEED: Final = 1
+BROKEN: Final = (
+    "/dns4/a..b/tcp/1",
+    f"/dns4/{'a' * 64}.b/tcp/1",
+    "/ip4/banana/tcp/1",
+    "/ip4/192.0.2.1/tcp/lots",
+    "/carrier/pigeon",
+)
+A_DOT_DOT_B: Final = b"\x36\x04a..b\x06\x00\x01"
+"""`/dns4/a..b/tcp/1` in binary."""
+LIAR: Final = identity_of(SEED, "liar")
+NAMED: Final = identity_of(SEED, "named").peer_id
+
+
+async def trains_on(swarm: SimulatedSwarm) -> None:
+    """Both go on for three rounds, longer than a dial, a look around and a dial-back take."""
+    due = max(peer.facts.round for peer in swarm.peers.values()) + 3
+    await trio.sleep(60.0)
+    await swarm.until(lambda: all(peer.facts.round >= due for peer in swarm.peers.values()))
+    for peer in swarm.peers.values():
+        assert not peer.ended.is_set()
+        assert peer.failure is None
+        assert peer.network.statistics().failed_streams == 0
+
+
+def addresses_at(swarm: SimulatedSwarm, peer_id: str) -> tuple[str, ...]:
+    """Where `a` would dial this peer."""
+    return existing(swarm["a"].roster.get(peer_id)).addresses
+
+
+def with_a_stranger(test: Callable[..., Any]) -> Callable[..., None]:
+    """Two peers train, and a stranger is on the network."""
+
+    @simulated(SEED)
+    async def run(tmp_path: Any, **arguments: Any) -> None:
+        async with open_swarm(SEED, toy_spec(400), tmp_path) as swarm:
+            await start(swarm, *"ab")
+            async with swarm.internet.open_network(LIAR.peer_id) as network:
+                await test(swarm, network, **arguments)
+
+    return run
+
+
+@pytest.mark.parametrize("address", BROKEN)
+def test_in_a_hello(tmp_path, address):
+    @with_a_stranger
+    async def tell(swarm: SimulatedSwarm, network: Network) -> None:
+        for name in "ab":
+            talk, _ = await greet(swarm, network, name, addresses=(address,))
+            await talk.aclose()  # so that they look for it where it said that it is
+        assert addresses_at(swarm, LIAR.peer_id) == ()
+        await trains_on(swarm)
+
+    tell(tmp_path=tmp_path)
+
+
+@pytest.mark.parametrize("address", BROKEN)
+def test_in_a_list_of_peers(tmp_path, address):
+    good = "/ip4/203.0.113.1/tcp/1"
+
+    @with_a_stranger
+    async def tell(swarm: SimulatedSwarm, network: Network) -> None:
+        async with trio.open_nursery() as nursery:
+            talk, _ = await greet(swarm, network)
+            nursery.start_soon(beat, talk)
+            await talk.send(PeerList((PeerEntry(NAMED, 1, (address, good)),)))
+            await trio.sleep(1.0)
+            assert addresses_at(swarm, NAMED) == (good,)
+            await trains_on(swarm)
+            nursery.cancel_scope.cancel()
+
+    tell(tmp_path=tmp_path)
+
+
+def test_in_a_directory_record(tmp_path, monkeypatch):
+    """No node of the table keeps it; from one that does, nobody takes it."""
+
+    @with_a_stranger
+    async def tell(swarm: SimulatedSwarm, network: Network) -> None:
+        a, run_id = swarm["a"], existing(swarm["a"].facts.run_id)
+        key = record_key(Group(run_id).digest, LIAR.peer_id)
+        expires_s = a.directory.swarm_time_s() + 100.0
+        record = PeerRecord(LIAR.peer_id, 1, ("/dns4/a..b/tcp/1",), expires_s)
+        with monkeypatch.context() as patch:
+            patch.setattr(records, "address_to_bytes", lambda _: A_DOT_DOT_B)
+            value = encode_record(record, key, LIAR.sign)
+        entry = _Entry(value, expires_s, a.peer_id)
+        assert not swarm.directory.keep(key, LIAR.peer_id, entry)
+        swarm.directory._table.setdefault(key, {})[LIAR.peer_id] = entry
+        assert (await a.directory.get(key))[LIAR.peer_id] == value
+        await trains_on(swarm)
+        assert a.roster.get(LIAR.peer_id) is None
+
+    with pytest.raises(multiaddr.InvalidAddress, match="not a host name"):
+        multiaddr.from_bytes(A_DOT_DOT_B)
+    tell(tmp_path=tmp_path)
+
+
+# --- where peers say how others can be dialled ----------------------------------------------------
+class NeedsRelays(Reaching):
+    """One whom nobody can dial, as far as it knows."""
+
+    def _note(self) -> None:
+        super()._note()
+        self._facts.reach.reach = Reach.NO
+
+
+@pytest.mark.parametrize("address", [*BROKEN, "/ip4/198.51.100.7/tcp/1"])
+async def test_as_where_we_are_seen_or_would_be_relayed(autojump_clock, monkeypatch, address):
+    """What a peer tells us of ourselves is held against what we have asked it to try."""
+    monkeypatch.setattr(test_reaching, "Reaching", NeedsRelays)
+    told = Seen(address, (address,), (address,))
+    asked = 0
+
+    async def lie(reaching: Reaching, stream: Stream) -> None:
+        nonlocal asked
+        asked += 1
+        async with Conversation(stream) as talk:
+            await talk.receive(Whereabouts)
+            await talk.send(told)
+
+    monkeypatch.setattr(Reaching, "_serve", lie)
+    async with nodes(2) as (one, other):
+        for _ in range(5):
+            one.roster.heard(
+                trio.current_time(), other.network.peer_id, 1, addresses=(address, address)
+            )
+            await trio.sleep(ASK_UNKNOWN_EVERY_S)
+        assert asked >= 2
+        assert f"{address}/p2p/{one.network.peer_id}" not in one.network.addresses
