@@ -97,13 +97,15 @@ def _relay(seen: Examination, reached: list[Met]) -> Finding:
 def _bandwidth(reached: list[Met]) -> Finding:
     rates = [f"{8e-6 * rate:.0f}" for met in reached if (rate := met.bytes_per_s) is not None]
     if not rates:
-        return Finding("bandwidth", Health.NOTE, "no peer had a file to measure it with")
+        return Finding(
+            "bandwidth", Health.NOTE, "no peer had a piece of the corpus to measure it with"
+        )
     fastest = max(met.bytes_per_s or 0.0 for met in reached)
     slow = fastest < SLOW_BYTES_PER_S
     return Finding(
         "bandwidth",
         Health.NOTE if slow else Health.WELL,
-        f"{', '.join(rates)} Mbit/s, one file from each peer",
+        f"{', '.join(rates)} Mbit/s, a piece of the corpus from each peer",
         "expect skipped rounds with a large model: docs/running.md, Slow links" if slow else "",
     )
 

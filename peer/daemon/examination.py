@@ -1,27 +1,31 @@
 """A look at the network from here, as a stranger: who answers, what they see, how fast they send.
 
 For `loco-peer doctor` where no daemon runs. It has an identity of its own for a minute, listens
-where the peer would, says hello, asks for a dial-back, takes one file of the run, and goes. Nobody
-keeps it as a member: its hello says that it is still starting.
+where the peer would, says hello, asks for a dial-back, takes a piece of the corpus, and goes.
+Nobody keeps it as a member: its hello says that it is still starting.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import trio
 
-from peer.network.conversation import Conversation
+from peer.corpus.asking import asking
+from peer.network.conversation import Conversation, StreamStalled
 from peer.network.identity import load_or_create
-from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
+from peer.network.libp2p import open_libp2p_network
 from peer.network.relay import reserve
 from peer.network.relayed import is_relayed
-from peer.ports import Address, PeerId
+from peer.ports import Address, Network, PeerId
 from peer.ports.real import RealEntropy
 from peer.state.fetching import fetch_from
 from protocol.address.multiaddr import split_peer_id
-from protocol.errors import LocoError, StreamLost
+from protocol.corpus.manifest import CorpusManifest, parse_manifest
+from protocol.errors import LocoError, RemoteProtocolError
 from protocol.membership.dial_back import (
     DialBacks,
     NatKind,
@@ -39,6 +43,8 @@ from .resolve import resolve_bootstrap
 MEET_S: Final = 20.0
 SEEN_S: Final = 40.0
 FETCH_S: Final = 30.0
+MIN_MEASURED_BYTES: Final = 256 * 1024
+"""What is smaller takes as long as a round trip, and tells nothing of the line."""
 OTHERS: Final = 2
 """Peers beside the bootstrap ones that are met too."""
 
@@ -51,7 +57,8 @@ class Met:
         failure: why it could not be met; None where it could.
         ahead_s: how far its clock is ahead of ours, half a round trip off at most.
         relays: whether it would relay for us.
-        bytes_per_s: at which it has sent us a file; None where none was large enough.
+        bytes_per_s: at which it has sent us a piece of the corpus; where that did not come in time,
+            at most. None where it has none that is large enough.
     """
 
     address: str
@@ -93,17 +100,27 @@ async def examine(
     async with open_libp2p_network(
         folder / "doctor.key", listen=[listen], runtime_dir=folder, route_by_dht=False
     ) as network:
-        return await _Doctor(network, clock_s).examine(bootstrap)
+        return await Doctor(network, clock_s).examine(bootstrap)
 
 
-class _Doctor:
-    def __init__(self, network: Libp2pNetwork, clock_s: float) -> None:
+class Doctor:
+    """Looks at the swarm through a network of its own.
+
+    Args:
+        clock_s: Unix time of this machine where trio's clock stands at zero.
+    """
+
+    def __init__(self, network: Network, clock_s: float) -> None:
         self._network = network
         self._clock_s = clock_s
         self._answers = DialBacks()
         self._named: dict[PeerId, tuple[Address, ...]] = {}
 
+    def __repr__(self) -> str:
+        return f"<Doctor {self._network.peer_id}>"
+
     async def examine(self, bootstrap: Sequence[str]) -> Examination:
+        """Meet these peers, and some whom they name."""
         met = [await self._meet(text) for text in bootstrap]
         known = {each.peer_id for each in met} | {self._network.peer_id}
         others = [peer for peer in self._named if peer not in known][:OTHERS]
@@ -137,7 +154,7 @@ class _Doctor:
         return replace(
             met,
             relays=await self._would_relay(peer_id),
-            bytes_per_s=await self._rate(peer_id),
+            bytes_per_s=await rate_of(self._network, peer_id),
         )
 
     async def _greet(self, peer_id: PeerId, addresses: Sequence[Address], text: str) -> Met:
@@ -203,17 +220,33 @@ class _Doctor:
             return False
         return True
 
-    async def _rate(self, peer_id: PeerId) -> float | None:
-        """How fast it sends the run's tokenizer, or its corpus."""
+
+async def rate_of(network: Network, peer_id: PeerId) -> float | None:
+    """How fast a peer sends a piece of the corpus, as `Met.bytes_per_s` says."""
+    try:
+        with trio.fail_after(FETCH_S):
+            corpus, manifest = await _corpus(network, peer_id)
+        async with asking(network, peer_id, corpus, manifest) as asker:
+            _, here = await asker.holdings(0)
+            pieces = [] if here is None else np.flatnonzero(here).tolist()
+            size = manifest.piece_bytes(pieces[0]) if pieces else 0
+            if size < MIN_MEASURED_BYTES:
+                return None
+            began_s = trio.current_time()
+            with suppress(StreamStalled), trio.move_on_after(FETCH_S):
+                await asker.piece(pieces[0])
+            return size / max(1e-6, trio.current_time() - began_s)
+    except (LocoError, trio.TooSlowError):
+        return None
+
+
+async def _corpus(network: Network, peer_id: PeerId) -> tuple[str, CorpusManifest]:
+    """The corpus that the run spec names: its digest and manifest. Raises LocoError."""
+    async with fetch_from(network, peer_id) as fetcher:
+        corpus = (await fetcher.spec(None)).spec().data.manifest
+        if corpus is None:
+            raise RemoteProtocolError("its run spec does not name a corpus by digest")
         try:
-            with trio.fail_after(FETCH_S):
-                async with fetch_from(self._network, peer_id) as fetcher:
-                    data = (await fetcher.spec(None)).spec().data
-                    digest = data.manifest or data.tokenizer_digest
-                    if digest is None:
-                        raise StreamLost("it names no file")
-                    began_s = trio.current_time()
-                    size = len(await fetcher.blob(digest))
-                    return size / max(1e-6, trio.current_time() - began_s)
-        except (LocoError, trio.TooSlowError):
-            return None
+            return corpus, parse_manifest(await fetcher.blob(corpus))
+        except ValueError as error:
+            raise RemoteProtocolError(f"what it sends is no corpus: {error}") from error

@@ -17,7 +17,7 @@ from peer.daemon.door import Keys
 from peer.daemon.entry import Entry
 from peer.daemon.links import Links
 from peer.daemon.peer import Peer
-from peer.daemon.peer_parts import PeerSettings
+from peer.daemon.peer_parts import PeerParts, PeerSettings
 from peer.daemon.report import Report
 from peer.network.identity import Identity
 from peer.network.simulated import SimulatedNetwork
@@ -73,6 +73,7 @@ class SimulatedPeer:
         ended: set when its daemon is no more.
         failure: what ended it, as its user would be told; None when it ended well or was killed.
         timings: phases of its rounds.
+        parts: what it is put together from.
     """
 
     name: str
@@ -93,6 +94,7 @@ class SimulatedPeer:
     directory: SimulatedDirectory = field(init=False)
     roster: Roster = field(init=False)
     links: Links = field(init=False)
+    parts: PeerParts = field(init=False)
     peer: Peer = field(init=False)
     provision: SimulatedProvision = field(init=False)
     report: Report = field(init=False)
@@ -191,7 +193,8 @@ class SimulatedPeer:
         )
         keys = Keys(self.identity, founder=self.identity)
         assembly = Assembly(ports, keys, self.incarnation, VERSION)
-        self.facts, self.links = assembly.parts.facts, assembly.parts.links
+        self.parts = assembly.parts
+        self.facts, self.links = self.parts.facts, self.parts.links
         self.report = assembly.report
         return assembly
 
