@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.gossip.resting import REST_FIRST_S, REST_MAX_S, Resting
 from protocol.membership import conduct
 from protocol.membership.conduct import (
     HALF_LIFE_S,
@@ -100,3 +101,20 @@ def test_a_score_is_what_its_faults_have_faded_to(faults):
         assert noted.score(end_s, peer_id) <= min(HIGHEST, most) + 1e-9
         if most < IGNORED_FROM:
             assert noted.score(end_s, peer_id) == pytest.approx(most, abs=0.2)
+
+
+@given(
+    fault=st.sampled_from([Fault.BAD_VECTOR, Fault.IMPLAUSIBLE]),
+    patience=st.lists(st.sampled_from([0.0, 1.0, 60.0, REST_MAX_S + 1]), max_size=30),
+)
+def test_vectors_alone_slow_a_partner_and_never_silence_it(fault, patience):
+    noted, resting, now_s, waits_s = Conduct(), Resting(), 0.0, [0.0]
+    for more_s in (0.0, 0.0, 0.0, *patience):
+        assert not noted.note(now_s, "b", fault), "docs/security.md says that it rests instead"
+        waits_s.append(noted.wait_s(now_s, "b"))
+        resting.failed("b", now_s)
+        while resting.is_resting("b", now_s):
+            now_s += REST_FIRST_S
+        now_s += more_s
+        resting.keep_only(now_s)
+    assert max(waits_s) == SLOWED_S
