@@ -49,7 +49,7 @@ class Hostile:
         magazine: has what it fires, and what it answers questions with.
 
     Attributes:
-        fired: messages, by type.
+        fired: messages that went out, by type.
         kept: the last volleys, in case that one of them has found a bug.
     """
 
@@ -170,8 +170,8 @@ class Hostile:
             await trio.sleep(ANSWER_S)
 
     async def _shoot(self, stream: Stream, shot: Shot, heard: Mapping[str, Any]) -> None:
-        self.fired[type(shot.message).__name__] += 1
         await stream.send_all(self._gunner.frame(shot, heard))
+        self.fired[type(shot.message).__name__] += 1
 
     async def _heard(self, talk: Conversation, wait_s: float) -> dict[str, Any]:
         """What the victim says within so long, by name; nothing when it says nothing.

@@ -58,7 +58,7 @@ FILES: Final = {
     corpus_messages.__name__: CORPUS,
     state_messages.__name__: STATE,
 }
-CONVERSATIONS: Final = (HELLO, GOSSIP, STATE, FRAGMENT, STAGE, CORPUS)
+CONVERSATIONS: Final = (HELLO, GOSSIP, STATE, FRAGMENT, STAGE, REACH, CORPUS)
 PART_ADAPTED: Final = 0.7
 """The share of fields that follow the victim, which has just said what they are to be."""
 PART_KNOWN: Final = 0.3

@@ -2,7 +2,8 @@
 
 In a simulation nothing hides an error that nobody expected: it ends the world, here with the
 volleys that were under way. After the siege all honest peers must still be there, linked with each
-other, and average on. Nobody is ignored for its faults: every message has to be looked at.
+other, and average on. Nobody is ignored for its faults: every message has to be looked at. The
+honest ones find out how they are reached, relay, and serve pieces of a small corpus, as real ones.
 """
 
 import math
@@ -24,17 +25,22 @@ from bench.fuzzing.statements import statements_by
 from bench.fuzzing.values import World
 from peer.codec import BLOCK, get_codec
 from peer.codec.differences import pack
+from peer.corpus.service import PieceService
+from peer.corpus.store import PieceFolder, PieceStore
+from peer.daemon.outside import Outside
 from peer.network.identity import Identity
 from peer.observe.event_names import EventName
 from peer.simulation.peer import SimulatedPeer
 from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, identity_of, open_swarm
 from peer.simulation.virtual_time import run_in_virtual_time
 from peer.training.toy import simulated_layout
+from protocol.address.multiaddr import split_peer_id
+from protocol.corpus.manifest import CorpusManifest, digest_of
 from protocol.fragment.fragments import fragments_of_run
 from protocol.membership import conduct
 from protocol.run.run_spec import RunSpec
 from protocol.wire.messages import Beat, Free, Hello
-from protocol.wire.versions import FRAGMENT, GOSSIP, HELLO, SPOKEN, STATE
+from protocol.wire.versions import CORPUS, FRAGMENT, GOSSIP, HELLO, REACH, SPOKEN, STATE
 
 HONEST: Final = "abc"
 STEPS: Final = 20
@@ -46,11 +52,14 @@ PARAMETERS: Final = {"noloco": 256, "streaming": 6 * 16384, "diloco": 6 * 16384}
 METHODS: Final = tuple(PARAMETERS)
 CODECS: Final = {"noloco": "int8-diff", "streaming": "int8", "diloco": "int8"}
 SERVED: Final = {
-    "noloco": (HELLO, GOSSIP, STATE),
-    "streaming": (HELLO, GOSSIP, STATE),
-    "diloco": (HELLO, FRAGMENT, STATE),
+    "noloco": (HELLO, GOSSIP, STATE, REACH, CORPUS),
+    "streaming": (HELLO, GOSSIP, STATE, REACH, CORPUS),
+    "diloco": (HELLO, FRAGMENT, STATE, REACH, CORPUS),
 }
 """Conversations in which peers of such a run take part."""
+RELAY_MBPS: Final = 10.0
+NUM_PIECES: Final = 4
+"""Of the corpus that honest peers serve; they lack the last one."""
 PEERS: Final = ("peer_id", "owner", "origin", "contributors", "path", "failed")
 """Fields that hold peer ids."""
 ENDED: Final = (EventName.ROUND_AVERAGED, EventName.FRAGMENT_RETURNED)
@@ -100,8 +109,13 @@ def patient() -> Iterator[None]:
 
 async def _play(siege: Siege, folder: Path, came: Callable[[Hostile], None]) -> None:
     options = SwarmOptions(padded_parameters=PARAMETERS[siege.method])
-    async with open_swarm(siege.seed, spec_of(siege.method), folder, options) as swarm:
+    async with (
+        open_swarm(siege.seed, spec_of(siege.method), folder, options) as swarm,
+        trio.open_nursery() as nursery,
+    ):
         await _start(swarm)
+        for name in HONEST:
+            await _open_up(swarm[name], corpus_in(folder / name), nursery)
         await _average(swarm, CALM_ROUNDS)
         seen = {name: len(swarm[name].lines) for name in HONEST}
         identity = identity_of(siege.seed, "hostile")
@@ -121,6 +135,7 @@ async def _play(siege: Siege, folder: Path, came: Callable[[Hostile], None]) -> 
             await hostile.attack(volleys, linked=siege.linked, asked=siege.linked)
         await _average(swarm, CALM_ROUNDS)
         _check(swarm, seen, {identity.peer_id})
+        nursery.cancel_scope.cancel()
 
 
 def spec_of(method: str) -> RunSpec:
@@ -152,6 +167,8 @@ def world_of(
             "run_id": (run_id,),
             "layout_digest": (str(facts.layout_digest),),
             "addresses": (*(peer.network.addresses[0] for peer in honest), *addresses),
+            "tried": tuple(split_peer_id(address)[0] for address in addresses),
+            "corpus": (corpus_manifest().name,),
             "statements": statements,
             "pass_shown": statements[-1:],
             **dict.fromkeys(PEERS, peers),
@@ -175,6 +192,7 @@ def known_world(
         **dict.fromkeys(("round", "cycle", "proposed", "iteration"), tuple(rounds)),
         **dict.fromkeys(("step", "minimum_step"), steps),
         **dict.fromkeys(("fragment", "chunk", "carried", "index", "first"), (0, 1, 2)),
+        **dict.fromkeys(("piece", "pieces", "known"), tuple(range(NUM_PIECES + 1))),
         **dict.fromkeys(("steps", "tokens", "count", "attempt", "place", "until"), (1, 2, STEPS)),
         "codec": ("int8", "int8-diff"),
         "packed": (0, 133, 138, 255, 260),
@@ -208,6 +226,35 @@ def codes_of(method: str) -> tuple[bytes, ...]:
             widths = np.full(size // BLOCK, 4, np.uint8)
             made.append(bytes(pack(made[-1], widths)))
     return (*made, made[0][:-1], bytes(len(made[-1])), b"\xff" * len(made[0]))
+
+
+# --- the corpus -----------------------------------------------------------------------------------
+def corpus_manifest() -> CorpusManifest:
+    """That of a corpus of NUM_PIECES pieces."""
+    manifest = CorpusManifest(
+        context_length=32,
+        piece_blocks=8,
+        num_tokens=NUM_PIECES * 8 * 32 + 1,
+        dtype="|u1",
+        vocabulary_size=256,
+        tokenizer_digest="",
+        held_out_blocks=0,
+        held_out="",
+        digests=b"",
+    )
+    return manifest.with_digests(b"".join(map(digest_of, _pieces_of(manifest))))
+
+
+def _pieces_of(manifest: CorpusManifest) -> list[bytes]:
+    return [bytes([piece]) * manifest.piece_bytes(piece) for piece in range(NUM_PIECES)]
+
+
+def corpus_in(folder: Path) -> PieceStore:
+    """That corpus in this folder, without its last piece."""
+    store = PieceFolder(folder, corpus_manifest())
+    for piece, data in enumerate(_pieces_of(store.manifest)[:-1]):
+        store.add(piece, data)
+    return store
 
 
 # --- members --------------------------------------------------------------------------------------
@@ -259,6 +306,13 @@ async def _start(swarm: SimulatedSwarm) -> None:
     for name in HONEST[1:]:
         swarm.join(name)
     await swarm.until(lambda: all(swarm[name].ready.is_set() for name in HONEST))
+
+
+async def _open_up(peer: SimulatedPeer, store: PieceStore, nursery: trio.Nursery) -> None:
+    """Let it do what real peers do besides, and simulated ones need not."""
+    parts = peer.parts
+    nursery.start_soon(Outside(peer.network, parts, RELAY_MBPS).run)
+    await PieceService(store.manifest.name, store, parts.network, parts.work).start()
 
 
 async def _average(swarm: SimulatedSwarm, times: int) -> None:

@@ -23,16 +23,18 @@ from peer.network.conversation import Conversation
 from peer.network.identity import Identity, load_or_create
 from peer.ports import Network
 from peer.ports.real import RealEntropy
+from protocol.address.multiaddr import split_peer_id
 from protocol.membership.group import Group
 from protocol.run.run_spec import RunSpec, parse_bytes
 from protocol.wire.messages import Beat, Free, GetSpec, Hello, SpecReply
-from protocol.wire.versions import GOSSIP, HELLO, SPOKEN, STATE
+from protocol.wire.versions import CORPUS, GOSSIP, HELLO, REACH, SPOKEN, STATE
 
 SEED: Final = 1
 POOL: Final = 12
 PAUSE_S: Final = 1.0
 """Some ten volleys a second: what is tried is what they say, not how much of it a machine bears."""
-SERVED: Final = (HELLO, GOSSIP, STATE)
+SERVED: Final = (HELLO, GOSSIP, STATE, REACH, CORPUS)
+"""What a peer of a run in pairs serves: fragments and stages belong to other runs."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,8 @@ async def new_member(folder: Path, peers: Sequence[Peer]) -> Member:
             "run_id": (run_id,),
             "layout_digest": (spec.frozen.layout_digest,),
             "addresses": tuple(peer.address for peer in peers),
+            "tried": tuple(split_peer_id(peer.address)[0] for peer in peers),
+            "corpus": (str(spec.data.manifest),),
             "step": steps,
             "statements": statements,
             "pass_shown": statements[-1:],

@@ -8,6 +8,8 @@ from existing import existing
 
 from bench.fuzzing.swarms import METHODS, FoundBug, Siege, besieged
 from peer.averaging.gossip.exchanges import Exchanges
+from peer.corpus.service import PieceService
+from peer.daemon.reaching import Reaching
 from peer.process.exception_groups import leaves
 
 pytestmark = pytest.mark.slow
@@ -31,8 +33,13 @@ def broken(*_: object) -> None:
     raise PLANTED
 
 
-def test_a_planted_bug_is_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(Exchanges, "answer", broken)
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [(Exchanges, "answer"), (Reaching, "_may_try_again"), (PieceService, "_send")],
+    ids=["an exchange", "a dial-back", "a piece of the corpus"],
+)
+def test_a_planted_bug_is_found(tmp_path, monkeypatch, where, name):
+    monkeypatch.setattr(where, name, broken)
     with pytest.raises(FoundBug, match="Volley") as found:
         besieged(Siege("noloco", True, EXAMPLES, POOL), tmp_path)
     assert list(leaves(existing(found.value.__cause__))) == [PLANTED]
