@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import trio.testing
 from swarm_worlds import simulated, start, toy_spec
 
 from peer.observe.event_names import EventName
@@ -20,6 +21,7 @@ from peer.simulation.peer import SimulatedPeer
 from peer.simulation.swarm import SimulatedSwarm, open_swarm
 from peer.state import checkpoints as checkpoints_module
 from peer.state.home import replace_file
+from protocol.address.multiaddr import split_peer_id
 from protocol.membership.returning import LISTEN_S
 
 pytestmark = pytest.mark.slow
@@ -57,6 +59,12 @@ def is_training(*peers: SimulatedPeer) -> Callable[[], bool]:
     )
 
 
+def averaged_again(*peers: SimulatedPeer, times: int = 3) -> Callable[[], bool]:
+    """Whether each of them has averaged so many times from now on."""
+    before = [peer.facts.averaged for peer in peers]
+    return lambda: all(p.facts.averaged >= b + times for p, b in zip(peers, before, strict=True))
+
+
 def one(peer: SimulatedPeer, name: EventName) -> Any:
     (event,) = peer.events(name)
     return event
@@ -67,10 +75,7 @@ def one(peer: SimulatedPeer, name: EventName) -> Any:
 async def test_averaging_goes_on_after_checkpoints(tmp_path, method):
     async with open_swarm(1, toy_spec(ROUNDS, method=method), tmp_path) as swarm:
         await train_a_while(swarm, *"abc")
-        peers = [swarm[name] for name in "abc"]
-        before = [peer.facts.averaged for peer in peers]
-        more = lambda: all(p.facts.averaged >= b + 6 for p, b in zip(peers, before, strict=True))
-        await swarm.until(more)
+        await swarm.until(averaged_again(*(swarm[name] for name in "abc"), times=6))
 
 
 @WAYS
@@ -137,6 +142,32 @@ async def test_a_peer_that_comes_back_to_a_living_run_takes_its_state_at_once(tm
         assert not back.events(EventName.RUN_RESUMED)
         came, received = one(back, EventName.DAEMON_STARTED), one(back, EventName.STATE_RECEIVED)
         assert received["monotonic_s"] - came["monotonic_s"] < LISTEN_S
+
+
+@WAYS
+@simulated()
+async def test_a_newcomer_joins_through_the_bootstrap_peer_that_was_started_again(tmp_path, method):
+    """Behaviour of a run whose only address in the world's hands is that of its founder."""
+    async with open_swarm(1, toy_spec(10 * ROUNDS, method=method), tmp_path) as swarm:
+        await train_a_while(swarm, *"abc")
+        (address,) = swarm["a"].network.addresses
+        swarm.kill("a")
+        await swarm["a"].ended.wait()
+        others = [swarm[name] for name in "bc"]
+        await swarm.until(averaged_again(*others))
+        again = swarm.resume("a")
+        await trio.testing.wait_all_tasks_blocked()
+        again.network.move(split_peer_id(address)[0])  # its machine has kept its address
+        await swarm.until(is_training(again))
+        assert again.events(EventName.STATE_RECEIVED)
+        newcomer = swarm.join("d", through=["a"])
+        await swarm.until(is_training(newcomer))
+        assert newcomer.events(EventName.PEER_LINKED)[0]["remote"] == again.peer_id
+        assert again.network.addresses == (address,)
+        everybody = [*others, again, newcomer]
+        await swarm.until(averaged_again(*everybody))
+        assert {str(peer.facts.run_id) for peer in everybody} == {str(others[0].facts.run_id)}
+        assert all(peer.failure is None for peer in everybody)
 
 
 @simulated()
