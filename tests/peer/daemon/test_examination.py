@@ -17,7 +17,7 @@ from peer.corpus.service import PieceService
 from peer.corpus.store import PieceFolder, PieceStore, WholeStore
 from peer.daemon.examination import FETCH_S, MEET_S, Doctor, Examination, rate_of
 from peer.daemon.outside import Outside
-from peer.network.simulated import SimulatedInternet
+from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.network.simulated_link import LinkModel
 from peer.ports.simulated import SimulatedWork
 from peer.simulation.machine import Machine
@@ -85,19 +85,27 @@ async def test_the_peer_that_is_named_and_two_others_are_met_and_dial_back(tmp_p
         assert working == f"/ip4/{observed}/tcp/{seen.port}"
 
 
+def close_way_in(network: SimulatedNetwork, tried: list[str], patch: pytest.MonkeyPatch) -> None:
+    """Let this peer not get through to the doctor."""
+    dial = network.probe
+
+    async def probe(address: str) -> str:
+        if network._internet.answering_at(address) != DOCTOR:
+            return await dial(address)
+        tried.append(address)
+        raise StreamLost("dial: no answer")
+
+    patch.setattr(network, "probe", probe)
+
+
 @pytest.mark.parametrize("relay_mbps", [RELAY_MBPS, 0.0])
 def test_who_cannot_be_dialled_learns_it_and_who_would_relay(tmp_path, monkeypatch, relay_mbps):
     @simulated(SEED)
     async def run():
         async with reachable_swarm(tmp_path, relay_mbps) as swarm:
             tried = []
-
-            async def probe(address: str) -> str:
-                tried.append(address)
-                raise StreamLost("dial: no answer")
-
             for name in NAMES:
-                monkeypatch.setattr(swarm[name].network, "probe", probe)
+                close_way_in(swarm[name].network, tried, monkeypatch)
             seen = await examined(swarm, address_of(swarm, "a"))
             assert (seen.reach, seen.working) == (Reach.NO, ())
             assert f"/ip4/{seen.observed[0]}/tcp/{seen.port}" in tried
