@@ -25,7 +25,7 @@ PRESET: Final = "demo"
 """Its Muon's rate is the best of one alone, too, which ends at 1.380 with it after 640 steps, at
 1.427 with twice as much, and at 1.581 with AdamW at its best rate (docs/results/optimizers.md)."""
 INNER_STEPS: Final = 10
-"""Of the lone peer's rounds, and of those of fragments and stages."""
+"""Steps of a round of the lone peer, of fragments and of stages."""
 VALIDATE_EVERY: Final = 4
 """Such rounds: a validation costs about as much as three inner steps."""
 DILOCO: Final = {

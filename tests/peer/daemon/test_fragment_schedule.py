@@ -24,7 +24,7 @@ from protocol.wire.messages import Contribution, FragmentSettled, Message, Resul
 pytestmark = pytest.mark.slow
 
 SEED = 1
-EVEN = 3
+EVEN = 2
 """A seed whose fragments take as long before a join as while it lasts, by their owners."""
 FRAGMENTS = range(4)
 H = 20

@@ -99,8 +99,9 @@ def perfect_pairs_distance(
 @simulated()
 async def test_replicas_stay_as_close_as_with_perfect_random_pairs(tmp_path):
     names = [f"p{i}" for i in range(8)]
-    measured = await mean_distance(tmp_path, 8, names)
     sync = toy_spec().sync
-    expected = np.mean([perfect_pairs_distance(sync, rounds, 8) for rounds in (8, 12, 16)])
+    ends = (8, 12, 16)
+    measured = np.mean([await mean_distance(tmp_path / str(end), end, names) for end in ends])
+    expected = np.mean([perfect_pairs_distance(sync, end, 8) for end in ends])
     print(f"mean replica distance {measured:.4f}, with perfect random pairs {expected:.4f}")
     assert DISTANCE_BAND[0] < measured / expected < DISTANCE_BAND[1]
