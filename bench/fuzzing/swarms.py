@@ -59,7 +59,7 @@ SERVED: Final = {
 """Conversations in which peers of such a run take part."""
 RELAY_MBPS: Final = 10.0
 NUM_PIECES: Final = 4
-"""Of the corpus that honest peers serve; they lack the last one."""
+"""How many the corpus has that honest peers serve; they lack the last one."""
 PEERS: Final = ("peer_id", "owner", "origin", "contributors", "path", "failed")
 """Fields that hold peer ids."""
 ENDED: Final = (EventName.ROUND_AVERAGED, EventName.FRAGMENT_RETURNED)

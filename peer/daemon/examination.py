@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 import trio
 
-from peer.corpus.asking import asking
-from peer.network.conversation import Conversation, StreamStalled
+from peer.corpus.asking import Asker, asking
+from peer.network.conversation import Conversation
 from peer.network.identity import load_or_create
 from peer.network.libp2p import open_libp2p_network
 from peer.network.relay import reserve
@@ -25,7 +25,7 @@ from peer.ports.real import RealEntropy
 from peer.state.fetching import fetch_from
 from protocol.address.multiaddr import split_peer_id
 from protocol.corpus.manifest import CorpusManifest, parse_manifest
-from protocol.errors import LocoError, RemoteProtocolError
+from protocol.errors import LocoError, RemoteProtocolError, StreamLost
 from protocol.membership.dial_back import (
     DialBacks,
     NatKind,
@@ -43,6 +43,8 @@ from .resolve import resolve_bootstrap
 MEET_S: Final = 20.0
 SEEN_S: Final = 40.0
 FETCH_S: Final = 30.0
+TELLING_S: Final = 2.0
+"""A stream that ends sooner says nothing of its line: perhaps the peer went."""
 MIN_MEASURED_BYTES: Final = 256 * 1024
 """What is smaller takes as long as a round trip, and tells nothing of the line."""
 OTHERS: Final = 2
@@ -232,12 +234,19 @@ async def rate_of(network: Network, peer_id: PeerId) -> float | None:
             size = manifest.piece_bytes(pieces[0]) if pieces else 0
             if size < MIN_MEASURED_BYTES:
                 return None
-            began_s = trio.current_time()
-            with suppress(StreamStalled), trio.move_on_after(FETCH_S):
-                await asker.piece(pieces[0])
-            return size / max(1e-6, trio.current_time() - began_s)
+            return await _timed_rate(asker, pieces[0], size)
     except (LocoError, trio.TooSlowError):
         return None
+
+
+async def _timed_rate(asker: Asker, piece: int, size: int) -> float | None:
+    """Bytes per second of a piece; of one that was given up half-way, at most."""
+    began_s, whole = trio.current_time(), False
+    with suppress(StreamLost), trio.move_on_after(FETCH_S):
+        await asker.piece(piece)
+        whole = True
+    took_s = max(1e-6, trio.current_time() - began_s)
+    return size / took_s if whole or took_s >= TELLING_S else None
 
 
 async def _corpus(network: Network, peer_id: PeerId) -> tuple[str, CorpusManifest]:

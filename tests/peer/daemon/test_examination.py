@@ -13,9 +13,9 @@ import pytest
 import trio
 from swarm_worlds import simulated, start, toy_spec
 
-from peer.corpus.service import PieceService
+from peer.corpus.service import STALL_S, PieceService
 from peer.corpus.store import PieceFolder, PieceStore, WholeStore
-from peer.daemon.examination import FETCH_S, MEET_S, Doctor, Examination, rate_of
+from peer.daemon.examination import MEET_S, Doctor, Examination, rate_of
 from peer.daemon.outside import Outside
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.network.simulated_link import LinkModel
@@ -202,7 +202,8 @@ def test_a_piece_of_the_corpus_shows_how_fast_a_peer_sends(tmp_path, bytes_per_s
 @simulated(SEED)
 async def test_a_piece_that_does_not_come_in_time_says_how_fast_the_line_is_at_most(tmp_path):
     rate = await rate_over(tmp_path, 1e4, 1024, whole=True)
-    assert rate == pytest.approx(1024 * 1024 / FETCH_S, rel=0.01)
+    assert rate is not None
+    assert 1e4 < rate < 1.01 * 1024 * 1024 / STALL_S
 
 
 @pytest.mark.parametrize(("piece_kib", "whole"), [(16, True), (1024, False)])

@@ -9,7 +9,6 @@ from existing import existing
 from bench.fuzzing.swarms import METHODS, FoundBug, Siege, besieged
 from peer.averaging.gossip.exchanges import Exchanges
 from peer.corpus.service import PieceService
-from peer.daemon.reaching import Reaching
 from peer.process.exception_groups import leaves
 
 pytestmark = pytest.mark.slow
@@ -35,8 +34,8 @@ def broken(*_: object) -> None:
 
 @pytest.mark.parametrize(
     ("where", "name"),
-    [(Exchanges, "answer"), (Reaching, "_may_try_again"), (PieceService, "_send")],
-    ids=["an exchange", "a dial-back", "a piece of the corpus"],
+    [(Exchanges, "answer"), (PieceService, "_send")],
+    ids=["an exchange", "a piece of the corpus"],
 )
 def test_a_planted_bug_is_found(tmp_path, monkeypatch, where, name):
     monkeypatch.setattr(where, name, broken)
