@@ -103,7 +103,7 @@ def test_who_cannot_be_dialled_learns_it_and_who_would_relay(tmp_path, monkeypat
     @simulated(SEED)
     async def run():
         async with reachable_swarm(tmp_path, relay_mbps) as swarm:
-            tried = []
+            tried: list[str] = []
             for name in NAMES:
                 close_way_in(swarm[name].network, tried, monkeypatch)
             seen = await examined(swarm, address_of(swarm, "a"))

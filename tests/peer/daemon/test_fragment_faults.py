@@ -126,8 +126,15 @@ async def test_of_five_peers_one_fails_before_and_one_in_mid_send(tmp_path, monk
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("stall_s", [4.0, 9.0])
-@pytest.mark.parametrize("what", ["trainer", "machine"])
+@pytest.mark.parametrize(
+    ("what", "stall_s"),
+    [
+        ("trainer", 4.0),
+        ("machine", 9.0),
+        pytest.param("trainer", 9.0, marks=pytest.mark.long),
+        pytest.param("machine", 4.0, marks=pytest.mark.long),
+    ],
+)
 def test_a_peer_that_stalls_costs_one_deadline_and_is_not_waited_for_again(tmp_path, what, stall_s):
     """One deadline of each wait that it takes part in; not more of them for a longer stall."""
 

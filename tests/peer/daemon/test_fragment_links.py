@@ -94,7 +94,7 @@ def shaped(swarm: SimulatedSwarm, link: LinkModel) -> None:
                 swarm.internet.link(source, destination).model = link
 
 
-@pytest.mark.parametrize("names", ["ab", "abc"])
+@pytest.mark.parametrize("names", ["ab", pytest.param("abc", marks=pytest.mark.long)])
 def test_streaming_hardly_stands_still_on_links_on_which_plain_diloco_does(tmp_path, names):
     """On them a fragment and its average come and go within tau steps, the whole model does not."""
 

@@ -274,7 +274,9 @@ def after(tap: Tap, fragment: int, chunk: int, state: State) -> State:
     return state[0] + len(steps), state[1] + sum(weight for _, weight in steps)
 
 
-@pytest.mark.parametrize("halves", [("abc", "de"), ("ab", "cde"), ("ab", "cd")])
+@pytest.mark.parametrize(
+    "halves", [("abc", "de"), pytest.param(("ab", "cde"), marks=pytest.mark.long), ("ab", "cd")]
+)
 def test_after_a_partition_the_history_that_is_ahead_wins_and_no_step_counts_twice(
     tmp_path, monkeypatch, halves
 ):
