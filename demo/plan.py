@@ -15,7 +15,7 @@ from peer.cli.new import preset_spec
 from protocol.run.run_spec import RunSpec
 
 PEERS: Final = 4
-STEPS: Final = {"noloco": 384, "diloco": 280, "pipeline": 300}
+STEPS: Final = {"noloco": 300, "diloco": 280, "pipeline": 300}
 """Inner steps of the swarm's run, by method, for six minutes on two slow cores; that of pairs alone
 was measured there. Fragments take more of the CPU than vectors, and all four peers train to the
 very end. In a pipeline only two of the four have data, and each of their microbatches passes

@@ -8,6 +8,7 @@
 What belongs to one life of the trainer is its `Line` (line.py).
 """
 
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -114,6 +115,7 @@ class StageExchange:
         self._line: Line | None = None
         self._answers: dict[int, Callable[[RefusalReason | None], None]] = {}
         self._next_ticket = 0
+        self._could_end_s = math.inf
         self._nursery: trio.Nursery | None = None
 
     def __repr__(self) -> str:
@@ -154,11 +156,21 @@ class StageExchange:
                 pass
 
     def step_of(self, step: float) -> float:
-        """No further than the data peers are, for a relay."""
+        """No further than the data peers are, for a relay, and short of the end while one trains.
+
+        Data peers do not end in one iteration, and a relay that has ended steps no more: the others
+        would wait for it. One that never ends is waited for as long as an iteration is.
+        """
         if not isinstance(self._core, RelayCore):
             return step
-        heard = [float(m.progress.step) for m in self._company.data_peers()]
-        return min(step, max(heard, default=step))
+        there = self._company.data_peers()
+        step = min(step, max((float(m.progress.step) for m in there), default=step))
+        total = self._total_steps_at(step)
+        if step < total or not any(map(self._trains, there)):
+            return step
+        now_s = trio.current_time()
+        self._could_end_s = min(self._could_end_s, now_s)
+        return step if now_s - self._could_end_s > PATIENCE_S else total - 1.0
 
     async def wait_unneeded(self) -> None:
         """A relay waits until no data peer trains, since they validate to the last."""

@@ -20,6 +20,7 @@ from protocol.microbatch.counts import Counted
 from protocol.microbatch.relays_there import STAND_IN_S
 from protocol.microbatch.trip import Leg
 from protocol.outcomes import RefusalReason
+from protocol.run.run_spec import RunSpec
 from protocol.run.stages import part_of_stage
 from protocol.wire.messages import Announcement, Boundary, Credit, Lost, Noted, Offer, Resume
 from protocol.wire.versions import STAGE
@@ -239,3 +240,27 @@ def test_a_hop_takes_the_latency_once():
     hops, work_s = 6, 2 * (FORWARD_S + BACKWARD_S)
     offered_s = 2 * 2 * LINK.latency_s
     assert took_s == pytest.approx(hops * LINK.latency_s + offered_s + work_s, abs=0.15)
+
+
+async def test_a_relay_does_not_end_before_the_last_data_peer_that_trains(autojump_clock):
+    async with StageWorld((2, 1), iterations=1).running() as world:
+        (relay,) = world.of_stage(1)
+        await world.wait_done()
+        total = RunSpec().training.total_steps
+
+        def said(data_peer, state, step):
+            group = Group(RUN_ID, part_of_stage(0)).digest
+            progress = Progress(state, step=step, group=group)
+            relay.roster.heard(trio.current_time(), data_peer.peer_id, 1, progress=progress)
+
+        one, other = world.of_stage(0)
+        said(one, "finished", total)
+        said(other, "training", total - 1)
+        assert relay.exchange.step_of(total - 2.0) == total - 2.0
+        assert relay.exchange.step_of(total + 0.5) == total - 1.0
+        said(other, "training", total)
+        assert relay.exchange.step_of(total + 0.5) == total
+        said(other, "training", total - 1)
+        await trio.sleep(PATIENCE_S + 1)
+        said(other, "training", total - 1)
+        assert relay.exchange.step_of(total + 0.5) == total
