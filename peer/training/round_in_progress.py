@@ -59,6 +59,11 @@ class RoundInProgress:
             due = min(due, self.close_at_steps)
         return due - self.steps
 
+    def steps_to(self, total_steps: int) -> int:
+        """Steps until it is due and at the end of the run; none or less when it is."""
+        to_end = math.ceil((total_steps - self.nominal_step) / self.order.stride - 1e-6)
+        return max(self.steps_to_due, to_end)
+
     def ask_to_close(self) -> None:
         """Close it at once; but not without a step."""
         asked = max(1, self.steps)

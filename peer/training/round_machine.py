@@ -26,7 +26,8 @@ What leaves the trainer meanwhile, and what comes back, is the business of its w
 
 Rules:
     1. A round is closed when it is due (quota done, or asked to close and at least one step done)
-       and the way of averaging does not hold it up. A due round that is held up trains on.
+       and the way of averaging does not hold it up. A due round that is held up trains on, but
+       not past the end of the run: there a step of a stage would wait for relays that have ended.
     2. After k own steps of a round the nominal step is start_step + k * stride, past the quota
        too. The learning rate is the schedule's at that step, with peak and end as the order of the
        round says, lowered while the optimizer is young: over its own first steps since `Load` it
@@ -261,6 +262,8 @@ class RoundMachine:
             return Wait()
         step, own_steps = current.nominal_step, self._state.steps
         section, total_steps = self._schedule_of(current.order)
+        if current.steps_to(total_steps) <= 0:
+            return Wait()
         rate = learning_rate(section, step, total_steps, own_steps)
         return TrainStep(current.order.round, current.steps, step, rate)
 
@@ -278,10 +281,13 @@ class RoundMachine:
         """
         if (current := self._state.round) is None:
             return math.inf
+        _, total_steps = self._schedule_of(current.order)
+        if (to_end := current.steps_to(total_steps)) <= 0:
+            return math.inf
         to_progress = current.steps_to_progress(end_s, step_s)
         to_sync = self._sync.steps_to_event(current.order, current.steps)
         to_close = math.inf if self._sync.holds_close else current.steps_to_due
-        return min(to_progress, to_sync, to_close)
+        return min(to_progress, to_sync, to_close, to_end)
 
     # --- what the driver has done ---------------------------------------------------------------
 

@@ -168,6 +168,19 @@ def test_a_due_round_that_is_held_up_trains_on_at_rising_nominal_steps():
     assert (closed.steps, closed.step) == (7, 45.75)
 
 
+def test_a_due_round_that_is_held_up_trains_to_the_end_of_the_run_and_no_further():
+    driver = Driver()
+    driver.sync.holds_close = True
+    driver.obey(TrainRound(3, 4, MEMBERS, 0, 0, 30.0, 1.0, 36))
+    driver.train(20)
+    assert [step.nominal_step for step in driver.steps] == [30.0 + k for k in range(6)]
+    assert driver.next_action() == Wait()
+    driver.sync.holds_close = False
+    driver.next_action()
+    (closed,) = driver.of(RoundClosed)
+    assert (closed.steps, closed.step) == (6, 36.0)
+
+
 def test_an_order_says_the_peak_and_the_end_of_the_schedule_for_its_round():
     driver = Driver()
     for round_, (total_steps, peak) in enumerate([(None, None), (500, 1.5), (None, None)]):
@@ -335,7 +348,7 @@ def test_nothing_happens_before_the_steps_to_the_next_event(
     driver.train(int(steps) - 1)
     assert not driver.events
     driver.train(2)  # one more: sums of durations are rounded
-    assert driver.events or steps == to_event
+    assert driver.events or steps == to_event or driver.next_action() == Wait()
 
 
 def test_without_a_round_nothing_happens_by_itself():
