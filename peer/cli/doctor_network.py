@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from peer.daemon.examination import Examination, Met
+from peer.daemon.examination import Examination, LineRate, Met
 from peer.observe.findings import Finding, Health
 from protocol.membership.dial_back import NatKind, Reach
 
@@ -95,19 +95,25 @@ def _relay(seen: Examination, reached: list[Met]) -> Finding:
 
 
 def _bandwidth(reached: list[Met]) -> Finding:
-    rates = [f"{8e-6 * rate:.0f}" for met in reached if (rate := met.bytes_per_s) is not None]
+    rates = [met.rate for met in reached if met.rate is not None]
     if not rates:
         return Finding(
             "bandwidth", Health.NOTE, "no peer had a piece of the corpus to measure it with"
         )
-    fastest = max(met.bytes_per_s or 0.0 for met in reached)
-    slow = fastest < SLOW_BYTES_PER_S
+    slow = max(rate.bytes_per_s for rate in rates) < SLOW_BYTES_PER_S
+    says = [_in_words(rate) for rate in rates]
     return Finding(
         "bandwidth",
         Health.NOTE if slow else Health.WELL,
-        f"{', '.join(rates)} Mbit/s, a piece of the corpus from each peer",
+        f"{', '.join(says)} Mbit/s, a piece of the corpus from each peer",
         "expect skipped rounds with a large model: docs/running.md, Slow links" if slow else "",
     )
+
+
+def _in_words(rate: LineRate) -> str:
+    """Megabits per second."""
+    mbps = 8e-6 * rate.bytes_per_s
+    return f"{'at most ' * rate.at_most}{mbps:.{0 if mbps >= 10 else 1}f}"
 
 
 def docker_line(port: int, bootstrap: tuple[str, ...], outer: str | None, *, gpu: bool) -> str:

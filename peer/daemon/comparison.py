@@ -8,7 +8,8 @@ the witnesses of the source that leads, and its loss against those that others t
 Rules
   1. The loss of the whole is compared once for each source, with what the others told when that one
      named its root: nobody's word counts where it has given chunks itself.
-  2. A whole that is odd or worse, where no source is odd by itself, names nobody: it is let go of,
+  2. A source helps the one that leads when witnesses of its state have answered, and not before.
+  3. A whole that is odd or worse, where no source is odd by itself, names nobody: it is let go of,
      and from then on one source at a time is taken. So a lie that only the whole shows is found as
      it was when there was one source, and holds up a joiner but once.
 """
@@ -23,6 +24,7 @@ from peer.ports import PeerId
 from peer.training.ports import Float32Vector
 from protocol.errors import RemoteProtocolError
 from protocol.state_loss import LEAST_TOLD, is_worse
+from protocol.state_sample import LEAST_WITNESSES
 
 from .witnesses import MeasureLoss, Witnesses
 
@@ -62,6 +64,16 @@ class Comparison:
         """A source has named its root: its witnesses are asked from now on."""
         self._by_source[source] = witnesses = self._witnesses_of(source, root)
         self._nursery.start_soon(witnesses.ask, self._turns)
+
+    def forget(self, source: PeerId) -> None:
+        """Forget its witnesses: nothing here is from that source."""
+        self._by_source.pop(source, None)
+
+    async def is_seen(self, source: PeerId) -> bool:
+        """Whether so many have shown what they have that the source can be judged at all."""
+        witnesses = self._by_source[source]
+        await witnesses.asked.wait()
+        return witnesses.num_samples >= LEAST_WITNESSES
 
     async def odd_ones(
         self, sources: Iterable[PeerId], gave: Callable[[PeerId, range], bool]

@@ -43,12 +43,27 @@ from .resolve import resolve_bootstrap
 MEET_S: Final = 20.0
 SEEN_S: Final = 40.0
 FETCH_S: Final = 30.0
-TELLING_S: Final = 2.0
-"""A stream that ends sooner says nothing of its line: perhaps the peer went."""
+MEASURE_S: Final = 60.0
+"""For all that is asked of one peer to measure its line."""
+TELLING_S: Final = 10.0
+"""A stream that ends sooner says nothing of its line: perhaps the peer went. One that is too slow
+for a piece is given up by its sender, after STALL_S of corpus/service.py."""
 MIN_MEASURED_BYTES: Final = 256 * 1024
 """What is smaller takes as long as a round trip, and tells nothing of the line."""
 OTHERS: Final = 2
 """Peers beside the bootstrap ones that are met too."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineRate:
+    """How fast a peer sends over its line.
+
+    Attributes:
+        at_most: the piece did not come whole, so the line carries no more than this.
+    """
+
+    bytes_per_s: float
+    at_most: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +74,7 @@ class Met:
         failure: why it could not be met; None where it could.
         ahead_s: how far its clock is ahead of ours, half a round trip off at most.
         relays: whether it would relay for us.
-        bytes_per_s: at which it has sent us a piece of the corpus; where that did not come in time,
-            at most. None where it has none that is large enough.
+        rate: at which it has sent us a piece of the corpus; None where it has none that tells.
     """
 
     address: str
@@ -70,7 +84,7 @@ class Met:
     ahead_s: float = 0.0
     round_trip_s: float = 0.0
     relays: bool | None = None
-    bytes_per_s: float | None = None
+    rate: LineRate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +170,7 @@ class Doctor:
         return replace(
             met,
             relays=await self._would_relay(peer_id),
-            bytes_per_s=await rate_of(self._network, peer_id),
+            rate=await rate_of(self._network, peer_id),
         )
 
     async def _greet(self, peer_id: PeerId, addresses: Sequence[Address], text: str) -> Met:
@@ -223,30 +237,30 @@ class Doctor:
         return True
 
 
-async def rate_of(network: Network, peer_id: PeerId) -> float | None:
-    """How fast a peer sends a piece of the corpus, as `Met.bytes_per_s` says."""
+async def rate_of(network: Network, peer_id: PeerId) -> LineRate | None:
+    """How fast a peer sends a piece of the corpus; None where it has none that tells."""
     try:
-        with trio.fail_after(FETCH_S):
+        with trio.fail_after(MEASURE_S):
             corpus, manifest = await _corpus(network, peer_id)
-        async with asking(network, peer_id, corpus, manifest) as asker:
-            _, here = await asker.holdings(0)
-            pieces = [] if here is None else np.flatnonzero(here).tolist()
-            size = manifest.piece_bytes(pieces[0]) if pieces else 0
-            if size < MIN_MEASURED_BYTES:
-                return None
-            return await _timed_rate(asker, pieces[0], size)
+            async with asking(network, peer_id, corpus, manifest) as asker:
+                _, here = await asker.holdings(0)
+                pieces = [] if here is None else np.flatnonzero(here).tolist()
+                size = manifest.piece_bytes(pieces[0]) if pieces else 0
+                return await _timed_rate(asker, pieces[0], size) if pieces else None
     except (LocoError, trio.TooSlowError):
         return None
 
 
-async def _timed_rate(asker: Asker, piece: int, size: int) -> float | None:
-    """Bytes per second of a piece; of one that was given up half-way, at most."""
+async def _timed_rate(asker: Asker, piece: int, size: int) -> LineRate | None:
+    """Take this piece; None where it is too small, or the stream ended so soon, to tell."""
+    if size < MIN_MEASURED_BYTES:
+        return None
     began_s, whole = trio.current_time(), False
     with suppress(StreamLost), trio.move_on_after(FETCH_S):
         await asker.piece(piece)
         whole = True
     took_s = max(1e-6, trio.current_time() - began_s)
-    return size / took_s if whole or took_s >= TELLING_S else None
+    return LineRate(size / took_s, at_most=not whole) if whole or took_s >= TELLING_S else None
 
 
 async def _corpus(network: Network, peer_id: PeerId) -> tuple[str, CorpusManifest]:

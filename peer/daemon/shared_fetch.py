@@ -5,8 +5,8 @@
     pairs        each gives chunks of its own replica, is compared by what it gave, and is left out
                  where that is odd (comparison.py); what it gave then comes from the others
 
-In pairs nobody helps where it could not be found out: a source needs two witnesses. A small state
-is not shared, for each helper writes a file.
+In pairs nobody helps where it could not be found out: two witnesses of its state have to have
+answered. A small state is not shared, for each helper writes a file.
 """
 
 from collections.abc import Awaitable, Callable
@@ -79,7 +79,7 @@ class SharedFetch:
         self._comparison.ask_about(leader, described.root.hex())
         while True:
             state = await self._gather(fetcher, described)
-            odd = await self._odd_ones()
+            odd = await self._drop_odd_ones()
             if leader in odd:
                 raise RemoteProtocolError(f"what {leader} gave is unlike what others have")
             if not odd:
@@ -117,14 +117,23 @@ class SharedFetch:
             and len(described.digests) > CHUNKS_PER_SOURCE
         )
 
-    async def _help(self, fetcher: Fetcher) -> None:
+    async def _help(self, fetcher: Fetcher) -> bool:
+        """Take a part from this source, if it could be found out; whether it could."""
         described = await self._described_by(fetcher)
-        if self._mixes:
-            self._comparison.ask_about(fetcher.remote_peer_id, described.root.hex())
-        await self._gathering.help(fetcher, described, self._moved)
+        name = fetcher.remote_peer_id
+        try:
+            if self._mixes:
+                self._comparison.ask_about(name, described.root.hex())
+                if not await self._comparison.is_seen(name):
+                    return False
+            await self._gathering.help(fetcher, described, self._moved)
+        finally:
+            if name not in self._gathering.remotes:
+                self._comparison.forget(name)
+        return True
 
-    async def _odd_ones(self) -> list[PeerId]:
-        """Sources that gave what is odd; it is not here any more."""
+    async def _drop_odd_ones(self) -> list[PeerId]:
+        """Drop what odd sources gave; name them."""
         if not self._mixes:
             return []
         gathering = self._gathering

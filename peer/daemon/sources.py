@@ -34,6 +34,8 @@ FETCH_WEIGHTS_S: Final = 300.0
 SOURCE_PAUSE_S: Final = 0.5
 """After the first failure of a source; then longer, up to MAX_SOURCE_PAUSE_S."""
 MAX_SOURCE_PAUSE_S: Final = 2.0
+TRIES_FOR_ONE: Final = 4
+"""Peers that are asked to help, for each that may help at once."""
 DOUBT_PAUSE_S: Final = 30.0
 """After a source broke the protocol, or refused for good."""
 TOO_LARGE_PAUSE_S: Final = 300.0
@@ -127,21 +129,26 @@ class Sources:
 
     async def help_with(
         self,
-        ask: Callable[[Fetcher], Awaitable[None]],
+        ask: Callable[[Fetcher], Awaitable[bool]],
         among: View,
         apart_from: Collection[PeerId],
         most: int,
     ) -> None:
-        """Ask others, some at once, each but once: what they cannot do, the one that leads does."""
+        """Ask others, some at once, each but once: what they cannot do, the one that leads does.
+
+        `ask` says whether the peer has helped; where it has not, the next one is asked.
+        Not all of a large swarm: each that is asked works for us, whether it helps in the end.
+        """
         others = _in_order(among, self._facts.peer_id, None)
-        waiting = iter([peer_id for peer_id in others if peer_id not in apart_from])
+        others = [peer_id for peer_id in others if peer_id not in apart_from]
+        waiting = iter(others[: TRIES_FOR_ONE * most])
 
         async def help_() -> None:
             for peer_id in waiting:
                 try:
                     async with fetch_from(self._network, peer_id) as fetcher:
-                        await ask(fetcher)
-                        return
+                        if await ask(fetcher):
+                            return
                 except LocoError:
                     continue  # the next one, or the one that leads, gives what is missing
 

@@ -27,8 +27,9 @@ from protocol.state_sample import (
     block_starts,
 )
 
-WITNESS_S: Final = 10.0
-"""A witness that takes longer is none."""
+WITNESS_S: Final = 5.0
+"""A witness that takes longer is none. It is less than PINNED_REQUEST_S of state/service.py: the
+source is not asked for anything meanwhile."""
 
 Turns = Mapping[PeerId, trio.Lock]
 """A peer serves few readers at once: what several sources' witnesses ask of it takes turns."""

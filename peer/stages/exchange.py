@@ -167,6 +167,7 @@ class StageExchange:
         step = min(step, max((float(m.progress.step) for m in there), default=step))
         total = self._total_steps_at(step)
         if step < total or not any(map(self._trains, there)):
+            self._could_end_s = math.inf  # an amended run ends a second time
             return step
         now_s = trio.current_time()
         self._could_end_s = min(self._could_end_s, now_s)

@@ -60,6 +60,7 @@ class Gathering:
         self._changed = trio.Event()
         self.fetched_bytes = 0
         self._gave: set[PeerId] = set()
+        self._at_work = 0
 
     def __repr__(self) -> str:
         return f"<Gathering {self._plan!r}, {self.fetched_bytes} bytes fetched>"
@@ -149,7 +150,7 @@ class Gathering:
         return all(self._plan.giver(index) == name for index in ends)
 
     def distrust(self, name: PeerId) -> None:
-        """What this source has given is not believed, and has to come from others."""
+        """Drop what this source has given: it is not believed, and has to come from others."""
         self._plan.gone(name, believed=False)
 
     def forget(self) -> None:
@@ -166,10 +167,15 @@ class Gathering:
             self._take(name, index, chunk, described.digests[index])
             on_progress()
 
+        rate = slowest_rate(described.total_bytes)
         while not self._plan.complete:
-            with steady(fetcher.talk, slowest_rate(described.total_bytes)) as moved:
-                while (wanted := self._plan.next_of(name, CHUNKS_PER_SOURCE)) is not None:
-                    await fetcher.chunks(described.root.hex(), wanted, take, moved)
+            self._at_work += 1
+            try:
+                with steady(fetcher.talk, rate, lambda: self._at_work) as moved:
+                    while (wanted := self._plan.next_of(name, CHUNKS_PER_SOURCE)) is not None:
+                        await fetcher.chunks(described.root.hex(), wanted, take, moved)
+            finally:
+                self._at_work -= 1
             if not self._plan.complete:
                 await self._changed.wait()
 

@@ -32,7 +32,7 @@ def sample_from(data: bytes) -> Float32Vector:
 
 
 def blocks_of(sample: Float32Vector, blocks: Sequence[int]) -> Float32Vector:
-    """What a sample has of these of its blocks."""
+    """The values of a sample in these of its blocks."""
     values: Float32Vector = sample.reshape(-1, BLOCK_VALUES)[list(blocks)].ravel()
     return values
 

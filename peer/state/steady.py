@@ -23,8 +23,13 @@ def slowest_rate(total_bytes: int) -> float:
 
 
 @contextmanager
-def steady(talk: Conversation, bytes_per_s: float) -> Iterator[Callable[[int], None]]:
+def steady(
+    talk: Conversation, bytes_per_s: float, sharers: Callable[[], int] = lambda: 1
+) -> Iterator[Callable[[int], None]]:
     """Yields what is to be called as bytes come (`on_progress` of a receive).
+
+    Args:
+        sharers: how many send at once, over what may be one line: each owes its part.
 
     Raises:
         StreamStalled: fewer than so many bytes a second came within a window.
@@ -34,7 +39,7 @@ def steady(talk: Conversation, bytes_per_s: float) -> Iterator[Callable[[int], N
 
         def moved(_: int) -> None:
             nonlocal seen_bytes
-            if talk.bytes_received - seen_bytes >= due_bytes:
+            if talk.bytes_received - seen_bytes >= due_bytes / max(1, sharers()):
                 seen_bytes = talk.bytes_received
                 scope.deadline = trio.current_time() + RATE_WINDOW_S
 

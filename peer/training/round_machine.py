@@ -304,6 +304,8 @@ class RoundMachine:
         """
         current = self._current
         current.stepped(step.learning_rate, now_s, seconds)
+        if current.steps_to(self._schedule_of(current.order)[1]) <= 0:
+            current.is_progress_wanted = True  # silence at the end of the run is no hang
         self._state.steps += 1
         self._sync.stepped(current.order, current.steps, self._spec.tokens_per_step)
 

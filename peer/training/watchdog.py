@@ -8,7 +8,7 @@ Rules:
     3. With nothing to do it may be silent forever. So it may while it may be waiting for us: a
        fragment is in flight or yielded, and we have not sent `Merge` or `Amend` (in streaming
        gossip no fragment is waited for); or it misses pieces of the corpus, and we have not sent
-       `PiecesHere`.
+       `PiecesHere`; or it is at the end of the run, and its last move is not applied.
 """
 
 import math
@@ -48,6 +48,8 @@ class Watchdog:
 
     def __init__(self, spec: RunSpec) -> None:
         self._overlap = spec.sync.overlap
+        self._total_steps = spec.total_rounds * spec.sync.round_steps
+        self._at_end = False
         self._waits_for_fragments = spec.sync.diloco is not None
         self._evaluation_steps = spec.data.validation_blocks / spec.training.batch_size
         self._ready = False
@@ -66,7 +68,8 @@ class Watchdog:
         """Longest normal silence from now on; infinite when there is nothing to do."""
         if not self._ready:
             return START_TIMEOUT_S
-        may_wait = self._misses_pieces or self._awaited or (self._unapplied and not self._overlap)
+        waits_for_apply = self._unapplied and (self._at_end or not self._overlap)
+        may_wait = self._misses_pieces or self._awaited or waits_for_apply
         training = self._open_rounds > 0 and not may_wait
         if not training and not self._owed:
             return math.inf
@@ -81,8 +84,9 @@ class Watchdog:
                 self._misses_pieces = False
             case PiecesHere():
                 self._misses_pieces = False
-            case TrainRound():
+            case TrainRound(total_steps=total_steps):
                 self._open_rounds += 1
+                self._total_steps = total_steps or self._total_steps
             case Apply() | Evaluate() | Compare():
                 self._owed += 1
             case Merge(fragment=fragment) | Amend(fragment=fragment):
@@ -94,8 +98,9 @@ class Watchdog:
             case Ready():
                 self._ready = True
                 self._slowest_step_s = 1 / max(event.steps_per_s, 1e-6)
-            case Progress():
+            case Progress(step=step):
                 self._slowest_step_s = max(self._slowest_step_s, event.step_s)
+                self._at_end = step >= self._total_steps
             case PiecesMissing():
                 self._misses_pieces = True
             case RoundClosed():

@@ -68,7 +68,7 @@ class DialBack:
 def answer_of(
     asked: Collection[str], observed: str | None, tried: Iterable[str], reached: Iterable[str]
 ) -> DialBack:
-    """What a peer says, without addresses that it was not asked to try: it cannot name us any."""
+    """A peer's answer, without addresses that it was not asked to try: it cannot name us any."""
     wanted = frozenset(asked)
     return DialBack(observed, wanted & frozenset(tried), wanted & frozenset(reached))
 

@@ -1,4 +1,4 @@
-"""Two real peers that send int8 codes as differences, over real p2pd."""
+"""Two real peers that send int8 codes as differences, over real p2pd and IPv6."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -10,13 +10,16 @@ from peer.observe.event_names import EventName
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
+LOOPBACK = "[::1]:0"
 SPEC = RUN_SPEC.replace("[sync]", '[sync]\ncodec = "int8-diff"')
 
 
 @pytest.fixture(scope="module")
 def packing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     with open_swarm(tmp_path_factory.mktemp("packing"), SPEC) as swarm:
-        swarm.found()
+        founder = swarm.found(listen=LOOPBACK)
+        *_, port, _, _ = founder.address.split("/")
+        swarm.join(f"[::1]:{port}", listen=LOOPBACK)
         yield swarm
 
 
@@ -31,3 +34,11 @@ def test_two_real_peers_average_by_differences(packing: Swarm) -> None:
         sent, codes = (peer.metric("loco_packing_bytes_total", of=of) for of in ("sent", "codes"))
         assert 0 < sent < codes
         assert peer.events(EventName.ROUND_AVERAGED)[-1]["distance"] > 0
+
+
+def test_peers_with_ipv6_addresses_alone_dial_each_other_back(packing: Swarm) -> None:
+    for peer in packing.at_least(2):
+        assert all(address.startswith("/ip6/::1/") for address in peer.ready()["addresses"])
+        peer.wait_event(EventName.REACHABILITY_CHANGED, START_S, reachable="yes")
+        reach = peer.status()["reach"]
+        assert (reach["v4"], reach["v6"]) == ("unknown", "yes")

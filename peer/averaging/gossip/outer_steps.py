@@ -9,9 +9,10 @@ A partner's vector is held against those of the partners before (protocol/plausi
 too far away is not averaged with; one that is further than usual pulls no more than one at a little
 more than the usual distance. Before there were any, what we have moved ourselves says what is
 usual. In the final averaging that holds too, by the distances of the rounds before it: those of
-honest peers are no longer, so their mean is exact. (Nothing is remembered there, for with each
-meeting peers are nearer to each other, and what we have moved says nothing.) A partner whose vector
-is implausible, or no vector at all, rests.
+honest peers are no longer, so their mean is exact, unless one was alone for some rounds before; it
+counts less then. (Nothing is remembered there, for with each meeting peers are nearer to each
+other, and what we have moved says nothing.) A partner whose vector is implausible, or no vector at
+all, rests.
 """
 
 import math

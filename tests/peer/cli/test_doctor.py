@@ -10,12 +10,12 @@ from peer.cli import doctor
 from peer.cli.app import app
 from peer.cli.doctor_machine import MIN_DISK_BYTES, disk_finding, machine_findings
 from peer.cli.doctor_network import MAX_CLOCK_OFFSET_S, docker_line, network_findings
-from peer.daemon.examination import Examination, Met
+from peer.daemon.examination import Examination, LineRate, Met
 from peer.observe.findings import Finding, Health, is_well, lines_of
 from protocol.membership.dial_back import NatKind, Reach
 
 OUTER = "/ip4/8.8.8.8/tcp/31337"
-GOOD = Met("a:1", None, "12D3a", "loco-peer 0.1.0", 0.1, 0.02, relays=True, bytes_per_s=1e8)
+GOOD = Met("a:1", None, "12D3a", "loco-peer 0.1.0", 0.1, 0.02, relays=True, rate=LineRate(1e8))
 SEEN = Examination(31337, (GOOD,), Reach.YES, NatKind.NONE, (OUTER,), ("8.8.8.8",))
 
 
@@ -58,8 +58,12 @@ def test_a_wrong_clock_is_told(ahead_s: float) -> None:
 
 
 def test_a_slow_line_is_told() -> None:
-    assert found(replace(SEEN, met=(replace(GOOD, bytes_per_s=1e5),)))["bandwidth"].cure
-    unknown = found(replace(SEEN, met=(replace(GOOD, bytes_per_s=None),)))["bandwidth"]
+    assert found(replace(SEEN, met=(replace(GOOD, rate=LineRate(1e5)),)))["bandwidth"].cure
+    bound = found(replace(SEEN, met=(replace(GOOD, rate=LineRate(1e5, at_most=True)),)))[
+        "bandwidth"
+    ]
+    assert bound.says.startswith("at most 0.8 Mbit/s")
+    unknown = found(replace(SEEN, met=(replace(GOOD, rate=None),)))["bandwidth"]
     assert unknown.health is Health.NOTE
 
 

@@ -15,7 +15,7 @@ from swarm_worlds import simulated, start, toy_spec
 
 from peer.corpus.service import STALL_S, PieceService
 from peer.corpus.store import PieceFolder, PieceStore, WholeStore
-from peer.daemon.examination import MEET_S, Doctor, Examination, rate_of
+from peer.daemon.examination import MEET_S, Doctor, Examination, LineRate, rate_of
 from peer.daemon.outside import Outside
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.network.simulated_link import LinkModel
@@ -166,7 +166,7 @@ def store_of(kept: KeptCorpus, folder: Path, *, whole: bool) -> PieceStore:
 
 async def rate_over(
     folder: Path, bytes_per_s: float, piece_kib: int, *, whole: bool
-) -> float | None:
+) -> LineRate | None:
     """What is measured of a peer with such a line."""
     spec, kept = corpus_in(folder, piece_kib)
     internet = SimulatedInternet(
@@ -194,7 +194,9 @@ def test_a_piece_of_the_corpus_shows_how_fast_a_peer_sends(tmp_path, bytes_per_s
     @simulated(SEED)
     async def run():
         rate = await rate_over(tmp_path, bytes_per_s, 1024, whole=True)
-        assert rate == pytest.approx(bytes_per_s, rel=0.25)
+        assert rate is not None
+        assert rate.bytes_per_s == pytest.approx(bytes_per_s, rel=0.25)
+        assert not rate.at_most
 
     run()
 
@@ -203,7 +205,8 @@ def test_a_piece_of_the_corpus_shows_how_fast_a_peer_sends(tmp_path, bytes_per_s
 async def test_a_piece_that_does_not_come_in_time_says_how_fast_the_line_is_at_most(tmp_path):
     rate = await rate_over(tmp_path, 1e4, 1024, whole=True)
     assert rate is not None
-    assert 1e4 < rate < 1.01 * 1024 * 1024 / STALL_S
+    assert rate.at_most
+    assert 1e4 < rate.bytes_per_s < 1.01 * 1024 * 1024 / STALL_S
 
 
 @pytest.mark.parametrize(("piece_kib", "whole"), [(16, True), (1024, False)])

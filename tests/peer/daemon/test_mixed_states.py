@@ -5,13 +5,15 @@ import pytest
 from swarm_worlds import simulated, start, toy_spec
 
 from peer.daemon.shared_fetch import MAX_HELPERS
+from peer.daemon.witnesses import Witnesses
 from peer.network.simulated_link import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.peer import LoggedEvent, SimulatedPeer
-from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
+from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, identity_of, open_swarm
 from peer.state.fetching import Fetcher
 from peer.state.state_file import state_bytes
+from peer.state.steady import RATE_WINDOW_S
 from peer.training.toy import SimulatedSpeed, ToyProblem
 from protocol.limits import STATE_CHUNK_BYTES
 from protocol.wire.versions import STATE
@@ -111,6 +113,49 @@ def test_several_thin_lines_bring_it_faster_than_one(tmp_path, monkeypatch):
             ends_s = [event["left_s"] + event["monotonic_s"] for event in told]
             assert all(abs(at_s - state["monotonic_s"]) < 0.2 * ONE_LINE_S for at_s in ends_s)
             assert is_one_of_them(joiner, swarm, set("abc"))
+
+    run()
+
+
+def test_sources_may_be_as_slow_as_one_line_makes_them_that_all_share(tmp_path, monkeypatch):
+    """Each sends half of what one source alone has to."""
+    line = LinkModel(0.02, bandwidth_bytes_per_s=LINE_BYTES_PER_S / 20)
+    least = 2 * line.bandwidth_bytes_per_s
+    monkeypatch.setattr("peer.state.gathering.slowest_rate", lambda total_bytes: least)
+
+    @simulated()
+    async def run():
+        async with open_swarm(1, SPEC, tmp_path, OPTIONS) as swarm:
+            await started(swarm, "abc")
+            for name in "abc":
+                swarm.internet.link(swarm[name].peer_id, identity_of(1, "d").peer_id).model = line
+            joiner = swarm.join("d", SLOW)
+            await swarm.until(joiner.ready.is_set)
+            assert received(joiner)["seconds"] > RATE_WINDOW_S
+            assert len(received(joiner)["remotes"]) == 3
+            assert received(joiner)["bytes"] <= 1.5 * STATE_BYTES
+
+    run()
+
+
+def test_nobody_helps_whose_state_no_witness_has_seen(tmp_path, monkeypatch):
+    @simulated()
+    async def run():
+        async with open_swarm(1, SPEC, tmp_path, OPTIONS) as swarm:
+            described = Described(monkeypatch, swarm)
+            ask = Witnesses._ask
+
+            async def ask_of_the_leader(self, peer_id, turn):
+                if described.name_of(self._source) == described.names[0]:
+                    await ask(self, peer_id, turn)
+
+            monkeypatch.setattr(Witnesses, "_ask", ask_of_the_leader)
+            await started(swarm, "abc")
+            joiner = swarm.join("d", SLOW)
+            await swarm.until(joiner.ready.is_set)
+            assert len(described.names) == 3
+            assert received(joiner)["bytes"] == STATE_BYTES
+            assert described.givers(joiner) == set(described.names[:1])
 
     run()
 

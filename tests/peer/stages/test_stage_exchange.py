@@ -261,6 +261,12 @@ async def test_a_relay_does_not_end_before_the_last_data_peer_that_trains(autoju
         said(other, "training", total)
         assert relay.exchange.step_of(total + 0.5) == total
         said(other, "training", total - 1)
+        assert relay.exchange.step_of(total + 0.5) == total - 1.0
         await trio.sleep(PATIENCE_S + 1)
         said(other, "training", total - 1)
         assert relay.exchange.step_of(total + 0.5) == total
+        said(one, "training", total - 2)  # as after an amendment: the run goes on
+        said(other, "training", total - 2)
+        assert relay.exchange.step_of(total + 0.5) == total - 2
+        said(one, "finished", total)
+        assert relay.exchange.step_of(total + 0.5) == total - 1

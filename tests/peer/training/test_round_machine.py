@@ -169,12 +169,13 @@ def test_a_due_round_that_is_held_up_trains_on_at_rising_nominal_steps():
 
 
 def test_a_due_round_that_is_held_up_trains_to_the_end_of_the_run_and_no_further():
-    driver = Driver()
+    driver = Driver(step_s=0.01)
     driver.sync.holds_close = True
     driver.obey(TrainRound(3, 4, MEMBERS, 0, 0, 30.0, 1.0, 36))
     driver.train(20)
     assert [step.nominal_step for step in driver.steps] == [30.0 + k for k in range(6)]
     assert driver.next_action() == Wait()
+    assert driver.of(Progress)[-1].step == 36.0
     driver.sync.holds_close = False
     driver.next_action()
     (closed,) = driver.of(RoundClosed)

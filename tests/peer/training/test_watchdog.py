@@ -1,6 +1,7 @@
 """What silence of a trainer is normal."""
 
 import math
+from dataclasses import replace
 
 from peer.training.comparison_messages import Compare, Compared
 from peer.training.messages import (
@@ -64,6 +65,21 @@ def test_without_overlap_the_wait_for_apply_is_no_hang():
     watchdog.sent(Apply(0))
     assert watchdog.silence_bound_s < math.inf
     watchdog.received(Applied(0, 0.0))
+    assert watchdog.silence_bound_s < math.inf
+
+
+def test_at_the_end_of_the_run_the_wait_for_apply_is_no_hang():
+    watchdog = Watchdog(RunSpec())
+    watchdog.received(READY)
+    watchdog.sent(ORDER)
+    watchdog.received(replace(CLOSED, slot=0))
+    last = replace(ORDER, round=1, total_steps=7)
+    watchdog.sent(last)
+    watchdog.received(Progress(1, 1, 1, 0.0, 0.0, 0.0, 0.1, 6.0))
+    assert watchdog.silence_bound_s < math.inf
+    watchdog.received(Progress(1, 2, 1, 0.0, 0.0, 0.0, 0.1, 7.0))
+    assert watchdog.silence_bound_s == math.inf
+    watchdog.sent(Apply(0))
     assert watchdog.silence_bound_s < math.inf
 
 
