@@ -6,8 +6,8 @@ and its weights must be the same at both moments. So training goes in *iteration
 peers number and the relays keep apart:
 
   1. A data peer announces an iteration to every relay when nothing of the ones before is under
-     way for it. A relay answers where data peers are (`newest`), and one that is behind goes on
-     there: nobody hands out numbers.
+     way for it, and says so once: it stands (announced.py). A relay answers where data peers are
+     (`newest`), and one that is behind goes on there: nobody hands out numbers.
   2. An offer of a forward waits until its iteration is the present one and a slot is free; the
      answer *is* the credit. A forward of a past iteration is refused (`behind`), a full queue is
      `busy`, and costs nothing. Gradients of what is held are welcome at any time.
@@ -44,11 +44,11 @@ frees those, and waits for no slot before it is there.
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from statistics import median_low
 from typing import Final
 
 from protocol.outcomes import RefusalReason
 
+from .announced import Announced
 from .awaited import Awaited
 from .commands import (
     Answer,
@@ -93,8 +93,7 @@ class RelayCore:
         self._awaited = Awaited(patience_s)
         self._ledger = Ledger(kept)
         self._waiting: list[Offer] = []
-        self._announced: dict[str, int] = {}
-        self._present: tuple[str, ...] = ()
+        self._announced = Announced()
         self._began_s = 0.0
         self._finishing = self._ended = False
         self.iteration: int | None = None
@@ -109,7 +108,7 @@ class RelayCore:
     # --- what peers say ---------------------------------------------------------------------------
     def announced(self, origin: str, iteration: int, now_s: float) -> list[Command]:
         """A data peer has come to an iteration."""
-        self._announced[origin] = max(iteration, self._announced.get(origin, 0))
+        self._announced.add(origin, iteration)
         if self.iteration is None:
             self.iteration, self._began_s = iteration, now_s
         return self._advance(now_s)
@@ -121,8 +120,8 @@ class RelayCore:
 
     @property
     def newest(self) -> int:
-        """Where the middle of data peers is, of two the lower: one far ahead takes nobody along."""
-        return max(self.iteration or 0, median_low(self._announced.values() or [0]))
+        """Where data peers are, and no earlier than where we are."""
+        return max(self.iteration or 0, self._announced.middle)
 
     def present(self, origins: Iterable[str], now_s: float, *, ended: bool) -> list[Command]:
         """The data peers that train.
@@ -130,9 +129,8 @@ class RelayCore:
         Args:
             ended: whether there are data peers, and all have come to the end of the run.
         """
-        self._present, self._ended = tuple(origins), ended
-        for gone in self._announced.keys() - set(self._present):
-            del self._announced[gone]
+        self._announced.look(origins)
+        self._ended = ended
         return self._advance(now_s)
 
     def lost(
@@ -291,8 +289,7 @@ class RelayCore:
     def stepped(self, now_s: float) -> list[Command]:
         """The trainer has stepped."""
         assert self.iteration is not None, "a step belongs to an iteration"
-        ahead = [it for o, it in self._announced.items() if o in self._present]
-        self.iteration = max(self.iteration + 1, min(ahead, default=0))
+        self.iteration = max(self.iteration + 1, self._announced.least)
         self._began_s, self._finishing = now_s, False
         closing = self._ledger.close()
         return [*closing, *self._refuse(self._is_past), *self._advance(now_s)]
@@ -341,7 +338,7 @@ class RelayCore:
         commands = self._grant()
         if self.iteration is None or self._finishing:
             return commands
-        if not self._present:
+        if not self._announced.present:
             self._began_s = now_s
         if self._is_over(now_s):
             self._finishing = True
@@ -351,10 +348,12 @@ class RelayCore:
     def _is_over(self, now_s: float) -> bool:
         """Whether nothing more of the iteration is waited for (rules 3 and 5)."""
         assert self.iteration is not None
-        if not self._present:
+        announced, lasted_s = self._announced, now_s - self._began_s
+        if not announced.present:
             return self._ended
-        lasted_s = now_s - self._began_s
-        return self._awaited.is_over(self.iteration, self._announced, self._present, lasted_s)
+        return self._awaited.is_over(
+            self.iteration, announced.newest_of, announced.present, lasted_s
+        )
 
     def _forget_all(self) -> list[Command]:
         """What is held still has been given up by its data peer, or by us."""

@@ -36,6 +36,7 @@ PATIENCE_S = 30.0
 SLOTS = 3
 KEPT = 4
 IN_FLIGHT = 2
+LOOKS = 0.05
 
 
 @dataclass
@@ -85,7 +86,11 @@ class Node:
 
 
 class MicrobatchWorld:
-    """Data peers and relays. `step` does one thing, drawn at random."""
+    """Data peers and relays. `step` does one thing, drawn at random.
+
+    Attributes:
+        unheard: chance that a relay, as it looks around, has not heard yet that a data peer trains.
+    """
 
     def __init__(
         self,
@@ -128,6 +133,8 @@ class MicrobatchWorld:
         self.unborn: dict[str, deque[int]] = {}
         self.out = {}
         self.failing = 0.0
+        self.unheard = 0.0
+        self.heard: set[tuple[str, str]] = set()
         self.trained = True
 
     # --- what happens -----------------------------------------------------------------------------
@@ -140,8 +147,16 @@ class MicrobatchWorld:
             if name in self.origins:
                 self.do(name, core.present(relays, self.now_s, trained=self.trained))
             else:
-                self.do(name, core.present(origins, self.now_s, ended=False))
+                self.hear(name, origins)
+                heard = [each for each in origins if (name, each) in self.heard]
+                self.do(name, core.present(heard, self.now_s, ended=False))
             self.do(name, core.ticked(self.now_s))
+
+    def hear(self, name, origins):
+        """A relay hears of data peers that they train, of some later than of others."""
+        for each in origins:
+            if not self.unheard or self.random.random() >= self.unheard:
+                self.heard.add((name, each))
 
     def begin(self, name):
         """The trainer of a data peer begins an iteration."""
@@ -209,6 +224,8 @@ class MicrobatchWorld:
                     self.begin(name)
             if self.is_done(iterations):
                 return True
+            if self.unheard and self.random.random() < LOOKS:
+                self.look_around()
             if self.todo:
                 job = self.todo.pop(self.random.randrange(len(self.todo)))
                 job()
@@ -361,7 +378,9 @@ class MicrobatchWorld:
         if command.adds:
             books.added[number] += 1
             books.in_step += 1
-            books.pending.append(core.microbatch_of(number))
+            microbatch = core.microbatch_of(number)
+            if microbatch is not None:  # the iteration has not ended without it
+                books.pending.append(microbatch)
         self.do(node.name, core.produced(leg, number, number, command.loss, self.now_s))
         self.do(node.name, core.returned(number, self.now_s))
 

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from microbatch_worlds import PATIENCE_S, MicrobatchWorld
 
-from protocol.microbatch.commands import Answer, Send
+from protocol.microbatch.announced import MAX_ABSENT, Announced
+from protocol.microbatch.commands import Answer, FinishIteration, Send
 from protocol.microbatch.counts import Counted
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.paths import Path
@@ -49,6 +50,37 @@ def test_relays_step_once_an_iteration_with_the_same_total(seed):
         steps = [world.nodes[name].books.steps for name in stage]
         whole = [list(each[:3]) for each in steps]
         assert [sum(counts) for counts in zip(*whole, strict=True)] == [6, 6, 6]
+
+
+@given(SEEDS, st.integers(2, 3), st.floats(0.6, 0.85))
+@settings(max_examples=40, deadline=None)
+def test_relays_that_hear_late_who_trains_wait_for_nobody_in_vain(seed, data_peers, unheard):
+    """Which data peers train is heard by beats; what they announce does not wait for those."""
+    world = MicrobatchWorld(seed, data_peers, relays=(2,), visited=2, microbatches=2)
+    world.unheard = unheard
+    assert world.run(iterations=4)
+    assert world.now_s < PATIENCE_S
+
+
+def test_what_is_announced_before_it_is_known_who_trains_stands() -> None:
+    """The other data peer ends its iteration just after that has become known."""
+    relay = RelayCore(slots=4, patience_s=PATIENCE_S)
+    relay.present(("slow",), 0.0, ended=False)
+    relay.announced("slow", 1, 0.0)
+    for iteration in (1, 2):
+        relay.announced("fast", iteration, 0.1)
+    relay.present(("slow",), 0.5, ended=False)
+    assert relay.present(("slow", "fast"), 1.0, ended=False) == []
+    assert relay.announced("slow", 2, 1.1) == [FinishIteration()]
+
+
+def test_of_those_that_train_no_more_so_many_announcements_stand() -> None:
+    announced = Announced()
+    for number in range(MAX_ABSENT + 10):
+        announced.add(str(number), number)
+    announced.look(("0",))
+    assert sorted(announced.newest_of.values()) == [0, *range(10, MAX_ABSENT + 10)]
+    assert announced.middle == announced.least == 0
 
 
 @given(SEEDS, st.floats(0.01, 0.3))

@@ -10,7 +10,7 @@ from stage_worlds import BACKWARD_S, FORWARD_S, LINK, RUN_ID, SLOT_BYTES, StageW
 from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.simulation.virtual_time import run_in_virtual_time
-from peer.stages.exchange import PATIENCE_S
+from peer.stages.exchange import PATIENCE_S, TICK_S
 from peer.stages.transfers import trip_of
 from peer.training.stages.sizes import SLOTS
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
@@ -106,6 +106,38 @@ async def test_a_data_peer_that_announces_nothing_holds_relays_up_for_less_than_
         for peer in world.of_stage(0):
             assert peer.trainer.came_back == [{2}] * 80
             assert not peer.trainer.dropped
+
+
+@pytest.mark.slow
+async def test_what_a_data_peer_announces_before_its_beat_says_that_it_trains_stands(
+    autojump_clock,
+):
+    """One ends its first iteration, then that beat comes, and then the other ends its own."""
+    async with StageWorld((2, 1), microbatches=2).running() as world:
+        (slow, fast), (relay,) = world.of_stage(0), world.of_stage(1)
+        group, send = Group(RUN_ID, part_of_stage(0)).digest, slow.trainer.send
+        goes_on = trio.Event()
+
+        async def send_late(command):
+            await goes_on.wait()
+            await send(command)
+
+        def beat(state):
+            progress = Progress(state, group=group)
+            relay.roster.heard(trio.current_time(), fast.peer_id, 1, progress=progress)
+
+        slow.trainer.send = send_late
+        beat("downloading")
+        with trio.fail_after(PATIENCE_S / 4):
+            while fast.facts.microbatches[Counted.DONE] < world.microbatches:
+                await trio.sleep(0.01)
+            await trio.sleep(2 * TICK_S)
+            beat("training")
+            await trio.sleep(2 * TICK_S)
+            goes_on.set()
+            await world.wait_done()
+        for peer in (slow, fast):
+            assert peer.trainer.came_back == [{2}] * 6
 
 
 async def test_data_peers_wait_for_a_stage_that_nobody_holds(autojump_clock):
