@@ -89,7 +89,7 @@ class MicrobatchWorld:
     """Data peers and relays. `step` does one thing, drawn at random.
 
     Attributes:
-        unheard: chance that a relay, as it looks around, has not heard yet that a data peer trains.
+        hears_late: chance that a relay, as it looks around, has not heard yet that one trains.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class MicrobatchWorld:
         self.unborn: dict[str, deque[int]] = {}
         self.out = {}
         self.failing = 0.0
-        self.unheard = 0.0
+        self.hears_late = 0.0
         self.heard: set[tuple[str, str]] = set()
         self.trained = True
 
@@ -155,7 +155,7 @@ class MicrobatchWorld:
     def hear(self, name, origins):
         """A relay hears of data peers that they train, of some later than of others."""
         for each in origins:
-            if not self.unheard or self.random.random() >= self.unheard:
+            if not self.hears_late or self.random.random() >= self.hears_late:
                 self.heard.add((name, each))
 
     def begin(self, name):
@@ -224,7 +224,7 @@ class MicrobatchWorld:
                     self.begin(name)
             if self.is_done(iterations):
                 return True
-            if self.unheard and self.random.random() < LOOKS:
+            if self.hears_late and self.random.random() < LOOKS:
                 self.look_around()
             if self.todo:
                 job = self.todo.pop(self.random.randrange(len(self.todo)))

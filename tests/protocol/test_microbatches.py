@@ -54,10 +54,10 @@ def test_relays_step_once_an_iteration_with_the_same_total(seed):
 
 @given(SEEDS, st.integers(2, 3), st.floats(0.6, 0.85))
 @settings(max_examples=40, deadline=None)
-def test_relays_that_hear_late_who_trains_wait_for_nobody_in_vain(seed, data_peers, unheard):
+def test_relays_that_hear_late_who_trains_wait_for_nobody_in_vain(seed, data_peers, hears_late):
     """Which data peers train is heard by beats; what they announce does not wait for those."""
     world = MicrobatchWorld(seed, data_peers, relays=(2,), visited=2, microbatches=2)
-    world.unheard = unheard
+    world.hears_late = hears_late
     assert world.run(iterations=4)
     assert world.now_s < PATIENCE_S
 
