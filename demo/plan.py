@@ -37,7 +37,7 @@ DILOCO: Final = {
 """Averaging of three fragments; no outer momentum, which costs more than it gives in so short a run
 (docs/log.md). A fragment's trip takes one or two steps where four trainers share two cores."""
 PIPELINE: Final = {"stages": 2}
-"""Two data peers and two relays: peers take the stages that need them."""
+"""Two data peers and two relays."""
 MICRO_BATCH: Final = 4
 """Sequences of a microbatch: two of them are a step's batch, so one travels while one computes."""
 
@@ -71,6 +71,15 @@ class Plan:
             micro_batch = {"micro_batch": MICRO_BATCH}
             changes = {"sync": short_rounds, "training": micro_batch, "pipeline": PIPELINE}
         return self._spec("demo", self.total_steps, changes)
+
+    def stage_options(self, number: int) -> list[str]:
+        """Options of the peer with this number, from 1, by which stages have as many peers each.
+
+        Newcomers that come together would choose at the same time, and perhaps all the same stage.
+        """
+        if self.method != "pipeline":
+            return []
+        return ["--stage", str((number - 1) % PIPELINE["stages"])]
 
     @property
     def sends_per_round(self) -> int:
