@@ -245,8 +245,9 @@ async def rate_of(network: Network, peer_id: PeerId) -> LineRate | None:
             async with asking(network, peer_id, corpus, manifest) as asker:
                 _, here = await asker.holdings(0)
                 pieces = [] if here is None else np.flatnonzero(here).tolist()
-                size = manifest.piece_bytes(pieces[0]) if pieces else 0
-                return await _timed_rate(asker, pieces[0], size) if pieces else None
+                if not pieces:
+                    return None
+                return await _timed_rate(asker, pieces[0], manifest.piece_bytes(pieces[0]))
     except (LocoError, trio.TooSlowError):
         return None
 

@@ -136,8 +136,8 @@ class Sources:
     ) -> None:
         """Ask others, some at once, each but once: what they cannot do, the one that leads does.
 
-        `ask` says whether the peer has helped; where it has not, the next one is asked.
-        Not all of a large swarm: each that is asked works for us, whether it helps in the end.
+        `ask` says whether the peer has helped; where it has not, the next one is asked. Of a large
+        swarm few are asked, for each works for us, whether it helps in the end or not.
         """
         others = _in_order(among, self._facts.peer_id, None)
         others = [peer_id for peer_id in others if peer_id not in apart_from]

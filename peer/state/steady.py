@@ -39,7 +39,7 @@ def steady(
 
         def moved(_: int) -> None:
             nonlocal seen_bytes
-            if talk.bytes_received - seen_bytes >= due_bytes / max(1, sharers()):
+            if talk.bytes_received - seen_bytes >= due_bytes / sharers():
                 seen_bytes = talk.bytes_received
                 scope.deadline = trio.current_time() + RATE_WINDOW_S
 

@@ -20,8 +20,8 @@ The order of things, when peers average in pairs:
     Keep(path)                          Kept(path)              theta and moments are in the file
 
 A round is closed by the trainer itself when its quota is done and no earlier snapshot waits for its
-`Apply`; while one does, the trainer trains on past its quota, and the nominal step goes on rising.
-It waits only when it has no round to train.
+`Apply`; while one does, the trainer trains on past its quota, and the nominal step goes on rising,
+to the end of the run. It waits only there, and when it has no round to train.
 
 And when fragments of the model are averaged by all (protocol/fragment/fragments.py), in each round,
 for each fragment p, in cycle k:

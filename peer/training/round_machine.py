@@ -79,7 +79,7 @@ from .messages import (
 )
 from .round_data import RoundData
 from .round_in_progress import RoundInProgress
-from .schedule import learning_rate
+from .schedule import learning_rate, total_steps_of
 from .sync import Sync
 
 
@@ -161,7 +161,6 @@ class RoundMachine:
         self._spec = spec
         self._peer_id = peer_id
         self._plan = DataPlan(spec.seed, num_blocks, piece_blocks)
-        self._total_steps = spec.total_rounds * spec.sync.round_steps
         self._sync = sync
         self._events = events
         self._to_measure: deque[Evaluate | Compare] = deque()
@@ -261,18 +260,22 @@ class RoundMachine:
         if current.order.quota == 0 or self._sync.holds_training:
             return Wait()
         step, own_steps = current.nominal_step, self._state.steps
-        section, total_steps = self._schedule_of(current.order)
-        if current.steps_to(total_steps) <= 0:
+        if self._steps_to_end(current) <= 0:
             return Wait()
-        rate = learning_rate(section, step, total_steps, own_steps)
+        total_steps = total_steps_of(self._spec, current.order)
+        rate = learning_rate(self._section_of(current.order), step, total_steps, own_steps)
         return TrainStep(current.order.round, current.steps, step, rate)
 
-    def _schedule_of(self, order: TrainRound) -> tuple[OptimizerSection, int]:
-        """The schedule and the length of the run, as is in force in a round."""
+    def _steps_to_end(self, current: RoundInProgress) -> int:
+        """Steps until it is due and at the end of the run; none or less when it is."""
+        return current.steps_to(total_steps_of(self._spec, current.order))
+
+    def _section_of(self, order: TrainRound) -> OptimizerSection:
+        """The schedule, as is in force in a round."""
         section, peak = self._spec.optimizer, order.learning_rate
         if peak is not None and peak != section.learning_rate:
             section = section.model_copy(update={"learning_rate": peak})
-        return section, self._total_steps if order.total_steps is None else order.total_steps
+        return section
 
     def steps_to_event(self, end_s: float, step_s: float) -> float:
         """Steps until one may have an event, if the next ends at `end_s` and each takes `step_s`.
@@ -281,8 +284,7 @@ class RoundMachine:
         """
         if (current := self._state.round) is None:
             return math.inf
-        _, total_steps = self._schedule_of(current.order)
-        if (to_end := current.steps_to(total_steps)) <= 0:
+        if (to_end := self._steps_to_end(current)) <= 0:
             return math.inf
         to_progress = current.steps_to_progress(end_s, step_s)
         to_sync = self._sync.steps_to_event(current.order, current.steps)
@@ -304,7 +306,7 @@ class RoundMachine:
         """
         current = self._current
         current.stepped(step.learning_rate, now_s, seconds)
-        if current.steps_to(self._schedule_of(current.order)[1]) <= 0:
+        if self._steps_to_end(current) <= 0:
             current.is_progress_wanted = True  # silence at the end of the run is no hang
         self._state.steps += 1
         self._sync.stepped(current.order, current.steps, self._spec.tokens_per_step)

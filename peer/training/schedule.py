@@ -19,6 +19,16 @@ falls linearly over the last `decay_fraction` of the run; `constant` stays. The 
 import math
 
 from protocol.run.optimizer_section import OptimizerSection
+from protocol.run.run_spec import RunSpec
+
+from .messages import TrainRound
+
+
+def total_steps_of(spec: RunSpec, order: TrainRound) -> int:
+    """Nominal steps of the whole run, in whole rounds, as is in force in a round."""
+    if order.total_steps is not None:
+        return order.total_steps
+    return spec.total_rounds * spec.sync.round_steps
 
 
 def learning_rate(

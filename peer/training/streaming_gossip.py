@@ -49,6 +49,7 @@ from .messages import (
     SyncEvent,
     TrainRound,
 )
+from .schedule import total_steps_of
 from .shared import CodeRegions
 from .snapshot import DeltaMerge
 from .weights import FastWeights
@@ -123,7 +124,7 @@ class FragmentGossip:
         clock_s: Callable[[], float],
     ) -> None:
         self._inner_steps = spec.sync.round_steps
-        self._total_steps = spec.total_rounds * spec.sync.round_steps
+        self._spec = spec
         self._deltas = deltas
         self._emit = emit
         self._clock_s = clock_s
@@ -181,8 +182,7 @@ class FragmentGossip:
         for lane in self._lanes:
             lane.steps += 1
             lane.tokens += tokens
-        total_steps = self._total_steps if order.total_steps is None else order.total_steps
-        if _whole(self._step) >= total_steps:
+        if _whole(self._step) >= total_steps_of(self._spec, order):
             for lane in self._lanes:
                 lane.is_due = False
             return

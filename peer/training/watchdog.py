@@ -35,6 +35,7 @@ from .messages import (
     Yielded,
 )
 from .piece_messages import PiecesHere, PiecesMissing
+from .schedule import total_steps_of
 
 START_TIMEOUT_S: Final = 900.0
 """Longest time to import, build, compile and calibrate."""
@@ -47,9 +48,8 @@ class Watchdog:
     """Follows the conversation, and says what silence is normal."""
 
     def __init__(self, spec: RunSpec) -> None:
-        self._overlap = spec.sync.overlap
-        self._total_steps = spec.total_rounds * spec.sync.round_steps
-        self._at_end = False
+        self._spec = spec
+        self._step, self._total_steps = 0.0, math.inf
         self._waits_for_fragments = spec.sync.diloco is not None
         self._evaluation_steps = spec.data.validation_blocks / spec.training.batch_size
         self._ready = False
@@ -68,7 +68,8 @@ class Watchdog:
         """Longest normal silence from now on; infinite when there is nothing to do."""
         if not self._ready:
             return START_TIMEOUT_S
-        waits_for_apply = self._unapplied and (self._at_end or not self._overlap)
+        at_end = self._step >= self._total_steps
+        waits_for_apply = self._unapplied and (at_end or not self._spec.sync.overlap)
         may_wait = self._misses_pieces or self._awaited or waits_for_apply
         training = self._open_rounds > 0 and not may_wait
         if not training and not self._owed:
@@ -80,13 +81,14 @@ class Watchdog:
         match command:
             case Load():
                 self._open_rounds = self._unapplied = 0
+                self._step = 0.0
                 self._awaited.clear()
                 self._misses_pieces = False
             case PiecesHere():
                 self._misses_pieces = False
-            case TrainRound(total_steps=total_steps):
+            case TrainRound():
                 self._open_rounds += 1
-                self._total_steps = total_steps or self._total_steps
+                self._total_steps = total_steps_of(self._spec, command)
             case Apply() | Evaluate() | Compare():
                 self._owed += 1
             case Merge(fragment=fragment) | Amend(fragment=fragment):
@@ -100,7 +102,7 @@ class Watchdog:
                 self._slowest_step_s = 1 / max(event.steps_per_s, 1e-6)
             case Progress(step=step):
                 self._slowest_step_s = max(self._slowest_step_s, event.step_s)
-                self._at_end = step >= self._total_steps
+                self._step = step
             case PiecesMissing():
                 self._misses_pieces = True
             case RoundClosed():

@@ -9,7 +9,7 @@ from swarm import NUM_ROUNDS_ALONE, Swarm, open_swarm
 BY_PEERS: Final = (
     "test_bad_input",
     "test_good_day",
-    "test_doctor",
+    "test_doctor_of_a_run",
     "test_hostile",
     "test_late_joiner",
     "test_paused_peer",

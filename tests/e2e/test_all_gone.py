@@ -10,16 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from swarm import (
-    RUN_SPEC,
-    START_S,
-    Peer,
-    Swarm,
-    all_averaging,
-    has_said,
-    none_blamed,
-    open_swarm,
-)
+from swarm import RUN_SPEC, START_S, Peer, Swarm, all_averaging, has_said, none_blamed, open_swarm
 
 from peer.observe.event_names import EventName
 from peer.state.checkpoints import number_of

@@ -59,9 +59,8 @@ def test_a_wrong_clock_is_told(ahead_s: float) -> None:
 
 def test_a_slow_line_is_told() -> None:
     assert found(replace(SEEN, met=(replace(GOOD, rate=LineRate(1e5)),)))["bandwidth"].cure
-    bound = found(replace(SEEN, met=(replace(GOOD, rate=LineRate(1e5, at_most=True)),)))[
-        "bandwidth"
-    ]
+    stalled = replace(GOOD, rate=LineRate(1e5, at_most=True))
+    bound = found(replace(SEEN, met=(stalled,)))["bandwidth"]
     assert bound.says.startswith("at most 0.8 Mbit/s")
     unknown = found(replace(SEEN, met=(replace(GOOD, rate=None),)))["bandwidth"]
     assert unknown.health is Health.NOTE

@@ -118,8 +118,7 @@ def exchanges(*peers: SimulatedPeer) -> Iterator[tuple[LoggedEvent, LoggedEvent]
 
 
 def assert_trains_on(peer: SimulatedPeer, step_s: float = STEP_S) -> None:
-    """Training stood still at the end of the run alone, its nominal step never fell, no round was
-    cut short."""
+    """Training never stood still before the end, its step never fell, no round was cut short."""
     opened = peer.events(EventName.ROUND_OPENED)
     closed = [event for event in peer.events(EventName.ROUND_CLOSED) if event["steps"]]
     for begin, end, following in zip(opened, closed, [*opened[1:], None], strict=False):
