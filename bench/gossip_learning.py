@@ -28,10 +28,11 @@ from bench.quality.arms import Arm
 from bench.quality.measures import mean, standard_error
 from bench.quality.pairings import Pairings, free_pairings, machines, same_round_pairings
 from bench.quality.replay import train_by
-from bench.quality.run import Result, World
+from bench.quality.run import Result
 from bench.quality.settings import FULL, SHORT, SMOKE, Setting
 from bench.quality.store import Store
 from bench.quality.study import Study, study_options
+from bench.quality.world import World
 from bench.report import Goal, Report, Row
 
 RESULTS: Final = Path(__file__).parent / "results" / "gossip_learning"

@@ -34,9 +34,9 @@ from bench.lies.run import HostileResult, train_hostile_arm
 from bench.lies.settings import BASES, HOSTILE, SMOKE_HOSTILE
 from bench.lies.time_of import time_of_defences
 from bench.quality.checkpoints import Checkpoints
-from bench.quality.run import World
 from bench.quality.store import Store
 from bench.quality.study import Study, study_options
+from bench.quality.world import World
 from bench.report import Report
 
 RESULTS: Final = Path(__file__).parent / "results" / "hostile"

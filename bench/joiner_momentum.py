@@ -24,8 +24,8 @@ import platformdirs
 import torch
 
 from bench.quality.arms import ARMS
-from bench.quality.run import World
 from bench.quality.settings import SHORT, SMOKE
+from bench.quality.world import World
 from peer.training.model import FlatModel, initial_module
 from peer.training.optimizer import FlatOptimizer, inner_optimizer
 from peer.training.schedule import learning_rate

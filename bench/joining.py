@@ -27,9 +27,9 @@ from bench.quality.joiners import (
     Start,
 )
 from bench.quality.measures import mean, standard_error
-from bench.quality.run import World
 from bench.quality.store import Store
 from bench.quality.study import Study, study_options
+from bench.quality.world import World
 from bench.report import Report, Row
 
 RESULTS: Final = Path(__file__).parent / "results" / "joining"

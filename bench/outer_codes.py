@@ -33,9 +33,9 @@ from bench import report
 from bench.quality.error_feedback import ErrorFeedback
 from bench.quality.measures import mean, standard_error
 from bench.quality.outer_gradients import outer_gradients
-from bench.quality.run import World
 from bench.quality.settings import Setting
 from bench.quality.tails import Tails
+from bench.quality.world import World
 from peer.codec import BLOCK, Codec, get_codec
 from peer.training.model import model_shapes
 from protocol.run.layout import Layout

@@ -50,11 +50,12 @@ from pathlib import Path
 from typing import Final
 
 from bench.quality import unequal_findings as findings
-from bench.quality.run import Result, World, train_arm
+from bench.quality.run import Result, train_arm
 from bench.quality.settings import FULL, SHORT, SMOKE_UNEQUAL, Setting
 from bench.quality.store import Store
 from bench.quality.study import Study, study_options
 from bench.quality.unequal import ARMS, MAIN_ARMS, REFERENCE, UnequalArm
+from bench.quality.world import World
 from bench.report import Report
 from bench.simulated_pace import Kept, keep_pace
 

@@ -10,7 +10,7 @@ import torch
 
 from bench.quality.measures import mean
 from bench.quality.replicas import Blocks, Replicas, StackedReplicas
-from bench.quality.run import Judge, World
+from bench.quality.world import Judge, World
 from bench.report import machine
 from peer.network.identity import Identity
 from peer.training.errors import NonFinite

@@ -1,4 +1,7 @@
-"""Where late settings begin: weights that ddp has trained in the setting before, one per seed."""
+"""What runs leave in the cache: themselves half-way, and weights where late settings begin.
+
+Those are weights that ddp has trained in the setting before, one per seed.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,8 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from .arms import ARMS, Arm
-from .run import Result, World, train_arm
+from .halfway import Halfway
+from .run import Result, train_arm
 from .settings import Setting
+from .world import World
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +28,15 @@ class Checkpoints:
 
         A run of ddp from the start leaves the checkpoint of its seed.
         """
-        if world.setting.trained_steps:
-            return train_arm(world, arm, self.of_seed(world.spec.seed))[0]
-        result, mean_P = train_arm(world, arm)
-        if arm.group == "gradients":
-            self._keep(mean_P, world.spec.seed)
+        seed = world.spec.seed
+        halfway = Halfway(
+            self.folder / f"halfway-{world.setting.name}-{arm.name}-{seed}.safetensors"
+        )
+        start_P = self.of_seed(seed) if world.setting.trained_steps else None
+        result, mean_P = train_arm(world, arm, start_P, halfway)
+        if arm == ARMS["ddp"] and start_P is None:
+            self._keep(mean_P, seed)
+        halfway.remove()
         return result
 
     def of_seed(self, seed: int) -> torch.Tensor:

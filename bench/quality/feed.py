@@ -17,6 +17,9 @@ class Feed:
     Args:
         batch_size: sequences per step and replica.
         weights: of each replica, as the daemon publishes them (peer/rounds/shares.py).
+
+    Attributes:
+        stands: epoch and position of each replica, by its name.
     """
 
     def __init__(self, corpus: Corpus, seed: int, batch_size: int, weights: Sequence[int]) -> None:
@@ -25,7 +28,7 @@ class Feed:
         self._batch_size = batch_size
         self._corpus = corpus
         self._plan = DataPlan(seed, corpus.num_blocks)
-        self._stands = dict.fromkeys(self._names, (0, 0))
+        self.stands = dict.fromkeys(self._names, (0, 0))
 
     def next_blocks(self, active: Sequence[int] | None = None) -> Blocks:
         """[A, B, T + 1] tokens for the replicas `active`; for all, if they are not named."""
@@ -33,7 +36,7 @@ class Feed:
         return np.stack([self._next_of(name) for name in names])
 
     def _next_of(self, name: str) -> Blocks:
-        epoch, position = self._stands[name]
+        epoch, position = self.stands[name]
         taken = self._plan.take(epoch, position, self._batch_size, name, self._members)
-        self._stands[name] = taken.epoch, taken.position
+        self.stands[name] = taken.epoch, taken.position
         return self._corpus.blocks(taken.blocks)

@@ -30,8 +30,8 @@ from peer.training.step import Stepper
 from .exchange import exchange_of
 from .measures import mean
 from .pairing import groups_of_round
-from .run import Judge, World
 from .settings import SHORT, SMOKE, Setting
+from .world import Judge, World
 
 OTHERS: Final = 4
 CHUNKS: Final = 64

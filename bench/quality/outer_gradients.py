@@ -13,7 +13,7 @@ from peer.averaging.gossip.outer_state import Exchanged
 from peer.codec import get_codec
 
 from .arms import ARMS
-from .run import World, replicas_of
+from .world import World, replicas_of
 
 
 def outer_gradients(world: World) -> Iterator[torch.Tensor]:

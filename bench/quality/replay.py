@@ -23,7 +23,8 @@ from peer.rounds.shares import MEMBER_WEIGHT
 from .arms import Arm
 from .measures import mean, replica_deviation
 from .pairings import Pairings, Part, TrainedRound
-from .run import Judge, Result, World, replicas_of
+from .run import Result
+from .world import Judge, World, replicas_of
 
 
 @dataclass(slots=True)

@@ -11,9 +11,8 @@ fewer of them in a round (pace.py), at the rates of the nominal steps at which t
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,25 +21,17 @@ import torch
 from bench.report import machine
 from peer.averaging.gossip.outer_state import Exchanged
 from peer.rounds.shares import MEMBER_WEIGHT
-from peer.training.corpus import Corpus, prepare_corpus
-from peer.training.corpus.blocks import open_file
-from peer.training.device import Precision, choose_device, choose_precision
-from peer.training.model import FlatModel, initial_module
-from peer.training.optimizer import inner_optimizer
-from peer.training.schedule import learning_rate
-from peer.training.step import Stepper
-from protocol.run.run_spec import RunSpec
 
 from .arms import Arm
-from .exchange import Shared, exchange_of
-from .feed import Feed
+from .exchange import CodecExchange, Shared, exchange_of
 from .fragment_pairs import FragmentPairs
+from .halfway import Halfway, Stand
 from .measures import mean, replica_deviation
 from .moments import average_first_moments
 from .pace import active_at, as_often_as_voted
 from .pairing import groups_of_round
-from .replicas import LoopedReplicas, Replicas, StackedReplicas
-from .settings import Setting
+from .store import read_back
+from .world import Judge, World, replicas_of
 
 
 @dataclass(slots=True)
@@ -76,40 +67,6 @@ class Result:
     def loss(self) -> float:
         """Mean over the replicas."""
         return mean(self.losses)
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """The world that all arms of one seed share: data, its order, the device."""
-
-    setting: Setting
-    spec: RunSpec
-    corpus: Corpus
-    vocabulary: int
-    device: torch.device
-    precision: Precision
-
-    @classmethod
-    def open(cls, setting: Setting, seed: int, cache_dir: Path) -> "World":
-        """Pack the corpus, or find it in `cache_dir`."""
-        spec = setting.spec(seed)
-        prepared = prepare_corpus(spec, cache_dir)
-        tokens = prepared.kept.whole
-        assert tokens is not None, "it was made here"
-        corpus = open_file(tokens, spec.model.context_length, setting.final_blocks)
-        device = choose_device("auto")
-        precision = choose_precision("auto", device)
-        return cls(setting, spec, corpus, prepared.vocabulary_size, device, precision)
-
-    def rate(self, time: int) -> float:
-        """Learning rate of a step that begins at this time."""
-        return learning_rate(self.spec.optimizer, time, self.setting.steps)
-
-    def feed(self, weights: Sequence[int] | None = None) -> Feed:
-        """The feed of replicas of these weights; of all replicas of the setting without them."""
-        if weights is None:
-            weights = [MEMBER_WEIGHT] * self.setting.replicas
-        return Feed(self.corpus, self.spec.seed, self.setting.batch_size, weights)
 
 
 @dataclass(slots=True)
@@ -149,6 +106,8 @@ class _Run:
         self.result = Result(asdict(arm), asdict(setting), world.spec.seed, parameters)
         self._sent_bytes, self._resent_blocks = 0.0, 0
         self._fragments = self._new_fragments() if arm.blocks_per_fragment else None
+        self._feed = world.feed(arm.quotas(MEMBER_WEIGHT, setting.replicas))
+        self._done = 0
 
     def _new_fragments(self) -> FragmentPairs:
         arm, world = self._arm, self._world
@@ -164,31 +123,95 @@ class _Run:
             run_id=f"quality-{world.spec.seed}",
         )
 
-    def train(self) -> None:
-        """Train all steps and rounds, then take the last figures."""
+    def train(self, halfway: Halfway | None = None) -> None:
+        """Train all steps and rounds, then take the last figures.
+
+        Args:
+            halfway: keeps the run at each point of the curve, and has it go on from there.
+        """
         started_s = time.perf_counter()
         arm, setting, inner_steps = self._arm, self._world.setting, self._inner_steps
         steps = setting.steps // arm.step_time
         if steps % inner_steps:
             raise ValueError(f"{steps} steps are no whole rounds of {inner_steps}")
-        delay = arm.delay_steps(setting.inner_steps)
-        feed = self._world.feed(arm.quotas(MEMBER_WEIGHT, setting.replicas))
-        for done in range(1, steps + 1):
-            now = done * arm.step_time
-            rate, batches = self._rate(now - arm.step_time), arm.batches_at((done - 1) / steps)
-            self._inner_step(feed, (done - 1) % inner_steps, rate, batches)
-            if self._pending and done % inner_steps == delay:
-                self._apply(now)
-            if self._fragments:
-                self._stream(self._fragments, done, is_last=done == steps)
-            elif self._averages_weights and done % inner_steps == 0:
-                self._close(done // inner_steps - 1)
-                if not delay or done == steps:
-                    self._apply(now)
-            if now % setting.curve_every == 0:
-                self._note_curve(now)
+        stand = None if halfway is None else halfway.load()
+        if stand is not None and self._is_of_this_run(stand):
+            self._go_on(stand)
+        earlier_s, is_to_keep = self.result.seconds, False
+        for done in range(self._done + 1, steps + 1):
+            self._train_step(done, steps)
+            is_to_keep |= done * arm.step_time % setting.curve_every == 0
+            if halfway is not None and is_to_keep and self._is_between_rounds and done < steps:
+                self._done = done
+                self.result.seconds = earlier_s + time.perf_counter() - started_s
+                halfway.save(self._stand())
+                is_to_keep = False
         self._finish()
-        self.result.seconds = round(time.perf_counter() - started_s, 1)
+        self.result.seconds = round(earlier_s + time.perf_counter() - started_s, 1)
+
+    def _train_step(self, done: int, steps: int) -> None:
+        """One inner step, the `done`th of the run, and what is due after it."""
+        arm, setting, inner_steps = self._arm, self._world.setting, self._inner_steps
+        delay = arm.delay_steps(setting.inner_steps)
+        now = done * arm.step_time
+        rate, batches = self._rate(now - arm.step_time), arm.batches_at((done - 1) / steps)
+        self._inner_step((done - 1) % inner_steps, rate, batches)
+        if self._pending and done % inner_steps == delay:
+            self._apply(now)
+        if self._fragments:
+            self._stream(self._fragments, done, is_last=done == steps)
+        elif self._averages_weights and done % inner_steps == 0:
+            self._close(done // inner_steps - 1)
+            if not delay or done == steps:
+                self._apply(now)
+        if now % setting.curve_every == 0:
+            self._note_curve(now)
+
+    @property
+    def _is_between_rounds(self) -> bool:
+        """Whether all that the run holds is in its vectors."""
+        remembers = self._fragments or not isinstance(self._exchange, CodecExchange)
+        return not remembers and self._pending is None
+
+    def _is_of_this_run(self, stand: Stand) -> bool:
+        kept = stand.told["result"]
+        return all(
+            kept[part] == read_back(getattr(self.result, part)) for part in ("arm", "setting")
+        )
+
+    def _stand(self) -> Stand:
+        tensors = dict(self._vectors())
+        optimizers = self._replicas.optimizers
+        for index, optimizer in enumerate(optimizers):
+            tensors |= {f"moment.{index}.{name}": m for name, m in optimizer.moments().items()}
+        told = {
+            "done": self._done,
+            "result": asdict(self.result),
+            "sent_bytes": self._sent_bytes,
+            "stands": self._feed.stands,
+            "optimizer_steps": [optimizer.num_steps for optimizer in optimizers],
+        }
+        return Stand(told, tensors)
+
+    def _vectors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for kind in ("thetas", "phis", "deltas"):
+            vectors = self._replicas.thetas if kind == "thetas" else getattr(self, f"_{kind}")
+            for index, vector_P in enumerate(vectors):
+                yield f"{kind}.{index}", vector_P
+
+    def _go_on(self, stand: Stand) -> None:
+        told, tensors = stand.told, stand.tensors
+        for name, vector_P in self._vectors():
+            vector_P.copy_(tensors[name])
+        for index, optimizer in enumerate(self._replicas.optimizers):
+
+            def fill(name: str, moment: torch.Tensor, prefix: str = f"moment.{index}.") -> None:
+                moment.copy_(tensors[prefix + name])
+
+            optimizer.take_over(told["optimizer_steps"][index], fill)
+        self.result = Result(**told["result"])
+        self._done, self._sent_bytes = told["done"], told["sent_bytes"]
+        self._feed.stands.update({name: tuple(at) for name, at in told["stands"].items()})
 
     def _stream(self, fragments: FragmentPairs, step: int, *, is_last: bool) -> None:
         """Send and take in fragments; after the last step, what was trained since goes out too."""
@@ -209,13 +232,15 @@ class _Run:
     def _rate(self, time: int) -> float:
         return self._arm.rate_of * self._world.rate(time)
 
-    def _inner_step(self, feed: Feed, place: int, rate: float, batches: int) -> None:
+    def _inner_step(self, place: int, rate: float, batches: int) -> None:
         active = active_at(place, self._quotas, self._inner_steps)
         if active == []:
             return
         if place % batches:
             return  # the step before was this one, too
-        blocks_ABT = np.concatenate([feed.next_blocks(active) for _ in range(batches)], axis=1)
+        blocks_ABT = np.concatenate(
+            [self._feed.next_blocks(active) for _ in range(batches)], axis=1
+        )
         rate *= math.sqrt(batches)
         self.result.tokens += blocks_ABT.shape[0] * self._world.spec.tokens_per_step * batches
         if self._arm.group == "gradients":
@@ -315,51 +340,18 @@ class _Run:
         return torch.stack(self._slow()).mean(0)
 
 
-class Judge:
-    """Measures losses on the held-out blocks, with a model of its own."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self.model = FlatModel(initial_module(world.spec, world.vocabulary), world.device)
-        optimizer = inner_optimizer(self.model, world.spec.optimizer)
-        self._stepper = Stepper(self.model, optimizer, world.precision, 64 if _cuda(world) else 8)
-
-    def losses(self, vectors: list[torch.Tensor], num_blocks: int) -> tuple[list[float], float]:
-        """Loss of each vector of weights, and of their mean."""
-        mean_P = torch.stack(vectors).mean(0)
-        found = [self.loss(vector_P, num_blocks) for vector_P in (*vectors, mean_P)]
-        return found[:-1], found[-1]
-
-    def loss(self, vector_P: torch.Tensor, num_blocks: int) -> float:
-        """Loss of these weights."""
-        self.model.theta_P.copy_(vector_P)
-        return self._stepper.loss_of(self._world.corpus.validation_blocks(num_blocks))
-
-
-def _cuda(world: World) -> bool:
-    return world.device.type == "cuda"
-
-
-def replicas_of(world: World, count: int) -> Replicas:
-    """`count` replicas with the weights of the seed, made for the device."""
-    if _cuda(world) and count > 1:
-        return StackedReplicas(world.spec, count, world.vocabulary, world.device, world.precision)
-    micro_batch = world.setting.batch_size
-    if _cuda(world):
-        micro_batch *= world.setting.replicas
-    return LoopedReplicas(
-        world.spec, count, world.vocabulary, world.device, world.precision, micro_batch
-    )
-
-
 def train_arm(
-    world: World, arm: Arm, start_P: torch.Tensor | None = None
+    world: World,
+    arm: Arm,
+    start_P: torch.Tensor | None = None,
+    halfway: Halfway | None = None,
 ) -> tuple[Result, torch.Tensor]:
     """Run one arm. Returns what it found, and the mean of the slow weights [P].
 
     Args:
         start_P: weights that all replicas start from; else those of the seed.
+        halfway: where the run is kept while it lasts.
     """
     run = _Run(world, arm, start_P)
-    run.train()
+    run.train(halfway)
     return run.result, run.averaged()

@@ -5,6 +5,7 @@ are close, so what codes round away is largest in comparison.
 """
 
 from dataclasses import dataclass, field, replace
+from importlib.metadata import distribution
 from typing import Any, Final
 
 from protocol.run.run_spec import RunSpec
@@ -22,6 +23,7 @@ class Setting:
         inner_steps: H of the arms that do not change it.
         curve_every: steps between two points of the loss curve.
         curve_blocks, final_blocks: held-out sequences behind a point, and behind the last figures.
+        source: as in a run spec, or `sources:NAME`: the Python files of an installed package.
         model: of the run spec, where it differs from its defaults.
         trained_steps: of the checkpoint that the replicas start from; 0 starts from the seed.
     """
@@ -48,7 +50,10 @@ class Setting:
                 "name": f"quality-{self.name}",
                 "seed": seed,
                 "model": self.model,
-                "data": {"source": self.source, "validation_blocks": self.final_blocks},
+                "data": {
+                    "source": _located(self.source),
+                    "validation_blocks": self.final_blocks,
+                },
                 "optimizer": {
                     "learning_rate": self.learning_rate,
                     "warmup_steps": self.warmup_steps,
@@ -58,6 +63,14 @@ class Setting:
                 "sync": {"inner_steps": self.inner_steps},
             }
         )
+
+
+def _located(source: str) -> str:
+    """A source for a run spec: where this machine has the package that it names."""
+    kind, _, package = source.partition(":")
+    if kind != "sources":
+        return source
+    return f"text:{distribution(package).locate_file(package)}/**/*.py"
 
 
 _TINY_MODEL: Final = {
@@ -76,6 +89,17 @@ SMOKE_LATE: Final = replace(SMOKE, name="smoke-late", learning_rate=2e-4, traine
 SHORT: Final = Setting("short", 256, 4, 8, 24, 32)
 LONG: Final = replace(SHORT, name="long", steps=1024, curve_every=64)
 """Four times as long, to see which way the differences go; half an hour for four arms on a CPU."""
+UNSEEN: Final = "sources:transformers"
+"""Fifty million bytes that chose no rate and no arm: what is trained for long reads none twice."""
+LONGER: Final = replace(LONG, name="longer", steps=4096, curve_every=128, source=UNSEEN)
+"""Sixteen times as long as the short one: more than an hour for an arm on a core."""
+LARGER: Final = replace(
+    LONG,
+    name="larger",
+    source=UNSEEN,
+    model={"hidden_size": 384, "intermediate_size": 1024, "num_layers": 6, "num_heads": 6},
+)
+"""Ten million parameters: some hours for an arm on a core."""
 FULL: Final = Setting("full", 2400, 8, 50, 120, 200, curve_blocks=64, final_blocks=512)
 SHORT_LATE: Final = Setting(
     "short-late", 96, 4, 8, 8, 32, learning_rate=2e-4, schedule="constant", trained_steps=256

@@ -34,8 +34,8 @@ class Store(Generic[ResultT]):
         if not path.exists():
             return None
         result = self.kind(**json.loads(path.read_text()))
-        same_arm = {**_defaults(arm), **result.arm} == _read_back(arm)
-        return result if same_arm and result.setting == _read_back(self.setting) else None
+        same_arm = {**_defaults(arm), **result.arm} == read_back(asdict(arm))
+        return result if same_arm and result.setting == read_back(asdict(self.setting)) else None
 
     def save(self, arm: AnyArm, result: ResultT) -> None:
         """Keep the result, whole or not at all."""
@@ -49,10 +49,10 @@ class Store(Generic[ResultT]):
         return self.folder / self.setting.name / f"{arm.name}-{seed}.json"
 
 
-def _read_back(sizes: AnyArm | Setting) -> dict[str, Any]:
-    """The fields as they come out of a file: tuples are lists there."""
-    tree: dict[str, Any] = json.loads(json.dumps(asdict(sizes)))
-    return tree
+def read_back(tree: dict[str, Any]) -> dict[str, Any]:
+    """The tree as it comes out of a file: tuples are lists there."""
+    back: dict[str, Any] = json.loads(json.dumps(tree))
+    return back
 
 
 def _defaults(arm: AnyArm) -> dict[str, Any]:

@@ -15,9 +15,10 @@ from bench.report import machine
 
 from .arms import Arm
 from .fragment_swarm import FragmentSwarm
-from .run import Judge, World, replicas_of, train_arm
+from .run import train_arm
 from .settings import Setting
 from .streaming_arms import StreamingArm
+from .world import Judge, World, replicas_of
 
 CLOSING_ROUNDS: Final = 2
 """Closing rounds, measured by themselves: what one does, and whether a second adds to it."""

@@ -9,9 +9,9 @@ import platformdirs
 
 from bench.report import options
 
-from .run import World
 from .runs import AnyArm
 from .store import ResultT, Store
+from .world import World
 
 ArmT = TypeVar("ArmT", bound=AnyArm)
 

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from bench.quality.replicas import Blocks
-from bench.quality.run import World
+from bench.quality.world import World
 from peer.codec import get_codec
 from peer.training.model import model_config
 from peer.training.stages.boundary import BoundaryCoder

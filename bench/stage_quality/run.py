@@ -17,7 +17,7 @@ from bench.quality.exchange import CodecExchange
 from bench.quality.feed import Feed
 from bench.quality.measures import mean, replica_deviation
 from bench.quality.pairing import groups_of_round
-from bench.quality.run import World
+from bench.quality.world import World
 from bench.report import machine
 from peer.averaging.gossip.outer_state import Exchanged
 from peer.averaging.noloco.outer_step import NolocoFactors

@@ -17,7 +17,7 @@ from bench.lies.pieces import Pieces
 from bench.lies.run import HostileResult, train_hostile_arm
 from bench.lies.settings import HOSTILE, SMOKE_HOSTILE
 from bench.lies.time_of import DefenceTime, time_of_defences
-from bench.quality.run import World
+from bench.quality.world import World
 from peer.codec import get_codec
 from peer.network.identity import Identity
 from peer.training.model import FlatModel, initial_module

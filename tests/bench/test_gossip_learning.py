@@ -1,7 +1,5 @@
 """Replicas trained by recorded pairings: what a program says is what is trained and merged."""
 
-from dataclasses import replace
-
 import pytest
 
 from bench.gossip_learning import ARMS, COMPARED, goals
@@ -15,20 +13,12 @@ from bench.quality.pairings import (
     same_round_pairings,
 )
 from bench.quality.replay import Replay
-from bench.quality.run import Result, World
+from bench.quality.run import Result
 from bench.quality.settings import SMOKE
+from bench.quality.world import World
 
 H = SMOKE.inner_steps
 PLAIN = Arm("plain", alpha=0.0, beta=1.0)
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    folder = tmp_path_factory.mktemp("texts")
-    for name in "abcdefgh":
-        (folder / f"{name}.txt").write_text(f"{name} says hello to the world again. " * 40)
-    setting = replace(SMOKE, source=f"text:{folder}/*.txt")
-    return World.open(setting, 0, tmp_path_factory.mktemp("cache"))
 
 
 def equal_rounds(num_peers: int, merges: list[tuple[Part, ...]]) -> Pairings:

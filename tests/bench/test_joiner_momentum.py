@@ -1,24 +1,12 @@
 """What bench/joiner_momentum.py compares: a peer with all it had, and one without its moments."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 
 from bench.joiner_momentum import ARM_OF, Learner, losses_of
 from bench.quality.arms import ARMS
-from bench.quality.run import World
-from bench.quality.settings import SMOKE
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("texts")
-    for name in "abcdefgh":
-        (folder / f"{name}.txt").write_text(f"{name} says hello to the world again. " * 40)
-    setting = replace(SMOKE, source=f"text:{folder}/*.txt")
-    return World.open(setting, 0, tmp_path_factory.mktemp("cache"))
 
 
 @pytest.mark.slow

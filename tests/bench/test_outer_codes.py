@@ -7,9 +7,9 @@ import torch
 
 from bench import outer_codes
 from bench.quality.outer_gradients import outer_gradients
-from bench.quality.run import World
 from bench.quality.settings import SMOKE
 from bench.quality.tails import Tails, known_spreads, median_peak, parts_of
+from bench.quality.world import World
 from peer.codec import BLOCK, get_codec
 from protocol.run.layout import Layout
 

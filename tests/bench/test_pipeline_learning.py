@@ -12,7 +12,7 @@ from existing import existing
 from transformers import LlamaForCausalLM
 
 from bench import pipeline_learning
-from bench.quality.run import World
+from bench.quality.world import World
 from bench.stage_quality import findings
 from bench.stage_quality.arms import (
     ARMS,

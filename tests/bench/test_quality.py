@@ -13,7 +13,7 @@ from bench.quality.exchange import ModuloExchange, checksum, coarse, exchange_of
 from bench.quality.measures import pearson, replica_deviation, standard_error
 from bench.quality.pairing import groups_of_round
 from bench.quality.replicas import LoopedReplicas, StackedReplicas
-from bench.quality.run import Result, World, train_arm
+from bench.quality.run import Result, train_arm
 from bench.quality.runs import paired
 from bench.quality.settings import FULL, FULL_LATE, LONG, SHORT, SHORT_LATE, SMOKE
 from bench.quality.store import Store
@@ -213,15 +213,6 @@ def test_a_result_made_before_an_arm_had_a_choice_is_of_the_default(tmp_path):
 
 def _as_tree(value):
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("texts")
-    for name in "abcdefgh":
-        (folder / f"{name}.txt").write_text(f"{name} says hello to the world again. " * 40)
-    setting = replace(SMOKE, source=f"text:{folder}/*.txt")
-    return World.open(setting, 0, tmp_path_factory.mktemp("cache"))
 
 
 def test_stacked_replicas_train_as_looped_ones_do(world):

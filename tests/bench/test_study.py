@@ -13,13 +13,14 @@ import bench
 from bench.quality import settings, streaming_arms, unequal
 from bench.quality.arms import ARMS
 from bench.quality.checkpoints import Checkpoints
-from bench.quality.run import Result, World, train_arm
+from bench.quality.run import Result, train_arm
 from bench.quality.runs import paired
 from bench.quality.settings import SHORT, SMOKE, SMOKE_LATE
 from bench.quality.store import Store
 from bench.quality.streaming import StreamingResult
 from bench.quality.study import Study, study_options
 from bench.quality.tried import TRIED_ARMS
+from bench.quality.world import World
 from bench.stage_quality import arms as stage_arms
 from bench.stage_quality import settings as stage_settings
 from bench.stage_quality.run import StageResult
@@ -35,7 +36,7 @@ STUDIES: dict[str, tuple[Any, ...]] = {
     "optimizers": (
         ARMS | TRIED_ARMS,
         Result,
-        [SHORT, settings.LONG, *settings.LATE_OF.values()],
+        [SHORT, settings.LONG, settings.LONGER, settings.LARGER, *settings.LATE_OF.values()],
     ),
     "unequal_peers": (unequal.ARMS, Result, [SHORT, settings.FULL]),
     "diloco_quality": (

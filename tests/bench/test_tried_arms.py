@@ -9,9 +9,10 @@ import torch
 
 from bench.quality.arms import ARMS
 from bench.quality.moments import average_first_moments
-from bench.quality.run import World, train_arm
+from bench.quality.run import train_arm
 from bench.quality.settings import SMOKE
 from bench.quality.tried import LATE_ROUNDS, TRIED_ARMS
+from bench.quality.world import World
 from peer.averaging.noloco.outer_step import NolocoFactors
 
 

@@ -10,11 +10,12 @@ from bench.quality import unequal_findings as findings
 from bench.quality.arms import Arm
 from bench.quality.pace import active_at, as_often_as_voted, in_lowest_terms
 from bench.quality.replicas import LoopedReplicas, StackedReplicas
-from bench.quality.run import Result, World, train_arm
+from bench.quality.run import Result, train_arm
 from bench.quality.settings import FULL, SHORT, SMOKE_UNEQUAL
 from bench.quality.store import Store
 from bench.quality.unequal import ARMS, SLOW, Pooling, UnequalArm
 from bench.quality.waiting import Pace, Rules, waits
+from bench.quality.world import World
 from bench.simulated_pace import Kept, keep_pace
 from peer.averaging.gossip.outer_state import Exchanged
 from peer.codec import get_codec

@@ -1,0 +1,18 @@
+"""The world of a few steps that tests of the studies share."""
+
+from dataclasses import replace
+
+import pytest
+
+from bench.quality.settings import SMOKE
+from bench.quality.world import World
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Text, a tiny model and 16 steps; nothing in it changes."""
+    folder = tmp_path_factory.mktemp("texts")
+    for name in "abcdefgh":
+        (folder / f"{name}.txt").write_text(f"{name} says hello to the world again. " * 40)
+    setting = replace(SMOKE, source=f"text:{folder}/*.txt")
+    return World.open(setting, 0, tmp_path_factory.mktemp("cache"))
