@@ -3,13 +3,15 @@
     Returning    the entry: run spec and data are here, and nobody need be there
     Returned     the beginning: the state of others that train, or our newest good checkpoint
 
-A checkpoint is let go of for nothing but a state that is verified. Where those that say they train
+A checkpoint is let go of for nothing but a state that is verified, and set aside where that is far
+behind it. Where those that say they train
 give none within REPLACEMENT_S, the peer goes on from its own: they may be liars that claim to be
 far ahead. For STAYS_S it then does not mind who is (peer/rounds/loop.py).
 
 Which one leads where all come back at once stands in protocol/membership/returning.py.
 """
 
+import math
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,12 +29,13 @@ from peer.state.gathering import own_digests
 from peer.state.home import OtherRun
 from peer.training.tensor_file import FileUnusable
 from protocol.errors import LocoError, Refused
-from protocol.membership.group import Group
+from protocol.membership.group import WHOLE_MODEL, Group
 from protocol.membership.returning import Course, choose_course
 from protocol.outcomes import RefusalReason
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 from protocol.run.stages import stage_of_part
+from protocol.schedule.rounds import LOST_LAG_ROUNDS, is_lost
 
 from .beginning import Arrival, Fetched, FirstState
 from .checkpointing import GoOn
@@ -71,6 +74,22 @@ class OwnCheckpoints:
         for path, why in refused:
             self._events.emit(EventName.CHECKPOINT_REFUSED, path=str(path), detail=why)
         return found
+
+    async def set_aside(self, checkpoint: Checkpoint, step: float) -> None:
+        """Keep it, though others go on from one that is far behind it, at `step`.
+
+        Those that follow would take its place otherwise. Where the disk refuses, it stays.
+        """
+        with suppress(OSError):
+            path = await self._work.run(self._store.set_aside, checkpoint)
+            manifest = checkpoint.manifest
+            self._events.emit(
+                EventName.CHECKPOINT_SET_ASIDE,
+                path=str(path),
+                round=manifest.round,
+                step=int(manifest.step),
+                followed_step=int(step),
+            )
 
     def _newest(self, run_id: str) -> tuple[Checkpoint | None, list[tuple[Path, str]]]:
         refused = list[tuple[Path, str]]()
@@ -150,7 +169,8 @@ class Returning:
             self._parts.roster.introduced(trio.current_time(), peer_id, addresses)
         supplies = await self._supplies(spec, own)
         if own is not None:
-            supplies = replace(supplies, beginning=Returned(own, self._parts.work, since_s))
+            beginning = Returned(own, self._own, self._parts.work, since_s)
+            supplies = replace(supplies, beginning=beginning)
         return signed, supplies
 
     async def keep_looking(self) -> None:
@@ -196,13 +216,17 @@ class Returned:
 
     Args:
         own: its files are what its manifest says.
+        checkpoints: all that are in the home.
         since_s: since when we are back.
     """
 
     ages = True
 
-    def __init__(self, own: Checkpoint, work: Work, since_s: float) -> None:
+    def __init__(
+        self, own: Checkpoint, checkpoints: OwnCheckpoints, work: Work, since_s: float
+    ) -> None:
         self._own = own
+        self._checkpoints = checkpoints
         self._work = work
         self._since_s = since_s
 
@@ -214,12 +238,13 @@ class Returned:
         facts, manifest = arrival.facts, self._own.manifest
         facts.now_doing("looking who else is back")
         own = (int(manifest.step), facts.peer_id)
+        lost_lag = _lost_lag(arrival)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(arrival.meet)
             while True:
                 now_s = trio.current_time()
                 others = arrival.held.view.alive(now_s)
-                course = choose_course(own, others, now_s - self._since_s, now_s)
+                course = choose_course(own, others, now_s - self._since_s, now_s, lost_lag)
                 if course is not Course.WAIT:
                     break
                 await trio.sleep(LOOK_S)
@@ -238,7 +263,10 @@ class Returned:
         with suppress(FileUnusable):
             await self._work.run(self._own.fill, *vectors)
             own = await self._work.run(own_digests, *vectors)
-        return await Fetched(own, patience_s=REPLACEMENT_S).take(arrival)
+        state = await Fetched(own, patience_s=REPLACEMENT_S).take(arrival)
+        if is_lost(state.step, [self._own.manifest.step], arrival.spec.founding.sync.round_steps):
+            await self._checkpoints.set_aside(self._own, state.step)
+        return state
 
     async def _lead(self, arrival: Arrival) -> FirstState:
         own, facts = self._own, arrival.facts
@@ -265,3 +293,10 @@ class Returned:
             over=manifest.over and manifest.step >= arrival.spec.total_steps_at(manifest.step),
             go_on=GoOn(own.trainer_file, with_weights=True),
         )
+
+
+def _lost_lag(arrival: Arrival) -> float:
+    """Steps behind which a peer takes the state of others, where it may begin by its own."""
+    if arrival.held.group.part != WHOLE_MODEL:
+        return math.inf
+    return LOST_LAG_ROUNDS * arrival.spec.founding.sync.round_steps

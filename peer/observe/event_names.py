@@ -28,6 +28,7 @@ class EventName(StrEnum):
     CHECKPOINT_COPIED = "CheckpointCopied"
     CHECKPOINT_FAILED = "CheckpointFailed"
     CHECKPOINT_REFUSED = "CheckpointRefused"
+    CHECKPOINT_SET_ASIDE = "CheckpointSetAside"
     GROUP_ENTERED = "GroupEntered"
     STATE_PROGRESSED = "StateProgressed"
     STATE_RECEIVED = "StateReceived"
@@ -103,6 +104,8 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "detail": "why it was not written, or not copied; it is tried again"
     },
     EventName.CHECKPOINT_REFUSED: {"path": "its folder", "detail": "what is wrong with it"},
+    EventName.CHECKPOINT_SET_ASIDE: _ROUND
+    | {"path": "its folder from now on", "followed_step": "of the older state that others train"},
     EventName.GROUP_ENTERED: {
         "group": "its digest, which stands in all that concerns it",
         "part": "of the model that we hold, like all others in the group",

@@ -279,7 +279,12 @@ class RoundLoop:
         return [m for m in training if m.progress.step <= self._spec.longest_steps]
 
     def _heeded(self) -> Sequence[Member]:
-        """Those of them by whose steps, rounds and speeds we go."""
+        """Those of them by whose steps, rounds and speeds we go; none once we leave to join again.
+
+        What is kept then must say which weights it has, so we do not jump to where the others are.
+        """
+        if self._joins_again:
+            return ()
         others, own_step, now_s = self._others(), self._facts.step, trio.current_time()
         if now_s < self._facts.stays_until_s:
             too_far = [is_lost(own_step, [m.progress.step], self._inner_steps) for m in others]
@@ -307,6 +312,7 @@ class RoundLoop:
         if self._microbatches is not None:
             closed = replace(closed, step=self._microbatches.step_of(closed.step))
             self._facts.nominal_step = closed.step
+        self._check_lost(line)  # before a jump to where the others are hides it
         await self._way.closed(closed, self._heeded())
         await self._checkpoints.between_rounds(self._way)
         await self._open_next(line)

@@ -5,6 +5,7 @@
         outer.safetensors     slow weights and outer momentum, fp32 [P]
         trainer.safetensors   fast weights and the optimizer's moments (peer/training/kept.py)
         manifest.json         where it stands, and size and blake3 digest of each file
+      ahead-000041-step-2050/ one that was set aside: others go on from an older one
       .partial/               one that is being written
 
 Rules
@@ -14,6 +15,8 @@ Rules
   2. `keep` checkpoints are kept, and fewer where they would take more than `max_bytes`; the newest
      is never removed, nor is an older one before a newer is whole.
   3. Nothing is begun that the disk has no room for.
+  4. One that is set aside counts for none of this, and stays until another is set aside. It is gone
+     on from where there is no other: when the user has moved them away.
 """
 
 import json
@@ -48,6 +51,7 @@ BYTES_PER_PARAMETER: Final = 20
 SPARE_BYTES: Final = 64 << 20
 """What a disk must have beside a checkpoint: others write there too."""
 _PARTIAL: Final = ".partial"
+_AHEAD: Final = "ahead-"
 
 
 class NoRoom(OSError):
@@ -181,6 +185,17 @@ class CheckpointStore:
         """Remove what is half written."""
         shutil.rmtree(self.directory / _PARTIAL, ignore_errors=True)
 
+    def set_aside(self, checkpoint: Checkpoint) -> Path:
+        """Keep this one beside the others, in place of what was set aside before. Raises OSError.
+
+        Returns its folder from now on.
+        """
+        for earlier in self._set_aside():
+            shutil.rmtree(earlier, ignore_errors=True)
+        path = checkpoint.path.rename(self.directory / f"{_AHEAD}{checkpoint.path.name}")
+        sync_folder(self.directory)
+        return path
+
     def _remove_old(self) -> None:
         folders = self._folders()
         sizes = {path: _size(path) for path in folders}
@@ -197,7 +212,7 @@ class CheckpointStore:
         Args:
             refused: is told of each folder that is none, and why.
         """
-        for path in reversed(self._folders()):
+        for path in (*reversed(self._folders()), *self._set_aside()):
             try:
                 yield Checkpoint(path, _manifest(path))
             except FileUnusable as error:
@@ -205,7 +220,7 @@ class CheckpointStore:
 
     def has_any(self) -> bool:
         """Whether there is a checkpoint, good or not."""
-        return bool(self._folders())
+        return bool(self._folders() or self._set_aside())
 
     def _folders(self) -> list[Path]:
         """Folders that have the name of a checkpoint, oldest first."""
@@ -213,6 +228,9 @@ class CheckpointStore:
             return []
         named = (path for path in self.directory.iterdir() if _number(path))
         return sorted(named, key=_number)
+
+    def _set_aside(self) -> list[Path]:
+        return sorted(self.directory.glob(f"{_AHEAD}*"))
 
 
 def write_outer(folder: Path, slow_P: Float32Vector, momentum_P: Float32Vector) -> None:

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,8 @@ from swarm import RUN_SPEC, START_S, Peer, Swarm, all_averaging, has_said, none_
 
 from peer.observe.event_names import EventName
 from peer.state.checkpoints import number_of
+from protocol.membership.returning import ALONE_S
+from protocol.schedule.rounds import LOST_LAG_ROUNDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
@@ -25,7 +28,9 @@ FIRST_LOSS = math.log(256)
 LEARNT = 1.0
 TOLERANCE = 0.3
 """Nats: what a round of 20 steps moves the loss of four blocks of 32 bytes by, either way."""
-SPEC = RUN_SPEC.replace("inner_steps = 150", "inner_steps = 20\nvalidate_every = 1")
+STEPS_A_ROUND = 20
+SPEC = RUN_SPEC.replace("inner_steps = 150", f"inner_steps = {STEPS_A_ROUND}\nvalidate_every = 1")
+TRAINS_ALONE_S = 240.0
 
 
 @pytest.fixture
@@ -60,6 +65,12 @@ def validated(peer: Peer, before: int) -> float:
     """Its newest validation loss of the rounds up to this one: a busy machine leaves some out."""
     known = {round_: loss for round_, loss in losses(peer).items() if round_ <= before}
     return known[max(known)]
+
+
+def last_step(peer: Peer) -> float:
+    """Of the newest round that it has closed."""
+    step: float = peer.events(EventName.ROUND_CLOSED)[-1]["step"]
+    return step
 
 
 def checkpoints(peer: Peer) -> list[Path]:
@@ -113,6 +124,39 @@ def test_four_peers_killed_at_once_go_on_from_the_newest_good_checkpoint(
         first = peer.wait_event(EventName.VALIDATED)
         assert first["loss"] <= before + TOLERANCE, peer.report()
     none_blamed(back)
+
+
+@pytest.mark.long
+def test_the_newest_checkpoint_is_gone_on_from_though_an_old_one_is_back_first(
+    homes: Swarm,
+) -> None:
+    founder = started(homes, "founder")
+    founder.wait_event(EventName.CHECKPOINT_WRITTEN, START_S)
+    other = homes.launch("b", "join", "--bootstrap", founder.address, *EVERY)
+    all_averaging([founder, other], 2)
+    kill_together(founder)
+    since_s = time.monotonic()
+    lag = LOST_LAG_ROUNDS * STEPS_A_ROUND
+    other.wait_for(
+        "a lead that a minute of training alone does not make up for",
+        lambda: (
+            time.monotonic() - since_s > 2 * ALONE_S
+            and last_step(other) - last_step(founder) > 2 * lag
+        ),
+        TRAINS_ALONE_S,
+    )
+    kill_together(other)
+    newest = int(manifest_of(checkpoints(other)[-1])["step"])
+
+    first = homes.launch("founder", "start", *EVERY)
+    first.wait_event(EventName.RUN_RESUMED, START_S)
+    late = homes.launch("b", "join", *EVERY)
+    resumed = late.wait_event(EventName.RUN_RESUMED, START_S)
+    assert resumed["step"] == newest
+    first.wait_event(EventName.STATE_RECEIVED, START_S)
+    all_averaging([first, late], 2)
+    assert min(peer.status()["step"] for peer in (first, late)) >= newest
+    none_blamed([first, late])
 
 
 def test_a_lone_peer_goes_on_bit_for_bit(homes: Swarm) -> None:

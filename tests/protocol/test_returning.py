@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from protocol.membership.heeded import BEATS, HEEDED_AFTER_S
 from protocol.membership.returning import (
+    ALONE_S,
     LEADER_S,
     LISTEN_S,
     RETURNING,
@@ -73,3 +74,47 @@ def test_a_hello_that_says_it_trains_is_not_followed_before_it_has_beaten_for_a_
     assert choose_course((5, "me"), [known, newcomer], LEADER_S, NOW_S) is Course.LEAD
     beaten = replace(newcomer, beats=BEATS, first_beat_s=NOW_S - HEEDED_AFTER_S)
     assert choose_course((5, "me"), [known, beaten], LISTEN_S, NOW_S) is Course.FOLLOW
+
+
+LAG = 20.0
+OLDER, NEAR = 100 - int(LAG) - 1, 100 - int(LAG)
+
+
+def beside(*others: Member, waited_s: float, own: int = 100) -> Course:
+    return choose_course((own, "me"), others, waited_s, NOW_S, LAG)
+
+
+def test_one_that_came_back_first_with_an_older_checkpoint_is_not_followed():
+    alone = member("a", OLDER, "training")
+    assert beside(alone, waited_s=ALONE_S - 0.1) is Course.WAIT
+    assert beside(alone, waited_s=ALONE_S) is Course.LEAD
+    assert beside(alone, waited_s=LEADER_S) is Course.LEAD
+    assert beside(alone, member("b", 99), waited_s=ALONE_S) is Course.LEAD
+    assert beside(alone, member("b", 101), waited_s=ALONE_S) is Course.WAIT
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [member("a", NEAR, "training")],
+        [member("a", OLDER, "paused")],
+        [member("a", OLDER, "finished")],
+        [member("a", OLDER, "training"), member("b", OLDER, "training")],
+        [member("a", OLDER, "training"), member("b", 99, "training"), member("c", 99, "training")],
+    ],
+    ids=["near", "paused", "finished", "two", "straggler"],
+)
+def test_any_other_that_is_there_is_followed(others):
+    assert beside(*others, waited_s=0.0) is Course.FOLLOW
+    assert beside(*others, waited_s=LEADER_S) is Course.FOLLOW
+
+
+def test_one_that_has_yet_to_take_the_newer_state_is_waited_for():
+    others = [member("a", OLDER, "training"), member("b", 101, "training")]
+    assert beside(*others, waited_s=LEADER_S - 1) is Course.WAIT
+    assert beside(*others, waited_s=LEADER_S) is Course.FOLLOW
+
+
+def test_stages_of_a_pipeline_never_begin_by_themselves_while_others_train():
+    alone = member("a", 0, "training")
+    assert choose_course((10**6, "me"), [alone], LEADER_S, NOW_S) is Course.FOLLOW

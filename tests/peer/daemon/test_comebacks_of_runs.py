@@ -16,6 +16,7 @@ from swarm_worlds import simulated, start, toy_spec
 
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
+from peer.process.rejoin import JoinAgain
 from peer.simulation.machine import Machine
 from peer.simulation.peer import SimulatedPeer
 from peer.simulation.swarm import SimulatedSwarm, open_swarm
@@ -23,6 +24,7 @@ from peer.state import checkpoints as checkpoints_module
 from peer.state.home import replace_file
 from protocol.address.multiaddr import split_peer_id
 from protocol.membership.returning import LISTEN_S
+from protocol.schedule.rounds import LOST_LAG_ROUNDS
 
 pytestmark = pytest.mark.slow
 
@@ -129,6 +131,63 @@ async def test_one_comes_back_alone_and_the_others_later_follow_it(tmp_path):
         for peer in others:
             assert not peer.events(EventName.RUN_RESUMED)
             assert peer.events(EventName.STATE_RECEIVED)
+
+
+def far_ahead(peer: SimulatedPeer, step: int) -> Callable[[], bool]:
+    """Whether it is so far beyond that step that one which is there would be lost."""
+    lag = (2 * LOST_LAG_ROUNDS + 20) * toy_spec(1).sync.round_steps
+    return lambda: peer.facts.step > step + lag
+
+
+@WAYS
+@simulated()
+async def test_the_newest_checkpoint_is_gone_on_from_though_an_old_one_is_back_first(
+    tmp_path, method
+):
+    async with open_swarm(1, toy_spec(10 * ROUNDS, method=method), tmp_path) as swarm:
+        await train_a_while(swarm, *"ab")
+        swarm.kill("a")
+        await swarm["a"].ended.wait()
+        await swarm.until(far_ahead(swarm["b"], swarm["a"].facts.step))
+        await kill_all(swarm)
+        oldest, newest = (checkpoint_steps(tmp_path / name)[-1] for name in "ab")
+        first = swarm.resume("a")
+        await swarm.until(is_training(first))
+        assert one(first, EventName.RUN_RESUMED)["step"] == oldest
+        late = swarm.resume("b")
+        await swarm.until(is_training(late))
+        assert one(late, EventName.RUN_RESUMED)["step"] == newest
+        await swarm.until(first.ended.is_set)
+        assert isinstance(first.failure, JoinAgain)
+        [*_, last] = first.events(EventName.CHECKPOINT_WRITTEN)
+        assert last["step"] < newest, "it says which weights it has, not where the other is"
+        again = swarm.resume("a")
+        await swarm.until(is_training(again))
+        assert again.events(EventName.STATE_RECEIVED)
+        await swarm.until(averaged_again(again, late))
+        assert min(again.facts.step, late.facts.step) >= newest
+
+
+@simulated()
+async def test_a_newer_checkpoint_is_set_aside_where_others_train_from_an_older_one(tmp_path):
+    async with open_swarm(1, toy_spec(10 * ROUNDS), tmp_path) as swarm:
+        await train_a_while(swarm, *"abc")
+        for name in "ab":
+            swarm.kill(name)
+            await swarm[name].ended.wait()
+        await swarm.until(far_ahead(swarm["c"], swarm["a"].facts.step))
+        await kill_all(swarm)
+        newest = checkpoint_steps(tmp_path / "c")[-1]
+        first = [swarm.resume(name) for name in "ab"]
+        await swarm.until(is_training(*first))
+        late = swarm.resume("c")
+        await swarm.until(is_training(late))
+        assert not late.events(EventName.RUN_RESUMED)
+        aside = one(late, EventName.CHECKPOINT_SET_ASIDE)
+        assert aside["step"] == newest
+        assert aside["followed_step"] < newest
+        await swarm.until(lambda: len(late.events(EventName.CHECKPOINT_WRITTEN)) > 4)
+        assert (Path(aside["path"]) / "manifest.json").exists()
 
 
 @simulated()

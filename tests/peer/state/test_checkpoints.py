@@ -166,3 +166,22 @@ def test_other_folders_are_left_alone(tmp_path):
     write(store)
     assert {"notes", "12"} < {path.name for path in tmp_path.iterdir()}
     assert newest_good(store)[1] == []
+
+
+def test_one_that_is_set_aside_stays_and_is_used_where_there_is_no_other(tmp_path):
+    store = CheckpointStore(tmp_path, keep=2)
+    ahead = store.set_aside(write(store, 90.0))
+    assert ahead.name == "ahead-000001-step-90"
+    assert store.has_any()
+    found, refused = newest_good(store)
+    assert found is not None
+    assert (found.path, refused) == (ahead, [])
+    for value in (1.0, 2.0, 3.0):
+        write(store, value)
+    found, _ = newest_good(store)
+    assert found is not None
+    assert found.manifest.step == 3.0
+    assert ahead.is_dir()
+    again = store.set_aside(found)
+    assert not ahead.exists(), "one is kept"
+    assert again.is_dir()
