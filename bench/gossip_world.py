@@ -16,6 +16,7 @@ daemon reckons them from what it heard last (peer/rounds/pace.py). No peer ever 
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -138,6 +139,9 @@ class _Peer:
 class GossipWorld:
     """Runs peers until a time. See the top of the file.
 
+    Args:
+        new_maker: of one peer, by group, id and H.
+
     Attributes:
         records: by place.
         closed: rounds that were closed, in order.
@@ -145,8 +149,14 @@ class GossipWorld:
         alone: rounds without a partner, in order.
     """
 
-    def __init__(self, world: World, seed: int) -> None:
+    def __init__(
+        self,
+        world: World,
+        seed: int,
+        new_maker: Callable[[str, str, int], Matchmaker] = Matchmaker,
+    ) -> None:
         self._world = world
+        self._new_maker = new_maker
         self._rng = random.Random(seed)
         self._agenda = Agenda()
         self._lines = SharedLines(self._agenda)
@@ -169,7 +179,7 @@ class GossipWorld:
     def _new_peer(self, place: int) -> _Peer:
         world = self._world
         rounds = OwnRounds(self._ids[place], world.inner_steps, lambda _: FOREVER, 0, 0.0)
-        maker = Matchmaker(GROUP, self._ids[place], world.inner_steps)
+        maker = self._new_maker(GROUP, self._ids[place], world.inner_steps)
         owed = world.owed(place)
         return _Peer(place, maker, rounds, self.records[place], rounds.plan(owed), owed)
 

@@ -1,7 +1,7 @@
 """What the demo trains: the swarm's run, and the run of one peer alone that it is compared with.
 
-The swarm's run is what `loco-peer new` writes, but shorter: optimizer, rates, and how pairs average
-are the preset's. Fragments and a pipeline average more often than its H says, for it was chosen for
+The swarm's run is what `loco-peer new` writes, but shorter, and at the best rate of one alone for
+so few steps: optimizer, and how pairs average, are the preset's. Fragments and a pipeline average more often than its H says, for it was chosen for
 longer runs.
 """
 
@@ -22,8 +22,9 @@ very end. In a pipeline only two of the four have data, and each of their microb
 through all stages."""
 METHODS: Final = tuple(STEPS)
 PRESET: Final = "demo"
-"""Its Muon's rate, 8e-3, is that of one alone, too, which ends at 1.380 with it after 640 steps, at
-1.427 with twice as much, and at 1.581 with AdamW at its best rate (docs/results/optimizers.md)."""
+MUON_RATE: Final = 1.2e-2
+"""The best rate of one alone, which the swarm is compared with, in as few steps as it trains here
+(docs/results/learning.md); the preset's 8e-3 is better in twice as many."""
 INNER_STEPS: Final = 10
 """Steps of a round of the lone peer, of fragments and of stages."""
 VALIDATE_EVERY: Final = 4
@@ -110,6 +111,7 @@ class Plan:
         tree = preset_spec(PRESET).model_dump()
         tree |= {"name": name, "seed": self.seed}
         tree["optimizer"]["warmup_steps"] = min(60, steps // 10)
+        tree["optimizer"]["muon"]["learning_rate"] = MUON_RATE
         tree["training"]["total_steps"] = steps
         for section, keys in changes.items():
             tree[section] |= keys
