@@ -106,6 +106,7 @@ def test_a_host_that_speaks_something_else_is_named(swarm: Swarm) -> None:
             assert lost.running
 
 
+@pytest.mark.long
 def test_one_identity_runs_once(swarm: Swarm) -> None:
     first, *others = reversed(swarm.at_least(2))
     via = others[0]

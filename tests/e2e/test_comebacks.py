@@ -60,6 +60,7 @@ def test_a_machine_that_falls_asleep_is_forgotten_and_comes_back(swarm: Swarm) -
         peer.wait_for("it sees the sleeper again", partial(sees, peer, sleeper))
 
 
+@pytest.mark.long
 def test_a_founder_started_again_finds_the_swarm_and_takes_its_state(swarm: Swarm) -> None:
     swarm.at_least(3)
     founder = swarm.founder

@@ -105,6 +105,7 @@ def test_joiners_are_in_one_state_with_the_others(fragments: Swarm) -> None:
     none_blamed(peers)
 
 
+@pytest.mark.long
 async def test_garbage_on_the_fragment_conversation_harms_nobody(
     fragments: Swarm, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

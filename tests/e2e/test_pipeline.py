@@ -94,6 +94,7 @@ def test_a_stage_that_all_have_left_is_rebuilt_from_its_neighbours(pipeline: Swa
     newcomer.wait_for("a step more", lambda: newcomer.status()["step"] > step, START_S)
 
 
+@pytest.mark.long
 def test_training_goes_on_without_a_stage_that_nobody_holds_any_more(pipeline: Swarm) -> None:
     spec = SPEC.replace(f"= {STEPS}\n", f"= {NO_END}\n").replace("num_layers = 2", "num_layers = 3")
     data_peer = founded(pipeline, spec.replace("stages = 2", "stages = 3\nvisited = 2"))

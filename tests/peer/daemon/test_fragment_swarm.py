@@ -324,7 +324,9 @@ async def test_who_joins_after_the_end_has_the_same_bytes_and_moves_nobody(tmp_p
 
 
 # --- who differs finds out, and heals -------------------------------------------------------------
-@pytest.mark.parametrize("victim", "abc")
+@pytest.mark.parametrize(
+    "victim", ["a", *(pytest.param(name, marks=pytest.mark.long) for name in "bc")]
+)
 def test_of_three_the_one_with_a_spoilt_chunk_heals_and_the_majority_does_not_move(
     tmp_path, victim
 ):
