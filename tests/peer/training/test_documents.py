@@ -4,7 +4,10 @@ import gzip
 import json
 from pathlib import Path
 
+import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from peer.training.corpus import InvalidCorpus, prepare_corpus, tokenise
@@ -92,8 +95,6 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
 
 
 def test_parquet_files_give_the_tokens_of_the_same_json_lines(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow")
-    pq = pytest.importorskip("pyarrow.parquet")
     (tmp_path / "set").mkdir()
     for name, part in (("a", rows("text")[:100]), ("b", rows("text")[100:])):
         pq.write_table(pa.Table.from_pylist(part), tmp_path / "set" / f"{name}.parquet")
@@ -105,7 +106,6 @@ def test_parquet_files_give_the_tokens_of_the_same_json_lines(tmp_path: Path) ->
 
 
 def test_a_set_of_datasets_is_read_as_a_stream(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
     table = datasets.table.InMemoryTable.from_pylist(rows("text"))
     whole = datasets.Dataset(table, fingerprint="made")  # to compute one fails with some pyarrows
     whole.save_to_disk(str(tmp_path / "set"), num_shards=3)
