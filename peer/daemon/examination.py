@@ -34,7 +34,7 @@ from protocol.membership.dial_back import (
     candidates,
     host_and_port,
 )
-from protocol.wire.messages import Beat, Hello, PeerList
+from protocol.wire.messages import Beat, Hello, Leaving, PeerList
 from protocol.wire.reach_messages import Seen, Whereabouts
 from protocol.wire.versions import HELLO, REACH, SPOKEN
 
@@ -174,7 +174,7 @@ class Doctor:
         )
 
     async def _greet(self, peer_id: PeerId, addresses: Sequence[Address], text: str) -> Met:
-        """Say hello, read the list of others, and go."""
+        """Say hello, read the list of others, and take leave, so that nobody waits for us."""
         await self._network.connect(peer_id, addresses)
         async with Conversation(await self._network.open_stream(peer_id, HELLO)) as talk:
             asked_s = trio.current_time()
@@ -185,6 +185,7 @@ class Doctor:
                 while not isinstance(said := (await talk.receive(Beat, PeerList))[0], PeerList):
                     pass
                 self._named |= {entry.peer_id: entry.addresses for entry in said.peers}
+            await talk.send(Leaving())
         now_s = self._clock_s + trio.current_time() - round_trip_s / 2
         return Met(
             text,

@@ -102,7 +102,7 @@ class Reaching:
         talk, peer_id, observed = Conversation(stream), stream.remote_peer_id, stream.remote_address
         asked, _ = await talk.receive(Whereabouts, timeout_s=ANSWER_S)
         now_s = trio.current_time()
-        if self._roster.get(peer_id) is not None:
+        if self._roster.living(peer_id, now_s) is not None:  # one that has left may ask, too
             self._roster.heard(now_s, peer_id, asked.incarnation, addresses=asked.addresses)
         tried = [address for address in asked.tried if may_try(address, observed)]
         if not self._may_try_again(peer_id, now_s, tried):

@@ -30,6 +30,8 @@ def test_doctor_meets_the_peers_of_a_run_and_leaves_no_trace(swarm: Swarm, tmp_p
     assert done.returncode == ExitCode.FAILURE, "one that was named does not answer"
     assert f"--announce 127.0.0.1:{listen.partition(':')[2]}" in done.stdout
     all_averaging(peers)
+    looker = peers[0].wait_event(EventName.PEER_LEFT, after=seen[peers[0]])["remote"]
+    assert looker not in {peer.peer_id for peer in peers}
     for peer in peers:
         lost = {e["remote"] for e in peer.events()[seen[peer] :] if e["event"] == PEER_LOST}
         assert not lost & {other.peer_id for other in peers}, peer.report()

@@ -1,7 +1,7 @@
 """What `loco-peer doctor` sees of a swarm: whom it meets, how others see it, how fast they send.
 
 Whole daemons on the simulated network, with what makes real ones reachable; the same with real
-processes stands in tests/e2e/test_doctor.py.
+processes stands in tests/e2e/test_doctor_of_a_run.py.
 """
 
 from collections.abc import AsyncIterator
@@ -16,9 +16,11 @@ from swarm_worlds import simulated, start, toy_spec
 from peer.corpus.service import STALL_S, PieceService
 from peer.corpus.store import PieceFolder, PieceStore, WholeStore
 from peer.daemon.examination import MEET_S, Doctor, Examination, LineRate, rate_of
+from peer.daemon.links import SILENCE_S
 from peer.daemon.outside import Outside
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.network.simulated_link import LinkModel
+from peer.observe.event_names import EventName
 from peer.ports.simulated import SimulatedWork
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
@@ -33,6 +35,7 @@ pytestmark = pytest.mark.slow
 
 SEED = 1
 NAMES = "abc"
+PEER_LOST = EventName.PEER_LOST
 DOCTOR = identity_of(SEED, "doctor").peer_id
 RELAY_MBPS = 10.0
 LATENCY_S = 0.02
@@ -83,6 +86,11 @@ async def test_the_peer_that_is_named_and_two_others_are_met_and_dial_back(tmp_p
         assert (seen.reach, seen.nat) == (Reach.YES, NatKind.NONE)
         (working,), (observed,) = seen.working, seen.observed
         assert working == f"/ip4/{observed}/tcp/{seen.port}"
+        await trio.sleep(2 * SILENCE_S)
+        for name in NAMES:
+            (left,) = swarm[name].events(EventName.PEER_LEFT)
+            assert left["remote"] == DOCTOR
+            assert all(each["reason"] != "silent" for each in swarm[name].events(PEER_LOST))
 
 
 def close_way_in(network: SimulatedNetwork, tried: list[str], patch: pytest.MonkeyPatch) -> None:
