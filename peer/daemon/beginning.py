@@ -159,7 +159,10 @@ class Fetched:
         held, view = arrival.held, arrival.held.view
         arrival.facts.now_doing("fetching the state")
         mixes = arrival.spec.founding.sync.diloco is None
-        gathering = Gathering(arrival.slow_P, arrival.momentum_P, self._own, mixes=mixes)
+        lost_lag = LOST_LAG_ROUNDS * arrival.spec.founding.sync.round_steps
+        gathering = Gathering(
+            arrival.slow_P, arrival.momentum_P, self._own, mixes=mixes, lost_lag=lost_lag
+        )
         progress = FetchProgress(gathering, arrival.facts, arrival.events)
 
         async def described_by(fetcher: Fetcher) -> StateManifest:

@@ -120,6 +120,8 @@ class SharedFetch:
     async def _help(self, fetcher: Fetcher) -> bool:
         """Take a part from this source, if it could be found out; whether it could."""
         described = await self._described_by(fetcher)
+        if not self._gathering.is_of_one_time(described):
+            return False
         name = fetcher.remote_peer_id
         try:
             if self._mixes:

@@ -2,8 +2,13 @@
 
 Each source is held to its own list of digests, that list to its own root, and the source to a
 minimum rate (steady.py). A source that does not lead may fail: what it owes is asked of the others.
+
+Where replicas are mixed, parts of one state belong to about one time. So a source whose state is
+too far from the leader's does not help, and when another one leads, what was given of a state that
+is too far behind its own is dropped: a joiner's machine may have slept in between.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -41,6 +46,7 @@ class Gathering:
         phi_P, delta_P: where the state goes; they hold no state before there is a `result`.
         own: digests of the chunks that the vectors hold already (`own_digests`).
         mixes: chunks of several replicas make one state.
+        lost_lag: steps by which parts of such a state may be apart.
 
     Attributes:
         fetched_bytes: of all sources.
@@ -53,8 +59,13 @@ class Gathering:
         own: Mapping[int, bytes] | None = None,
         *,
         mixes: bool = False,
+        lost_lag: float = math.inf,
     ) -> None:
         self._vectors = phi_P, delta_P
+        self._lost_lag = lost_lag if mixes else math.inf
+        self._leaders_step = 0
+        self._oldest_of: dict[PeerId, int] = {}
+        """Step of the oldest state of which each source gave what is here."""
         self._plan = ChunkPlan(own, units=units_of(phi_P.size) if mixes else None)
         self._assembler: StateAssembler | None = None
         self._changed = trio.Event()
@@ -110,6 +121,9 @@ class Gathering:
             assembler.take_header_of(self._assembler)
         self._assembler = assembler
         self._plan.lead(name, described.digests)
+        self._leaders_step = described.scalars.step
+        self._drop_what_is_old()
+        self._note_source(name, described)
         try:
             await self._work(fetcher, described, on_progress)
             return assembler.result(set(self._plan.missing()))
@@ -134,6 +148,7 @@ class Gathering:
         name, believed = fetcher.remote_peer_id, True
         check_manifest(described, self._vectors[0].size)
         self._plan.join(name, described.digests)
+        self._note_source(name, described)
         self._tell()
         try:
             await self._work(fetcher, described, on_progress)
@@ -143,6 +158,20 @@ class Gathering:
         finally:
             self._plan.gone(name, believed=believed)
             self._tell()
+
+    def is_of_one_time(self, described: StateManifest) -> bool:
+        """Whether parts of this state go together with those of the leader's."""
+        return abs(described.scalars.step - self._leaders_step) <= self._lost_lag
+
+    def _drop_what_is_old(self) -> None:
+        for name in self.remotes:
+            if self._oldest_of[name] < self._leaders_step - self._lost_lag:
+                self.distrust(name)
+
+    def _note_source(self, name: PeerId, described: StateManifest) -> None:
+        step = described.scalars.step
+        kept = self._oldest_of[name] if name in self.remotes else step
+        self._oldest_of[name] = min(kept, step)
 
     def gave(self, name: PeerId, values: range) -> bool:
         """Whether these weights, fewer than fit in a chunk, are here and from this source."""

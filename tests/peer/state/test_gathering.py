@@ -1,5 +1,6 @@
 """A state that comes from two sources at once: what the second one may do, and may not."""
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from peer.state.fetching import ExpectedState, Fetcher
 from peer.state.gathering import Gathering, own_digests, whole_state
 from peer.state.state_file import StateManifest, state_bytes
-from protocol.errors import RemoteProtocolError
+from protocol.errors import RemoteProtocolError, StreamLost
 from protocol.limits import STATE_CHUNK_BYTES
 from protocol.run.merkle import chunk_digest, merkle_root
 
@@ -127,3 +128,48 @@ async def test_a_leader_is_not_blamed_for_bytes_that_are_wanted_no_more(
             gathering._plan.gone("b")
             gathering._tell()
         assert (phi_P == made.source.phi_P).all()
+
+
+LAG = 100
+
+
+@pytest.mark.parametrize("behind", [LAG, LAG + 1], ids=["near", "too far behind"])
+async def test_what_is_of_another_time_than_the_new_leaders_state_comes_again(
+    autojump_clock: MockClock, tmp_path: Path, behind: int
+) -> None:
+    async with world(tmp_path) as made, made.fetcher() as fetcher, made.fetcher() as second:
+        phi_P, delta_P = empty_vectors()
+        gathering = Gathering(phi_P, delta_P, mixes=True, lost_lag=LAG)
+        first = Stopping(fetcher.talk)
+        described = await first.description(ExpectedState(GROUP), P)
+        with pytest.raises(StreamLost):
+            await gathering.lead(first, described)
+        assert gathering.remotes == ["first"]
+        scalars = replace(described.scalars, step=described.scalars.step + behind)
+        newer = replace(described, scalars=scalars)
+        with suppress(RemoteProtocolError):  # its header says another step than this
+            await gathering.lead(second, newer)
+        assert ("first" in gathering.remotes) == (behind <= LAG)
+
+
+class Stopping(Fetcher):
+    """A source that is gone when it has given all that was first asked of it."""
+
+    remote_peer_id = "first"
+
+    async def chunks(self, root: str, wanted: range, take: Any, moved: Any = None) -> None:
+        if wanted.start > 0:
+            raise StreamLost("gone")
+        await super().chunks(root, wanted, take, moved)
+
+
+@pytest.mark.parametrize(("apart", "helps"), [(LAG, True), (-LAG, True), (LAG + 1, False)])
+async def test_a_state_of_another_time_does_not_help(
+    autojump_clock: MockClock, tmp_path: Path, apart: int, helps: bool
+) -> None:
+    async with world(tmp_path) as made, made.fetcher() as fetcher:
+        gathering = Gathering(*empty_vectors(), mixes=True, lost_lag=LAG)
+        described = await fetcher.description(ExpectedState(GROUP), P)
+        await gathering.lead(fetcher, described)
+        scalars = replace(described.scalars, step=described.scalars.step + apart)
+        assert gathering.is_of_one_time(replace(described, scalars=scalars)) is helps
