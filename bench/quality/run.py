@@ -194,8 +194,8 @@ class _Run:
         return Stand(told, tensors)
 
     def _vectors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for kind in ("thetas", "phis", "deltas"):
-            vectors = self._replicas.thetas if kind == "thetas" else getattr(self, f"_{kind}")
+        kinds = {"thetas": self._replicas.thetas, "phis": self._phis, "deltas": self._deltas}
+        for kind, vectors in kinds.items():
             for index, vector_P in enumerate(vectors):
                 yield f"{kind}.{index}", vector_P
 
