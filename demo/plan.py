@@ -1,8 +1,8 @@
 """What the demo trains: the swarm's run, and the run of one peer alone that it is compared with.
 
 The swarm's run is what `loco-peer new` writes, but shorter, and at the best rate of one alone for
-so few steps: optimizer, and how pairs average, are the preset's. Fragments and a pipeline average more often than its H says, for it was chosen for
-longer runs.
+so few steps: optimizer, and how pairs average, are the preset's. Fragments and a pipeline average
+more often than its H says, for it was chosen for longer runs.
 """
 
 from collections.abc import Mapping
@@ -72,15 +72,6 @@ class Plan:
             micro_batch = {"micro_batch": MICRO_BATCH}
             changes = {"sync": short_rounds, "training": micro_batch, "pipeline": PIPELINE}
         return self._spec("demo", self.total_steps, changes)
-
-    def stage_options(self, number: int) -> list[str]:
-        """Options of the peer with this number, from 1, by which stages have as many peers each.
-
-        Newcomers that come together would choose at the same time, and perhaps all the same stage.
-        """
-        if self.method != "pipeline":
-            return []
-        return ["--stage", str((number - 1) % PIPELINE["stages"])]
 
     @property
     def sends_per_round(self) -> int:

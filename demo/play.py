@@ -51,7 +51,7 @@ async def _train_swarm(
         hint = f"join from another shell:  {join_line(address)}"
         async with trio.open_nursery() as nursery:
             for number in range(2, PEERS + 1):
-                command = ["join", "--bootstrap", address, *plan.stage_options(number)]
+                command = ["join", "--bootstrap", address]
                 nursery.start_soon(_join, peers, f"peer-{number}", command, swarm)
             readings = await _watch(
                 "four peers", swarm, PEERS, spec.training.total_steps, view, hint

@@ -9,7 +9,7 @@ from peer.observe.facts import Facts
 from peer.stages.company import StageCompany
 from protocol.membership.group import Group
 from protocol.membership.view import Roster
-from protocol.run.assignment import needed_stage
+from protocol.run.assignment import needed_stage, newcomers_stage
 from protocol.run.run_spec import RunSpec
 from protocol.run.stages import part_of_stage
 
@@ -20,6 +20,8 @@ LOOK_AROUND_S: Final = 2.0
 it of all others, and they beat every second."""
 LATECOMERS: Final = 2
 """The longest listening lasts so many times longer."""
+LOOKS: Final = 3
+"""So often, at most, a newcomer looks again after LOOK_AROUND_S who has chosen what."""
 
 
 class StageChoice:
@@ -44,22 +46,38 @@ class StageChoice:
         """Listen, choose, and let all know.
 
         Newcomers that come together listen for different times, so that the later ones hear what
-        the earlier ones have chosen.
+        the earlier ones have chosen; and they look again, for that is heard with a beat.
         """
-        facts, stages = self._facts, spec.pipeline.stages
+        facts, pipeline = self._facts, spec.pipeline
         facts.now_doing("looking which stage needs a peer")
         await trio.sleep(LOOK_AROUND_S * (1 + LATECOMERS * _share(facts.peer_id)))
-        company = StageCompany(self._roster, run_id, stages, facts.peer_id)
-        holders = [len(others) for others in company.holders()]
-        needed = needed_stage(holders, spec.pipeline.num_visited)
+        company = StageCompany(self._roster, run_id, pipeline.stages, facts.peer_id)
+        counts = [len(others) for others in company.holders()]
+        needed = needed_stage(counts, pipeline.num_visited)
         stage = needed if self.given is None else self.given
         facts.chosen = Group(run_id, part_of_stage(stage))
+        if self.given is None:
+            stage = await self._settled(company, stage, pipeline.num_visited)
+            facts.chosen = Group(run_id, part_of_stage(stage))
         alive = self._roster.alive(trio.current_time())
         return ChosenStage(
             stage,
-            has_holders=holders[stage] > 0,
+            has_holders=bool(company.holders()[stage]),
             is_trained=any(member.progress.step for member in alive),
         )
+
+    async def _settled(self, company: StageCompany, stage: int, visited: int) -> int:
+        """The stage to begin with, where others may have chosen at the same time."""
+        peer_id = self._facts.peer_id
+        for look in range(1, LOOKS + 1):
+            await trio.sleep(LOOK_AROUND_S)
+            holders = [{*others} for others in company.holders()]
+            holders[stage].add(peer_id)
+            newcomers = {peer_id, *company.newcomers()}
+            settled = newcomers_stage(peer_id, holders, newcomers, visited, look)
+            if settled is not None:
+                return settled
+        return stage
 
 
 def _share(peer_id: str) -> float:

@@ -5,6 +5,7 @@ Views are of one group; a pipeline needs all stages' at once, and the roster kno
 
 import trio
 
+from peer.observe.status import PeerState
 from protocol.membership.group import Group
 from protocol.membership.view import Member, Roster, View, relayed_last
 from protocol.microbatch.paths import Relays
@@ -53,6 +54,11 @@ class StageCompany:
         """The others that hold each stage, whatever they do."""
         now_s = trio.current_time()
         return tuple(tuple(m.peer_id for m in view.alive(now_s)) for view in self._views)
+
+    def newcomers(self) -> tuple[str, ...]:
+        """Those that have chosen a stage, and not begun."""
+        others = self.others()
+        return tuple(m.peer_id for m in others if m.progress.state == PeerState.DOWNLOADING)
 
     def group_of(self, peer_id: str) -> str | None:
         """The group of another peer that holds a stage; None while it is not known to be alive."""

@@ -17,6 +17,9 @@ Rules
      replaced meanwhile. Soon where nothing trains, late where it only would be faster.
   6. Of the peers of a stage, the first by the digests of their ids goes first; each next one a
      while later, if those before have not gone, since some are told to stay where they are.
+  7. Newcomers that come together may all choose one stage. So each looks again, some times, before
+     it begins. Of those in the source of such a move that have not begun, the first by the digests
+     goes at its first look, the next one at its second: that costs nobody anything yet.
 
 Views differ for moments, so now and then two peers go where one was needed; rule 3 mends that.
 """
@@ -69,6 +72,29 @@ def needed_move(holders: Sequence[int], visited: int) -> Move | None:
     if holders[target] and loads[target] + one[target] > loads[source] - one[source]:
         return None
     return Move(source, target)
+
+
+def newcomers_stage(
+    peer_id: str,
+    holders: Sequence[Collection[str]],
+    newcomers: Collection[str],
+    visited: int,
+    look: int,
+) -> int | None:
+    """The stage to begin with; None to look again, since others are to go before us (rule 7).
+
+    Args:
+        holders: the ids of the peers that hold each stage, ours among them.
+        newcomers: those of them that have not begun, ours among them.
+        visited: stages of a path.
+        look: our first look is 1.
+    """
+    (own,) = (stage for stage, peers in enumerate(holders) if peer_id in peers)
+    move = needed_move([len(peers) for peers in holders], visited)
+    if move is None or move.source != own:
+        return own
+    turns = sorted(set(newcomers) & set(holders[own]), key=_digest)
+    return move.target if turns.index(peer_id) < look else None
 
 
 class Balance:

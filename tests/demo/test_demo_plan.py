@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from demo.plan import INNER_STEPS, METHODS, PEERS, Plan, to_toml, whole_rounds
+from demo.plan import INNER_STEPS, METHODS, Plan, to_toml, whole_rounds
 from protocol.fragment.fragments import fragments_of_run
 from protocol.run.layout import Layout
 from protocol.run.run_spec import parse_toml
@@ -55,10 +55,3 @@ def test_a_round_of_fragments_is_sent_in_as_many_parts():
     assert spec.sync.diloco is not None
     assert plan.sends_per_round == len(fragments_of_run(spec.sync.diloco, layout)) == 3
     assert Plan().sends_per_round == 1
-
-
-def test_stages_of_the_pipeline_have_as_many_peers_each() -> None:
-    plan = Plan(method="pipeline")
-    joiners = [plan.stage_options(number) for number in range(2, PEERS + 1)]
-    assert joiners == [["--stage", "1"], ["--stage", "0"], ["--stage", "1"]]
-    assert Plan().stage_options(2) == []

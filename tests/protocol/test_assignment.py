@@ -11,6 +11,7 @@ from protocol.run.assignment import (
     Move,
     needed_move,
     needed_stage,
+    newcomers_stage,
 )
 
 VISITED = 3
@@ -98,3 +99,37 @@ def test_a_machine_that_comes_back_in_time_is_not_replaced():
         for second in range(4 * int(EMPTY_S)):
             is_gone = second % int(EMPTY_S)
             assert balance.due_move(EMPTY if is_gone else full, float(second)) is None
+
+
+# --- newcomers that come together (rule 7) --------------------------------------------------------
+@given(newcomers=st.integers(1, 8), stages=st.integers(2, 4), data=st.data())
+def test_newcomers_that_all_chose_one_stage_spread_over_all(newcomers, stages, data):
+    """They look in turn, each hearing those before it; as often as there are newcomers."""
+    names = [f"newcomer{number}" for number in range(newcomers)]
+    holders = [{"founder"}, *({f"relay{stage}"} for stage in range(1, stages))]
+    crowded = data.draw(st.integers(0, stages - 1))
+    holders[crowded] |= set(names)
+    settled: set[str] = set()
+    for look in range(1, newcomers + 1):
+        for name in data.draw(st.permutations(names)):
+            if name in settled:
+                continue
+            stage = newcomers_stage(name, holders, set(names) - settled, stages, look)
+            if stage is not None:
+                for held in holders:
+                    held.discard(name)
+                holders[stage].add(name)
+                settled.add(name)
+    counts = [len(held) for held in holders]
+    assert max(counts) - min(counts) <= 1
+
+
+def test_a_newcomer_stays_where_it_is_needed_and_waits_for_its_turn():
+    alone = [{"founder"}, {"me"}]
+    assert newcomers_stage("me", alone, {"me"}, 2, 1) == 1
+    crowd = [{"founder"}, {"a", "b", "c"}]
+    turns = {name: newcomers_stage(name, crowd, set("abc"), 2, 1) for name in "abc"}
+    assert sorted(turns.values(), key=str) == [0, None, None]
+    second = {name: newcomers_stage(name, crowd, set("abc"), 2, 2) for name in "abc"}
+    assert sorted(second.values(), key=str) == [0, 0, None]
+    assert newcomers_stage("a", [{"founder"}, {"a", "b", "c"}], {"a"}, 2, 1) == 0

@@ -106,7 +106,33 @@ async def test_a_newcomer_takes_the_stage_that_nobody_holds_and_says_so(
     chosen = await entry._stages.choose(spec, swarm.run_id)
     assert chosen == ChosenStage(2, has_holders=False, is_trained=is_trained)
     assert entry._facts.group == Group(swarm.run_id, part_of_stage(2)).digest
-    assert LOOK_AROUND_S <= trio.current_time() <= (1 + LATECOMERS) * LOOK_AROUND_S
+    assert 2 * LOOK_AROUND_S <= trio.current_time() <= (2 + LATECOMERS) * LOOK_AROUND_S
+
+
+async def test_a_newcomer_looks_again_who_has_chosen_with_it(autojump_clock):
+    spec = RunSpec(pipeline=PipelineSection(stages=2))
+    swarm: Any = Swarm(spec)
+    entry = joining(swarm)
+
+    def heard(peer_id: str, stage: int, state: str) -> None:
+        group = Group(swarm.run_id, part_of_stage(stage)).digest
+        progress = Progress(state, group=group)
+        entry._roster.heard(trio.current_time(), peer_id, 1, progress=progress)
+
+    heard("founder", 0, "training")
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def others_choose_with_it() -> None:
+            relay = Group(swarm.run_id, part_of_stage(1)).digest
+            while entry._facts.group != relay:
+                await trio.sleep(0.1)
+            heard("b", 1, "downloading")
+            heard("c", 1, "downloading")
+
+        chosen = await entry._stages.choose(spec, swarm.run_id)
+    assert chosen == ChosenStage(0, has_holders=True, is_trained=False)
+    assert entry._facts.group == Group(swarm.run_id, part_of_stage(0)).digest
 
 
 @pytest.mark.parametrize(("stage", "has_holders"), [(1, True), (2, False)])
