@@ -85,6 +85,8 @@ def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
             code = trio.run(_run_daemon, config, spec, home)
         except* JoinAgain as group:
             again = next(error for error in leaves(group) if isinstance(error, JoinAgain))
+            if again.stage is not None:
+                home.go_over_to(again.stage)
     if again is not None:
         print(f"loco-peer: {again}; joining again in a new process", file=sys.stderr, flush=True)
         command = rejoin_command(config, again.addresses)

@@ -160,11 +160,13 @@ class _Daemon:
         A founder that has no checkpoint yet founds the same run again: nothing was saved of it.
         """
         config, signed = self._config, self._home.run()
+        next_stage = self._home.take_next_stage()
+        stage = next_stage if config.stage is None else config.stage
         if spec is not None and (signed is None or not self._checkpoints.has_any()):
             return assembly.founding(spec)
         if signed is not None:
-            return assembly.returning(signed, config.bootstrap, config.stage)
-        return assembly.joining(config.bootstrap, config.stage)
+            return assembly.returning(signed, config.bootstrap, stage)
+        return assembly.joining(config.bootstrap, stage)
 
     def _keys(self, identity: Identity, spec: RunSpec | None) -> Keys:
         """What this home signs with; a home that founds a run is given a founder's key."""

@@ -1,10 +1,10 @@
 """When only a new process can heal us: enter the swarm again by the peers we know.
 
-Three things call for it: a directory that hangs again and again (a hung thread cannot be killed, so
+Four things call for it: a directory that hangs again and again (a hung thread cannot be killed, so
 it takes the process with it), weights that are too old to be averaged (protocol/schedule/rounds.py,
-rule 5), and those that came too late for the final averaging, when others have better ones. The new
-process keeps home, identity and options, and joins by peers that were alive a moment ago; its state
-comes from them.
+rule 5), those that came too late for the final averaging, when others have better ones, and another
+stage of a pipeline that needs us more. The new process keeps home, identity and options, and joins
+by peers that were alive a moment ago; its state comes from them.
 """
 
 import sys
@@ -22,11 +22,16 @@ MAX_ADDRESSES: Final = 8
 
 
 class JoinAgain(LocoError):
-    """This process cannot go on; a new one should join by these addresses."""
+    """This process cannot go on; a new one should join by these addresses.
 
-    def __init__(self, addresses: Sequence[Address], why: str) -> None:
+    Attributes:
+        stage: of a pipeline, that the new one is to hold; None leaves it as it is.
+    """
+
+    def __init__(self, addresses: Sequence[Address], why: str, stage: int | None = None) -> None:
         super().__init__(why)
         self.addresses = tuple(addresses)
+        self.stage = stage
 
 
 def addresses_of(members: Iterable[Member]) -> list[Address]:

@@ -1,7 +1,7 @@
 """Sees to it that no stage is short of peers while ours has too many.
 
-A peer that should hold another stage begins anew: its process joins again, and chooses the stage
-that needs it most, as any newcomer does (peer/process/rejoin.py).
+A peer that should hold another stage begins anew: its process joins again, and goes over to that
+one, for its checkpoints are of the one it leaves (peer/process/rejoin.py).
 """
 
 from typing import Final
@@ -41,4 +41,5 @@ async def keep_balance(stage: int, company: StageCompany, facts: Facts, visited:
                 addresses_of(company.others()),
                 f"stage {move.target} needs a peer more than stage {move.source}, which has"
                 f" {len(holders[move.source])}",
+                move.target,
             )

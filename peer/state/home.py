@@ -5,6 +5,7 @@
     known_peers       who answered at HOST:PORT, a line each (pins.py)
     ports.json        the ports of last time, kept so that addresses told to others stay true
     incarnation       how often this home was started
+    next-stage        of a pipeline: the stage that the next start goes over to, once
     peer.toml         optional configuration, written by the user
     neighbours.json   peers that were linked of late (acquaintances.py)
     checkpoints/      what the run goes on from (checkpoints.py)
@@ -106,6 +107,7 @@ class Home:
         self.run_path = self.root / "run.json"
         self.admission_path = self.root / "admission"
         self.ports_path = self.root / "ports.json"
+        self.next_stage_path = self.root / "next-stage"
         self.incarnation_path = self.root / "incarnation"
         self.config_path = self.root / "peer.toml"
         self.lock_path = self.root / "lock"
@@ -263,6 +265,16 @@ class Home:
         except ValueError:
             return {}  # only a preference: other ports do as well
         return ports if isinstance(ports, dict) else {}
+
+    def go_over_to(self, stage: int) -> None:
+        """Have the next start hold this stage, whatever stage the checkpoints are of."""
+        self._replace(self.next_stage_path, str(stage).encode())
+
+    def take_next_stage(self) -> int | None:
+        """The stage to go over to, which counts once; None where no move is under way."""
+        said = self._read(self.next_stage_path) or b""
+        self.next_stage_path.unlink(missing_ok=True)
+        return int(said) if said.isdigit() else None
 
     def run(self) -> SignedSpec | None:
         """The run that this home belongs to, verified; None when it has none yet.
