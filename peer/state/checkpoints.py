@@ -190,10 +190,13 @@ class CheckpointStore:
 
         Returns its folder from now on.
         """
-        for earlier in self._set_aside():
-            shutil.rmtree(earlier, ignore_errors=True)
+        earlier = self._set_aside()
+        if checkpoint.path in earlier:
+            return checkpoint.path
         path = checkpoint.path.rename(self.directory / f"{_AHEAD}{checkpoint.path.name}")
         sync_folder(self.directory)
+        for old in earlier:
+            shutil.rmtree(old, ignore_errors=True)
         return path
 
     def _remove_old(self) -> None:

@@ -176,6 +176,8 @@ def test_one_that_is_set_aside_stays_and_is_used_where_there_is_no_other(tmp_pat
     found, refused = newest_good(store)
     assert found is not None
     assert (found.path, refused) == (ahead, [])
+    assert store.set_aside(found) == ahead
+    assert ahead.is_dir()
     for value in (1.0, 2.0, 3.0):
         write(store, value)
     found, _ = newest_good(store)
