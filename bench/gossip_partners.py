@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from bench.gossip.world import ROUND_S, world_of
 from bench.gossip_world import ClosedRound, Exchange, GossipWorld
+from bench.quality.pairing import greedy_pairs
 from bench.report import Report, Row, options
 from protocol.gossip.matchmaking import Matchmaker, pair_rank
 from protocol.gossip.matchmaking_events import Snapshot
@@ -110,13 +111,7 @@ def pairs_of_round(
         one, other = ((str(peer), round_) for peer in pair)
         return by_bits and pair[0] ^ pair[1] != bit, pair_rank("lockstep", one, other)
 
-    free = set(there)
-    made = []
-    for pair in sorted(itertools.combinations(there, 2), key=rank):
-        if free.issuperset(pair):
-            free.difference_update(pair)
-            made.append(pair)
-    return made
+    return greedy_pairs(there, rank)
 
 
 class BitMatchmaker(Matchmaker):

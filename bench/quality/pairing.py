@@ -5,7 +5,9 @@ By `hash` the matchmaker's rules make the greedy matching over all pairs in the 
 lowest first and the next in the next round: 2^k peers have all averaged with all after k rounds.
 """
 
+from collections.abc import Callable, Iterable
 from itertools import combinations
+from typing import Any
 
 from protocol.gossip.matchmaking import pair_rank
 
@@ -33,13 +35,21 @@ def groups_of_round(
         one, other = ((names[place], round_) for place in pair)
         return pair_rank(run_id, one, other)
 
-    free = set(range(replicas))
-    made: list[tuple[int, ...]] = []
-    for pair in sorted(combinations(range(replicas), 2), key=rank):
+    made: list[tuple[int, ...]] = [*greedy_pairs(range(replicas), rank)]
+    alone = set(range(replicas)).difference(*made)
+    return made + [(index,) for index in sorted(alone)]
+
+
+def greedy_pairs(
+    there: Iterable[int], rank: Callable[[tuple[int, int]], Any]
+) -> list[tuple[int, int]]:
+    """The matching that takes the pair of the lowest rank, and again of those that are left."""
+    free, made = set(there), []
+    for pair in sorted(combinations(sorted(free), 2), key=rank):
         if free.issuperset(pair):
             free.difference_update(pair)
             made.append(pair)
-    return made + [(index,) for index in sorted(free)]
+    return made
 
 
 def _pairs_by_bit(round_: int, replicas: int) -> list[tuple[int, ...]]:

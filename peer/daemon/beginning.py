@@ -29,7 +29,7 @@ from protocol.membership.heeded import heeded
 from protocol.membership.view import Roster, View
 from protocol.run.amendments import AmendedSpec
 from protocol.schedule.data_plan import start_position
-from protocol.schedule.rounds import LOST_LAG_ROUNDS, middle, oldest_useful
+from protocol.schedule.rounds import lost_lag, middle, oldest_useful
 
 from .checkpointing import GoOn
 from .comparison import Comparison
@@ -159,9 +159,9 @@ class Fetched:
         held, view = arrival.held, arrival.held.view
         arrival.facts.now_doing("fetching the state")
         mixes = arrival.spec.founding.sync.diloco is None
-        lost_lag = LOST_LAG_ROUNDS * arrival.spec.founding.sync.round_steps
+        lag = lost_lag(arrival.spec.founding.sync.round_steps)
         gathering = Gathering(
-            arrival.slow_P, arrival.momentum_P, self._own, mixes=mixes, lost_lag=lost_lag
+            arrival.slow_P, arrival.momentum_P, self._own, mixes=mixes, lost_lag=lag
         )
         progress = FetchProgress(gathering, arrival.facts, arrival.events)
 
@@ -217,7 +217,7 @@ def _oldest_useful_step(spec: AmendedSpec, view: View) -> int:
 def _newest_likely_step(spec: AmendedSpec, view: View) -> int | None:
     """The highest step that a state can honestly be of; None while nobody is heard."""
     heard = _heard_steps(spec, view)
-    return median_high(heard) + LOST_LAG_ROUNDS * spec.founding.sync.round_steps if heard else None
+    return median_high(heard) + lost_lag(spec.founding.sync.round_steps) if heard else None
 
 
 def _step(state: StateScalars, spec: AmendedSpec, view: View) -> int:

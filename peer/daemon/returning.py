@@ -4,9 +4,9 @@
     Returned     the beginning: the state of others that train, or our newest good checkpoint
 
 A checkpoint is let go of for nothing but a state that is verified, and set aside where that is far
-behind it. Where those that say they train
-give none within REPLACEMENT_S, the peer goes on from its own: they may be liars that claim to be
-far ahead. For STAYS_S it then does not mind who is (peer/rounds/loop.py).
+behind it. Where those that say they train give none within REPLACEMENT_S, the peer goes on from its
+own: they may be liars that claim to be far ahead. For STAYS_S it then does not mind who is
+(peer/rounds/loop.py).
 
 Which one leads where all come back at once stands in protocol/membership/returning.py.
 """
@@ -35,7 +35,7 @@ from protocol.outcomes import RefusalReason
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 from protocol.run.stages import stage_of_part
-from protocol.schedule.rounds import LOST_LAG_ROUNDS, is_lost
+from protocol.schedule.rounds import is_lost, lost_lag
 
 from .beginning import Arrival, Fetched, FirstState
 from .checkpointing import GoOn
@@ -238,13 +238,13 @@ class Returned:
         facts, manifest = arrival.facts, self._own.manifest
         facts.now_doing("looking who else is back")
         own = (int(manifest.step), facts.peer_id)
-        lost_lag = _lost_lag(arrival)
+        lag = _lag_to_lead(arrival)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(arrival.meet)
             while True:
                 now_s = trio.current_time()
                 others = arrival.held.view.alive(now_s)
-                course = choose_course(own, others, now_s - self._since_s, now_s, lost_lag)
+                course = choose_course(own, others, now_s - self._since_s, now_s, lag)
                 if course is not Course.WAIT:
                     break
                 await trio.sleep(LOOK_S)
@@ -295,8 +295,8 @@ class Returned:
         )
 
 
-def _lost_lag(arrival: Arrival) -> float:
+def _lag_to_lead(arrival: Arrival) -> float:
     """Steps behind which a peer takes the state of others, where it may begin by its own."""
     if arrival.held.group.part != WHOLE_MODEL:
         return math.inf
-    return LOST_LAG_ROUNDS * arrival.spec.founding.sync.round_steps
+    return lost_lag(arrival.spec.founding.sync.round_steps)

@@ -28,14 +28,13 @@ from enum import StrEnum
 from typing import Final
 
 from .heeded import heeded
-from .view import Member
+from .view import TRAINING, Member
 
 LISTEN_S: Final = 8.0
 ALONE_S: Final = 30.0
 """That one trains alone is believed after so long: links to all that it knows are made in less."""
 LEADER_S: Final = 120.0
 RETURNING: Final = "returning"
-TRAINING: Final = "training"
 THERE: Final = frozenset({TRAINING, "paused", "finished"})
 
 

@@ -169,11 +169,16 @@ def is_left_behind(training_round: int, heard_rounds: Sequence[int]) -> bool:
     return middle(heard_rounds, training_round) - training_round > MAX_LAG_ROUNDS
 
 
+def lost_lag(inner_steps: int) -> int:
+    """Nominal steps behind which a peer is lost (rule 5)."""
+    return LOST_LAG_ROUNDS * inner_steps
+
+
 def is_lost(own_step: float, heard_steps: Sequence[float], inner_steps: int) -> bool:
     """Whether our weights are too old to be averaged with those of the others (rule 5)."""
-    return middle(heard_steps, own_step) - own_step > LOST_LAG_ROUNDS * inner_steps
+    return middle(heard_steps, own_step) - own_step > lost_lag(inner_steps)
 
 
 def oldest_useful(heard_steps: Sequence[float], inner_steps: int) -> int:
     """The oldest nominal step that a newcomer can begin at without being lost (rule 5)."""
-    return max(0, int(middle(heard_steps, 0)) - LOST_LAG_ROUNDS * inner_steps)
+    return max(0, int(middle(heard_steps, 0)) - lost_lag(inner_steps))

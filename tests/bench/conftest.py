@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from small_texts import small_texts
 
 from bench.quality.settings import SMOKE
 from bench.quality.world import World
@@ -12,7 +13,5 @@ from bench.quality.world import World
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     """Text, a tiny model and 16 steps; nothing in it changes."""
     folder = tmp_path_factory.mktemp("texts")
-    for name in "abcdefgh":
-        (folder / f"{name}.txt").write_text(f"{name} says hello to the world again. " * 40)
-    setting = replace(SMOKE, source=f"text:{folder}/*.txt")
+    setting = replace(SMOKE, source=small_texts(folder, 40))
     return World.open(setting, 0, tmp_path_factory.mktemp("cache"))

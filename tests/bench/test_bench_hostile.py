@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from small_texts import small_texts
 
 from bench.lies import findings
 from bench.lies.arms import ARMS, CONTRIBUTED, NONE, OWNED, PEERS, SHARES, TRIMMED, Way
@@ -205,10 +206,7 @@ def test_figures_count_weights_of_liars_in_means():
 @pytest.mark.slow
 def test_a_run_judges_the_honest_and_one_that_leaves_all_numbers_is_said_to(tmp_path):
     texts = tmp_path / "texts"
-    texts.mkdir()
-    for name in "abcdefgh":
-        (texts / f"{name}.txt").write_text(f"{name} says hello to the world again. " * 60)
-    setting = replace(SMOKE_HOSTILE, source=f"text:{texts}/*.txt", steps=8)
+    setting = replace(SMOKE_HOSTILE, source=small_texts(texts, 60), steps=8)
     world = World.open(setting, 0, tmp_path / "cache")
     start_P = FlatModel(
         initial_module(world.spec, world.vocabulary), torch.device("cpu")

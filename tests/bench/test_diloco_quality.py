@@ -4,6 +4,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
+from small_texts import small_texts
 
 from bench.quality import streaming_findings as findings
 from bench.quality.fragment_swarm import FragmentSwarm, heavy_ball_step
@@ -109,10 +110,7 @@ def test_the_gate_is_two_sided_and_of_equal_seeds_and_h():
 @pytest.mark.slow
 def test_arms_differ_as_they_should_and_are_made_once(tmp_path):
     texts = tmp_path / "texts"
-    texts.mkdir()
-    for name in "abcdefgh":
-        (texts / f"{name}.txt").write_text(f"{name} says hello to the world again. " * 60)
-    setting = replace(STREAMING_SMOKE, source=f"text:{texts}/*.txt")
+    setting = replace(STREAMING_SMOKE, source=small_texts(texts, 60))
     names = ("plain", DEFAULT, "m2", "whole", "ddp", "none", "int4-feedback", "int4", "heavy-ball")
     arms = [STREAMING_ARMS[name] for name in names]
     store = Store(tmp_path / "results", setting, StreamingResult)

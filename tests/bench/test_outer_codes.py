@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from small_texts import small_texts
 
 from bench import outer_codes
 from bench.quality.outer_gradients import outer_gradients
@@ -97,9 +98,7 @@ def test_rows_have_both_feedbacks_and_goals_compare_them() -> None:
 
 @pytest.mark.slow
 def test_all_replicas_begin_a_round_with_the_same_weights(tmp_path) -> None:
-    for name in "abcdefgh":
-        (tmp_path / f"{name}.txt").write_text(f"{name} says hello to the world again. " * 40)
-    setting = replace(SMOKE, source=f"text:{tmp_path}/*.txt")
+    setting = replace(SMOKE, source=small_texts(tmp_path, 40))
     world = World.open(setting, 0, tmp_path / "cache")
     rounds = list(outer_gradients(world))
     assert len(rounds) == setting.steps // setting.inner_steps

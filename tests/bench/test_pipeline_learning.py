@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from existing import existing
+from small_texts import small_texts
 from transformers import LlamaForCausalLM
 
 from bench import pipeline_learning
@@ -136,9 +137,7 @@ def test_random_routes_use_all_replicas_alike():
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("texts")
-    for name in "abcdefgh":
-        (folder / f"{name}.txt").write_text(f"{name} says hello to the world again. " * 60)
-    setting = replace(SMOKE, source=f"text:{folder}/*.txt")
+    setting = replace(SMOKE, source=small_texts(folder, 60))
     return World.open(setting, 0, folder / "cache")
 
 

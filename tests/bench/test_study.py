@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from existing import existing
+from small_texts import small_texts
 
 import bench
 from bench.quality import settings, streaming_arms, unequal
@@ -93,10 +94,7 @@ def test_the_options_know_the_arms(tmp_path, capsys):
 @pytest.fixture
 def source(tmp_path):
     folder = tmp_path / "texts"
-    folder.mkdir()
-    for name in "abcdefgh":
-        (folder / f"{name}.txt").write_text(f"{name} says hello to the world again. " * 40)
-    return f"text:{folder}/*.txt"
+    return small_texts(folder, 40)
 
 
 def test_a_run_is_made_once_and_only_if_asked(tmp_path, source):

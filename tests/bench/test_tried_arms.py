@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_texts import small_texts
 
 from bench.quality.arms import ARMS
 from bench.quality.moments import average_first_moments
@@ -73,9 +74,7 @@ def test_pairs_have_the_mean_of_their_first_moments_and_keep_their_second_ones()
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     texts = tmp_path_factory.mktemp("texts")
-    for name in "abcdefgh":
-        (texts / f"{name}.txt").write_text(f"{name} says hello to the world again. " * 60)
-    setting = replace(SMOKE, source=f"text:{texts}/*.txt")
+    setting = replace(SMOKE, source=small_texts(texts, 60))
     return World.open(setting, 0, tmp_path_factory.mktemp("cache"))
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from small_texts import small_texts
 
 from bench.quality import unequal_findings as findings
 from bench.quality.arms import Arm
@@ -197,9 +198,7 @@ def test_an_arm_is_compared_with_one_of_the_same_outer_step():
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("texts")
-    for name in "abcdefgh":
-        (folder / f"{name}.txt").write_text(f"{name} says hello to the world again. " * 80)
-    setting = replace(SMOKE_UNEQUAL, source=f"text:{folder}/*.txt")
+    setting = replace(SMOKE_UNEQUAL, source=small_texts(folder, 80))
     return World.open(setting, 0, tmp_path_factory.mktemp("cache"))
 
 
