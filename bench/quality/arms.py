@@ -222,8 +222,9 @@ _OPTIMIZERS: Final = (
     ),
     *(_plain_int8(f"pairs-h16-muon-{rate:g}", 2.0, muon=rate) for rate in _RATES),
     *(
-        _plain_int8(f"pairs-h{h:g}-muon-4-late-{late:g}", h / 8, muon=4.0, delay=late)
+        _plain_int8(f"pairs-h{h}-muon-{rate:g}-late-{late:g}", h / 8, muon=rate, delay=late)
         for h in (8, 16)
+        for rate in (4.0, 8.0)
         for late in (0.25, 0.7)
     ),
     _plain_int8("plain-int8-late-0.25", 1.0, delay=0.25),
