@@ -63,18 +63,18 @@ class Messenger:
     async def _announce(self, relay: PeerId, iteration: int) -> None:
         """A relay that misses it waits for us, and others for the relay: say it until it is noted.
 
-        It need not be said any more when a later one is.
+        It need not be said any more when a later one is. A link that breaks may be back before
+        anybody looks around, so a relay that seems to be gone is tried again, too.
         """
         core = self._core
         assert isinstance(core, DataPeerCore), "data peers announce"
         while core.announced == iteration:
             group = self._company.group_of(relay)
-            if group is None:
-                return
-            noted = await self._transfers.ask(relay, Announcement(group, iteration), Noted)
-            if noted is not None:
-                self._do(core.heard(noted.iteration))
-                return
+            if group is not None:
+                noted = await self._transfers.ask(relay, Announcement(group, iteration), Noted)
+                if noted is not None:
+                    self._do(core.heard(noted.iteration))
+                    return
             await trio.sleep(PAUSE_S)
 
     async def _tell_lost(self, peer_id: PeerId, command: TellLost) -> None:

@@ -1,5 +1,7 @@
 """What a data peer announces is said until a relay has noted it, or a later one is announced."""
 
+from collections.abc import Iterable
+from itertools import repeat
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,7 @@ from protocol.routing.random_paths import RandomRouter
 from protocol.wire.messages import Noted
 
 MISSED = 3
+GROUP = "ab" * 16
 
 
 class Deaf:
@@ -36,8 +39,9 @@ def core() -> DataPeerCore:
     return core
 
 
-async def announce(core: DataPeerCore, transfers: Any, group: str | None = "ab" * 16) -> None:
-    company: Any = SimpleNamespace(group_of=lambda _: group)
+async def announce(core: DataPeerCore, transfers: Any, groups: Iterable[str | None]) -> None:
+    of_each_look = iter(groups)
+    company: Any = SimpleNamespace(group_of=lambda _: next(of_each_look))
     messenger = Messenger(core, company, transfers, lambda _: None)
     (job,) = messenger.jobs(Announce(4, ("relay",)))
     await job()
@@ -45,22 +49,25 @@ async def announce(core: DataPeerCore, transfers: Any, group: str | None = "ab" 
 
 async def test_it_is_said_again_until_it_is_noted(core, autojump_clock):
     transfers = Deaf()
-    await announce(core, transfers)
+    await announce(core, transfers, repeat(GROUP))
     assert transfers.asked == [4] * (MISSED + 1)
     assert trio.current_time() == pytest.approx(MISSED * PAUSE_S)
 
 
-async def test_it_is_not_said_any_more_when_a_later_one_is(core, autojump_clock):
+@pytest.mark.parametrize(("group", "said"), [(GROUP, [4, 4]), (None, [])])
+async def test_it_is_not_said_any_more_when_a_later_one_is(core, group, said, autojump_clock):
     transfers = Deaf()
     transfers.deaf_for = 10**6
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(announce, core, transfers)
+        nursery.start_soon(announce, core, transfers, repeat(group))
         await trio.sleep(1.2 * PAUSE_S)
         core.announced = 5
-    assert transfers.asked == [4, 4]
+    assert transfers.asked == said
 
 
-async def test_a_relay_that_is_gone_is_told_nothing(core, autojump_clock):
+async def test_a_relay_whose_link_is_back_soon_is_told(core, autojump_clock):
     transfers = Deaf()
-    await announce(core, transfers, None)
-    assert transfers.asked == []
+    transfers.deaf_for = 0
+    await announce(core, transfers, [None, None, GROUP])
+    assert transfers.asked == [4]
+    assert trio.current_time() == pytest.approx(2 * PAUSE_S)
