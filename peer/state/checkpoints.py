@@ -2,7 +2,7 @@
 
     checkpoints/
       000041-step-2050/       one checkpoint; the highest number is the newest
-        outer.safetensors     slow weights and outer momentum, fp32 [P]
+        outer.safetensors     slow weights, and outer momentum unless it is zero, fp32 [P]
         trainer.safetensors   fast weights and the optimizer's moments (peer/training/kept.py)
         manifest.json         where it stands, and size and blake3 digest of each file
       ahead-000041-step-2050/ one that was set aside: others go on from an older one
@@ -127,7 +127,10 @@ class Checkpoint:
         """Fill both vectors, fp32 [P]. Raises FileUnusable: they are not there, or not finite."""
         outer = TensorFile(self.path / OUTER_FILE)
         for name, vector in ((SLOW, slow_P), (MOMENTUM, momentum_P)):
-            outer.read_into(name, torch.from_numpy(vector))
+            if name == SLOW or name in outer.names:
+                outer.read_into(name, torch.from_numpy(vector))
+            else:
+                vector.fill(0.0)
             if not np.isfinite(vector).all():
                 raise FileUnusable(f"{name} in {OUTER_FILE} holds values that are not finite")
 
@@ -242,7 +245,9 @@ def write_outer(folder: Path, slow_P: Float32Vector, momentum_P: Float32Vector) 
     No lock is held. A value that an outer step writes meanwhile is the old one or the new one;
     either is a state that the peer can go on from.
     """
-    vectors = {SLOW: torch.from_numpy(slow_P), MOMENTUM: torch.from_numpy(momentum_P)}
+    vectors = {SLOW: torch.from_numpy(slow_P)}
+    if momentum_P.any():
+        vectors[MOMENTUM] = torch.from_numpy(momentum_P)
     write_tensors(folder / OUTER_FILE, vectors, {})
 
 

@@ -3,6 +3,9 @@
 Each source is held to its own list of digests, that list to its own root, and the source to a
 minimum rate (steady.py). A source that does not lead may fail: what it owes is asked of the others.
 
+A chunk of zeros is not asked for: the digest that a source names says what it is. Without outer
+momentum that is half of a state.
+
 Where replicas are mixed, parts of one state belong to about one time. So a source whose state is
 too far from the leader's does not help, and when another one leads, what was given of a state that
 is too far behind its own is dropped: a joiner's machine may have slept in between.
@@ -28,6 +31,7 @@ from .state_file import (
     StateScalars,
     check_chunk,
     check_manifest,
+    chunk_bytes,
     state_bytes,
     state_chunks,
     units_of,
@@ -80,7 +84,7 @@ class Gathering:
     def share(self) -> float:
         """The part of the state that is here."""
         assert self._assembler is not None
-        return 1 - self._plan.num_missing / self._assembler.statistics().chunks
+        return 1 - self._plan.num_missing / self._assembler.num_chunks
 
     @property
     def num_sources(self) -> int:
@@ -125,8 +129,9 @@ class Gathering:
         self._drop_what_is_old()
         self._note_source(name, described)
         try:
+            await self._put_zeros(name, described)
             await self._work(fetcher, described, on_progress)
-            return assembler.result(set(self._plan.missing()))
+            return assembler.result()
         except RemoteProtocolError:
             self._plan.gone(name, believed=False)
             raise
@@ -185,6 +190,19 @@ class Gathering:
     def forget(self) -> None:
         """The state that was put together is not believed: nothing of it is kept."""
         self._plan.forget()
+
+    async def _put_zeros(self, name: PeerId, described: StateManifest) -> None:
+        """Put chunks that are nothing but zeros in their places, by what this source has named."""
+        assert self._assembler is not None
+        lengths = [chunk_bytes(index, described.total_bytes) for index in self._plan.missing()]
+        zeros = {length: bytes(length) for length in set(lengths)}
+        digests = {length: chunk_digest(chunk) for length, chunk in zeros.items()}
+        for index, length in zip(self._plan.missing(), lengths, strict=True):
+            named = described.digests[index]
+            if named == digests[length] and self._plan.wants(name, index):
+                self._assembler.put(index, zeros[length])
+                self._plan.arrived(name, index)
+                await trio.lowlevel.checkpoint()
 
     async def _work(
         self, fetcher: Fetcher, described: StateManifest, on_progress: Callable[[], None]

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from protocol.errors import RemoteProtocolError
 from protocol.limits import STATE_CHUNK_BYTES
-from protocol.run.merkle import chunk_digest, chunk_matches, list_matches_root, merkle_root
+from protocol.run.merkle import chunk_digest, list_matches_root, merkle_root
 
 from .durable import sync_folder
 
@@ -80,16 +80,6 @@ class StateManifest:
     scalars: StateScalars
 
 
-@dataclass(frozen=True, slots=True)
-class AssemblerStatistics:
-    """The progress of a download. `refused_chunks` did not match their digest."""
-
-    chunks: int
-    missing_chunks: int
-    received_bytes: int
-    refused_chunks: int
-
-
 def state_bytes(num_values: int) -> int:
     """Bytes of a state of P = `num_values`."""
     return HEADER_BYTES + 2 * num_values * _LITTLE.itemsize
@@ -98,6 +88,11 @@ def state_bytes(num_values: int) -> int:
 def chunk_count(total_bytes: int) -> int:
     """Chunks of a state of `total_bytes`."""
     return -(-total_bytes // STATE_CHUNK_BYTES)
+
+
+def chunk_bytes(index: int, total_bytes: int) -> int:
+    """Length of a chunk of a state of `total_bytes`; only the last one is shorter than others."""
+    return min(STATE_CHUNK_BYTES, total_bytes - index * STATE_CHUNK_BYTES)
 
 
 def weights_chunk(value: int) -> int:
@@ -136,7 +131,7 @@ def check_manifest(manifest: StateManifest, num_values: int) -> None:
 
 def check_chunk(index: int, chunk: bytes, num_values: int) -> None:
     """Raises RemoteProtocolError: a chunk has another length than ours, or values not finite."""
-    length = min(STATE_CHUNK_BYTES, state_bytes(num_values) - index * STATE_CHUNK_BYTES)
+    length = chunk_bytes(index, state_bytes(num_values))
     if len(chunk) != length:
         raise RemoteProtocolError(
             f"chunk {index} of the state has {len(chunk)} bytes, not {length}"
@@ -254,7 +249,7 @@ def remove_state_files(directory: Path, keep: Collection[Path]) -> int:
 
 
 class StateAssembler:
-    """Puts a state together from verified chunks, in any order, straight into the caller's memory.
+    """Puts a state together from chunks, in any order, straight into the caller's memory.
 
     The state is 8 P bytes: a joiner that held it twice would need more memory than it ever needs
     again. What the vectors hold counts only once there is a `result`.
@@ -277,79 +272,38 @@ class StateAssembler:
         self._header = bytearray(HEADER_BYTES)
         self._vectors = (phi_P, delta_P)
         self._parts = [memoryview(self._header), _as_bytes(phi_P), _as_bytes(delta_P)]
-        self._missing = dict.fromkeys(range(len(manifest.digests)))
-        self._refused = 0
 
     def __repr__(self) -> str:
-        statistics = self.statistics()
-        return f"StateAssembler(missing {statistics.missing_chunks} of {statistics.chunks} chunks)"
+        return f"<StateAssembler of {self.num_chunks} chunks>"
 
-    def add(self, index: int, chunk: bytes | bytearray | memoryview) -> bool:
-        """Take a chunk; returns False if it was there already.
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of the whole state."""
+        return len(self._manifest.digests)
 
-        Raises:
-            RemoteProtocolError: it is not the chunk that the manifest names; it was not taken.
-        """
-        if not chunk_matches(chunk, index, self._manifest.digests):
-            self._refused += 1
-            raise RemoteProtocolError(f"chunk {index} of the state does not match its digest")
-        if index not in self._missing:
-            return False
-        self.put(index, chunk)
-        return True
-
-    def put(self, index: int, chunk: bytes | bytearray | memoryview) -> None:
-        """Put a chunk into its place that somebody else has verified."""
+    def put(self, index: int, chunk: bytes) -> None:
+        """Put a chunk into its place; the caller has verified it."""
         start, taken, source = index * STATE_CHUNK_BYTES, 0, memoryview(chunk)
         for part, a, b in _overlaps(self._parts, start, start + source.nbytes):
             part[a:b] = source[taken : taken + b - a]
             taken += b - a
-        self._missing.pop(index, None)
 
     def take_header_of(self, former: "StateAssembler") -> None:
         """Begin with the header of a former state in the same vectors; it may be ours as well."""
         self._header[:] = former._header
 
-    def missing(self) -> Sequence[int]:
-        """Indices of the chunks still to come, rising."""
-        return tuple(self._missing)
-
-    @property
-    def complete(self) -> bool:
-        """Whether every chunk is there."""
-        return not self._missing
-
-    def result(self, missing: Collection[int] | None = None) -> StateScalars:
-        """Where the state stands that the vectors hold now.
-
-        Args:
-            missing: chunks that are; None where all came to us.
+    def result(self) -> StateScalars:
+        """Where the state stands that the vectors hold, when all chunks are in their places.
 
         Raises:
-            ValueError: chunks are missing.
             RemoteProtocolError: the state says other scalars than the manifest, or holds values
                 that are not finite.
         """
-        missing = self._missing if missing is None else missing
-        if missing:
-            raise ValueError(f"{len(missing)} chunks are missing")
         if _read_header(bytes(self._header)) != self._manifest.scalars:
             raise RemoteProtocolError("the state's header differs from what was announced")
         if not all(_is_finite(vector) for vector in self._vectors):
             raise RemoteProtocolError("the state holds values that are not finite")
         return self._manifest.scalars
-
-    def statistics(self) -> AssemblerStatistics:
-        """The progress of the download."""
-        here = len(self._manifest.digests) - len(self._missing)
-        last_is_here = len(self._manifest.digests) - 1 not in self._missing
-        overhang = len(self._manifest.digests) * STATE_CHUNK_BYTES - self._manifest.total_bytes
-        return AssemblerStatistics(
-            chunks=len(self._manifest.digests),
-            missing_chunks=len(self._missing),
-            received_bytes=here * STATE_CHUNK_BYTES - (overhang if last_is_here else 0),
-            refused_chunks=self._refused,
-        )
 
 
 def _overlaps(

@@ -52,13 +52,6 @@ def list_matches_root(digests: Sequence[bytes], root: bytes) -> bool:
     return well_formed and merkle_root(digests) == root
 
 
-def chunk_matches(
-    chunk: bytes | bytearray | memoryview, index: int, digests: Sequence[bytes]
-) -> bool:
-    """Whether `chunk` is number `index` of a state; its list passed `list_matches_root`."""
-    return 0 <= index < len(digests) and chunk_digest(chunk) == digests[index]
-
-
 def _node(pair: list[bytes]) -> bytes:
     return pair[0] if len(pair) == 1 else _derive(_NODE, pair[0] + pair[1])
 

@@ -75,6 +75,21 @@ def test_phi_and_delta_are_the_same_to_the_last_bit(
     )
 
 
+@pytest.mark.parametrize("way", ["fused", "plain"])
+@pytest.mark.parametrize("members", [1, 2])
+def test_without_momentum_delta_is_neither_read_nor_written(
+    monkeypatch: pytest.MonkeyPatch, members: int, way: str
+) -> None:
+    state, codes = _world(2, members, 12)
+    state[1] = torch.nan
+    if way == "plain":
+        monkeypatch.setattr(noloco, "fused_step", lambda *_: None)
+    moved, measures = _step(state, codes, NolocoFactors(0.0, 1.0, 1.0))
+    assert moved[0].isfinite().all()
+    assert moved[1].isnan().all()
+    assert measures.delta_rms == pytest.approx(float((moved[0] - state[0]).square().mean().sqrt()))
+
+
 def test_a_pair_takes_the_fused_step(monkeypatch: pytest.MonkeyPatch) -> None:
     state, codes = _world(0, 2, 12)
     monkeypatch.setattr(noloco, "_GroupStep", None)

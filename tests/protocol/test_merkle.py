@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.run.merkle import chunk_digest, chunk_matches, list_matches_root, merkle_root
+from protocol.run.merkle import chunk_digest, list_matches_root, merkle_root
 
 chunk_lists = st.lists(st.binary(max_size=8), min_size=1, max_size=20)
 
@@ -45,15 +45,6 @@ def test_leaf_node_and_root_never_pass_for_another() -> None:
 def test_the_root_is_stable() -> None:
     root = merkle_root([chunk_digest(bytes([i])) for i in range(5)])
     assert root.hex() == "ce7d5ab781b69a3f7d71319d2cf06674b04c418e2a0382705a0216c17da5a75e"
-
-
-def test_a_chunk_matches_its_place_alone() -> None:
-    chunks = [b"a", b"b"]
-    digests = [chunk_digest(chunk) for chunk in chunks]
-    assert chunk_matches(b"a", 0, digests)
-    assert not chunk_matches(b"a", 1, digests)
-    assert not chunk_matches(b"a", 2, digests)
-    assert not chunk_matches(b"b", -1, digests)
 
 
 @pytest.mark.parametrize("digests", [[], [b"short"], [bytes(32), bytes(33)]])

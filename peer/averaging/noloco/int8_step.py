@@ -4,7 +4,8 @@ It covers what nearly every step is: one of us or a pair, with gamma = beta. The
 dozen passes over a tile; here codes become values, their mean, the new momentum and the new
 slow weights in registers. Each value goes through the very operations of the plain step in their
 order, so phi and delta come out the same to the last bit. The sums for the measures are of fp32
-within a block and fp64 between blocks, which is closer to the truth than the plain step's.
+within a block and fp64 between blocks, which is closer to the truth than the plain step's. With
+alpha = 0 the move of phi stays in a block of scratch, and delta is neither read nor written.
 
 Importing this file compiles it; go through `peer.codec.compiled.kernels_of`.
 """
@@ -56,13 +57,15 @@ def step_blocks(
     share, alpha, beta = factors
     delta_squares = distance_squares = 0.0
     apart, pair = np.zeros(BLOCK, np.float32), share < np.float32(1)
+    move, remembers = np.zeros(BLOCK, np.float32), alpha != np.float32(0)
     own_codes = own_codes[first * BLOCK : last * BLOCK]
     other_codes = other_codes[first * BLOCK : last * BLOCK]
     phi_P, delta_P = phi_P[first * BLOCK : last * BLOCK], delta_P[first * BLOCK : last * BLOCK]
     own_scales, other_scales = own_scales[first:last], other_scales[first:last]
     for block in range(last - first):
         at = block * BLOCK
-        phi, delta = phi_P[at : at + BLOCK], delta_P[at : at + BLOCK]
+        phi = phi_P[at : at + BLOCK]
+        delta = delta_P[at : at + BLOCK] if remembers else move
         own_scale = np.int32(np.int32(own_scales[block]) << np.int32(16)).view(np.float32)
         if pair:
             other_scale = np.int32(np.int32(other_scales[block]) << np.int32(16)).view(np.float32)

@@ -23,6 +23,8 @@ Rules:
 - A peer without partner takes the step with n = 1; the gamma term vanishes.
 - A group of all peers is DiLoCo with heavy-ball momentum: phi stays equal everywhere.
 - Stability for n = 2: gamma < sqrt(2 + alpha^2).
+- With alpha = 0 nothing is remembered: delta is neither read nor written. It stays zero, so it is
+  neither sent nor kept (peer/state/gathering.py, peer/state/checkpoints.py).
 
 The step runs in place, tile by tile: one pass over memory, no vector of scratch. Separately rounded
 fp32 operations only (no fused multiply-add), so a step can be reproduced on another machine; long
@@ -34,6 +36,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import torch
 
 from peer.averaging.gossip.group_mean import group_mean
@@ -83,7 +86,7 @@ def outer_step(
 
     Args:
         phi_P: fp32 [P], overwritten.
-        delta_P: fp32 [P], overwritten.
+        delta_P: fp32 [P], overwritten unless alpha is 0.
         theta_codes: codes of theta of each member, valid ones (`codec.validate`).
         codec: the code of all vectors.
         factors: alpha, beta and gamma.
@@ -125,17 +128,19 @@ class _GroupStep:
     ) -> None:
         self._shares = shares
         self._theta_codes, self._phi_codes, self._codec = theta_codes, phi_codes, codec
-        self._alpha, self._beta = factors.alpha, factors.beta
+        self._alpha, self._beta = float(np.float32(factors.alpha)), factors.beta
         self._pull = factors.gamma - factors.beta
-        self._scratch = torch.empty(3, TILE, dtype=torch.float32, device=theta_codes[0].device)
+        self._scratch = torch.empty(4, TILE, dtype=torch.float32, device=theta_codes[0].device)
         self.delta_squares = 0.0
         self.distance_squares = 0.0
 
     def take(self, phi: torch.Tensor, delta: torch.Tensor, start: int) -> None:
         """Step the tile of phi and delta that begins at `start`."""
-        mean, own, spare = self._scratch[:, : phi.numel()]
+        mean, own, spare, move = self._scratch[:, : phi.numel()]
         group_mean(self._theta_codes, self._codec, start, mean, own, spare, self._shares)
         self.distance_squares += _squares(own.sub_(mean))
+        if not self._alpha:
+            delta = move.zero_()
         delta.mul_(self._alpha)
         delta.add_(mean.sub_(phi).mul_(self._beta))
         if self._phi_codes:

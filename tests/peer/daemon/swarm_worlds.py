@@ -13,6 +13,8 @@ from peer.observe.event_names import EventName
 from peer.simulation.peer import LoggedEvent, SimulatedPeer
 from peer.simulation.swarm import SimulatedSwarm
 from peer.simulation.virtual_time import run_in_virtual_time
+from peer.state.state_file import state_bytes, weights_chunk
+from protocol.limits import STATE_CHUNK_BYTES
 from protocol.run.optimizer_section import OptimizerSection
 from protocol.run.run_spec import RunSpec, SyncSection, TrainingSection
 
@@ -29,6 +31,12 @@ def toy_spec(rounds: int = 4, inner_steps: int = 20, seed: int = 1, **sync: Any)
         optimizer=OptimizerSection(warmup_steps=0, schedule="constant"),
         sync=SyncSection(inner_steps=inner_steps, **sync),
     )
+
+
+def weights_bytes(num_values: int) -> int:
+    """Bytes of those chunks of a state that hold weights: what comes without outer momentum."""
+    chunks = weights_chunk(num_values - 1) + 1
+    return min(chunks * STATE_CHUNK_BYTES, state_bytes(num_values))
 
 
 def simulated(seed: int = 1, limit_s: float = HOUR_S) -> Callable[..., Callable[..., None]]:

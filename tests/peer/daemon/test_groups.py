@@ -6,7 +6,15 @@ import pytest
 import trio
 from existing import existing
 from streaming_worlds import assert_equal, contributors, fragment_spec, returned
-from swarm_worlds import final_outcomes, outcomes, partners, simulated, start, toy_spec
+from swarm_worlds import (
+    final_outcomes,
+    outcomes,
+    partners,
+    simulated,
+    start,
+    toy_spec,
+    weights_bytes,
+)
 
 from peer.daemon.links import Links
 from peer.network.conversation import Conversation
@@ -15,7 +23,6 @@ from peer.observe.status import PeerState
 from peer.simulation.machine import Machine
 from peer.simulation.peer import SimulatedPeer
 from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
-from peer.state.state_file import state_bytes
 from protocol.errors import Refused
 from protocol.gossip.exchange import exchange_id
 from protocol.membership.group import Group
@@ -156,7 +163,7 @@ async def test_a_joiner_takes_the_state_of_its_own_group(tmp_path):
         for joiner, source in (("a1", "a0"), ("b1", "b0")):
             (received,) = swarm[joiner].events(EventName.STATE_RECEIVED)
             assert received["remotes"] == [swarm[source].peer_id]
-            assert received["bytes"] == state_bytes(SIZES[MACHINES[joiner].part])
+            assert received["bytes"] == weights_bytes(SIZES[MACHINES[joiner].part])
         for first in ("a0", "b0"):
             assert swarm[first].events(EventName.STATE_RECEIVED) == []
         assert_nobody_was_refused(swarm)

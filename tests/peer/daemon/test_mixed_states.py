@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from swarm_worlds import simulated, start, toy_spec
+from swarm_worlds import simulated, start, toy_spec, weights_bytes
 
 from peer.daemon.shared_fetch import MAX_HELPERS
 from peer.daemon.witnesses import Witnesses
@@ -32,7 +32,8 @@ OPTIONS = SwarmOptions(
 """After a few rounds replicas are near each other."""
 SLOW = Machine(SimulatedSpeed(step_s=10.0), checkpoint_every_s=0.0)
 """Training stands nearly still beside a transfer; checkpoints are written at the end alone."""
-SPEC = toy_spec(40, 5)
+SPEC = toy_spec(40, 5, alpha=0.3, beta=0.7)
+"""With outer momentum, so that both halves of a state come."""
 
 
 class Described:
@@ -168,6 +169,22 @@ async def test_of_two_where_nobody_could_be_found_out_one_gives_all(tmp_path):
         await swarm.until(joiner.ready.is_set)
         assert len(received(joiner)["remotes"]) == 1
         assert received(joiner)["bytes"] == STATE_BYTES
+
+
+@pytest.mark.parametrize("names", ["ab", "abc"])
+def test_without_outer_momentum_half_of_a_state_comes(tmp_path, names):
+    @simulated()
+    async def run():
+        async with open_swarm(1, toy_spec(40, 5), tmp_path, OPTIONS) as swarm:
+            await started(swarm, names)
+            joiner = swarm.join("d", SLOW)
+            await swarm.until(joiner.ready.is_set)
+            least = weights_bytes(PARAMETERS)
+            assert least < 0.6 * STATE_BYTES
+            assert least <= received(joiner)["bytes"] <= least + MAX_HELPERS * STATE_CHUNK_BYTES
+            assert is_one_of_them(joiner, swarm, set(names))
+
+    run()
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["leader", "helper"])

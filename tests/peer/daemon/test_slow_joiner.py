@@ -1,14 +1,13 @@
 """In pairs: a joiner on a thin line counts for nothing while it fetches, and gets its state."""
 
 import pytest
-from swarm_worlds import partners, simulated, start, tally, toy_spec
+from swarm_worlds import partners, simulated, start, tally, toy_spec, weights_bytes
 
 from peer.network.simulated_link import LinkModel
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SwarmOptions, identity_of, open_swarm
-from peer.state.state_file import state_bytes
 from peer.training.simulated import SimulatedSpeed
 
 pytestmark = pytest.mark.slow
@@ -45,8 +44,8 @@ async def test_a_slow_joiner_contributes_nothing_while_it_fetches_and_is_not_sta
         (received,) = joiner.events(EventName.STATE_RECEIVED)
         opened = joiner.events(EventName.ROUND_OPENED, EventName.ROUND_CLOSED)
         assert all(event["monotonic_s"] >= received["monotonic_s"] for event in opened)
-        assert received["bytes"] == state_bytes(PARAMETERS), "nothing came twice"
-        assert received["seconds"] < 2 * state_bytes(PARAMETERS) / 2.5e4
+        assert received["bytes"] == weights_bytes(PARAMETERS), "nothing came twice"
+        assert received["seconds"] < 2 * weights_bytes(PARAMETERS) / 2.5e4
         await swarm.until(lambda: joiner.facts.state is PeerState.TRAINING)
         await swarm.until(lambda: bool(joiner.events(EventName.ROUND_AVERAGED)))
         assert joiner.failure is None

@@ -30,7 +30,7 @@ SLOW = Machine(SimulatedSpeed(step_s=4.0), checkpoint_every_s=0.0)
 def spec_of(method: str) -> RunSpec:
     if method == "diloco":
         return toy_spec(40, 10, method=method, diloco={"blocks_per_fragment": 2})
-    return toy_spec(40, 10, method=method)
+    return toy_spec(40, 10, method=method, alpha=0.3, beta=0.7)
 
 
 def received(peer: SimulatedPeer) -> LoggedEvent:

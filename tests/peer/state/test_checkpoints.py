@@ -19,7 +19,7 @@ from peer.state.checkpoints import (
     NoRoom,
     write_outer,
 )
-from peer.training.tensor_file import FileUnusable, write_tensors
+from peer.training.tensor_file import FileUnusable, TensorFile, write_tensors
 
 P = 64
 MANIFEST = Manifest(
@@ -76,6 +76,17 @@ def test_what_was_written_is_read(tmp_path):
     assert (slow_P == 2.0).all()
     assert (momentum_P == -2.0).all()
     assert sorted(written.manifest.files) == [OUTER_FILE, TRAINER_FILE]
+
+
+def test_momentum_that_is_zero_is_not_written(tmp_path):
+    store = CheckpointStore(tmp_path, keep=3)
+    folder = store.begin(P)
+    slow_P, momentum_P = vectors(2.0)
+    write_outer(folder, slow_P, np.zeros_like(momentum_P))
+    assert TensorFile(folder / OUTER_FILE).names == {"slow"}
+    Checkpoint(folder, MANIFEST).fill(slow_P, momentum_P)
+    assert (slow_P == 2.0).all()
+    assert not momentum_P.any()
 
 
 @pytest.mark.parametrize("name", [OUTER_FILE, TRAINER_FILE, MANIFEST_FILE])

@@ -97,6 +97,18 @@ async def test_what_the_vectors_hold_already_does_not_come_again(
         assert gathering.kept_bytes == 2 * STATE_CHUNK_BYTES
 
 
+async def test_chunks_of_zeros_need_not_come(autojump_clock: MockClock, tmp_path: Path) -> None:
+    """Whatever the vectors held before."""
+    async with world(tmp_path) as made, made.fetcher() as fetcher:
+        made.source.delta_P[:] = 0
+        phi_P, delta_P = np.ones((2, P), np.float32)
+        gathering = Gathering(phi_P, delta_P)
+        await whole_state(fetcher, ExpectedState(GROUP), phi_P, delta_P, gathering=gathering)
+        assert (phi_P == made.source.phi_P).all()
+        assert not delta_P.any()
+        assert gathering.fetched_bytes == 2 * STATE_CHUNK_BYTES  # the weights end in the second
+
+
 class Outvoted(Fetcher):
     """An honest leader: while its first chunks are on their way, two others name another one."""
 
