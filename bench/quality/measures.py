@@ -13,8 +13,14 @@ import torch
 
 def replica_deviation(vectors: Sequence[torch.Tensor], parameters: int) -> float:
     """How far replicas lie from their mean, per parameter; padding (zeros) counts for nothing."""
-    stack_NP = torch.stack(list(vectors))
-    squares = float((stack_NP - stack_NP.mean(0)).square().sum())
+    mean_P = vectors[0].clone()
+    for vector_P in vectors[1:]:
+        mean_P.add_(vector_P)
+    mean_P.div_(len(vectors))
+    squares, apart_P = 0.0, torch.empty_like(mean_P)
+    for vector_P in vectors:
+        torch.sub(vector_P, mean_P, out=apart_P)
+        squares += float(torch.dot(apart_P, apart_P))
     return math.sqrt(squares / (parameters * len(vectors)))
 
 
