@@ -1,8 +1,8 @@
 """A join under load: what a newcomer that fetches a large state costs those that train.
 
 Four real daemons on this machine average in pairs; a fifth, with an empty home, joins them and
-fetches a state of 256 MB (slow weights and outer momentum of 32M parameters, fp32). Three parts of
-one run, one after another:
+fetches a state of 32M parameters, 128 MB (without outer momentum, fp32). Three parts of one run,
+one after another:
 
     quiet      nothing else
     joining    from the newcomer's start until it trains
