@@ -24,7 +24,7 @@ LIMITED = Machine(limits=BandwidthLimits(LIMIT_MBPS, LIMIT_MBPS))
 
 
 def spec(method: str, rounds: int = 3) -> RunSpec:
-    """Rounds of 10 s. A joiner has 13 Mbit to fetch, a peer about 2 Mbit to send in a round."""
+    """Rounds of 10 s. A joiner has 6.5 Mbit to fetch, a peer about 2 Mbit to send in a round."""
     section: dict[str, Any] = {"diloco": {"blocks_per_fragment": 2, "overlap_steps": 20}}
     return toy_spec(rounds, 100, method=method, **(section if method == "diloco" else {}))
 
@@ -68,7 +68,7 @@ async def test_the_limits_of_a_peer_hold_and_cost_it_nothing_else(tmp_path, meth
         for totals in (meter.sent, meter.received):
             assert meter.most(totals, 5) < SLACK * LIMIT_MBPS
             assert meter.most(totals, 1) < 1.25 * LIMIT_MBPS
-        assert meter.most(meter.received, 5) > 0.9 * LIMIT_MBPS, "joining takes what it may"
+        assert meter.most(meter.received, 3) > 0.9 * LIMIT_MBPS, "joining takes what it may"
         for name in "ab":
             assert not swarm[name].events(EventName.PEER_LOST)
         if method == "diloco":
