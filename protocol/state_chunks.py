@@ -31,7 +31,7 @@ Invariant: a chunk that is `here` is what some source, or the own checkpoint, ha
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 OWN: Final = ""
 """The name of the own checkpoint, as a giver."""
@@ -39,6 +39,14 @@ HEADER: Final = 0
 """The chunk that holds the scalars."""
 PARTS_OF_THE_MISSING: Final = 16
 """Rule 8: weights and momentum of four sources, twice."""
+
+
+class _Here(NamedTuple):
+    """A chunk that is here."""
+
+    giver: str
+    digest: bytes
+    was_sent: bool = True
 
 
 class ChunkPlan:
@@ -59,7 +67,7 @@ class ChunkPlan:
             self._chunks_of_unit[unit].append(index)
         self._claims: dict[int, str] = {}
         self._due = defaultdict[str, dict[int, None]](dict)
-        self._here = {index: (OWN, digest) for index, digest in (own or {}).items()}
+        self._here = {index: _Here(OWN, digest) for index, digest in (own or {}).items()}
         self._sources: dict[str, Sequence[bytes]] = {}
         self._leader = OWN
         self._wanted: list[bytes] = []
@@ -94,7 +102,7 @@ class ChunkPlan:
         self._due.pop(name, None)
         self._claims = {unit: by for unit, by in self._claims.items() if by != name}
         if not believed:
-            given = [index for index, (giver, _) in self._here.items() if giver == name]
+            given = [index for index, here in self._here.items() if here.giver == name]
             for index in given:
                 del self._here[index]
             self._look_what_is_missing()
@@ -188,7 +196,15 @@ class ChunkPlan:
 
     def arrived(self, name: str, index: int) -> None:
         """A chunk came that this source has named, and is wanted."""
-        self._here[index] = (name, self._sources[name][index])
+        self._add(index, _Here(name, self._sources[name][index]))
+
+    def known(self, name: str, index: int) -> None:
+        """A wanted chunk is here without being sent: the digest that this source named says all."""
+        self._add(index, _Here(name, self._sources[name][index], was_sent=False))
+
+    def _add(self, index: int, here: "_Here") -> None:
+        name = here.giver
+        self._here[index] = here
         self._asked.pop(index, None)
         self._missing.pop(index, None)
         self._due[name].pop(index, None)
@@ -199,17 +215,18 @@ class ChunkPlan:
 
     def giver(self, index: int) -> str | None:
         """The source of a chunk that is here; None for one that is not."""
-        return self._here[index][0] if index in self._here else None
+        return self._here[index].giver if index in self._here else None
 
     def givers(self) -> Counter[str]:
-        """How many of the chunks that are here each has given."""
-        return Counter(self._here[i][0] for i in range(len(self._wanted)) if i in self._here)
+        """How many of the chunks that are here each has sent, or the own checkpoint has held."""
+        here = (self._here[i] for i in range(len(self._wanted)) if i in self._here)
+        return Counter(chunk.giver for chunk in here if chunk.was_sent)
 
     def _is_done(self, index: int) -> bool:
-        giver, digest = self._here.get(index, (OWN, b""))
-        if digest == self._wanted[index]:
+        here = self._here.get(index, _Here(OWN, b""))
+        if here.digest == self._wanted[index]:
             return True
-        return self._units is not None and index != HEADER and giver != OWN
+        return self._units is not None and index != HEADER and here.giver != OWN
 
     def _choose(self) -> None:
         leaders = enumerate(self._sources[self._leader])

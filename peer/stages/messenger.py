@@ -39,6 +39,7 @@ class Messenger:
         self._company = company
         self._transfers = transfers
         self._do = do
+        self._announcing = set[tuple[PeerId, int]]()
 
     def __repr__(self) -> str:
         return f"<Messenger of {self._core!r}>"
@@ -68,14 +69,19 @@ class Messenger:
         """
         core = self._core
         assert isinstance(core, DataPeerCore), "data peers announce"
-        while core.announced == iteration:
+        if (relay, iteration) in self._announcing:
+            return  # it went, and is back; we have tried all the while
+        self._announcing.add((relay, iteration))
+        noted = None
+        while noted is None and core.announced == iteration:
             group = self._company.group_of(relay)
             if group is not None:
                 noted = await self._transfers.ask(relay, Announcement(group, iteration), Noted)
-                if noted is not None:
-                    self._do(core.heard(noted.iteration))
-                    return
-            await trio.sleep(PAUSE_S)
+            if noted is None:
+                await trio.sleep(PAUSE_S)
+        self._announcing.remove((relay, iteration))
+        if noted is not None:
+            self._do(core.heard(noted.iteration))
 
     async def _tell_lost(self, peer_id: PeerId, command: TellLost) -> None:
         """A data peer must hear of it, for it waits."""

@@ -47,7 +47,7 @@ MAX_MANIFEST_BYTES: Final = 1 << 16
 SLOW: Final = "slow"
 MOMENTUM: Final = "momentum"
 BYTES_PER_PARAMETER: Final = 20
-"""Slow weights, outer momentum, fast weights and two moments, fp32."""
+"""The most that one takes: slow and fast weights, outer momentum and two moments, fp32."""
 SPARE_BYTES: Final = 64 << 20
 """What a disk must have beside a checkpoint: others write there too."""
 _PARTIAL: Final = ".partial"
@@ -129,7 +129,7 @@ class Checkpoint:
         for name, vector in ((SLOW, slow_P), (MOMENTUM, momentum_P)):
             if name == SLOW or name in outer.names:
                 outer.read_into(name, torch.from_numpy(vector))
-            else:
+            elif vector.any():  # memory that is never written is none
                 vector.fill(0.0)
             if not np.isfinite(vector).all():
                 raise FileUnusable(f"{name} in {OUTER_FILE} holds values that are not finite")
@@ -194,12 +194,13 @@ class CheckpointStore:
         Returns its folder from now on.
         """
         earlier = self._set_aside()
-        if checkpoint.path in earlier:
-            return checkpoint.path
-        path = checkpoint.path.rename(self.directory / f"{_AHEAD}{checkpoint.path.name}")
-        sync_folder(self.directory)
-        for old in earlier:
-            shutil.rmtree(old, ignore_errors=True)
+        path = checkpoint.path
+        if path not in earlier:
+            path = path.rename(self.directory / f"{_AHEAD}{path.name}")
+            sync_folder(self.directory)
+        for other in earlier:
+            if other != path:
+                shutil.rmtree(other, ignore_errors=True)
         return path
 
     def _remove_old(self) -> None:
@@ -218,7 +219,7 @@ class CheckpointStore:
         Args:
             refused: is told of each folder that is none, and why.
         """
-        for path in (*reversed(self._folders()), *self._set_aside()):
+        for path in (*reversed(self._folders()), *reversed(self._set_aside())):
             try:
                 yield Checkpoint(path, _manifest(path))
             except FileUnusable as error:
@@ -236,6 +237,7 @@ class CheckpointStore:
         return sorted(named, key=_number)
 
     def _set_aside(self) -> list[Path]:
+        """Those that were set aside, oldest first; two where a crash came between."""
         return sorted(self.directory.glob(f"{_AHEAD}*"))
 
 

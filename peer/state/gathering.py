@@ -13,6 +13,7 @@ is too far behind its own is dropped: a joiner's machine may have slept in betwe
 
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Final
 
 import trio
@@ -192,16 +193,13 @@ class Gathering:
         self._plan.forget()
 
     async def _put_zeros(self, name: PeerId, described: StateManifest) -> None:
-        """Put chunks that are nothing but zeros in their places, by what this source has named."""
+        """Put zeros where this source has named the digest of zeros."""
         assert self._assembler is not None
-        lengths = [chunk_bytes(index, described.total_bytes) for index in self._plan.missing()]
-        zeros = {length: bytes(length) for length in set(lengths)}
-        digests = {length: chunk_digest(chunk) for length, chunk in zeros.items()}
-        for index, length in zip(self._plan.missing(), lengths, strict=True):
-            named = described.digests[index]
-            if named == digests[length] and self._plan.wants(name, index):
-                self._assembler.put(index, zeros[length])
-                self._plan.arrived(name, index)
+        for index in self._plan.missing():
+            zeros = _digest_of_zeros(chunk_bytes(index, described.total_bytes))
+            if described.digests[index] == zeros and self._plan.wants(name, index):
+                self._assembler.put_zeros(index)
+                self._plan.known(name, index)
                 await trio.lowlevel.checkpoint()
 
     async def _work(
@@ -270,7 +268,20 @@ async def whole_state(
 
 
 def own_digests(phi_P: Float32Vector, delta_P: Float32Vector) -> dict[int, bytes]:
-    """The digests of the chunks of a state of these vectors, but for the first one. Blocking."""
+    """The digests of the chunks of a state of these vectors. Blocking.
+
+    Not of the first one, which is its writer's; nor of zeros, which nobody sends.
+    """
     scalars = StateScalars("", -1, 0, "", 0, 0, 0, 0.0)
-    chunks = enumerate(state_chunks(scalars, phi_P, delta_P))
-    return {index: chunk_digest(chunk) for index, chunk in chunks if index}
+    digests = dict[int, bytes]()
+    for index, chunk in enumerate(state_chunks(scalars, phi_P, delta_P)):
+        digest = chunk_digest(chunk)
+        if index and digest != _digest_of_zeros(len(chunk)):
+            digests[index] = digest
+    return digests
+
+
+@cache
+def _digest_of_zeros(length: int) -> bytes:
+    """Of a chunk; there are two lengths, that of the last one and that of all others."""
+    return chunk_digest(bytes(length))

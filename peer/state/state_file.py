@@ -288,6 +288,15 @@ class StateAssembler:
             part[a:b] = source[taken : taken + b - a]
             taken += b - a
 
+    def put_zeros(self, index: int) -> None:
+        """Make a chunk all zeros. Memory that holds zeros is not written: it may not be there."""
+        start = index * STATE_CHUNK_BYTES
+        stop = start + chunk_bytes(index, self._manifest.total_bytes)
+        for part, a, b in _overlaps(self._parts, start, stop):
+            held = np.frombuffer(part[a:b], np.uint8)
+            if held.any():
+                held[:] = 0
+
     def take_header_of(self, former: "StateAssembler") -> None:
         """Begin with the header of a former state in the same vectors; it may be ours as well."""
         self._header[:] = former._header

@@ -124,3 +124,10 @@ def test_other_groups_and_other_codes_take_the_plain_step(members: int) -> None:
     if name == "fp32":
         codes = [state[0].clone().view(torch.uint8) for _ in range(2)]
     assert fused_step.fused_step(state[0], state[1], codes, get_codec(name), 0.5, 0.7) is None
+
+
+def test_a_value_that_is_not_finite_stays_where_it_is() -> None:
+    state, codes = _world(1, 2, 3)
+    state[0, 1] = float("inf")
+    after, _ = _step(state, codes, NolocoFactors(0.0, 1.0, 1.0))
+    assert (~torch.isfinite(after[0])).nonzero().tolist() == [[1]]

@@ -154,6 +154,31 @@ def test_a_first_state_goes_on_from_the_round_that_it_stands_after() -> None:
     np.testing.assert_allclose(state.delta_P, 0.5 * _vector(2), atol=0.03)
 
 
+def test_momentum_that_nobody_uses_is_dropped_with_the_first_state() -> None:
+    """A run without it may go on from what was written when each step still wrote it."""
+    spans = [(0, 128), (192, P)]
+    for alpha, left in ((0.5, P), (0.0, 64)):
+        delta = np.ones(P, np.float32)
+        rule = NolocoFactors(alpha, 1.0, 1.0)
+        OuterState(_vector(0), delta, get_codec("int8"), rule, spans).stands_after(3)
+        assert np.count_nonzero(delta) == left
+
+
+@pytest.mark.parametrize("spans", [None, [(0, 128), (128, P)]], ids=["whole", "spans"])
+def test_without_momentum_a_step_does_not_touch_it(spans: list[tuple[int, int]] | None) -> None:
+    delta = np.full(P, np.nan, np.float32)
+    rule = NolocoFactors(0.0, 1.0, 1.0)
+    OuterState(_vector(0), delta, get_codec("int8"), rule, spans).step(0, _codes(1), _codes(2))
+    assert np.isnan(delta).all()
+
+
+def test_the_final_averaging_leaves_no_momentum() -> None:
+    delta = np.ones(P, np.float32)
+    state = OuterState(_vector(0), delta, get_codec("int8"), NolocoFactors(0.5, 0.7, 0.7))
+    state.step(0, _codes(1), _codes(2), plain=True)
+    assert not delta.any()
+
+
 def test_memory_that_cannot_be_written_is_refused() -> None:
     frozen = _vector(0)
     frozen.flags.writeable = False

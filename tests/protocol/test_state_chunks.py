@@ -32,6 +32,19 @@ def test_sources_of_the_same_bytes_share_a_state():
     assert plan.givers() == {"a": 4, "b": 4}
 
 
+def test_what_is_known_without_being_sent_was_given_by_nobody_and_goes_with_its_source():
+    plan = ChunkPlan()
+    plan.lead("a", digests("ab0"))
+    plan.known("a", 2)
+    assert plan.missing() == [0, 1]
+    assert not plan.givers()
+    assert taken(plan, "a") == [0, 1]
+    assert plan.complete
+    assert plan.givers() == {"a": 2}
+    plan.gone("a", believed=False)
+    assert plan.missing() == [0, 1, 2]
+
+
 def test_a_source_that_holds_other_bytes_gives_only_what_is_the_same():
     plan = ChunkPlan()
     plan.lead("a", digests("abcd"))

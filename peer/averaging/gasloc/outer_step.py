@@ -43,6 +43,11 @@ class LookAhead:
         """Never: only theta travels."""
         return False
 
+    @property
+    def remembers(self) -> bool:
+        """Always: the buffer is written, even where the next step takes nothing of it."""
+        return True
+
     def step(
         self, phi_P: torch.Tensor, delta_P: torch.Tensor, codec: Codec, exchanged: Exchanged
     ) -> OuterStepMeasures:

@@ -69,10 +69,14 @@ class OuterRule(Protocol):
     def pulls(self) -> bool:
         """Whether the codes of phi travel too."""
 
+    @property
+    def remembers(self) -> bool:
+        """Whether a step uses the momentum of the one before; if not, momentum is zero."""
+
     def step(
         self, phi_P: torch.Tensor, delta_P: torch.Tensor, codec: Codec, exchanged: Exchanged
     ) -> OuterStepMeasures:
-        """Move phi and delta, fp32 [P], in place."""
+        """Move phi, and delta if it `remembers`, fp32 [P], in place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +180,8 @@ class OuterState:
         phi, delta = self._part(self._phi), self._part(self._delta)
         measures = self._rule.step(phi, delta, self._codec, exchanged)
         self._put_back(self._phi, phi)
-        self._put_back(self._delta, delta)
+        if self._rule.remembers:
+            self._put_back(self._delta, delta)
         if measures.replica_distance is not None:
             phi_rms = float(torch.linalg.vector_norm(phi)) / math.sqrt(max(1, phi.numel()))
             self.replicas_apart = measures.replica_distance / phi_rms if phi_rms else None
@@ -216,9 +221,14 @@ class OuterState:
     def stands_after(self, round: int) -> None:
         """Phi and delta hold the first state, as it stood after the step of `round`; -1 for none.
 
-        It has the version of one that took those steps here.
+        It has the version of one that took those steps here. Momentum that nobody will use, left by
+        an older loco-peer, is dropped: it would be sent to every joiner.
         """
         self.version, self.round = round + 1, round
+        if not self._rule.remembers:
+            for span in self._spans:
+                if self._delta[span].any():
+                    self._delta[span].zero_()
 
     def statistics(self) -> OuterStatistics:
         """Counters and the last step's measures; the distance is of the last step in a pair."""

@@ -66,6 +66,8 @@ def step_blocks(
         at = block * BLOCK
         phi = phi_P[at : at + BLOCK]
         delta = delta_P[at : at + BLOCK] if remembers else move
+        if not remembers:
+            move[:] = np.float32(0)  # of the block before
         own_scale = np.int32(np.int32(own_scales[block]) << np.int32(16)).view(np.float32)
         if pair:
             other_scale = np.int32(np.int32(other_scales[block]) << np.int32(16)).view(np.float32)

@@ -24,7 +24,8 @@ Rules:
 - A group of all peers is DiLoCo with heavy-ball momentum: phi stays equal everywhere.
 - Stability for n = 2: gamma < sqrt(2 + alpha^2).
 - With alpha = 0 nothing is remembered: delta is neither read nor written. It stays zero, so it is
-  neither sent nor kept (peer/state/gathering.py, peer/state/checkpoints.py).
+  neither sent nor kept (peer/state/gathering.py, peer/state/checkpoints.py). In the final averaging
+  it becomes zero with any alpha.
 
 The step runs in place, tile by tile: one pass over memory, no vector of scratch. Separately rounded
 fp32 operations only (no fused multiply-add), so a step can be reproduced on another machine; long
@@ -59,11 +60,18 @@ class NolocoFactors:
         """Whether gamma differs from beta: then phi travels too."""
         return self.gamma != self.beta
 
+    @property
+    def remembers(self) -> bool:
+        """Whether there is outer momentum."""
+        return self.alpha != 0
+
     def step(
         self, phi_P: torch.Tensor, delta_P: torch.Tensor, codec: Codec, exchanged: Exchanged
     ) -> OuterStepMeasures:
         """Take the outer step. Implements `peer.averaging.gossip.outer_state.OuterRule`."""
         factors = PLAIN_AVERAGE if exchanged.plain else self
+        if exchanged.plain and self.remembers:
+            delta_P.zero_()
         return outer_step(
             phi_P, delta_P, exchanged.theta, codec, factors, exchanged.phi, exchanged.shares
         )

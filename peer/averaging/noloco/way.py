@@ -13,7 +13,8 @@ from .outer_step import NolocoFactors
 def averaging(parts: AveragingParts) -> PairAveraging:
     """NoLoCo with the factors of the run spec."""
     sync = parts.spec.sync
-    momentum_P = np.zeros_like(parts.slow_P)
+    # Not zeros_like, which writes them: memory that is never written is none.
+    momentum_P = np.zeros(parts.slow_P.size, np.float32)
     factors = NolocoFactors(sync.alpha, sync.beta, sync.effective_gamma)
     outer = OuterState(parts.slow_P, momentum_P, get_codec(parts.held.codec), factors)
     return PairAveraging(parts, outer)

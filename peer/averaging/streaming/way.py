@@ -42,7 +42,7 @@ class StreamingAveraging:
 
     def __init__(self, parts: AveragingParts) -> None:
         self._parts = parts
-        self.slow_P, self.momentum_P = parts.slow_P, np.zeros_like(parts.slow_P)
+        self.slow_P, self.momentum_P = parts.slow_P, np.zeros(parts.slow_P.size, np.float32)
         self.lock = trio.Lock()
         self._stands_after = -1
         self._rounds: StreamingRounds | None = None

@@ -39,12 +39,15 @@ def core() -> DataPeerCore:
     return core
 
 
-async def announce(core: DataPeerCore, transfers: Any, groups: Iterable[str | None]) -> None:
+async def announce(
+    core: DataPeerCore, transfers: Any, groups: Iterable[str | None], times: int = 1
+) -> None:
     of_each_look = iter(groups)
     company: Any = SimpleNamespace(group_of=lambda _: next(of_each_look))
     messenger = Messenger(core, company, transfers, lambda _: None)
-    (job,) = messenger.jobs(Announce(4, ("relay",)))
-    await job()
+    async with trio.open_nursery() as nursery:
+        for job in [*messenger.jobs(Announce(4, ("relay",)))] * times:
+            nursery.start_soon(job)
 
 
 async def test_it_is_said_again_until_it_is_noted(core, autojump_clock):
@@ -52,6 +55,12 @@ async def test_it_is_said_again_until_it_is_noted(core, autojump_clock):
     await announce(core, transfers, repeat(GROUP))
     assert transfers.asked == [4] * (MISSED + 1)
     assert trio.current_time() == pytest.approx(MISSED * PAUSE_S)
+
+
+async def test_a_relay_that_comes_and_goes_is_told_once_at_a_time(core, autojump_clock):
+    transfers = Deaf()
+    await announce(core, transfers, repeat(GROUP), times=3)
+    assert transfers.asked == [4] * (MISSED + 1)
 
 
 @pytest.mark.parametrize(("group", "said"), [(GROUP, [4, 4]), (None, [])])

@@ -84,6 +84,7 @@ def test_momentum_that_is_zero_is_not_written(tmp_path):
     slow_P, momentum_P = vectors(2.0)
     write_outer(folder, slow_P, np.zeros_like(momentum_P))
     assert TensorFile(folder / OUTER_FILE).names == {"slow"}
+    slow_P.fill(9.0)
     Checkpoint(folder, MANIFEST).fill(slow_P, momentum_P)
     assert (slow_P == 2.0).all()
     assert not momentum_P.any()
@@ -198,3 +199,15 @@ def test_one_that_is_set_aside_stays_and_is_used_where_there_is_no_other(tmp_pat
     again = store.set_aside(found)
     assert not ahead.exists(), "one is kept"
     assert again.is_dir()
+
+
+def test_of_two_that_a_crash_left_aside_the_newer_is_kept(tmp_path):
+    store = CheckpointStore(tmp_path, keep=2)
+    older, newer = write(store, 1.0), write(store, 2.0)
+    for checkpoint in (older, newer):
+        checkpoint.path.rename(tmp_path / f"ahead-{checkpoint.path.name}")
+    found, _ = newest_good(store)
+    assert found is not None
+    assert found.manifest.step == 2.0
+    store.set_aside(found)
+    assert [path.name for path in tmp_path.iterdir()] == ["ahead-000002-step-2"]

@@ -109,6 +109,29 @@ async def test_chunks_of_zeros_need_not_come(autojump_clock: MockClock, tmp_path
         assert gathering.fetched_bytes == 2 * STATE_CHUNK_BYTES  # the weights end in the second
 
 
+async def test_zeros_are_nobodys_gift_and_no_part_of_a_checkpoint(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with world(tmp_path) as made, made.fetcher() as fetcher:
+        made.source.delta_P[:] = 0
+        vectors = made.source.phi_P.copy(), made.source.delta_P.copy()
+        gathering = Gathering(*vectors, own_digests(*vectors))
+        silent = Silent(fetcher.talk)
+        with pytest.raises(StreamLost):
+            await gathering.lead(silent, await silent.description(ExpectedState(GROUP), P))
+        assert gathering.remotes == []
+        assert gathering.kept_bytes == STATE_CHUNK_BYTES  # the second: the first is its writer's
+
+
+class Silent(Fetcher):
+    """A source that is gone before it gives anything."""
+
+    remote_peer_id = "silent"
+
+    async def chunks(self, root: str, wanted: range, take: Any, moved: Any = None) -> None:
+        raise StreamLost("gone")
+
+
 class Outvoted(Fetcher):
     """An honest leader: while its first chunks are on their way, two others name another one."""
 
