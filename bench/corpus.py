@@ -8,19 +8,19 @@ founder is switched off as soon as every piece is on some other peer, if that co
 Printed: when peers took their first step, how long they stood still, what they fetched, what they
 hold, and when the founder was not needed any more.
 
-    python -m bench.corpus --gigabytes 100 --peers 64 --hours 1
+    python -m bench.corpus --full
 """
 
-import argparse
 import heapq
 import statistics
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 
 import numpy as np
 
+from bench.report import Report, options
 from protocol.corpus.needs import Needs, kept_pieces
 from protocol.corpus.requests import PieceRequests, Request
 from protocol.schedule.data_plan import DataPlan, Members
@@ -195,7 +195,7 @@ class Simulation:
             peer.requests.gone("founder")
 
 
-def report(simulation: Simulation) -> list[str]:
+def report(simulation: Simulation) -> Report:
     world, end_s = simulation.world, simulation.now_s
     joiners = [peer for peer in simulation.peers.values() if peer.name != "founder"]
     first = [peer.first_step_s for peer in joiners if peer.first_step_s is not None]
@@ -203,44 +203,50 @@ def report(simulation: Simulation) -> list[str]:
         peer.stood_s + (end_s - peer.stood_since_s if peer.missing else 0.0) for peer in joiners
     ]
     fetched = [peer.fetched * PIECE_BYTES / 1e9 for peer in joiners]
-    held = [np.count_nonzero(peer.here) / world.num_pieces for peer in joiners]
-    trained = sum(peer.done_steps for peer in simulation.peers.values()) * BATCH
+    held = [100.0 * int(np.count_nonzero(peer.here)) / world.num_pieces for peer in joiners]
+    steps = sum(peer.done_steps for peer in simulation.peers.values())
+    trained_gb = steps * BATCH * BLOCK_TOKENS * TOKEN_BYTES / 1e9
+    given = simulation.peers["founder"].given * PIECE_BYTES / 1e9
     free = simulation.free_of_founder_s
-    useful = trained * BLOCK_TOKENS * TOKEN_BYTES / 1e9
-    return [
-        (
-            f"{world.num_pieces} pieces, {world.peers} peers, {end_s / 3600:.2f} h;"
-            f" founder {world.founder_mbps:g} Mbit/s, others {world.up_mbps:g} up"
-            f" {world.down_mbps:g} down, a step {world.step_s:g} s"
-        ),
-        f"first step after {_spread(first)} s",
-        f"stood still {_spread(stood)} s, {100 * sum(stood) / len(stood) / end_s:.1f}% of the time",
-        (
-            f"fetched {_spread(fetched)} GB a peer, {sum(fetched):.1f} GB in all;"
-            f" {useful:.1f} GB were trained"
-        ),
-        f"held {_spread([100 * share for share in held])} % of the corpus",
-        f"the founder gave {simulation.peers['founder'].given * PIECE_BYTES / 1e9:.1f} GB;"
-        + (" needed to the end" if free is None else f" switched off after {free:.0f} s"),
-    ]
+    return Report(
+        "corpus",
+        f"A corpus of {world.gigabytes:g} GB comes to {world.peers} peers",
+        asdict(world),
+        rows=[
+            _row("first step, after s", first),
+            _row("stood still, s", stood),
+            _row("fetched by a peer, GB", fetched),
+            _row("held by a peer, % of the corpus", held),
+        ],
+        notes=[
+            f"stood still {100 * statistics.fmean(stood) / end_s:.1f}% of the time",
+            f"fetched {sum(fetched):.1f} GB in all, for {trained_gb:.1f} GB that were trained",
+            f"the founder gave {given:.1f} GB;"
+            + (" needed to the end" if free is None else f" switched off after {free:.0f} s"),
+        ],
+    )
 
 
-def _spread(values: list[float]) -> str:
-    return f"{statistics.median(values):.1f} (at most {max(values):.1f})"
+def _row(what: str, values: list[float]) -> dict[str, str | float]:
+    return {"what": what, "median": statistics.median(values), "most": max(values)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = options(__doc__)
     parser.add_argument("--gigabytes", type=float, default=100.0)
     parser.add_argument("--peers", type=int, default=64)
-    parser.add_argument("--hours", type=float, default=1.0)
+    parser.add_argument("--hours", type=float, help="1 with --full, else 0.1")
     parser.add_argument("--step-s", type=float, default=0.5)
     parser.add_argument("--founder-mbps", type=float, default=1000.0)
     parser.add_argument("--up-mbps", type=float, default=50.0)
     parser.add_argument("--down-mbps", type=float, default=200.0)
-    simulation = Simulation(World(**vars(parser.parse_args())))
+    given = vars(parser.parse_args())
+    is_full, json_path = given.pop("full"), given.pop("json")
+    if given["hours"] is None:
+        given["hours"] = 1.0 if is_full else 0.1
+    simulation = Simulation(World(**given))
     simulation.run()
-    print("\n".join(report(simulation)))
+    report(simulation).publish(json_path)
 
 
 if __name__ == "__main__":

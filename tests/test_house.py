@@ -276,6 +276,12 @@ def test_links_between_papers_lead_somewhere():
     assert broken == []
 
 
+def test_what_make_bench_runs_takes_the_options_that_it_gives():
+    (names,) = re.findall(r"^BENCHES +\?= (.*)$", text_of(ROOT / "Makefile"), re.MULTILINE)
+    sources = {name: text_of(ROOT / "bench" / f"{name}.py") for name in names.split()}
+    assert [name for name, source in sources.items() if "options(" not in source] == []
+
+
 def test_make_targets_named_in_the_papers_exist():
     makefile = text_of(ROOT / "Makefile")
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))

@@ -283,5 +283,5 @@ def own_digests(phi_P: Float32Vector, delta_P: Float32Vector) -> dict[int, bytes
 
 @cache
 def _digest_of_zeros(length: int) -> bytes:
-    """Of a chunk; there are two lengths, that of the last one and that of all others."""
+    """The digest of a chunk of zeros. There are two lengths: the last chunk's, and all others'."""
     return chunk_digest(bytes(length))

@@ -21,7 +21,7 @@ def test_peers_train_and_the_founder_is_not_needed_for_long() -> None:
     given = sum(peer.given for peer in simulation.peers.values())
     assert given == sum(peer.fetched for peer in joiners)
     assert given * PIECE_BYTES < 3 * 0.25e9
-    assert "switched off" in report(simulation)[-1]
+    assert "switched off" in report(simulation).notes[-1]
 
 
 def test_a_line_that_is_too_thin_holds_up_training_and_is_counted() -> None:
@@ -30,4 +30,4 @@ def test_a_line_that_is_too_thin_holds_up_training_and_is_counted() -> None:
     joiners = [peer for name, peer in simulation.peers.items() if name != "founder"]
     assert all(peer.missing for peer in joiners)
     assert simulation.free_of_founder_s is None
-    assert "needed to the end" in report(simulation)[-1]
+    assert "needed to the end" in report(simulation).notes[-1]
