@@ -58,7 +58,7 @@ def start(
     run_toml: opt.RunTomlIfNew = None,
     home: opt.Home = None,
     new_run: opt.NewRun = False,
-    bootstrap: opt.Bootstrap = None,
+    bootstrap: opt.StartsBootstrap = None,
     listen: opt.Listen = None,
     announce: opt.Announce = None,
     metrics: opt.Metrics = None,

@@ -39,6 +39,10 @@ Bootstrap = Annotated[
         help="A peer to join by: HOST:PORT or a multiaddr. May be repeated.",
     ),
 ]
+StartsBootstrap = Annotated[
+    list[str] | None,
+    typer.Option("--bootstrap", metavar="ADDR", hidden=True, help="Refused: `join` takes it."),
+]
 Invite = Annotated[
     str | None,
     typer.Option(
