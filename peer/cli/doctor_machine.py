@@ -59,7 +59,7 @@ def _memory() -> Finding:
     says = f"{free / 1e9:.1f} GB of memory are free"
     if free >= MIN_MEMORY_BYTES:
         return Finding("memory", Health.WELL, says)
-    cure = "end other programs; the daemon holds 12 bytes per parameter beside the trainer"
+    cure = "end other programs; the daemon holds 8 bytes per parameter and more beside the trainer"
     return Finding("memory", Health.ILL, says, cure)
 
 

@@ -44,6 +44,7 @@ _MAGIC: Final = b"LOCOST01"
 _LENGTH_BYTES: Final = 4
 _LITTLE: Final = np.dtype("<f4")
 _TILE: Final = 1 << 20
+_ZEROS: Final = bytes(STATE_CHUNK_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,8 @@ def copy_state(
     """Copy a state to a file beside `path`, which `seal_state` then makes a state file.
 
     phi and delta, fp32 [P], must not change meanwhile. So this does no more than copy: the bytes go
-    to the system's memory, and neither digests nor the disk are waited for.
+    to the system's memory, and neither digests nor the disk are waited for. Chunks of zeros become
+    holes in the file.
 
     Raises:
         ValueError, OSError: as `write_state_file`.
@@ -172,7 +174,11 @@ def copy_state(
     try:
         with partial.open("wb") as file:
             for chunk in state_chunks(scalars, phi_P, delta_P):
-                file.write(chunk)
+                if chunk == _ZEROS:
+                    file.seek(len(chunk), os.SEEK_CUR)
+                else:
+                    file.write(chunk)
+            file.truncate()
     except BaseException:
         partial.unlink(missing_ok=True)
         raise

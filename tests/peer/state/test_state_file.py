@@ -71,6 +71,18 @@ def test_chunks_in_any_order_make_the_state(
     assert path.stat().st_size == state_bytes(P)
 
 
+def test_zeros_take_no_room_on_the_disk(tmp_path: Path) -> None:
+    num_values = 2 * STATE_CHUNK_BYTES
+    phi_P, delta_P = np.ones(num_values, np.float32), np.zeros(num_values, np.float32)
+    path = tmp_path / "a.state"
+    manifest = write_state_file(path, SCALARS, phi_P, delta_P)
+    chunks = list(state_chunks(SCALARS, phi_P, delta_P))
+    assert [read_chunk(path, index) for index in range(len(chunks))] == chunks
+    assert list(manifest.digests) == [chunk_digest(chunk) for chunk in chunks]
+    assert path.stat().st_size == state_bytes(num_values)
+    assert path.stat().st_blocks * 512 < 0.6 * state_bytes(num_values)
+
+
 def test_a_list_that_does_not_match_the_root_is_refused(
     written: tuple[Path, StateManifest],
 ) -> None:
