@@ -9,8 +9,9 @@ Rules
   1. The last WINDOW distances that were let through are kept, one that takes the place of another
      in its place: an occasion counts once. The bound is their median times a factor: as many times
      as their scatter explains (SPREADS median absolute deviations of their logarithms), at least
-     LEAST_FACTOR, at most LARGEST_FACTOR. So neither a calm time nor a wild one, nor a liar that
-     makes some of them large, makes it too narrow or too wide.
+     LEAST_FACTOR, at most LARGEST_FACTOR, which holds as long as fewer than MANY are there. So
+     neither a calm time nor a wild one, nor a liar that makes some of them large, makes it too
+     narrow or too wide.
   2. Before FIRST distances are there, the bound is the scale that the caller gives, which is wide:
      who was elsewhere must be able to come back.
   3. Beyond some medians (LEAST_CLIP to CLIP_FACTOR, by the scatter: CLIP_SPREADS deviations) a
@@ -21,6 +22,10 @@ Rules
      itself the one that is elsewhere (it was parted, or began anew): it forgets what it saw, and
      rule 2 holds.
   5. A distance that is no number, or infinite, is never plausible.
+  6. Replicas move apart with the steps that they train between two averages. After k times as many
+     steps as usual, a pair's together, the bound is k times as wide (LARGEST_REACH at most). What
+     counts less does so from k times the distance on only where our own steps are that many: of
+     theirs we have their word alone.
 
 The numbers were chosen by what lies cost in learning (bench/hostile.py): distances of honest peers
 lie within a fifth of their median, and what is let through is what a liar can use.
@@ -38,6 +43,7 @@ from typing import Final
 
 WINDOW: Final = 16
 FIRST: Final = 4
+MANY: Final = 8
 SPREADS: Final = 6.0
 LEAST_FACTOR: Final = 4.0
 LARGEST_FACTOR: Final = 8.0
@@ -48,6 +54,7 @@ CONTRIBUTION_CLIP: Final = 1.5
 """The same of contributions to fragments, of which all are there at once."""
 CLIP_OF_TWO: Final = 4.0
 """The same of two contributions: neither is the middle, and a fast peer's is honestly longer."""
+LARGEST_REACH: Final = 8.0
 ODD_ONES: Final = 3
 ODD_TIMES: Final = 8
 NO_LENGTH: Final = 1e15
@@ -75,6 +82,8 @@ class Plausibility:
 
     def __init__(self) -> None:
         self._distances: deque[float] = deque(maxlen=WINDOW)
+        self._steps: deque[int] = deque(maxlen=WINDOW)
+        """Steps of a pair together, before each of the distances."""
         self._odd: deque[str] = deque(maxlen=ODD_TIMES)
         self._refused = self._clipped = 0
 
@@ -90,12 +99,19 @@ class Plausibility:
         """Whether the bound is that of what was seen (rule 1)."""
         return len(self._distances) >= FIRST
 
-    def bound(self, scale: float) -> float:
-        """The largest distance that is plausible (rules 1 and 2)."""
+    def bound(self, scale: float, steps: int = 0) -> float:
+        """The largest distance that is plausible after a pair's steps (rules 1, 2 and 6)."""
         if not self.has_seen_enough:
             return scale
-        factor = self._factor(SPREADS)
-        return min(LARGEST_FACTOR, max(LEAST_FACTOR, factor)) * median_low(self._distances)
+        factor = LARGEST_FACTOR
+        if len(self._distances) >= MANY:
+            factor = min(LARGEST_FACTOR, max(LEAST_FACTOR, self._factor(SPREADS)))
+        return self._reach(steps) * factor * median_low(self._distances)
+
+    def _reach(self, steps: int) -> float:
+        """How many times as far as usual replicas may have moved in so many steps (rule 6)."""
+        usual = max(1, median_low(self._steps))
+        return min(LARGEST_REACH, max(1.0, steps / usual))
 
     def _factor(self, spreads: float) -> float:
         """The factor of the median that so many standard deviations explain."""
@@ -105,7 +121,7 @@ class Plausibility:
         return math.exp(min(10.0, spreads * spread))
 
     def _usual(self, expected: float) -> float:
-        """The distance from which on a vector counts less (rule 3)."""
+        """The distance from which on a vector counts less, after the usual steps (rule 3)."""
         if not self.has_seen_enough:
             return CLIP_FACTOR * expected
         factor = min(CLIP_FACTOR, max(LEAST_CLIP, self._factor(CLIP_SPREADS)))
@@ -118,6 +134,8 @@ class Plausibility:
         scale: float,
         *,
         expected: float = math.inf,
+        own_steps: int = 0,
+        their_steps: int = 0,
         instead: bool = False,
         remember: bool = True,
     ) -> float | None:
@@ -128,19 +146,26 @@ class Plausibility:
             distance: how far it is from what we have.
             scale: the bound while too little was seen.
             expected: what counts as usual while too little was seen; nothing is clipped without.
+            own_steps, their_steps: that we have trained since the last average, and that they say
+                they have.
             instead: whether it comes in the place of the one before.
             remember: whether it is an occasion like those to come; where peers draw together for
                 good, distances shrink and say nothing of what is usual.
         """
-        if not math.isfinite(distance) or distance > self.bound(scale):
+        steps = own_steps + their_steps
+        if not math.isfinite(distance) or distance > self.bound(scale, steps):
             self._note_refused(peer_id)
             return None
         self._odd.clear()
         if instead and self._distances:
             self._distances.pop()
-        most = self._usual(expected)
+            self._steps.pop()
+        usual = most = self._usual(expected)
+        if self.has_seen_enough:
+            most *= self._reach(own_steps)
         if remember:
-            self._distances.append(max(_LEAST, min(distance, most)))
+            self._distances.append(max(_LEAST, min(distance, usual)))
+            self._steps.append(steps)
         if distance <= most:
             return 1.0
         self._clipped += 1
@@ -153,6 +178,7 @@ class Plausibility:
         if len(set(self._odd)) >= ODD_ONES or len(self._odd) == ODD_TIMES:
             self._odd.clear()
             self._distances.clear()
+            self._steps.clear()
 
 
 def told_length(length: float) -> float:

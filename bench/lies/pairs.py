@@ -47,7 +47,7 @@ class _Quiet:
 
 
 class _Rest:
-    """The part of gossip that an outer step speaks to: a partner is doubted."""
+    """The part of gossip that an outer step speaks to: a partner is doubted, or believed."""
 
     def __init__(self) -> None:
         self._doubted = Resting()
@@ -56,6 +56,9 @@ class _Rest:
     def doubt(self, peer_id: str, _: Fault) -> None:
         """Let it rest."""
         self._doubted.failed(peer_id, self.now_s)
+
+    async def believe(self, own: OwnVector, theirs: memoryview) -> None:
+        """Nothing is learnt of it."""
 
     def doubts(self, peer_id: str) -> bool:
         """Whether it rests."""

@@ -98,13 +98,18 @@ def _vectors(payload: Any, vectors: int) -> list[_Vector]:
 
 
 def apart_per_block(own: Any, theirs: Any, vectors: int = 1) -> Floats:
-    """The largest difference of two peers' values in each block, fp32 [vectors * blocks]."""
+    """The largest difference of two peers' values in each block, fp32 [vectors * blocks].
+
+    At most as large as our own largest value could be: with that a block is sent whole, and what
+    one partner holds beyond it shall not be remembered.
+    """
     found: list[Floats] = []
     for one, other in zip(_vectors(own, vectors), _vectors(theirs, vectors), strict=True):
         for tile in one.tiles():
             mine = one.codes[tile] * one.scale_of(tile)
             mine -= other.codes[tile] * other.scale_of(tile)
-            found.append(np.abs(mine, out=mine).max(axis=1))
+            most = _LARGEST_CODE * one.scale_of(tile)[:, 0]
+            found.append(np.minimum(np.abs(mine, out=mine).max(axis=1), most))
     return np.concatenate(found) if found else np.zeros(0, np.float32)
 
 

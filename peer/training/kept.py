@@ -4,7 +4,9 @@ Training stands still while it is written, so nothing is waited for but the copy
 are the daemon's business (peer/state/checkpoints.py).
 
     fast                        theta, [P]
-    exp_avg.N, exp_avg_sq.N     moments of the optimizer's N-th vector; none before its first step
+    exp_avg.N, exp_avg_sq.N     AdamW's moments of the optimizer's N-th vector; none before its
+                                first step
+    momentum_buffer.N           Muon's, where the N-th is one of its matrices
     own_steps                   since the optimizer was young: for the schedule's warm-up
     moment_steps                steps that the moments have seen
 """

@@ -29,10 +29,12 @@ from .errors import NonFinite
 from .fragments import FragmentSnapshots
 from .kept import keep_weights, take_over_weights
 from .messages import (
+    Apply,
     Evaluate,
     Evaluated,
     Keep,
     Load,
+    Merge,
     Stop,
     TrainerCommand,
     TrainerEvent,
@@ -188,6 +190,8 @@ class InnerLoop:
         if isinstance(command, PiecesHere):
             self._told_missing = ()
             return
+        if isinstance(command, Apply | Merge):
+            self._settle()  # the time until the step is done is the step's, not the pause's
         self._round_machine.obey(command, self._clock_s())
         if isinstance(command, Load):
             self._parts.optimizer.reset()
@@ -206,6 +210,7 @@ class InnerLoop:
 
     def _evaluate(self, order: Evaluate) -> None:
         """Measure with the slow weights in place; the fast ones wait in the idle gradient."""
+        self._settle()
         started_s = self._clock_s()
         theta_P, scratch_P = self._parts.model.theta_P, self._parts.model.gradient_P
         scratch_P.copy_(theta_P)
@@ -220,6 +225,7 @@ class InnerLoop:
 
     def _compare(self, order: Compare) -> None:
         """Measure how far a partner's snapshot is from ours in what it says of the probe batch."""
+        self._settle()
         started_s, parts = self._clock_s(), self._parts
         outputs = partial(parts.stepper.outputs_of, probe_batch(self._validation_BT))
         divergence = output_divergence(parts.model, parts.snapshots, order.round, outputs)

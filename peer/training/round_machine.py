@@ -34,7 +34,8 @@ Rules:
        warms up (schedule.py).
     3. Nothing is trained while the way of averaging holds it up. Commands are obeyed.
     4. The numbers of a step may become known when the next one has begun (a GPU computes while that
-       is prepared), but before anything is sent, closed or told: `Settle` asks for them. So a
+       is prepared), but before anything is sent, closed or told: `Settle` asks for them. (So does
+       the driver before it merges or measures, for whose time the rest of a step would count.) So a
        number that is not finite ends the trainer before it can get into what is sent.
     5. A command that makes no sense here is a bug of the daemon: `WrongCommand`, and the trainer
        ends.

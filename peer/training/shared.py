@@ -24,6 +24,7 @@ import os
 import struct
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -37,7 +38,7 @@ from protocol.fragment.fragments import Fragment
 NUM_SLOTS: Final = 2
 PARTNER_REGION: Final = NUM_SLOTS
 """The region for a partner's codes, of averaging in pairs. Memory that nobody writes is none."""
-HEADER_BYTES: Final = 4096
+HEADER_BYTES: Final = max(4096, mmap.PAGESIZE)
 """Space before each region's codes: a page, so that codes are page-aligned."""
 _HEADER: Final = struct.Struct("<QQ32s")
 
@@ -208,9 +209,10 @@ class LentRegion:
         memoryview(self._map)[self._start :] = codes
 
     def empty(self) -> None:
-        """Give its memory back; nobody reads it now."""
+        """Give its memory back, where the system can; nobody reads it now."""
         if hasattr(mmap, "MADV_REMOVE"):
-            self._map.madvise(mmap.MADV_REMOVE, self._start, self._size_bytes)
+            with suppress(OSError):
+                self._map.madvise(mmap.MADV_REMOVE, self._start, self._size_bytes)
 
 
 def slot_bytes(code_bytes: int) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ The rules
      withdrawn.
   5. Of two peers with steady speeds one would always be free when the other is. So the peers met
      last (a quarter of the group) are put off: nobody asks or takes them before `fresh_until_s`,
-     which the caller chooses so that waiting costs little (gossip_patience.py). One that asks
+     which the caller chooses so that waiting costs little (patience.py). One that asks
      before is refused as `met`; we ask it ourselves when that time is over.
   6. A peer that could not be reached, or gave no answer, is not asked again for REST_FIRST_S, and
      twice as long after each further time, at most REST_MAX_S. What it proposes itself is welcome.

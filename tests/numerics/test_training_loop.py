@@ -268,6 +268,29 @@ def test_numbers_are_looked_at_when_the_next_step_has_begun_but_before_anything_
     ]
 
 
+@pytest.mark.parametrize(
+    ("command", "told"), [(Apply(0), "Applied"), (Evaluate(1), "Evaluated")], ids=["merge", "loss"]
+)
+def test_the_rest_of_a_step_under_way_is_no_part_of_the_pause(monkeypatch, command, told):
+    """A GPU still computes it; merging or measuring would wait for that."""
+    world = build_world(tiny_spec())
+    log: list[str] = []
+
+    def noted(blocks_BT, rate):
+        log.append("step")
+        return NotedResult(log.count("step"), log)
+
+    def answer(event):
+        log.append(type(event).__name__)
+        first = isinstance(event, RoundClosed) and event.round == 0
+        return [order(1), PAUSE, command] if first else []
+
+    monkeypatch.setattr(world.parts.stepper, "step", noted)
+    run(world, order(0, quota=2), answer=answer)
+    after = log[log.index("RoundClosed") + 1 :]
+    assert after[:3] == ["step", "look 3", told]
+
+
 @pytest.mark.parametrize("where", [0, 700])
 def test_a_nan_never_gets_into_a_snapshot(where):
     world = build_world(tiny_spec())

@@ -10,6 +10,7 @@ from protocol.plausible import (
     CLIP_FACTOR,
     FIRST,
     LARGEST_FACTOR,
+    LARGEST_REACH,
     LEAST_CLIP,
     LEAST_FACTOR,
     ODD_ONES,
@@ -148,3 +149,38 @@ def test_of_two_the_shorter_is_the_measure():
     assert clipped_shares([1.0, 1.4]) == [1.0, 1.0]
     assert clipped_shares([1.0, 100.0]) == [1.0, CLIP_FACTOR / 100]
     assert clipped_shares([0.0, 0.0]) == [1.0, 1.0]
+
+
+STEPS = 4
+"""Of each of two peers, usually."""
+
+
+def seen_after_steps(num: int = WINDOW) -> Plausibility:
+    plausibility = Plausibility()
+    for _ in range(num):
+        plausibility.share("b", 1.0, math.inf, own_steps=STEPS, their_steps=STEPS)
+    return plausibility
+
+
+@given(times=st.floats(1.0, 100.0), ours=st.booleans())
+def test_after_many_steps_a_replica_may_be_far(times, ours):
+    steps = math.ceil(2 * STEPS * times)
+    own_steps, their_steps = (steps, 0) if ours else (0, steps)
+    widened = min(LARGEST_REACH, steps / (2 * STEPS))
+
+    def share(distance: float) -> float | None:
+        return seen_after_steps().share(
+            "b", distance, math.inf, own_steps=own_steps, their_steps=their_steps
+        )
+
+    assert share(1.001 * widened * LARGEST_FACTOR) is None
+    taken = share(widened * LEAST_FACTOR)
+    assert taken == pytest.approx(LEAST_CLIP / LEAST_FACTOR / (1.0 if ours else widened))
+
+
+def test_what_is_far_after_many_steps_does_not_make_that_usual():
+    plausibility = seen_after_steps()
+    for _ in range(WINDOW // 2 - 1):
+        plausibility.share("b", 20.0, math.inf, own_steps=STEPS, their_steps=50 * STEPS)
+    assert plausibility.bound(0.0) <= LEAST_FACTOR
+    assert plausibility.share("liar", 20.0, math.inf, own_steps=STEPS, their_steps=STEPS) is None

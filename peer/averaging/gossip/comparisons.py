@@ -12,6 +12,8 @@ computes no number of it says so, and nothing depends on what it says.
 
 Rules:
     1. One comparison at a time is under way, from the laying of the codes to the trainer's answer.
+       One that was not answered, for the trainer died, or that the machine had no memory for, has
+       cost all the time since its beginning: the next one waits accordingly.
     2. Nothing waits for it but `Apply`, for as long as copying the codes takes.
     3. In the final averaging nothing is compared: there all weights become the same.
 
@@ -46,7 +48,7 @@ class Comparisons:
         self._events = events
         self._seldom: Seldom | None = None
         self._shown: Trainer | None = None
-        self._laid_s = 0.0
+        self._started_s = self._laid_s = 0.0
         self._partner_id = ""
 
     def __repr__(self) -> str:
@@ -54,9 +56,16 @@ class Comparisons:
 
     def began(self) -> None:
         """A life of the trainer begins: what the one before was asked is not answered."""
-        self._shown = None
         if self._seldom is None:
             self._seldom = Seldom(MAX_SHARE, trio.current_time())
+        if self._shown is not None:
+            self._given_up()
+
+    def _given_up(self) -> None:
+        assert self._seldom is not None
+        self._shown = None
+        now_s = trio.current_time()
+        self._seldom.made(now_s, now_s - self._started_s)
 
     async def offer(
         self, line: TrainerLine, round_: int, partner_id: str, codes: memoryview
@@ -65,9 +74,13 @@ class Comparisons:
         if self._shown is not None or not self._is_due:
             return
         self._shown, self._partner_id = line.trainer, partner_id
-        started_s = trio.current_time()
-        await self._work.run(line.trainer.lay_partner, codes)
-        self._laid_s = trio.current_time() - started_s
+        self._started_s = trio.current_time()
+        try:
+            await self._work.run(line.trainer.lay_partner, codes)
+        except OSError:
+            self._given_up()
+            return
+        self._laid_s = trio.current_time() - self._started_s
         await line.send(Compare(round_))
 
     @property

@@ -77,6 +77,11 @@ class Exchanges:
         """A contribution as it travels: packed, where the run's codec packs and that is shorter."""
         return replace(own, packed=await self._packer.packed(own.payload))
 
+    async def learn(self, own: OwnVector, theirs: memoryview) -> None:
+        """We average with these codes: how far they are from ours says how to pack the next."""
+        if self._packer.packs:
+            await self._work.run(self._packer.learn, own.payload, theirs)
+
     async def ask(self, talk: Conversation, proposal: Propose) -> Accept:
         """Send a proposal, and take the answer. Raises Refused, StreamLost, RemoteProtocolError."""
         await talk.send(proposal, stall_s=STALL_S)

@@ -141,6 +141,10 @@ class Gossip:
         self._company.blame(peer_id, fault)
         self._feed(mm.PartnerDoubted(peer_id))
 
+    async def believe(self, own: OwnVector, theirs: memoryview) -> None:
+        """A partner's codes are averaged with: they tell how near partners are."""
+        await self.exchanges.learn(own, theirs)
+
     def statistics(self) -> MatchmakerStatistics:
         """Counts since the start."""
         return self._matchmaker.statistics()

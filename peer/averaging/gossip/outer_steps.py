@@ -7,12 +7,12 @@ partner the n = 1 step is taken, and in the final averaging none.
 
 A partner's vector is held against those of the partners before (protocol/plausible.py). One that is
 too far away is not averaged with; one that is further than usual pulls no more than one at a little
-more than the usual distance. Before there were any, what we have moved ourselves says what is
-usual. In the final averaging that holds too, by the distances of the rounds before it: those of
-honest peers are no longer, so their mean is exact, unless one was alone for some rounds before; it
-counts less then. (Nothing is remembered there, for with each meeting peers are nearer to each
-other, and what we have moved says nothing.) A partner whose vector is implausible, or no vector at
-all, rests.
+more than the usual distance; both go with the steps since the last average. Before there were any,
+what we have moved ourselves says what is usual. In the final averaging that holds too, by the
+distances of the rounds before it: those of honest peers are no longer, so their mean is exact,
+unless one was alone for some rounds before; it counts less then. (Nothing is remembered there, for
+with each meeting peers are nearer to each other, and what we have moved says nothing.) A partner
+whose vector is implausible, or no vector at all, rests.
 """
 
 import math
@@ -97,6 +97,7 @@ class OuterSteps:
         self._patience = Patience()
         self._plausibility = Plausibility()
         self._lock = lock
+        self._steps_since_average = 0
 
     def __repr__(self) -> str:
         return f"<OuterSteps {self._outer!r}, {self._patience!r}>"
@@ -155,7 +156,10 @@ class OuterSteps:
             The same, as it was counted: with what came of a partner that we did not believe.
         """
         started_s = trio.current_time()
+        self._steps_since_average += settled.own.steps
         settled, share = await self._judged(settled, meeting)
+        if isinstance(settled.outcome, Averaged):
+            self._steps_since_average = 0
         own, outcome = settled.own, settled.outcome
         partner = outcome.payload if isinstance(outcome, Averaged) else None
         theta, phi = _split(own.payload, own.vectors)
@@ -194,9 +198,12 @@ class OuterSteps:
             apart.distance,
             scale,
             expected=expected,
+            own_steps=self._steps_since_average,
+            their_steps=outcome.steps,
             remember=not own.final,
         )
         if share is not None:
+            await self._gossip.believe(own, outcome.payload)
             return settled, share
         self._gossip.doubt(outcome.partner_id, Fault.IMPLAUSIBLE)
         return replace(settled, outcome=Skipped(SkipReason.IMPLAUSIBLE, outcome.partner_id)), 1.0

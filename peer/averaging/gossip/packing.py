@@ -3,7 +3,8 @@
 What is packed, and what bad blocks are, stands in peer/codec/differences.py; what is asked for
 again in protocol/gossip/misreadings.py. Here is what goes on around them:
 
-- A vector is packed when it is known how far partners are: after the first exchange.
+- A vector is packed when it is known how far partners are: after the first average. Only vectors
+  that were averaged with are learned from, for those are plausible.
 - What would not be shorter goes as it is.
 - All of it is work for a thread.
 """
@@ -91,6 +92,7 @@ class Reading:
         self._answering = Answering(blocks_of(len(own)))
         self._wanted: Marks | None = None
         self._sent_again_bytes = 0
+        self._is_counted = False
 
     def __repr__(self) -> str:
         return f"<Reading, {self._asking!r}, {self._answering!r}>"
@@ -160,11 +162,7 @@ class Reading:
         return self._wanted
 
     async def _is_right(self) -> bool:
-        if not await self._check(self._into, self._digest):
-            return False
-        if self._packer.packs:
-            await self._packer.work.run(self._packer.learn, self._own, self._into)
-        return True
+        return await self._check(self._into, self._digest)
 
     @property
     def most_bytes(self) -> int:
@@ -179,6 +177,8 @@ class Reading:
     # --- ours -------------------------------------------------------------------------------------
     def room_for_question(self, num_bytes: int) -> memoryview:
         """Where the map goes of blocks that they could not read. Raises RemoteProtocolError."""
+        if not self._packer.packs:
+            raise RemoteProtocolError("a question for blocks, of codes that are not packed")
         if num_bytes != self._answering.map_bytes:
             raise RemoteProtocolError(f"a map of {num_bytes} bytes for blocks of ours")
         return memoryview(bytearray(num_bytes))
@@ -191,7 +191,8 @@ class Reading:
         return codes
 
     def count_sent(self, num_bytes: int) -> None:
-        """Our vector has arrived; so many bytes went out at first."""
-        if self._packer.packs:
+        """Our vector has arrived; so many bytes went out at first. Counted once."""
+        if self._packer.packs and not self._is_counted:
+            self._is_counted = True
             self._packer.facts.code_bytes += len(self._own)
             self._packer.facts.sent_bytes += num_bytes + self._sent_again_bytes

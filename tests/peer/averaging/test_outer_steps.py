@@ -30,10 +30,15 @@ MOVE = 0.01
 
 
 class Doubts(list[str]):
-    """What gossip is told."""
+    """What gossip is told of partners that are doubted, and how many are believed."""
+
+    believed = 0
 
     def doubt(self, peer_id, fault):
         self.append(peer_id)
+
+    async def believe(self, own, theirs):
+        self.believed += 1
 
 
 class Quiet:
@@ -93,6 +98,7 @@ def test_the_first_partner_counts_as_we_do_when_it_is_as_far_as_two_moves():
     phi, doubts = step(averaged_with(PHI - MOVE))
     assert phi == pytest.approx(PHI, abs=1e-5)
     assert not doubts
+    assert doubts.believed == 1
 
 
 def test_a_first_partner_that_is_far_pulls_no_more_than_a_few_moves():
@@ -133,6 +139,18 @@ def test_a_final_averaging_after_too_few_rounds_clips_nothing():
 
 
 def test_a_partner_without_a_vector_is_doubted_as_one_that_is_too_far_away():
-    assert step(averaged_with(9.0))[1] == ["other"]
-    assert step(Skipped(SkipReason.BAD_VECTOR, "other"))[1] == ["other"]
-    assert step(Skipped(SkipReason.PARTNER_LOST, "other"))[1] == []
+    far, bad = averaged_with(9.0), Skipped(SkipReason.BAD_VECTOR, "other")
+    lost = Skipped(SkipReason.PARTNER_LOST, "other")
+    for outcome, doubted in ((far, ["other"]), (bad, ["other"]), (lost, [])):
+        _, doubts = step(outcome)
+        assert doubts == doubted
+        assert doubts.believed == 0
+
+
+def test_after_rounds_alone_a_partner_may_be_further_away():
+    far = averaged_with(PHI - 20 * MOVE)
+    assert step(far, before=ROUNDS)[1] == ["other"]
+    alone = [Skipped(SkipReason.NO_PARTNER)] * 2
+    phi, doubts = step(far, before=[*ROUNDS, *alone])
+    assert doubts == []
+    assert phi == pytest.approx(PHI + MOVE - 1.5 * LEAST_CLIP * MOVE, abs=1e-5)

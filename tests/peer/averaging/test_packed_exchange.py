@@ -24,10 +24,12 @@ from striped_worlds import (
 from peer.averaging.gossip import outcome
 from peer.averaging.gossip.exchange_io import OwnVector
 from peer.averaging.gossip.outcome import Averaged, Skipped
+from peer.averaging.gossip.packing import Packer
 from peer.codec import get_codec
 from peer.codec.differences import pack
 from peer.network.conversation import Conversation
 from peer.observe.packing_facts import PackingFacts
+from peer.ports.simulated import SimulatedWork
 from protocol.errors import StreamLost
 from protocol.gossip.misreadings import map_of
 from protocol.outcomes import SkipReason
@@ -72,6 +74,9 @@ class Two:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.two.average, self.one.own)
             nursery.start_soon(self.one.average, self.two.own)
+        for peer in (self.one, self.two):
+            assert isinstance(peer.outcome, Averaged), peer.outcome
+            await peer.exchanges.learn(peer.own, peer.outcome.payload)
         return self._sent() - before
 
     def _sent(self) -> int:
@@ -358,3 +363,60 @@ async def test_a_packed_vector_where_nothing_is_packed_is_bad(autojump_clock):
         packed = pack(own.payload, np.full(BLOCKS, 4, np.uint8))
         await talk.send(Vector(NAME, 1, 1, "int8", 1, own.digest, len(packed)), packed)
         assert await Liar(talk, peer, own).reason() is SkipReason.BAD_VECTOR
+
+
+@pytest.mark.parametrize("codec", ["int8", "bf16", "fp32"])
+async def test_a_question_where_nothing_is_packed_ends_the_exchange(autojump_clock, codec):
+    """It is the partner's fault, and nothing else of ours."""
+    agreed = agreement(codec=codec)
+    async with (
+        two_networks() as (a, b),
+        real_peer(b, 2, agreed=agreed) as peer,
+        trio.open_nursery() as nursery,
+    ):
+        peer.own = plain(2, codec)
+        nursery.start_soon(peer.average)
+        await trio.sleep(0.1)
+        own = plain(1, codec)
+        talk = Conversation(await a.open_stream(IDS[1], GOSSIP))
+        await talk.send(agreed.proposal(own))
+        await talk.receive(Accept)
+        await talk.send(Misread(NAME), map_of(np.ones(BLOCKS, np.bool_)))
+        assert await Liar(talk, peer, own).reason() is SkipReason.BAD_VECTOR
+
+
+def plain(seed: int, codec: str) -> OwnVector:
+    codes = np.empty(get_codec(codec).code_bytes(PARAMETERS), np.uint8)
+    get_codec(codec).encode(values(seed), torch.from_numpy(codes))
+    payload = memoryview(codes.tobytes())
+    digest = blake3.blake3(payload).hexdigest(length=16)
+    return replace(contribution(seed), codec=codec, payload=payload, digest=digest)
+
+
+async def test_a_receipt_counts_once(autojump_clock):
+    async with liar() as it:
+        packed = pack(it.own.payload, np.full(BLOCKS, 2, np.uint8))
+        it.own = replace(it.own, digest=vector(1, values(9, 5.0)).digest)
+        await it.talk.send(await it.head(len(packed)), packed)
+        head = await it.hear_vector()
+        await it.talk.receive(Misread)
+        for _ in range(3):
+            await it.talk.send(Received(NAME, head.digest))
+        await it.talk.aclose()
+        await it.reason()
+        assert it.peer.exchanges._packer.facts.code_bytes == len(it.peer.own.payload)
+
+
+@pytest.mark.parametrize("value", [1e6, 1e30])
+def test_one_partner_far_away_is_soon_forgotten(value):
+    """However far away it is."""
+    packer = Packer(CODEC, 1, SimulatedWork(), PackingFacts())
+    own = vector(1, values(1)).payload
+    for seed in range(2, 5):
+        packer.learn(own, vector(seed, values(seed)).payload)
+    usual = len(packer._pack(own) or own)
+    packer.learn(own, vector(9, torch.full((PARAMETERS,), value)).payload)
+    assert packer._pack(own) is None
+    for seed in range(20):
+        packer.learn(own, vector(seed, values(seed)).payload)
+    assert len(packer._pack(own) or own) < 1.1 * usual

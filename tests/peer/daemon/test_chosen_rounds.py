@@ -24,7 +24,7 @@ from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.peer import SimulatedPeer
 from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
-from peer.training.toy import SimulatedSpeed
+from peer.training.toy import SimulatedSpeed, ToyProblem
 from protocol.gossip.round_length import (
     FEWEST,
     FIRST_INNER_STEPS,
@@ -148,6 +148,21 @@ async def test_peers_with_unequal_lines_meet_and_a_slow_one_sets_nobodys_rounds(
         assert busy(swarm["d"], settled_s) >= 0.6
         assert all(set(final_outcomes(peer)) == {"averaged"} for peer in swarm.peers.values())
         assert len(list(exchanges(*swarm.peers.values()))) > 0
+
+
+@simulated()
+async def test_replicas_that_forget_nothing_believe_each_other_over_unequal_lines(tmp_path):
+    """Rounds of ten steps and of a hundred: so unlike are the distances of their replicas."""
+    options = SwarmOptions(
+        padded_parameters=16 * 1024, link=line(0.25), problem=ToyProblem(rate=0.001)
+    )
+    async with open_swarm(1, auto_spec(800), tmp_path, options) as swarm:
+        await start(swarm, "a", "b", "c", "d")
+        set_lines_of(swarm, "d", THINNER)
+        await swarm.finished()
+        for peer in swarm.peers.values():
+            assert peer.facts.skipped[SkipReason.IMPLAUSIBLE] == 0
+            assert not peer.events(EventName.PEER_IGNORED)
 
 
 @simulated()

@@ -96,8 +96,8 @@ async def test_a_slow_comparison_comes_more_seldom(tmp_path: Path) -> None:
 def test_a_trainer_that_dies_takes_no_comparison_with_it(tmp_path: Path) -> None:
     """One that dies in the very step at whose end it would compare; its next life compares."""
 
-    async def run(folder: Path, dies: frozenset[int]) -> SimulatedPeer:
-        async with open_swarm(1, toy_spec(30), folder) as swarm:
+    async def run(folder: Path, dies: frozenset[int], rounds: int) -> SimulatedPeer:
+        async with open_swarm(1, toy_spec(rounds), folder) as swarm:
             failing = Machine(SimulatedSpeed(die_at_steps=dies))
             await start(swarm, "a", "b", machine_of={"b": failing})
             await swarm.finished()
@@ -107,7 +107,7 @@ def test_a_trainer_that_dies_takes_no_comparison_with_it(tmp_path: Path) -> None
 
     @simulated()
     async def undisturbed() -> None:
-        found.append(await run(tmp_path / "undisturbed", frozenset()))
+        found.append(await run(tmp_path / "undisturbed", frozenset(), 30))
 
     undisturbed()
     (started,) = found[0].events(EventName.TRAINER_STARTED)
@@ -116,7 +116,7 @@ def test_a_trainer_that_dies_takes_no_comparison_with_it(tmp_path: Path) -> None
 
     @simulated()
     async def disturbed() -> None:
-        found.append(await run(tmp_path / "disturbed", frozenset({at_step})))
+        found.append(await run(tmp_path / "disturbed", frozenset({at_step}), 150))
 
     disturbed()
     died = found[1].events(EventName.TRAINER_DIED)
