@@ -39,7 +39,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_low
-from typing import Final
+from typing import Final, NamedTuple
 
 WINDOW: Final = 16
 FIRST: Final = 4
@@ -77,45 +77,55 @@ class PlausibilityStatistics:
     clipped: int
 
 
+class _Seen(NamedTuple):
+    """A distance that was let through, and the steps of the pair before it, of both together."""
+
+    distance: float
+    steps: int
+
+
 class Plausibility:
     """What one peer expects of values of one kind. See the top of the file."""
 
     def __init__(self) -> None:
-        self._distances: deque[float] = deque(maxlen=WINDOW)
-        self._steps: deque[int] = deque(maxlen=WINDOW)
-        """Steps of a pair together, before each of the distances."""
+        self._seen: deque[_Seen] = deque(maxlen=WINDOW)
         self._odd: deque[str] = deque(maxlen=ODD_TIMES)
         self._refused = self._clipped = 0
 
     def __repr__(self) -> str:
-        return f"<Plausibility by {len(self._distances)}, {self._refused} refused>"
+        return f"<Plausibility by {len(self._seen)}, {self._refused} refused>"
 
     def statistics(self) -> PlausibilityStatistics:
         """What was seen."""
-        return PlausibilityStatistics(len(self._distances), self._refused, self._clipped)
+        return PlausibilityStatistics(len(self._seen), self._refused, self._clipped)
 
     @property
     def has_seen_enough(self) -> bool:
         """Whether the bound is that of what was seen (rule 1)."""
-        return len(self._distances) >= FIRST
+        return len(self._seen) >= FIRST
 
     def bound(self, scale: float, steps: int = 0) -> float:
         """The largest distance that is plausible after a pair's steps (rules 1, 2 and 6)."""
         if not self.has_seen_enough:
             return scale
         factor = LARGEST_FACTOR
-        if len(self._distances) >= MANY:
+        if len(self._seen) >= MANY:
             factor = min(LARGEST_FACTOR, max(LEAST_FACTOR, self._factor(SPREADS)))
-        return self._reach(steps) * factor * median_low(self._distances)
+        return self._reach(steps) * factor * self._middle
+
+    @property
+    def _middle(self) -> float:
+        """The median distance."""
+        return median_low(seen.distance for seen in self._seen)
 
     def _reach(self, steps: int) -> float:
         """How many times as far as usual replicas may have moved in so many steps (rule 6)."""
-        usual = max(1, median_low(self._steps))
+        usual = max(1, median_low(seen.steps for seen in self._seen))
         return min(LARGEST_REACH, max(1.0, steps / usual))
 
     def _factor(self, spreads: float) -> float:
         """The factor of the median that so many standard deviations explain."""
-        logarithms = [math.log(distance) for distance in self._distances]
+        logarithms = [math.log(seen.distance) for seen in self._seen]
         middle = median_low(logarithms)
         spread = _NORMAL * median_low(abs(each - middle) for each in logarithms)
         return math.exp(min(10.0, spreads * spread))
@@ -125,7 +135,7 @@ class Plausibility:
         if not self.has_seen_enough:
             return CLIP_FACTOR * expected
         factor = min(CLIP_FACTOR, max(LEAST_CLIP, self._factor(CLIP_SPREADS)))
-        return factor * median_low(self._distances)
+        return factor * self._middle
 
     def share(
         self,
@@ -157,15 +167,13 @@ class Plausibility:
             self._note_refused(peer_id)
             return None
         self._odd.clear()
-        if instead and self._distances:
-            self._distances.pop()
-            self._steps.pop()
+        if instead and self._seen:
+            self._seen.pop()
         usual = most = self._usual(expected)
         if self.has_seen_enough:
             most *= self._reach(own_steps)
         if remember:
-            self._distances.append(max(_LEAST, min(distance, usual)))
-            self._steps.append(steps)
+            self._seen.append(_Seen(max(_LEAST, min(distance, usual)), steps))
         if distance <= most:
             return 1.0
         self._clipped += 1
@@ -177,8 +185,7 @@ class Plausibility:
         self._odd.append(peer_id)
         if len(set(self._odd)) >= ODD_ONES or len(self._odd) == ODD_TIMES:
             self._odd.clear()
-            self._distances.clear()
-            self._steps.clear()
+            self._seen.clear()
 
 
 def told_length(length: float) -> float:

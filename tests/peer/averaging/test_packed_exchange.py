@@ -47,13 +47,13 @@ def values(seed: int, apart: float = 0.01) -> torch.Tensor:
     return common + apart * torch.randn(PARAMETERS, generator=torch.manual_seed(seed))
 
 
-def vector(seed: int, x: torch.Tensor, vectors: int = 1) -> OwnVector:
-    codes = np.empty(get_codec(CODEC).code_bytes(PARAMETERS), np.uint8)
-    get_codec(CODEC).encode(x, torch.from_numpy(codes))
+def vector(seed: int, x: torch.Tensor, vectors: int = 1, codec: str = CODEC) -> OwnVector:
+    codes = np.empty(get_codec(codec).code_bytes(PARAMETERS), np.uint8)
+    get_codec(codec).encode(x, torch.from_numpy(codes))
     payload = memoryview(codes.tobytes() * vectors)
     digest = blake3.blake3(payload).hexdigest(length=16)
     plain = contribution(seed)
-    return replace(plain, codec=CODEC, vectors=vectors, payload=payload, digest=digest)
+    return replace(plain, codec=codec, vectors=vectors, payload=payload, digest=digest)
 
 
 @dataclass
@@ -182,7 +182,7 @@ async def test_int8_never_packs(autojump_clock):
 # --- a partner that keeps to no rules -------------------------------------------------------------
 @dataclass
 class Liar:
-    """Proposed to a real peer that packs, was accepted, and has sent its codes plainly."""
+    """Proposed to a real peer, and was accepted."""
 
     talk: Conversation
     peer: Peer
@@ -206,16 +206,16 @@ class Liar:
 
 
 @asynccontextmanager
-async def liar() -> AsyncIterator[Liar]:
-    agreed = agreement(codec=CODEC)
+async def liar(codec: str = CODEC) -> AsyncIterator[Liar]:
+    agreed = agreement(codec=codec)
     async with (
         two_networks() as (a, b),
         real_peer(b, 2, agreed=agreed) as peer,
         trio.open_nursery() as nursery,
     ):
-        own = vector(1, values(1))
-        theirs = vector(2, values(2))
-        peer.exchanges._packer.learn(theirs.payload, own.payload)
+        own = vector(1, values(1), codec=codec)
+        theirs = vector(2, values(2), codec=codec)
+        await peer.exchanges.learn(theirs, own.payload)
         peer.own = await peer.exchanges.packed(theirs)
         nursery.start_soon(peer.average)
         await trio.sleep(0.1)
@@ -349,48 +349,18 @@ async def test_huge_and_broken_scales_are_never_averaged_with(autojump_clock):
 
 
 async def test_a_packed_vector_where_nothing_is_packed_is_bad(autojump_clock):
-    async with (
-        two_networks() as (a, b),
-        real_peer(b, seed=2) as peer,
-        trio.open_nursery() as nursery,
-    ):
-        nursery.start_soon(peer.average)
-        await trio.sleep(0.1)
-        own = contribution(1)
-        talk = Conversation(await a.open_stream(IDS[1], GOSSIP))
-        await talk.send(agreement().proposal(own))
-        await talk.receive(Accept)
-        packed = pack(own.payload, np.full(BLOCKS, 4, np.uint8))
-        await talk.send(Vector(NAME, 1, 1, "int8", 1, own.digest, len(packed)), packed)
-        assert await Liar(talk, peer, own).reason() is SkipReason.BAD_VECTOR
+    async with liar("int8") as it:
+        packed = pack(it.own.payload, np.full(BLOCKS, 4, np.uint8))
+        await it.talk.send(await it.head(len(packed)), packed)
+        assert await it.reason() is SkipReason.BAD_VECTOR
 
 
 @pytest.mark.parametrize("codec", ["int8", "bf16", "fp32"])
 async def test_a_question_where_nothing_is_packed_ends_the_exchange(autojump_clock, codec):
     """It is the partner's fault, and nothing else of ours."""
-    agreed = agreement(codec=codec)
-    async with (
-        two_networks() as (a, b),
-        real_peer(b, 2, agreed=agreed) as peer,
-        trio.open_nursery() as nursery,
-    ):
-        peer.own = plain(2, codec)
-        nursery.start_soon(peer.average)
-        await trio.sleep(0.1)
-        own = plain(1, codec)
-        talk = Conversation(await a.open_stream(IDS[1], GOSSIP))
-        await talk.send(agreed.proposal(own))
-        await talk.receive(Accept)
-        await talk.send(Misread(NAME), map_of(np.ones(BLOCKS, np.bool_)))
-        assert await Liar(talk, peer, own).reason() is SkipReason.BAD_VECTOR
-
-
-def plain(seed: int, codec: str) -> OwnVector:
-    codes = np.empty(get_codec(codec).code_bytes(PARAMETERS), np.uint8)
-    get_codec(codec).encode(values(seed), torch.from_numpy(codes))
-    payload = memoryview(codes.tobytes())
-    digest = blake3.blake3(payload).hexdigest(length=16)
-    return replace(contribution(seed), codec=codec, payload=payload, digest=digest)
+    async with liar(codec) as it:
+        await it.talk.send(Misread(NAME), map_of(np.ones(BLOCKS, np.bool_)))
+        assert await it.reason() is SkipReason.BAD_VECTOR
 
 
 async def test_a_receipt_counts_once(autojump_clock):
