@@ -50,7 +50,7 @@ class Learner:
     def __init__(self, world: World, spec: RunSpec) -> None:
         self._world, self._spec = world, spec
         self.model = FlatModel(initial_module(spec, world.vocabulary), torch.device("cpu"))
-        self.optimizer: FlatOptimizer = inner_optimizer(self.model, spec.optimizer)
+        self.optimizer: FlatOptimizer = inner_optimizer(self.model, spec.optimizer, "fp32")
         self._stepper = Stepper(self.model, self.optimizer, "fp32", world.setting.batch_size)
 
     def take_over(self, other: "Learner", *, with_moments: bool) -> None:

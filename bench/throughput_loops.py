@@ -47,7 +47,7 @@ class OurLoop:
     def __init__(self, module: LlamaForCausalLM, spec: RunSpec, way: Way, micro_batch: int) -> None:
         model = FlatModel(module, way.device, compile=way.compile)
         self._model = model
-        self._optimizer = inner_optimizer(model, spec.optimizer)
+        self._optimizer = inner_optimizer(model, spec.optimizer, way.precision)
         self._stepper = Stepper(model, self._optimizer, way.precision, micro_batch)
         self._rate = spec.optimizer.learning_rate
 

@@ -73,7 +73,9 @@ class LoopedReplicas:
         for _ in range(count - 1):
             self.models.append(FlatModel(initial_module(spec, vocabulary), device))
         self.thetas = [model.theta_P for model in self.models]
-        self.optimizers = [inner_optimizer(model, spec.optimizer) for model in self.models]
+        self.optimizers = [
+            inner_optimizer(model, spec.optimizer, precision) for model in self.models
+        ]
         self._steppers = [
             Stepper(model, optimizer, precision, micro_batch)
             for model, optimizer in zip(self.models, self.optimizers, strict=True)
@@ -117,7 +119,7 @@ class StackedReplicas:
             row = FlatModel(initial_module(spec, vocabulary), device)
             row.theta_P, row.gradient_P = theta_P, gradient_P
             self.models.append(row)
-            self.optimizers.append(inner_optimizer(row, spec.optimizer))
+            self.optimizers.append(inner_optimizer(row, spec.optimizer, precision))
 
     def step(
         self, blocks_ABT: Blocks, learning_rate: float, active: Sequence[int] | None = None

@@ -26,6 +26,7 @@ class Setting:
         source: as in a run spec, or `sources:NAME`: the Python files of an installed package.
         model: of the run spec, where it differs from its defaults.
         trained_steps: of the checkpoint that the replicas start from; 0 starts from the seed.
+        precision: of forward pass and Muon: fp32, bf16, or auto for what the device computes in.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Setting:
     source: str = "stdlib"
     model: dict[str, Any] = field(default_factory=dict)
     trained_steps: int = 0
+    precision: str = "auto"
 
     def spec(self, seed: int) -> RunSpec:
         """The run spec of one run: model, data, optimizer and schedule."""
@@ -98,8 +100,10 @@ LARGER: Final = replace(
     name="larger",
     source=UNSEEN,
     model={"hidden_size": 384, "intermediate_size": 1024, "num_layers": 6, "num_heads": 6},
+    precision="bf16",
 )
-"""Ten million parameters: some hours for an arm on a core."""
+"""Ten million parameters, in bf16 as on a GPU: up to an hour for an arm on a core that computes in
+bf16 (`avx512_bf16` or `amx_bf16` in its flags), and several times that on one that does not."""
 FULL: Final = Setting("full", 2400, 8, 50, 120, 200, curve_blocks=64, final_blocks=512)
 SHORT_LATE: Final = Setting(
     "short-late", 96, 4, 8, 8, 32, learning_rate=2e-4, schedule="constant", trained_steps=256

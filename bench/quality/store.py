@@ -20,8 +20,8 @@ class Store(Generic[ResultT]):
     """The results of one setting in one folder, all of one kind.
 
     Attributes:
-        kind: class of the results. A file may lack what has a default there, or in its arm: it was
-            made before there was a choice.
+        kind: class of the results. A file may lack what has a default there, in its arm or in its
+            setting: it was made before there was a choice.
     """
 
     folder: Path
@@ -35,7 +35,8 @@ class Store(Generic[ResultT]):
             return None
         result = self.kind(**json.loads(path.read_text()))
         same_arm = {**_defaults(arm), **result.arm} == read_back(asdict(arm))
-        return result if same_arm and result.setting == read_back(asdict(self.setting)) else None
+        sizes = {**_defaults(self.setting), **result.setting}
+        return result if same_arm and sizes == read_back(asdict(self.setting)) else None
 
     def save(self, arm: AnyArm, result: ResultT) -> None:
         """Keep the result, whole or not at all."""
@@ -55,8 +56,8 @@ def read_back(tree: dict[str, Any]) -> dict[str, Any]:
     return back
 
 
-def _defaults(arm: AnyArm) -> dict[str, Any]:
-    return {field.name: field.default for field in fields(arm) if field.default is not MISSING}
+def _defaults(made: AnyArm | Setting) -> dict[str, Any]:
+    return {field.name: field.default for field in fields(made) if field.default is not MISSING}
 
 
 def _rounded(tree: Any) -> Any:

@@ -41,7 +41,7 @@ class World:
         assert tokens is not None, "it was made here"
         corpus = open_file(tokens, spec.model.context_length, setting.final_blocks)
         device = choose_device("auto")
-        precision = choose_precision("auto", device)
+        precision = choose_precision(setting.precision, device)
         return cls(setting, spec, corpus, prepared.vocabulary_size, device, precision)
 
     def rate(self, time: int) -> float:
@@ -61,7 +61,7 @@ class Judge:
     def __init__(self, world: World) -> None:
         self._world = world
         self.model = FlatModel(initial_module(world.spec, world.vocabulary), world.device)
-        optimizer = inner_optimizer(self.model, world.spec.optimizer)
+        optimizer = inner_optimizer(self.model, world.spec.optimizer, world.precision)
         self._stepper = Stepper(self.model, optimizer, world.precision, 64 if _cuda(world) else 8)
 
     def losses(self, vectors: list[torch.Tensor], num_blocks: int) -> tuple[list[float], float]:

@@ -65,7 +65,7 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "training.total_steps": "Inner steps of the whole run, rounded up to whole rounds.",
     "training.batch_size": "Sequences per inner step and peer.",
     "training.micro_batch": "Sequences per forward pass; 'auto' finds what fits the memory.",
-    "training.precision": "'auto' (bf16 where the device computes in it), 'fp32' or 'bf16'.",
+    "training.precision": "'fp32', 'bf16', or 'auto': bf16 on GPUs that compute in it, else fp32.",
     "training.compile": "Use torch.compile: slower to start, faster to train.",
     "sync.method": "'noloco', 'gasloc': pairs; 'streaming': fragments in pairs; 'diloco': by all.",
     "sync.inner_steps": (

@@ -152,7 +152,7 @@ def build(settings: TrainerSettings, slow_fd: int, codes_fd: int) -> tuple[Train
     # `Load` brings the weights.
     module = empty_module(spec, settings.vocabulary_size)
     model = FlatModel(module, device, compile=spec.training.compile)
-    optimizer = inner_optimizer(model, spec.optimizer)
+    optimizer = inner_optimizer(model, spec.optimizer, precision)
     corpus = open_corpus(
         Path(settings.corpus_path), spec.model.context_length, spec.data.validation_blocks
     )

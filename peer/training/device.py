@@ -38,7 +38,7 @@ def _cuda_devices() -> str:
 
 
 def choose_precision(setting: str, device: torch.device) -> Precision:
-    """`auto` is bf16 where the device itself computes in it."""
+    """`auto` is bf16 on a GPU that computes in it, without emulation."""
     if setting == "auto":
         native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return "bf16" if native else "fp32"

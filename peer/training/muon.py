@@ -1,6 +1,6 @@
 """Muon for processors that do not compute in bf16: torch's, with its iteration in fp32.
 
-torch.optim.Muon always iterates in bf16. Most CPUs have no such arithmetic and work it out by hand,
+torch.optim.Muon always iterates in bf16. Many CPUs have no such arithmetic and work it out by hand,
 which made a step of the demo's model ten times as long. In fp32 the same five iterations are more
 exact and 17 times as fast there (docs/results/optimizers.md). Everything else, state included, is
 torch's: a checkpoint of one goes on in the other.

@@ -2,9 +2,10 @@
 
 Theory. AdamW scales each weight's step by what that weight's gradients were like. Muon looks at a
 matrix as a whole: its step is the momentum with all singular values made about 1, by five
-Newton-Schulz iterations (torch.optim.Muon; https://kellerjordan.github.io/posts/muon), in bf16 on a
-GPU and in fp32 on a CPU (muon.py). That says something of matrices between layers alone, so the
-matrices of the blocks are Muon's, and embeddings, head and norms are AdamW's.
+Newton-Schulz iterations (torch.optim.Muon; https://kellerjordan.github.io/posts/muon), in the
+precision that the forward pass computes in: bf16 is fast just where it is chosen for that (muon.py
+iterates in fp32). That says something of matrices between layers alone, so the matrices of the
+blocks are Muon's, and embeddings, head and norms are AdamW's.
 
 Both work on views of the one vector, so nothing is copied, and clip by one norm for all. A step is
 given one learning rate, AdamW's; Muon's stands in the same ratio to it throughout the run, so that
@@ -134,24 +135,29 @@ class FlatMuon(FlatOptimizer):
     """Muon over the matrices of a FlatModel's blocks, AdamW over the rest.
 
     Args:
-        iteration: precision of Muon's; None takes fp32 on a CPU (muon.py) and else bf16.
+        iteration: precision of Muon's.
 
     Raises:
         ValueError: this torch has no Muon.
     """
 
-    def __init__(
-        self, model: FlatModel, section: OptimizerSection, iteration: Precision | None = None
-    ) -> None:
+    def __init__(self, model: FlatModel, section: OptimizerSection, iteration: Precision) -> None:
         muon = section.muon or MuonSection()
-        iteration = iteration or ("fp32" if model.device.type == "cpu" else "bf16")
         adamw = _adamw(model, section, without_block_matrices=True)
         super().__init__(model, section, [adamw, _muon(model, section, muon, iteration)])
 
 
-def inner_optimizer(model: FlatModel, section: OptimizerSection) -> FlatOptimizer:
-    """The optimizer that the run spec names. Raises ValueError: this torch has no Muon."""
-    return FlatMuon(model, section) if section.name == "muon" else FlatAdamW(model, section)
+def inner_optimizer(
+    model: FlatModel, section: OptimizerSection, precision: Precision
+) -> FlatOptimizer:
+    """The optimizer that the run spec names, for a model that computes in this precision.
+
+    Raises:
+        ValueError: this torch has no Muon.
+    """
+    if section.name == "muon":
+        return FlatMuon(model, section, precision)
+    return FlatAdamW(model, section)
 
 
 def _adamw(

@@ -127,7 +127,7 @@ class TrainingSection(Section):
     micro_batch: NumberOrAuto = "auto"
     """Sequences per forward pass; `auto` finds the largest that fits by a dry run."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """`auto` is bf16 where the device computes in it, else fp32. Weights are kept in fp32."""
+    """`auto` is bf16 on a GPU that computes in it, else fp32. Weights are kept in fp32."""
     compile: bool = False
     """Use torch.compile."""
 

@@ -132,10 +132,12 @@ def test_a_checkpoint_of_a_gpu_goes_on_on_a_cpu():
     assert (ends[0] - ends[1]).norm() < 0.05 * (ends[0] - start).norm()
 
 
-def test_a_cpu_iterates_in_fp32():
+@pytest.mark.parametrize(("precision", "muon"), [("fp32", Fp32Muon), ("bf16", torch.optim.Muon)])
+def test_it_iterates_in_the_precision_of_the_forward_pass(precision, muon):
     model = FlatModel(empty_module(tiny_spec(), VOCABULARY), CPU)
-    kinds = [type(part.torch_optimizer) for part in FlatMuon(model, spec_with().optimizer)._parts]
-    assert kinds == [torch.optim.AdamW, Fp32Muon]
+    optimizer = inner_optimizer(model, spec_with().optimizer, precision)
+    kinds = [type(part.torch_optimizer) for part in optimizer._parts]
+    assert kinds == [torch.optim.AdamW, muon]
 
 
 def test_the_matrices_of_the_blocks_are_views_and_all_else_is_adamws():
@@ -158,23 +160,23 @@ def test_the_matrices_of_the_blocks_are_views_and_all_else_is_adamws():
 def test_its_rate_is_adamws_unless_it_has_one():
     spec = spec_with()
     model = FlatModel(empty_module(spec, VOCABULARY), CPU)
-    ratios = [part.rate_ratio for part in FlatMuon(model, spec.optimizer)._parts]
+    ratios = [part.rate_ratio for part in FlatMuon(model, spec.optimizer, "fp32")._parts]
     assert ratios == [1.0, 1.0]
     own = spec_with(learning_rate=MUON_RATE).optimizer
-    assert FlatMuon(model, own)._parts[1].rate_ratio == pytest.approx(MUON_RATE / RATE)
+    assert FlatMuon(model, own, "fp32")._parts[1].rate_ratio == pytest.approx(MUON_RATE / RATE)
 
 
 def test_the_run_spec_chooses():
     model = FlatModel(empty_module(tiny_spec(), VOCABULARY), CPU)
-    assert isinstance(inner_optimizer(model, tiny_spec().optimizer), FlatAdamW)
-    assert isinstance(inner_optimizer(model, spec_with().optimizer), FlatMuon)
+    assert isinstance(inner_optimizer(model, tiny_spec().optimizer, "fp32"), FlatAdamW)
+    assert isinstance(inner_optimizer(model, spec_with().optimizer, "fp32"), FlatMuon)
 
 
 def test_a_torch_without_muon_is_told_from_one_that_has_it(monkeypatch):
     model = FlatModel(empty_module(tiny_spec(), VOCABULARY), CPU)
     monkeypatch.delattr(torch.optim, "Muon")
     with pytest.raises(ValueError, match=r"needs torch 2\.9 or newer; this is "):
-        inner_optimizer(model, spec_with().optimizer)
+        inner_optimizer(model, spec_with().optimizer, "fp32")
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.95])
@@ -184,7 +186,7 @@ def test_forgetting_makes_a_new_one(momentum):
     for steps_before in (0, 3):
         model = FlatModel(initial_module(spec, VOCABULARY), CPU)
         start = model.theta_P.clone()
-        optimizer = inner_optimizer(model, spec.optimizer)
+        optimizer = inner_optimizer(model, spec.optimizer, "fp32")
         for seed in range(steps_before):
             gradients_of(model, seed)
             optimizer.step(RATE)

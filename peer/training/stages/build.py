@@ -58,7 +58,8 @@ def build_stage(
     module.checkpoints = settings.checkpoint_activations
     model = FlatModel(module, device)
     clip_norm = stage_clip_norm(spec.optimizer.clip_norm, stages)
-    optimizer = inner_optimizer(model, spec.optimizer.model_copy(update={"clip_norm": clip_norm}))
+    section = spec.optimizer.model_copy(update={"clip_norm": clip_norm})
+    optimizer = inner_optimizer(model, section, precision)
     sequences = spec.microbatch_sequences
     coder = BoundaryCoder(get_codec(spec.pipeline.codec), boundary_shape(spec), device)
     compute = StageCompute(module, device, precision)

@@ -32,7 +32,7 @@ class Trained:
 
     def __post_init__(self) -> None:
         section = spec_of().optimizer.model_copy(update={"name": self.name})
-        self.optimizer = inner_optimizer(self.model, section)
+        self.optimizer = inner_optimizer(self.model, section, "fp32")
 
     def step(self, *seeds: int) -> None:
         for seed in seeds:

@@ -71,7 +71,7 @@ class Stage:
         self.model = FlatModel(self.module, CPU)
         norm = spec.optimizer.clip_norm if clip_norm is None else clip_norm
         section = spec.optimizer.model_copy(update={"clip_norm": norm})
-        self.optimizer = inner_optimizer(self.model, section)
+        self.optimizer = inner_optimizer(self.model, section, "fp32")
         self.coder = BoundaryCoder(get_codec(codec), (2, 16, 32), CPU)
         self.ring = BoundaryRing.create_in(code_memory(0), SLOTS, self.coder.code_bytes)
         self.compute = StageCompute(self.module, CPU, "fp32")
@@ -213,7 +213,7 @@ def test_ten_steps_of_an_optimizer_follow_the_whole_model(name):
     stages = [Stage(spec, number, clip_norm=1e6) for number in range(STAGES)]
     whole = whole_model(stages, spec)
     section = spec.optimizer.model_copy(update={"clip_norm": 1e6})
-    straight = Stepper(whole, inner_optimizer(whole, section), "fp32", 2)
+    straight = Stepper(whole, inner_optimizer(whole, section, "fp32"), "fp32", 2)
     stepper = data_peer(stages[0], Path(stages[0], stages[1:]))
     for step in range(10):
         theirs = straight.step(blocks(seed=step), 1e-3)
