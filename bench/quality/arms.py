@@ -214,7 +214,11 @@ _OPTIMIZERS: Final = (
     *(_plain_int8(f"bits-h2-muon-{rate:g}", 0.25, muon=rate, partners="bits") for rate in _RATES),
     _plain_int8("pairs-h2-diff", 0.25, "int8-diff"),
     _plain_int8("pairs-h1-diff", 0.0, "int8-diff"),
-    _plain_int8("pairs-h2-muon-4-diff", 0.25, "int8-diff", muon=4.0),
+    *(
+        _plain_int8(f"pairs-h{h}-muon-{rate:g}-diff", h / 8, "int8-diff", muon=rate)
+        for h in (1, 2)
+        for rate in (4.0, 8.0)
+    ),
     _plain_int8("bits-h2-adamw", 0.25, partners="bits"),
     *(
         Arm(f"default-muon-{rate:g}", alpha=0.3, code="int8", delay=0.2, muon=rate)
