@@ -2,7 +2,7 @@
 
 Nothing fails on a start-up deadline. Every address is tried again and again, with back-off, and
 each second it is said what is failing for which address. Only a refusal that trying again cannot
-change ends it.
+change ends it. An address of our own, as in a list that all machines share, is left out.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -71,6 +71,7 @@ class Bootstrap:
         self._facts = facts
         self._events = events
         self._failing: dict[str, str] = {}
+        self._num_own = 0
         self._pins = pins or PassingPins()
         self._report_every_s = report_every_s
         self._found: tuple[PeerId, Hello] | None = None
@@ -100,7 +101,9 @@ class Bootstrap:
             try:
                 with trio.fail_after(ATTEMPT_S):
                     peer_id, addresses = await self._resolve(address)
-                    self._check_not_ourselves(address, peer_id)
+                    if peer_id == self._facts.peer_id:
+                        self._leave_out(address, done)
+                        return
                     self._pin(address, peer_id, addresses)
                     hello = await self._links.dial(peer_id, addresses)
             except Refused as refused:
@@ -118,14 +121,17 @@ class Bootstrap:
             await trio.sleep(pause_s)
             pause_s = min(MAX_PAUSE_S, 2 * pause_s)
 
-    def _check_not_ourselves(self, address: str, peer_id: PeerId) -> None:
-        """Raises Refused when our own identity answers there: it is alive in another process."""
-        if peer_id == self._facts.peer_id:
-            sentence = (
-                f"{address} answers with this home's own identity, {peer_id};"
-                " one identity can run once. Use another --home here."
-            )
-            raise Refused(RefusalReason.DUPLICATE_IDENTITY, sentence)
+    def _leave_out(self, address: str, done: trio.CancelScope) -> None:
+        """Note that we ourselves answer there; if we do everywhere, nobody is left to ask."""
+        sentence = (
+            f"{address} answers with this home's own identity, {self._facts.peer_id};"
+            " one identity can run once. Give the address of another peer, or use another --home."
+        )
+        self._failing[address] = f"refused: {sentence}"
+        self._num_own += 1
+        if self._num_own == len(self._addresses):
+            self._refused = Refused(RefusalReason.DUPLICATE_IDENTITY, sentence)
+            done.cancel()
 
     def _pin(self, address: str, peer_id: PeerId, addresses: Sequence[Address]) -> None:
         """Trust on first use: who answered at HOST:PORT is shown, and has to answer there again.

@@ -8,7 +8,7 @@ import json
 import socket
 from functools import partial
 from importlib.metadata import version as version_of
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 import trio
@@ -17,7 +17,7 @@ from peer.network.directory import HivemindDirectory, open_hivemind_directory
 from peer.network.identity import Identity, load, load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from peer.network.pacing import BandwidthLimits
-from peer.observe.control import Handler, serve_control
+from peer.observe.control import serve_control
 from peer.observe.endpoint import serve_metrics
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
@@ -36,13 +36,13 @@ from peer.state.home import Home
 from peer.state.pins import KeptPins
 from peer.state.uploads import UploadFailed, Uploads
 from peer.training.child_process import SpareChild
-from protocol.errors import LocoError
 from protocol.membership.view import Roster
 from protocol.run.run_spec import RunSpec
 
 from .admission_requests import AdmissionRequests
 from .amending import Amending
 from .assembly import Assembly, Ports
+from .bugs import note_failed_request, note_failed_stream
 from .checkpointing import CheckpointPlan
 from .door import Keys
 from .entry import Entry
@@ -51,13 +51,13 @@ from .outside import Outside
 from .pausing import PauseRequests
 from .peer import Peer
 from .peer_parts import PeerParts, PeerSettings
+from .peer_requests import PeerRequests
 from .provision import RealProvision
 from .report import Report, Restarts
 from .swarm_weights import SwarmWeights
 
 DEFAULT_PORT: Final = 31337
 DIRECTORY_CHECK_S: Final = 5.0
-MAX_DETAIL_CHARS: Final = 400
 """What is logged of an error's message: a stranger may have written part of it."""
 
 
@@ -144,9 +144,10 @@ class _Daemon:
                 parts.standing.door, parts.links.passing_on, parts.facts, parts.roster
             )
             weights, pausing = SwarmWeights(peer, parts), PauseRequests(peer)
-            asked = (_Control(peer, report), admission, amending, pausing, weights)
+            asked = (PeerRequests(peer, report), admission, amending, pausing, weights)
             handlers = {name: each for part in asked for name, each in part.handlers().items()}
-            await nursery.start(serve_control, self._home.control_socket, handlers)
+            tell_bug = partial(note_failed_request, ports.events)
+            await nursery.start(serve_control, self._home.control_socket, handlers, tell_bug)
             nursery.start_soon(_watch_network, network, directory, ports.events, restarts)
             nursery.start_soon(_watch_directory, directory, ports.events, restarts)
             nursery.start_soon(Outside(network, parts, self._config.relay_mbps).run)
@@ -194,7 +195,7 @@ class _Daemon:
             log_format=config.log_format,
             verbose=config.verbose,
         )
-        network.tell_bugs(partial(note_bug, events))
+        network.tell_bugs(partial(note_failed_stream, events))
         provision = RealProvision(
             peer_id=network.peer_id,
             cache_dir=home.cache_dir,
@@ -299,66 +300,6 @@ class _Daemon:
         if founds:
             key = self._home.founder_key_path
             print(f"keep a copy of {key}: nothing else signs for this run", flush=True)
-
-
-class _Control:
-    """What `loco-peer status`, `leave` and `export` may ask."""
-
-    def __init__(self, peer: Peer, report: Report) -> None:
-        self._peer = peer
-        self._report = report
-
-    def __repr__(self) -> str:
-        return f"<_Control of {self._peer!r}>"
-
-    def handlers(self) -> dict[str, Handler]:
-        """The handler of each request, by its name."""
-        return {
-            "status": self.status,
-            "leave": self.leave,
-            "write_state": self.write_state,
-            "fetch_stage": self.fetch_stage,
-        }
-
-    async def status(self, _: dict[str, Any]) -> dict[str, Any]:
-        """The present."""
-        return self._report.status().to_json()
-
-    async def leave(self, _: dict[str, Any]) -> dict[str, Any]:
-        """Begin to leave."""
-        self._peer.request_stop()
-        return {}
-
-    async def write_state(self, _: dict[str, Any]) -> dict[str, Any]:
-        """Write the present state to a file."""
-        service = self._peer.service
-        written = None if service is None else await service.write()
-        if written is None:
-            raise LocoError("there is no state yet; try again when this peer is training")
-        path, manifest = written
-        scalars = manifest.scalars
-        return {
-            "path": str(path),
-            "part": self._peer.part,
-            "round": scalars.round,
-            "tokens": scalars.tokens,
-        }
-
-    async def fetch_stage(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        """Write the slow weights of a stage that other peers hold to a file."""
-        path = await self._peer.fetch_stage(wanted["stage"], wanted["padded_parameters"])
-        return {"path": str(path)}
-
-
-def note_bug(events: EventLog, peer_id: PeerId, protocol: str, error: BaseException) -> None:
-    """Put a stream that a bug has ended into the event log."""
-    events.emit(
-        EventName.STREAM_FAILED,
-        remote=peer_id,
-        protocol=protocol,
-        error=type(error).__name__,
-        detail=str(error)[:MAX_DETAIL_CHARS],
-    )
 
 
 async def _watch_network(

@@ -10,7 +10,7 @@ Rules:
 - The path may be left over from a daemon that was killed. The home's lock says that we are the only
   daemon, so the socket is replaced.
 - A client can only end its own connection: length, time to ask and number of connections are
-  bounded.
+  bounded. A request that fails, through a full disk or a bug, ends alone as well.
 """
 
 import errno
@@ -35,6 +35,8 @@ REPLY_TIMEOUT_S: Final = 10.0
 _CHUNK_BYTES: Final = 64 * 1024
 
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+TellBug = Callable[[str, Exception], None]
+"""Takes the request's name, and what its handler has raised."""
 
 
 class NoDaemon(LocoError):
@@ -48,6 +50,7 @@ class ControlFailed(LocoError):
 async def serve_control(
     path: Path,
     handlers: Mapping[str, Handler],
+    tell_bug: TellBug,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -56,8 +59,9 @@ async def serve_control(
     Args:
         path: at most 107 bytes.
         handlers: by request name; each takes the request's arguments and returns the reply. A
-            `LocoError` becomes the client's error. A handler may answer and be cut off later:
-            cancel the nursery only after it returned.
+            `LocoError` or `OSError` becomes the client's error. A handler may answer and be cut off
+            later: cancel the nursery only after it returned.
+        tell_bug: is told of a request that fails in any other way.
     """
     path.unlink(missing_ok=True)
     listening = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -65,7 +69,7 @@ async def serve_control(
         await listening.bind(str(path))
         path.chmod(0o600)
         listening.listen(MAX_CONNECTIONS)
-        server = _Server(handlers)
+        server = _Server(handlers, tell_bug)
         async with trio.open_nursery() as nursery:
             listener = trio.SocketListener(listening)
             nursery.start_soon(trio.serve_listeners, server.answer, [listener])
@@ -76,8 +80,9 @@ async def serve_control(
 
 
 class _Server:
-    def __init__(self, handlers: Mapping[str, Handler]) -> None:
+    def __init__(self, handlers: Mapping[str, Handler], tell_bug: TellBug) -> None:
         self._handlers = handlers
+        self._tell_bug = tell_bug
         self._connections = 0
 
     async def answer(self, stream: trio.SocketStream) -> None:
@@ -111,8 +116,12 @@ class _Server:
             return {"error": f"unknown request; known are {', '.join(sorted(self._handlers))}"}
         try:
             return {"reply": await handler(arguments)}
-        except LocoError as error:
+        except (LocoError, OSError) as error:
             return {"error": str(error)}
+        except Exception as bug:  # noqa: BLE001 - a command that fails must not end the run
+            self._tell_bug(name, bug)
+            kind = type(bug).__name__
+            return {"error": f"'{name}' failed, which is a bug in loco-peer: {kind}: {bug}"}
 
 
 async def _read_line(stream: trio.SocketStream, max_bytes: int) -> bytes:

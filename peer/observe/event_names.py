@@ -57,6 +57,7 @@ class EventName(StrEnum):
     DIRECTORY_RESTARTED = "DirectoryRestarted"
     NETWORK_RESTARTED = "NetworkRestarted"
     STREAM_FAILED = "StreamFailed"
+    REQUEST_FAILED = "RequestFailed"
     BOOTSTRAP_FAILING = "BootstrapFailing"
     IDENTITY_PINNED = "IdentityPinned"
     RUN_FINISHED = "RunFinished"
@@ -214,6 +215,11 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
     EventName.STREAM_FAILED: _REMOTE
     | {
         "protocol": "of the stream, which a bug of ours has ended; once for each peer and error",
+        "error": "its type",
+        "detail": "its message",
+    },
+    EventName.REQUEST_FAILED: {
+        "request": "of a command of ours, which a bug of ours has ended",
         "error": "its type",
         "detail": "its message",
     },

@@ -10,8 +10,8 @@
 
 Rules
   1. A checkpoint is written aside, fsynced and renamed, the manifest last of its files: what has
-     its name is whole. One that was torn all the same, or changed, does not match its manifest: it
-     is refused, and the one before it is used.
+     its name is whole. One that was torn all the same, or changed, does not match its manifest, and
+     one may hold values that are not finite: it is refused, and the one before it is used.
   2. `keep` checkpoints are kept, and fewer where they would take more than `max_bytes`; the newest
      is never removed, nor is an older one before a newer is whole.
   3. Nothing is begun that the disk has no room for.
@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import blake3
-import numpy as np
 import torch
 from annotated_types import Ge
 from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, ValidationError
@@ -115,24 +114,23 @@ class Checkpoint:
         return self.path / TRAINER_FILE
 
     def verify(self) -> None:
-        """Hold the files against the manifest.
+        """Hold the files against the manifest, and look at the values.
 
         Raises:
-            FileUnusable: one is torn or changed; the message says which.
+            FileUnusable: one is torn or changed, or a value is not finite; the message says which.
         """
         for name, digest in self.manifest.files.items():
             _check(self.path / name, digest)
+        TensorFile(self.path / OUTER_FILE).check_finite()
 
     def fill(self, slow_P: Float32Vector, momentum_P: Float32Vector) -> None:
-        """Fill both vectors, fp32 [P]. Raises FileUnusable: they are not there, or not finite."""
+        """Fill both vectors, fp32 [P]. Raises FileUnusable: they are not there, or not as long."""
         outer = TensorFile(self.path / OUTER_FILE)
         for name, vector in ((SLOW, slow_P), (MOMENTUM, momentum_P)):
             if name == SLOW or name in outer.names:
                 outer.read_into(name, torch.from_numpy(vector))
             elif vector.any():  # memory that is never written is none
                 vector.fill(0.0)
-            if not np.isfinite(vector).all():
-                raise FileUnusable(f"{name} in {OUTER_FILE} holds values that are not finite")
 
 
 class CheckpointStore:

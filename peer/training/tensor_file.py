@@ -91,6 +91,17 @@ class TensorFile:
             for start, tile in _tiles(tensor):
                 tile.copy_(kept[start : start + tile.numel()])
 
+    def check_finite(self) -> None:
+        """Look at all values of all vectors. Raises FileUnusable: one is no finite number."""
+        with safe_open(self._path, "pt") as file:
+            for name in sorted(self.names):
+                kept = file.get_slice(name)
+                for start in range(0, kept.get_shape()[0], TILE):
+                    if not kept[start : start + TILE].isfinite().all():
+                        raise FileUnusable(
+                            f"{name} in {self._path.name} holds values that are not finite"
+                        )
+
 
 def _tiles(vector: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
     for start in range(0, vector.numel(), TILE):

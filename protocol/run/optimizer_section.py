@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .section import Section
+from .section import MAX_STEPS, Section
 
 
 class MuonSection(Section):
@@ -24,7 +24,7 @@ class OptimizerSection(Section):
     learning_rate: Annotated[float, Field(gt=0, lt=10)] = 3e-3
     min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
-    warmup_steps: Annotated[int, Field(ge=0)] = 60
+    warmup_steps: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 60
     decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
     """WSD only: the last part of the run over which the rate falls."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (

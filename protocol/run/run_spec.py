@@ -20,7 +20,6 @@ import blake3
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     Field,
     ValidationError,
     model_validator,
@@ -36,7 +35,7 @@ from .frozen_config import config_fault
 from .layout import ALIGNMENT
 from .optimizer_section import OptimizerSection
 from .pipeline_section import PipelineSection
-from .section import MISFIT, Section, misfit
+from .section import MAX_STEPS, MISFIT, NumberOrAuto, Section, misfit
 from .way_sections import DilocoSection, GaslocSection, StreamingSection
 from .ways import WAYS, others_keys
 
@@ -107,22 +106,12 @@ class DataSection(Section):
         return self
 
 
-def _number_or_auto(value: object) -> object:
-    """The value, if it is one or the other."""
-    if value == "auto" or (type(value) is int and value >= 1):
-        return value
-    raise PydanticCustomError("number_or_auto", "must be a whole number of 1 or more, or 'auto'")
-
-
-NumberOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)]
-
-
 class TrainingSection(Section):
     """One inner step."""
 
-    total_steps: Annotated[int, Field(ge=1)] = 1200
+    total_steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] = 1200
     """Nominal inner steps of the whole run; rounded up to whole rounds."""
-    batch_size: Annotated[int, Field(ge=1)] = 8
+    batch_size: Annotated[int, Field(ge=1, le=1 << 20)] = 8
     """Sequences per inner step and peer."""
     micro_batch: NumberOrAuto = "auto"
     """Sequences per forward pass; `auto` finds the largest that fits by a dry run."""
@@ -159,7 +148,7 @@ class SyncSection(Section):
     """Train on while vectors travel; `false` is the paper's blocking form."""
     final_averaging: bool = True
     """End the run with the mean of all replicas (protocol/gossip/final_averaging.py)."""
-    validate_every: Annotated[int, Field(ge=1)] = 1
+    validate_every: Annotated[int, Field(ge=1, le=MAX_STEPS)] = 1
     """Rounds between two validations of the slow weights."""
     diloco: DilocoSection | None = None
     """With `method = "diloco"` only, and then never None."""

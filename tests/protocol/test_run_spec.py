@@ -19,6 +19,7 @@ from protocol.run.run_spec import (
     parse_toml,
     run_id_of,
 )
+from protocol.run.section import MAX_STEPS
 from protocol.run.way_sections import DilocoSection, StreamingSection
 
 AUTO = '[sync]\ninner_steps = "auto"\n'
@@ -72,7 +73,7 @@ def test_bytes_are_canonical_and_come_back() -> None:
         ("[sync", "not TOML"),
         ("[sync]\nmethod = ['noloco']", "sync.method"),
         ('name = "a b"', "name"),
-        ("[sync]\ninner_steps = 0", "^sync.inner_steps: must be .* 1 or more, or 'auto' .got 0.$"),
+        ("[sync]\ninner_steps = 0", "^sync.inner_steps: must be .* 1 to .*, or 'auto' .got 0.$"),
         ("[sync]\ninner_steps = 2.5", "^sync.inner_steps: must be a whole number"),
         ("[sync]\ninner_steps = true", "^sync.inner_steps: must be a whole number"),
     ],
@@ -141,6 +142,24 @@ DILOCO = '[sync]\nmethod = "diloco"\n'
             ),
         ),
         ("[frozen]\nparameters = 1", "frozen.config: Field required"),
+        (
+            f"[training]\ntotal_steps = {10**20}",
+            (
+                f"training.total_steps: Input should be less than or equal to {MAX_STEPS}"
+                f" (got {10**20})"
+            ),
+        ),
+        (
+            f"[sync]\ninner_steps = {10**20}",
+            (
+                f"sync.inner_steps: must be a whole number from 1 to {MAX_STEPS}, or 'auto'"
+                f" (got {10**20})"
+            ),
+        ),
+        (
+            "[optimizer]\nweight_decay = inf",
+            "optimizer.weight_decay: Input should be a finite number (got inf)",
+        ),
     ],
 )
 def test_the_sentence_names_the_key_and_its_value_and_no_other(toml: str, sentence: str) -> None:

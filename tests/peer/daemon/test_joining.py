@@ -21,11 +21,21 @@ class NoLinks:
         raise StreamLost("dial: connection refused")
 
 
-def _bootstrap(resolve, lines, pins=None):
-    links: Any = NoLinks()
+NO_LINKS: Any = NoLinks()
+
+
+class OpenLinks:
+    """Links that everybody answers."""
+
+    async def dial(self, *_: object) -> str:
+        await trio.sleep(1)
+        return "hello"
+
+
+def _bootstrap(resolve, lines, pins=None, *, addresses=("h:1",), links=NO_LINKS):
     events = EventLog(lines.append, peer="me", wall_time_s=trio.current_time, stream=None)
     facts = Facts("me", 1)
-    return Bootstrap(["h:1"], resolve=resolve, links=links, facts=facts, events=events, pins=pins)
+    return Bootstrap(addresses, resolve=resolve, links=links, facts=facts, events=events, pins=pins)
 
 
 async def test_our_own_identity_at_the_bootstrap_address_is_refused(autojump_clock):
@@ -35,6 +45,14 @@ async def test_our_own_identity_at_the_bootstrap_address_is_refused(autojump_clo
     with pytest.raises(Refused, match="own identity") as refused:
         await _bootstrap(resolve, []).enter()
     assert refused.value.reason is RefusalReason.DUPLICATE_IDENTITY
+
+
+async def test_an_address_of_our_own_among_others_is_left_out(autojump_clock):
+    async def resolve(address: str):
+        return ("me" if address == "own:1" else "other"), ("/ip4/10.0.0.1/tcp/1",)
+
+    bootstrap = _bootstrap(resolve, [], addresses=("own:1", "h:1"), links=OpenLinks())
+    assert await bootstrap.enter() == ("other", "hello")
 
 
 async def test_it_says_each_second_what_fails_and_keeps_trying(autojump_clock):

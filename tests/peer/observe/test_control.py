@@ -40,7 +40,38 @@ async def hang(arguments: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def no_bug(request: str, bug: Exception) -> None:
+    raise AssertionError(f"{request}: {bug}")
+
+
 HANDLERS = {"echo": echo, "fail": fail, "hang": hang}
+
+
+@pytest.mark.parametrize(
+    ("raised", "sentence", "is_bug"),
+    [
+        (OSError(28, "No space left on device", "/home/x"), "No space left on device", False),
+        (OverflowError("too large"), "a bug in loco-peer: OverflowError: too large", True),
+        (ExceptionGroup("", [KeyError("a")]), "a bug in loco-peer: ExceptionGroup", True),
+    ],
+)
+async def test_a_request_that_fails_ends_alone(
+    path: Path, nursery: trio.Nursery, raised: Exception, sentence: str, is_bug: bool
+) -> None:
+    async def break_down(arguments: dict[str, Any]) -> dict[str, Any]:
+        raise raised
+
+    told: list[tuple[str, Exception]] = []
+
+    def tell(request: str, bug: Exception) -> None:
+        told.append((request, bug))
+
+    handlers = {**HANDLERS, "break": break_down}
+    await nursery.start(serve_control, path, handlers, tell)
+    with pytest.raises(ControlFailed, match=sentence):
+        await ask(path, "break")
+    assert told == ([("break", raised)] if is_bug else [])
+    assert await ask(path, "echo", n=3) == {"n": 3}
 
 
 async def raw(path: Path, data: bytes) -> bytes:
@@ -53,7 +84,7 @@ async def raw(path: Path, data: bytes) -> bytes:
 
 
 async def test_a_request_is_answered(path: Path, nursery: trio.Nursery) -> None:
-    await nursery.start(serve_control, path, HANDLERS)
+    await nursery.start(serve_control, path, HANDLERS, no_bug)
     assert await ask(path, "echo", n=3) == {"n": 3}
     assert path.stat().st_mode & 0o777 == 0o600
 
@@ -61,7 +92,7 @@ async def test_a_request_is_answered(path: Path, nursery: trio.Nursery) -> None:
 async def test_an_error_of_ours_reaches_the_client_as_a_sentence(
     path: Path, nursery: trio.Nursery
 ) -> None:
-    await nursery.start(serve_control, path, HANDLERS)
+    await nursery.start(serve_control, path, HANDLERS, no_bug)
     with pytest.raises(ControlFailed, match="cannot do that now"):
         await ask(path, "fail")
     assert await ask(path, "echo") == {}
@@ -71,14 +102,14 @@ async def test_an_error_of_ours_reaches_the_client_as_a_sentence(
     "data", [b"nonsense\n", b"[]\n", b'{"request": "destroy"}\n', b'{"request": []}\n']
 )
 async def test_what_nobody_knows_is_told(path: Path, nursery: trio.Nursery, data: bytes) -> None:
-    await nursery.start(serve_control, path, HANDLERS)
+    await nursery.start(serve_control, path, HANDLERS, no_bug)
     assert b"unknown request; known are echo, fail, hang" in await raw(path, data)
 
 
 async def test_a_request_that_is_too_long_ends_its_connection(
     path: Path, nursery: trio.Nursery
 ) -> None:
-    await nursery.start(serve_control, path, HANDLERS)
+    await nursery.start(serve_control, path, HANDLERS, no_bug)
     try:
         pad = b"x" * MAX_REQUEST_BYTES
         assert await raw(path, b'{"request": "echo", "pad": "' + pad + b'"}\n') == b""
@@ -88,7 +119,7 @@ async def test_a_request_that_is_too_long_ends_its_connection(
 
 
 async def test_a_client_that_goes_away_harms_nobody(path: Path, nursery: trio.Nursery) -> None:
-    await nursery.start(serve_control, path, HANDLERS)
+    await nursery.start(serve_control, path, HANDLERS, no_bug)
     for data in (b"", b'{"req', b'{"request": "echo"}\n'):
         stream = await trio.open_unix_socket(str(path))
         if data:
@@ -98,7 +129,7 @@ async def test_a_client_that_goes_away_harms_nobody(path: Path, nursery: trio.Nu
 
 
 async def test_connections_are_bounded(path: Path, nursery: trio.Nursery) -> None:
-    await nursery.start(serve_control, path, HANDLERS)
+    await nursery.start(serve_control, path, HANDLERS, no_bug)
     held = [await trio.open_unix_socket(str(path)) for _ in range(MAX_CONNECTIONS)]
     for stream in held:
         await stream.send_all(b'{"request": "hang"}\n')
@@ -114,7 +145,7 @@ async def test_a_stale_socket_is_replaced(path: Path, nursery: trio.Nursery) -> 
         dead.bind(str(path))
     with pytest.raises(NoDaemon):
         await ask(path, "echo")
-    await nursery.start(serve_control, path, HANDLERS)
+    await nursery.start(serve_control, path, HANDLERS, no_bug)
     assert await ask(path, "echo") == {}
 
 
@@ -126,7 +157,7 @@ async def test_no_daemon_is_said(path: Path) -> None:
 async def test_a_daemon_that_does_not_answer_is_said(
     path: Path, nursery: trio.Nursery, autojump_clock
 ) -> None:
-    await nursery.start(serve_control, path, HANDLERS)
+    await nursery.start(serve_control, path, HANDLERS, no_bug)
     with pytest.raises(ControlFailed, match="'hang' within 3 s"):
         await ask(path, "hang", timeout_s=3)
 
@@ -137,7 +168,7 @@ async def test_a_daemon_that_ends_is_said(path: Path) -> None:
             await ask(path, "hang")
 
     async with trio.open_nursery() as clients, trio.open_nursery() as daemon:
-        await daemon.start(serve_control, path, HANDLERS)
+        await daemon.start(serve_control, path, HANDLERS, no_bug)
         clients.start_soon(client)
         await trio.testing.wait_all_tasks_blocked()
         daemon.cancel_scope.cancel()
@@ -160,5 +191,5 @@ async def _daemon_that_leaves(path: Path, *, task_status=trio.TASK_STATUS_IGNORE
             return {"leaving": True}
 
         async with trio.open_nursery() as nursery:
-            await nursery.start(control.serve_control, path, {"leave": leave})
+            await nursery.start(control.serve_control, path, {"leave": leave}, no_bug)
             task_status.started(scope)

@@ -110,10 +110,15 @@ def test_of_a_torn_or_changed_one_the_one_before_is_used(tmp_path, name, harm):
     assert name in refused[0]
 
 
-def test_values_that_are_not_finite_are_refused(tmp_path):
-    written = write(CheckpointStore(tmp_path, keep=3), float("nan"), step=1)
-    with pytest.raises(FileUnusable, match="not finite"):
-        written.fill(*vectors(0.0))
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_are_refused_and_the_one_before_is_used(tmp_path, bad):
+    store = CheckpointStore(tmp_path, keep=3)
+    good, spoilt = write(store, 1.0), write(store, bad, step=2.0)
+    found, refused = newest_good(store)
+    assert found == good
+    assert refused == [
+        f"{spoilt.path.name}: momentum in {OUTER_FILE} holds values that are not finite"
+    ]
 
 
 def test_what_was_half_written_is_no_checkpoint(tmp_path):
