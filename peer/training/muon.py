@@ -1,4 +1,4 @@
-"""Muon for processors that do not compute in bf16: torch's, with its iteration in fp32.
+"""Muon where the forward pass is in fp32: torch's, with its iteration in fp32 as well.
 
 torch.optim.Muon always iterates in bf16. Many CPUs have no such arithmetic and work it out by hand,
 which made a step of the demo's model ten times as long. In fp32 the same five iterations are more
