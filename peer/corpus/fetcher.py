@@ -27,9 +27,11 @@ from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
 from peer.ports import Network, PeerId, Work
+from protocol.corpus.at_once import AtOnce
 from protocol.corpus.needs import Needs, first_to_go, kept_pieces
 from protocol.corpus.requests import PieceRequests, Request
 from protocol.errors import LocoError, Refused, RemoteProtocolError
+from protocol.limits import MAX_ASKED_PIECES
 from protocol.membership.view import Roster
 from protocol.schedule.data_plan import DataPlan, Members
 from protocol.schedule.shuffle import Int64Vector
@@ -84,6 +86,7 @@ class PieceFetcher:
         self._first_blocks = first_blocks
         self._max_pieces = max_pieces
         self._requests = PieceRequests(facts.peer_id, store.here)
+        self._at_once = AtOnce(MAX_ASKED_PIECES)
         self._needs: Needs | None = None
         self._awaited: tuple[int, ...] = ()
         self._staying: tuple[int, ...] = ()
@@ -139,9 +142,11 @@ class PieceFetcher:
                 await changed.wait()
 
     def _begin(self, nursery: trio.Nursery) -> None:
+        now_s = trio.current_time()
         if self._refused:
             return
-        for request in self._requests.next_requests():
+        for request in self._requests.next_requests(self._at_once.limit(now_s)):
+            self._at_once.began(now_s)
             nursery.start_soon(self._fetch, request)
 
     async def _want(self) -> None:
@@ -171,10 +176,13 @@ class PieceFetcher:
 
     async def _receive(self, request: Request) -> bytes | None:
         """Ask for a piece; None where it did not come."""
+        ended = self._at_once.lost
         try:
             async with self._asking(request.peer_id) as asker:
-                return await asker.piece(request.piece)
+                data = await asker.piece(request.piece)
         except LocoError as error:
+            if isinstance(error, Refused):
+                ended = self._at_once.refused
             self._requests.failed(request)
             self._doubt(request.peer_id, error)
             if isinstance(error, RemoteProtocolError):
@@ -185,6 +193,11 @@ class PieceFetcher:
                     detail=str(error)[:MAX_DETAIL_CHARS],
                 )
             return None
+        else:
+            ended = self._at_once.came
+            return data
+        finally:
+            ended(trio.current_time())
 
     async def _change_disk(self, piece: int, change: Callable[[], None]) -> None:
         """Write or remove a piece, however long the disk refuses."""
