@@ -13,6 +13,7 @@ from peer.ports import Network, PeerId
 from peer.state.steady import slowest_rate, steady
 from protocol.corpus.manifest import CorpusManifest
 from protocol.errors import RemoteProtocolError
+from protocol.limits import MAX_ASKED_PIECES
 from protocol.wire.corpus_messages import GetHoldings, GetPieces, Holdings, PieceReply
 from protocol.wire.versions import CORPUS
 
@@ -62,7 +63,7 @@ class Asker:
             StreamLost, Refused, RemoteProtocolError
         """
         size = self._manifest.piece_bytes(piece)
-        with steady(self._talk, slowest_rate(size)) as moved:
+        with steady(self._talk, slowest_rate(size), _sharers) as moved:
             await self._talk.send(GetPieces(self._corpus, (piece,)))
             reply, data = await self._talk.receive(
                 PieceReply,
@@ -74,6 +75,16 @@ class Asker:
         if reply.piece != piece or not self._manifest.is_piece(piece, data):
             raise RemoteProtocolError(f"what came is not piece {piece} of the corpus")
         return data
+
+
+def _sharers() -> int:
+    """How many may share the line, ours or the source's, with other readers and averages beside.
+
+    A piece that is cut off has come for nothing, so its source is held to its part of a line on
+    which as many are on their way as may be. A source slower than others is not waited for
+    long (protocol/corpus/requests.py).
+    """
+    return MAX_ASKED_PIECES
 
 
 @asynccontextmanager

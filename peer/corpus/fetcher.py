@@ -8,11 +8,15 @@ of from what the others have said that they have (protocol/corpus/requests.py). 
 
 Training waits only where a piece of its next step is not here yet (`bring`). A peer that gave
 something else than the piece, or too slowly, is not asked for a while.
+
+A disk that refuses a piece is nobody else's fault. What has come stays in memory, MAX_ASKED_PIECES
+at most, and is written when the disk takes it; until then nothing further is asked for.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -23,9 +27,11 @@ from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
 from peer.ports import Network, PeerId, Work
+from protocol.corpus.at_once import AtOnce
 from protocol.corpus.needs import Needs, first_to_go, kept_pieces
 from protocol.corpus.requests import PieceRequests, Request
 from protocol.errors import LocoError, Refused, RemoteProtocolError
+from protocol.limits import MAX_ASKED_PIECES
 from protocol.membership.view import Roster
 from protocol.schedule.data_plan import DataPlan, Members
 from protocol.schedule.shuffle import Int64Vector
@@ -42,6 +48,9 @@ MAX_DETAIL_CHARS: Final = 400
 PAUSE_S: Final = 5.0
 """For which a peer is not asked that did not give a piece; DOUBT_PAUSE_S where it gave another."""
 DOUBT_PAUSE_S: Final = 300.0
+DISK_PAUSE_S: Final = 60.0
+"""Between two attempts to write what the disk refused: somebody has to make room there, and what
+waits costs no traffic meanwhile."""
 
 
 class PieceFetcher:
@@ -77,10 +86,14 @@ class PieceFetcher:
         self._first_blocks = first_blocks
         self._max_pieces = max_pieces
         self._requests = PieceRequests(facts.peer_id, store.here)
+        self._at_once = AtOnce(MAX_ASKED_PIECES)
         self._needs: Needs | None = None
         self._awaited: tuple[int, ...] = ()
         self._staying: tuple[int, ...] = ()
         self._kept = np.zeros(len(store.here), bool)
+        self._refused: set[int] = set()
+        """Pieces that the disk does not let us write, or remove."""
+        self._refusal = ""
         self._versions: dict[PeerId, int] = {}
         self._not_before_s: dict[PeerId, float] = {}
         self._changed = trio.Event()
@@ -125,9 +138,16 @@ class PieceFetcher:
                 if self._is_new:
                     self._is_new = False
                     await self._want()
-                for request in self._requests.next_requests():
-                    nursery.start_soon(self._fetch, request)
+                self._begin(nursery)
                 await changed.wait()
+
+    def _begin(self, nursery: trio.Nursery) -> None:
+        now_s = trio.current_time()
+        if self._refused:
+            return
+        for request in self._requests.next_requests(self._at_once.limit(now_s)):
+            self._at_once.began(now_s)
+            nursery.start_soon(self._fetch, request)
 
     async def _want(self) -> None:
         """Say what is needed first, what soon, and what is kept for others."""
@@ -145,26 +165,61 @@ class PieceFetcher:
         return (*alive, self._facts.peer_id)
 
     async def _fetch(self, request: Request) -> None:
+        data = await self._receive(request)
+        if data is not None:
+            await self._change_disk(request.piece, partial(self._store.add, request.piece, data))
+            self._requests.came(request)
+            self._facts.corpus.fetched_bytes += len(data)
+            await self._make_room(request.piece)
+        self._note()
+        self._wake()
+
+    async def _receive(self, request: Request) -> bytes | None:
+        """Ask for a piece; None where it did not come."""
+        ended = self._at_once.lost
         try:
             async with self._asking(request.peer_id) as asker:
                 data = await asker.piece(request.piece)
-            await self._work.run(self._store.add, request.piece, data)
-        except (LocoError, OSError) as error:
+        except LocoError as error:
+            if isinstance(error, Refused):
+                ended = self._at_once.refused
             self._requests.failed(request)
             self._doubt(request.peer_id, error)
-            if isinstance(error, RemoteProtocolError | OSError):
+            if isinstance(error, RemoteProtocolError):
                 self._events.emit(
                     EventName.PIECE_FAILED,
                     remote=request.peer_id,
                     piece=request.piece,
                     detail=str(error)[:MAX_DETAIL_CHARS],
                 )
+            return None
         else:
-            self._requests.came(request)
-            self._facts.corpus.fetched_bytes += len(data)
-            await self._make_room(request.piece)
-        self._note()
-        self._wake()
+            ended = self._at_once.came
+            return data
+        finally:
+            ended(trio.current_time())
+
+    async def _change_disk(self, piece: int, change: Callable[[], None]) -> None:
+        """Write or remove a piece, however long the disk refuses."""
+        while True:
+            try:
+                await self._work.run(change)
+            except OSError as error:
+                self._refused.add(piece)
+                self._say_refused(piece, error.strerror or str(error))
+                await trio.sleep(DISK_PAUSE_S)
+            else:
+                break
+        self._refused.discard(piece)
+        self._refusal = ""
+
+    def _say_refused(self, piece: int, refusal: str) -> None:
+        if self._awaited:
+            sentence = f"waiting for a disk that keeps no pieces of the corpus: {refusal}"
+            self._facts.now_doing(sentence)
+        if refusal != self._refusal:  # once, and not every minute
+            self._refusal = refusal
+            self._events.emit(EventName.DISK_REFUSED, piece=piece, detail=refusal)
 
     def _asking(self, peer_id: PeerId) -> AbstractAsyncContextManager[Asker]:
         return asking(self._network, peer_id, self._corpus, self._store.manifest)
@@ -185,7 +240,7 @@ class PieceFetcher:
         held, staying = np.flatnonzero(self._store.here), (*self._staying, newest)
         going = await self._work.run(_going, needs, held, self._kept, staying)
         for piece in going[: int(excess)]:
-            await self._work.run(self._store.drop, piece)
+            await self._change_disk(piece, partial(self._store.drop, piece))
             self._requests.dropped(piece)
 
     # --- what others have -------------------------------------------------------------------------

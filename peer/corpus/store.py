@@ -37,7 +37,7 @@ class PieceStore(Protocol):
         """Keep a piece, which has been checked. Raises OSError."""
 
     def drop(self, piece: int) -> None:
-        """Keep it no longer."""
+        """Keep it no longer. Raises OSError."""
 
 
 class WholeStore:
@@ -82,11 +82,11 @@ class PieceFolder:
         """From its file."""
         try:
             data = piece_path(self._folder, piece).read_bytes()
-        except FileNotFoundError:
-            data = b""
-        if self.manifest.is_piece(piece, data):
-            return data
-        self.drop(piece)
+            if self.manifest.is_piece(piece, data):
+                return data
+            self.drop(piece)
+        except OSError:  # what cannot be read or removed now is not here; it may be written again
+            self._note(piece, is_here=False)
         return None
 
     def add(self, piece: int, data: bytes) -> None:

@@ -46,8 +46,7 @@ FETCH_S: Final = 30.0
 MEASURE_S: Final = 60.0
 """For all that is asked of one peer to measure its line."""
 TELLING_S: Final = 10.0
-"""A stream that ends sooner says nothing of its line: perhaps the peer went. One that is too slow
-for a piece is given up by its sender, after STALL_S of corpus/service.py."""
+"""A stream that ends sooner says nothing of its line: perhaps the peer went."""
 MIN_MEASURED_BYTES: Final = 256 * 1024
 """What is smaller takes as long as a round trip, and tells nothing of the line."""
 OTHERS: Final = 2

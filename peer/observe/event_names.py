@@ -34,6 +34,7 @@ class EventName(StrEnum):
     STATE_RECEIVED = "StateReceived"
     PIECES_AWAITED = "PiecesAwaited"
     PIECE_FAILED = "PieceFailed"
+    DISK_REFUSED = "DiskRefused"
     STAGE_REBUILT = "StageRebuilt"
     STAGE_LEFT_OUT = "StageLeftOut"
     STAGE_TAKEN_IN = "StageTakenIn"
@@ -130,7 +131,11 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "seconds": "for which training stood still for them",
     },
     EventName.PIECE_FAILED: _REMOTE
-    | {"piece": "of the corpus, its number", "detail": "why it could not be kept, or trusted"},
+    | {"piece": "of the corpus, its number", "detail": "why what came is not it"},
+    EventName.DISK_REFUSED: {
+        "piece": "of the corpus, its number, that could not be written or removed",
+        "detail": "what the system says; it is tried every minute until the disk obeys",
+    },
     EventName.STAGE_REBUILT: {
         "stage": "that nobody held any more",
         "remotes": "peers whose stages it was made of; none where it begins as the model did",

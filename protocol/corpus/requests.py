@@ -9,8 +9,11 @@ Rules
   2. A piece is asked of the holder that is asked for the least at the time; among equals a hash of
      us, piece and holder decides, so that peers that need the same ask different holders.
   3. A piece is on its way once. But one that is waited for is also asked of a holder that is asked
-     for nothing else: a slow source holds up nobody for long.
-  4. At most MAX_ASKED_PER_SOURCE pieces are asked of one peer, and MAX_ASKED of all.
+     for nothing else; and, before all others, of any holder once so many pieces have come since it
+     was asked for that some were asked for later. So a slow source holds up nobody for long, and
+     over a thin line, where all are slow, nothing comes twice.
+  4. At most MAX_ASKED_PIECES_PER_SOURCE pieces are asked of one peer, and MAX_ASKED_PIECES of all,
+     or fewer, as the line allows (at_once.py).
   5. A peer that failed to give a piece does not have it, until it says again that it has.
 
 Invariants: nothing is asked for that is here; nobody is asked for what it has not said it has.
@@ -60,7 +63,10 @@ class PieceRequests:
         self._first: tuple[int, ...] = ()
         self._soon: tuple[int, ...] = ()
         self._kept: npt.NDArray[np.int64] = np.empty(0, np.int64)
-        self._asked: set[Request] = set()
+        self._asked: dict[Request, int] = {}
+        """With how many pieces had come when it was asked."""
+        self._num_came = 0
+        self._at_most = MAX_ASKED_PIECES
         self._asked_of: Counter[str] = Counter()
         self._on_way: Counter[int] = Counter()
         self._only_kept: set[int] = set()
@@ -103,6 +109,7 @@ class PieceRequests:
         """The piece is here."""
         self._ended(request)
         self._here[request.piece] = True
+        self._num_came += 1
 
     def failed(self, request: Request) -> None:
         """The peer did not give it."""
@@ -117,13 +124,19 @@ class PieceRequests:
         self._here[piece] = False
 
     # --- what is asked ----------------------------------------------------------------------------
-    def next_requests(self) -> list[Request]:
-        """What is to be asked for now; it counts as asked."""
+    def next_requests(self, at_most: int = MAX_ASKED_PIECES) -> list[Request]:
+        """What is to be asked for now; it counts as asked.
+
+        Args:
+            at_most: pieces on their way, those asked before included.
+        """
+        self._at_most = min(MAX_ASKED_PIECES, at_most)
         return list(self._next())
 
     def _next(self) -> Iterator[Request]:
         awaited = [piece for piece in self._awaited if not self._here[piece]]
         yield from self._ask(awaited)
+        yield from self._ask_again(awaited)
         yield from self._ask(piece for piece in self._first if not self._here[piece])
         yield from self._ask(self._rarest_first(self._soon))
         if len(self._only_kept) < MAX_KEPT_AT_ONCE:
@@ -155,20 +168,38 @@ class PieceRequests:
             at_most -= 1
             yield request
 
+    def _ask_again(self, awaited: Iterable[int]) -> Iterator[Request]:
+        """Ask another holder too for what others have overtaken."""
+        overtaken = {
+            request.piece: request.peer_id
+            for request, num_came in self._asked.items()
+            if self._num_came - num_came >= MAX_ASKED_PIECES  # no more were on their way before
+        }
+        for piece in awaited:
+            if not self._has_room_for_more:
+                return
+            if self._on_way[piece] == 1 and piece in overtaken:
+                source = self._source(piece, but_for=overtaken[piece])
+                if source is not None:
+                    self._note(again := Request(source, piece))
+                    yield again
+
     @property
     def _has_room_for_more(self) -> bool:
-        return len(self._asked) < MAX_ASKED_PIECES
+        return len(self._asked) < self._at_most
 
     @property
     def _anybody_has_room(self) -> bool:
         return any(self._asked_of[peer] < MAX_ASKED_PIECES_PER_SOURCE for peer in self._holders)
 
-    def _source(self, piece: int, at_most: int = MAX_ASKED_PIECES_PER_SOURCE) -> str | None:
+    def _source(
+        self, piece: int, at_most: int = MAX_ASKED_PIECES_PER_SOURCE, but_for: str = ""
+    ) -> str | None:
         """The holder to ask, of those that are asked for less than so many pieces."""
         free = [
             peer_id
             for peer_id, pieces in self._holders.items()
-            if pieces[piece] and self._asked_of[peer_id] < at_most
+            if pieces[piece] and self._asked_of[peer_id] < at_most and peer_id != but_for
         ]
         return min(
             free, key=lambda peer: (self._asked_of[peer], self._draw(piece, peer)), default=None
@@ -182,14 +213,14 @@ class PieceRequests:
         return blake3.blake3(f"{self._me}/{piece}/{peer_id}".encode()).digest(length=8)
 
     def _note(self, request: Request) -> None:
-        self._asked.add(request)
+        self._asked[request] = self._num_came
         self._asked_of[request.peer_id] += 1
         self._on_way[request.piece] += 1
 
     def _ended(self, request: Request) -> None:
         if request not in self._asked:
             return
-        self._asked.remove(request)
+        del self._asked[request]
         self._asked_of[request.peer_id] -= 1
         self._on_way[request.piece] -= 1
         if not self._on_way[request.piece]:

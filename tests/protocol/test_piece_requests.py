@@ -98,6 +98,32 @@ def test_what_is_waited_for_is_asked_of_two_and_taken_once() -> None:
     assert requests.is_here(1)
 
 
+def test_no_more_are_asked_for_than_the_line_takes() -> None:
+    requests = PieceRequests("me", NONE)
+    for number in range(4):
+        requests.holds(f"p{number}", EVERY)
+    requests.want(range(NUM_PIECES), (), NONE)
+    first = requests.next_requests(1)
+    assert [request.piece for request in first] == [0]
+    assert requests.next_requests(1) == []
+    assert [request.piece for request in requests.next_requests(3)] == [1, 2]
+
+
+def test_what_is_waited_for_is_asked_of_another_once_it_is_overtaken() -> None:
+    requests = PieceRequests("me", NONE)
+    requests.holds("slow", having(0))
+    requests.wait_for((0,))
+    assert requests.next_requests() == [Request("slow", 0)]
+    requests.holds("a", EVERY)
+    requests.want(range(1, NUM_PIECES), (), NONE)
+    for count in range(MAX_ASKED_PIECES):
+        piece = 1 + count
+        assert Request("a", 0) not in requests.next_requests(3), count
+        requests.came(Request("a", piece))
+    assert requests.next_requests(3)[0] == Request("a", 0)
+    assert Request("a", 0) not in requests.next_requests(9)
+
+
 def test_what_is_kept_for_others_goes_last_and_alone() -> None:
     requests = PieceRequests("me", NONE)
     requests.holds("a", EVERY)

@@ -1,9 +1,11 @@
 """Peers that share the pieces of one corpus, on the simulated network."""
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import trio
@@ -12,6 +14,8 @@ from peer.corpus.fetcher import PieceFetcher
 from peer.corpus.service import PieceService
 from peer.corpus.store import PieceFolder, PieceStore, WholeStore
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
+from peer.network.simulated_link import LinkModel, SimulatedLink
+from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
 from peer.ports.simulated import SimulatedWork
@@ -20,6 +24,7 @@ from peer.training.corpus import Corpus, KeptCorpus, prepare_corpus
 from protocol.membership.view import Progress, Roster
 from protocol.run.run_spec import DataSection, ModelSection, RunSpec
 from protocol.schedule.data_plan import DataPlan
+from protocol.wire.versions import CORPUS
 
 SPEC = RunSpec(
     model=ModelSection(context_length=64),
@@ -27,14 +32,20 @@ SPEC = RunSpec(
 )
 FIRST_BLOCKS = 256
 NUM_PIECES = 40
+USUAL = RunSpec(
+    model=ModelSection(context_length=1024),
+    data=DataSection(source="tokens:", validation_blocks=2),
+)
+"""Pieces of 4 MiB."""
 
 
-def corpus_in(folder: Path) -> KeptCorpus:
-    """A corpus of NUM_PIECES pieces of 16 KiB."""
+def corpus_in(folder: Path, spec: RunSpec = SPEC, num_pieces: int = NUM_PIECES) -> KeptCorpus:
+    """A corpus of so many pieces, of 16 KiB if nothing else is said."""
     path = folder / "tokens.npy"
     rng = np.random.default_rng(0)
-    np.save(path, rng.integers(0, 256, NUM_PIECES * 16384 + 200).astype(np.uint8))
-    return prepare_corpus(SPEC, folder / "founder", f"tokens:{path}").kept
+    size = num_pieces * spec.data.piece_kib * 1024 + 3 * spec.model.context_length + 8
+    np.save(path, rng.integers(0, 256, size).astype(np.uint8))
+    return prepare_corpus(spec, folder / "founder", f"tokens:{path}").kept
 
 
 @dataclass
@@ -45,11 +56,20 @@ class PeerOfWorld:
     fetcher: PieceFetcher
     roster: Roster
     facts: Facts
+    lines: list[bytes] = field(default_factory=list)
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     ready: trio.Event = field(default_factory=trio.Event)
 
     def num_here(self) -> int:
         return int(np.count_nonzero(self.store.here))
+
+    def came_bytes(self) -> int:
+        """What has come of pieces and of what others have, kept or not."""
+        return self.network.statistics().received_bytes.get(CORPUS, 0)
+
+    def events(self, name: EventName) -> list[dict[str, Any]]:
+        """What its event log says under this name."""
+        return [line for line in map(json.loads, self.lines) if line["event"] == name]
 
 
 @dataclass
@@ -78,6 +98,14 @@ class World:
         peer.ready.set()
         return peer
 
+    def share_line(self, sources: Iterable[str], destinations: Iterable[str], mbps: float) -> None:
+        """Have all that these send to those go over one line."""
+        line = SimulatedLink(LinkModel(bandwidth_bytes_per_s=mbps * 125e3), bytes(32))
+        for source in sources:
+            for destination in destinations:
+                ends = identity_of(1, source).peer_id, identity_of(1, destination).peer_id
+                self.internet._links[ends] = line
+
     async def _live(
         self,
         name: str,
@@ -88,7 +116,7 @@ class World:
         peer_id = identity_of(1, name).peer_id
         async with self.internet.open_network(peer_id) as network:
             facts, roster, work = Facts(peer_id, 1), Roster(1e9), SimulatedWork()
-            store = self._store(name, whole)
+            store, lines = self._store(name, whole), list[bytes]()
             fetcher = PieceFetcher(
                 store,
                 self.plan,
@@ -96,12 +124,12 @@ class World:
                 work=work,
                 roster=roster,
                 facts=facts,
-                events=EventLog(lambda _: None, peer=peer_id, wall_time_s=lambda: 0.0, stream=None),
+                events=EventLog(lines.append, peer=peer_id, wall_time_s=lambda: 0.0, stream=None),
                 first_blocks=FIRST_BLOCKS,
                 max_pieces=max_pieces,
             )
             await PieceService(self.kept.manifest.name, store, network, work).start()
-            peer = PeerOfWorld(name, network, store, fetcher, roster, facts)
+            peer = PeerOfWorld(name, network, store, fetcher, roster, facts, lines)
             task_status.started(peer)
             await peer.ready.wait()
             with peer.scope:
@@ -129,8 +157,10 @@ def _introduce(one: PeerOfWorld, other: PeerOfWorld) -> None:
 
 
 @asynccontextmanager
-async def world(folder: Path) -> AsyncIterator[World]:
-    kept = corpus_in(folder)
+async def world(
+    folder: Path, spec: RunSpec = SPEC, num_pieces: int = NUM_PIECES
+) -> AsyncIterator[World]:
+    kept = corpus_in(folder, spec, num_pieces)
     async with trio.open_nursery() as nursery:
         yield World(kept, SimulatedInternet(1), nursery, folder)
         nursery.cancel_scope.cancel()

@@ -13,9 +13,9 @@ import pytest
 import trio
 from swarm_worlds import simulated, start, toy_spec
 
-from peer.corpus.service import STALL_S, PieceService
+from peer.corpus.service import PieceService
 from peer.corpus.store import PieceFolder, PieceStore, WholeStore
-from peer.daemon.examination import MEET_S, Doctor, Examination, LineRate, rate_of
+from peer.daemon.examination import FETCH_S, MEET_S, Doctor, Examination, LineRate, rate_of
 from peer.daemon.links import SILENCE_S
 from peer.daemon.outside import Outside
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
@@ -214,7 +214,7 @@ async def test_a_piece_that_does_not_come_in_time_says_how_fast_the_line_is_at_m
     rate = await rate_over(tmp_path, 1e4, 1024, whole=True)
     assert rate is not None
     assert rate.at_most
-    assert 1e4 < rate.bytes_per_s < 1.01 * 1024 * 1024 / STALL_S
+    assert 1e4 < rate.bytes_per_s < 1.01 * 1024 * 1024 / FETCH_S
 
 
 @pytest.mark.parametrize(("piece_kib", "whole"), [(16, True), (1024, False)])
