@@ -15,9 +15,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Final
@@ -56,28 +55,31 @@ def pack_documents(
     folder = cache_dir / f"tokens-{_key(shards, tokenizer)}"
     folder.mkdir(parents=True, exist_ok=True)
     _tokenise(shards, source, folder)
-    dtype = token_dtype(tokenizer.vocabulary_size)
-    with ExitStack() as stack:
-        opened = [
-            [stack.enter_context(path.open("rb")) for path in _outputs(folder, number)]
-            for number in range(len(shards))
-        ]
-        train, held_out = ([files[which] for files in opened] for which in (0, 1))
-        counts = [sum(os.fstat(f.fileno()).st_size for f in part) for part in (train, held_out)]
-        if not all(counts):
-            raise InvalidCorpus(
-                f"{kind}:{where} has too few documents: one in {HELD_OUT_OF} is held out for"
-                " validation, and there has to be one of either"
-            )
-        header = PackedHeader(
-            tokenizer.digest,
-            tokenizer.vocabulary_size,
-            dtype.str,
-            counts[0] // dtype.itemsize,
-            counts[1] // dtype.itemsize,
-            (),
+    outputs = [_outputs(folder, number) for number in range(len(shards))]
+    train, held_out = ([paths[which] for paths in outputs] for which in (0, 1))
+    counts = [sum(path.stat().st_size for path in part) for part in (train, held_out)]
+    if not all(counts):
+        raise InvalidCorpus(
+            f"{kind}:{where} has too few documents: one in {HELD_OUT_OF} is held out for"
+            " validation, and there has to be one of either"
         )
-        write_packed(out_path, header, (*train, *held_out))
+    dtype = token_dtype(tokenizer.vocabulary_size)
+    header = PackedHeader(
+        tokenizer.digest,
+        tokenizer.vocabulary_size,
+        dtype.str,
+        counts[0] // dtype.itemsize,
+        counts[1] // dtype.itemsize,
+        (),
+    )
+    write_packed(out_path, header, _each_opened((*train, *held_out)))
+
+
+def _each_opened(paths: Iterable[Path]) -> Iterator[IO[bytes]]:
+    """The files, one open at a time: a data set may have more shards than files can be open."""
+    for path in paths:
+        with path.open("rb") as file:
+            yield file
 
 
 def _key(shards: Sequence[Shard], tokenizer: Tokenizer) -> str:

@@ -2,6 +2,9 @@
 
 import gzip
 import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import datasets
@@ -124,3 +127,32 @@ def test_a_set_of_datasets_is_read_as_a_stream(tmp_path: Path) -> None:
         list(documents(shards_of("hf", f"{tmp_path / 'files'}#body")[0]))
     with pytest.raises(InvalidCorpus, match="cannot open hf:"):
         shards_of("hf", f"{tmp_path / 'files'}:nowhere")
+
+
+@contextmanager
+def open_files_at_most(more: int) -> Iterator[None]:
+    """Let this process open only so many files beyond those that are open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    are_open = len(list(Path("/proc/self/fd").iterdir()))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (are_open + more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_data_set_may_have_more_shards_than_files_can_be_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(40):
+        (tmp_path / f"{number:02d}.jsonl").write_text('{"text": "x"}\n')
+
+    def tokenised(shards, source: str, folder: Path) -> None:
+        for number in range(len(shards)):
+            (folder / f"{number}.train").write_bytes(b"%02d" % number * 100)
+            (folder / f"{number}.held-out").write_bytes(b"h" * 100)
+
+    monkeypatch.setattr(tokenise, "_tokenise", tokenised)
+    with open_files_at_most(20):
+        prepared = prepare_corpus(spec_of(f"jsonl:{tmp_path}/*.jsonl"), tmp_path / "cache")
+    assert trained_text(prepared) == b"".join(b"%02d" % number * 100 for number in range(40))
