@@ -64,7 +64,7 @@ def test_what_was_tokenised_is_not_tokenised_again(
     json_lines(tmp_path / "set")
     source = f"jsonl:{tmp_path / 'set'}/*.jsonl*"
     (tmp_path / "set" / "c.jsonl").write_text('{"text": 7}\n')
-    with pytest.raises(InvalidCorpus, match=r"c\.jsonl, row 0: column 'text' holds int, not text"):
+    with pytest.raises(InvalidCorpus, match=r"c\.jsonl, line 1: column 'text' holds int, not text"):
         prepare_corpus(spec_of(source), tmp_path / "cache")
     (tmp_path / "set" / "c.jsonl").unlink()
     first = prepare_corpus(spec_of(source), tmp_path / "cache")
@@ -72,7 +72,7 @@ def test_what_was_tokenised_is_not_tokenised_again(
     def refuse(*_: object) -> None:
         raise AssertionError("it was tokenised already")
 
-    monkeypatch.setattr(tokenise, "_one_process", refuse)
+    monkeypatch.setattr(tokenise, "run_processes", refuse)
     again = prepare_corpus(spec_of(source), tmp_path / "cache")
     assert again.manifest_digest == first.manifest_digest
     for shard_file in (tmp_path / "cache").glob("tokens-*/1.train"):
@@ -114,13 +114,13 @@ def test_a_set_of_datasets_is_read_as_a_stream(tmp_path: Path) -> None:
     whole.save_to_disk(str(tmp_path / "set"), num_shards=3)
     shards = shards_of("hf", str(tmp_path / "set"))
     assert len(shards) > 1
-    assert [text for shard in shards for text in documents(shard)] == TEXTS
+    assert [text for shard in shards for _, text in documents(shard)] == TEXTS
     (tmp_path / "files").mkdir()
     for name, part in (("a", rows("text")[:150]), ("b", rows("text")[150:])):
         lines = "".join(json.dumps(row) + "\n" for row in part)
         (tmp_path / "files" / f"{name}.jsonl").write_text(lines)
     stream = shards_of("hf", f"{tmp_path / 'files'}:train#text")
-    assert [text for shard in stream for text in documents(shard)] == TEXTS
+    assert [text for shard in stream for _, text in documents(shard)] == TEXTS
     prepared = prepare_corpus(spec_of(f"hf:{tmp_path / 'files'}"), tmp_path / "cache")
     assert prepared.num_blocks > 100
     with pytest.raises(InvalidCorpus, match="no column 'body'"):
@@ -147,7 +147,7 @@ def test_a_data_set_may_have_more_shards_than_files_can_be_open(
     for number in range(40):
         (tmp_path / f"{number:02d}.jsonl").write_text('{"text": "x"}\n')
 
-    def tokenised(shards, source: str, folder: Path) -> None:
+    def tokenised(shards, source: str, folder: Path, check: object) -> None:
         for number in range(len(shards)):
             (folder / f"{number}.train").write_bytes(b"%02d" % number * 100)
             (folder / f"{number}.held-out").write_bytes(b"h" * 100)
