@@ -7,7 +7,7 @@ way the corpus is the one that the run spec names by digest.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from peer.training.corpus import (
     describe_corpus,
     kept_corpus,
     prepare_corpus,
+    remove_all_drafts,
 )
 from peer.training.tokenizer import BYTES, FileTokenizer, tokenizer_file, tokenizer_path
 from protocol.errors import InvalidRunSpec
@@ -42,7 +43,8 @@ async def freeze_data(
         HomeError: the cache cannot be written.
     """
     with _told(cache_dir):
-        corpus = await work.run(prepare_corpus, spec, cache_dir, data)
+        await work.run(remove_all_drafts, cache_dir)
+        corpus = await work.run(prepare_corpus, spec, cache_dir, data, work.check_cancelled)
         await work.run(_keep_tokenizer, spec.data.tokenizer, cache_dir)
     frozen = {"manifest": corpus.manifest_digest, "tokenizer_digest": corpus.tokenizer_digest}
     section = spec.data.model_copy(update=frozen)
@@ -66,13 +68,14 @@ async def obtain_data(
     if digest is None or tokenizer is None:
         raise InvalidRunSpec("the run spec does not name its corpus and tokenizer by digest")
     with _told(cache_dir):
+        await work.run(remove_all_drafts, cache_dir)
         here = await _tokenizer_here(tokenizer, cache_dir, source, work)
         spec = spec.model_copy(update={"data": spec.data.model_copy(update={"tokenizer": here})})
         kept = await work.run(kept_corpus, cache_dir, digest)
         if data is not None and (kept is None or kept.whole is None):
-            return await work.run(_given_here, spec, cache_dir, data)
+            return await work.run(_given_here, spec, cache_dir, data, work.check_cancelled)
         if kept is None:
-            made = await work.run(_made_here, spec, cache_dir)
+            made = await work.run(_made_here, spec, cache_dir, work.check_cancelled)
             kept = made or await _taken_from_peers(digest, cache_dir, source, work)
         return await work.run(describe_corpus, spec, kept)
 
@@ -126,9 +129,11 @@ def _keep_tokenizer(source: str, cache_dir: Path) -> None:
         replace_file(tokenizer_path(cache_dir, FileTokenizer(data).digest), data)
 
 
-def _given_here(spec: RunSpec, cache_dir: Path, data: str) -> PreparedCorpus:
+def _given_here(
+    spec: RunSpec, cache_dir: Path, data: str, check: Callable[[], None]
+) -> PreparedCorpus:
     """The corpus from where the user says that it is. Raises InvalidCorpus: it is another."""
-    made = prepare_corpus(spec, cache_dir, data)
+    made = prepare_corpus(spec, cache_dir, data, check)
     if made.manifest_digest != spec.data.manifest:
         raise InvalidCorpus(
             f"--data {data} is another corpus ({made.manifest_digest}) than the run's"
@@ -137,12 +142,12 @@ def _given_here(spec: RunSpec, cache_dir: Path, data: str) -> PreparedCorpus:
     return made
 
 
-def _made_here(spec: RunSpec, cache_dir: Path) -> KeptCorpus | None:
+def _made_here(spec: RunSpec, cache_dir: Path, check: Callable[[], None]) -> KeptCorpus | None:
     """The standard library's corpus, if this Python's is the run's."""
     if spec.data.source != "stdlib":
         return None
     try:
-        made = prepare_corpus(spec, cache_dir)
+        made = prepare_corpus(spec, cache_dir, None, check)
     except (InvalidCorpus, ValueError, OSError):
         return None
     return made.kept if made.manifest_digest == spec.data.manifest else None
