@@ -13,12 +13,15 @@ it, so the same data set gives the same tokens on every machine.
 import glob
 import gzip
 import json
+import os
 import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+import blake3
 
 from .packed import InvalidCorpus, check_name
 
@@ -27,6 +30,7 @@ COLUMN: Final = "text"
 SPLIT: Final = "train"
 EXTRA: Final = "pip install 'loco-peer[data]'"
 BATCH_ROWS: Final = 1024
+HUB_TIMEOUT_S: Final = 30.0
 DISK_SHARDS: Final = 64
 """Into so many a folder that `save_to_disk` has written is divided."""
 
@@ -40,9 +44,10 @@ class Shard:
 
     Attributes:
         name: within the data set: the same on every machine.
-        identity: changes when its content may have changed.
+        identity: changes when its content may have changed; empty where nobody can tell.
         where: the file, or the data set as in the source.
         number, of: of a stream's shards.
+        revision: the commit of a data set of the hub; empty where it is not known.
     """
 
     kind: str
@@ -52,6 +57,7 @@ class Shard:
     column: str
     number: int = 0
     of: int = 1
+    revision: str = ""
 
     @property
     def place(self) -> str:
@@ -171,17 +177,35 @@ def _check_column(where: str, column: str, names: Sequence[str]) -> None:
 
 
 def _stream_shards(place: str, column: str) -> list[Shard]:
-    stream = _stream(place)
-    total = stream.num_shards
-    identity = str(getattr(stream, "_fingerprint", "") or place)
+    source = _source_of(place)
+    revision = "" if source.here else _revision_of(source.name)
+    identity = _identity_of_folder(Path(source.name)) if source.here else revision
+    total = _stream(place, revision).num_shards
     return [
-        Shard("hf", f"{number:06d}", identity, place, column, number, total)
+        Shard("hf", f"{number:06d}", identity, place, column, number, total, revision)
         for number in range(total)
     ]
 
 
+def _identity_of_folder(folder: Path) -> str:
+    """Changes when a file of the folder comes, goes or is written."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    told = [(os.fsencode(path.relative_to(folder)).hex(), _identity(path)) for path in found]
+    return blake3.blake3(json.dumps(told).encode()).hexdigest(length=16)
+
+
+def _revision_of(name: str) -> str:
+    """The commit at which a data set of the hub stands; empty where the hub does not say."""
+    try:
+        from huggingface_hub import HfApi
+
+        return HfApi().dataset_info(name, timeout=HUB_TIMEOUT_S).sha or ""
+    except Exception:  # noqa: BLE001 - the hub client has a tree of its own for each way to fail
+        return ""
+
+
 def _stream_rows(shard: Shard) -> Iterator[tuple[int, Any]]:
-    part = _stream(shard.where).shard(num_shards=shard.of, index=shard.number)
+    part = _stream(shard.where, shard.revision).shard(num_shards=shard.of, index=shard.number)
     number = None
     try:
         for number, row in enumerate(part):
@@ -194,20 +218,46 @@ def _stream_rows(shard: Shard) -> Iterator[tuple[int, Any]]:
         raise _unreadable(shard, number, error) from error
 
 
-def _stream(place: str) -> Any:
-    """An iterable data set. Raises InvalidCorpus."""
+def _stream(place: str, revision: str) -> Any:
+    """An iterable data set, of the hub's at this commit if one is given. Raises InvalidCorpus."""
     try:
         import datasets
     except ImportError as error:
         raise InvalidCorpus(f"hf: needs datasets: {EXTRA}") from error
+    source = _source_of(place)
+    try:
+        if source.here and (Path(source.name) / "state.json").is_file():
+            kept = datasets.load_from_disk(source.name)
+            return kept.to_iterable_dataset(num_shards=min(DISK_SHARDS, max(1, len(kept))))
+        return datasets.load_dataset(
+            source.name,
+            source.config,
+            split=source.split,
+            streaming=True,
+            revision=revision or None,
+        )
+    except Exception as error:  # the library has a tree of its own for each way to fail
+        raise InvalidCorpus(f"cannot open hf:{place}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _StreamSource:
+    """The parts of `NAME,CONFIG:SPLIT`.
+
+    Attributes:
+        name: a folder, or a name on the hub.
+        here: whether it is a folder of this machine.
+    """
+
+    name: str
+    config: str | None
+    split: str
+    here: bool
+
+
+def _source_of(place: str) -> _StreamSource:
     named, _, split = place.partition(":")
     name, _, config = named.partition(",")
     folder = Path(name).expanduser()
-    try:
-        if (folder / "state.json").is_file():
-            kept = datasets.load_from_disk(str(folder))
-            return kept.to_iterable_dataset(num_shards=min(DISK_SHARDS, max(1, len(kept))))
-        name = str(folder) if folder.exists() else name
-        return datasets.load_dataset(name, config or None, split=split or SPLIT, streaming=True)
-    except Exception as error:  # the library has a tree of its own for each way to fail
-        raise InvalidCorpus(f"cannot open hf:{place}: {error}") from error
+    here = folder.exists()
+    return _StreamSource(str(folder) if here else name, config or None, split or SPLIT, here)

@@ -47,6 +47,7 @@ def pack_documents(
 
     Args:
         source: of the tokenizer, for the processes.
+        out_path: in a folder that goes when the corpus is made.
 
     Raises:
         InvalidCorpus: it cannot be read, or nothing of it could be held out.
@@ -54,6 +55,9 @@ def pack_documents(
     """
     shards = shards_of(kind, where)
     folder = tokens_folder(cache_dir, _key(shards, tokenizer))
+    if not all(shard.identity for shard in shards):
+        # It may change from one start to the next, so its tokens go when the file is written.
+        folder = out_path.parent / folder.name
     folder.mkdir(parents=True, exist_ok=True)
     _tokenise(shards, source, folder, check)
     tokens = [outputs(folder, number) for number in range(len(shards))]
