@@ -6,11 +6,14 @@ manifest and the held-out blocks from the swarm; pieces come while it trains (pe
 way the corpus is the one that the run spec names by digest.
 """
 
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from peer.ports import Work
 from peer.state.fetching import BlobSource
-from peer.state.home import replace_file
+from peer.state.home import HomeError, replace_file
 from peer.training.corpus import (
     InvalidCorpus,
     KeptCorpus,
@@ -20,6 +23,7 @@ from peer.training.corpus import (
     describe_corpus,
     kept_corpus,
     prepare_corpus,
+    remove_all_drafts,
 )
 from peer.training.tokenizer import BYTES, FileTokenizer, tokenizer_file, tokenizer_path
 from protocol.errors import InvalidRunSpec
@@ -36,12 +40,12 @@ async def freeze_data(
 
     Raises:
         InvalidRunSpec: the data the spec names cannot be used.
+        HomeError: the cache cannot be written.
     """
-    try:
-        corpus = await work.run(prepare_corpus, spec, cache_dir, data)
-    except (InvalidCorpus, ValueError) as error:
-        raise InvalidRunSpec(f"data: {error}") from error
-    await work.run(_keep_tokenizer, spec.data.tokenizer, cache_dir)
+    with _told(cache_dir):
+        await work.run(remove_all_drafts, cache_dir)
+        corpus = await work.run(prepare_corpus, spec, cache_dir, data, work.check_cancelled)
+        await work.run(_keep_tokenizer, spec.data.tokenizer, cache_dir)
     frozen = {"manifest": corpus.manifest_digest, "tokenizer_digest": corpus.tokenizer_digest}
     section = spec.data.model_copy(update=frozen)
     return spec.model_copy(update={"data": section}), corpus
@@ -57,27 +61,57 @@ async def obtain_data(
 
     Raises:
         InvalidRunSpec: the spec names no corpus, or one that does not fit it.
+        HomeError: the cache cannot be written.
         StreamLost, Refused, RemoteProtocolError: the peer could not give it.
     """
     digest, tokenizer = spec.data.manifest, spec.data.tokenizer_digest
     if digest is None or tokenizer is None:
         raise InvalidRunSpec("the run spec does not name its corpus and tokenizer by digest")
-    kept_tokenizer = tokenizer_path(cache_dir, tokenizer)
-    if tokenizer != BYTES and not kept_tokenizer.is_file():
-        await work.run(replace_file, kept_tokenizer, await source.blob(tokenizer))
-    # The founder's name of the tokenizer means a file of the founder's, or whatever is on the hub.
-    here = BYTES if tokenizer == BYTES else str(kept_tokenizer)
-    spec = spec.model_copy(update={"data": spec.data.model_copy(update={"tokenizer": here})})
-    try:
+    with _told(cache_dir):
+        await work.run(remove_all_drafts, cache_dir)
+        here = await _tokenizer_here(tokenizer, cache_dir, source, work)
+        spec = spec.model_copy(update={"data": spec.data.model_copy(update={"tokenizer": here})})
         kept = await work.run(kept_corpus, cache_dir, digest)
         if data is not None and (kept is None or kept.whole is None):
-            return await work.run(_given_here, spec, cache_dir, data)
+            return await work.run(_given_here, spec, cache_dir, data, work.check_cancelled)
         if kept is None:
-            made = await work.run(_made_here, spec, cache_dir)
+            made = await work.run(_made_here, spec, cache_dir, work.check_cancelled)
             kept = made or await _taken_from_peers(digest, cache_dir, source, work)
         return await work.run(describe_corpus, spec, kept)
+
+
+@contextmanager
+def _told(cache_dir: Path) -> Iterator[None]:
+    """Say what goes wrong inside in sentences for people. Raises InvalidRunSpec, HomeError."""
+    try:
+        yield
     except (InvalidCorpus, ValueError) as error:
         raise InvalidRunSpec(f"data: {error}") from error
+    except OSError as error:
+        # An error of a write names no file; what is read is told by its name.
+        path = Path(os.fsdecode(error.filename)) if error.filename else cache_dir
+        if path.is_relative_to(cache_dir):
+            raise HomeError(
+                f"the corpus cannot be kept in {path}: {error.strerror}; make room or mend that"
+                " folder, or give another home with --home"
+            ) from error
+        raise InvalidRunSpec(
+            f"data: cannot read {path}: {error.strerror}; let this user read it, or leave it out"
+            " of the source"
+        ) from error
+
+
+async def _tokenizer_here(digest: str, cache_dir: Path, source: BlobSource, work: Work) -> str:
+    """Where the run's tokenizer is on this machine; it is fetched if it is not here.
+
+    The founder's name of it means a file of the founder's, or whatever is on the hub.
+    """
+    if digest == BYTES:
+        return BYTES
+    path = tokenizer_path(cache_dir, digest)
+    if not path.is_file():
+        await work.run(replace_file, path, await source.blob(digest))
+    return str(path)
 
 
 async def _taken_from_peers(
@@ -95,9 +129,11 @@ def _keep_tokenizer(source: str, cache_dir: Path) -> None:
         replace_file(tokenizer_path(cache_dir, FileTokenizer(data).digest), data)
 
 
-def _given_here(spec: RunSpec, cache_dir: Path, data: str) -> PreparedCorpus:
+def _given_here(
+    spec: RunSpec, cache_dir: Path, data: str, check: Callable[[], None]
+) -> PreparedCorpus:
     """The corpus from where the user says that it is. Raises InvalidCorpus: it is another."""
-    made = prepare_corpus(spec, cache_dir, data)
+    made = prepare_corpus(spec, cache_dir, data, check)
     if made.manifest_digest != spec.data.manifest:
         raise InvalidCorpus(
             f"--data {data} is another corpus ({made.manifest_digest}) than the run's"
@@ -106,12 +142,12 @@ def _given_here(spec: RunSpec, cache_dir: Path, data: str) -> PreparedCorpus:
     return made
 
 
-def _made_here(spec: RunSpec, cache_dir: Path) -> KeptCorpus | None:
+def _made_here(spec: RunSpec, cache_dir: Path, check: Callable[[], None]) -> KeptCorpus | None:
     """The standard library's corpus, if this Python's is the run's."""
     if spec.data.source != "stdlib":
         return None
     try:
-        made = prepare_corpus(spec, cache_dir)
-    except (InvalidCorpus, ValueError):
+        made = prepare_corpus(spec, cache_dir, None, check)
+    except (InvalidCorpus, ValueError, OSError):
         return None
     return made.kept if made.manifest_digest == spec.data.manifest else None

@@ -79,12 +79,20 @@ class Provision(Protocol):
     """Gets a machine ready for a run."""
 
     async def found(self, spec: RunSpec) -> tuple[RunSpec, Supplies]:
-        """The founder's part; returns the spec with its data frozen. Raises InvalidRunSpec."""
+        """The founder's part; returns the spec with its data frozen.
+
+        Raises:
+            InvalidRunSpec, HomeError
+        """
 
     async def obtain(
         self, spec: RunSpec, source: BlobSource, choose_stage: ChooseStage
     ) -> Supplies:
-        """A joiner's part. Raises InvalidRunSpec, StreamLost, Refused, RemoteProtocolError."""
+        """A joiner's part.
+
+        Raises:
+            InvalidRunSpec, HomeError, StreamLost, Refused, RemoteProtocolError
+        """
 
 
 class RealProvision:

@@ -21,6 +21,7 @@ from peer.observe.status import PeerState
 from peer.ports import Network, PeerId, Work
 from peer.state.fetching import ExpectedState, Fetcher, fetch_from
 from peer.state.gathering import whole_state
+from peer.state.home import HomeError
 from peer.training.ports import Float32Vector
 from protocol.errors import InvalidRunSpec, LocoError, Refused, RemoteProtocolError
 from protocol.membership.view import Member, Roster, View
@@ -100,6 +101,7 @@ class Sources:
             Refused: everybody refuses for good.
             NobodyHelped
             InvalidRunSpec: what was received cannot be used here.
+            HomeError: it cannot be kept here.
         """
         waits, final = Waits(), dict[PeerId, LocoError]()
         until_s = trio.current_time() + patience_s
@@ -114,8 +116,8 @@ class Sources:
                 try:
                     async with fetch_from(self._network, peer_id) as fetcher:
                         return await ask(fetcher)
-                except InvalidRunSpec:
-                    raise
+                except (InvalidRunSpec, HomeError):
+                    raise  # nobody else could help with that
                 except LocoError as error:
                     self._facts.now_doing(f"{peer_id[-8:]} could not help: {error}")
                     waits.failed(peer_id, error, trio.current_time())

@@ -142,6 +142,12 @@ class Work(Protocol):
 
     async def run(self, function: Callable[..., T], *args: Any) -> T: ...
 
+    def check_cancelled(self) -> None:
+        """Raises trio.Cancelled in a function under way if its `run` was cancelled.
+
+        A function that may take long calls it now and then, and leaves nothing behind.
+        """
+
 
 class Entropy(Protocol):
     """Keys and nonces."""

@@ -14,7 +14,8 @@ MAX_WORKERS: Final = 4
 class RealWork:
     """Blocking work on threads of trio's, at most `MAX_WORKERS` at once.
 
-    Cancelling waits for the function to return: it may still hold memory that the caller owns.
+    Cancelling waits for the function to return: it may still hold memory that the caller owns. One
+    that takes long looks at `check_cancelled` now and then.
     """
 
     def __init__(self) -> None:
@@ -26,6 +27,10 @@ class RealWork:
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         """`function(*args)` on a thread."""
         return await trio.to_thread.run_sync(function, *args, limiter=self._limiter)
+
+    def check_cancelled(self) -> None:
+        """Raises trio.Cancelled on a thread whose `run` was cancelled."""
+        trio.from_thread.check_cancelled()
 
 
 class RealEntropy:

@@ -26,6 +26,9 @@ class SimulatedWork:
             await trio.sleep(self._duration_s)
         return result
 
+    def check_cancelled(self) -> None:
+        """Nothing is cancelled while a function is under way: it takes no time."""
+
 
 class SimulatedEntropy:
     """Bytes that follow from the seed, and look random."""

@@ -1,5 +1,6 @@
 """One suite for real and simulated Work and Entropy."""
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -37,6 +38,26 @@ async def test_work_does_not_block_the_loop(work: Work) -> None:
         await work.run(lambda: None)
         order.append("work")
     assert order == ["other", "work"]
+
+
+async def test_work_that_nobody_cancels_goes_on(work: Work) -> None:
+    await work.run(work.check_cancelled)
+
+
+async def test_work_under_way_can_be_cancelled() -> None:
+    work, begun = RealWork(), threading.Event()
+
+    def endless() -> None:
+        begun.set()
+        while True:
+            work.check_cancelled()
+
+    with trio.fail_after(60), trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work.run, endless)
+            await trio.to_thread.run_sync(begun.wait)
+            scope.cancel()
+    assert scope.cancelled_caught
 
 
 async def test_simulated_work_takes_virtual_time(autojump_clock: trio.testing.MockClock) -> None:

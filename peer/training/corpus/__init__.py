@@ -27,6 +27,7 @@ from .folder import (
 from .packed import InvalidCorpus
 from .pieces import PieceCorpus
 from .prepare import PreparedCorpus, describe_corpus, prepare_corpus
+from .shard_files import remove_all_drafts
 
 __all__ = [
     "Corpus",
@@ -41,4 +42,5 @@ __all__ = [
     "kept_corpus",
     "open_corpus",
     "prepare_corpus",
+    "remove_all_drafts",
 ]

@@ -13,20 +13,29 @@ it, so the same data set gives the same tokens on every machine.
 import glob
 import gzip
 import json
+import os
+import re
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from .packed import InvalidCorpus
+import blake3
+
+from .packed import InvalidCorpus, check_name
 
 KINDS: Final = ("jsonl", "parquet", "hf")
 COLUMN: Final = "text"
 SPLIT: Final = "train"
 EXTRA: Final = "pip install 'loco-peer[data]'"
 BATCH_ROWS: Final = 1024
+HUB_TIMEOUT_S: Final = 30.0
 DISK_SHARDS: Final = 64
 """Into so many a folder that `save_to_disk` has written is divided."""
+
+
+_LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +44,10 @@ class Shard:
 
     Attributes:
         name: within the data set: the same on every machine.
-        identity: changes when its content may have changed.
+        identity: changes when its content may have changed; empty where nobody can tell.
         where: the file, or the data set as in the source.
         number, of: of a stream's shards.
+        revision: the commit of a data set of the hub; empty where it is not known.
     """
 
     kind: str
@@ -47,6 +57,18 @@ class Shard:
     column: str
     number: int = 0
     of: int = 1
+    revision: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people."""
+        if self.kind != "hf":
+            return self.where
+        return f"hf:{self.where}, shard {self.number} of {self.of}"
+
+    def place_of(self, number: int) -> str:
+        """Where a document of it is, for people."""
+        return f"{self.place}, {'line' if self.kind == 'jsonl' else 'row'} {number}"
 
 
 def shards_of(kind: str, where: str) -> list[Shard]:
@@ -56,16 +78,39 @@ def shards_of(kind: str, where: str) -> list[Shard]:
     return _stream_shards(place, column) if kind == "hf" else _files(kind, place, column)
 
 
-def documents(shard: Shard) -> Iterator[str]:
-    """The texts of a shard. Raises InvalidCorpus."""
+def documents(shard: Shard) -> Iterator[tuple[int, str]]:
+    """The texts of a shard, each with its number for `Shard.place_of`. Raises InvalidCorpus."""
     read = {"jsonl": _json_lines, "parquet": _parquet_rows, "hf": _stream_rows}[shard.kind]
-    for row, text in enumerate(read(shard)):
+    for number, text in read(shard):
         if not isinstance(text, str):
             raise InvalidCorpus(
-                f"{shard.name}, row {row}: column {shard.column!r} holds {type(text).__name__},"
-                " not text"
+                f"{shard.place_of(number)}: column {shard.column!r} holds {type(text).__name__},"
+                " not text; mend or remove it, or name another column with #COLUMN"
             )
-        yield text
+        yield number, _whole_characters(text)
+
+
+def _whole_characters(text: str) -> str:
+    """Half a character, which JSON can spell and UTF-8 cannot, becomes the mark of what is lost."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _LONE_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", text)
+    return text
+
+
+def _unreadable(shard: Shard, after: int | None, error: Exception) -> InvalidCorpus:
+    """The error for what stops in the middle.
+
+    Args:
+        after: number of the last document that could be read; None where none could.
+    """
+    place = shard.place if after is None else f"{shard.place_of(after)} and after"
+    said = error.strerror if isinstance(error, OSError) and error.strerror else error
+    return InvalidCorpus(
+        f"{place}: cannot be read: {said}; it may be damaged or cut off: fetch it again, or leave"
+        " it out of the source"
+    )
 
 
 def _files(kind: str, pattern: str, column: str) -> list[Shard]:
@@ -75,7 +120,9 @@ def _files(kind: str, pattern: str, column: str) -> list[Shard]:
     files = [path.absolute() for path in paths if path.is_file()]
     if not files:
         raise InvalidCorpus(f"no file matches {kind}:{pattern}")
-    return [Shard(kind, path.name, _identity(path), str(path), column) for path in files]
+    return [
+        Shard(kind, check_name(path.name), _identity(path), str(path), column) for path in files
+    ]
 
 
 def _identity(path: Path) -> str:
@@ -83,32 +130,43 @@ def _identity(path: Path) -> str:
     return f"{status.st_size}/{status.st_mtime_ns}"
 
 
-def _json_lines(shard: Shard) -> Iterator[Any]:
-    path = Path(shard.where)
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                yield json.loads(line)[shard.column]
-            except (ValueError, KeyError, TypeError, IndexError) as error:
-                raise InvalidCorpus(
-                    f"{path}, line {number}: no JSON object with a column {shard.column!r}"
-                ) from error
-
-
-def _parquet_rows(shard: Shard) -> Iterator[Any]:
+def _json_lines(shard: Shard) -> Iterator[tuple[int, Any]]:
+    path, number = Path(shard.where), None
     try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield number, _column_of(line, shard, number)
+    except (OSError, EOFError, zlib.error) as error:
+        raise _unreadable(shard, number, error) from error
+
+
+def _column_of(line: bytes, shard: Shard, number: int) -> Any:
+    try:
+        return json.loads(line)[shard.column]
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+        raise InvalidCorpus(
+            f"{shard.place_of(number)}: no JSON object with a column {shard.column!r}; mend or"
+            " remove it, or name another column with #COLUMN"
+        ) from error
+
+
+def _parquet_rows(shard: Shard) -> Iterator[tuple[int, Any]]:
+    try:
+        import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
         raise InvalidCorpus(f"parquet: needs pyarrow: {EXTRA}") from error
+    last = None
     try:
         with pq.ParquetFile(shard.where) as file:
             _check_column(shard.where, shard.column, file.schema_arrow.names)
             for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=[shard.column]):
-                yield from batch.column(0).to_pylist()
-    except OSError as error:  # pyarrow's own errors are OSError and ValueError
-        raise InvalidCorpus(f"cannot read {shard.where}: {error}") from error
+                begin = 0 if last is None else last + 1
+                for last, text in enumerate(batch.column(0).to_pylist(), begin):
+                    yield last, text
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise _unreadable(shard, last, error) from error
 
 
 def _check_column(where: str, column: str, names: Sequence[str]) -> None:
@@ -119,37 +177,87 @@ def _check_column(where: str, column: str, names: Sequence[str]) -> None:
 
 
 def _stream_shards(place: str, column: str) -> list[Shard]:
-    stream = _stream(place)
-    total = stream.num_shards
-    identity = str(getattr(stream, "_fingerprint", "") or place)
+    source = _source_of(place)
+    revision = "" if source.here else _revision_of(source.name)
+    identity = _identity_of_folder(Path(source.name)) if source.here else revision
+    total = _stream(place, revision).num_shards
     return [
-        Shard("hf", f"{number:06d}", identity, place, column, number, total)
+        Shard("hf", f"{number:06d}", identity, place, column, number, total, revision)
         for number in range(total)
     ]
 
 
-def _stream_rows(shard: Shard) -> Iterator[Any]:
-    part = _stream(shard.where).shard(num_shards=shard.of, index=shard.number)
-    for row in part:
-        if shard.column not in row:
-            _check_column(shard.where, shard.column, list(row))
-        yield row[shard.column]
+def _identity_of_folder(folder: Path) -> str:
+    """Changes when a file of the folder comes, goes or is written."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    told = [(os.fsencode(path.relative_to(folder)).hex(), _identity(path)) for path in found]
+    return blake3.blake3(json.dumps(told).encode()).hexdigest(length=16)
 
 
-def _stream(place: str) -> Any:
-    """An iterable data set. Raises InvalidCorpus."""
+def _revision_of(name: str) -> str:
+    """The commit at which a data set of the hub stands; empty where the hub does not say."""
+    try:
+        from huggingface_hub import HfApi
+
+        return HfApi().dataset_info(name, timeout=HUB_TIMEOUT_S).sha or ""
+    except Exception:  # noqa: BLE001 - the hub client has a tree of its own for each way to fail
+        return ""
+
+
+def _stream_rows(shard: Shard) -> Iterator[tuple[int, Any]]:
+    part = _stream(shard.where, shard.revision).shard(num_shards=shard.of, index=shard.number)
+    number = None
+    try:
+        for number, row in enumerate(part):
+            if shard.column not in row:
+                _check_column(shard.place, shard.column, list(row))
+            yield number, row[shard.column]
+    except InvalidCorpus:
+        raise
+    except Exception as error:  # the library has a tree of its own for each way to fail
+        raise _unreadable(shard, number, error) from error
+
+
+def _stream(place: str, revision: str) -> Any:
+    """An iterable data set, of the hub's at this commit if one is given. Raises InvalidCorpus."""
     try:
         import datasets
     except ImportError as error:
         raise InvalidCorpus(f"hf: needs datasets: {EXTRA}") from error
+    source = _source_of(place)
+    try:
+        if source.here and (Path(source.name) / "state.json").is_file():
+            kept = datasets.load_from_disk(source.name)
+            return kept.to_iterable_dataset(num_shards=min(DISK_SHARDS, max(1, len(kept))))
+        return datasets.load_dataset(
+            source.name,
+            source.config,
+            split=source.split,
+            streaming=True,
+            revision=revision or None,
+        )
+    except Exception as error:  # the library has a tree of its own for each way to fail
+        raise InvalidCorpus(f"cannot open hf:{place}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _StreamSource:
+    """The parts of `NAME,CONFIG:SPLIT`.
+
+    Attributes:
+        name: a folder, or a name on the hub.
+        here: whether it is a folder of this machine.
+    """
+
+    name: str
+    config: str | None
+    split: str
+    here: bool
+
+
+def _source_of(place: str) -> _StreamSource:
     named, _, split = place.partition(":")
     name, _, config = named.partition(",")
     folder = Path(name).expanduser()
-    try:
-        if (folder / "state.json").is_file():
-            kept = datasets.load_from_disk(str(folder))
-            return kept.to_iterable_dataset(num_shards=min(DISK_SHARDS, max(1, len(kept))))
-        name = str(folder) if folder.exists() else name
-        return datasets.load_dataset(name, config or None, split=split or SPLIT, streaming=True)
-    except Exception as error:  # the library has a tree of its own for each way to fail
-        raise InvalidCorpus(f"cannot open hf:{place}: {error}") from error
+    here = folder.exists()
+    return _StreamSource(str(folder) if here else name, config or None, split or SPLIT, here)

@@ -27,6 +27,7 @@ import numpy as np
 from protocol.errors import LocoError
 
 from ..tokenizer import Tokenizer
+from .checks import Check, go_on
 
 MAGIC: Final = b"LOCOCRP1"
 MAX_HEADER_BYTES: Final = 256 * 1024 * 1024
@@ -70,6 +71,18 @@ class Text:
     path: Path
 
 
+def check_name(name: str) -> str:
+    """The name itself. Raises InvalidCorpus: it has bytes that are no UTF-8.
+
+    What is held out follows from names, so they must be the same on every machine.
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidCorpus(f"the name {name!a} is not UTF-8: rename that file") from error
+    return name
+
+
 def is_held_out(name: str) -> bool:
     """Whether the file of this name is for validation alone."""
     digest = hashlib.blake2b(name.encode(), digest_size=8, person=b"loco-held-out").digest()
@@ -92,7 +105,7 @@ def token_dtype(vocabulary_size: int) -> np.dtype[Any]:
     return np.dtype("<u4")
 
 
-def pack(texts: Iterable[Text], tokenizer: Tokenizer, out_path: Path) -> None:
+def pack(texts: Iterable[Text], tokenizer: Tokenizer, out_path: Path, check: Check = go_on) -> None:
     """Tokenise the texts and write the packed file, whole or not at all.
 
     Texts that are not UTF-8 are left out.
@@ -109,6 +122,7 @@ def pack(texts: Iterable[Text], tokenizer: Tokenizer, out_path: Path) -> None:
     ):
         files = []
         for text in ordered:
+            check()
             out = validation if text.name in held_out else train
             packed = _pack_one(text, tokenizer, dtype, out, held_out=text.name in held_out)
             files += [packed] if packed else []
@@ -124,7 +138,7 @@ def pack(texts: Iterable[Text], tokenizer: Tokenizer, out_path: Path) -> None:
             validation.tell() // dtype.itemsize,
             tuple(files),
         )
-        write_packed(out_path, header, (train, validation))
+        write_packed(out_path, header, (train, validation), check)
 
 
 def _pack_one(
@@ -140,7 +154,9 @@ def _pack_one(
     return CorpusFile(text.name, len(data), blake3.blake3(data).hexdigest(length=16), held_out)
 
 
-def write_packed(out_path: Path, contents: PackedHeader, parts: Iterable[IO[bytes]]) -> None:
+def write_packed(
+    out_path: Path, contents: PackedHeader, parts: Iterable[IO[bytes]], check: Check = go_on
+) -> None:
     """Write a packed file of these files of tokens, whole or not at all. Raises InvalidCorpus."""
     header = msgpack.packb(asdict(contents))
     if len(header) > MAX_HEADER_BYTES:
@@ -151,6 +167,7 @@ def write_packed(out_path: Path, contents: PackedHeader, parts: Iterable[IO[byte
         for part in parts:
             part.seek(0)
             while chunk := part.read(1 << 20):
+                check()
                 out.write(chunk)
 
 

@@ -10,11 +10,13 @@ from protocol.run.run_spec import RunSpec
 
 from ..tokenizer import Tokenizer, load_tokenizer
 from .blocks import Corpus, open_file
+from .checks import Check, go_on
 from .documents import KINDS as DOCUMENT_KINDS
 from .folder import PACKED, KeptCorpus, corpus_folder, keep_whole
 from .packed import MAGIC, InvalidCorpus, pack, token_dtype
 from .pieces import cut_piece
 from .raw import RAW_SUFFIXES, largest_token
+from .shard_files import PACKING
 from .sources import glob_texts, stdlib_texts
 from .tokenise import pack_documents
 
@@ -60,15 +62,19 @@ class PreparedCorpus:
         }
 
 
-def prepare_corpus(spec: RunSpec, cache_dir: Path, source: str | None = None) -> PreparedCorpus:
+def prepare_corpus(
+    spec: RunSpec, cache_dir: Path, source: str | None = None, check: Check = go_on
+) -> PreparedCorpus:
     """Make the corpus of a run from its texts, whole, in `cache_dir`.
 
     Args:
         source: where this machine has the data, when not where the run spec says: like
             `data.source`, or a file of tokens.
+        check: ends it by what it raises.
 
     Raises:
         InvalidCorpus: there is no such data, or too little of it.
+        OSError: a text cannot be read, or the cache not be written.
         ValueError: the tokenizer cannot be read.
     """
     kind, where = _kind_of(source or spec.data.source)
@@ -76,17 +82,17 @@ def prepare_corpus(spec: RunSpec, cache_dir: Path, source: str | None = None) ->
     if kind == "tokens":
         path = Path(where).expanduser().absolute()
         if not _is_packed(path):
-            _check_tokens(path, tokenizer)
-        return _kept(spec, path, tokenizer, cache_dir)
+            _check_tokens(path, tokenizer, check)
+        return _kept(spec, path, tokenizer, cache_dir, check)
     cache_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".packing-", dir=cache_dir) as folder:
+    with tempfile.TemporaryDirectory(prefix=PACKING, dir=cache_dir) as folder:
         packed = Path(folder) / "corpus"
         if kind in DOCUMENT_KINDS:
-            pack_documents(kind, where, tokenizer, spec.data.tokenizer, cache_dir, packed)
+            pack_documents(kind, where, tokenizer, spec.data.tokenizer, cache_dir, packed, check)
         else:
             texts = stdlib_texts() if kind == "stdlib" else glob_texts(where)
-            pack(texts, tokenizer, packed)
-        return _kept(spec, packed, tokenizer, cache_dir, is_ours=True)
+            pack(texts, tokenizer, packed, check)
+        return _kept(spec, packed, tokenizer, cache_dir, check, is_ours=True)
 
 
 def describe_corpus(spec: RunSpec, kept: KeptCorpus) -> PreparedCorpus:
@@ -116,7 +122,13 @@ def _kind_of(source: str) -> tuple[str, str]:
 
 
 def _kept(
-    spec: RunSpec, tokens: Path, tokenizer: Tokenizer, cache_dir: Path, *, is_ours: bool = False
+    spec: RunSpec,
+    tokens: Path,
+    tokenizer: Tokenizer,
+    cache_dir: Path,
+    check: Check,
+    *,
+    is_ours: bool = False,
 ) -> PreparedCorpus:
     """Keep the corpus of a file.
 
@@ -129,7 +141,7 @@ def _kept(
         held_out = corpus.validation_blocks(spec.data.validation_blocks)
         dtype = token_dtype(tokenizer.vocabulary_size)
         blob = held_out.astype(dtype).tobytes()
-        manifest = _manifest(spec, corpus, tokenizer, blob)
+        manifest = _manifest(spec, corpus, tokenizer, blob, check)
     folder = corpus_folder(cache_dir, manifest.name)
     if is_ours:
         folder.mkdir(parents=True, exist_ok=True)
@@ -138,7 +150,7 @@ def _kept(
 
 
 def _manifest(
-    spec: RunSpec, corpus: Corpus, tokenizer: Tokenizer, held_out: bytes
+    spec: RunSpec, corpus: Corpus, tokenizer: Tokenizer, held_out: bytes, check: Check
 ) -> CorpusManifest:
     """The manifest of a row of tokens: all of it is read. Raises InvalidCorpus."""
     if len(held_out) > MAX_BLOB_BYTES:
@@ -162,8 +174,11 @@ def _manifest(
         raise InvalidCorpus(
             f"{manifest.num_pieces} pieces; at most {MAX_PIECES} can be: raise data.piece_kib"
         )
-    cut = (cut_piece(corpus.train, manifest, piece) for piece in range(manifest.num_pieces))
-    return manifest.with_digests(b"".join(digest_of(piece) for piece in cut))
+    digests = []
+    for piece in range(manifest.num_pieces):
+        check()
+        digests.append(digest_of(cut_piece(corpus.train, manifest, piece)))
+    return manifest.with_digests(b"".join(digests))
 
 
 def _is_packed(path: Path) -> bool:
@@ -174,10 +189,10 @@ def _is_packed(path: Path) -> bool:
         return False
 
 
-def _check_tokens(path: Path, tokenizer: Tokenizer) -> None:
+def _check_tokens(path: Path, tokenizer: Tokenizer, check: Check) -> None:
     if not path.is_file() or path.suffix not in RAW_SUFFIXES:
         raise InvalidCorpus(f"tokens:{path} must be a file of type {' or '.join(RAW_SUFFIXES)}")
-    largest = largest_token(path)
+    largest = largest_token(path, check)
     if largest >= tokenizer.vocabulary_size:
         raise InvalidCorpus(
             f"{path} holds token {largest}, the tokenizer has {tokenizer.vocabulary_size}: "

@@ -6,6 +6,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from .checks import Check, go_on
 from .packed import InvalidCorpus
 
 RAW_SUFFIXES: Final = (".npy", ".bin", ".u32")
@@ -27,11 +28,12 @@ def map_tokens(path: Path) -> Tokens:
     return tokens
 
 
-def largest_token(path: Path) -> int:
+def largest_token(path: Path, check: Check = go_on) -> int:
     """The largest token of a file; a negative one is an InvalidCorpus."""
     tokens = map_tokens(path)
     largest = 0
     for start in range(0, len(tokens), _CHUNK_TOKENS):
+        check()
         chunk = tokens[start : start + _CHUNK_TOKENS]
         if chunk.dtype.kind == "i" and chunk.min() < 0:
             raise InvalidCorpus(f"{path} holds negative tokens")

@@ -6,7 +6,7 @@ import sysconfig
 from pathlib import Path
 from typing import Final
 
-from .packed import InvalidCorpus, Text
+from .packed import InvalidCorpus, Text, check_name
 
 STDLIB_BYTES: Final = 8_000_000
 """Bound of the `stdlib` corpus, so that a joiner has it within seconds over a home uplink."""
@@ -53,7 +53,7 @@ def glob_texts(pattern: str) -> list[Text]:
     """Files that match a glob, named by their path below the glob's fixed part.
 
     Raises:
-        InvalidCorpus: none does.
+        InvalidCorpus: none does, or one has a name that is not UTF-8.
     """
     expanded = str(Path(pattern).expanduser())
     # Path.glob takes no absolute pattern.
@@ -62,7 +62,7 @@ def glob_texts(pattern: str) -> list[Text]:
     if not paths:
         raise InvalidCorpus(f"no file matches text:{pattern}")
     root = _fixed_part(Path(expanded))
-    return [Text(path.relative_to(root).as_posix(), path) for path in paths]
+    return [Text(check_name(path.relative_to(root).as_posix()), path) for path in paths]
 
 
 def _fixed_part(pattern: Path) -> Path:

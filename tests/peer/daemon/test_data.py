@@ -1,13 +1,17 @@
 """Where the corpus of a run comes from on this machine."""
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from peer.daemon import data as data_module
 from peer.daemon.data import freeze_data, obtain_data
 from peer.ports.simulated import SimulatedWork
+from peer.state.home import HomeError
 from peer.training.corpus import PreparedCorpus
 from protocol.errors import InvalidRunSpec
 from protocol.run.run_spec import DataSection, ModelSection, RunSpec
@@ -70,3 +74,42 @@ async def test_a_corpus_cut_for_another_run_is_refused(tmp_path: Path) -> None:
     longer = spec.model_copy(update={"model": ModelSection(context_length=16)})
     with pytest.raises(InvalidRunSpec, match="cut for another run spec"):
         await obtained(longer, tmp_path / "joiner", Peer(corpus))
+
+
+async def test_a_disk_that_is_full_is_told_with_its_folder(tmp_path: Path, monkeypatch) -> None:
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(data_module, "prepare_corpus", fill)
+    said = f"{tmp_path / 'founder'}: No space left on device; make room"
+    with pytest.raises(HomeError, match=said):
+        await founded(tmp_path)
+
+
+async def test_a_text_that_cannot_be_read_is_told_by_its_name(tmp_path: Path, monkeypatch) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("words " * 100)
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    spec = RunSpec(data=DataSection(source=f"text:{tmp_path}/*.txt"))
+    said = rf"cannot read {tmp_path}/a\.txt: Permission denied; let this user read it"
+    with pytest.raises(InvalidRunSpec, match=said):
+        await freeze_data(spec, tmp_path / "founder", SimulatedWork())
+
+
+async def test_a_joiner_that_cannot_keep_what_it_is_given_says_so(tmp_path: Path) -> None:
+    spec, corpus = await founded(tmp_path)
+    place = tmp_path / "joiner" / f"corpus-{spec.data.manifest}"
+    place.parent.mkdir()
+    place.write_text("in the way")
+    with pytest.raises(HomeError, match=f"cannot be kept in {place}: File exists"):
+        await obtained(spec, tmp_path / "joiner", Peer(corpus))
+    tokenised = {"tokenizer_digest": "2" * 32}
+    spec = spec.model_copy(update={"data": spec.data.model_copy(update=tokenised)})
+    peer = Peer(corpus)
+    peer._blobs["2" * 32] = tmp_path / "tokens.npy"
+    with pytest.raises(HomeError, match="nowhere"):
+        await obtain_data(spec, tmp_path / "nowhere", peer, SimulatedWork())

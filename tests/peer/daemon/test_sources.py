@@ -1,19 +1,26 @@
 """Whom a joiner asks first, and when it asks again."""
 
+from contextlib import nullcontext
+
 import pytest
 import trio
 from swarm_worlds import simulated, start, toy_spec
 
+from peer.daemon import sources
 from peer.daemon.sources import (
     DOUBT_PAUSE_S,
     MAX_SOURCE_PAUSE_S,
     SOURCE_PAUSE_S,
     TOO_LARGE_PAUSE_S,
+    Sources,
     Waits,
     _in_order,
 )
+from peer.network.simulated import SimulatedInternet, SimulatedNetwork
+from peer.observe.facts import Facts
 from peer.simulation.swarm import open_swarm
 from peer.state import service
+from peer.state.home import HomeError
 from peer.state.service import StateService
 from protocol.errors import Refused, RemoteProtocolError, StreamLost
 from protocol.membership.view import Progress, Roster
@@ -67,6 +74,24 @@ async def test_no_claim_makes_a_source_the_first(autojump_clock):
     firsts = {_in_order(roster, f"joiner-{number}", None)[0] for number in range(50)}
     assert len(firsts) > 3, "joiners spread over the sources"
     assert _in_order(roster, "me", boldest)[0] == boldest
+
+
+async def test_what_fails_on_this_machine_is_asked_of_nobody_else(autojump_clock, monkeypatch):
+    roster, asked = Roster(10.0), []
+    for peer_id in ("one", "two"):
+        roster.heard(
+            trio.current_time(), peer_id, 1, progress=Progress(state="training", round=1, step=9)
+        )
+
+    async def ask(fetcher):
+        asked.append(fetcher)
+        raise HomeError("no room")
+
+    network = SimulatedNetwork(SimulatedInternet(seed=0), "me", "nowhere")
+    monkeypatch.setattr(sources, "fetch_from", lambda _, peer_id: nullcontext(peer_id))
+    with trio.fail_after(10), pytest.raises(HomeError, match="no room"):
+        await Sources(network, Facts("me", 1)).fetch(ask, roster)
+    assert len(asked) == 1
 
 
 @pytest.mark.slow

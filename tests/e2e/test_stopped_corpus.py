@@ -1,0 +1,75 @@
+"""A founder that is stopped while it tokenises: it ends as promised, with all its processes."""
+
+import gzip
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import psutil
+import pytest
+from swarm import RUN_SPEC, START_S, WAIT_S, Peer, Swarm, ending, open_swarm, wait_until
+
+from peer.options.exit_codes import ExitCode
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+
+NUM_SHARDS: Final = 2
+MEMBER: Final = gzip.compress(json.dumps({"text": "a word " * 20}).encode() + b"\n", 1) * 500
+"""Lines that are small on the disk, however many there are."""
+NUM_MEMBERS: Final = 2000
+"""So many that nobody is through with a shard before the test has looked."""
+
+
+@pytest.fixture
+def lonely(tmp_path: Path) -> Iterator[Swarm]:
+    """A swarm whose run has a corpus that takes long to tokenise."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for number in range(NUM_SHARDS):
+        (data / f"{number}.jsonl.gz").write_bytes(MEMBER * NUM_MEMBERS)
+    run_spec = RUN_SPEC.replace("[data]", f'[data]\nsource = "jsonl:{data}/*.gz"')
+    with open_swarm(tmp_path, run_spec) as swarm:
+        swarm.folder("run.toml").write_text(run_spec)
+        yield swarm
+
+
+def drafts(peer: Peer) -> list[Path]:
+    """What is unfinished in its cache."""
+    return [*peer.home.cache_dir.glob("tokens-*/.*"), *peer.home.cache_dir.glob(".packing-*")]
+
+
+def tokenising(swarm: Swarm) -> list[psutil.Process]:
+    """The processes of the swarm that tokenise."""
+    return [p for p in swarm.survivors() if "shard_process" in " ".join(p.cmdline())]
+
+
+def started(swarm: Swarm, name: str) -> Peer:
+    """A founder in the middle of its corpus."""
+    peer = swarm.launch(name, "start", str(swarm.folder("run.toml")))
+    peer.wait_for("drafts", lambda: len(drafts(peer)) > 1, START_S)
+    assert tokenising(swarm)
+    return peer
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_and_leaves_nothing(lonely: Swarm, number: signal.Signals) -> None:
+    with ending(started(lonely, "founder")) as peer:
+        os.killpg(peer.process.pid, number)  # as a terminal does, or a service manager
+        assert peer.wait_exit() == ExitCode.OK, peer.report()
+        assert "Traceback" not in peer.stderr
+        assert drafts(peer) == []
+        assert tokenising(lonely) == []
+
+
+def test_a_daemon_that_is_killed_takes_them_along(lonely: Swarm) -> None:
+    with ending(started(lonely, "founder")) as peer:
+        peer.process.kill()
+        peer.process.wait()
+        wait_until(lambda: not tokenising(lonely), "they end", timeout_s=WAIT_S)
+        left = drafts(peer)
+    with ending(lonely.launch("founder", "start", str(lonely.folder("run.toml")))) as again:
+        again.wait_for("drafts", lambda: set(drafts(again)) - set(left), START_S)
+        assert not set(left) & set(drafts(again))
