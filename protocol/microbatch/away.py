@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from .mending import Mending
 from .paths import Path
-from .trip import Leg, Microbatch
+from .trip import Leg, Microbatch, Trip
 
 
 @dataclass(slots=True)
@@ -49,6 +49,10 @@ class Away:
     def path(self) -> tuple[str, ...]:
         """The relays that it visits."""
         return self.way.relays
+
+    def is_due(self, trip: Trip) -> bool:
+        """Whether a trip is of the present attempt, and not of one that is halted."""
+        return trip.attempt == self.attempt and self.mending is None and not self.home
 
     @property
     def can_be_mended(self) -> bool:

@@ -1,8 +1,9 @@
 """The core of a data peer: which way its microbatches go, and what has become of them.
 
 Rules
-  1. An iteration's number is the next one, or the newest that any relay has heard of: data peers
-     that are behind catch up at once. A data peer announces an iteration when nothing of the one
+  1. An iteration's number is the next one, or where the relays are in the middle, by what each has
+     told: data peers that are behind catch up, by a bounded leap (announced.py), and one relay that
+     lies among others moves nobody. A data peer announces an iteration when nothing of the one
      before is under way any more (relay.py).
   2. A router (paths.py) chooses paths when an iteration sets out, over the relays that are there
      then. A stage that nobody holds any more is left out by all of them, if paths may be so; where
@@ -32,6 +33,7 @@ from typing import Final
 
 from protocol.outcomes import RefusalReason
 
+from .announced import Announced, next_iteration
 from .away import Away, Iteration
 from .commands import (
     Announce,
@@ -92,7 +94,7 @@ class DataPeerCore:
         self._in_flight = in_flight
         self._away: dict[int, Away] = {}
         self._present = Iteration()
-        self._heard = 0
+        self._heard = Announced()
         self.announced = 0
         self._next_index = 0
         self._relays = RelaysThere()
@@ -110,6 +112,7 @@ class DataPeerCore:
         """The peers of each stage from the second on, sorted; whether the run has been trained."""
         come, gone = self._relays.update(relays, now_s)
         self._relays.trained = trained
+        self._heard.look(self._relays.all)
         commands: list[Command] = []
         if come and self.announced:
             commands.append(Announce(self.announced, tuple(sorted(come))))
@@ -121,9 +124,9 @@ class DataPeerCore:
                 commands += self._lose(away)
         return [*commands, *self._set_out(now_s)]
 
-    def heard(self, iteration: int) -> list[Command]:
+    def heard(self, relay: str, iteration: int) -> list[Command]:
         """A relay has heard of this iteration."""
-        self._heard = max(self._heard, iteration)
+        self._heard.add(relay, iteration)
         return []
 
     def lost(
@@ -159,7 +162,7 @@ class DataPeerCore:
         away = self._find(trip.microbatch)
         path = self._present.path_of(trip.microbatch) if away is None else away.path
         is_here = trip.place in (0, len(trip.path) + 1)
-        if path != trip.path or not is_here or (away and not self._is_due(away, trip)):
+        if path != trip.path or not is_here or (away and not away.is_due(trip)):
             return [Answer(ticket, RefusalReason.UNAVAILABLE)]
         if away is None:
             return [Answer(ticket)]  # offered ahead all along its path, before it has set out
@@ -173,7 +176,7 @@ class DataPeerCore:
     def arrived(self, trip: Trip, slot: int, loss: float | None) -> list[Command]:
         """What was welcome lies in this inbound slot."""
         away = self._find(trip.microbatch)
-        if away is None or not self._is_due(away, trip):
+        if away is None or not away.is_due(trip):
             return [FreeInbound(slot)]
         if trip.leg is Leg.SCORE:
             del self._away[away.number]
@@ -189,7 +192,7 @@ class DataPeerCore:
     def broke_off(self, trip: Trip, now_s: float) -> list[Command]:
         """What was welcome has not come whole."""
         away = self._find(trip.microbatch)
-        return [] if away is None or not self._is_due(away, trip) else self._lose(away)
+        return [] if away is None or not away.is_due(trip) else self._lose(away)
 
     def sent(self, trip: Trip, now_s: float, *, taken: bool) -> list[Command]:
         """What was to be sent has been taken by the other, or has not."""
@@ -274,7 +277,7 @@ class DataPeerCore:
         present, relays = self._present, self._relays
         if present.paths is not None or not present.left or not relays.stages:
             return []
-        iteration = max(self.iteration + 1, self._heard)
+        iteration = next_iteration(self.iteration, self._heard.middle)
         paths = self._router.paths(iteration, present.left, relays.stages)
         if not paths or (relays.missing and not relays.trained):
             return []
@@ -366,10 +369,6 @@ class DataPeerCore:
     # --- losing -----------------------------------------------------------------------------------
     def _find(self, microbatch: Microbatch) -> Away | None:
         return next((a for a in self._away.values() if a.microbatch == microbatch), None)
-
-    def _is_due(self, away: Away, trip: Trip) -> bool:
-        """Whether a trip is of the present attempt, and not of one that is halted."""
-        return trip.attempt == away.attempt and away.mending is None and not away.home
 
     def _lose(self, away: Away) -> list[Command]:
         """It will not come back as it is (rules 3 and 4)."""

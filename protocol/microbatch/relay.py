@@ -7,7 +7,7 @@ peers number and the relays keep apart:
 
   1. A data peer announces an iteration to every relay when nothing of the ones before is under
      way for it, and says so once: it stands (announced.py). A relay answers where data peers are
-     (`newest`), and one that is behind goes on there: nobody hands out numbers.
+     (`newest`), and one that is behind goes on there, by a bounded leap: nobody hands out numbers.
   2. An offer of a forward waits until its iteration is the present one and a slot is free; the
      answer *is* the credit. A forward of a past iteration is refused (`behind`), a full queue is
      `busy`, and costs nothing. Gradients of what is held are welcome at any time.
@@ -48,7 +48,7 @@ from typing import Final
 
 from protocol.outcomes import RefusalReason
 
-from .announced import Announced
+from .announced import Announced, next_iteration
 from .awaited import Awaited
 from .commands import (
     Answer,
@@ -110,7 +110,7 @@ class RelayCore:
         """A data peer has come to an iteration."""
         self._announced.add(origin, iteration)
         if self.iteration is None:
-            self.iteration, self._began_s = iteration, now_s
+            self.iteration, self._began_s = next_iteration(0, iteration), now_s
         return self._advance(now_s)
 
     def microbatch_of(self, number: int) -> Microbatch | None:
@@ -289,7 +289,7 @@ class RelayCore:
     def stepped(self, now_s: float) -> list[Command]:
         """The trainer has stepped."""
         assert self.iteration is not None, "a step belongs to an iteration"
-        self.iteration = max(self.iteration + 1, self._announced.least)
+        self.iteration = next_iteration(self.iteration, self._announced.least)
         self._began_s, self._finishing = now_s, False
         closing = self._ledger.close()
         return [*closing, *self._refuse(self._is_past), *self._advance(now_s)]
