@@ -206,7 +206,8 @@ class StageExchange:
             there = self._company.data_peers()
             ended = bool(there) and all(map(self._has_ended, there))
             training = [m.peer_id for m in there if self._trains(m)]
-            self._do(core.present(training, now_s, ended=ended))
+            alive = [m.peer_id for m in there]
+            self._do(core.present(training, now_s, ended=ended, alive=alive))
         elif isinstance(core, DataPeerCore):
             others = self._company.others()
             trained = self._facts.step > 0 or any(m.progress.step > 0 for m in others)

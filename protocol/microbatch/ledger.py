@@ -34,14 +34,6 @@ class Held:
     returns: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """An offer without an answer."""
-
-    ticket: int
-    trip: Trip
-
-
 class Ledger:
     """See the top of the file.
 

@@ -149,7 +149,7 @@ class MicrobatchWorld:
             else:
                 self.hear(name, origins)
                 heard = [each for each in origins if (name, each) in self.heard]
-                self.do(name, core.present(heard, self.now_s, ended=False))
+                self.do(name, core.present(heard, self.now_s, ended=False, alive=origins))
             self.do(name, core.ticked(self.now_s))
 
     def hear(self, name, origins):

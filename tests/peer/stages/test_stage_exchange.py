@@ -17,6 +17,7 @@ from protocol.errors import Refused, RemoteProtocolError, StreamLost
 from protocol.membership.group import Group
 from protocol.membership.view import Progress
 from protocol.microbatch.counts import Counted
+from protocol.microbatch.departed import GONE_S
 from protocol.microbatch.relays_there import STAND_IN_S
 from protocol.microbatch.trip import Leg
 from protocol.outcomes import RefusalReason
@@ -138,6 +139,23 @@ async def test_what_a_data_peer_announces_before_its_beat_says_that_it_trains_st
             await world.wait_done()
         for peer in (slow, fast):
             assert peer.trainer.came_back == [{2}] * 6
+
+
+async def test_what_a_data_peer_that_died_had_at_a_relay_leaves_it(autojump_clock):
+    async with StageWorld((1, 1)).running() as world:
+        (data_peer,), (relay,) = world.of_stage(0), world.of_stage(1)
+        data_peer.trainer.send = _swallow
+        await trio.sleep(2.0)  # all that the relay has room for is at the loss
+        assert len(relay.trainer.held) == SLOTS
+        world.kill(data_peer)
+        await trio.sleep(GONE_S / 2)
+        assert len(relay.trainer.held) == SLOTS
+        await trio.sleep(GONE_S / 2 + 2 * TICK_S)
+        assert not relay.trainer.held
+
+
+async def _swallow(_command):
+    await trio.lowlevel.checkpoint()
 
 
 async def test_data_peers_wait_for_a_stage_that_nobody_holds(autojump_clock):
