@@ -22,6 +22,7 @@ class Held:
         turned: whether the trainer has its gradient.
         sends_on: whether what the forward makes is to be sent.
         returns: whether what the backward makes is to be sent.
+        seen_s: when it was seen to be held first; None before.
     """
 
     number: int
@@ -32,6 +33,7 @@ class Held:
     turned: bool = False
     sends_on: bool = True
     returns: bool = True
+    seen_s: float | None = None
 
 
 class Ledger:
@@ -79,12 +81,16 @@ class Ledger:
         held = self.held.get(trip.microbatch)
         if held is None or held.turned or not held.computes or self.is_stale(trip):
             return False
+        if held.trip.leg is not Leg.FORWARD:
+            return False
         return (held.trip.path, held.trip.attempt) == (trip.path, trip.attempt)
 
     def refusal(self, trip: Trip, iteration: int | None) -> RefusalReason | None:
         """Why a trip cannot be welcome in this iteration or later; None where it can."""
         if trip.leg is Leg.SCORE:
-            return None
+            # It goes through once, from end to end: nobody mends it.
+            is_whole = not trip.attempt and trip.goes_on and not self.is_stale(trip)
+            return None if is_whole else RefusalReason.UNAVAILABLE
         if trip.leg is Leg.BACKWARD:
             # In a later attempt the gradient may come before what it belongs to.
             may_come = trip.attempt and not self.is_stale(trip)
@@ -120,6 +126,22 @@ class Ledger:
         return all(
             sum(each >= least for each in held) < slots - least for least in range(ahead + 1)
         )
+
+    def is_score(self, microbatch: Microbatch) -> bool:
+        """Whether it is held, and no gradient follows."""
+        held = self.held.get(microbatch)
+        return held is not None and held.trip.leg is Leg.SCORE
+
+    def scores_held_for(self, longer_than_s: float, now_s: float) -> list[Microbatch]:
+        """The scores that were held at a look so long ago, and are still."""
+        scores = [held for held in self.held.values() if held.trip.leg is Leg.SCORE]
+        for held in scores:
+            held.seen_s = now_s if held.seen_s is None else held.seen_s
+        return [
+            held.trip.microbatch
+            for held in scores
+            if held.seen_s is not None and now_s - held.seen_s >= longer_than_s
+        ]
 
     def standing(self, microbatch: Microbatch) -> Standing:
         """Where we stand with it."""

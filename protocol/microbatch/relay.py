@@ -23,6 +23,8 @@ peers number and the relays keep apart:
      gradient that comes then is refused: late, and counted. Of what a relay forgets it tells the
      data peer, which then waits for it no longer. What belongs to a data peer that is gone is
      forgotten soon, and its offers are refused: the next one needs the slots (departed.py).
+     A score belongs to no iteration. It goes through once: it is never halted, no gradient is taken
+     for it, and it is forgotten after `patience_s`.
   6. A microbatch holds a slot at every relay that it has passed while it waits for the next one.
      Where paths go back to lower stages, some slots are left to those that are nearer to their
      end: a microbatch with c descents ahead of it (paths.py) gets a slot only while for each d from
@@ -88,7 +90,7 @@ class RelayCore:
     """
 
     def __init__(self, slots: int, patience_s: float, kept: int = KEPT) -> None:
-        self._slots = slots
+        self._slots, self._patience_s = slots, patience_s
         self._present = PresentIteration(patience_s)
         self._ledger = Ledger(kept)
         self._waiting = Waiting()
@@ -176,12 +178,10 @@ class RelayCore:
     def arrived(self, trip: Trip, slot: int, loss: float | None) -> list[Command]:
         """What was welcome lies in this inbound slot."""
         held = self._ledger.held.get(trip.microbatch)
-        if held is None or trip.attempt != held.trip.attempt or self._ledger.is_stale(trip):
-            return [FreeInbound(slot)]
-        if trip.leg is not Leg.BACKWARD:
+        if held is not None and held.trip == trip and not held.computes:
             held.computes = True
             return [Compute(trip.leg, held.number, slot, loss), *self._grant()]
-        if held.turned or not held.computes:
+        if held is None or trip.leg is not Leg.BACKWARD or not self._ledger.awaits(trip):
             return [FreeInbound(slot)]
         held.turned = held.returns = True
         return [Compute(trip.leg, held.number, slot, loss, adds=held.adds)]
@@ -202,6 +202,8 @@ class RelayCore:
         if self.iteration is not None and microbatch.iteration < self.iteration:
             return Standing.ADDED, []  # for all that can be known
         newest = ledger.attempts.get(microbatch)
+        if ledger.is_score(microbatch):
+            return None, []  # no data peer halts what nobody mends
         if attempt < (newest or 0) or (newest is None and len(ledger.attempts) >= MAX_HALTED):
             return None, []
         ledger.attempts[microbatch] = attempt
@@ -216,10 +218,10 @@ class RelayCore:
     def resumed(self, trip: Trip, *, returns: bool) -> list[Command]:
         """It goes on like this; see `Resume`."""
         ledger, microbatch = self._ledger, trip.microbatch
-        if trip.attempt != ledger.attempts.get(microbatch):
+        if trip.attempt != ledger.attempts.get(microbatch) or ledger.is_score(microbatch):
             return []
         held, commands = ledger.held.get(microbatch), list[Command]()
-        if held is not None:
+        if held is not None and held.computes:
             held.trip = trip
             if trip.until and not held.turned:
                 held.sends_on = True
@@ -306,7 +308,9 @@ class RelayCore:
 
     def ticked(self, now_s: float) -> list[Command]:
         """Time has passed."""
-        return self._advance(now_s)
+        old = self._ledger.scores_held_for(self._patience_s, now_s)
+        forgotten = [command for score in old for command in self._forget(score, now_s)]
+        return [*forgotten, *self._advance(now_s)]
 
     # --- decisions --------------------------------------------------------------------------------
     def _refuse(self, which: Callable[[Trip], bool]) -> list[Command]:
@@ -328,9 +332,13 @@ class RelayCore:
         gone = self._departed.look({*waiting, *(each.origin for each in had)}, alive, now_s)
         commands = self._refuse(lambda trip: trip.microbatch.origin in gone)
         for microbatch in [each for each in had if each.origin in gone]:
-            told = TellLost(microbatch, attempt=ledger.attempt_of(microbatch))
-            commands += [told, *self._let_go(microbatch, now_s)]
+            commands += self._forget(microbatch, now_s)
         return commands
+
+    def _forget(self, microbatch: Microbatch, now_s: float) -> list[Command]:
+        """Let a microbatch go, and say so."""
+        told = TellLost(microbatch, attempt=self._ledger.attempt_of(microbatch))
+        return [told, *self._let_go(microbatch, now_s)]
 
     def _let_go(self, microbatch: Microbatch, now_s: float) -> list[Command]:
         """Neither hold nor keep anything of a microbatch."""
