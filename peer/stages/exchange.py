@@ -43,10 +43,11 @@ from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
 from protocol.run.stages import DATA_STAGE
-from protocol.wire.messages import Credit, GetLinks, GetSnapshot, Kept, Lost, Offer, Refusal
+from protocol.wire.messages import GetLinks, GetSnapshot, Kept, Lost, Offer, Refusal
 from protocol.wire.messages import Halt as HaltMessage
 from protocol.wire.versions import STAGE
 
+from .arrivals import Arrivals
 from .company import StageCompany
 from .kept_streams import SERVED_IDLE_S
 from .left_out import LeftOut
@@ -60,7 +61,6 @@ from .transfers import (
     STREAM_ERRORS,
     Outgoing,
     Transfers,
-    receive_boundary,
     trip_of,
 )
 
@@ -109,6 +109,7 @@ class StageExchange:
         has_loss = stage == DATA_STAGE
         self._stopwatch = Stopwatch(survey.measures, facts.pipeline, has_loss=has_loss)
         self._transfers = Transfers(network, PATIENCE_S, self._stopwatch, pacing)
+        self._arrivals = Arrivals(PATIENCE_S)
         self._messenger = Messenger(core, company, self._transfers, self._do)
         self._plans: dict[PeerId, str] = {}
         self._ended: deque[Microbatch] = deque(maxlen=MAX_ENDED)
@@ -277,22 +278,15 @@ class StageExchange:
         line = self._line
         assert line is not None, "offers are refused before the first trainer"
         try:
-            slot = await line.take_slot()
-            try:
-                await talk.send(Credit(trio.current_time() - offered_s), stall_s=ANSWER_S)
-                begun = partial(self._offer_ahead, trip.next_move())
-                codes = line.ring.slot(slot)
-                boundary, came_s = await receive_boundary(talk, codes, PATIENCE_S, begun)
-            except BaseException:
-                line.give_back(slot)
-                raise
+            begun = partial(self._offer_ahead, trip.next_move())
+            arrived = await self._arrivals.receive(talk, line, offered_s, begun)
         except STREAM_ERRORS:
             self._do(self._core.broke_off(trip, trio.current_time()))
             raise
-        self._stopwatch.received(trip.sender, came_s)
+        self._stopwatch.received(trip.sender, arrived.took_s)
         if line is not self._line:
             return  # its trainer is gone, and all that it held
-        self._do(self._core.arrived(trip, slot, boundary.loss))
+        self._do(self._core.arrived(trip, arrived.slot, arrived.loss))
         await talk.send(Kept(), stall_s=ANSWER_S)
 
     def _compare_plans(self, trip: Trip) -> None:

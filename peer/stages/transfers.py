@@ -20,7 +20,7 @@ Rules
 
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -259,31 +259,3 @@ def trip_of(offer: Offer, sender: PeerId, receiver: PeerId) -> Trip:
     if len(trip.stages) != len(trip.path):
         raise RemoteProtocolError("a path says the stage of each of its relays")
     return trip
-
-
-async def receive_boundary(
-    talk: Conversation, slot: memoryview, patience_s: float, begun: Callable[[], None]
-) -> tuple[Boundary, float]:
-    """Take the boundary that was welcome. Returns how long it came in, from its first byte on.
-
-    Args:
-        patience_s: for its beginning; it may not have been computed yet.
-        begun: called with its first byte.
-    """
-    begun_s = [0.0]
-
-    def begins(_message: Boundary, num_bytes: int) -> memoryview:
-        if num_bytes != len(slot):
-            raise RemoteProtocolError(f"a boundary has {len(slot)} bytes, not {num_bytes}")
-        begun_s[0] = trio.current_time()
-        begun()
-        return slot
-
-    boundary, _ = await talk.receive(
-        Boundary,
-        place=begins,
-        max_payload_bytes=len(slot),
-        timeout_s=patience_s,
-        stall_s=ANSWER_S,
-    )
-    return boundary, trio.current_time() - begun_s[0]

@@ -23,6 +23,7 @@ Rules
   7. The next microbatches, as many as the trainer keeps under way, are named and offered to their
      first relays before the trainer has produced them: when an iteration sets out, and when one is
      about to come home.
+  8. Of what comes to us each move is let come once in each attempt, again only if it breaks off.
 
 Invariant: the trainer is told exactly one end of every microbatch: its gradient, or that it is
 dropped.
@@ -164,8 +165,9 @@ class DataPeerCore:
         is_here = trip.place in (0, len(trip.path) + 1)
         if path != trip.path or not is_here or (away and not away.is_due(trip)):
             return [Answer(ticket, RefusalReason.UNAVAILABLE)]
-        if away is None:
-            return [Answer(ticket)]  # offered ahead all along its path, before it has set out
+        refusal = self._present.welcome(trip)
+        if away is None or refusal is not None:
+            return [Answer(ticket, refusal)]  # offered ahead all along its path, or twice
         away.nearly_home = trip.place == 0
         return [Answer(ticket), *self._offer_ahead()]
 
@@ -191,6 +193,7 @@ class DataPeerCore:
 
     def broke_off(self, trip: Trip, now_s: float) -> list[Command]:
         """What was welcome has not come whole."""
+        self._present.unwelcome(trip)
         away = self._find(trip.microbatch)
         return [] if away is None or not away.is_due(trip) else self._lose(away)
 
@@ -345,9 +348,8 @@ class DataPeerCore:
 
     def _score(self, number: int, slot: int, now_s: float) -> list[Command]:
         """Send what is to be scored, through all stages."""
-        if not self._relays.stages or self._relays.missing:
-            return [Release(slot), Forget(number)]
-        path = self._router.whole(self._next_index, self._relays.stages)
+        stages = () if self._relays.missing else self._relays.stages
+        path = self._router.whole(self._next_index, stages) if stages else None
         if path is None:
             return [Release(slot), Forget(number)]
         return [self._send(Leg.SCORE, number, slot, path, now_s)]
@@ -386,8 +388,7 @@ class DataPeerCore:
     def _give_up(self, away: Away) -> list[Command]:
         del self._away[away.number]
         told = TellLost(away.microbatch, away.path, away.attempt)
-        gone: list[Command] = [Forget(away.number), told]
-        gone += self._mender.kept.drop(away.microbatch)
+        gone: list[Command] = [Forget(away.number), told, *self._mender.kept.drop(away.microbatch)]
         if away.leg is Leg.SCORE:
             return gone
         self.counts[Counted.LOST] += 1

@@ -19,6 +19,7 @@ class Held:
         adds: whether its gradient is to be added; not where it has been.
         stands_in: whether it came in place of a relay that is gone.
         computes: whether the trainer has its activations.
+        welcomed: the attempt in which its gradient is welcome, and has not come; None before.
         turned: whether the trainer has its gradient.
         sends_on: whether what the forward makes is to be sent.
         returns: whether what the backward makes is to be sent.
@@ -30,6 +31,7 @@ class Held:
     adds: bool = True
     stands_in: bool = False
     computes: bool = False
+    welcomed: int | None = None
     turned: bool = False
     sends_on: bool = True
     returns: bool = True
@@ -103,10 +105,17 @@ class Ledger:
             return RefusalReason.TWICE
         return None
 
-    def hold(self, trip: Trip) -> RefusalReason | None:
-        """Give a slot to a microbatch, unless it has one."""
+    def welcome(self, trip: Trip) -> RefusalReason | None:
+        """Let a trip come whose time has come, unless it was let already.
+
+        A credit holds memory until the boundary is there, so there is one for each move at most.
+        """
         microbatch = trip.microbatch
-        if microbatch in self.held:
+        held = self.held.get(microbatch)
+        if trip.leg is Leg.BACKWARD and held is not None and held.welcomed != trip.attempt:
+            held.welcomed = trip.attempt
+            return None
+        if held is not None:
             return RefusalReason.TWICE
         adds = microbatch not in self.added
         self.held[microbatch] = Held(

@@ -10,7 +10,8 @@ peers number and the relays keep apart:
      (`newest`), and one that is behind goes on there, by a bounded leap: nobody hands out numbers.
   2. An offer of a forward waits until its iteration is the present one and a slot is free; the
      answer *is* the credit. A forward of a past iteration is refused (`behind`), a full queue is
-     `busy`, and costs nothing. Gradients of what is held are welcome at any time.
+     `busy`, and costs nothing. Gradients of what is held are welcome at any time, in each attempt
+     one at once: a repeated offer is refused (`twice`).
   3. The iteration is over when every data peer that trains has announced a later one. Then the
      relay steps; it is in the next iteration when the trainer has stepped. Until then a microbatch
      that was lost elsewhere may still come by. At the end of the run, when there is no data peer
@@ -163,7 +164,7 @@ class RelayCore:
             self.counts[Counted.LATE] += trip.leg is Leg.BACKWARD
             return [Answer(ticket, refusal)]
         if trip.leg is Leg.BACKWARD and self._ledger.awaits(trip):
-            return [Answer(ticket)]
+            return [Answer(ticket, self._ledger.welcome(trip))]
         if self._waiting.is_full:
             self.counts[Counted.BUSY] += 1
             return [Answer(ticket, RefusalReason.BUSY)]
@@ -189,6 +190,8 @@ class RelayCore:
     def broke_off(self, trip: Trip, now_s: float) -> list[Command]:
         """What was welcome has not come whole."""
         held = self._ledger.held.get(trip.microbatch)
+        if held is not None and trip.leg is Leg.BACKWARD and held.welcomed == trip.attempt:
+            held.welcomed = None
         if trip.leg is Leg.BACKWARD or held is None or held.computes:
             return []
         return self._settle(trip.microbatch, now_s)
@@ -391,6 +394,5 @@ class RelayCore:
             if not is_due:
                 continue
             self._waiting.remove(offer)
-            refusal = None if trip.leg is Leg.BACKWARD else self._ledger.hold(trip)
-            granted.append(Answer(offer.ticket, refusal))
+            granted.append(Answer(offer.ticket, self._ledger.welcome(trip)))
         return granted
