@@ -54,6 +54,7 @@ from .left_out import LeftOut
 from .line import Line, for_trainer
 from .messenger import Messenger
 from .notices import NOTICES, Notice, note, origin_of, stage_said
+from .other_plans import OtherPlans
 from .stopwatch import Stopwatch
 from .survey import Survey
 from .transfers import (
@@ -111,7 +112,7 @@ class StageExchange:
         self._transfers = Transfers(network, PATIENCE_S, self._stopwatch, pacing)
         self._arrivals = Arrivals(PATIENCE_S)
         self._messenger = Messenger(core, company, self._transfers, self._do)
-        self._plans: dict[PeerId, str] = {}
+        self._other_plans = OtherPlans(facts)
         self._ended: deque[Microbatch] = deque(maxlen=MAX_ENDED)
         self._line: Line | None = None
         self._answers: dict[int, Callable[[RefusalReason | None], None]] = {}
@@ -268,7 +269,7 @@ class StageExchange:
 
     async def _take(self, talk: Conversation, trip: Trip) -> None:
         if trip.leg is Leg.FORWARD and isinstance(self._core, RelayCore):
-            self._compare_plans(trip)
+            self._other_plans.look(trip)
         offered_s = trio.current_time()
         refusal = await self._ask_core(trip)
         if refusal is not None:
@@ -281,21 +282,17 @@ class StageExchange:
             begun = partial(self._offer_ahead, trip.next_move())
             arrived = await self._arrivals.receive(talk, line, offered_s, begun)
         except STREAM_ERRORS:
+            self._take_back(trip)
             self._do(self._core.broke_off(trip, trio.current_time()))
             raise
         self._stopwatch.received(trip.sender, arrived.took_s)
         if line is not self._line:
             return  # its trainer is gone, and all that it held
-        self._do(self._core.arrived(trip, arrived.slot, arrived.loss))
+        commands = self._core.arrived(trip, arrived.slot, arrived.loss)
+        if FreeInbound(arrived.slot) in commands:
+            self._take_back(trip)
+        self._do(commands)
         await talk.send(Kept(), stall_s=ANSWER_S)
-
-    def _compare_plans(self, trip: Trip) -> None:
-        """Count what comes by another plan than the others' microbatches of late."""
-        if trip.plan is not None:
-            self._plans[trip.microbatch.origin] = trip.plan
-            self._facts.pipeline.other_plans += any(
-                plan != trip.plan for plan in self._plans.values()
-            )
 
     async def _ask_core(self, trip: Trip) -> RefusalReason | None:
         """Whether a trip is welcome; waits for its turn."""
@@ -382,6 +379,12 @@ class StageExchange:
         if group is not None:
             self._transfers.plan_ahead(trip)
             self._start(self._transfers.offer_ahead, trip, group)
+
+    def _take_back(self, trip: Trip) -> None:
+        """Take back the offer that the first byte of this move has led to: nothing comes of it."""
+        onward = trip.next_move()
+        if onward is not None:
+            self._start(self._transfers.take_back, onward)
 
     def _withdraw(self, microbatch: Microbatch) -> None:
         """Take back what was offered ahead of a microbatch that is lost or halted."""

@@ -23,7 +23,17 @@ from protocol.microbatch.trip import Leg
 from protocol.outcomes import RefusalReason
 from protocol.run.run_spec import RunSpec
 from protocol.run.stages import part_of_stage
-from protocol.wire.messages import Announcement, Boundary, Credit, Lost, Noted, Offer, Resume
+from protocol.wire.frames import encode_frame
+from protocol.wire.messages import (
+    Announcement,
+    Boundary,
+    Credit,
+    Lost,
+    Noted,
+    Offer,
+    Resume,
+    encode_message,
+)
 from protocol.wire.versions import STAGE
 
 
@@ -267,6 +277,34 @@ async def test_a_boundary_that_breaks_off_gives_its_slot_back(autojump_clock):
         await world.wait_done()
         assert len(data_peer.trainer.came_back) + len(data_peer.trainer.dropped) == 12
         assert relay.exchange._line.num_free >= 7
+
+
+@pytest.mark.slow
+async def test_what_was_offered_on_for_a_boundary_that_breaks_off_is_taken_back(autojump_clock):
+    """A data peer sends the beginnings of what it offered, and nothing more."""
+    async with (
+        StageWorld((1, 1, 1)).running() as world,
+        world.internet.open_network(STRANGER) as me,
+    ):
+        first, second = world.of_stage(1) + world.of_stage(2)
+        for relay in (first, second):
+            relay.roster.heard(0.0, STRANGER, 1, progress=Progress("idle", group=group_of(0)))
+        await trio.sleep(1.0)
+        path, frame = (first.peer_id, second.peer_id), encode_message(Boundary(None))
+        for index in range(6):
+            trip = (STRANGER, 1, index, Leg.SCORE, path, 1, (1, 2))
+            await me.connect(first.peer_id, first.network.addresses)
+            stream = await me.open_stream(first.peer_id, STAGE)
+            async with Conversation(stream) as talk:
+                await talk.send(Offer(group_of(1), *trip, None, 0, 0))
+                await talk.receive(Credit)
+                await stream.send_all(encode_frame(frame, SLOT_BYTES) + b"x")
+                await trio.sleep(1.0)
+                ahead = first.exchange._transfers._ahead
+                assert [trip for trip in ahead if trip.microbatch.origin == STRANGER]
+        await trio.sleep(1.0)
+        assert not [trip for trip in ahead if trip.microbatch.origin == STRANGER]
+        await world.wait_done()
 
 
 async def _time_of(iterations):
