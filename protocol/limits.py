@@ -127,6 +127,8 @@ MAX_OPENABLE: Final = 8
 """Results of our own that can be audited: the newest, each with the codes it was made of."""
 
 # --- pipelines ------------------------------------------------------------------------------------
+MAX_ITERATION: Final = 1 << 53
+"""Largest number of an iteration: far beyond any run, and far from what does not fit a message."""
 MAX_RELAYS_OF_PATH: Final = 63
 """Peers that a microbatch visits beside its data peer."""
 MAX_LINK_VECTOR_BYTES: Final = 16 * 1024

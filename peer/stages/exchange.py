@@ -43,16 +43,18 @@ from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
 from protocol.run.stages import DATA_STAGE
-from protocol.wire.messages import Credit, GetLinks, GetSnapshot, Kept, Lost, Offer, Refusal
+from protocol.wire.messages import GetLinks, GetSnapshot, Kept, Lost, Offer, Refusal
 from protocol.wire.messages import Halt as HaltMessage
 from protocol.wire.versions import STAGE
 
+from .arrivals import Arrivals
 from .company import StageCompany
 from .kept_streams import SERVED_IDLE_S
 from .left_out import LeftOut
 from .line import Line, for_trainer
 from .messenger import Messenger
 from .notices import NOTICES, Notice, note, origin_of, stage_said
+from .other_plans import OtherPlans
 from .stopwatch import Stopwatch
 from .survey import Survey
 from .transfers import (
@@ -60,7 +62,6 @@ from .transfers import (
     STREAM_ERRORS,
     Outgoing,
     Transfers,
-    receive_boundary,
     trip_of,
 )
 
@@ -109,8 +110,9 @@ class StageExchange:
         has_loss = stage == DATA_STAGE
         self._stopwatch = Stopwatch(survey.measures, facts.pipeline, has_loss=has_loss)
         self._transfers = Transfers(network, PATIENCE_S, self._stopwatch, pacing)
+        self._arrivals = Arrivals(PATIENCE_S)
         self._messenger = Messenger(core, company, self._transfers, self._do)
-        self._plans: dict[PeerId, str] = {}
+        self._other_plans = OtherPlans(facts)
         self._ended: deque[Microbatch] = deque(maxlen=MAX_ENDED)
         self._line: Line | None = None
         self._answers: dict[int, Callable[[RefusalReason | None], None]] = {}
@@ -206,7 +208,8 @@ class StageExchange:
             there = self._company.data_peers()
             ended = bool(there) and all(map(self._has_ended, there))
             training = [m.peer_id for m in there if self._trains(m)]
-            self._do(core.present(training, now_s, ended=ended))
+            alive = [m.peer_id for m in there]
+            self._do(core.present(training, now_s, ended=ended, alive=alive))
         elif isinstance(core, DataPeerCore):
             others = self._company.others()
             trained = self._facts.step > 0 or any(m.progress.step > 0 for m in others)
@@ -266,7 +269,7 @@ class StageExchange:
 
     async def _take(self, talk: Conversation, trip: Trip) -> None:
         if trip.leg is Leg.FORWARD and isinstance(self._core, RelayCore):
-            self._compare_plans(trip)
+            self._other_plans.look(trip)
         offered_s = trio.current_time()
         refusal = await self._ask_core(trip)
         if refusal is not None:
@@ -276,31 +279,20 @@ class StageExchange:
         line = self._line
         assert line is not None, "offers are refused before the first trainer"
         try:
-            slot = await line.take_slot()
-            try:
-                await talk.send(Credit(trio.current_time() - offered_s), stall_s=ANSWER_S)
-                begun = partial(self._offer_ahead, trip.next_move())
-                codes = line.ring.slot(slot)
-                boundary, came_s = await receive_boundary(talk, codes, PATIENCE_S, begun)
-            except BaseException:
-                line.give_back(slot)
-                raise
+            begun = partial(self._offer_ahead, trip.next_move())
+            arrived = await self._arrivals.receive(talk, line, offered_s, begun)
         except STREAM_ERRORS:
+            self._take_back(trip)
             self._do(self._core.broke_off(trip, trio.current_time()))
             raise
-        self._stopwatch.received(trip.sender, came_s)
+        self._stopwatch.received(trip.sender, arrived.took_s)
         if line is not self._line:
             return  # its trainer is gone, and all that it held
-        self._do(self._core.arrived(trip, slot, boundary.loss))
+        commands = self._core.arrived(trip, arrived.slot, arrived.loss)
+        if FreeInbound(arrived.slot) in commands:
+            self._take_back(trip)
+        self._do(commands)
         await talk.send(Kept(), stall_s=ANSWER_S)
-
-    def _compare_plans(self, trip: Trip) -> None:
-        """Count what comes by another plan than the others' microbatches of late."""
-        if trip.plan is not None:
-            self._plans[trip.microbatch.origin] = trip.plan
-            self._facts.pipeline.other_plans += any(
-                plan != trip.plan for plan in self._plans.values()
-            )
 
     async def _ask_core(self, trip: Trip) -> RefusalReason | None:
         """Whether a trip is welcome; waits for its turn."""
@@ -387,6 +379,12 @@ class StageExchange:
         if group is not None:
             self._transfers.plan_ahead(trip)
             self._start(self._transfers.offer_ahead, trip, group)
+
+    def _take_back(self, trip: Trip) -> None:
+        """Take back the offer that the first byte of this move has led to: nothing comes of it."""
+        onward = trip.next_move()
+        if onward is not None:
+            self._start(self._transfers.take_back, onward)
 
     def _withdraw(self, microbatch: Microbatch) -> None:
         """Take back what was offered ahead of a microbatch that is lost or halted."""

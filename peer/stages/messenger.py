@@ -81,7 +81,7 @@ class Messenger:
                 await trio.sleep(PAUSE_S)
         self._announcing.remove((relay, iteration))
         if noted is not None:
-            self._do(core.heard(noted.iteration))
+            self._do(core.heard(relay, noted.iteration))
 
     async def _tell_lost(self, peer_id: PeerId, command: TellLost) -> None:
         """A data peer must hear of it, for it waits."""

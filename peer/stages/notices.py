@@ -82,7 +82,8 @@ def _note_at_relay(
     if isinstance(notice, Halt):
         standing, commands = core.halted(microbatch, notice.attempt, now_s)
         if standing is None:
-            return Refusal(RefusalReason.UNAVAILABLE, "a later attempt is known"), commands
+            sentence = "a later attempt is known, or it is never mended"
+            return Refusal(RefusalReason.UNAVAILABLE, sentence), commands
         return Halted(standing), commands
     if isinstance(notice, ResumeMessage):
         trip = _trip_of(notice, microbatch)

@@ -7,7 +7,9 @@ receiver    Credit, Kept     from then on the receiver answers for it
 Rules
   1. A move is offered *ahead*, with the first byte of the move before it: while the boundary comes
      in and the trainer works on it, the credit for the next hop is on its way. So a hop takes the
-     line's latency once, not three times, and a slot is taken little sooner than it is needed.
+     line's latency once, not three times, and a slot is taken little sooner than it is needed. Such
+     an offer holds a stream, and a slot at its receiver, so it is taken back when there will be
+     nothing to send: the microbatch is lost or halted, or the move before broke off or was in vain.
   2. To one peer boundaries go one after another, in the order in which they are ready: two that
      share a line would both be there as late as the second. p2pd takes more than the line carries,
      so the next one waits for most of the time that the line was measured to need, or until the
@@ -20,7 +22,7 @@ Rules
 
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -42,7 +44,9 @@ ANSWER_S: Final = 10.0
 """Patience for small answers, and for the next part of a boundary."""
 KEPT_S: Final = 60.0
 """Patience for the receipt: what we have sent may still be under way on a thin line."""
-
+MAX_AHEAD: Final = 64
+"""Moves offered ahead at once: more than a machine has microbatches, there and back. A further one
+is offered when it is there."""
 
 DRAINED: Final = 0.9
 """Part of a boundary's time on the line after which the next one is handed to p2pd."""
@@ -108,7 +112,8 @@ class Transfers:
 
     def plan_ahead(self, trip: Trip) -> None:
         """A move will be offered ahead: `offer_ahead` follows."""
-        self._ahead.setdefault(trip, _Ahead())
+        if len(self._ahead) < MAX_AHEAD:
+            self._ahead.setdefault(trip, _Ahead())
 
     async def offer_ahead(self, trip: Trip, group: str) -> None:
         """Offer a planned move, whose boundary will be there soon (rule 1)."""
@@ -129,10 +134,16 @@ class Transfers:
             for trip in self._ahead
             if trip.microbatch == microbatch and trip.attempt <= attempt
         ]:
-            ahead = self._ahead.pop(trip)
-            ahead.is_withdrawn = True
-            if ahead.talk is not None:
-                await ahead.talk.aclose()
+            await self.take_back(trip)
+
+    async def take_back(self, trip: Trip) -> None:
+        """Take back one move, if it was offered ahead: what goes before it has not come."""
+        ahead = self._ahead.pop(trip, None)
+        if ahead is None:
+            return
+        ahead.is_withdrawn = True
+        if ahead.talk is not None:
+            await ahead.talk.aclose()
 
     async def send(self, outgoing: Outgoing) -> bool:
         """Send a boundary. Returns whether the receiver has it."""
@@ -259,31 +270,3 @@ def trip_of(offer: Offer, sender: PeerId, receiver: PeerId) -> Trip:
     if len(trip.stages) != len(trip.path):
         raise RemoteProtocolError("a path says the stage of each of its relays")
     return trip
-
-
-async def receive_boundary(
-    talk: Conversation, slot: memoryview, patience_s: float, begun: Callable[[], None]
-) -> tuple[Boundary, float]:
-    """Take the boundary that was welcome. Returns how long it came in, from its first byte on.
-
-    Args:
-        patience_s: for its beginning; it may not have been computed yet.
-        begun: called with its first byte.
-    """
-    begun_s = [0.0]
-
-    def begins(_message: Boundary, num_bytes: int) -> memoryview:
-        if num_bytes != len(slot):
-            raise RemoteProtocolError(f"a boundary has {len(slot)} bytes, not {num_bytes}")
-        begun_s[0] = trio.current_time()
-        begun()
-        return slot
-
-    boundary, _ = await talk.receive(
-        Boundary,
-        place=begins,
-        max_payload_bytes=len(slot),
-        timeout_s=patience_s,
-        stall_s=ANSWER_S,
-    )
-    return boundary, trio.current_time() - begun_s[0]

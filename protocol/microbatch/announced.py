@@ -1,9 +1,13 @@
-"""The iterations that data peers have announced to a relay.
+"""The iterations that others have told of: data peers to a relay, and relays to a data peer.
 
 A data peer announces an iteration once. That may be before the relay hears that it trains, by a
 beat a second later, and while the link between them breaks and comes again. So what was announced
 stands, whoever trains: forgotten, the relay would wait for an announcement that the data peer has
 made, and the data peer for the relay. One that does not train is not waited for, and moves nobody.
+
+Numbers of iterations are words. So the middle of what several say counts, and nobody goes further
+in one step than MAX_LEAP, wherever the others are said to be: a lie costs the others one leap to
+follow, and the numbers, at whose end nobody could go on (MAX_ITERATION), last for 2^33 of them.
 """
 
 from collections.abc import Iterable
@@ -11,15 +15,22 @@ from statistics import median_low
 from typing import Final
 
 MAX_ABSENT: Final = 1024
-"""Data peers that do not train, and whose announcements stand; those known first make room."""
+"""Peers that do not train, and whose words stand; those known first make room."""
+MAX_LEAP: Final = 1 << 20
+"""Iterations: more than a run has in years, so a newcomer is there after one or two."""
+
+
+def next_iteration(present: int, others: int) -> int:
+    """The iteration after the present one, where others are said to be in that one."""
+    return max(present + 1, min(others, present + MAX_LEAP))
 
 
 class Announced:
     """See the top of the file.
 
     Attributes:
-        present: the data peers that train.
-        newest_of: the newest iteration of each data peer that has announced any.
+        present: the peers that train.
+        newest_of: the newest iteration of each peer that has told of any.
     """
 
     def __init__(self) -> None:
@@ -29,20 +40,20 @@ class Announced:
     def __repr__(self) -> str:
         return f"<Announced by {len(self.newest_of)}, {len(self.present)} present>"
 
-    def add(self, origin: str, iteration: int) -> None:
-        """A data peer has come to an iteration."""
-        self.newest_of[origin] = max(iteration, self.newest_of.get(origin, 0))
+    def add(self, teller: str, iteration: int) -> None:
+        """A peer has come to an iteration, or has heard of it."""
+        self.newest_of[teller] = max(iteration, self.newest_of.get(teller, 0))
 
     def look(self, present: Iterable[str]) -> None:
-        """These data peers train."""
+        """These peers train."""
         self.present = tuple(present)
-        absent = [origin for origin in self.newest_of if origin not in self.present]
-        for origin in absent[:-MAX_ABSENT]:
-            del self.newest_of[origin]
+        absent = [teller for teller in self.newest_of if teller not in self.present]
+        for teller in absent[:-MAX_ABSENT]:
+            del self.newest_of[teller]
 
     @property
     def least(self) -> int:
-        """Where the last is of those that train; 0 where none has announced any."""
+        """Where the last is of those that train; 0 where none has told of any."""
         return min(self._of_present(), default=0)
 
     @property
@@ -51,4 +62,4 @@ class Announced:
         return median_low(self._of_present() or [0])
 
     def _of_present(self) -> list[int]:
-        return [each for origin, each in self.newest_of.items() if origin in self.present]
+        return [each for teller, each in self.newest_of.items() if teller in self.present]

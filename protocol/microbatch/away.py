@@ -3,9 +3,11 @@
 from collections import deque
 from dataclasses import dataclass, field
 
+from protocol.outcomes import RefusalReason
+
 from .mending import Mending
 from .paths import Path
-from .trip import Leg, Microbatch
+from .trip import Leg, Microbatch, Trip
 
 
 @dataclass(slots=True)
@@ -50,6 +52,12 @@ class Away:
         """The relays that it visits."""
         return self.way.relays
 
+    def is_due(self, trip: Trip) -> bool:
+        """Whether a trip is of the present attempt, and not of one that is halted."""
+        is_for_this = (trip.leg is Leg.SCORE) == (self.leg is Leg.SCORE)
+        is_present = trip.attempt == self.attempt and self.mending is None
+        return is_for_this and is_present and not self.home
+
     @property
     def can_be_mended(self) -> bool:
         """Whether stages may have added its gradient, and its end is still open."""
@@ -67,6 +75,7 @@ class Iteration:
         ready: (number, slot) of those that could set out, and wait for a path.
         again: those that set out again as soon as the trainer has produced them once more.
         stuck: those that it has produced once more, and their slots, which wait for a tick.
+        welcomed: the moves to us that were let come: (microbatch, leg, attempt).
     """
 
     left: int = 0
@@ -75,6 +84,19 @@ class Iteration:
     ready: list[tuple[int, int]] = field(default_factory=list)
     again: dict[int, Away] = field(default_factory=dict)
     stuck: list[tuple[Away, int]] = field(default_factory=list)
+    welcomed: set[tuple[Microbatch, Leg, int]] = field(default_factory=set)
+
+    def welcome(self, trip: Trip) -> RefusalReason | None:
+        """Let a move come, unless it was let already (rule 8 of data_peer.py)."""
+        move = trip.microbatch, trip.leg, trip.attempt
+        if move in self.welcomed:
+            return RefusalReason.TWICE
+        self.welcomed.add(move)
+        return None
+
+    def unwelcome(self, trip: Trip) -> None:
+        """A move that was let come has broken off."""
+        self.welcomed.discard((trip.microbatch, trip.leg, trip.attempt))
 
     def path_of(self, microbatch: Microbatch) -> tuple[str, ...] | None:
         """The relays of one that has a name, and has not set out."""

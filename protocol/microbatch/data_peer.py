@@ -1,8 +1,9 @@
 """The core of a data peer: which way its microbatches go, and what has become of them.
 
 Rules
-  1. An iteration's number is the next one, or the newest that any relay has heard of: data peers
-     that are behind catch up at once. A data peer announces an iteration when nothing of the one
+  1. An iteration's number is the next one, or where the relays are in the middle, by what each has
+     told: data peers that are behind catch up, by a bounded leap (announced.py), and one relay that
+     lies among others moves nobody. A data peer announces an iteration when nothing of the one
      before is under way any more (relay.py).
   2. A router (paths.py) chooses paths when an iteration sets out, over the relays that are there
      then. A stage that nobody holds any more is left out by all of them, if paths may be so; where
@@ -22,6 +23,7 @@ Rules
   7. The next microbatches, as many as the trainer keeps under way, are named and offered to their
      first relays before the trainer has produced them: when an iteration sets out, and when one is
      about to come home.
+  8. Of what comes to us each move is let come once in each attempt, again only if it breaks off.
 
 Invariant: the trainer is told exactly one end of every microbatch: its gradient, or that it is
 dropped.
@@ -32,6 +34,7 @@ from typing import Final
 
 from protocol.outcomes import RefusalReason
 
+from .announced import Announced, next_iteration
 from .away import Away, Iteration
 from .commands import (
     Announce,
@@ -92,7 +95,7 @@ class DataPeerCore:
         self._in_flight = in_flight
         self._away: dict[int, Away] = {}
         self._present = Iteration()
-        self._heard = 0
+        self._heard = Announced()
         self.announced = 0
         self._next_index = 0
         self._relays = RelaysThere()
@@ -110,6 +113,7 @@ class DataPeerCore:
         """The peers of each stage from the second on, sorted; whether the run has been trained."""
         come, gone = self._relays.update(relays, now_s)
         self._relays.trained = trained
+        self._heard.look(self._relays.all)
         commands: list[Command] = []
         if come and self.announced:
             commands.append(Announce(self.announced, tuple(sorted(come))))
@@ -121,9 +125,9 @@ class DataPeerCore:
                 commands += self._lose(away)
         return [*commands, *self._set_out(now_s)]
 
-    def heard(self, iteration: int) -> list[Command]:
+    def heard(self, relay: str, iteration: int) -> list[Command]:
         """A relay has heard of this iteration."""
-        self._heard = max(self._heard, iteration)
+        self._heard.add(relay, iteration)
         return []
 
     def lost(
@@ -159,10 +163,11 @@ class DataPeerCore:
         away = self._find(trip.microbatch)
         path = self._present.path_of(trip.microbatch) if away is None else away.path
         is_here = trip.place in (0, len(trip.path) + 1)
-        if path != trip.path or not is_here or (away and not self._is_due(away, trip)):
+        if path != trip.path or not is_here or (away and not away.is_due(trip)):
             return [Answer(ticket, RefusalReason.UNAVAILABLE)]
-        if away is None:
-            return [Answer(ticket)]  # offered ahead all along its path, before it has set out
+        refusal = self._present.welcome(trip)
+        if away is None or refusal is not None:
+            return [Answer(ticket, refusal)]  # offered ahead all along its path, or twice
         away.nearly_home = trip.place == 0
         return [Answer(ticket), *self._offer_ahead()]
 
@@ -173,7 +178,7 @@ class DataPeerCore:
     def arrived(self, trip: Trip, slot: int, loss: float | None) -> list[Command]:
         """What was welcome lies in this inbound slot."""
         away = self._find(trip.microbatch)
-        if away is None or not self._is_due(away, trip):
+        if away is None or not away.is_due(trip):
             return [FreeInbound(slot)]
         if trip.leg is Leg.SCORE:
             del self._away[away.number]
@@ -188,8 +193,9 @@ class DataPeerCore:
 
     def broke_off(self, trip: Trip, now_s: float) -> list[Command]:
         """What was welcome has not come whole."""
+        self._present.unwelcome(trip)
         away = self._find(trip.microbatch)
-        return [] if away is None or not self._is_due(away, trip) else self._lose(away)
+        return [] if away is None or not away.is_due(trip) else self._lose(away)
 
     def sent(self, trip: Trip, now_s: float, *, taken: bool) -> list[Command]:
         """What was to be sent has been taken by the other, or has not."""
@@ -274,7 +280,7 @@ class DataPeerCore:
         present, relays = self._present, self._relays
         if present.paths is not None or not present.left or not relays.stages:
             return []
-        iteration = max(self.iteration + 1, self._heard)
+        iteration = next_iteration(self.iteration, self._heard.middle)
         paths = self._router.paths(iteration, present.left, relays.stages)
         if not paths or (relays.missing and not relays.trained):
             return []
@@ -342,9 +348,8 @@ class DataPeerCore:
 
     def _score(self, number: int, slot: int, now_s: float) -> list[Command]:
         """Send what is to be scored, through all stages."""
-        if not self._relays.stages or self._relays.missing:
-            return [Release(slot), Forget(number)]
-        path = self._router.whole(self._next_index, self._relays.stages)
+        stages = () if self._relays.missing else self._relays.stages
+        path = self._router.whole(self._next_index, stages) if stages else None
         if path is None:
             return [Release(slot), Forget(number)]
         return [self._send(Leg.SCORE, number, slot, path, now_s)]
@@ -367,10 +372,6 @@ class DataPeerCore:
     def _find(self, microbatch: Microbatch) -> Away | None:
         return next((a for a in self._away.values() if a.microbatch == microbatch), None)
 
-    def _is_due(self, away: Away, trip: Trip) -> bool:
-        """Whether a trip is of the present attempt, and not of one that is halted."""
-        return trip.attempt == away.attempt and away.mending is None and not away.home
-
     def _lose(self, away: Away) -> list[Command]:
         """It will not come back as it is (rules 3 and 4)."""
         if away.home:
@@ -387,8 +388,7 @@ class DataPeerCore:
     def _give_up(self, away: Away) -> list[Command]:
         del self._away[away.number]
         told = TellLost(away.microbatch, away.path, away.attempt)
-        gone: list[Command] = [Forget(away.number), told]
-        gone += self._mender.kept.drop(away.microbatch)
+        gone: list[Command] = [Forget(away.number), told, *self._mender.kept.drop(away.microbatch)]
         if away.leg is Leg.SCORE:
             return gone
         self.counts[Counted.LOST] += 1

@@ -19,9 +19,11 @@ class Held:
         adds: whether its gradient is to be added; not where it has been.
         stands_in: whether it came in place of a relay that is gone.
         computes: whether the trainer has its activations.
+        welcomed: the attempt in which its gradient is welcome, and has not come; None before.
         turned: whether the trainer has its gradient.
         sends_on: whether what the forward makes is to be sent.
         returns: whether what the backward makes is to be sent.
+        seen_s: when it was seen to be held first; None before.
     """
 
     number: int
@@ -29,17 +31,11 @@ class Held:
     adds: bool = True
     stands_in: bool = False
     computes: bool = False
+    welcomed: int | None = None
     turned: bool = False
     sends_on: bool = True
     returns: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """An offer without an answer."""
-
-    ticket: int
-    trip: Trip
+    seen_s: float | None = None
 
 
 class Ledger:
@@ -87,12 +83,16 @@ class Ledger:
         held = self.held.get(trip.microbatch)
         if held is None or held.turned or not held.computes or self.is_stale(trip):
             return False
+        if held.trip.leg is not Leg.FORWARD:
+            return False
         return (held.trip.path, held.trip.attempt) == (trip.path, trip.attempt)
 
     def refusal(self, trip: Trip, iteration: int | None) -> RefusalReason | None:
         """Why a trip cannot be welcome in this iteration or later; None where it can."""
         if trip.leg is Leg.SCORE:
-            return None
+            # It goes through once, from end to end: nobody mends it.
+            is_whole = not trip.attempt and trip.goes_on and not self.is_stale(trip)
+            return None if is_whole else RefusalReason.UNAVAILABLE
         if trip.leg is Leg.BACKWARD:
             # In a later attempt the gradient may come before what it belongs to.
             may_come = trip.attempt and not self.is_stale(trip)
@@ -105,10 +105,17 @@ class Ledger:
             return RefusalReason.TWICE
         return None
 
-    def hold(self, trip: Trip) -> RefusalReason | None:
-        """Give a slot to a microbatch, unless it has one."""
+    def welcome(self, trip: Trip) -> RefusalReason | None:
+        """Let a trip come whose time has come, unless it was let already.
+
+        A credit holds memory until the boundary is there, so there is one for each move at most.
+        """
         microbatch = trip.microbatch
-        if microbatch in self.held:
+        held = self.held.get(microbatch)
+        if trip.leg is Leg.BACKWARD and held is not None and held.welcomed != trip.attempt:
+            held.welcomed = trip.attempt
+            return None
+        if held is not None:
             return RefusalReason.TWICE
         adds = microbatch not in self.added
         self.held[microbatch] = Held(
@@ -128,6 +135,22 @@ class Ledger:
         return all(
             sum(each >= least for each in held) < slots - least for least in range(ahead + 1)
         )
+
+    def is_score(self, microbatch: Microbatch) -> bool:
+        """Whether it is held, and no gradient follows."""
+        held = self.held.get(microbatch)
+        return held is not None and held.trip.leg is Leg.SCORE
+
+    def scores_held_for(self, longer_than_s: float, now_s: float) -> list[Microbatch]:
+        """The scores that were held at a look so long ago, and are still."""
+        scores = [held for held in self.held.values() if held.trip.leg is Leg.SCORE]
+        for held in scores:
+            held.seen_s = now_s if held.seen_s is None else held.seen_s
+        return [
+            held.trip.microbatch
+            for held in scores
+            if held.seen_s is not None and now_s - held.seen_s >= longer_than_s
+        ]
 
     def standing(self, microbatch: Microbatch) -> Standing:
         """Where we stand with it."""

@@ -7,10 +7,11 @@ peers number and the relays keep apart:
 
   1. A data peer announces an iteration to every relay when nothing of the ones before is under
      way for it, and says so once: it stands (announced.py). A relay answers where data peers are
-     (`newest`), and one that is behind goes on there: nobody hands out numbers.
+     (`newest`), and one that is behind goes on there, by a bounded leap: nobody hands out numbers.
   2. An offer of a forward waits until its iteration is the present one and a slot is free; the
      answer *is* the credit. A forward of a past iteration is refused (`behind`), a full queue is
-     `busy`, and costs nothing. Gradients of what is held are welcome at any time.
+     `busy`, and costs nothing. Gradients of what is held are welcome at any time, in each attempt
+     one at once: a repeated offer is refused (`twice`).
   3. The iteration is over when every data peer that trains has announced a later one. Then the
      relay steps; it is in the next iteration when the trainer has stepped. Until then a microbatch
      that was lost elsewhere may still come by. At the end of the run, when there is no data peer
@@ -21,7 +22,10 @@ peers number and the relays keep apart:
   5. What cannot come any more must not be waited for: after `patience_s`, or sooner where others
      are through (awaited.py), the relay steps with what is there, and forgets what it holds. A
      gradient that comes then is refused: late, and counted. Of what a relay forgets it tells the
-     data peer, which then waits for it no longer.
+     data peer, which then waits for it no longer. What belongs to a data peer that is gone is
+     forgotten soon, and its offers are refused: the next one needs the slots (departed.py).
+     A score belongs to no iteration. It goes through once: it is never halted, no gradient is taken
+     for it, and it is forgotten after `patience_s`.
   6. A microbatch holds a slot at every relay that it has passed while it waits for the next one.
      Where paths go back to lower stages, some slots are left to those that are nearer to their
      end: a microbatch with c descents ahead of it (paths.py) gets a slot only while for each d from
@@ -42,14 +46,12 @@ frees those, and waits for no slot before it is there.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Final
 
 from protocol.outcomes import RefusalReason
 
-from .announced import Announced
-from .awaited import Awaited
 from .commands import (
     Answer,
     Command,
@@ -64,13 +66,14 @@ from .commands import (
     TellPassed,
 )
 from .counts import Counted
+from .departed import Departed
 from .kept import KEPT, KEPT_PER_SLOT
-from .ledger import Ledger, Offer
+from .ledger import Ledger
 from .mending import Standing
+from .present_iteration import PresentIteration
 from .trip import Leg, Microbatch, Trip
+from .waiting import Offer, Waiting
 
-MAX_WAITING: Final = 256
-"""Offers without an answer at once."""
 MAX_HALTED: Final = 1024
 """Microbatches of an iteration that have been halted."""
 
@@ -84,19 +87,15 @@ class RelayCore:
         kept: gradients kept at once, after they have been sent.
 
     Attributes:
-        iteration: the present one; None before the first announcement.
         counts: since the start.
     """
 
     def __init__(self, slots: int, patience_s: float, kept: int = KEPT) -> None:
-        self._slots = slots
-        self._awaited = Awaited(patience_s)
+        self._slots, self._patience_s = slots, patience_s
+        self._present = PresentIteration(patience_s)
         self._ledger = Ledger(kept)
-        self._waiting: list[Offer] = []
-        self._announced = Announced()
-        self._began_s = 0.0
-        self._finishing = self._ended = False
-        self.iteration: int | None = None
+        self._waiting = Waiting()
+        self._departed = Departed()
         self.counts: Counter[Counted] = Counter()
 
     def __repr__(self) -> str:
@@ -108,9 +107,7 @@ class RelayCore:
     # --- what peers say ---------------------------------------------------------------------------
     def announced(self, origin: str, iteration: int, now_s: float) -> list[Command]:
         """A data peer has come to an iteration."""
-        self._announced.add(origin, iteration)
-        if self.iteration is None:
-            self.iteration, self._began_s = iteration, now_s
+        self._present.announced(origin, iteration, now_s)
         return self._advance(now_s)
 
     def microbatch_of(self, number: int) -> Microbatch | None:
@@ -119,19 +116,27 @@ class RelayCore:
         return None if held is None else held.trip.microbatch
 
     @property
+    def iteration(self) -> int | None:
+        """The present one; None before the first announcement."""
+        return self._present.number
+
+    @property
     def newest(self) -> int:
         """Where data peers are, and no earlier than where we are."""
-        return max(self.iteration or 0, self._announced.middle)
+        return self._present.newest
 
-    def present(self, origins: Iterable[str], now_s: float, *, ended: bool) -> list[Command]:
+    def present(
+        self, origins: Iterable[str], now_s: float, *, ended: bool, alive: Iterable[str] = ()
+    ) -> list[Command]:
         """The data peers that train.
 
         Args:
             ended: whether there are data peers, and all have come to the end of the run.
+            alive: those that are there and do not train.
         """
-        self._announced.look(origins)
-        self._ended = ended
-        return self._advance(now_s)
+        self._present.look(origins, ended=ended)
+        commands = self._part_from_gone({*alive, *self._present.origins}, now_s)
+        return [*commands, *self._advance(now_s)]
 
     def lost(
         self, microbatch: Microbatch, sender: str, now_s: float, attempt: int = 0
@@ -139,15 +144,10 @@ class RelayCore:
         """A data peer has given up a microbatch of its own, or sends it another way."""
         if sender != microbatch.origin or attempt < self._ledger.attempt_of(microbatch):
             return []
-        commands = self._refuse(
+        refused = self._refuse(
             lambda trip: trip.microbatch == microbatch and trip.attempt <= attempt
         )
-        commands += self._ledger.kept.drop(microbatch)
-        held = self._ledger.held.get(microbatch)
-        if held is None:
-            return commands
-        self.counts[Counted.LOST] += held.adds
-        return [*commands, Forget(held.number), *self._settle(microbatch, now_s)]
+        return [*refused, *self._let_go(microbatch, now_s)]
 
     def passed(self, microbatch: Microbatch, sender: str, attempt: int) -> list[Command]:
         """The one that we have sent a gradient has passed its own on; nobody needs ours again."""
@@ -164,27 +164,25 @@ class RelayCore:
             self.counts[Counted.LATE] += trip.leg is Leg.BACKWARD
             return [Answer(ticket, refusal)]
         if trip.leg is Leg.BACKWARD and self._ledger.awaits(trip):
-            return [Answer(ticket)]
-        if len(self._waiting) >= MAX_WAITING:
+            return [Answer(ticket, self._ledger.welcome(trip))]
+        if self._waiting.is_full:
             self.counts[Counted.BUSY] += 1
             return [Answer(ticket, RefusalReason.BUSY)]
-        self._waiting.append(Offer(ticket, trip))
+        self._waiting.add(Offer(ticket, trip))
         return self._grant()
 
     def withdrawn(self, ticket: int) -> list[Command]:
         """An offer that waits is no longer there."""
-        self._waiting = [offer for offer in self._waiting if offer.ticket != ticket]
+        self._waiting.withdraw(ticket)
         return []
 
     def arrived(self, trip: Trip, slot: int, loss: float | None) -> list[Command]:
         """What was welcome lies in this inbound slot."""
         held = self._ledger.held.get(trip.microbatch)
-        if held is None or trip.attempt != held.trip.attempt or self._ledger.is_stale(trip):
-            return [FreeInbound(slot)]
-        if trip.leg is not Leg.BACKWARD:
+        if held is not None and held.trip == trip and not held.computes:
             held.computes = True
             return [Compute(trip.leg, held.number, slot, loss), *self._grant()]
-        if held.turned or not held.computes:
+        if held is None or trip.leg is not Leg.BACKWARD or not self._ledger.awaits(trip):
             return [FreeInbound(slot)]
         held.turned = held.returns = True
         return [Compute(trip.leg, held.number, slot, loss, adds=held.adds)]
@@ -192,6 +190,8 @@ class RelayCore:
     def broke_off(self, trip: Trip, now_s: float) -> list[Command]:
         """What was welcome has not come whole."""
         held = self._ledger.held.get(trip.microbatch)
+        if held is not None and trip.leg is Leg.BACKWARD and held.welcomed == trip.attempt:
+            held.welcomed = None
         if trip.leg is Leg.BACKWARD or held is None or held.computes:
             return []
         return self._settle(trip.microbatch, now_s)
@@ -205,6 +205,8 @@ class RelayCore:
         if self.iteration is not None and microbatch.iteration < self.iteration:
             return Standing.ADDED, []  # for all that can be known
         newest = ledger.attempts.get(microbatch)
+        if ledger.is_score(microbatch):
+            return None, []  # no data peer halts what nobody mends
         if attempt < (newest or 0) or (newest is None and len(ledger.attempts) >= MAX_HALTED):
             return None, []
         ledger.attempts[microbatch] = attempt
@@ -219,10 +221,10 @@ class RelayCore:
     def resumed(self, trip: Trip, *, returns: bool) -> list[Command]:
         """It goes on like this; see `Resume`."""
         ledger, microbatch = self._ledger, trip.microbatch
-        if trip.attempt != ledger.attempts.get(microbatch):
+        if trip.attempt != ledger.attempts.get(microbatch) or ledger.is_score(microbatch):
             return []
         held, commands = ledger.held.get(microbatch), list[Command]()
-        if held is not None:
+        if held is not None and held.computes:
             held.trip = trip
             if trip.until and not held.turned:
                 held.sends_on = True
@@ -288,11 +290,9 @@ class RelayCore:
 
     def stepped(self, now_s: float) -> list[Command]:
         """The trainer has stepped."""
-        assert self.iteration is not None, "a step belongs to an iteration"
-        self.iteration = max(self.iteration + 1, self._announced.least)
-        self._began_s, self._finishing = now_s, False
+        self._present.stepped(now_s)
         closing = self._ledger.close()
-        return [*closing, *self._refuse(self._is_past), *self._advance(now_s)]
+        return [*closing, *self._refuse(self._present.is_after), *self._advance(now_s)]
 
     def restarted(self, slots: int) -> list[Command]:
         """The trainer is a new one, holds nothing, and has room for so many."""
@@ -306,25 +306,50 @@ class RelayCore:
         ledger.held.clear()
         ledger.kept.clear(KEPT_PER_SLOT * slots)
         ledger.added.clear()
-        self._finishing = False
+        self._present.is_finishing = False
         return [*lost, *self._grant()]
 
     def ticked(self, now_s: float) -> list[Command]:
         """Time has passed."""
-        return self._advance(now_s)
+        old = self._ledger.scores_held_for(self._patience_s, now_s)
+        forgotten = [command for score in old for command in self._forget(score, now_s)]
+        return [*forgotten, *self._advance(now_s)]
 
     # --- decisions --------------------------------------------------------------------------------
     def _refuse(self, which: Callable[[Trip], bool]) -> list[Command]:
         """Refuse offers that wait."""
-        refused = [offer for offer in self._waiting if which(offer.trip)]
-        self._waiting = [offer for offer in self._waiting if not which(offer.trip)]
+        is_past = self._present.is_after
         return [
             Answer(
                 offer.ticket,
-                RefusalReason.BEHIND if self._is_past(offer.trip) else RefusalReason.UNAVAILABLE,
+                RefusalReason.BEHIND if is_past(offer.trip) else RefusalReason.UNAVAILABLE,
             )
-            for offer in refused
+            for offer in self._waiting.take(which)
         ]
+
+    def _part_from_gone(self, alive: Collection[str], now_s: float) -> list[Command]:
+        """Nothing is held for data peers that are gone (rule 5)."""
+        ledger = self._ledger
+        had = dict.fromkeys([*ledger.held, *ledger.kept])
+        waiting = {offer.trip.microbatch.origin for offer in self._waiting}
+        gone = self._departed.look({*waiting, *(each.origin for each in had)}, alive, now_s)
+        commands = self._refuse(lambda trip: trip.microbatch.origin in gone)
+        for microbatch in [each for each in had if each.origin in gone]:
+            commands += self._forget(microbatch, now_s)
+        return commands
+
+    def _forget(self, microbatch: Microbatch, now_s: float) -> list[Command]:
+        """Let a microbatch go, and say so."""
+        told = TellLost(microbatch, attempt=self._ledger.attempt_of(microbatch))
+        return [told, *self._let_go(microbatch, now_s)]
+
+    def _let_go(self, microbatch: Microbatch, now_s: float) -> list[Command]:
+        """Neither hold nor keep anything of a microbatch."""
+        commands, held = self._ledger.kept.drop(microbatch), self._ledger.held.get(microbatch)
+        if held is None:
+            return commands
+        self.counts[Counted.LOST] += held.adds
+        return [*commands, Forget(held.number), *self._settle(microbatch, now_s)]
 
     def _sent_back(self, trip: Trip, *, taken: bool) -> list[Command]:
         """After a gradient was taken, the one that we got it from may forget its own."""
@@ -336,24 +361,9 @@ class RelayCore:
     def _advance(self, now_s: float) -> list[Command]:
         """Give credit, and end the iteration if it is over."""
         commands = self._grant()
-        if self.iteration is None or self._finishing:
-            return commands
-        if not self._announced.present:
-            self._began_s = now_s
-        if self._is_over(now_s):
-            self._finishing = True
+        if self._present.ends(now_s):
             return [*commands, *self._forget_all(), FinishIteration()]
         return commands
-
-    def _is_over(self, now_s: float) -> bool:
-        """Whether nothing more of the iteration is waited for (rules 3 and 5)."""
-        assert self.iteration is not None
-        announced, lasted_s = self._announced, now_s - self._began_s
-        if not announced.present:
-            return self._ended
-        return self._awaited.is_over(
-            self.iteration, announced.newest_of, announced.present, lasted_s
-        )
 
     def _forget_all(self) -> list[Command]:
         """What is held still has been given up by its data peer, or by us."""
@@ -375,24 +385,14 @@ class RelayCore:
     def _grant(self) -> list[Command]:
         """Credit for the offers whose time has come, the oldest first, mended ones before."""
         granted: list[Command] = []
-        for offer in sorted(self._waiting, key=lambda offer: not offer.trip.attempt):
+        for offer in self._waiting:
             trip = offer.trip
             if trip.leg is Leg.BACKWARD:
                 is_due = self._ledger.awaits(trip)
             else:
-                is_due = self._has_come(trip) and self._ledger.has_slot(trip, self._slots)
+                is_due = self._present.is_of(trip) and self._ledger.has_slot(trip, self._slots)
             if not is_due:
                 continue
             self._waiting.remove(offer)
-            refusal = None if trip.leg is Leg.BACKWARD else self._ledger.hold(trip)
-            granted.append(Answer(offer.ticket, refusal))
+            granted.append(Answer(offer.ticket, self._ledger.welcome(trip)))
         return granted
-
-    def _has_come(self, trip: Trip) -> bool:
-        """Whether a forward's iteration is the present one."""
-        is_due = trip.microbatch.iteration == self.iteration and not self._finishing
-        return is_due or trip.leg is Leg.SCORE
-
-    def _is_past(self, trip: Trip) -> bool:
-        newest = trip.microbatch.iteration if self.iteration is None else self.iteration
-        return trip.leg is not Leg.SCORE and trip.microbatch.iteration < newest

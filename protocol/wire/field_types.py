@@ -10,6 +10,7 @@ from typing import Annotated, Final
 from protocol.limits import (
     MAX_ADDRESSES_PER_PEER,
     MAX_CONTROL_PAYLOAD_BYTES,
+    MAX_ITERATION,
     MAX_RECORD_ADDRESSES,
     MAX_RELAYS_OF_PATH,
     MAX_STRIPES,
@@ -37,6 +38,7 @@ MaybePeerId = Annotated[str | None, Maybe(_PEER_ID)]
 Name = Annotated[str, Text(32, r"[a-z0-9][a-z0-9_-]*")]
 Sentence = Annotated[str, Text(MAX_SENTENCE_CHARS)]
 Count = Annotated[int, Integer(0, MAX_COUNT)]
+Iteration = Annotated[int, Integer(0, MAX_ITERATION)]
 MaybeCount = Annotated[int | None, Maybe(Integer(0, MAX_COUNT))]
 Vectors = Annotated[int, Integer(1, 2)]
 Stripes = Annotated[int, Integer(0, MAX_STRIPES)]

@@ -22,6 +22,7 @@ from protocol.microbatch.trip import Leg
 from .field_types import (
     Count,
     Digest,
+    Iteration,
     MaybeDigest,
     MaybeNonNegative,
     MaybePeerId,
@@ -47,7 +48,7 @@ class Offer:
 
     group: Digest
     origin: PeerIdText
-    iteration: Count
+    iteration: Iteration
     index: Count
     leg: Annotated[Leg, Choice(Leg)]
     path: RelayPath
@@ -90,14 +91,14 @@ class Announcement:
     """Nothing of the sender's before this iteration is under way."""
 
     group: Digest
-    iteration: Count
+    iteration: Iteration
 
 
 @dataclass(frozen=True, slots=True)
 class Noted:
     """The newest iteration that the sender has heard of."""
 
-    iteration: Count
+    iteration: Iteration
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class Lost:
     """
 
     group: Digest
-    iteration: Count
+    iteration: Iteration
     index: Count
     attempt: Count
     failed: MaybePeerId
@@ -122,7 +123,7 @@ class Passed:
 
     group: Digest
     origin: PeerIdText
-    iteration: Count
+    iteration: Iteration
     index: Count
     attempt: Count
 
@@ -132,7 +133,7 @@ class Halt:
     """Do nothing more for this microbatch of ours; where do you stand with it (mending.py)?"""
 
     group: Digest
-    iteration: Count
+    iteration: Iteration
     index: Count
     attempt: Count
 
@@ -149,7 +150,7 @@ class Resume:
     """It goes on like this. Fields as in `Trip` and `commands.Resume`."""
 
     group: Digest
-    iteration: Count
+    iteration: Iteration
     index: Count
     path: RelayPath
     place: Place

@@ -149,7 +149,7 @@ class MicrobatchWorld:
             else:
                 self.hear(name, origins)
                 heard = [each for each in origins if (name, each) in self.heard]
-                self.do(name, core.present(heard, self.now_s, ended=False))
+                self.do(name, core.present(heard, self.now_s, ended=False, alive=origins))
             self.do(name, core.ticked(self.now_s))
 
     def hear(self, name, origins):
@@ -318,7 +318,7 @@ class MicrobatchWorld:
         other = self.nodes[relay]
         if other.alive and self.is_here(node):
             self.do(relay, other.core.announced(node.name, iteration, self.now_s))
-            self.do(node.name, node.core.heard(other.core.newest))
+            self.do(node.name, node.core.heard(relay, other.core.newest))
 
     def tell_lost(self, node, other, command):
         core, lost = self.nodes[other].core, command.microbatch

@@ -17,12 +17,23 @@ from protocol.errors import Refused, RemoteProtocolError, StreamLost
 from protocol.membership.group import Group
 from protocol.membership.view import Progress
 from protocol.microbatch.counts import Counted
+from protocol.microbatch.departed import GONE_S
 from protocol.microbatch.relays_there import STAND_IN_S
 from protocol.microbatch.trip import Leg
 from protocol.outcomes import RefusalReason
 from protocol.run.run_spec import RunSpec
 from protocol.run.stages import part_of_stage
-from protocol.wire.messages import Announcement, Boundary, Credit, Lost, Noted, Offer, Resume
+from protocol.wire.frames import encode_frame
+from protocol.wire.messages import (
+    Announcement,
+    Boundary,
+    Credit,
+    Lost,
+    Noted,
+    Offer,
+    Resume,
+    encode_message,
+)
 from protocol.wire.versions import STAGE
 
 
@@ -140,6 +151,23 @@ async def test_what_a_data_peer_announces_before_its_beat_says_that_it_trains_st
             assert peer.trainer.came_back == [{2}] * 6
 
 
+async def test_what_a_data_peer_that_died_had_at_a_relay_leaves_it(autojump_clock):
+    async with StageWorld((1, 1)).running() as world:
+        (data_peer,), (relay,) = world.of_stage(0), world.of_stage(1)
+        data_peer.trainer.send = _swallow
+        await trio.sleep(2.0)  # all that the relay has room for is at the loss
+        assert len(relay.trainer.held) == SLOTS
+        world.kill(data_peer)
+        await trio.sleep(GONE_S / 2)
+        assert len(relay.trainer.held) == SLOTS
+        await trio.sleep(GONE_S / 2 + 2 * TICK_S)
+        assert not relay.trainer.held
+
+
+async def _swallow(_command):
+    await trio.lowlevel.checkpoint()
+
+
 async def test_data_peers_wait_for_a_stage_that_nobody_holds(autojump_clock):
     async with StageWorld((1, 1), iterations=2).running() as world:
         (data_peer,), (relay,) = world.of_stage(0), world.of_stage(1)
@@ -249,6 +277,34 @@ async def test_a_boundary_that_breaks_off_gives_its_slot_back(autojump_clock):
         await world.wait_done()
         assert len(data_peer.trainer.came_back) + len(data_peer.trainer.dropped) == 12
         assert relay.exchange._line.num_free >= 7
+
+
+@pytest.mark.slow
+async def test_what_was_offered_on_for_a_boundary_that_breaks_off_is_taken_back(autojump_clock):
+    """A data peer sends the beginnings of what it offered, and nothing more."""
+    async with (
+        StageWorld((1, 1, 1)).running() as world,
+        world.internet.open_network(STRANGER) as me,
+    ):
+        first, second = world.of_stage(1) + world.of_stage(2)
+        for relay in (first, second):
+            relay.roster.heard(0.0, STRANGER, 1, progress=Progress("idle", group=group_of(0)))
+        await trio.sleep(1.0)
+        path, frame = (first.peer_id, second.peer_id), encode_message(Boundary(None))
+        for index in range(6):
+            trip = (STRANGER, 1, index, Leg.SCORE, path, 1, (1, 2))
+            await me.connect(first.peer_id, first.network.addresses)
+            stream = await me.open_stream(first.peer_id, STAGE)
+            async with Conversation(stream) as talk:
+                await talk.send(Offer(group_of(1), *trip, None, 0, 0))
+                await talk.receive(Credit)
+                await stream.send_all(encode_frame(frame, SLOT_BYTES) + b"x")
+                await trio.sleep(1.0)
+                ahead = first.exchange._transfers._ahead
+                assert [trip for trip in ahead if trip.microbatch.origin == STRANGER]
+        await trio.sleep(1.0)
+        assert not [trip for trip in ahead if trip.microbatch.origin == STRANGER]
+        await world.wait_done()
 
 
 async def _time_of(iterations):

@@ -13,7 +13,7 @@ from peer.network.simulated_link import LinkModel
 from peer.observe.pipeline_facts import PipelineFacts
 from peer.stages.kept_streams import KEPT_IDLE_S
 from peer.stages.stopwatch import Stopwatch
-from peer.stages.transfers import DRAINED, Outgoing, Transfers
+from peer.stages.transfers import DRAINED, MAX_AHEAD, Outgoing, Transfers
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.errors import StreamLost
 from protocol.microbatch.trip import Leg, Microbatch, Trip
@@ -131,6 +131,30 @@ async def test_what_will_not_come_is_withdrawn(autojump_clock):
         await trio.sleep(1.0)
         assert receiver.ended == 1
         assert await transfers.send(outgoing(1))
+
+
+async def test_one_move_is_taken_back_and_no_other(autojump_clock):
+    async with line() as (transfers, receiver):
+        for index in range(2):
+            transfers.plan_ahead(outgoing(index).trip)
+            await transfers.offer_ahead(outgoing(index).trip, GROUP)
+        for _ in range(2):
+            await transfers.take_back(outgoing(0).trip)
+        await trio.sleep(1.0)
+        assert receiver.ended == 1
+        assert await transfers.send(outgoing(1))
+
+
+async def test_no_more_than_so_many_are_offered_ahead(autojump_clock):
+    async with line() as (transfers, receiver):
+        for index in range(MAX_AHEAD + 2):
+            transfers.plan_ahead(outgoing(index).trip)
+        await transfers.offer_ahead(outgoing(MAX_AHEAD).trip, GROUP)
+        assert not receiver.offered
+        assert await transfers.send(outgoing(MAX_AHEAD))
+        await transfers.offer_ahead(outgoing(0).trip, GROUP)
+        await trio.sleep(1.0)
+        assert receiver.offered == [MAX_AHEAD, 0]
 
 
 async def test_an_offer_that_is_withdrawn_while_it_is_made_is_taken_back(autojump_clock):

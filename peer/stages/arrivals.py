@@ -1,0 +1,96 @@
+"""Boundaries that come in: each gets a slot with its credit, and has to begin in time.
+
+A slot of the memory is taken when a boundary is welcome, and whoever was welcomed and sends nothing
+keeps it from others. What an honest sender needs until its first byte: it may have offered the move
+with the first byte of the one before (transfers.py, rule 1), so the rest of that has to come, and
+the trainer's queue and the line to us to be free. That takes as long as microbatches take there:
+seconds, or minutes where machines are slow. So the wait is bounded by what it usually is here, and
+not by what an iteration may take at most.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from peer.network.conversation import Conversation
+from protocol.errors import RemoteProtocolError
+from protocol.schedule.deadline import ObservedDeadline
+from protocol.wire.messages import Boundary, Credit
+
+from .line import Line
+from .transfers import ANSWER_S
+
+SEVERAL: Final = 4
+"""Times the usual wait that is at least allowed, doubled by the deadline."""
+FLOOR_S: Final = 60.0
+"""A machine that averages, or writes a checkpoint, may make others wait for so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A boundary that has come whole.
+
+    Attributes:
+        slot: where it lies.
+        took_s: from its first byte on.
+    """
+
+    loss: float | None
+    slot: int
+    took_s: float
+
+
+class Arrivals:
+    """See the top of the file.
+
+    Args:
+        patience_s: longest wait for the first byte.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._usual = ObservedDeadline(floor_s=min(FLOOR_S, patience_s), ceiling_s=patience_s)
+
+    def __repr__(self) -> str:
+        return f"<Arrivals, {self._usual!r}>"
+
+    async def receive(
+        self, talk: Conversation, line: Line, offered_s: float, begun: Callable[[], None]
+    ) -> Arrived:
+        """Welcome a boundary, and take it.
+
+        Args:
+            offered_s: when it was offered.
+            begun: called with its first byte.
+        """
+        slot = await line.take_slot()
+        try:
+            await talk.send(Credit(trio.current_time() - offered_s), stall_s=ANSWER_S)
+            return await self._fill(talk, line, slot, begun)
+        except BaseException:
+            line.give_back(slot)
+            raise
+
+    async def _fill(
+        self, talk: Conversation, line: Line, slot: int, begun: Callable[[], None]
+    ) -> Arrived:
+        welcome_s, codes = trio.current_time(), line.ring.slot(slot)
+        begun_s = [0.0]
+
+        def begins(_message: Boundary, num_bytes: int) -> memoryview:
+            if num_bytes != len(codes):
+                raise RemoteProtocolError(f"a boundary has {len(codes)} bytes, not {num_bytes}")
+            begun_s[0] = trio.current_time()
+            begun()
+            return codes
+
+        boundary, _ = await talk.receive(
+            Boundary,
+            place=begins,
+            max_payload_bytes=len(codes),
+            timeout_s=self._usual.current_s,
+            stall_s=ANSWER_S,
+        )
+        self._usual.observe(SEVERAL * (begun_s[0] - welcome_s))
+        return Arrived(boundary.loss, slot, trio.current_time() - begun_s[0])

@@ -1,0 +1,24 @@
+"""Counts what comes by another plan than the others' microbatches of late, at a relay."""
+
+from peer.observe.facts import Facts
+from peer.ports import PeerId
+from protocol.microbatch.trip import Trip
+
+
+class OtherPlans:
+    """See the top of the file."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._newest_of: dict[PeerId, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<OtherPlans of {len(self._newest_of)} data peers>"
+
+    def look(self, trip: Trip) -> None:
+        """A microbatch comes."""
+        if trip.plan is not None:
+            self._newest_of[trip.microbatch.origin] = trip.plan
+            self._facts.pipeline.other_plans += any(
+                plan != trip.plan for plan in self._newest_of.values()
+            )

@@ -1,0 +1,92 @@
+"""Slots for what comes in: whoever is welcome and sends nothing does not keep one for long."""
+
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+
+from peer.network.conversation import Conversation, StreamStalled
+from peer.network.simulated import SimulatedInternet
+from peer.network.simulated_link import LinkModel
+from peer.stages.arrivals import FLOOR_S, SEVERAL, Arrivals
+from peer.stages.line import Line
+from peer.training.shared import code_memory
+from peer.training.stages.ring import BoundaryRing
+from protocol.address.peer_id import peer_id_from_public_key
+from protocol.schedule.deadline import FIRST_OBSERVATIONS
+from protocol.wire.messages import Boundary, Credit
+from protocol.wire.versions import STAGE
+
+LINK = LinkModel(latency_s=0.1, bandwidth_bytes_per_s=1e6)
+US, THEM = (peer_id_from_public_key(bytes([n]) * 32) for n in (1, 2))
+PATIENCE_S, SLOTS, SLOT_BYTES = 600.0, 4, 100
+
+
+class Taker:
+    """Takes one boundary from each stream, and notes how long each failure took."""
+
+    def __init__(self):
+        ring = BoundaryRing.create_in(code_memory(0), SLOTS, SLOT_BYTES)
+        self.line, self.arrivals = Line(ring), Arrivals(PATIENCE_S)
+        self.begun = 0
+        self.waited_s = []
+
+    async def serve(self, stream):
+        began_s = trio.current_time()
+        async with Conversation(stream) as talk:
+            try:
+                arrived = await self.arrivals.receive(talk, self.line, began_s, self._begins)
+                self.line.give_back(arrived.slot)
+            except StreamStalled:
+                self.waited_s.append(trio.current_time() - began_s)
+
+    def _begins(self):
+        self.begun += 1
+
+
+@asynccontextmanager
+async def taking():
+    """A taker, and a function that opens a stream and sends what is welcome after a while."""
+    internet, taker = SimulatedInternet(1, link=LINK), Taker()
+    async with internet.open_network(US) as ours, internet.open_network(THEM) as theirs:
+        await ours.serve(STAGE, taker.serve)
+        await theirs.connect(US, ours.addresses)
+
+        async def bring(after_s):
+            async with Conversation(await theirs.open_stream(US, STAGE)) as talk:
+                await talk.receive(Credit)
+                await trio.sleep(after_s)
+                await talk.send(Boundary(None), bytes(SLOT_BYTES))
+                await trio.sleep(1.0)
+
+        async def keep_silent():
+            async with Conversation(await theirs.open_stream(US, STAGE)) as talk:
+                await talk.receive(Credit)
+                await trio.sleep(2 * PATIENCE_S)
+
+        yield taker, bring, keep_silent
+
+
+@pytest.mark.parametrize(
+    ("usual_s", "patience_s"), [(1.0, FLOOR_S), (20.0, 2 * SEVERAL * 20.0), (100.0, PATIENCE_S)]
+)
+async def test_what_is_welcome_has_to_begin_within_a_few_times_the_usual(
+    usual_s, patience_s, autojump_clock
+):
+    async with taking() as (taker, bring, keep_silent):
+        for _ in range(FIRST_OBSERVATIONS):
+            await bring(usual_s)
+        assert taker.begun == FIRST_OBSERVATIONS
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(keep_silent)
+            await trio.sleep(1.0)
+            assert taker.line.num_free == SLOTS - 2
+        assert taker.waited_s == pytest.approx([patience_s] * 2, rel=0.05)
+        assert taker.line.num_free == SLOTS
+
+
+async def test_before_enough_was_seen_the_patience_holds(autojump_clock):
+    async with taking() as (taker, _, keep_silent):
+        await keep_silent()
+        assert taker.waited_s == [pytest.approx(PATIENCE_S, abs=1.0)]

@@ -1,0 +1,85 @@
+"""A credit holds memory of its receiver, so each move has one at a time, however often offered."""
+
+import pytest
+from microbatch_worlds import PATIENCE_S
+
+from protocol.microbatch.commands import Answer, Send
+from protocol.microbatch.data_peer import DataPeerCore
+from protocol.microbatch.relay import RelayCore
+from protocol.microbatch.trip import Leg, Microbatch, Trip
+from protocol.outcomes import RefusalReason
+from protocol.pipeline.problem import NO_SWAPS
+from protocol.routing.random_paths import RandomRouter
+
+WELCOME, TWICE = Answer(1), Answer(1, RefusalReason.TWICE)
+FIRST = Trip(Microbatch("data", 1, 1), Leg.FORWARD, ("relay",), 1, (1,))
+
+
+@pytest.fixture
+def relay() -> RelayCore:
+    """One that has done a forward, and waits for its gradient."""
+    relay = RelayCore(4, PATIENCE_S)
+    relay.announced("data", 1, 0.0)
+    assert relay.offered(1, FIRST) == [WELCOME]
+    relay.arrived(FIRST, 0, None)
+    relay.produced(Leg.FORWARD, 0, 7, None, 0.0)
+    return relay
+
+
+def backward(attempt: int = 0) -> Trip:
+    return Trip(FIRST.microbatch, Leg.BACKWARD, ("relay",), 1, (1,), attempt=attempt)
+
+
+def test_a_relay_welcomes_a_gradient_once_and_again_after_it_broke_off(relay: RelayCore) -> None:
+    assert relay.offered(1, backward()) == [WELCOME]
+    assert relay.offered(1, backward()) == [TWICE]
+    assert relay.broke_off(backward(), 0.0) == []
+    assert relay.offered(1, backward()) == [WELCOME]
+
+
+def test_a_relay_welcomes_that_of_a_later_attempt_while_the_first_is_still_open(
+    relay: RelayCore,
+) -> None:
+    assert relay.offered(1, backward()) == [WELCOME]
+    assert relay.offered(1, backward(attempt=1)) == []
+    relay.halted(FIRST.microbatch, 1, 0.0)
+    resumed = Trip(FIRST.microbatch, Leg.FORWARD, ("relay",), 1, (1,), attempt=1)
+    assert relay.resumed(resumed, returns=False) == [WELCOME]
+    assert relay.broke_off(backward(), 0.0) == []
+    assert relay.offered(1, backward(attempt=1)) == [TWICE]
+
+
+@pytest.fixture
+def data_peer() -> DataPeerCore:
+    """One with a microbatch that has set out."""
+    core = DataPeerCore("data", RandomRouter("data", 0, 2, NO_SWAPS), PATIENCE_S)
+    core.present((("relay",),), 0.0, trained=True)
+    core.begun(1, 0.0)
+    (sent,) = core.produced(Leg.FORWARD, 0, 7, None, 0.0)
+    assert isinstance(sent, Send)
+    assert sent.trip == FIRST
+    return core
+
+
+@pytest.mark.parametrize("move", [FIRST.onward(), FIRST.back()], ids=["loss", "home"])
+def test_a_data_peer_welcomes_a_move_once(data_peer: DataPeerCore, move: Trip) -> None:
+    assert data_peer.offered(1, move)[0] == WELCOME
+    assert data_peer.offered(1, move) == [TWICE]
+    data_peer.arrived(move, 0, 2.0)
+    assert WELCOME not in data_peer.offered(1, move)
+
+
+def test_a_data_peer_welcomes_what_was_offered_ahead_once_until_it_breaks_off() -> None:
+    router = RandomRouter("data", 0, 2, NO_SWAPS)
+    core = DataPeerCore("data", router, PATIENCE_S, in_flight=1)
+    core.present((("relay",),), 0.0, trained=True)
+    core.begun(1, 0.0)
+    for _ in range(2):
+        assert core.offered(1, FIRST.onward()) == [WELCOME]
+        assert core.offered(1, FIRST.onward()) == [TWICE]
+        assert core.broke_off(FIRST.onward(), 0.0) == []
+
+
+def test_what_trains_does_not_come_back_as_a_score(data_peer: DataPeerCore) -> None:
+    score = Trip(FIRST.microbatch, Leg.SCORE, ("relay",), 2, (1,))
+    assert data_peer.offered(1, score) == [Answer(1, RefusalReason.UNAVAILABLE)]

@@ -1,0 +1,65 @@
+"""What others tell of iterations moves nobody far, and never to the end of the numbers."""
+
+import msgpack
+import pytest
+from microbatch_worlds import PATIENCE_S
+
+from protocol.errors import RemoteProtocolError
+from protocol.limits import MAX_ITERATION
+from protocol.microbatch.announced import MAX_LEAP
+from protocol.microbatch.commands import Announce, FinishIteration
+from protocol.microbatch.data_peer import DataPeerCore
+from protocol.microbatch.relay import RelayCore
+from protocol.pipeline.problem import NO_SWAPS
+from protocol.routing.random_paths import RandomRouter
+from protocol.wire.messages import Announcement, Noted, decode_message
+
+MORE_THAN_ALL = (1 << 63) - 1
+
+
+def next_after(told: dict[str, int], iterations: int = 1) -> int:
+    """The iteration that a data peer sets out for, once relays have told of theirs."""
+    core = DataPeerCore("data", RandomRouter("data", 0, 2, NO_SWAPS), PATIENCE_S)
+    core.present((("a", "b", "c"),), 0.0, trained=True)
+    for relay, iteration in told.items():
+        core.heard(relay, iteration)
+    for _ in range(iterations):
+        core.begun(1, 0.0)
+    return core.iteration
+
+
+def test_a_relay_that_tells_of_one_far_ahead_takes_no_data_peer_along() -> None:
+    assert next_after({"a": 40, "liar": MORE_THAN_ALL, "b": 41, "c": 41}) == 41
+    assert next_after({"a": 40, "b": MORE_THAN_ALL}) == 40
+    assert next_after({"a": 40, "liar": MORE_THAN_ALL}) == 40  # which is no relay any more
+
+
+def test_one_that_is_alone_takes_it_a_leap_and_no_further() -> None:
+    assert next_after({"a": MORE_THAN_ALL}) == MAX_LEAP
+    assert next_after({"a": MORE_THAN_ALL}, iterations=3) == 3 * MAX_LEAP
+
+
+def test_a_data_peer_that_is_alone_takes_a_relay_a_leap_and_no_further() -> None:
+    relay = RelayCore(slots=4, patience_s=PATIENCE_S)
+    relay.present(("liar",), 0.0, ended=False)
+    assert FinishIteration() in relay.announced("liar", MORE_THAN_ALL, 0.0)
+    assert relay.iteration == MAX_LEAP
+    relay.stepped(1.0)
+    assert relay.iteration == 2 * MAX_LEAP
+    # One that joins with it catches up, and goes on.
+    core = DataPeerCore("data", RandomRouter("data", 0, 2, NO_SWAPS), PATIENCE_S)
+    core.present((("a",),), 0.0, trained=True)
+    for _ in range(2):
+        core.heard("a", relay.newest)
+        commands = core.begun(1, 1.0)
+    assert Announce(2 * MAX_LEAP, ("a",)) in commands
+
+
+@pytest.mark.parametrize("kind", ["noted", "announcement"])
+def test_a_number_that_no_iteration_can_have_breaks_the_protocol(kind: str) -> None:
+    tree = {"t": kind, "group": "ab" * 16, "iteration": MAX_ITERATION}
+    told = decode_message(msgpack.packb(tree))
+    assert isinstance(told, Noted | Announcement)
+    assert told.iteration == MAX_ITERATION
+    with pytest.raises(RemoteProtocolError, match="iteration"):
+        decode_message(msgpack.packb(tree | {"iteration": MAX_ITERATION + 1}))

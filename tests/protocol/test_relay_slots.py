@@ -1,0 +1,118 @@
+"""Slots of a relay: who takes them, and that everybody gives them back."""
+
+from dataclasses import replace
+
+import pytest
+from microbatch_worlds import PATIENCE_S
+
+from protocol.microbatch.commands import (
+    Answer,
+    Command,
+    Compute,
+    Forget,
+    FreeInbound,
+    Release,
+    Send,
+    TellLost,
+)
+from protocol.microbatch.counts import Counted
+from protocol.microbatch.departed import GONE_S
+from protocol.microbatch.relay import RelayCore
+from protocol.microbatch.trip import Leg, Microbatch, Trip
+from protocol.outcomes import RefusalReason
+
+PATH, STAGES = ("relay", "next"), (1, 2)
+
+
+def relay_of(*origins: str, slots: int = 2) -> RelayCore:
+    """A relay in the first iteration of these data peers."""
+    relay = RelayCore(slots, PATIENCE_S)
+    relay.present(origins, 0.0, ended=False)
+    for origin in origins:
+        relay.announced(origin, 1, 0.0)
+    return relay
+
+
+def trip(
+    index: int, leg: Leg = Leg.FORWARD, attempt: int = 0, origin: str = "data", until: int = 0
+) -> Trip:
+    """A trip to the first relay of a path of two."""
+    return Trip(Microbatch(origin, 1, index), leg, PATH, 1, STAGES, None, attempt, until)
+
+
+def bring(relay: RelayCore, brought: Trip) -> list[Command]:
+    """A boundary that is offered and comes."""
+    assert relay.offered(brought.microbatch.index, brought) == [Answer(brought.microbatch.index)]
+    return relay.arrived(brought, 0, None)
+
+
+def test_what_a_data_peer_that_is_gone_has_left_makes_room() -> None:
+    relay = relay_of("gone", "data", slots=3)
+    bring(relay, trip(0, origin="gone"))
+    relay.produced(Leg.FORWARD, 0, 7, None, 0.0)
+    bring(relay, trip(0, Leg.BACKWARD, origin="gone"))
+    relay.produced(Leg.BACKWARD, 0, 8, None, 0.0)  # sent, and kept in slot 8
+    relay.returned(0, 0.0)
+    for index in (1, 2, 3):
+        bring(relay, trip(index, origin="gone"))
+    assert relay.offered(4, trip(4, origin="gone")) == []
+    assert relay.offered(5, trip(5)) == []
+    for now_s, alive in ((1.0, ["gone"]), (2.0, []), (GONE_S, ["gone"]), (GONE_S + 1.0, [])):
+        assert not relay.present(["data"], now_s, ended=False, alive=alive)
+    commands = relay.present(["data"], 2 * GONE_S + 1.0, ended=False)
+    answers = {each.ticket: each.refusal for each in commands if isinstance(each, Answer)}
+    assert answers == {4: RefusalReason.UNAVAILABLE, 5: None}
+    assert [each.number for each in commands if isinstance(each, Forget)] == [1, 2, 3]
+    assert Release(8) in commands
+    assert relay.counts[Counted.LOST] == 3
+
+
+def test_a_score_is_neither_halted_nor_resumed_nor_given_a_gradient() -> None:
+    relay = relay_of("data", slots=1)
+    score = trip(0, Leg.SCORE)
+    bring(relay, score)
+    assert relay.halted(score.microbatch, 1, 0.0) == (None, [])
+    assert relay.resumed(trip(0, attempt=1), returns=False) == []
+    for attempt in (0, 1):
+        backward = trip(0, Leg.BACKWARD, attempt)
+        assert Answer(1) not in relay.offered(1, backward)
+        assert relay.arrived(backward, 1, 2.0) == [FreeInbound(1)]
+    (sent,) = relay.produced(Leg.SCORE, 0, 7, None, 0.0)
+    assert isinstance(sent, Send)
+    assert relay.offered(2, trip(2)) == []
+    assert relay.sent(sent.trip, 0.0, taken=True) == [Answer(2)]
+
+
+@pytest.mark.parametrize(("attempt", "until"), [(1, 0), (0, 1)])
+def test_a_score_that_is_mended_or_ends_on_its_way_is_refused(attempt: int, until: int) -> None:
+    score = trip(1, Leg.SCORE, attempt, until=until)
+    assert relay_of("data").offered(1, score) == [Answer(1, RefusalReason.UNAVAILABLE)]
+
+
+def test_a_score_under_a_name_that_was_halted_is_refused() -> None:
+    relay = relay_of("data")
+    relay.halted(trip(1).microbatch, 1, 0.0)
+    assert relay.offered(1, trip(1, Leg.SCORE)) == [Answer(1, RefusalReason.UNAVAILABLE)]
+
+
+def test_a_score_that_goes_nowhere_is_forgotten_in_the_end() -> None:
+    relay = relay_of("data", slots=1)
+    bring(relay, trip(0, Leg.SCORE))
+    (sent,) = relay.produced(Leg.SCORE, 0, 7, None, 0.0)
+    assert relay.offered(1, trip(1, Leg.SCORE)) == []
+    assert Forget(0) not in [*relay.ticked(1.0), *relay.ticked(PATIENCE_S)]
+    forgotten = relay.ticked(PATIENCE_S + 1.0)
+    assert forgotten[:2] == [TellLost(trip(0).microbatch), Forget(0)]
+    assert Answer(1) in forgotten
+    assert isinstance(sent, Send)
+    assert relay.sent(sent.trip, 0.0, taken=False) == []
+
+
+def test_what_comes_by_another_path_than_was_welcome_is_not_taken() -> None:
+    relay = relay_of("data")
+    assert relay.offered(1, trip(1)) == [Answer(1)]
+    other = replace(trip(1), path=("relay", "another"))
+    assert relay.arrived(other, 0, None) == [FreeInbound(0)]
+    assert relay.arrived(trip(1), 1, None) == [Compute(Leg.FORWARD, 0, 1, None)]
+    backward = replace(other, leg=Leg.BACKWARD)
+    assert relay.arrived(backward, 2, 2.0) == [FreeInbound(2)]
