@@ -5,7 +5,8 @@ keeps it from others. What an honest sender needs until its first byte: it may h
 with the first byte of the one before (transfers.py, rule 1), so the rest of that has to come, and
 the trainer's queue and the line to us to be free. That takes as long as microbatches take there:
 seconds, or minutes where machines are slow. So the wait is bounded by what it usually is here, and
-not by what an iteration may take at most.
+not by what an iteration may take at most. What has come whole and cannot be decoded is as good as
+broken off: a trainer would end with it.
 """
 
 from collections.abc import Callable
@@ -92,5 +93,7 @@ class Arrivals:
             timeout_s=self._usual.current_s,
             stall_s=ANSWER_S,
         )
+        if not line.ring.is_sound(slot):
+            raise RemoteProtocolError("a boundary holds values that are not finite")
         self._usual.observe(SEVERAL * (begun_s[0] - welcome_s))
         return Arrived(boundary.loss, slot, trio.current_time() - begun_s[0])

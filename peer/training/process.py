@@ -22,6 +22,7 @@ from typing import Final, get_args
 
 import trio
 
+from peer.codec import get_codec
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec
 
@@ -193,7 +194,9 @@ def trainer_starter(
 
 
 def _boundaries(spec: RunSpec, fd: int | None = None) -> BoundaryRing | None:
-    return None if fd is None else BoundaryRing.open(fd, boundary_bytes(spec))
+    if fd is None:
+        return None
+    return BoundaryRing.open(fd, boundary_bytes(spec), get_codec(spec.pipeline.codec))
 
 
 def _regions(spec: RunSpec, fd: int, ready: Ready) -> CodeRegions:

@@ -192,8 +192,8 @@ class RelayCore:
         held = self._ledger.held.get(trip.microbatch)
         if held is not None and trip.leg is Leg.BACKWARD and held.welcomed == trip.attempt:
             held.welcomed = None
-        if trip.leg is Leg.BACKWARD or held is None or held.computes:
-            return []
+        if held is None or held.trip != trip or held.computes:
+            return []  # it is a gradient, of an attempt before, or here after all
         return self._settle(trip.microbatch, now_s)
 
     # --- mending ----------------------------------------------------------------------------------
@@ -280,8 +280,8 @@ class RelayCore:
         if trip.leg is Leg.SCORE:
             self.counts[Counted.SCORED] += taken
             return self._settle(trip.microbatch, now_s)
-        if taken or self._ledger.is_stale(trip):
-            return []
+        if taken or held.turned or self._ledger.is_stale(trip):
+            return []  # with its gradient here it was taken, whatever became of the receipt
         told = TellLost(trip.microbatch, attempt=trip.attempt, failed=trip.receiver)
         if trip.attempt:
             return [told]

@@ -116,3 +116,32 @@ def test_what_comes_by_another_path_than_was_welcome_is_not_taken() -> None:
     assert relay.arrived(trip(1), 1, None) == [Compute(Leg.FORWARD, 0, 1, None)]
     backward = replace(other, leg=Leg.BACKWARD)
     assert relay.arrived(backward, 2, 2.0) == [FreeInbound(2)]
+
+
+def test_a_late_break_of_the_attempt_before_leaves_the_new_one_alone() -> None:
+    relay = relay_of("data")
+    old, new = trip(0, attempt=1), replace(trip(0, attempt=2), path=("relay", "other"))
+    relay.halted(old.microbatch, 1, 0.0)
+    assert relay.offered(1, old) == [Answer(1)]
+    relay.halted(old.microbatch, 2, 0.0)
+    assert relay.offered(2, new) == [Answer(2)]
+    assert relay.broke_off(old, 1.0) == []
+    assert relay.arrived(new, 5, None) == [Compute(Leg.FORWARD, 1, 5, None)]
+
+
+def test_a_gradient_counts_once_though_the_receipt_of_its_forward_is_lost() -> None:
+    relay = relay_of("data")
+    forward = trip(0)
+    bring(relay, forward)
+    (sent,) = relay.produced(Leg.FORWARD, 0, 7, None, 0.0)
+    assert isinstance(sent, Send)
+    bring(relay, trip(0, Leg.BACKWARD))
+    assert relay.sent(sent.trip, 0.1, taken=False) == []
+    relay.produced(Leg.BACKWARD, 0, 8, 2.0, 0.2)
+    relay.returned(0, 0.2)
+    assert relay.counts[Counted.DONE] == 1
+    relay.halted(forward.microbatch, 1, 0.3)
+    bring(relay, trip(0, attempt=1, until=1))
+    (compute,) = bring(relay, trip(0, Leg.BACKWARD, attempt=1))
+    assert isinstance(compute, Compute)
+    assert not compute.adds

@@ -236,6 +236,8 @@ class RelayStepper:
                 self._desk.send(FORWARD, command.microbatch, produced_bTD)
             elif isinstance(command, Deliver):
                 done += self._deliver(command)
+        # What came together with the end is on the desk already, where nobody looks between steps.
+        self.score_what_has_come()
         return self._end.take(done, learning_rate)
 
     def _deliver(self, command: Deliver) -> int:

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
+from peer.codec import BLOCK, get_codec
 from peer.network.conversation import Conversation, StreamStalled
 from peer.network.simulated import SimulatedInternet
 from peer.network.simulated_link import LinkModel
@@ -13,23 +14,29 @@ from peer.stages.line import Line
 from peer.training.shared import code_memory
 from peer.training.stages.ring import BoundaryRing
 from protocol.address.peer_id import peer_id_from_public_key
+from protocol.errors import RemoteProtocolError
 from protocol.schedule.deadline import FIRST_OBSERVATIONS
 from protocol.wire.messages import Boundary, Credit
 from protocol.wire.versions import STAGE
 
 LINK = LinkModel(latency_s=0.1, bandwidth_bytes_per_s=1e6)
 US, THEM = (peer_id_from_public_key(bytes([n]) * 32) for n in (1, 2))
-PATIENCE_S, SLOTS, SLOT_BYTES = 600.0, 4, 100
+PATIENCE_S, SLOTS = 600.0, 4
+CODEC = get_codec("fp32")
+SLOT_BYTES = CODEC.code_bytes(BLOCK)
 
 
 class Taker:
     """Takes one boundary from each stream, and notes how long each failure took."""
 
     def __init__(self):
-        ring = BoundaryRing.create_in(code_memory(0), SLOTS, SLOT_BYTES)
+        memory = code_memory(0)
+        BoundaryRing.create_in(memory, SLOTS, SLOT_BYTES)
+        ring = BoundaryRing.open(memory, SLOT_BYTES, CODEC)
         self.line, self.arrivals = Line(ring), Arrivals(PATIENCE_S)
         self.begun = 0
         self.waited_s = []
+        self.refused = []
 
     async def serve(self, stream):
         began_s = trio.current_time()
@@ -39,6 +46,8 @@ class Taker:
                 self.line.give_back(arrived.slot)
             except StreamStalled:
                 self.waited_s.append(trio.current_time() - began_s)
+            except RemoteProtocolError as error:
+                self.refused.append(str(error))
 
     def _begins(self):
         self.begun += 1
@@ -52,11 +61,11 @@ async def taking():
         await ours.serve(STAGE, taker.serve)
         await theirs.connect(US, ours.addresses)
 
-        async def bring(after_s):
+        async def bring(after_s, codes=bytes(SLOT_BYTES)):
             async with Conversation(await theirs.open_stream(US, STAGE)) as talk:
                 await talk.receive(Credit)
                 await trio.sleep(after_s)
-                await talk.send(Boundary(None), bytes(SLOT_BYTES))
+                await talk.send(Boundary(None), codes)
                 await trio.sleep(1.0)
 
         async def keep_silent():
@@ -90,3 +99,11 @@ async def test_before_enough_was_seen_the_patience_holds(autojump_clock):
     async with taking() as (taker, _, keep_silent):
         await keep_silent()
         assert taker.waited_s == [pytest.approx(PATIENCE_S, abs=1.0)]
+
+
+async def test_what_holds_no_finite_values_is_refused_before_a_trainer_sees_it(autojump_clock):
+    async with taking() as (taker, bring, _):
+        await bring(1.0)
+        await bring(1.0, b"\xff" * SLOT_BYTES)
+        assert taker.refused == ["a boundary holds values that are not finite"]
+        assert taker.line.num_free == SLOTS

@@ -321,6 +321,14 @@ def test_a_relay_sends_gradients_before_it_begins_new_forwards():
     assert float(result.loss) == 2.5
 
 
+def test_a_score_that_comes_with_the_end_of_a_step_does_not_wait_for_the_next():
+    stage = Stage(run_spec(), 1)
+    fill(stage, 0, 0)
+    stepper, script = relay(stage, [Finish(), Deliver(SCORE, 5, 0, None)])
+    stepper.step(blocks(), 1e-3)
+    assert [(e.leg, e.microbatch) for e in script.events if isinstance(e, Produced)] == [(SCORE, 5)]
+
+
 def test_a_gradient_that_nobody_waits_for_is_not_looked_at():
     stage = Stage(run_spec(), 1)
     stepper, script = relay(stage, [Deliver(BACKWARD, 5, 2, 1.0), Finish()])
