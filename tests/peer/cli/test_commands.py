@@ -299,7 +299,7 @@ async def run_daemon(config, spec, home, spare):
     async def job():
         async with trio.open_nursery() as nursery:
             handlers = {"status": status, "leave": leave}
-            await nursery.start(serve_control, home.control_socket, handlers)
+            await nursery.start(serve_control, home.control_socket, handlers, print)
             print("ready", flush=True)
             await stop.wait()
             await trio.sleep(0.2)  # leaving takes a while, as it does for the real one
