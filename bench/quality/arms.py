@@ -25,6 +25,8 @@ from typing import Any, Final, Literal
 from peer.averaging.gasloc.outer_step import LookAhead
 from peer.averaging.gossip.outer_state import OuterRule
 from peer.averaging.noloco.outer_step import NolocoFactors
+from protocol.fragment.fragments import Span
+from protocol.run.layout import Layout
 from protocol.run.optimizer_section import OptimizerSection
 from protocol.run.run_spec import RunSpec
 
@@ -93,6 +95,10 @@ class Arm:
     def batches_at(self, _share: float) -> int:
         """Batches of an inner step, when this share of the run is over; it stands for as many."""
         return 1
+
+    def waited_for(self, _layout: Layout) -> Sequence[Span]:
+        """The parts of the vector whose averages do not come late."""
+        return ()
 
     @property
     def rule(self) -> OuterRule:
@@ -184,12 +190,14 @@ _EXTRA: Final = (
 )
 _WAYS: Final = (
     Arm("default", alpha=0.3, code="int8", delay=0.2),
+    Arm("default-rate-half", alpha=0.3, code="int8", delay=0.2, rate_of=0.5),
+    Arm("default-rate-double", alpha=0.3, code="int8", delay=0.2, rate_of=2.0),
     Arm("streaming", alpha=0.3, code="int8", delay=0.2, blocks_per_fragment=2),
     Arm("gasloc-0", code="int8", delay=0.2, look_ahead=0.0),
     Arm("gasloc-0.2", code="int8", delay=0.2, look_ahead=0.2),
     Arm("gasloc-0.5", code="int8", delay=0.2, look_ahead=0.5),
 )
-_RATES: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+_RATES: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Learning rates of Muon, in AdamW's."""
 
 
@@ -201,12 +209,14 @@ _OPTIMIZERS: Final = (
     *(
         Arm(f"all-h{h}-muon-{rate:g}", "all", alpha=0.0, beta=1.0, rounds_of=h / 8, muon=rate)
         for h in (1, 2)
-        for rate in (4.0, 8.0)
+        for rate in (4.0, 8.0, 16.0)
     ),
     Arm("ddp-rate-half", "gradients", rate_of=0.5),
     Arm("ddp-rate-double", "gradients", rate_of=2.0),
     Arm("ddp-rate-4", "gradients", rate_of=4.0),
     _plain_int8("plain-int8", 1.0),
+    _plain_int8("plain-int8-rate-half", 1.0, rate_of=0.5),
+    _plain_int8("plain-int8-rate-double", 1.0, rate_of=2.0),
     _plain_int8("plain-int8-quarter-h-rate-half", 0.25, rate_of=0.5),
     *(Arm(f"ddp-muon-{rate:g}", "gradients", muon=rate) for rate in _RATES),
     *(_plain_int8(f"pairs-h2-muon-{rate:g}", 0.25, muon=rate) for rate in _RATES),
@@ -228,7 +238,7 @@ _OPTIMIZERS: Final = (
     *(
         _plain_int8(f"pairs-h{h}-muon-{rate:g}-late-{late:g}", h / 8, muon=rate, delay=late)
         for h in (8, 16)
-        for rate in (4.0, 8.0)
+        for rate in (4.0, 8.0, 16.0)
         for late in (0.25, 0.7)
     ),
     _plain_int8("plain-int8-late-0.25", 1.0, delay=0.25),

@@ -11,7 +11,7 @@ fewer of them in a round (pace.py), at the rates of the nominal steps at which t
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -104,10 +104,21 @@ class _Run:
         self._judge = Judge(world)
         parameters = self._judge.model.layout.parameters
         self.result = Result(asdict(arm), asdict(setting), world.spec.seed, parameters)
+        self._at_once_P = self._taken_over_at_once()
         self._sent_bytes, self._resent_blocks = 0.0, 0
         self._fragments = self._new_fragments() if arm.blocks_per_fragment else None
         self._feed = world.feed(arm.quotas(MEMBER_WEIGHT, setting.replicas))
         self._done = 0
+
+    def _taken_over_at_once(self) -> torch.Tensor | None:
+        """1 where averages do not come late, 0 elsewhere; None where all come alike."""
+        spans = self._arm.waited_for(self._judge.model.layout)
+        if not spans:
+            return None
+        at_once_P = torch.zeros_like(self._phis[0])
+        for start, stop in spans:
+            at_once_P[start:stop] = 1
+        return at_once_P
 
     def _new_fragments(self) -> FragmentPairs:
         arm, world = self._arm, self._world
@@ -270,6 +281,19 @@ class _Run:
             else None
         )
         self._pending = _Pending(shared, slow, groups, ahead)
+        if self._at_once_P is not None:
+            self._take_over_at_once(self._pending, self._at_once_P)
+
+    def _take_over_at_once(self, pending: _Pending, at_once_P: torch.Tensor) -> None:
+        """Have the fast weights take over the part of an outer step that is waited for."""
+        phis = [phi_P.clone() for phi_P in self._phis]
+        deltas = [delta_P.clone() for delta_P in self._deltas]
+        for group in pending.groups:
+            self._outer_steps(group, pending, phis, deltas)
+        for theta_P, phi_P, decoded_P in zip(
+            self._replicas.thetas, phis, pending.shared.decoded, strict=True
+        ):
+            theta_P.add_((phi_P - decoded_P).mul_(at_once_P))
 
     def _ahead(self, index: int) -> torch.Tensor | None:
         """What a replica sends beyond its weights: a part of its move since phi."""
@@ -283,7 +307,7 @@ class _Run:
         pending, self._pending = self._pending, None
         shared = pending.shared
         for group in pending.groups:
-            self._outer_steps(group, shared, pending.slow)
+            self._outer_steps(group, pending, self._phis, self._deltas)
         if self._arm.averages_moments(self._round):
             self._sent_bytes += average_first_moments(self._replicas.optimizers, pending.groups)
         fast = replica_deviation(shared.decoded, self.result.parameters)
@@ -292,19 +316,29 @@ class _Run:
         for theta_P, phi_P, decoded_P, ahead_P in zip(
             self._replicas.thetas, self._phis, shared.decoded, pending.ahead, strict=True
         ):
-            theta_P.add_(phi_P - decoded_P)
+            move_P = phi_P - decoded_P
+            if self._at_once_P is not None:
+                move_P.mul_(1 - self._at_once_P)  # the rest was taken over at the close
+            theta_P.add_(move_P)
             if ahead_P is not None:
                 theta_P.add_(ahead_P)  # it was sent, but not trained
         self._sent_bytes += shared.sent_bytes + (pending.slow.sent_bytes if pending.slow else 0.0)
         self._resent_blocks += shared.resent_blocks
 
-    def _outer_steps(self, group: tuple[int, ...], shared: Shared, slow: Shared | None) -> None:
+    def _outer_steps(
+        self,
+        group: tuple[int, ...],
+        pending: _Pending,
+        phis: Sequence[torch.Tensor],
+        deltas: Sequence[torch.Tensor],
+    ) -> None:
+        shared, slow = pending.shared, pending.slow
         votes = self._arm.votes([self._quotas[index] for index in group])
         for own in group:
             members = as_often_as_voted(own, group, votes)
             codes = [shared.codes[member] for member in members]
             phi_codes = [slow.codes[member] for member in members] if slow else []
-            phi_P, delta_P = self._phis[own], self._deltas[own]
+            phi_P, delta_P = phis[own], deltas[own]
             exchanged = Exchanged(codes, phi_codes, is_first=self._round == 0)
             if self._arm.restarts(self._round):
                 delta_P.zero_()

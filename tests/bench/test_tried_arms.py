@@ -15,6 +15,7 @@ from bench.quality.settings import SMOKE
 from bench.quality.tried import LATE_ROUNDS, TRIED_ARMS
 from bench.quality.world import World
 from peer.averaging.noloco.outer_step import NolocoFactors
+from protocol.run.layout import Layout
 
 
 def tried(name):
@@ -89,3 +90,25 @@ def test_each_trains_as_many_tokens_as_the_plain_arm_and_ends_elsewhere(world, n
     assert found.tokens == plain.tokens
     assert found.losses != plain.losses
     assert (found.bytes_per_parameter > plain.bytes_per_parameter) == (name == "moments")
+
+
+@pytest.mark.slow
+def test_what_is_waited_for_does_not_come_late(world):
+    late = replace(TRIED_ARMS["first-waits-h16-muon-8-late-0.7"], rounds_of=1.0)
+    in_time, _ = train_arm(world, replace(late, delay=0.0, waits_for_blocks=0))
+    found, _ = train_arm(world, late)  # the one block of this model is among what is waited for
+    assert found.losses == in_time.losses
+    none, _ = train_arm(world, replace(late, waits_for_blocks=0))
+    assert none.losses != in_time.losses
+
+
+def test_half_of_the_blocks_are_waited_for_and_all_that_belongs_to_none():
+    arm = TRIED_ARMS["first-waits-h16-muon-8-late-0.7"]
+    names = ["embed_tokens.weight", *(f"layers.{n}.up.weight" for n in range(4)), "norm.weight"]
+    layout = Layout.from_shapes(dict.fromkeys(names, (256,)))
+    waited = [
+        entry.name
+        for entry in layout.entries
+        if any(start <= entry.offset < stop for start, stop in arm.waited_for(layout))
+    ]
+    assert waited == [*names[:3], "norm.weight"]
