@@ -191,7 +191,7 @@ def _estimate(question: Question, iterations: Sequence[Iteration]) -> Estimate:
     microbatches = rounds * iterations[0].problem.microbatches
     tokens_per_s = microbatches * question.workload.tokens / total_s
     return Estimate(
-        state_fits(question.offers, question.workload.parameters // question.stages),
+        state_fits(question.offers, question.stage_state_bytes),
         total_s / rounds,
         tokens_per_s,
         {name: sent[i] / total_s * SECONDS_PER_HOUR for i, name in enumerate(names)},

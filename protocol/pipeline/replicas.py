@@ -16,7 +16,7 @@ from statistics import fmean, median
 
 from .problem import US_PER_S, Matrix
 from .tables import Offer
-from .workload import STATE_BYTES_PER_PARAMETER, Workload
+from .workload import Workload
 
 TRAINING_PER_FORWARD = 3
 """Forward and backward, in forwards."""
@@ -48,11 +48,10 @@ def cost_per_billion_tokens(offers: Sequence[Offer], tokens_per_s: float) -> flo
     return price_per_s / tokens_per_s * 1e9
 
 
-def state_fits(offers: Sequence[Offer], parameters: int) -> bool | None:
-    """Whether every machine has the memory for so many parameters."""
+def state_fits(offers: Sequence[Offer], state_bytes: int) -> bool | None:
+    """Whether every machine has the memory for so much training state."""
     known = [offer.memory_bytes for offer in offers if offer.memory_bytes is not None]
-    needed = parameters * STATE_BYTES_PER_PARAMETER
-    if any(memory < needed for memory in known):
+    if any(memory < state_bytes for memory in known):
         return False
     return True if len(known) == len(offers) else None
 
@@ -129,7 +128,7 @@ def _estimate(
     tokens_per_s = sum(speeds)
     names = [offer.name for offer in offers]
     return Estimate(
-        state_fits(offers, workload.parameters),
+        state_fits(offers, workload.state_bytes),
         microbatches * workload.tokens / tokens_per_s,
         tokens_per_s,
         {n: sent_bytes / s * SECONDS_PER_HOUR for n, (_, s) in zip(names, rounds, strict=True)},

@@ -1,8 +1,9 @@
 """What a run spec asks of machines: parameters, tokens, and bytes between stages and replicas.
 
 A microbatch is some sequences that go through the model together. Between two stages travels one
-value for each token and hidden unit. Training state is counted as 16 bytes a parameter (weights,
-gradient and AdamW's two moments in fp32); activations are what `slots` speaks of.
+value for each token and hidden unit. Training state is counted in fp32: weights, gradient and
+AdamW's two moments of each parameter, or Muon's one of those in the matrices of the blocks;
+activations are what `slots` speaks of.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,9 @@ BOUNDARY_CODECS: Final[tuple[str, ...]] = get_args(BoundaryCodec)
 BYTE_VOCABULARY: Final = 256
 USUAL_VOCABULARY: Final = 50_257
 """GPT-2's, where the spec names a tokenizer that is not read here."""
-STATE_BYTES_PER_PARAMETER: Final = 16
+ADAMW_STATE_BYTES: Final = 16
+MUON_STATE_BYTES: Final = 12
+"""Training state of a parameter that one or the other trains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class Workload:
         sequences: of one microbatch.
         batch_microbatches: of one inner step of a replica.
         vector_bytes: the whole model, as replicas send it.
+        state_bytes: training state of the whole model.
     """
 
     parameters: int
@@ -40,6 +44,7 @@ class Workload:
     batch_microbatches: int
     inner_steps: int
     vector_bytes: int
+    state_bytes: int
 
     @property
     def tokens(self) -> int:
@@ -74,18 +79,28 @@ def workload_of(spec: RunSpec, sequences: int | None = None) -> Workload:
         max(1, spec.training.batch_size // each),
         spec.sync.round_steps,
         parameters * BITS[spec.sync.codec] // 8,
+        _state_bytes(spec, parameters),
     )
+
+
+def _state_bytes(spec: RunSpec, parameters: int) -> int:
+    if spec.optimizer.name == "adamw" or spec.model.init_from is not None:
+        # Of a checkpoint the sizes are not known here, and AdamW's bytes are the most.
+        return parameters * ADAMW_STATE_BYTES
+    matrices = spec.model.num_layers * _layer_matrices(spec.model)
+    return matrices * MUON_STATE_BYTES + (parameters - matrices) * ADAMW_STATE_BYTES
 
 
 def _parameters(spec: RunSpec) -> int:
     model = spec.model
     vocabulary = BYTE_VOCABULARY if spec.data.tokenizer == "bytes" else USUAL_VOCABULARY
     embeddings = vocabulary * model.hidden_size * (1 if model.tie_embeddings else 2)
-    return embeddings + model.num_layers * _layer_parameters(model) + model.hidden_size
+    layer = _layer_matrices(model) + 2 * model.hidden_size  # two norms
+    return embeddings + model.num_layers * layer + model.hidden_size
 
 
-def _layer_parameters(model: ModelSection) -> int:
+def _layer_matrices(model: ModelSection) -> int:
     hidden = model.hidden_size
     kv_size = hidden // model.num_heads * (model.num_kv_heads or model.num_heads)
     attention = 2 * hidden * hidden + 2 * hidden * kv_size
-    return attention + 3 * hidden * model.intermediate_size + 2 * hidden
+    return attention + 3 * hidden * model.intermediate_size

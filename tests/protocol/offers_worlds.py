@@ -16,6 +16,7 @@ WORKLOAD = Workload(
     batch_microbatches=4,
     inner_steps=10,
     vector_bytes=1_000_000,
+    state_bytes=16_000_000,
 )
 PLACES = ("Iowa", "Iowa", "LA", "Oregon", "London", "NL")
 

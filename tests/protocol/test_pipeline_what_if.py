@@ -15,6 +15,7 @@ from protocol.pipeline.replicas import diloco, noloco, state_fits
 from protocol.pipeline.tables import Offer
 from protocol.pipeline.what_if import what_if
 from protocol.pipeline.workload import workload_of
+from protocol.run.optimizer_section import OptimizerSection
 from protocol.run.run_spec import FrozenSection, ModelSection, RunSpec
 
 EQUAL = tuple(Offer(f"p{i}", "LA", 100_000, 2, 0.36) for i in range(4))
@@ -67,9 +68,17 @@ def test_replicas_on_thin_lines_wait_for_the_exchange():
 
 def test_fit_needs_the_memory_of_every_machine():
     big, small = (replace(EQUAL[0], memory_bytes=size) for size in (16 * 10**6, 15 * 10**6))
-    assert state_fits([big], 10**6) is True
-    assert state_fits([big, small], 10**6) is False
-    assert state_fits([big, EQUAL[0]], 10**6) is None
+    assert state_fits([big], 16 * 10**6) is True
+    assert state_fits([big, small], 16 * 10**6) is False
+    assert state_fits([big, EQUAL[0]], 16 * 10**6) is None
+
+
+def test_muon_keeps_one_moment_of_the_blocks_matrices_where_adamw_keeps_two():
+    spec = RunSpec()
+    assert workload_of(spec).state_bytes == 16 * 885_888
+    muon = spec.model_copy(update={"optimizer": OptimizerSection(name="muon")})
+    block = 4 * 128 * 128 + 3 * 128 * spec.model.intermediate_size
+    assert workload_of(muon).state_bytes == 16 * 885_888 - 4 * spec.model.num_layers * block
 
 
 @pytest.mark.slow
@@ -169,7 +178,7 @@ def test_paths_that_cannot_reach_every_stage_are_told():
 
 def test_machines_too_small_for_a_stage_are_named():
     needed = question().stage_state_bytes
-    assert needed == 333_333 * 16
+    assert needed == 16_000_000 // 3
     offers = [
         replace(o, memory_bytes=size)
         for o, size in zip(offers_at("LA", "LA", "LA"), (needed, needed - 1, None), strict=True)
