@@ -43,15 +43,6 @@ from .weights import FastWeights
 
 
 @dataclass(frozen=True, slots=True)
-class FragmentSnapshot:
-    """What was sent of a fragment; its codes are in the fragment's region."""
-
-    fragment: int
-    cycle: int
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
 class _Chunk:
     """Where a chunk's values lie in the flat vector and in the fragment, and its codes."""
 
@@ -103,8 +94,8 @@ class FragmentSnapshots:
         """Codes of the fragment's last send, valid until its next one."""
         return self._regions.codes(fragment)
 
-    def send(self, fragment: int, cycle: int) -> FragmentSnapshot:
-        """Write the codes of the pseudo-gradient of a fragment to its region.
+    def send(self, fragment: int, cycle: int) -> str:
+        """Write the codes of a fragment's pseudo-gradient to its region. Returns their digest.
 
         Raises:
             NonFinite: theta holds a NaN or an infinity; nothing is committed.
@@ -117,7 +108,7 @@ class FragmentSnapshots:
             raise NonFinite(f"weights at send {cycle} of fragment {fragment}: {error}") from error
         digest = blake3.blake3(memory).hexdigest(length=16)
         self._regions.commit(fragment, cycle, digest)
-        return FragmentSnapshot(fragment, cycle, digest)
+        return digest
 
     def merge(self, fragment: int, stepped: Iterable[int], moved: Iterable[int] = ()) -> None:
         """Take over what was written to phi of a fragment since it was sent.
@@ -252,10 +243,6 @@ class _Feedback:
         self._settled[fragment] = set()
         self._taken[fragment] = torch.empty_like(waiting)
         return _Sending(waiting, self._taken[fragment])
-
-    def add(self, fragment: int, own: slice, values: torch.Tensor) -> None:
-        """e += values."""
-        self._waiting[fragment][own].add_(values)
 
     def settle(self, fragment: int, chunks: dict[int, slice]) -> None:
         """These chunks were stepped: e is now what coding took."""
