@@ -336,5 +336,5 @@ def sync_of(
     clock_s: Callable[[], float],
     overlap_steps: int | None,
 ) -> FragmentSync:
-    """Each at its own moment; `overlap_steps` is tau of this peer, None that of the run."""
+    """What sends each fragment at its own moment; `overlap_steps` as `FragmentSync` has them."""
     return FragmentSync(spec, snapshots, emit, clock_s, overlap_steps)
