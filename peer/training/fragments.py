@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import blake3
 import torch
 
-from peer.codec import Codec
+from peer.codec import Codec, codes_on
 from protocol.fragment.fragments import Fragment
 from protocol.run.way_sections import DilocoSection
 
@@ -150,24 +150,25 @@ class FragmentSnapshots:
     # --- the values -----------------------------------------------------------------------------
 
     def _encode(self, fragment: int, memory: memoryview) -> None:
-        shared = torch.frombuffer(memory, dtype=torch.uint8)
-        on_cpu = self._model.device.type == "cpu"
-        codes = shared if on_cpu else torch.empty_like(shared, device=self._model.device)
         feedback = self._feedback.begin(fragment) if self._feedback else None
-        try:
-            for chunk in self._chunks[fragment]:
-                u = self._pseudo_gradient(chunk)
-                if feedback:
-                    u.add_(feedback.waiting[chunk.own])
-                self._codec.encode(u, codes[chunk.codes])
-                if feedback:
-                    taken = feedback.taken[chunk.own]
-                    self._codec.decode(codes[chunk.codes], taken)
-                    torch.sub(u, taken, out=taken)
-        finally:
-            self._scratch(self._largest(fragment)).zero_()
-        if not on_cpu:
-            shared.copy_(codes)
+        with codes_on(self._model.device, memory) as codes:
+            try:
+                for chunk in self._chunks[fragment]:
+                    self._encode_chunk(chunk, codes[chunk.codes], feedback)
+            finally:
+                self._scratch(self._largest(fragment)).zero_()
+
+    def _encode_chunk(
+        self, chunk: _Chunk, codes: torch.Tensor, feedback: "_Sending | None"
+    ) -> None:
+        u = self._pseudo_gradient(chunk)
+        if feedback:
+            u.add_(feedback.waiting[chunk.own])
+        self._codec.encode(u, codes)
+        if feedback:
+            taken = feedback.taken[chunk.own]
+            self._codec.decode(codes, taken)
+            torch.sub(u, taken, out=taken)
 
     def _pseudo_gradient(self, chunk: _Chunk) -> torch.Tensor:
         """phi - theta of a chunk, in scratch memory."""
