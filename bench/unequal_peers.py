@@ -50,11 +50,12 @@ from pathlib import Path
 from typing import Final
 
 from bench.quality import unequal_findings as findings
+from bench.quality.arms import Arm
 from bench.quality.run import Result, train_arm
 from bench.quality.settings import FULL, SHORT, SMOKE_UNEQUAL, Setting
 from bench.quality.store import Store
 from bench.quality.study import Study, study_options
-from bench.quality.unequal import ARMS, MAIN_ARMS, REFERENCE, UnequalArm
+from bench.quality.unequal import ARMS, MAIN_ARMS, REFERENCE
 from bench.quality.world import World
 from bench.report import Report
 from bench.simulated_pace import Kept, keep_pace
@@ -86,13 +87,13 @@ def main() -> None:
     report.publish(arguments.json)
 
 
-def _train(world: World, arm: UnequalArm) -> Result:
+def _train(world: World, arm: Arm) -> Result:
     return train_arm(world, arm)[0]
 
 
 def _simulated(setting: Setting, *, overlap: bool) -> list[list[Kept]]:
     """The daemon's own code with these peers, simulated, by seed."""
-    speeds = ARMS[REFERENCE].speeds(setting.replicas)
+    speeds = ARMS[REFERENCE].speeds.of(setting.replicas)
     return [
         keep_pace(speeds, setting.inner_steps, SIMULATED_ROUNDS, seed, overlap=overlap)
         for seed in SIMULATED_SEEDS

@@ -18,17 +18,17 @@ All train the same tokens in the same order, from the same weights, and at the s
 unless they say otherwise.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from peer.averaging.gasloc.outer_step import LookAhead
 from peer.averaging.gossip.outer_state import OuterRule
 from peer.averaging.noloco.outer_step import NolocoFactors
-from protocol.fragment.fragments import Span
-from protocol.run.layout import Layout
 from protocol.run.optimizer_section import OptimizerSection
 from protocol.run.run_spec import RunSpec
+
+from .additions import NOTHING_ADDED, Additions
+from .pace import ALL_ALIKE, Speeds
 
 Group = Literal["gradients", "pairs", "all", "nobody"]
 """A group that averages: gradients of all in each step, weights in pairs or of all, or none."""
@@ -53,6 +53,8 @@ class Arm:
         muon: learning rate of Muon for the matrices of the blocks, in that of AdamW, which trains
             the rest; 0 trains all with AdamW.
         partners: how pairs find each other (pairing.py).
+        additions: what is tried beside that (tried.py).
+        speeds: of the replicas (unequal.py).
     """
 
     name: str
@@ -68,6 +70,8 @@ class Arm:
     blocks_per_fragment: int = 0
     muon: float = 0.0
     partners: Partners = "hash"
+    additions: Additions = NOTHING_ADDED
+    speeds: Speeds = ALL_ALIKE
 
     def spec(self, spec: RunSpec) -> RunSpec:
         """The run spec of a setting, with this arm's inner optimizer."""
@@ -79,33 +83,16 @@ class Arm:
         optimizer = OptimizerSection.model_validate({**tree, "name": "muon", "muon": muon})
         return spec.model_copy(update={"optimizer": optimizer})
 
-    # --- what arms that are tried change (tried.py) -----------------------------------------------
-    def rule_at(self, _round: int) -> OuterRule:
-        """The rule of the outer step of a round."""
-        return self.rule
-
-    def restarts(self, _round: int) -> bool:
-        """Whether outer momentum begins anew with this round."""
-        return False
-
-    def averages_moments(self, _round: int) -> bool:
-        """Whether the first moments of inner optimizers are averaged in this round, too."""
-        return False
-
-    def batches_at(self, _share: float) -> int:
-        """Batches of an inner step, when this share of the run is over; it stands for as many."""
-        return 1
-
-    def waited_for(self, _layout: Layout) -> Sequence[Span]:
-        """The parts of the vector whose averages do not come late."""
-        return ()
-
     @property
     def rule(self) -> OuterRule:
         """The rule of the outer step."""
         if self.look_ahead is not None:
             return LookAhead(self.look_ahead)
         return NolocoFactors(self.alpha, self.beta, self.beta if self.gamma is None else self.gamma)
+
+    def rule_at(self, round_: int) -> OuterRule:
+        """The same in a round: what is added may change it."""
+        return self.additions.rule_at(round_, self.rule)
 
     def inner_steps(self, setting_inner_steps: int) -> int:
         """H of this arm."""
@@ -114,28 +101,6 @@ class Arm:
     def delay_steps(self, setting_inner_steps: int) -> int:
         """Steps trained between the close of a round and its outer step."""
         return round(self.delay * self.inner_steps(setting_inner_steps))
-
-    # --- what peers of unequal speed change (unequal.py) ------------------------------------------
-    @property
-    def step_time(self) -> int:
-        """Length of an inner step, in the setting's steps."""
-        return 1
-
-    def nodes(self, replicas: int) -> int:
-        """Number of the setting's replicas that take part."""
-        return replicas
-
-    def quotas(self, inner_steps: int, replicas: int) -> list[int]:
-        """Inner steps of each replica in a round of `inner_steps`."""
-        return [inner_steps] * self.nodes(replicas)
-
-    def votes(self, steps: Sequence[int]) -> list[int]:
-        """Votes of each member of a group, by the steps of all in this round."""
-        return [1] * len(steps)
-
-    def stretch(self, _steps: int, _inner_steps: int) -> float:
-        """Factor of the move of a replica since its phi, before it is sent."""
-        return 1.0
 
 
 REFERENCE: Final = "noloco"

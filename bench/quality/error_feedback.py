@@ -27,13 +27,11 @@ class ErrorFeedback:
         error_P: fp32 [P], what is still owed; zeros at first.
     """
 
-    def __init__(
-        self, codec: Codec, num_values: int, beta: float = 1.0, device: torch.device | None = None
-    ) -> None:
+    def __init__(self, codec: Codec, num_values: int, beta: float = 1.0) -> None:
         """Raises ValueError unless 0 <= beta <= 1."""
         if not 0 <= beta <= 1:
             raise ValueError(f"beta is {beta}: not between 0 and 1")
-        self.error_P = torch.zeros(num_values, dtype=torch.float32, device=device)
+        self.error_P = torch.zeros(num_values, dtype=torch.float32)
         self._codec, self._beta = codec, beta
 
     def __repr__(self) -> str:

@@ -184,7 +184,7 @@ class ModuloExchange:
     - One byte per block checks the reading: the sum of the parts that did not travel, weighted by
       their places, modulo 256. One value or two that are wrong by one range each cannot
       pass. A block that fails is sent again in raw int8.
-    - Who has not exchanged yet does not know how far apart replicas are, and sends raw int8.
+    - A sender that has not exchanged yet does not know how far apart replicas are: raw int8.
     """
 
     bits: int

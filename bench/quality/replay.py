@@ -24,6 +24,7 @@ from .arms import Arm
 from .measures import mean, replica_deviation
 from .pairings import Pairings, Part, TrainedRound
 from .run import Result
+from .runs import told
 from .world import Judge, World, replicas_of
 
 
@@ -73,7 +74,7 @@ class Replay:
         self._feed = world.feed([MEMBER_WEIGHT] * count)
         self._judge = Judge(world)
         parameters = self._judge.model.layout.parameters
-        self.result = Result(asdict(arm), asdict(world.setting), world.spec.seed, parameters)
+        self.result = Result(told(arm), asdict(world.setting), world.spec.seed, parameters)
 
     @property
     def thetas(self) -> list[torch.Tensor]:

@@ -30,6 +30,7 @@ from .measures import mean, replica_deviation
 from .moments import average_first_moments
 from .pace import active_at, as_often_as_voted
 from .pairing import groups_of_round
+from .runs import told
 from .store import read_back
 from .world import Judge, World, replicas_of
 
@@ -90,7 +91,7 @@ class _Run:
         world = replace(world, spec=arm.spec(world.spec))
         self._world, self._arm = world, arm
         setting = world.setting
-        self._count = 1 if arm.group == "gradients" else arm.nodes(setting.replicas)
+        self._count = 1 if arm.group == "gradients" else arm.speeds.nodes(setting.replicas)
         self._replicas = replicas_of(world, self._count)
         if start_P is not None:
             for theta_P in self._replicas.thetas:
@@ -98,21 +99,21 @@ class _Run:
         self._phis = [theta_P.clone() for theta_P in self._replicas.thetas]
         self._deltas = [torch.zeros_like(phi_P) for phi_P in self._phis]
         self._inner_steps = arm.inner_steps(setting.inner_steps)
-        self._quotas = arm.quotas(self._inner_steps, setting.replicas)
+        self._quotas = arm.speeds.quotas(self._inner_steps, setting.replicas)
         self._exchange = exchange_of(arm.code)
         self._pending: _Pending | None = None
         self._judge = Judge(world)
         parameters = self._judge.model.layout.parameters
-        self.result = Result(asdict(arm), asdict(setting), world.spec.seed, parameters)
+        self.result = Result(told(arm), asdict(setting), world.spec.seed, parameters)
         self._at_once_P = self._taken_over_at_once()
         self._sent_bytes, self._resent_blocks = 0.0, 0
         self._fragments = self._new_fragments() if arm.blocks_per_fragment else None
-        self._feed = world.feed(arm.quotas(MEMBER_WEIGHT, setting.replicas))
+        self._feed = world.feed(arm.speeds.quotas(MEMBER_WEIGHT, setting.replicas))
         self._done = 0
 
     def _taken_over_at_once(self) -> torch.Tensor | None:
         """1 where averages do not come late, 0 elsewhere; None where all come alike."""
-        spans = self._arm.waited_for(self._judge.model.layout)
+        spans = self._arm.additions.waited_for(self._judge.model.layout)
         if not spans:
             return None
         at_once_P = torch.zeros_like(self._phis[0])
@@ -142,7 +143,7 @@ class _Run:
         """
         started_s = time.perf_counter()
         arm, setting, inner_steps = self._arm, self._world.setting, self._inner_steps
-        steps = setting.steps // arm.step_time
+        steps = setting.steps // arm.speeds.step_time
         if steps % inner_steps:
             raise ValueError(f"{steps} steps are no whole rounds of {inner_steps}")
         stand = None if halfway is None else halfway.load()
@@ -151,7 +152,7 @@ class _Run:
         earlier_s, is_to_keep = self.result.seconds, False
         for done in range(self._done + 1, steps + 1):
             self._train_step(done, steps)
-            is_to_keep |= done * arm.step_time % setting.curve_every == 0
+            is_to_keep |= done * arm.speeds.step_time % setting.curve_every == 0
             if halfway is not None and is_to_keep and self._is_between_rounds and done < steps:
                 self._done = done
                 self.result.seconds = earlier_s + time.perf_counter() - started_s
@@ -164,8 +165,9 @@ class _Run:
         """One inner step, the `done`th of the run, and what is due after it."""
         arm, setting, inner_steps = self._arm, self._world.setting, self._inner_steps
         delay = arm.delay_steps(setting.inner_steps)
-        now = done * arm.step_time
-        rate, batches = self._rate(now - arm.step_time), arm.batches_at((done - 1) / steps)
+        now = done * arm.speeds.step_time
+        rate = self._rate(now - arm.speeds.step_time)
+        batches = arm.additions.batches_at((done - 1) / steps)
         self._inner_step((done - 1) % inner_steps, rate, batches)
         if self._pending and done % inner_steps == delay:
             self._apply(now)
@@ -297,7 +299,7 @@ class _Run:
 
     def _ahead(self, index: int) -> torch.Tensor | None:
         """What a replica sends beyond its weights: a part of its move since phi."""
-        stretch = self._arm.stretch(self._quotas[index], self._inner_steps)
+        stretch = self._arm.speeds.stretch(self._quotas[index], self._inner_steps)
         if stretch == 1:
             return None
         return (self._replicas.thetas[index] - self._phis[index]).mul_(stretch - 1)
@@ -308,7 +310,7 @@ class _Run:
         shared = pending.shared
         for group in pending.groups:
             self._outer_steps(group, pending, self._phis, self._deltas)
-        if self._arm.averages_moments(self._round):
+        if self._arm.additions.averages_moments(self._round):
             self._sent_bytes += average_first_moments(self._replicas.optimizers, pending.groups)
         fast = replica_deviation(shared.decoded, self.result.parameters)
         slow = replica_deviation(self._phis, self.result.parameters)
@@ -333,14 +335,14 @@ class _Run:
         deltas: Sequence[torch.Tensor],
     ) -> None:
         shared, slow = pending.shared, pending.slow
-        votes = self._arm.votes([self._quotas[index] for index in group])
+        votes = self._arm.speeds.votes([self._quotas[index] for index in group])
         for own in group:
             members = as_often_as_voted(own, group, votes)
             codes = [shared.codes[member] for member in members]
             phi_codes = [slow.codes[member] for member in members] if slow else []
             phi_P, delta_P = phis[own], deltas[own]
             exchanged = Exchanged(codes, phi_codes, is_first=self._round == 0)
-            if self._arm.restarts(self._round):
+            if self._arm.additions.restarts(self._round):
                 delta_P.zero_()
             self._arm.rule_at(self._round).step(phi_P, delta_P, shared.codec, exchanged)
 
@@ -364,7 +366,7 @@ class _Run:
         result, setting = self.result, self._world.setting
         losses, averaged = self._judge.losses(self._slow(), setting.final_blocks)
         result.losses, result.averaged_loss = losses, averaged
-        values = self._phis[0].numel() * self._arm.nodes(setting.replicas)
+        values = self._phis[0].numel() * self._arm.speeds.nodes(setting.replicas)
         result.bytes_per_parameter = self._sent_bytes / values
         blocks = values / 128 * max(1, len(result.deviations))
         result.resent_share = self._resent_blocks / blocks

@@ -1,7 +1,7 @@
 """The runs of any study: what it asks of an arm and of a result, and differences of equal seeds."""
 
 from collections.abc import Mapping
-from dataclasses import Field
+from dataclasses import Field, asdict, fields, is_dataclass
 from typing import Any, ClassVar, Protocol
 
 
@@ -32,6 +32,20 @@ class AnyResult(Protocol):
     @property
     def loss(self) -> float:
         """The loss by which arms are compared, nats per token of the held-out text."""
+
+
+def told(arm: AnyArm) -> dict[str, Any]:
+    """An arm as its results tell it: its fields, and beside them those of its parts.
+
+    A part that is as it is by default is left out: it says nothing.
+    """
+    tree = asdict(arm)
+    for field in fields(arm):
+        part = getattr(arm, field.name)
+        if is_dataclass(part):
+            inner = tree.pop(field.name)
+            tree |= {} if part == field.default else inner
+    return tree
 
 
 AnyRuns = Mapping[str, Mapping[int, AnyResult]]

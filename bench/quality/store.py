@@ -5,11 +5,11 @@ A file is written when its run is complete; a run of other sizes than asked for 
 
 import json
 from collections.abc import Callable
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from .runs import AnyArm, AnyResult
+from .runs import AnyArm, AnyResult, told
 from .settings import Setting
 
 ResultT = TypeVar("ResultT", bound=AnyResult)
@@ -34,9 +34,9 @@ class Store(Generic[ResultT]):
         if not path.exists():
             return None
         result = self.kind(**json.loads(path.read_text()))
-        same_arm = {**_defaults(arm), **result.arm} == read_back(asdict(arm))
-        sizes = {**_defaults(self.setting), **result.setting}
-        return result if same_arm and sizes == read_back(asdict(self.setting)) else None
+        is_same = _says(result.arm, told(arm), _defaults(arm))
+        is_same &= _says(result.setting, asdict(self.setting), _defaults(self.setting))
+        return result if is_same else None
 
     def save(self, arm: AnyArm, result: ResultT) -> None:
         """Keep the result, whole or not at all."""
@@ -56,8 +56,21 @@ def read_back(tree: dict[str, Any]) -> dict[str, Any]:
     return back
 
 
-def _defaults(made: AnyArm | Setting) -> dict[str, Any]:
-    return {field.name: field.default for field in fields(made) if field.default is not MISSING}
+def _says(kept: dict[str, Any], asked_for: dict[str, Any], defaults: dict[str, Any]) -> bool:
+    """Whether a file says what was asked for; what it lacks is as it is by default."""
+    lacking = {name: defaults[name] for name in asked_for.keys() & (defaults.keys() - kept.keys())}
+    return {**read_back(lacking), **kept} == read_back(asked_for)
+
+
+def _defaults(made: Any) -> dict[str, Any]:
+    """The defaults of its fields, and of those of its parts."""
+    found: dict[str, Any] = {}
+    for field in fields(made):
+        if is_dataclass(field.default):
+            found |= _defaults(field.default)
+        elif field.default is not MISSING:
+            found[field.name] = field.default
+    return found
 
 
 def _rounded(tree: Any) -> Any:

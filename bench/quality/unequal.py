@@ -13,69 +13,23 @@ slowest sooner or later, since partners are drawn anew in each round; so all tra
 their schedule is stretched to end with the others' time.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Literal
-
-from protocol.schedule.rounds import whole_steps
+from dataclasses import replace
+from typing import Final
 
 from .arms import Arm
-from .pace import in_lowest_terms
+from .pace import Speeds
 
-Pooling = Literal["equal", "tokens", "normalised"]
 SLOW: Final = (0.5, 0.25)
 """Speeds of the slow peers, the last of the replicas; the others have 1."""
-
-
-@dataclass(frozen=True, slots=True)
-class UnequalArm(Arm):
-    """A way to average peers of unequal speed.
-
-    Attributes:
-        pooling: what of a peer's weights goes into the mean of a pair.
-        slow: speeds of the last replicas.
-        waits: all replicas train at the pace of the slowest.
-        leaves_out: replicas that do not take part: so many of the last.
-    """
-
-    pooling: Pooling = "equal"
-    slow: tuple[float, ...] = SLOW
-    waits: bool = False
-    leaves_out: int = 0
-
-    @property
-    def step_time(self) -> int:
-        return round(1 / min(self.slow)) if self.waits else 1
-
-    def nodes(self, replicas: int) -> int:
-        return replicas - self.leaves_out
-
-    def speeds(self, replicas: int) -> list[float]:
-        """Speeds of all replicas that take part, in steps per step of the median."""
-        return [*[1.0] * (self.nodes(replicas) - len(self.slow)), *self.slow]
-
-    def quotas(self, inner_steps: int, replicas: int) -> list[int]:
-        speeds = self.speeds(replicas)
-        if self.waits:
-            return [inner_steps] * len(speeds)
-        return [whole_steps(inner_steps, speed, speeds) for speed in speeds]
-
-    def votes(self, steps: Sequence[int]) -> list[int]:
-        return in_lowest_terms(steps) if self.pooling == "tokens" else [1] * len(steps)
-
-    def stretch(self, steps: int, inner_steps: int) -> float:
-        return inner_steps / steps if self.pooling == "normalised" else 1.0
-
-
 REFERENCE: Final = "equal"
 """The arm that does what the daemon does."""
 _MAIN: Final = (
-    UnequalArm(REFERENCE),
-    UnequalArm("tokens", pooling="tokens"),
-    UnequalArm("normalised", pooling="normalised"),
-    UnequalArm("waiting", waits=True),
-    UnequalArm("waiting-often", waits=True, rounds_of=0.25),
-    UnequalArm("without", slow=(), leaves_out=len(SLOW)),
+    Arm(REFERENCE, speeds=Speeds(slow=SLOW)),
+    Arm("tokens", speeds=Speeds("tokens", SLOW)),
+    Arm("normalised", speeds=Speeds("normalised", SLOW)),
+    Arm("waiting", speeds=Speeds(slow=SLOW, waits=True)),
+    Arm("waiting-often", rounds_of=0.25, speeds=Speeds(slow=SLOW, waits=True)),
+    Arm("without", speeds=Speeds(leaves_out=len(SLOW))),
 )
 OUTER_STEPS: Final = {"-alpha-0": (0.0, 0.7), "-plain": (0.0, 1.0)}
 """Other outer steps, alpha and beta, by how the names of their arms end: momentum multiplies the

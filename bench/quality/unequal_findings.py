@@ -9,11 +9,13 @@ from typing import Final
 from bench.report import Goal, Row
 from bench.simulated_pace import Kept
 
+from .arms import Arm
 from .findings import Runs, rounded
 from .measures import mean, standard_error
+from .pace import Speeds
 from .runs import paired
 from .settings import Setting
-from .unequal import ARMS, OUTER_STEPS, REFERENCE, UnequalArm
+from .unequal import ARMS, OUTER_STEPS, REFERENCE
 from .waiting import BLOCKING, EXCHANGE, Pace, Rules, Vector, Waits, waits
 
 MODEL_ROUNDS: Final = 400
@@ -33,7 +35,7 @@ def rows(runs: Runs, setting: Setting) -> list[Row]:
     return [_row(arm, runs, setting) for name, arm in ARMS.items() if runs.get(name)]
 
 
-def _row(arm: UnequalArm, runs: Runs, setting: Setting) -> Row:
+def _row(arm: Arm, runs: Runs, setting: Setting) -> Row:
     found = list(runs[arm.name].values())
     differences = paired(arm.name, runs, reference_of(arm))
     model = model_waits(arm, setting)
@@ -51,31 +53,31 @@ def _row(arm: UnequalArm, runs: Runs, setting: Setting) -> Row:
     }
 
 
-def reference_of(arm: UnequalArm) -> str:
+def reference_of(arm: Arm) -> str:
     """The arm that another is compared with: the daemon's way, with the same outer step."""
     endings = [ending for ending in OUTER_STEPS if arm.name.endswith(ending)]
     return REFERENCE + "".join(endings)
 
 
-def model_waits(arm: UnequalArm, setting: Setting, rules: Rules = BLOCKING) -> Waits:
+def model_waits(arm: Arm, setting: Setting, rules: Rules = BLOCKING) -> Waits:
     """The model's answer for an arm. An exchange takes the same time in all of them."""
     inner_steps = arm.inner_steps(setting.inner_steps)
     pace = Pace(
-        arm.speeds(setting.replicas),
-        arm.quotas(inner_steps, setting.replicas),
+        arm.speeds.of(setting.replicas),
+        arm.speeds.quotas(inner_steps, setting.replicas),
         inner_steps,
         exchange=EXCHANGE * setting.inner_steps / inner_steps,
     )
     return waits(pace, MODEL_ROUNDS, seed=0, rules=rules)
 
 
-def _percent(arm: UnequalArm, shares: Vector) -> float:
+def _percent(arm: Arm, shares: Vector) -> float:
     return round(100 * fast_mean(arm, list(shares)), 2)
 
 
-def fast_mean(arm: UnequalArm, values: Sequence[float]) -> float:
+def fast_mean(arm: Arm, values: Sequence[float]) -> float:
     """Mean over the peers that are not slow, which come first."""
-    return mean([float(value) for value in values[: len(values) - len(arm.slow)]])
+    return mean([float(value) for value in values[: len(values) - len(arm.speeds.slow)]])
 
 
 def goals(runs: Runs, swarms: Sequence[Sequence[Kept]]) -> list[Goal]:
@@ -102,12 +104,12 @@ def goals(runs: Runs, swarms: Sequence[Sequence[Kept]]) -> list[Goal]:
 def told_waits(setting: Setting) -> list[str]:
     """The model's word on the ways to close a round, for even and for uneven speeds."""
     lines = []
-    for arm in (ARMS[REFERENCE], UnequalArm(REFERENCE, slow=UNEVEN)):
-        quotas = arm.quotas(setting.inner_steps, setting.replicas)[-len(arm.slow) :]
+    for arm in (ARMS[REFERENCE], Arm(REFERENCE, speeds=Speeds(slow=UNEVEN))):
+        quotas = arm.speeds.quotas(setting.inner_steps, setting.replicas)[-len(arm.speeds.slow) :]
         for name, rules in RULES.items():
             found = model_waits(arm, setting, rules)
             lines.append(
-                f"model, speeds {arm.slow}, quotas {tuple(quotas)}, {name}:"
+                f"model, speeds {arm.speeds.slow}, quotas {tuple(quotas)}, {name}:"
                 f" wait {_percent(arm, found.for_partner)}%,"
                 f" exchange {_percent(arm, found.for_exchange)}%,"
                 f" {100 * fast_mean(arm, list(found.steps)):.1f}% of the quota done,"
@@ -119,7 +121,7 @@ def told_waits(setting: Setting) -> list[str]:
 def told_daemon(kept: Sequence[Kept], how: str) -> str:
     """The figures of the daemon's own code: times, and rounds that found a partner."""
     arm = ARMS[REFERENCE]
-    slow = kept[len(kept) - len(arm.slow) :]
+    slow = kept[len(kept) - len(arm.speeds.slow) :]
     shares = ", ".join(f"{peer.averaged:.0%}" for peer in slow)
     return (
         f"daemon in simulation, {how}:"

@@ -39,8 +39,8 @@ class AveragingParts:
         amended: the run spec, as it has been amended so far.
         held: what belongs to our group.
         slow_P: memory for the slow weights.
-        company_of: the other peers, as those see them who look for partners for a fragment; 0
-            where the whole model is one vector.
+        company_of: the other peers, seen by what looks for partners for a fragment; 0 where the
+            whole model is one vector.
         convict: bans a peer that was proved to have lied.
         proofs: of that, kept in the home.
         microbatches: None where the whole model is trained here.

@@ -14,9 +14,18 @@ from importlib import import_module
 from protocol.run.codecs import CODECS
 
 from .base import BLOCK, MAIN_MEMORY, TILE, Codec
-from .buffers import CodeBuffer, codes_as_tensor
+from .buffers import CodeBuffer, codes_as_tensor, codes_on
 
-__all__ = ["BLOCK", "MAIN_MEMORY", "TILE", "CodeBuffer", "Codec", "codes_as_tensor", "get_codec"]
+__all__ = [
+    "BLOCK",
+    "MAIN_MEMORY",
+    "TILE",
+    "CodeBuffer",
+    "Codec",
+    "codes_as_tensor",
+    "codes_on",
+    "get_codec",
+]
 
 
 def get_codec(name: str, *, part_of: int = 0) -> Codec:

@@ -1,5 +1,7 @@
-"""Bytes as tensors without a copy, read-only memory included."""
+"""Bytes as tensors: without a copy, read-only memory included, and to be written by a device."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -31,3 +33,15 @@ def codes_as_tensor(codes: CodeBuffer) -> torch.Tensor:
     if view.flags.writeable:
         return torch.from_numpy(view)
     return torch.from_numpy(np.asarray(_ShownWritable(view)))
+
+
+@contextmanager
+def codes_on(device: torch.device, memory: memoryview) -> Iterator[torch.Tensor]:
+    """A uint8 vector on a device to write codes to; they are in `memory` when the block ends."""
+    shared = torch.frombuffer(memory, dtype=torch.uint8)
+    if device.type == "cpu":
+        yield shared
+        return
+    codes = torch.empty_like(shared, device=device)
+    yield codes
+    shared.copy_(codes)

@@ -126,12 +126,12 @@ def expected_after(apart: Floats, before: Floats | None) -> Floats:
     return expected if before is None else np.maximum(expected, np.float32(FADING) * before)
 
 
-def widths_for(own: Any, expected: Floats, vectors: int = 1, margin: float = MARGIN) -> Bytes:
+def widths_for(own: Any, expected: Floats, vectors: int = 1) -> Bytes:
     """Bits that each block needs if the receiver is as far away as `expected`."""
     scales = np.concatenate([v.scales for v in _vectors(own, vectors)])
     scale = _scale_from(scales)[:, 0]
     with np.errstate(all="ignore"):
-        steps = margin * expected / scale + np.float32(0.5)
+        steps = MARGIN * expected / scale + np.float32(0.5)
     steps = np.nan_to_num(steps, nan=0.0, posinf=255.0)
     widths = np.ceil(np.log2(np.clip(steps, 0, 255) + 1)) + 1
     widths[scale == 0] = 0

@@ -1,6 +1,6 @@
 """A way of averaging, as the round loop sees it, and the trainer, as a way of averaging sees it.
 
-    RoundLoop (rounds.py)       lives of the trainer, rounds, validation, the end of the run
+    RoundLoop (loop.py)         lives of the trainer, rounds, validation, the end of the run
       has a Way                 what is exchanged with the other peers, and when
         GossipRounds            NoLoCo: one vector a round, with one partner
         StreamingRounds         streaming gossip: fragments, each with a partner of its own

@@ -72,19 +72,15 @@ def fit_micro_batch(stepper: Stepper, blocks_BT: npt.NDArray[np.int64]) -> None:
         torch.cuda.empty_cache()
 
 
-def measure_steps_per_s(
-    stepper: Stepper,
-    blocks: Callable[[], npt.NDArray[np.int64]],
-    clock_s: Callable[[], float] = time.perf_counter,
-) -> float:
+def measure_steps_per_s(stepper: Stepper, blocks: Callable[[], npt.NDArray[np.int64]]) -> float:
     """Inner steps per second of the trainer alone: the median of a few."""
     for _ in range(WARM_UP_STEPS):
         float(stepper.step(blocks(), _LEARNING_RATE).loss)
     durations_s: list[float] = []
     while len(durations_s) < MEASURED_STEPS and sum(durations_s) < MEASURED_S:
-        started_s = clock_s()
+        started_s = time.perf_counter()
         float(stepper.step(blocks(), _LEARNING_RATE).loss)
-        durations_s.append(clock_s() - started_s)
+        durations_s.append(time.perf_counter() - started_s)
     return 1 / max(1e-9, statistics.median(durations_s))
 
 

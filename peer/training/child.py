@@ -72,7 +72,7 @@ def train(
     """Be a trainer until `Stop`.
 
     Args:
-        loops: the channel as the inner loop sees it; None where it has it for itself.
+        loops: the channel of the inner loop, where that is another one.
 
     Returns:
         The exit status.

@@ -89,7 +89,7 @@ class TrainerChild:
             raise await self.death() from error
 
     async def send(self, message: pipe.Message) -> None:
-        """Raises TrainerDied."""
+        """Send a message. Raises TrainerDied."""
         try:
             async with self._sending:
                 await self._stream.send_all(pipe.encode(message))
@@ -97,7 +97,7 @@ class TrainerChild:
             raise await self.death() from error
 
     async def receive(self) -> pipe.Message:
-        """Raises TrainerDied."""
+        """The next message. Raises TrainerDied."""
         while not self._received:
             try:
                 data = await self._stream.receive_some(_READ_BYTES)

@@ -27,7 +27,7 @@ from torch.nn import functional
 from .device import is_out_of_memory
 from .errors import WrongCommand
 from .snapshot import Snapshots
-from .weights import FastWeights
+from .weights import FastWeights, set_aside
 
 PROBE_BLOCKS: Final = 4
 PROBE_TOKENS: Final = 64
@@ -70,20 +70,16 @@ def output_divergence(
     pending = snapshots.pending if isinstance(snapshots, Snapshots) else None
     if not isinstance(snapshots, Snapshots) or pending is None or pending.round != round_:
         raise WrongCommand(f"Compare({round_}), but {pending or 'nothing'} is pending")
-    theta_P, scratch_P = model.theta_P, model.gradient_P
-    scratch_P.copy_(theta_P)
     try:
-        snapshots.put_own(theta_P)
-        own_NV = outputs()
-        snapshots.put_partner(theta_P)
-        other_NV = outputs()
-        if own_NV is None or other_NV is None:
-            return None
-        return jensen_shannon(own_NV, other_NV)
+        with set_aside(model) as theta_P:
+            snapshots.put_own(theta_P)
+            own_NV = outputs()
+            snapshots.put_partner(theta_P)
+            other_NV = outputs()
+            if own_NV is None or other_NV is None:
+                return None
+            return jensen_shannon(own_NV, other_NV)
     except (RuntimeError, MemoryError) as error:  # a health metric is no reason to end a trainer
         if not is_out_of_memory(error):
             raise
         return None
-    finally:
-        theta_P.copy_(scratch_P)
-        scratch_P.zero_()

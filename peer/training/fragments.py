@@ -33,22 +33,13 @@ from dataclasses import dataclass
 import blake3
 import torch
 
-from peer.codec import Codec
+from peer.codec import Codec, codes_on
 from protocol.fragment.fragments import Fragment
 from protocol.run.way_sections import DilocoSection
 
 from .errors import NonFinite
 from .shared import CodeRegions
 from .weights import FastWeights
-
-
-@dataclass(frozen=True, slots=True)
-class FragmentSnapshot:
-    """What was sent of a fragment; its codes are in the fragment's region."""
-
-    fragment: int
-    cycle: int
-    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +94,8 @@ class FragmentSnapshots:
         """Codes of the fragment's last send, valid until its next one."""
         return self._regions.codes(fragment)
 
-    def send(self, fragment: int, cycle: int) -> FragmentSnapshot:
-        """Write the codes of the pseudo-gradient of a fragment to its region.
+    def send(self, fragment: int, cycle: int) -> str:
+        """Write the codes of a fragment's pseudo-gradient to its region. Returns their digest.
 
         Raises:
             NonFinite: theta holds a NaN or an infinity; nothing is committed.
@@ -117,7 +108,7 @@ class FragmentSnapshots:
             raise NonFinite(f"weights at send {cycle} of fragment {fragment}: {error}") from error
         digest = blake3.blake3(memory).hexdigest(length=16)
         self._regions.commit(fragment, cycle, digest)
-        return FragmentSnapshot(fragment, cycle, digest)
+        return digest
 
     def merge(self, fragment: int, stepped: Iterable[int], moved: Iterable[int] = ()) -> None:
         """Take over what was written to phi of a fragment since it was sent.
@@ -159,24 +150,25 @@ class FragmentSnapshots:
     # --- the values -----------------------------------------------------------------------------
 
     def _encode(self, fragment: int, memory: memoryview) -> None:
-        shared = torch.frombuffer(memory, dtype=torch.uint8)
-        on_cpu = self._model.device.type == "cpu"
-        codes = shared if on_cpu else torch.empty_like(shared, device=self._model.device)
         feedback = self._feedback.begin(fragment) if self._feedback else None
-        try:
-            for chunk in self._chunks[fragment]:
-                u = self._pseudo_gradient(chunk)
-                if feedback:
-                    u.add_(feedback.waiting[chunk.own])
-                self._codec.encode(u, codes[chunk.codes])
-                if feedback:
-                    taken = feedback.taken[chunk.own]
-                    self._codec.decode(codes[chunk.codes], taken)
-                    torch.sub(u, taken, out=taken)
-        finally:
-            self._scratch(self._largest(fragment)).zero_()
-        if not on_cpu:
-            shared.copy_(codes)
+        with codes_on(self._model.device, memory) as codes:
+            try:
+                for chunk in self._chunks[fragment]:
+                    self._encode_chunk(chunk, codes[chunk.codes], feedback)
+            finally:
+                self._scratch(self._largest(fragment)).zero_()
+
+    def _encode_chunk(
+        self, chunk: _Chunk, codes: torch.Tensor, feedback: "_Sending | None"
+    ) -> None:
+        u = self._pseudo_gradient(chunk)
+        if feedback:
+            u.add_(feedback.waiting[chunk.own])
+        self._codec.encode(u, codes)
+        if feedback:
+            taken = feedback.taken[chunk.own]
+            self._codec.decode(codes, taken)
+            torch.sub(u, taken, out=taken)
 
     def _pseudo_gradient(self, chunk: _Chunk) -> torch.Tensor:
         """phi - theta of a chunk, in scratch memory."""
@@ -252,10 +244,6 @@ class _Feedback:
         self._settled[fragment] = set()
         self._taken[fragment] = torch.empty_like(waiting)
         return _Sending(waiting, self._taken[fragment])
-
-    def add(self, fragment: int, own: slice, values: torch.Tensor) -> None:
-        """e += values."""
-        self._waiting[fragment][own].add_(values)
 
     def settle(self, fragment: int, chunks: dict[int, slice]) -> None:
         """These chunks were stepped: e is now what coding took."""

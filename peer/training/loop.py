@@ -47,6 +47,7 @@ from .snapshot import Snapshots
 from .step import StepResult
 from .streaming_gossip import FragmentDeltas
 from .sync import trainer_side
+from .weights import set_aside
 
 
 class InnerStepper(Protocol):
@@ -209,15 +210,12 @@ class InnerLoop:
         self._round_machine.kept(self._clock_s() - started_s, error)
 
     def _evaluate(self, order: Evaluate) -> None:
-        """Measure with the slow weights in place; the fast ones wait in the idle gradient."""
+        """Measure with the slow weights in place."""
         self._settle()
         started_s = self._clock_s()
-        theta_P, scratch_P = self._parts.model.theta_P, self._parts.model.gradient_P
-        scratch_P.copy_(theta_P)
-        theta_P.copy_(self._parts.slow_P)
-        loss = self._parts.stepper.loss_of(self._validation_BT)
-        theta_P.copy_(scratch_P)
-        scratch_P.zero_()
+        with set_aside(self._parts.model) as theta_P:
+            theta_P.copy_(self._parts.slow_P)
+            loss = self._parts.stepper.loss_of(self._validation_BT)
         tokens = self._validation_BT.shape[0] * (self._validation_BT.shape[1] - 1)
         self._round_machine.measured(
             Evaluated(order.round, loss, tokens, self._clock_s() - started_s)

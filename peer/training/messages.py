@@ -56,7 +56,6 @@ Rules of fragments that all average:
        before. A round of no steps sends every fragment whose next send lies in it: the last word.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -224,11 +223,6 @@ class Ready:
 
 PROGRESS_INTERVAL_S: Final = 0.2
 """Shortest time between two `Progress` of a round, but for that at half the quota."""
-
-
-def is_progress_due(steps: int, quota: int, since_s: float) -> bool:
-    """Whether it is told now that so many steps of a round are done, and when it was told last."""
-    return steps == math.ceil(quota / 2) or since_s >= PROGRESS_INTERVAL_S
 
 
 @dataclass(frozen=True, slots=True)

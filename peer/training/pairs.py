@@ -112,5 +112,5 @@ def sync_of(
     clock_s: Callable[[], float],
     overlap_steps: int | None,  # noqa: ARG001 - all ways have one shape (sync.py)
 ) -> PairSync:
-    """One at the close of each round."""
+    """What takes one snapshot at the close of each round."""
     return PairSync(snapshots, emit, clock_s, overlap=spec.sync.overlap)

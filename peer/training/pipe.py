@@ -1,10 +1,9 @@
 """Messages as bytes: between the daemon and its trainer over a socket pair.
 
 A frame is a 4-byte big-endian length and a msgpack map: `{"kind": class name, field: value, ...}`.
-Decoding is
-strict: an unknown kind, a missing or an extra field, or a value of the wrong type is a `PipeError`.
-Both ends are ours, so an error here is a bug or a broken child, never a peer's doing; still nothing
-is unpickled.
+Decoding is strict: an unknown kind, a missing or an extra field, or a value of the wrong type is a
+`PipeError`. Both ends are ours, so an error here is a bug or a broken child, never a peer's doing;
+still nothing is unpickled.
 """
 
 import dataclasses

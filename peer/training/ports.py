@@ -29,7 +29,7 @@ class Trainer(Protocol):
         """What goes to other stages, or came from them; None before `Ready`, and without stages."""
 
     async def send(self, command: TrainerCommand) -> None:
-        """Raises TrainerDied."""
+        """Send a command. Raises TrainerDied."""
 
     async def receive(self) -> TrainerEvent:
         """The next event, in order. Raises TrainerDied."""

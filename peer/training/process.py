@@ -80,9 +80,9 @@ class ProcessTrainer:
         return self._child.process.pid
 
     async def send(self, command: TrainerCommand) -> None:
-        """Raises TrainerDied."""
+        """Send a command. Raises TrainerDied."""
         self._watchdog.sent(command)
-        # Whoever waits in `receive` began to when there was, perhaps, nothing to do.
+        # A `receive` under way may have begun when there was nothing to do, so without a bound.
         self._patience.deadline = trio.current_time() + self._watchdog.silence_bound_s
         self._commands += 1
         await self._child.send(command)

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from .messages import PROGRESS_INTERVAL_S, Progress, RoundClosed, TrainRound, is_progress_due
+from .messages import PROGRESS_INTERVAL_S, Progress, RoundClosed, TrainRound
 from .round_data import RoundData
 from .snapshot import Snapshot
 
@@ -76,8 +76,9 @@ class RoundInProgress:
         self.steps += 1
         self.learning_rate = learning_rate
         self._told.busy_s += seconds
-        since_s = now_s - self._told.since_s
-        self.is_progress_wanted |= is_progress_due(self.steps, self.order.quota, since_s)
+        is_half = self.steps == math.ceil(self.order.quota / 2)
+        is_long_ago = now_s - self._told.since_s >= PROGRESS_INTERVAL_S
+        self.is_progress_wanted |= is_half or is_long_ago
 
     def settled(self, loss: float, gradient_norm: float, seconds: float) -> None:
         """The numbers of the last step are known; they were waited for so long."""

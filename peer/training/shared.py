@@ -72,13 +72,8 @@ class SharedVector:
         return f"<SharedVector of {self.array.size} fp32 values, fd {self._fd}>"
 
     @property
-    def fd(self) -> int:
-        """Descriptor for whoever may write."""
-        return self._fd
-
-    @property
     def read_only_fd(self) -> int:
-        """Descriptor for whoever may only read."""
+        """The trainer's descriptor."""
         return self._read_only_fd
 
     def close(self) -> None:
@@ -95,10 +90,9 @@ class SharedVector:
         self.close()
 
 
-def map_vector(fd: int, *, writable: bool = False) -> npt.NDArray[np.float32]:
-    """The child's view of a SharedVector."""
-    access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-    return np.frombuffer(mmap.mmap(fd, 0, access=access), dtype=np.float32)
+def map_vector(fd: int) -> npt.NDArray[np.float32]:
+    """The child's view of a SharedVector, read-only."""
+    return np.frombuffer(mmap.mmap(fd, 0, access=mmap.ACCESS_READ), dtype=np.float32)
 
 
 def code_memory(size_bytes: int, directory: Path | None = None) -> int:

@@ -128,7 +128,7 @@ class SimulatedTrainer:
         )
 
     async def send(self, command: TrainerCommand) -> None:
-        """Raises TrainerDied."""
+        """Send a command. Raises TrainerDied."""
         await trio.lowlevel.checkpoint()
         self._advance(trio.current_time())
         self._raise_if_dead()

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import blake3
 import torch
 
-from peer.codec import Codec, codes_as_tensor
+from peer.codec import Codec, codes_as_tensor, codes_on
 from protocol.fragment.fragments import Span
 
 from .errors import NonFinite
@@ -97,12 +97,10 @@ class DeltaMerge:
         self._codec.decode(codes.to(self._model.device), out_P)
 
     def _encode(self, spans: Sequence[Span], memory: memoryview) -> None:
-        shared = torch.frombuffer(memory, dtype=torch.uint8)
-        on_cpu = self._model.device.type == "cpu"
-        codes = shared if on_cpu else torch.empty_like(shared, device=self._model.device)
-        if len(spans) == 1:
-            self._codec.encode(self._model.theta_P[slice(*spans[0])], codes)
-        else:
+        with codes_on(self._model.device, memory) as codes:
+            if len(spans) == 1:
+                self._codec.encode(self._model.theta_P[slice(*spans[0])], codes)
+                return
             values = self._scratch(spans)
             try:
                 for own, span in _places(spans):
@@ -110,8 +108,6 @@ class DeltaMerge:
                 self._codec.encode(values, codes)
             finally:
                 values.zero_()
-        if not on_cpu:
-            shared.copy_(codes)
 
     def _scratch(self, spans: Sequence[Span]) -> torch.Tensor:
         # The gradient is zero and idle between two steps: its memory serves as scratch.

@@ -209,7 +209,7 @@ class FragmentSync:
 
     def _send(self, fragment: int, cycle: int, lane: _Lane) -> None:
         started_s = self._clock_s()
-        sent = self._snapshots.send(fragment, cycle)
+        digest = self._snapshots.send(fragment, cycle)
         now_s = self._clock_s()
         self._emit(
             FragmentSent(
@@ -217,7 +217,7 @@ class FragmentSync:
                 cycle=cycle,
                 steps=lane.steps,
                 tokens=lane.tokens,
-                digest=sent.digest,
+                digest=digest,
                 seconds=now_s - started_s,
                 waited_s=lane.standstill.taken_s(started_s),
                 step=float(
@@ -336,5 +336,5 @@ def sync_of(
     clock_s: Callable[[], float],
     overlap_steps: int | None,
 ) -> FragmentSync:
-    """Each at its own moment; `overlap_steps` is tau of this peer, None that of the run."""
+    """What sends each fragment at its own moment; `overlap_steps` as `FragmentSync` has them."""
     return FragmentSync(spec, snapshots, emit, clock_s, overlap_steps)

@@ -268,5 +268,5 @@ def sync_of(
     clock_s: Callable[[], float],
     overlap_steps: int | None,  # noqa: ARG001 - all ways have one shape (sync.py)
 ) -> FragmentGossip:
-    """Each at its own moment."""
+    """What sends each fragment at its own moment."""
     return FragmentGossip(spec, snapshots, emit, clock_s)

@@ -43,7 +43,7 @@ class Sync(Protocol):
         """theta := phi, and everything begins anew."""
 
     def obey(self, command: SyncCommand) -> None:
-        """Raises WrongCommand."""
+        """Take a command of averaging. Raises WrongCommand."""
 
     def begin(self, order: TrainRound) -> None:
         """A round begins."""
@@ -77,7 +77,7 @@ class TrainerSide(Protocol):
         clock_s: Callable[[], float],
         overlap_steps: int | None,
     ) -> Sync:
-        """When that is done. `snapshots` are those of `snapshots_of`."""
+        """What does that when it is due. `snapshots` are those of `snapshots_of`."""
 
 
 def trainer_side(spec: RunSpec) -> TrainerSide:

@@ -2,8 +2,8 @@
 
 The model is a point theta that takes noisy gradient steps towards an optimum c:
 
-    theta <- theta - rate * (theta - c + sigma * noise)        loss = floor + mean((theta - c)^2) /
-    2
+    theta <- theta - rate * (theta - c + sigma * noise)
+    loss   = floor + mean((theta - c)^2) / 2
 
 c follows from the run's seed, so all peers look for the same; the noise from the peer's, so they
 differ, and averaging them helps, as with a real model.

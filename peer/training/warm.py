@@ -1,8 +1,8 @@
 """A trainer that is started before it is needed.
 
 A trainer takes seconds to start, and a swarm trains on meanwhile. So a joiner starts its trainer
-first and fetches the state when that is ready: what it then loads is as new as it can be. And who
-cannot train at all finds out before anybody counts on it.
+first and fetches the state when that is ready: what it then loads is as new as it can be. And a
+machine that cannot train at all finds out before anybody counts on it.
 
 Until it trains, it can be asked for the validation loss of the slow weights as they lie there: so a
 state that was fetched is seen for what it is before it is used.
@@ -39,7 +39,7 @@ class _Heard:
         return self._trainer.boundaries
 
     async def send(self, command: TrainerCommand) -> None:
-        """Raises TrainerDied."""
+        """Send a command. Raises TrainerDied."""
         await self._trainer.send(command)
 
     async def receive(self) -> TrainerEvent:

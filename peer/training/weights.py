@@ -1,6 +1,8 @@
 """What averaging needs of a model."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -20,6 +22,20 @@ class FastWeights(Protocol):
     gradient_P: torch.Tensor
     device: torch.device
     layout: Layout
+
+
+@contextmanager
+def set_aside(model: FastWeights) -> Iterator[torch.Tensor]:
+    """theta [P], to be overwritten within the block; bit for bit the same when it ends.
+
+    It waits in the gradient, which is idle between two steps.
+    """
+    model.gradient_P.copy_(model.theta_P)
+    try:
+        yield model.theta_P
+    finally:
+        model.theta_P.copy_(model.gradient_P)
+        model.gradient_P.zero_()
 
 
 def map_slow_weights(fd: int) -> torch.Tensor:

@@ -13,8 +13,8 @@ has the mean of all, up to what the code rounds off.
 
 The rules
   1. A peer has *ended* when its last round of training is averaged. It then waits until all others
-     that train have ended, and no longer than WAIT_ROUNDS rounds (but MIN_WAIT_S at least); who is
-     still training then takes no part, and takes over the result afterwards, as a joiner does.
+     that train have ended, and no longer than WAIT_ROUNDS rounds (but MIN_WAIT_S at least); one
+     that still trains then takes no part, and takes over the result afterwards, as a joiner does.
      Where peers choose the length of their rounds it waits for as long as an exchange may last.
   2. A meeting is held only between peers with the same roster (its digest is in the proposal). The
      peer with the lower place asks.
@@ -22,8 +22,7 @@ The rules
   4. For each meeting that is left out because the two rosters differ, a peer meets a random one
      when its plan is over, as in training: then the mean is reached nearly, not exactly.
 
-Source: recursive doubling (Thakur, Rabenseifner and Gropp 2005); `field_2026.md` 3.7 has what such
-a finale gains.
+Source: recursive doubling (Thakur, Rabenseifner and Gropp 2005).
 """
 
 from collections.abc import Iterable, Sequence

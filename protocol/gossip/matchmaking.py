@@ -35,7 +35,7 @@ is answered, withdrawn or held (at most MAX_HELD_PROPOSALS); every search ends i
 at most MAX_PROPOSAL_TRIES times.
 
 Pure: time comes in with each event, `next_deadline_s` says when the next `Tick` is due.
-Source: design 5; docs/decisions/0016-gossip-without-a-clock.md compares it with other rules. The
+Source: docs/decisions/0016-gossip-without-a-clock.md, which compares it with other rules. The
 paper's permutation (NoLoCo, arXiv 2506.10911, section 3) is the case of all peers free at once.
 """
 

@@ -157,7 +157,7 @@ class AmendedSpec:
     # --- what is in force -------------------------------------------------------------------------
     def at_round(self, round_: int) -> RunSpec:
         """The spec in force at a round."""
-        for from_round, spec in reversed(self._stages):
+        for from_round, spec in reversed(self._in_force):
             if from_round <= round_:
                 return spec
         return self.founding
@@ -184,7 +184,7 @@ class AmendedSpec:
         """The round at which the run is over, if nothing is amended any more."""
         round_ = 0
         while (total := self.at_round(round_).total_rounds) > round_:
-            ahead = (from_round for from_round, _ in self._stages if from_round > round_)
+            ahead = (from_round for from_round, _ in self._in_force if from_round > round_)
             round_ = min([total, *ahead])
         return round_
 
@@ -215,9 +215,9 @@ class AmendedSpec:
         ordered = tuple(self._by_version[version] for version in sorted(self._by_version))
         rounds = sorted({amendment.from_round for amendment in ordered})
         self.amendments = ordered
-        self._stages = [(round_, spec_at(self.founding, ordered, round_)) for round_ in rounds]
-        self.last = self._stages[-1][1] if self._stages else self.founding
-        specs = [self.founding, *(spec for _, spec in self._stages)]
+        self._in_force = [(round_, spec_at(self.founding, ordered, round_)) for round_ in rounds]
+        self.last = self._in_force[-1][1] if self._in_force else self.founding
+        specs = [self.founding, *(spec for _, spec in self._in_force)]
         self.longest_steps = max(each.total_rounds for each in specs) * (
             self.founding.sync.round_steps
         )

@@ -1,9 +1,9 @@
 """Rounds without a round master.
 
-The idea (design: "a round is H inner steps of the group's median peer"): nobody starts or ends a
-round for others. Each peer derives how many inner steps *it* owes to a round from speeds that all
-peers tell each other, so that peers of unequal speed are equally far in the run, each having
-trained all the while.
+The idea. A round is H inner steps of the group's median peer, and nobody starts or ends it for
+others. Each peer derives how many inner steps *it* owes to a round from speeds that all peers tell
+each other, so that peers of unequal speed are equally far in the run, each having trained all the
+while.
 
 Rules
   1. A peer owes H * speed_i / median speed steps to a round: the median peer does H. It does them
@@ -60,10 +60,8 @@ overshoot where an exchange, and so a round, lasts for several."""
 LARGEST_CHANGE_OF_PACE: Final = 0.5
 """Largest change of the pace, up or down: as much either way, or all would drift."""
 
-
 LARGEST_RATIO: Final = 1000.0
 """Times that a peer is taken to be faster than the others, at most: speeds are what others say."""
-
 
 LARGEST_RATIO_OF_TWO: Final = 16.0
 """Times that the only other peer is taken to be faster or slower than we are, at most."""

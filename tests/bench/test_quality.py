@@ -1,7 +1,7 @@
 """The parts of bench.noloco_quality that decide what its figures mean."""
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from bench.quality.measures import pearson, replica_deviation, standard_error
 from bench.quality.pairing import groups_of_round
 from bench.quality.replicas import LoopedReplicas, StackedReplicas
 from bench.quality.run import Result, train_arm
-from bench.quality.runs import paired
+from bench.quality.runs import paired, told
 from bench.quality.settings import FULL, FULL_LATE, LONG, SHORT, SHORT_LATE, SMOKE
 from bench.quality.store import Store
 
@@ -196,7 +196,7 @@ def test_the_gap_to_ddp_is_told_step_by_step():
 def test_a_result_of_another_size_does_not_count(tmp_path):
     store = Store(tmp_path, SMOKE, Result)
     arm = ARMS["noloco"]
-    result = Result(arm=_as_tree(arm), setting=_as_tree(SMOKE), seed=0, parameters=1, losses=[1.0])
+    result = Result(arm=told(arm), setting=asdict(SMOKE), seed=0, parameters=1, losses=[1.0])
     store.save(arm, result)
     assert store.load(arm, 0) is not None
     assert store.load(arm, 1) is None
@@ -205,14 +205,10 @@ def test_a_result_of_another_size_does_not_count(tmp_path):
 
 def test_a_result_made_before_an_arm_had_a_choice_is_of_the_default(tmp_path):
     store = Store(tmp_path, SMOKE, Result)
-    arm = {name: value for name, value in _as_tree(ARMS["noloco"]).items() if name != "gamma"}
-    store.save(ARMS["noloco"], Result(arm, _as_tree(SMOKE), 0, 1, losses=[1.0]))
+    arm = {name: value for name, value in told(ARMS["noloco"]).items() if name != "gamma"}
+    store.save(ARMS["noloco"], Result(arm, asdict(SMOKE), 0, 1, losses=[1.0]))
     assert store.load(ARMS["noloco"], 0) is not None
     assert store.load(replace(ARMS["noloco"], gamma=1.0), 0) is None
-
-
-def _as_tree(value):
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
 def test_stacked_replicas_train_as_looped_ones_do(world):

@@ -15,7 +15,7 @@ from bench.quality import settings, streaming_arms, unequal
 from bench.quality.arms import ARMS
 from bench.quality.checkpoints import Checkpoints
 from bench.quality.run import Result, train_arm
-from bench.quality.runs import paired
+from bench.quality.runs import paired, told
 from bench.quality.settings import SHORT, SMOKE, SMOKE_LATE
 from bench.quality.store import Store
 from bench.quality.streaming import StreamingResult
@@ -63,7 +63,7 @@ def test_every_stored_result_counts(name):
 
 def test_a_file_without_a_later_field_is_read(tmp_path):
     store, arm = Store(tmp_path, SMOKE, Result), ARMS["noloco"]
-    store.save(arm, Result(asdict(arm), asdict(SMOKE), 0, 1, [1.0], tokens=5))
+    store.save(arm, Result(told(arm), asdict(SMOKE), 0, 1, [1.0], tokens=5))
     (path,) = tmp_path.rglob("*.json")
     tree = json.loads(path.read_text())
     del tree["tokens"]
@@ -102,7 +102,7 @@ def test_a_run_is_made_once_and_only_if_asked(tmp_path, source):
 
     def train(world, arm):
         made.append((arm.name, world.spec.seed))
-        return Result(asdict(arm), asdict(world.setting), world.spec.seed, 1, [2.0])
+        return Result(told(arm), asdict(world.setting), world.spec.seed, 1, [2.0])
 
     arms = [ARMS["noloco"], ARMS["ddp"]]
     store = Store(tmp_path / "results", replace(SMOKE, source=source), Result)

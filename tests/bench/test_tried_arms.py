@@ -8,6 +8,7 @@ import pytest
 import torch
 from small_texts import small_texts
 
+from bench.quality.additions import Additions
 from bench.quality.arms import ARMS
 from bench.quality.moments import average_first_moments
 from bench.quality.run import train_arm
@@ -44,10 +45,11 @@ def test_what_is_tried_leaves_the_plain_arms_as_they_are():
         plain = ARMS[f"pairs-h{inner_steps}-muon-{muon}"]
         same = ("group", "code", "rounds_of", "delay", "muon", "partners", "rate_of")
         assert all(getattr(arm, key) == getattr(plain, key) for key in same), kind
-    assert tried("momentum-restart").restarts(3)
-    assert not tried("momentum-restart").restarts(4)
-    assert [tried("moments").averages_moments(n) for n in range(4)] == [False] * 3 + [True]
-    assert [tried("batches").batches_at(share) for share in (0.0, 0.49, 0.5, 1.0)] == [1, 1, 2, 2]
+    assert tried("momentum-restart").additions.restarts(3)
+    assert not tried("momentum-restart").additions.restarts(4)
+    moments, batches = tried("moments").additions, tried("batches").additions
+    assert [moments.averages_moments(n) for n in range(4)] == [False] * 3 + [True]
+    assert [batches.batches_at(share) for share in (0.0, 0.49, 0.5, 1.0)] == [1, 1, 2, 2]
 
 
 def test_pairs_have_the_mean_of_their_first_moments_and_keep_their_second_ones():
@@ -83,8 +85,8 @@ def world(tmp_path_factory):
 @pytest.mark.parametrize("name", ["momentum-late", "momentum-restart", "moments", "batches"])
 def test_each_trains_as_many_tokens_as_the_plain_arm_and_ends_elsewhere(world, name):
     arm = replace(tried(name), rounds_of=0.5)  # H = 2 of the small setting
-    if arm.momentum_after:
-        arm = replace(arm, momentum_after=1)
+    if arm.additions.momentum_after:
+        arm = replace(arm, additions=Additions(momentum_after=1))
     plain, _ = train_arm(world, replace(ARMS["pairs-h2-muon-4"], rounds_of=0.5))
     found, _ = train_arm(world, arm)
     assert found.tokens == plain.tokens
@@ -95,10 +97,10 @@ def test_each_trains_as_many_tokens_as_the_plain_arm_and_ends_elsewhere(world, n
 @pytest.mark.slow
 def test_what_is_waited_for_does_not_come_late(world):
     late = replace(TRIED_ARMS["first-waits-h16-muon-8-late-0.7"], rounds_of=1.0)
-    in_time, _ = train_arm(world, replace(late, delay=0.0, waits_for_blocks=0))
+    in_time, _ = train_arm(world, replace(late, delay=0.0, additions=Additions()))
     found, _ = train_arm(world, late)  # the one block of this model is among what is waited for
     assert found.losses == in_time.losses
-    none, _ = train_arm(world, replace(late, waits_for_blocks=0))
+    none, _ = train_arm(world, replace(late, additions=Additions()))
     assert none.losses != in_time.losses
 
 
@@ -109,6 +111,6 @@ def test_half_of_the_blocks_are_waited_for_and_all_that_belongs_to_none():
     waited = [
         entry.name
         for entry in layout.entries
-        if any(start <= entry.offset < stop for start, stop in arm.waited_for(layout))
+        if any(start <= entry.offset < stop for start, stop in arm.additions.waited_for(layout))
     ]
     assert waited == [*names[:3], "norm.weight"]

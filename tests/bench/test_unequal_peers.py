@@ -9,12 +9,13 @@ from small_texts import small_texts
 
 from bench.quality import unequal_findings as findings
 from bench.quality.arms import Arm
-from bench.quality.pace import active_at, as_often_as_voted, in_lowest_terms
+from bench.quality.pace import Pooling, Speeds, active_at, as_often_as_voted, in_lowest_terms
 from bench.quality.replicas import LoopedReplicas, StackedReplicas
 from bench.quality.run import Result, train_arm
+from bench.quality.runs import told
 from bench.quality.settings import FULL, SHORT, SMOKE_UNEQUAL
 from bench.quality.store import Store
-from bench.quality.unequal import ARMS, SLOW, Pooling, UnequalArm
+from bench.quality.unequal import ARMS, SLOW
 from bench.quality.waiting import Pace, Rules, waits
 from bench.quality.world import World
 from bench.simulated_pace import Kept, keep_pace
@@ -61,9 +62,9 @@ def test_a_group_names_its_members_as_often_as_they_count():
 
 
 def test_votes_make_the_mean_of_the_outer_step_a_weighted_one():
-    arm = UnequalArm("mean", alpha=0.0, beta=1.0, pooling="tokens")
+    arm = Arm("mean", alpha=0.0, beta=1.0, speeds=Speeds("tokens", SLOW))
     thetas = {3: torch.zeros(P), 7: torch.ones(P)}
-    members = as_often_as_voted(7, (3, 7), arm.votes([8, 2]))
+    members = as_often_as_voted(7, (3, 7), arm.speeds.votes([8, 2]))
     phi_P, delta_P = torch.zeros(P), torch.zeros(P)
     codes = [thetas[member].view(torch.uint8) for member in members]
     arm.rule.step(phi_P, delta_P, get_codec("fp32"), Exchanged(codes))
@@ -71,39 +72,39 @@ def test_votes_make_the_mean_of_the_outer_step_a_weighted_one():
 
 
 def test_quotas_follow_the_speeds_and_waiting_costs_time():
-    assert ARMS["equal"].quotas(8, 8) == [8, 8, 8, 8, 8, 8, 4, 2]
-    assert ARMS["waiting"].quotas(8, 8) == [8] * 8
-    assert ARMS["without"].quotas(8, 8) == [8] * 6
-    assert (ARMS["equal"].step_time, ARMS["waiting"].step_time) == (1, 4)
-    assert ARMS["normalised"].stretch(2, 8) == 4
-    assert ARMS["tokens"].stretch(2, 8) == ARMS["normalised"].stretch(8, 8) == 1
+    assert ARMS["equal"].speeds.quotas(8, 8) == [8, 8, 8, 8, 8, 8, 4, 2]
+    assert ARMS["waiting"].speeds.quotas(8, 8) == [8] * 8
+    assert ARMS["without"].speeds.quotas(8, 8) == [8] * 6
+    assert (ARMS["equal"].speeds.step_time, ARMS["waiting"].speeds.step_time) == (1, 4)
+    assert ARMS["normalised"].speeds.stretch(2, 8) == 4
+    assert ARMS["tokens"].speeds.stretch(2, 8) == ARMS["normalised"].speeds.stretch(8, 8) == 1
 
 
 def test_equal_arms_are_those_of_the_other_study():
-    plain, unequal = Arm("noloco"), UnequalArm("noloco", slow=())
-    assert plain.quotas(8, 8) == unequal.quotas(8, 8)
-    assert (plain.rule, plain.step_time) == (unequal.rule, unequal.step_time)
+    plain, speeds = Arm("noloco"), ARMS["equal"].speeds
+    assert plain == replace(ARMS["equal"], name="noloco", speeds=replace(speeds, slow=()))
+    assert plain.speeds.quotas(8, 8) == [8] * 8
 
 
 @pytest.mark.parametrize("setting", [SMOKE_UNEQUAL, SHORT, FULL])
 @pytest.mark.parametrize("arm", ARMS.values(), ids=lambda arm: arm.name)
 def test_all_arms_train_whole_rounds_and_end_together(setting, arm):
-    steps = setting.steps // arm.step_time
-    assert steps * arm.step_time == setting.steps
+    steps = setting.steps // arm.speeds.step_time
+    assert steps * arm.speeds.step_time == setting.steps
     assert steps % arm.inner_steps(setting.inner_steps) == 0
-    assert setting.curve_every % arm.step_time == 0
+    assert setting.curve_every % arm.speeds.step_time == 0
 
 
 def test_a_result_with_speeds_is_found_again(tmp_path):
     store, arm = Store(tmp_path, SHORT, Result), ARMS["equal"]
     store.save(arm, _result("equal", 0, 2.0))
     assert store.load(arm, 0) is not None
-    assert store.load(replace(arm, slow=(0.5, 0.3)), 0) is None
+    assert store.load(replace(arm, speeds=Speeds(slow=(0.5, 0.3))), 0) is None
 
 
 def _result(name, seed, loss):
-    tree = {key: getattr(ARMS[name], key) for key in ARMS[name].__dataclass_fields__}
     setting = {key: getattr(SHORT, key) for key in SHORT.__dataclass_fields__}
+    tree = told(ARMS[name])
     return Result(tree, setting, seed, 1, [loss], loss, deviations=[(1, 0.0, 0.0, 0.0)])
 
 
@@ -203,7 +204,7 @@ def world(tmp_path_factory):
 
 
 def test_the_active_replicas_alone_take_blocks(world):
-    feed = world.feed(ARMS["equal"].quotas(4, 6))
+    feed = world.feed(ARMS["equal"].speeds.quotas(4, 6))
     assert len(feed.next_blocks()) == 6
     first_BT = feed.next_blocks([5])[0]
     feed.next_blocks([0, 1])
@@ -236,7 +237,7 @@ def test_arms_use_the_time_that_they_have(world):
 
 @pytest.mark.slow
 def test_poolings_differ_only_where_speeds_do(world):
-    even = [UnequalArm(f"even-{pooling}", pooling=pooling, slow=()) for pooling in POOLINGS]
+    even = [Arm(f"even-{pooling}", speeds=Speeds(pooling)) for pooling in POOLINGS]
     same = [train_arm(world, arm)[1] for arm in even]
     assert all(torch.equal(mean_P, same[0]) for mean_P in same)
     uneven = [train_arm(world, ARMS[pooling])[1] for pooling in POOLINGS]
@@ -257,7 +258,7 @@ def test_a_stretched_move_is_taken_once(world, rounds):
     start_P = LoopedReplicas(world.spec, 1, world.vocabulary, CPU, "fp32", 1).thetas[0].clone()
     moves = []
     for pooling in ("equal", "normalised"):
-        arm = _OneStep("alone", alpha=0.0, beta=1.0, pooling=pooling, slow=())
+        arm = Arm("alone", alpha=0.0, beta=1.0, speeds=_OneStep(pooling))
         moves.append(train_arm(alone, arm)[1] - start_P)
     assert moves[0].abs().max() > 1e-3
     torch.testing.assert_close(moves[1], 4 * moves[0], atol=1e-6, rtol=1e-4)
@@ -270,7 +271,7 @@ class _TrainsOneRound(World):
         return 1e-2 if time < self.setting.inner_steps else 0.0
 
 
-class _OneStep(UnequalArm):
+class _OneStep(Speeds):
     """A peer that does one step of each round."""
 
     def quotas(self, inner_steps, replicas):

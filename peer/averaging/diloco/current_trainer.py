@@ -16,7 +16,7 @@ from protocol.diloco.fragment_events import Held
 
 
 class CurrentTrainer:
-    """See the top of the file. Implements `TrainerSide` (surroundings.py)."""
+    """See the top of the file. Implements `FragmentTrainer` (surroundings.py)."""
 
     def __init__(self, validation: Validation) -> None:
         self._validation = validation

@@ -12,7 +12,7 @@ from protocol.run.amendments import AmendedSpec
 
 
 class FragmentCompany:
-    """Implements `Company` (surroundings.py)."""
+    """Implements `CycleCompany` (surroundings.py)."""
 
     def __init__(self, own_id: PeerId, facts: Facts, view: View, spec: AmendedSpec) -> None:
         self._own_id = own_id

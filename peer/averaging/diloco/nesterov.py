@@ -266,23 +266,17 @@ def load_loops(codec: Codec) -> None:
     outer_step(state, codes[1], codec, PLAIN_AVERAGE, state)
 
 
-def state_digest(state: ChunkState, cycle: int, num_steps: int, weight: int) -> str:
-    """Digest of a chunk's state: 32 hex digits. All that goes in is little endian.
+def state_digest(pieces: Sequence[ChunkState], cycle: int, num_steps: int, weight: int) -> bytes:
+    """Digest of a chunk's state: 16 bytes. All that goes in is little endian.
 
     blake3 over the bytes of phi and of v (fp32), then three int64: cycle, steps, weight.
 
     Args:
+        pieces: of the chunk, in order.
         cycle: round of the step that made this state; -1 before the first.
         num_steps: outer steps taken since the start of the run.
         weight: sum of the weights that the last step's result admitted.
     """
-    return digest_of_pieces([state], cycle, num_steps, weight).hex()
-
-
-def digest_of_pieces(
-    pieces: Sequence[ChunkState], cycle: int, num_steps: int, weight: int
-) -> bytes:
-    """The same of a chunk that lies in several pieces, in order."""
     digest = blake3.blake3()
     for vector in (*(piece.phi_C for piece in pieces), *(piece.v_C for piece in pieces)):
         values = vector.detach().cpu().numpy().astype("<f4", copy=False)

@@ -33,7 +33,7 @@ from protocol.fragment.chunk_ledger import NEVER, Stamp
 from protocol.fragment.fragments import Fragment, Span
 from protocol.plausible import Plausibility
 
-from .nesterov import PLAIN_AVERAGE, ChunkState, NesterovFactors, digest_of_pieces, step_pieces
+from .nesterov import PLAIN_AVERAGE, ChunkState, NesterovFactors, state_digest, step_pieces
 
 FIRST_RESULTS: Final = 2.0
 """How long a chunk's first results may be, in lengths of our own contribution: a mean is not longer
@@ -291,4 +291,4 @@ class OuterFragments:
 
 
 def _stamp(pieces: Sequence[ChunkState], cycle: int, steps: int, weight: int) -> Stamp:
-    return Stamp(steps, weight, digest_of_pieces(pieces, cycle, steps, weight))
+    return Stamp(steps, weight, state_digest(pieces, cycle, steps, weight))

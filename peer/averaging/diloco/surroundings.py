@@ -15,7 +15,7 @@ from protocol.membership.records import Sign
 from protocol.outcomes import AuditOutcome, RefusalReason
 
 
-class TrainerSide(Protocol):
+class FragmentTrainer(Protocol):
     """What is asked of the trainer."""
 
     @property
@@ -95,7 +95,7 @@ class FragmentSurroundings:
     work: Work
     sign: Sign
     company: CycleCompany
-    trainer: TrainerSide
+    trainer: FragmentTrainer
     record: SendRecord
     conduct: OwnersConduct
     proofs: KeptProofs

@@ -31,7 +31,7 @@ class FragmentAveraging:
 
     @property
     def senders(self) -> int:
-        """All the others, once there are rounds: who has finished still heals us."""
+        """All the others, once there are rounds: one that has finished still heals us."""
         if self._rounds is None:
             return 1
         return len(self._parts.held.view.alive(trio.current_time()))

@@ -108,7 +108,7 @@ class OuterSteps:
         """What a snapshot brings to averaging.
 
         Args:
-            codes: of theta; digest: theirs.
+            codes, digest: of theta.
             round: its number among ours.
             step: the nominal step at which it was taken.
             steps, tokens: trained since the one before.
@@ -216,7 +216,11 @@ class OuterSteps:
         return EXPECTED_AT_FIRST * moved or math.inf
 
     def _bounds(self, slack_s: float) -> Bounds:
-        """Args: for how long a partner may be awaited at no cost, exchange included."""
+        """How long averaging a snapshot may take now.
+
+        Args:
+            slack_s: for how long a partner may be awaited at no cost, exchange included.
+        """
         round_s = self._facts.round_s
         return Bounds(
             fresh_s=self._patience.for_fresh_s(slack_s),

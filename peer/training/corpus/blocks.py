@@ -84,8 +84,13 @@ def _cut(tokens: Tokens, starts: npt.NDArray[np.int64], length: int) -> npt.NDAr
     return blocks
 
 
-def open_file(path: Path, context_length: int, validation_blocks: int) -> Corpus:
+def open_file(
+    path: Path, context_length: int, validation_blocks: int, piece_blocks: int | None = None
+) -> Corpus:
     """Map a packed corpus, or a raw token file whose end is held out.
+
+    Args:
+        piece_blocks: blocks of a piece, where it has been cut into pieces.
 
     Raises:
         InvalidCorpus: no such file, or it is too small for these sizes.
@@ -96,9 +101,9 @@ def open_file(path: Path, context_length: int, validation_blocks: int) -> Corpus
     except OSError as error:
         raise InvalidCorpus(f"cannot read {path}: {error.strerror}") from error
     if packed:
-        corpus = _open_packed(path, context_length)
+        corpus = _open_packed(path, context_length, piece_blocks)
     else:
-        corpus = _open_raw(path, context_length, validation_blocks)
+        corpus = _open_raw(path, context_length, validation_blocks, piece_blocks)
     available = corpus.held_out_blocks
     if corpus.num_blocks < 1 or available < validation_blocks:
         raise InvalidCorpus(
@@ -109,7 +114,7 @@ def open_file(path: Path, context_length: int, validation_blocks: int) -> Corpus
     return corpus
 
 
-def _open_packed(path: Path, context_length: int) -> Corpus:
+def _open_packed(path: Path, context_length: int, piece_blocks: int | None) -> Corpus:
     header, offset = read_header(path)
     count = header.train_tokens + header.validation_tokens
     if not count:
@@ -121,11 +126,14 @@ def _open_packed(path: Path, context_length: int) -> Corpus:
         context_length,
         vocabulary_size=header.vocabulary_size,
         tokenizer_digest=header.tokenizer_digest,
+        piece_blocks=piece_blocks,
     )
 
 
-def _open_raw(path: Path, context_length: int, validation_blocks: int) -> Corpus:
+def _open_raw(
+    path: Path, context_length: int, validation_blocks: int, piece_blocks: int | None
+) -> Corpus:
     tokens = map_tokens(path)
     held_out = validation_blocks * context_length + 1
     split = max(0, len(tokens) - held_out)
-    return Corpus(tokens[:split], tokens[split:], context_length)
+    return Corpus(tokens[:split], tokens[split:], context_length, piece_blocks=piece_blocks)

@@ -48,13 +48,13 @@ class KeptCorpus:
         """The blob of what is validated with."""
         return self.folder / HELD_OUT
 
-    def open(self) -> "Corpus | PieceCorpus":
+    def open(self) -> Corpus | PieceCorpus:
         """Open it for the trainer. Raises InvalidCorpus."""
         made_of = self.manifest
         if self.whole is not None:
-            corpus = open_file(self.whole, made_of.context_length, made_of.held_out_blocks)
-            corpus.piece_blocks = made_of.piece_blocks
-            return corpus
+            return open_file(
+                self.whole, made_of.context_length, made_of.held_out_blocks, made_of.piece_blocks
+            )
         shape = (made_of.held_out_blocks, made_of.context_length + 1)
         held_out = np.fromfile(self.held_out, made_of.dtype).reshape(shape)
         return PieceCorpus(self.folder, made_of, held_out)

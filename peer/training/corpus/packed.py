@@ -83,7 +83,7 @@ def check_name(name: str) -> str:
     return name
 
 
-def is_held_out(name: str) -> bool:
+def is_file_held_out(name: str) -> bool:
     """Whether the file of this name is for validation alone."""
     digest = hashlib.blake2b(name.encode(), digest_size=8, person=b"loco-held-out").digest()
     return int.from_bytes(digest, "big") % _HELD_OUT_OF == 0
@@ -91,7 +91,7 @@ def is_held_out(name: str) -> bool:
 
 def held_out_names(names: Sequence[str]) -> frozenset[str]:
     """The files for validation: by hash of the name, and at least one when there are two."""
-    chosen = frozenset(name for name in names if is_held_out(name))
+    chosen = frozenset(name for name in names if is_file_held_out(name))
     if chosen and len(chosen) < len(names):
         return chosen
     return frozenset(sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())[:1])

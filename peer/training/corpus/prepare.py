@@ -12,7 +12,7 @@ from ..tokenizer import Tokenizer, load_tokenizer
 from .blocks import Corpus, open_file
 from .checks import Check, go_on
 from .documents import KINDS as DOCUMENT_KINDS
-from .folder import PACKED, KeptCorpus, corpus_folder, keep_whole
+from .folder import MANIFEST, PACKED, KeptCorpus, corpus_folder, keep_whole
 from .packed import MAGIC, InvalidCorpus, pack, token_dtype
 from .pieces import cut_piece
 from .raw import RAW_SUFFIXES, largest_token
@@ -57,7 +57,7 @@ class PreparedCorpus:
         """What peers ask for by digest before they have any piece, and the files of it."""
         kept = self.kept
         return {
-            self.manifest_digest: kept.folder / "manifest",
+            self.manifest_digest: kept.folder / MANIFEST,
             kept.manifest.held_out: kept.held_out,
         }
 

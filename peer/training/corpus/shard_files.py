@@ -37,7 +37,7 @@ def is_done(folder: Path, number: int) -> bool:
     return all(path.is_file() for path in outputs(folder, number))
 
 
-def is_held_out(shard: str, row: int) -> bool:
+def is_document_held_out(shard: str, row: int) -> bool:
     """Whether a document of the shard of this name is for validation alone."""
     if row >= HELD_OUT_ROWS:
         return False

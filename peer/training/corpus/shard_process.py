@@ -20,7 +20,7 @@ import numpy.typing as npt
 from ..tokenizer import Tokenizer, load_tokenizer
 from .documents import Shard, documents
 from .packed import InvalidCorpus, token_dtype
-from .shard_files import draft_of, is_held_out, outputs
+from .shard_files import draft_of, is_document_held_out, outputs
 
 TOLD_BYTES: Final = 1 << 22
 """Text after which a process says how far it is."""
@@ -76,7 +76,7 @@ def _tokenise_shard(
     with drafts[0].open("wb") as train, drafts[1].open("wb") as held_out:
         untold = 0
         for row, (place, text) in enumerate(documents(shard)):
-            file = held_out if is_held_out(shard.name, row) else train
+            file = held_out if is_document_held_out(shard.name, row) else train
             file.write(_tokens(tokenizer, text, shard, place).astype(dtype).tobytes())
             file.write(separator.tobytes())
             untold += len(text)

@@ -5,7 +5,7 @@ Shapes: b sequences of a microbatch, T tokens, D width of the model.
 
 import torch
 
-from peer.codec import Codec, codes_as_tensor
+from peer.codec import Codec, codes_as_tensor, codes_on
 
 
 class BoundaryCoder:
@@ -31,12 +31,8 @@ class BoundaryCoder:
 
     def write(self, boundary_bTD: torch.Tensor, slot: memoryview) -> None:
         """Code a boundary into a slot. Raises ValueError when it holds a NaN or an infinity."""
-        shared = torch.frombuffer(slot, dtype=torch.uint8)
-        on_cpu = self._device.type == "cpu"
-        codes = shared if on_cpu else torch.empty_like(shared, device=self._device)
-        self._codec.encode(boundary_bTD.detach().float().contiguous().view(-1), codes)
-        if not on_cpu:
-            shared.copy_(codes)
+        with codes_on(self._device, slot) as codes:
+            self._codec.encode(boundary_bTD.detach().float().contiguous().view(-1), codes)
 
     def read(self, slot: memoryview) -> torch.Tensor:
         """The boundary in a slot, fp32 [b, T, D]. Raises ValueError when it is no sound one."""
