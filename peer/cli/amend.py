@@ -11,7 +11,8 @@ from peer.observe.control import REPLY_TIMEOUT_S
 from peer.options.config import ConfigError
 from protocol.errors import InvalidRunSpec
 from protocol.run.changes import MODE, values_of
-from protocol.run.run_spec import parse_toml
+from protocol.run.run_spec import RunSpec, parse_toml
+from protocol.run.signed_spec import SignedSpec
 
 from .client import ask_daemon, home_of
 
@@ -26,8 +27,10 @@ def amend_run(
     """
     if run_toml is None:
         raise ConfigError("name the run spec with your changes: loco-peer amend RUN.toml")
-    wanted = {"values": _written(run_toml), "at_round": at_round, "dry_run": dry_run}
-    told = trio.run(lambda: ask_daemon(home_of(home), "amend", REPLY_TIMEOUT_S, **wanted))
+    of = home_of(home)
+    values = _written(run_toml, of.run())
+    wanted = {"values": values, "at_round": at_round, "dry_run": dry_run}
+    told = trio.run(lambda: ask_daemon(of, "amend", REPLY_TIMEOUT_S, **wanted))
     for line in _lines(told, dry_run=dry_run):
         print(line)
 
@@ -43,8 +46,12 @@ def show_amendments(home: Path | None) -> None:
         print(line)
 
 
-def _written(path: Path) -> dict[str, Any]:
+def _written(path: Path, signed: SignedSpec | None) -> dict[str, Any]:
     """The keys that a file says, and their values; what it leaves out stays as it is.
+
+    Args:
+        signed: the run's, beside whose keys those of the file are read where they are not enough
+            for a run spec by themselves.
 
     Raises:
         ConfigError: it cannot be read.
@@ -55,9 +62,18 @@ def _written(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     try:
-        return values_of(parse_toml(text), tomllib.loads(text))
+        return values_of(_read(text, signed), tomllib.loads(text))
     except InvalidRunSpec as error:
         raise InvalidRunSpec(f"{path}: {error}") from error
+
+
+def _read(text: str, signed: SignedSpec | None) -> RunSpec:
+    try:
+        return parse_toml(text)
+    except InvalidRunSpec:
+        if signed is None:
+            raise
+        return parse_toml(text, beside=signed.spec())
 
 
 def _lines(told: dict[str, Any], *, dry_run: bool) -> list[str]:

@@ -305,7 +305,9 @@ def generate(
             "--top-p", min=0.01, max=1, help="Draw from the likeliest that make up this share."
         ),
     ] = 1.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="The same text for the same.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=(1 << 63) - 1, help="The same text for the same.")
+    ] = 0,
     without_stages: Annotated[
         str | None,
         typer.Option("--without-stages", metavar="N,M", help="Leave the layers of these out."),

@@ -95,6 +95,15 @@ def home_of(given: Path | None) -> Home:
     return Home(resolve_home(given, os.environ))
 
 
+def check_running(home: Home) -> None:
+    """Refuse a home whose daemon does not answer.
+
+    Raises:
+        NoDaemon, ControlFailed
+    """
+    trio.run(ask_daemon, home, "status", REPLY_TIMEOUT_S)
+
+
 async def _fetch_stage(home: Home, stage: int, padded_parameters: int) -> dict[str, Any]:
     return await ask_daemon(
         home,

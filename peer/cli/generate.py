@@ -5,15 +5,17 @@ it writes. Stages that are left out are not fetched, so they need no peer that h
 """
 
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from peer.options.config import ConfigError
 from peer.state.generation import ExportedModel, Sampling
+from peer.state.home import Home, HomeError
 from protocol.run.stages import DATA_STAGE
 
-from .client import export_checkpoint, home_of
+from .client import check_running, export_checkpoint, home_of
 from .export import spec_of
 
 
@@ -40,13 +42,25 @@ def write_text(source: Source, prompt: str, sampling: Sampling) -> None:
     if source.export is None:
         home = home_of(source.home)
         check_left_out(without, spec_of(home).pipeline.stages)
-        with tempfile.TemporaryDirectory(dir=home.state_dir, prefix="generate-") as folder:
-            export_checkpoint(source.home, Path(folder) / "hf", without)
-            _write(Path(folder) / "hf", without, prompt, sampling)
+        check_running(home)
+        with _folder_in(home) as folder:
+            export_checkpoint(source.home, folder / "hf", without)
+            _write(folder / "hf", without, prompt, sampling)
     elif source.home is not None:
         raise ConfigError("--hf and --home name two models: give one of them")
     else:
         _write(source.export, without, prompt, sampling)
+
+
+@contextmanager
+def _folder_in(home: Home) -> Iterator[Path]:
+    """A folder in the home for as long as it is needed. Raises HomeError."""
+    try:
+        folder = tempfile.TemporaryDirectory(dir=home.state_dir, prefix="generate-")
+    except OSError as error:
+        raise HomeError(f"{home.state_dir} cannot be written: {error.strerror}") from error
+    with folder as path:
+        yield Path(path)
 
 
 def check_left_out(without: Collection[int], stages: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from peer.options.config import ConfigError
+from peer.options.run_options import check_stages
 from protocol.run.optimizer_section import OptimizerSection
 from protocol.run.run_spec import RunSpec, SyncSection
 from protocol.run.ways import WAYS, others_keys
@@ -83,6 +84,7 @@ def write_new(
     Raises:
         ConfigError: no such preset, method or optimizer, more stages than layers, or the file is
         there already, or cannot be written.
+        InvalidRunSpec: stages do not average by this method.
     """
     for kind, name, known in (("method", method, METHODS), ("optimizer", optimizer, OPTIMIZERS)):
         if name not in known:
@@ -93,6 +95,7 @@ def write_new(
         raise ConfigError(f"unknown preset '{preset}': use {', '.join(PRESETS)}{hint}")
     if stages > (layers := RunSpec.model_validate(PRESETS[preset]).model.num_layers):
         raise ConfigError(f"--stages {stages}: '{preset}' has {layers} layers, one for a stage")
+    check_stages(preset_spec(preset, method, optimizer, stages))
     text = preset_toml(preset, method, optimizer, stages)
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:

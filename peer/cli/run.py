@@ -115,7 +115,7 @@ def _check_start(
     _check_founder(config)
     check_options(config, spec)
     if signed is None or start.new_run:
-        _check_texts(config.data or spec.data.source)
+        _check_source(config.data or spec.data.source)
         return
     if keys := differing_keys(signed.spec(), spec):
         raise OtherRun(
@@ -126,9 +126,11 @@ def _check_start(
         )
 
 
-def _check_texts(source: str) -> None:
-    """Refuse texts that are not there, seconds before the corpus is made. Raises ConfigError."""
+def _check_source(source: str) -> None:
+    """Refuse files that are not there, seconds before the corpus is made. Raises ConfigError."""
     kind, _, pattern = source.partition(":")
+    if kind == "tokens" and not Path(pattern).expanduser().is_file():
+        raise ConfigError(f"data.source: there is no file {pattern}")
     if kind != "text":
         return
     from peer.training.corpus.packed import InvalidCorpus

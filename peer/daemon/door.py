@@ -155,6 +155,15 @@ class Door:
         """Whether others need an invitation to join."""
         return self._register is not None and self._register.mode is Mode.INVITE
 
+    @property
+    def may_sign(self) -> bool:
+        """Whether this home may let others in, as the founder or a delegate."""
+        try:
+            self._signing()
+        except LocoError:
+            return False
+        return True
+
     # --- judging ----------------------------------------------------------------------------------
     def greeted(self, peer_id: PeerId, theirs: Hello) -> Refusal | None:
         """Why there is no link with a peer that says this hello; None when there is."""

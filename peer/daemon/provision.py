@@ -170,7 +170,9 @@ class RealProvision:
         try:
             created = await create_model(settings, weights, self._spare)
         except TrainerDied as died:
-            raise InvalidRunSpec(f"the model cannot be made: {died}") from died
+            weights.unlink(missing_ok=True)
+            where = f"its first weights go into {self._state_dir}"
+            raise InvalidRunSpec(f"the model cannot be made ({where}): {died}") from died
 
         async def initialise(slow_P: Float32Vector) -> None:
             slow_P[:] = await self._work.run(np.fromfile, weights, "<f4")

@@ -294,8 +294,11 @@ class _Daemon:
             }
             print(json.dumps(ready), flush=True)
             return
-        if parts.standing.door.wants_invitations:
+        door = parts.standing.door
+        if door.wants_invitations:
             join = f"loco-peer invite --home {self._home.root}    (prints a line for one of them)"
+        if door.wants_invitations and not door.may_sign:
+            join = "loco-peer invite    (where the run was started, or at a delegate's)"
         print(f"others join with:\n  {join}", flush=True)
         if founds:
             key = self._home.founder_key_path

@@ -28,6 +28,8 @@ from protocol.run.stages import stage_layers
 from .export import MARKER
 
 USUAL_TOKENS: Final = 200
+LEAST_TEMPERATURE: Final = 1e-3
+"""Below it the likeliest token is all but certain, and the quotients overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Sampling:
 
     Attributes:
         tokens: to write at most; None: as many as the model has room for, and USUAL_TOKENS at most.
-        temperature: 0 takes the likeliest token always.
+        temperature: below LEAST_TEMPERATURE the likeliest token is taken always.
         top_p: the likeliest tokens that together have this probability are drawn from.
     """
 
@@ -96,13 +98,14 @@ class ExportedModel:
         tokens_1T = self._tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids
         count = self._room_for(tokens_1T.shape[1], sampling.tokens)
         end = self._model.generation_config.eos_token_id
+        is_drawn = sampling.temperature >= LEAST_TEMPERATURE
         draws = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
         settings = GenerationConfig(
             max_new_tokens=count,
             eos_token_id=end,
             pad_token_id=0 if end is None else None,
-            do_sample=sampling.temperature > 0,
-            **(draws if sampling.temperature > 0 else {}),
+            do_sample=is_drawn,
+            **(draws if is_drawn else {}),
         )
         streamer: Any = _Writer(self._tokenizer, write)
         with torch.random.fork_rng(devices=[]):

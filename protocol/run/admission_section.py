@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 from protocol.address.peer_id import public_key_from_peer_id
 from protocol.errors import RemoteProtocolError
 
-from .section import Section
+from .section import LIST, Section
 
 MAX_LISTED: Final = 1024
 
@@ -28,7 +28,7 @@ class AdmissionSection(Section):
     mode: Literal["open", "invite", "list"] = "open"
     """Everybody, holders of an invitation, or the peers that are named here."""
     peers: Annotated[
-        tuple[Annotated[str, AfterValidator(_peer_id)], ...], Field(max_length=MAX_LISTED)
+        tuple[Annotated[str, AfterValidator(_peer_id)], ...], Field(max_length=MAX_LISTED), LIST
     ] = ()
     """Peer ids that may join in any case."""
     secret_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None

@@ -43,8 +43,6 @@ def changed(spec: RunSpec, changes: Changes) -> RunSpec:
 
 def _with(section: Any, name: str, key: str, value: Value) -> Any:
     """A section with one other value, which is checked by itself: keys are amended one by one."""
-    if isinstance(value, bool):
-        raise InvalidRunSpec(f"{key}: {value} cannot be used")
     try:
         checked = type(section).model_validate({name: value})
     except ValidationError as error:

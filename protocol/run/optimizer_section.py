@@ -4,7 +4,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .section import MAX_STEPS, Section
+from .section import LIST, MAX_STEPS, Section, with_section
+
+_Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class MuonSection(Section):
@@ -27,10 +29,7 @@ class OptimizerSection(Section):
     warmup_steps: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 60
     decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
     """WSD only: the last part of the run over which the rate falls."""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
-        0.9,
-        0.95,
-    )
+    betas: Annotated[tuple[_Beta, _Beta], LIST] = (0.9, 0.95)
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     clip_norm: Annotated[float, Field(gt=0)] = 1.0
     muon: MuonSection | None = None
@@ -40,7 +39,7 @@ class OptimizerSection(Section):
     @classmethod
     def _with_section(cls, tree: Any) -> Any:
         if isinstance(tree, dict) and tree.get("name") == "muon":
-            return {**tree, "muon": tree.get("muon") or {}}
+            return with_section(tree, "muon")
         return tree
 
     @model_validator(mode="after")

@@ -35,7 +35,7 @@ from .frozen_config import config_fault
 from .layout import ALIGNMENT
 from .optimizer_section import OptimizerSection
 from .pipeline_section import PipelineSection
-from .section import MAX_STEPS, MISFIT, NumberOrAuto, Section, misfit
+from .section import MAX_STEPS, MISFIT, NumberOrAuto, Section, misfit, overlaid, with_section
 from .way_sections import DilocoSection, GaslocSection, StreamingSection
 from .ways import WAYS, others_keys
 
@@ -49,6 +49,8 @@ LATER_KEYS: Final = (
 )
 """Sections and keys that are left out of the canonical bytes at their default: runs that were
 founded before there was a choice keep their ids (decision 0033)."""
+KINDS: Final = {"model_type": "must be a section", "tuple_type": "must be a list"}
+"""How errors of these types are said, where the library speaks of Python's types."""
 MAX_SHOWN_CHARS: Final = 80
 """The most that is shown of a wrong value in the sentence that refuses it."""
 
@@ -162,7 +164,7 @@ class SyncSection(Section):
     def _with_section(cls, tree: Any) -> Any:
         method = tree.get("method") if isinstance(tree, dict) else None
         if isinstance(method, str) and (row := WAYS.get(method)) and row.section:
-            return {**tree, row.section: tree.get(row.section) or {}}
+            return with_section(tree, row.section)
         return tree
 
     @model_validator(mode="after")
@@ -319,8 +321,11 @@ def run_id_of(spec_bytes: bytes, founder_public_key: bytes) -> str:
     return blake3.blake3(founder_public_key + spec_bytes).hexdigest(length=16)
 
 
-def parse_toml(text: str) -> RunSpec:
+def parse_toml(text: str, *, beside: RunSpec | None = None) -> RunSpec:
     """Read a run spec as people write it.
+
+    Args:
+        beside: has the values of keys that the text leaves out; without it they have the defaults.
 
     Raises:
         InvalidRunSpec: says which line or key is wrong, and what would be right.
@@ -329,7 +334,7 @@ def parse_toml(text: str) -> RunSpec:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidRunSpec(f"not TOML: {error}") from error
-    return _validated(tree)
+    return _validated(tree if beside is None else overlaid(beside.model_dump(), tree))
 
 
 def parse_bytes(data: bytes) -> RunSpec:
@@ -369,7 +374,8 @@ def _sentence(error: Any) -> str:
     else:
         value = error["input"]
     got = "" if isinstance(value, dict) else f" (got {_shown(value)})"  # a section is no value
-    return f"{'.'.join(path) or 'run spec'}: {error['msg']}{got}"
+    what = KINDS.get(error["type"], error["msg"])
+    return f"{'.'.join(path) or 'run spec'}: {what}{got}"
 
 
 def _shown(value: Any) -> str:

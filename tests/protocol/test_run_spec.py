@@ -390,3 +390,30 @@ def test_a_pipeline_that_cannot_be_is_refused(toml: str, sentence: str) -> None:
 def test_a_checkpoints_layers_are_not_guessed() -> None:
     spec = parse_toml('[model]\ninit_from = "some/model"\n[pipeline]\nstages = 12\n')
     assert spec.pipeline.stages == 12
+
+
+@pytest.mark.parametrize(
+    ("toml", "sentence"),
+    [
+        ("[optimizer]\nlearning_rate = true", "optimizer.learning_rate: .*valid number .got True."),
+        ('[training]\nbatch_size = "8"', "training.batch_size: .*valid integer .got '8'."),
+        ("[sync]\noverlap = 1", "sync.overlap: .*valid boolean .got 1."),
+        ('[training]\ncompile = "no"', "training.compile: .*valid boolean .got 'no'."),
+        ("[optimizer]\nbetas = [0.9, true]", "optimizer.betas.1: .*valid number .got True."),
+        ("[optimizer]\nbetas = 0.9", "optimizer.betas: must be a list .got 0.9."),
+        ('[optimizer]\nname = "muon"\nmuon = 0', "optimizer.muon: must be a section .got 0."),
+        ('[sync]\nmethod = "diloco"\ndiloco = false', "sync.diloco: must be a section"),
+    ],
+)
+def test_one_kind_of_value_is_not_taken_for_another(toml: str, sentence: str) -> None:
+    with pytest.raises(InvalidRunSpec, match=f"^{sentence}"):
+        parse_toml(toml)
+
+
+def test_what_a_part_leaves_out_is_as_in_the_spec_beside_it() -> None:
+    beside = parse_toml('seed = 3\n[optimizer]\nname = "muon"\nwarmup_steps = 7\n')
+    part = parse_toml("[optimizer.muon]\nlearning_rate = 0.5\n", beside=beside)
+    assert (part.seed, part.optimizer.warmup_steps) == (3, 7)
+    assert part.optimizer.muon == MuonSection(learning_rate=0.5)
+    with pytest.raises(InvalidRunSpec, match='needs name = "muon"'):
+        parse_toml("[optimizer.muon]\nlearning_rate = 0.5\n")

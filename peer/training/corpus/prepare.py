@@ -190,8 +190,10 @@ def _is_packed(path: Path) -> bool:
 
 
 def _check_tokens(path: Path, tokenizer: Tokenizer, check: Check) -> None:
-    if not path.is_file() or path.suffix not in RAW_SUFFIXES:
+    if path.suffix not in RAW_SUFFIXES:
         raise InvalidCorpus(f"tokens:{path} must be a file of type {' or '.join(RAW_SUFFIXES)}")
+    if not path.is_file():
+        raise InvalidCorpus(f"tokens:{path}: there is no such file")
     largest = largest_token(path, check)
     if largest >= tokenizer.vocabulary_size:
         raise InvalidCorpus(

@@ -4,11 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
 from peer.cli import amend
 from peer.cli.app import app
 from peer.options.exit_codes import ExitCode
+from peer.state.home import Home
+from protocol.run.run_spec import parse_toml
+from protocol.run.signed_spec import SignedSpec
 
 TOLD = {
     "changes": [
@@ -85,6 +89,22 @@ def test_what_is_no_run_spec_is_refused_before_anybody_is_asked(tmp_path, asked,
     assert (ran.exit_code, asked) == (ExitCode.USAGE, [])
     assert told in ran.output
     assert "changed.toml" in ran.output
+
+
+def test_a_part_of_a_run_spec_is_read_beside_the_runs(tmp_path, asked):
+    founder = Ed25519PrivateKey.from_private_bytes(b"f" * 32)
+    spec = parse_toml('[optimizer]\nname = "muon"\n')
+    home = Home(tmp_path)
+    home.prepare()
+    home.bind_run(SignedSpec.signed_by(spec, founder.public_key().public_bytes_raw(), founder.sign))
+    changed = written(tmp_path, "[optimizer.muon]\nlearning_rate = 0.001\n")
+    assert loco(tmp_path, changed).exit_code == ExitCode.OK
+    assert asked[0]["values"] == {"optimizer.muon.learning_rate": 0.001}
+    ran = loco(tmp_path, written(tmp_path, '[optimizer]\nname = "adamw"\n'))
+    assert ran.exit_code == ExitCode.OK  # a run spec by itself; what differs is the daemon's to say
+    assert asked[1]["values"] == {"optimizer.name": "adamw"}
+    ran = loco(tmp_path, written(tmp_path, "[optimizer.muon]\nlearning_rat = 0.001\n"))
+    assert (ran.exit_code, "did you mean 'learning_rate'?" in ran.output) == (ExitCode.USAGE, True)
 
 
 def test_a_file_must_be_named_and_be_there(tmp_path, asked):

@@ -223,6 +223,12 @@ def test_a_run_that_stages_cannot_train_is_refused_before_anything_starts(
     assert not (tmp_path / "home").exists()
 
 
+def test_a_file_of_tokens_that_is_not_there_is_told_before_anything_starts(daemon) -> None:
+    result = loco("start", run_toml('[data]\nsource = "tokens:none.npy"\n'))
+    assert (result.exit_code, "there is no file" in result.stderr) == (2, True)
+    assert not daemon.calls
+
+
 def test_a_run_spec_that_is_no_text_is_told(daemon) -> None:
     Path("run.toml").write_bytes(b"\xff\xfe")
     assert "not UTF-8" in loco("start", "run.toml").stderr

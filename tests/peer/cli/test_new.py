@@ -18,6 +18,7 @@ from peer.cli.new import (
     write_new,
 )
 from peer.options.config import ConfigError
+from protocol.errors import InvalidRunSpec
 from protocol.run.run_spec import parse_toml
 from protocol.run.ways import WAYS, others_keys
 
@@ -89,6 +90,13 @@ def test_muon_trains_at_four_times_the_rate_of_adamw() -> None:
     assert inner.muon is not None
     assert inner.muon.learning_rate == pytest.approx(2.4e-3)
     assert preset_spec("125m", optimizer="adamw").optimizer.muon is None
+
+
+@pytest.mark.parametrize("method", ["diloco", "streaming"])
+def test_stages_that_do_not_average_by_the_method_are_refused(tmp_path: Path, method) -> None:
+    with pytest.raises(InvalidRunSpec, match="stages average by noloco or gasloc"):
+        write_new(tmp_path / "run.toml", "demo", method, stages=2, force=False)
+    assert not (tmp_path / "run.toml").exists()
 
 
 def test_more_stages_than_layers_are_refused(tmp_path: Path) -> None:

@@ -166,15 +166,31 @@ def test_the_founders_key_is_a_file_of_its_own_that_only_its_owner_reads(home: H
         assert again.peer_id == founder.peer_id
 
 
+def announced(
+    home: Home, capsys: pytest.CaptureFixture[str], door: SimpleNamespace, *, founds: bool
+) -> str:
+    """What a peer with this door prints for those that would join."""
+    network: Any = SimpleNamespace(addresses=("/ip4/192.0.2.1/tcp/1/p2p/x",))
+    parts: Any = SimpleNamespace(standing=SimpleNamespace(door=door))
+    report: Any = None
+    daemon_of(config_of(home), home)._announce(network, parts, report, founds=founds)
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("may_sign", [True, False])
+def test_where_others_need_an_invitation_it_says_where_one_is_made(
+    home: Home, capsys: pytest.CaptureFixture[str], may_sign: bool
+) -> None:
+    door = SimpleNamespace(wants_invitations=True, may_sign=may_sign)
+    said = announced(home, capsys, door, founds=False)
+    assert (f"loco-peer invite --home {home.root}" in said) == may_sign
+    assert ("where the run was started, or at a delegate's" in said) != may_sign
+
+
 @pytest.mark.parametrize("founds", [True, False])
 def test_start_tells_to_keep_a_copy_of_it(
     home: Home, capsys: pytest.CaptureFixture[str], founds: bool
 ) -> None:
-    network: Any = SimpleNamespace(addresses=("/ip4/192.0.2.1/tcp/1/p2p/x",))
-    door = SimpleNamespace(wants_invitations=False)
-    parts: Any = SimpleNamespace(standing=SimpleNamespace(door=door))
-    report: Any = None
-    daemon_of(config_of(home), home)._announce(network, parts, report, founds=founds)
-    said = capsys.readouterr().out
+    said = announced(home, capsys, SimpleNamespace(wants_invitations=False), founds=founds)
     assert "loco-peer join --bootstrap /ip4/192.0.2.1/tcp/1/p2p/x" in said
     assert (f"keep a copy of {home.founder_key_path}" in said) == founds

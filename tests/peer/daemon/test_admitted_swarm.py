@@ -132,10 +132,12 @@ async def test_a_delegate_invites_and_others_may_not(tmp_path):
         await founded(swarm)
         swarm.join("b", invitation(swarm))
         await swarm.until(swarm["b"].ready.is_set)
+        assert [door(swarm, name).may_sign for name in "ab"] == [True, False]
         with pytest.raises(LocoError, match="may not sign"):
             invitation(swarm, "b", number=5)
         rule(swarm, "a", Verdict.DELEGATE, "b")
         await swarm.until(lambda: "delegate" in verdicts(swarm, "b"))
+        assert door(swarm, "b").may_sign
         swarm.join("c", invitation(swarm, "b", number=5))
         await swarm.until(swarm["c"].ready.is_set)
 

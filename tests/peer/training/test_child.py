@@ -1,5 +1,7 @@
 """Running out of memory: found in the dry run, told apart in training."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from peer.training.messages import Failed, Ready
 from peer.training.pipe import PipeError
 from peer.training.settings import TrainerSettings
 from peer.training.step import Stepper
+from protocol.run.run_spec import RunSpec
 
 SETTINGS = TrainerSettings(b"", "me", "corpus", 256)
 READY = Ready(1, 1, "", device="cuda", precision="fp32", micro_batch=1, steps_per_s=1.0)
@@ -70,6 +73,16 @@ def test_failures_are_told_apart(monkeypatch, capsys, error, reason, when):
     assert failed.reason == (reason or {"build": "unusable", "train": "error"}[when])
     assert str(error) in failed.detail
     assert channel.events[:-1] == ([] if when == "build" else [READY])
+
+
+def test_a_full_disk_is_told_as_what_it_is():
+    spec = RunSpec.model_validate({"model": {"hidden_size": 16, "num_layers": 1, "num_heads": 2}})
+    settings = replace(SETTINGS, spec=spec.to_bytes())
+    with (
+        Path("/dev/full").open("wb", buffering=0) as full,
+        pytest.raises(OSError, match="No space left on device"),
+    ):
+        child.create(FakeChannel(), settings, full.fileno())
 
 
 def test_a_model_that_cannot_be_made_is_told(monkeypatch, capsys):

@@ -181,6 +181,12 @@ def test_tokens_beyond_the_vocabulary_are_refused(tmp_path):
         prepare_corpus(_spec(f"tokens:{tmp_path / 'negative.npy'}"), tmp_path)
 
 
+def test_a_file_of_tokens_that_is_not_there_is_told_apart_from_one_of_another_type(tmp_path):
+    for name, sentence in (("none.bin", "there is no such file"), ("none.txt", "of type .npy")):
+        with pytest.raises(InvalidCorpus, match=sentence):
+            prepare_corpus(_spec(f"tokens:{tmp_path / name}"), tmp_path)
+
+
 def test_any_tokenizer_file_will_do(texts, tmp_path):
     vocabulary = {"text": 0, "[UNK]": 1, "</s>": 2} | {str(i): i + 3 for i in range(30)}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
