@@ -134,9 +134,10 @@ class DataPeerCore:
         self, microbatch: Microbatch, relay: str, attempt: int = 0, failed: str | None = None
     ) -> list[Command]:
         """A relay has forgotten it, or cannot send it on; only one of its path may say so."""
-        for place, (name, path) in enumerate(self._present.named):
-            if name == microbatch and relay in path.relays:
-                self._present.named[place] = self._name(), path  # which nobody has forgotten
+        named = self._present.path_of(microbatch)
+        if named is not None and relay in named:
+            self._present.rename(microbatch, self._name())  # to what nobody has forgotten
+            return [TellLost(microbatch, named)]
         away = self._find(microbatch)
         if away is None or relay not in away.path or attempt != away.attempt:
             return []
@@ -311,8 +312,7 @@ class DataPeerCore:
 
     def _leave(self, now_s: float) -> list[Command]:
         """Send what is ready, as far as there are paths."""
-        commands: list[Command] = []
-        present = self._present
+        present, commands = self._present, list[Command]()
         while present.ready and (present.named or present.paths):
             number, slot = present.ready.pop(0)
             self.counts[Counted.BEGUN] += 1
