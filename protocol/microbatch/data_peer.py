@@ -1,10 +1,10 @@
 """The core of a data peer: which way its microbatches go, and what has become of them.
 
 Rules
-  1. An iteration's number is the next one, or where the relays are in the middle, by what each has
-     told: data peers that are behind catch up, by a bounded leap (announced.py), and one relay that
-     lies among others moves nobody. A data peer announces an iteration when nothing of the one
-     before is under way any more (relay.py).
+  1. An iteration's number is the next one, or where the middle of a stage is, by what its relays
+     have told: that of the furthest stage, for each is needed. So data peers that are behind catch
+     up, by a bounded leap (announced.py), and one relay that lies among others moves nobody. A data
+     peer announces an iteration when nothing of the one before is under way any more (relay.py).
   2. A router (paths.py) chooses paths when an iteration sets out, over the relays that are there
      then. A stage that nobody holds any more is left out by all of them, if paths may be so; where
      they may not, and before anything has been trained, the iteration waits for somebody to come,
@@ -281,7 +281,7 @@ class DataPeerCore:
         present, relays = self._present, self._relays
         if present.paths is not None or not present.left or not relays.stages:
             return []
-        iteration = next_iteration(self.iteration, self._heard.middle)
+        iteration = next_iteration(self.iteration, max(map(self._heard.middle_of, relays.stages)))
         paths = self._router.paths(iteration, present.left, relays.stages)
         if not paths or (relays.missing and not relays.trained):
             return []

@@ -52,10 +52,10 @@ class PresentIteration:
         """The data peers that train."""
         return self._announced.present
 
-    @property
-    def newest(self) -> int:
-        """Where data peers are, and no earlier than where we are."""
-        return max(self.number or 0, self._announced.middle)
+    def newest_for(self, origin: str) -> int:
+        """Where the data peers beside this one are, and no earlier than where we are."""
+        others = [each for each in self.origins if each != origin]
+        return max(self.number or 0, self._announced.middle_of(others))
 
     def ends(self, now_s: float) -> bool:
         """Whether nothing more of it is waited for, since this moment."""
