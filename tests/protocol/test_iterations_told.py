@@ -65,6 +65,24 @@ def test_a_data_peer_that_is_alone_takes_a_relay_a_leap_and_no_further() -> None
     assert Announce(2 * MAX_LEAP, ("a",)) in commands
 
 
+def test_the_first_word_does_not_bind_a_relay_that_has_not_stepped_yet() -> None:
+    """A lie that comes first would have it refuse all that the others send, for good."""
+    relay = RelayCore(slots=4, patience_s=PATIENCE_S)
+    relay.announced("liar", MORE_THAN_ALL, 0.0)
+    relay.announced("a", 5, 0.1)
+    assert relay.present(("liar", "a", "b"), 0.5, ended=False) == []
+    assert relay.iteration == 5
+    relay.announced("b", 6, 0.6)
+    assert relay.iteration == 5
+    assert FinishIteration() in relay.announced("a", 6, 1.0)
+    relay.stepped(2.0)
+    assert relay.iteration == 6
+    relay.present(("liar", "a", "b", "new"), 3.0, ended=False)
+    relay.announced("new", 1, 3.0)
+    relay.present(("a", "new"), 3.0, ended=False)
+    assert relay.iteration == 6  # it has stepped, and nobody who is new takes it back
+
+
 def test_of_two_data_peers_the_one_that_is_new_is_told_where_the_other_is() -> None:
     """Also where the relay is as new, and has heard of the new one first."""
     relay = RelayCore(slots=4, patience_s=PATIENCE_S)
