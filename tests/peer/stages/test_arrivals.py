@@ -9,6 +9,7 @@ from peer.codec import BLOCK, get_codec
 from peer.network.conversation import Conversation, StreamStalled
 from peer.network.simulated import SimulatedInternet
 from peer.network.simulated_link import LinkModel
+from peer.ports.simulated import SimulatedWork
 from peer.stages.arrivals import FLOOR_S, SEVERAL, Arrivals
 from peer.stages.line import Line
 from peer.training.shared import code_memory
@@ -21,7 +22,7 @@ from protocol.wire.versions import STAGE
 
 LINK = LinkModel(latency_s=0.1, bandwidth_bytes_per_s=1e6)
 US, THEM = (peer_id_from_public_key(bytes([n]) * 32) for n in (1, 2))
-PATIENCE_S, SLOTS = 600.0, 4
+PATIENCE_S, SLOTS, LOOK_S = 600.0, 4, 0.5
 CODEC = get_codec("fp32")
 SLOT_BYTES = CODEC.code_bytes(BLOCK)
 
@@ -33,8 +34,9 @@ class Taker:
         memory = code_memory(0)
         BoundaryRing.create_in(memory, SLOTS, SLOT_BYTES)
         ring = BoundaryRing.open(memory, SLOT_BYTES, CODEC)
-        self.line, self.arrivals = Line(ring), Arrivals(PATIENCE_S)
+        self.line, self.arrivals = Line(ring), Arrivals(SimulatedWork(LOOK_S), PATIENCE_S)
         self.begun = 0
+        self.took_s = []
         self.waited_s = []
         self.refused = []
 
@@ -44,6 +46,7 @@ class Taker:
             try:
                 arrived = await self.arrivals.receive(talk, self.line, began_s, self._begins)
                 self.line.give_back(arrived.slot)
+                self.took_s.append((arrived.took_s, trio.current_time() - began_s))
             except StreamStalled:
                 self.waited_s.append(trio.current_time() - began_s)
             except RemoteProtocolError as error:
@@ -107,3 +110,11 @@ async def test_what_holds_no_finite_values_is_refused_before_a_trainer_sees_it(a
         await bring(1.0, b"\xff" * SLOT_BYTES)
         assert taker.refused == ["a boundary holds values that are not finite"]
         assert taker.line.num_free == SLOTS
+
+
+async def test_a_look_at_the_values_holds_up_nobody_and_is_no_time_of_the_line(autojump_clock):
+    async with taking() as (taker, bring, _):
+        await bring(0.0)
+        ((of_the_line_s, in_all_s),) = taker.took_s
+        assert of_the_line_s < LINK.latency_s
+        assert in_all_s > 2 * LINK.latency_s + LOOK_S
