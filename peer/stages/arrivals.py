@@ -5,9 +5,12 @@ keeps it from others. What an honest sender needs until its first byte: it may h
 with the first byte of the one before (transfers.py, rule 1), so the rest of that has to come, and
 the trainer's queue and the line to us to be free. That takes as long as microbatches take there:
 seconds, or minutes where machines are slow. So the wait is bounded by what it usually is here, and
-not by what an iteration may take at most. What has come whole and cannot be decoded is as good as
-broken off: a trainer would end with it. To look at megabytes of values takes time, which others
-need for their beats, so that is done in `Work`.
+not by what an iteration may take at most. What was waited for in vain counts as well: where all
+have become slow, nothing would come in time to show it.
+
+What has come whole and cannot be decoded is as good as broken off: a trainer would end with it. To
+look at megabytes of values takes time, which others need for their beats, so that is done in
+`Work`.
 """
 
 from collections.abc import Callable
@@ -16,7 +19,7 @@ from typing import Final
 
 import trio
 
-from peer.network.conversation import Conversation
+from peer.network.conversation import Conversation, StreamStalled
 from peer.ports import Work
 from protocol.errors import RemoteProtocolError
 from protocol.schedule.deadline import ObservedDeadline
@@ -89,13 +92,18 @@ class Arrivals:
             begun()
             return codes
 
-        boundary, _ = await talk.receive(
-            Boundary,
-            place=begins,
-            max_payload_bytes=len(codes),
-            timeout_s=self._usual.current_s,
-            stall_s=ANSWER_S,
-        )
+        try:
+            boundary, _ = await talk.receive(
+                Boundary,
+                place=begins,
+                max_payload_bytes=len(codes),
+                timeout_s=self._usual.current_s,
+                stall_s=ANSWER_S,
+            )
+        except StreamStalled:
+            if not begun_s[0]:
+                self._usual.observe(SEVERAL * (trio.current_time() - welcome_s))
+            raise
         took_s = trio.current_time() - begun_s[0]
         if not await self._work.run(line.ring.is_sound, slot):
             raise RemoteProtocolError("a boundary holds values that are not finite")

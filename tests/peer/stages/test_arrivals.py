@@ -1,6 +1,6 @@
 """Slots for what comes in: whoever is welcome and sends nothing does not keep one for long."""
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 import trio
@@ -15,8 +15,8 @@ from peer.stages.line import Line
 from peer.training.shared import code_memory
 from peer.training.stages.ring import BoundaryRing
 from protocol.address.peer_id import peer_id_from_public_key
-from protocol.errors import RemoteProtocolError
-from protocol.schedule.deadline import FIRST_OBSERVATIONS
+from protocol.errors import RemoteProtocolError, StreamLost
+from protocol.schedule.deadline import FIRST_OBSERVATIONS, WINDOW
 from protocol.wire.messages import Boundary, Credit
 from protocol.wire.versions import STAGE
 
@@ -102,6 +102,18 @@ async def test_before_enough_was_seen_the_patience_holds(autojump_clock):
     async with taking() as (taker, _, keep_silent):
         await keep_silent()
         assert taker.waited_s == [pytest.approx(PATIENCE_S, abs=1.0)]
+
+
+@pytest.mark.slow
+async def test_machines_that_have_become_slow_are_waited_for_in_the_end(autojump_clock):
+    async with taking() as (taker, bring, _):
+        for _ in range(WINDOW):
+            await bring(1.0)
+        for _ in range(WINDOW):
+            with suppress(StreamLost):
+                await bring(2 * FLOOR_S)
+        assert 0 < len(taker.waited_s) < WINDOW
+        assert taker.begun == 2 * WINDOW - len(taker.waited_s)
 
 
 async def test_what_holds_no_finite_values_is_refused_before_a_trainer_sees_it(autojump_clock):
