@@ -279,7 +279,8 @@ class RelayCore:
             return []
         if trip.leg is Leg.SCORE:
             self.counts[Counted.SCORED] += taken
-            return self._settle(trip.microbatch, now_s)
+            lost = [] if taken else [TellLost(trip.microbatch, failed=trip.receiver)]
+            return [*lost, *self._settle(trip.microbatch, now_s)]
         if taken or held.turned or self._ledger.is_stale(trip):
             return []  # with its gradient here it was taken, whatever became of the receipt
         told = TellLost(trip.microbatch, attempt=trip.attempt, failed=trip.receiver)

@@ -16,10 +16,13 @@ from protocol.microbatch.commands import (
     TellLost,
 )
 from protocol.microbatch.counts import Counted
+from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.departed import GONE_S
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
+from protocol.pipeline.problem import NO_SWAPS
+from protocol.routing.random_paths import RandomRouter
 
 PATH, STAGES = ("relay", "next"), (1, 2)
 
@@ -106,6 +109,22 @@ def test_a_score_that_goes_nowhere_is_forgotten_in_the_end() -> None:
     assert Answer(1) in forgotten
     assert isinstance(sent, Send)
     assert relay.sent(sent.trip, 0.0, taken=False) == []
+
+
+def test_a_score_that_the_next_one_does_not_take_is_told_to_be_lost() -> None:
+    """Its data peer would wait for it as long as an iteration may last."""
+    relay = relay_of("data", slots=1)
+    bring(relay, trip(0, Leg.SCORE))
+    (sent,) = relay.produced(Leg.SCORE, 0, 7, None, 0.0)
+    assert isinstance(sent, Send)
+    lost = TellLost(trip(0).microbatch, failed="next")
+    assert relay.sent(sent.trip, 0.0, taken=False) == [lost]
+    router = RandomRouter("data", 0, 3, NO_SWAPS)
+    data_peer = DataPeerCore("data", router, PATIENCE_S)
+    data_peer.present((("relay",), ("next",)), 0.0, trained=True)
+    (score,) = data_peer.produced(Leg.SCORE, 0, 7, None, 0.0)
+    assert isinstance(score, Send)
+    assert Forget(0) in data_peer.lost(score.trip.microbatch, "relay", failed="next")
 
 
 def test_what_comes_by_another_path_than_was_welcome_is_not_taken() -> None:
