@@ -243,7 +243,7 @@ class DataPeerCore:
     def restarted(self, slots: int) -> list[Command]:
         """The trainer is a new one, knows of no microbatch, and has room for so many."""
         lost = list(self._away.values())
-        self.counts[Counted.LOST] += len(lost)
+        self.counts[Counted.LOST] += sum(away.leg is not Leg.SCORE for away in lost)
         self._away.clear()
         self._mender.clear(slots)
         self._in_flight = slots if self._in_flight else 0
