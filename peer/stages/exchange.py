@@ -261,7 +261,8 @@ class StageExchange:
 
     async def _take(self, talk: Conversation, trip: Trip) -> None:
         if trip.leg is Leg.FORWARD and isinstance(self._core, RelayCore):
-            self._other_plans.look(trip)
+            there = {member.peer_id for member in self._company.data_peers()}
+            self._other_plans.look(trip, there)
         offered_s = trio.current_time()
         refusal = await self._ask_core(trip)
         if refusal is not None:
