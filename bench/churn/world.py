@@ -228,7 +228,7 @@ class ChurnWorld:
         assert isinstance(to.core, RelayCore)
         assert isinstance(machine.core, DataPeerCore)
         self.do(to, to.core.announced(machine.name, iteration, self.now_s))
-        self.do(machine, machine.core.heard(to.name, to.core.newest))
+        self.do(machine, machine.core.heard(to.name, to.core.newest_for(machine.name)))
 
     def lost(self, machine: Machine, other: str, command: TellLost) -> None:
         to, lost = self.machines[other], command.microbatch

@@ -102,26 +102,32 @@ class _Server:
             line = await _read_line(stream, MAX_REQUEST_BYTES)
         if not line:
             return
-        reply = await self._reply(line)
+        answer = await self._answer_to(line)
         # Shielded, so that the answer to "leave" gets out although the daemon goes down with it.
         with trio.CancelScope(shield=True, deadline=trio.current_time() + ASK_TIMEOUT_S):
-            await stream.send_all(json.dumps(reply).encode() + b"\n")
+            await stream.send_all(answer)
 
-    async def _reply(self, line: bytes) -> dict[str, Any]:
+    async def _answer_to(self, line: bytes) -> bytes:
         try:
             arguments = json.loads(line)
             name = arguments.pop("request")
             handler = self._handlers[name]
-        except (ValueError, AttributeError, KeyError, TypeError):
-            return {"error": f"unknown request; known are {', '.join(sorted(self._handlers))}"}
+        except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
+            known = ", ".join(sorted(self._handlers))
+            return _line_of({"error": f"unknown request; known are {known}"})
         try:
-            return {"reply": await handler(arguments)}
+            return _line_of({"reply": await handler(arguments)})
         except (LocoError, OSError) as error:
-            return {"error": str(error)}
+            return _line_of({"error": str(error)})
         except Exception as bug:  # noqa: BLE001 - a command that fails must not end the run
             self._tell_bug(name, bug)
             kind = type(bug).__name__
-            return {"error": f"'{name}' failed, which is a bug in loco-peer: {kind}: {bug}"}
+            sentence = f"'{name}' failed, which is a bug in loco-peer: {kind}: {bug}"
+            return _line_of({"error": sentence})
+
+
+def _line_of(answer: dict[str, Any]) -> bytes:
+    return json.dumps(answer).encode() + b"\n"
 
 
 async def _read_line(stream: trio.SocketStream, max_bytes: int) -> bytes:

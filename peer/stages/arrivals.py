@@ -5,8 +5,12 @@ keeps it from others. What an honest sender needs until its first byte: it may h
 with the first byte of the one before (transfers.py, rule 1), so the rest of that has to come, and
 the trainer's queue and the line to us to be free. That takes as long as microbatches take there:
 seconds, or minutes where machines are slow. So the wait is bounded by what it usually is here, and
-not by what an iteration may take at most. What has come whole and cannot be decoded is as good as
-broken off: a trainer would end with it.
+not by what an iteration may take at most. What was waited for in vain counts as well: where all
+have become slow, nothing would come in time to show it.
+
+What has come whole and cannot be decoded is as good as broken off: a trainer would end with it. To
+look at megabytes of values takes time, which others need for their beats, so that is done in
+`Work`.
 """
 
 from collections.abc import Callable
@@ -15,7 +19,8 @@ from typing import Final
 
 import trio
 
-from peer.network.conversation import Conversation
+from peer.network.conversation import Conversation, StreamStalled
+from peer.ports import Work
 from protocol.errors import RemoteProtocolError
 from protocol.schedule.deadline import ObservedDeadline
 from protocol.wire.messages import Boundary, Credit
@@ -35,7 +40,7 @@ class Arrived:
 
     Attributes:
         slot: where it lies.
-        took_s: from its first byte on.
+        took_s: from its first byte to its last.
     """
 
     loss: float | None
@@ -50,7 +55,8 @@ class Arrivals:
         patience_s: longest wait for the first byte.
     """
 
-    def __init__(self, patience_s: float) -> None:
+    def __init__(self, work: Work, patience_s: float) -> None:
+        self._work = work
         self._usual = ObservedDeadline(floor_s=min(FLOOR_S, patience_s), ceiling_s=patience_s)
 
     def __repr__(self) -> str:
@@ -86,14 +92,20 @@ class Arrivals:
             begun()
             return codes
 
-        boundary, _ = await talk.receive(
-            Boundary,
-            place=begins,
-            max_payload_bytes=len(codes),
-            timeout_s=self._usual.current_s,
-            stall_s=ANSWER_S,
-        )
-        if not line.ring.is_sound(slot):
+        try:
+            boundary, _ = await talk.receive(
+                Boundary,
+                place=begins,
+                max_payload_bytes=len(codes),
+                timeout_s=self._usual.current_s,
+                stall_s=ANSWER_S,
+            )
+        except StreamStalled:
+            if not begun_s[0]:
+                self._usual.observe(SEVERAL * (trio.current_time() - welcome_s))
+            raise
+        took_s = trio.current_time() - begun_s[0]
+        if not await self._work.run(line.ring.is_sound, slot):
             raise RemoteProtocolError("a boundary holds values that are not finite")
         self._usual.observe(SEVERAL * (begun_s[0] - welcome_s))
-        return Arrived(boundary.loss, slot, trio.current_time() - begun_s[0])
+        return Arrived(boundary.loss, slot, took_s)

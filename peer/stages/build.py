@@ -1,15 +1,6 @@
 """The exchange of a peer that holds a stage, put together from its parts."""
 
-from dataclasses import dataclass
-from pathlib import Path
-
-from peer.network.pacing import Pacing
-from peer.observe.events import Events
-from peer.observe.facts import Facts
-from peer.ports import Network, Work
-from peer.process.bell import Bell
 from peer.training.stages.sizes import MIN_SLOTS, SLOTS
-from protocol.membership.records import Sign
 from protocol.microbatch.core import StageCore
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
@@ -21,26 +12,8 @@ from protocol.run.stages import DATA_STAGE
 from .company import StageCompany
 from .exchange import PATIENCE_S, StageExchange
 from .given_paths import FILE_NAME, GivenPaths
+from .surroundings import Surroundings
 from .survey import Survey
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a peer has around the exchange of its stage.
-
-    Attributes:
-        heard: rings when a peer has told anything.
-        pacing: is told how fast boundaries go.
-    """
-
-    network: Network
-    facts: Facts
-    events: Events
-    heard: Bell
-    sign: Sign
-    work: Work
-    state_dir: Path
-    pacing: Pacing | None = None
 
 
 def stage_exchange(
@@ -72,11 +45,7 @@ def stage_exchange(
         stage=stage,
         core=core,
         company=company,
-        network=network,
-        facts=facts,
-        events=around.events,
-        heard=around.heard,
+        around=around,
         total_steps_at=amended.total_steps_at,
         survey=survey,
-        pacing=around.pacing,
     )

@@ -17,11 +17,7 @@ from typing import Final
 import trio
 
 from peer.network.conversation import Conversation
-from peer.network.pacing import Pacing
-from peer.observe.events import Events
-from peer.observe.facts import Facts
-from peer.ports import Network, PeerId, Stream
-from peer.process.bell import Bell
+from peer.ports import PeerId, Stream
 from peer.rounds.way import TrainerLine
 from peer.training.stages import messages as told
 from peer.training.stages.messages import StageCommand, StageEvent
@@ -56,6 +52,7 @@ from .messenger import Messenger
 from .notices import NOTICES, Notice, note, origin_of, stage_said
 from .other_plans import OtherPlans
 from .stopwatch import Stopwatch
+from .surroundings import Surroundings
 from .survey import Survey
 from .transfers import (
     ANSWER_S,
@@ -78,7 +75,6 @@ class StageExchange:
 
     Args:
         stage: ours.
-        heard: rings when a peer has told anything.
         total_steps_at: nominal steps of the run, as is in force at a nominal step.
         survey: measures and plans.
     """
@@ -89,28 +85,24 @@ class StageExchange:
         stage: int,
         core: StageCore,
         company: StageCompany,
-        network: Network,
-        facts: Facts,
-        events: Events,
-        heard: Bell,
+        around: Surroundings,
         total_steps_at: Callable[[float], int],
         survey: Survey,
-        pacing: Pacing | None,
     ) -> None:
-        self._facts = facts
+        self._facts = facts = around.facts
         facts.microbatches = core.counts
-        self._left_out = LeftOut(facts, events)
-        self._heard = heard
+        self._left_out = LeftOut(facts, around.events)
+        self._heard = around.heard
         self._total_steps_at = total_steps_at
         self._stage = stage
         self._core = core
         self._company = company
-        self._network = network
+        self._network = around.network
         self._survey = survey
         has_loss = stage == DATA_STAGE
         self._stopwatch = Stopwatch(survey.measures, facts.pipeline, has_loss=has_loss)
-        self._transfers = Transfers(network, PATIENCE_S, self._stopwatch, pacing)
-        self._arrivals = Arrivals(PATIENCE_S)
+        self._transfers = Transfers(around.network, PATIENCE_S, self._stopwatch, around.pacing)
+        self._arrivals = Arrivals(around.work, PATIENCE_S)
         self._messenger = Messenger(core, company, self._transfers, self._do)
         self._other_plans = OtherPlans(facts)
         self._ended: deque[Microbatch] = deque(maxlen=MAX_ENDED)
@@ -269,7 +261,8 @@ class StageExchange:
 
     async def _take(self, talk: Conversation, trip: Trip) -> None:
         if trip.leg is Leg.FORWARD and isinstance(self._core, RelayCore):
-            self._other_plans.look(trip)
+            there = {member.peer_id for member in self._company.data_peers()}
+            self._other_plans.look(trip, there)
         offered_s = trio.current_time()
         refusal = await self._ask_core(trip)
         if refusal is not None:

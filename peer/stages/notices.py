@@ -77,7 +77,7 @@ def _note_at_relay(
 ) -> tuple[Reply, list[Command]]:
     if isinstance(notice, Announcement):
         commands = core.announced(sender, notice.iteration, now_s)
-        return Noted(core.newest), commands
+        return Noted(core.newest_for(sender)), commands
     microbatch = Microbatch(sender, notice.iteration, notice.index)
     if isinstance(notice, Halt):
         standing, commands = core.halted(microbatch, notice.attempt, now_s)
@@ -89,8 +89,8 @@ def _note_at_relay(
         trip = _trip_of(notice, microbatch)
         if not 1 <= trip.place <= len(trip.path) or trip.receiver != peer_id:
             raise RemoteProtocolError("a path goes on without us")
-        return Noted(core.newest), core.resumed(trip, returns=notice.returns)
-    return Noted(core.newest), core.lost(microbatch, sender, now_s, notice.attempt)
+        return Noted(core.newest_for(sender)), core.resumed(trip, returns=notice.returns)
+    return Noted(core.newest_for(sender)), core.lost(microbatch, sender, now_s, notice.attempt)
 
 
 def _trip_of(notice: ResumeMessage, microbatch: Microbatch) -> Trip:

@@ -7,10 +7,12 @@ made, and the data peer for the relay. One that does not train is not waited for
 
 Numbers of iterations are words. So the middle of what several say counts, and nobody goes further
 in one step than MAX_LEAP, wherever the others are said to be: a lie costs the others one leap to
-follow, and the numbers, at whose end nobody could go on (MAX_ITERATION), last for 2^33 of them.
+follow, and the numbers, at whose end nobody could go on (MAX_ITERATION), last for 2^33 of them. Of
+two the lower counts, so whose word it is that is behind must not count for itself: it would be told
+to stay there.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from statistics import median_low
 from typing import Final
 
@@ -54,12 +56,11 @@ class Announced:
     @property
     def least(self) -> int:
         """Where the last is of those that train; 0 where none has told of any."""
-        return min(self._of_present(), default=0)
+        return min(self._of(self.present), default=0)
 
-    @property
-    def middle(self) -> int:
-        """Where their middle is, of two the lower: one far ahead takes nobody along."""
-        return median_low(self._of_present() or [0])
+    def middle_of(self, tellers: Collection[str]) -> int:
+        """Where the middle of these is, of two the lower: one far ahead takes nobody along."""
+        return median_low(self._of(tellers) or [0])
 
-    def _of_present(self) -> list[int]:
-        return [each for teller, each in self.newest_of.items() if teller in self.present]
+    def _of(self, tellers: Collection[str]) -> list[int]:
+        return [self.newest_of[each] for each in tellers if each in self.newest_of]

@@ -102,3 +102,8 @@ class Iteration:
         """The relays of one that has a name, and has not set out."""
         found = (path.relays for name, path in self.named if name == microbatch)
         return next(found, None)
+
+    def rename(self, microbatch: Microbatch, name: Microbatch) -> None:
+        """One that has a name, and has not set out, gets another."""
+        at = [named for named, _ in self.named].index(microbatch)
+        self.named[at] = name, self.named[at][1]

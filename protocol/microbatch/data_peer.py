@@ -1,10 +1,10 @@
 """The core of a data peer: which way its microbatches go, and what has become of them.
 
 Rules
-  1. An iteration's number is the next one, or where the relays are in the middle, by what each has
-     told: data peers that are behind catch up, by a bounded leap (announced.py), and one relay that
-     lies among others moves nobody. A data peer announces an iteration when nothing of the one
-     before is under way any more (relay.py).
+  1. An iteration's number is the next one, or where the middle of a stage is, by what its relays
+     have told: that of the furthest stage, for each is needed. So data peers that are behind catch
+     up, by a bounded leap (announced.py), and one relay that lies among others moves nobody. A data
+     peer announces an iteration when nothing of the one before is under way any more (relay.py).
   2. A router (paths.py) chooses paths when an iteration sets out, over the relays that are there
      then. A stage that nobody holds any more is left out by all of them, if paths may be so; where
      they may not, and before anything has been trained, the iteration waits for somebody to come,
@@ -134,9 +134,10 @@ class DataPeerCore:
         self, microbatch: Microbatch, relay: str, attempt: int = 0, failed: str | None = None
     ) -> list[Command]:
         """A relay has forgotten it, or cannot send it on; only one of its path may say so."""
-        for place, (name, path) in enumerate(self._present.named):
-            if name == microbatch and relay in path.relays:
-                self._present.named[place] = self._name(), path  # which nobody has forgotten
+        named = self._present.path_of(microbatch)
+        if named is not None and relay in named:
+            self._present.rename(microbatch, self._name())  # to what nobody has forgotten
+            return [TellLost(microbatch, named)]
         away = self._find(microbatch)
         if away is None or relay not in away.path or attempt != away.attempt:
             return []
@@ -242,7 +243,7 @@ class DataPeerCore:
     def restarted(self, slots: int) -> list[Command]:
         """The trainer is a new one, knows of no microbatch, and has room for so many."""
         lost = list(self._away.values())
-        self.counts[Counted.LOST] += len(lost)
+        self.counts[Counted.LOST] += sum(away.leg is not Leg.SCORE for away in lost)
         self._away.clear()
         self._mender.clear(slots)
         self._in_flight = slots if self._in_flight else 0
@@ -280,7 +281,7 @@ class DataPeerCore:
         present, relays = self._present, self._relays
         if present.paths is not None or not present.left or not relays.stages:
             return []
-        iteration = next_iteration(self.iteration, self._heard.middle)
+        iteration = next_iteration(self.iteration, max(map(self._heard.middle_of, relays.stages)))
         paths = self._router.paths(iteration, present.left, relays.stages)
         if not paths or (relays.missing and not relays.trained):
             return []
@@ -311,8 +312,7 @@ class DataPeerCore:
 
     def _leave(self, now_s: float) -> list[Command]:
         """Send what is ready, as far as there are paths."""
-        commands: list[Command] = []
-        present = self._present
+        present, commands = self._present, list[Command]()
         while present.ready and (present.named or present.paths):
             number, slot = present.ready.pop(0)
             self.counts[Counted.BEGUN] += 1

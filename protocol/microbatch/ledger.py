@@ -16,7 +16,7 @@ class Held:
 
     Attributes:
         trip: the forward that brought it, or how it goes on since.
-        adds: whether its gradient is to be added; not where it has been.
+        adds: whether its gradient is to be added; not where it has been, nor that of a score.
         stands_in: whether it came in place of a relay that is gone.
         computes: whether the trainer has its activations.
         welcomed: the attempt in which its gradient is welcome, and has not come; None before.
@@ -117,7 +117,7 @@ class Ledger:
             return None
         if held is not None:
             return RefusalReason.TWICE
-        adds = microbatch not in self.added
+        adds = trip.leg is Leg.FORWARD and microbatch not in self.added
         self.held[microbatch] = Held(
             self._next_number,
             trip,

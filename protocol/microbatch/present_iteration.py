@@ -1,6 +1,8 @@
 """The iteration that a relay is in: its number, whether it is over, and what belongs to it.
 
-The rules stand in relay.py (1, 3 and 5), announced.py and awaited.py.
+The rules stand in relay.py (1, 3 and 5), announced.py and awaited.py. One more is for a relay that
+is new: the first number that it hears is one peer's word. Until it has stepped it goes back to the
+middle of those that train, where that is lower: it would refuse what they send, and wait for them.
 """
 
 from collections.abc import Iterable
@@ -25,7 +27,7 @@ class PresentIteration:
         self._awaited = Awaited(patience_s)
         self._announced = Announced()
         self._began_s = 0.0
-        self._ended = False
+        self._ended = self._has_stepped = False
         self.number: int | None = None
         self.is_finishing = False
 
@@ -37,6 +39,7 @@ class PresentIteration:
         self._announced.add(origin, iteration)
         if self.number is None:
             self.number, self._began_s = next_iteration(0, iteration), now_s
+        self._go_back()
 
     def look(self, origins: Iterable[str], *, ended: bool) -> None:
         """These data peers train.
@@ -46,16 +49,22 @@ class PresentIteration:
         """
         self._announced.look(origins)
         self._ended = ended
+        self._go_back()
+
+    def _go_back(self) -> None:
+        middle = self._announced.middle_of(self.origins)
+        if self.number is not None and middle and not self._has_stepped and not self.is_finishing:
+            self.number = min(self.number, middle)
 
     @property
     def origins(self) -> tuple[str, ...]:
         """The data peers that train."""
         return self._announced.present
 
-    @property
-    def newest(self) -> int:
-        """Where data peers are, and no earlier than where we are."""
-        return max(self.number or 0, self._announced.middle)
+    def newest_for(self, origin: str) -> int:
+        """Where the data peers beside this one are, and no earlier than where we are."""
+        others = [each for each in self.origins if each != origin]
+        return max(self.number or 0, self._announced.middle_of(others))
 
     def ends(self, now_s: float) -> bool:
         """Whether nothing more of it is waited for, since this moment."""
@@ -76,7 +85,7 @@ class PresentIteration:
         """The trainer has stepped: the next one begins."""
         assert self.number is not None, "a step belongs to an iteration"
         self.number = next_iteration(self.number, self._announced.least)
-        self._began_s, self.is_finishing = now_s, False
+        self._began_s, self.is_finishing, self._has_stepped = now_s, False, True
 
     def is_of(self, trip: Trip) -> bool:
         """Whether a forward is of this iteration, and it is not over. A score is of any."""

@@ -6,8 +6,9 @@ and its weights must be the same at both moments. So training goes in *iteration
 peers number and the relays keep apart:
 
   1. A data peer announces an iteration to every relay when nothing of the ones before is under
-     way for it, and says so once: it stands (announced.py). A relay answers where data peers are
-     (`newest`), and one that is behind goes on there, by a bounded leap: nobody hands out numbers.
+     way for it, and says so once: it stands (announced.py). A relay answers where the others are
+     (`newest_for`), and one that is behind goes on there, by a bounded leap: nobody hands out
+     numbers.
   2. An offer of a forward waits until its iteration is the present one and a slot is free; the
      answer *is* the credit. A forward of a past iteration is refused (`behind`), a full queue is
      `busy`, and costs nothing. Gradients of what is held are welcome at any time, in each attempt
@@ -120,10 +121,9 @@ class RelayCore:
         """The present one; None before the first announcement."""
         return self._present.number
 
-    @property
-    def newest(self) -> int:
-        """Where data peers are, and no earlier than where we are."""
-        return self._present.newest
+    def newest_for(self, origin: str) -> int:
+        """Where the data peers beside this one are, and no earlier than where we are."""
+        return self._present.newest_for(origin)
 
     def present(
         self, origins: Iterable[str], now_s: float, *, ended: bool, alive: Iterable[str] = ()
@@ -279,7 +279,8 @@ class RelayCore:
             return []
         if trip.leg is Leg.SCORE:
             self.counts[Counted.SCORED] += taken
-            return self._settle(trip.microbatch, now_s)
+            lost = [] if taken else [TellLost(trip.microbatch, failed=trip.receiver)]
+            return [*lost, *self._settle(trip.microbatch, now_s)]
         if taken or held.turned or self._ledger.is_stale(trip):
             return []  # with its gradient here it was taken, whatever became of the receipt
         told = TellLost(trip.microbatch, attempt=trip.attempt, failed=trip.receiver)

@@ -318,7 +318,7 @@ class MicrobatchWorld:
         other = self.nodes[relay]
         if other.alive and self.is_here(node):
             self.do(relay, other.core.announced(node.name, iteration, self.now_s))
-            self.do(node.name, node.core.heard(relay, other.core.newest))
+            self.do(node.name, node.core.heard(relay, other.core.newest_for(node.name)))
 
     def tell_lost(self, node, other, command):
         core, lost = self.nodes[other].core, command.microbatch

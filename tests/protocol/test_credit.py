@@ -3,7 +3,7 @@
 import pytest
 from microbatch_worlds import PATIENCE_S
 
-from protocol.microbatch.commands import Answer, Send
+from protocol.microbatch.commands import Answer, OfferAhead, Send, TellLost
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trip import Leg, Microbatch, Trip
@@ -78,6 +78,19 @@ def test_a_data_peer_welcomes_what_was_offered_ahead_once_until_it_breaks_off() 
         assert core.offered(1, FIRST.onward()) == [WELCOME]
         assert core.offered(1, FIRST.onward()) == [TWICE]
         assert core.broke_off(FIRST.onward(), 0.0) == []
+
+
+def test_what_was_offered_ahead_under_a_name_that_a_relay_has_forgotten_is_taken_back() -> None:
+    router = RandomRouter("data", 0, 2, NO_SWAPS)
+    core = DataPeerCore("data", router, PATIENCE_S, in_flight=1)
+    core.present((("relay",),), 0.0, trained=True)
+    assert OfferAhead(FIRST) in core.begun(1, 0.0)
+    assert core.lost(FIRST.microbatch, "another") == []
+    assert core.lost(FIRST.microbatch, "relay") == [TellLost(FIRST.microbatch, ("relay",))]
+    assert core.lost(FIRST.microbatch, "relay") == []
+    (sent,) = core.produced(Leg.FORWARD, 0, 7, None, 0.0)
+    assert isinstance(sent, Send)
+    assert sent.trip.microbatch == Microbatch("data", 1, 2)
 
 
 def test_what_trains_does_not_come_back_as_a_score(data_peer: DataPeerCore) -> None:

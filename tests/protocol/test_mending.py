@@ -16,7 +16,10 @@ ITERATIONS = 4
 
 
 def assert_sound(world):
-    """One end for each microbatch; no stage counts it twice; what is missing has been counted."""
+    """One end for each microbatch; no stage counts it twice; what is missing has been counted.
+
+    No offer is left that was made ahead.
+    """
     world.settle()
     begun, done, lost = world.ends()
     assert begun == ITERATIONS * len(world.origins) * world.microbatches == done + lost
@@ -25,6 +28,7 @@ def assert_sound(world):
     of_done = [key for key in world.applied if key[1] in world.home()]
     gone = sum(node.core.counts[Counted.GONE] for node in world.all_nodes)
     assert len(world.stages) * done - len(of_done) <= gone
+    assert not [trip for asker, trip in world.ahead if world.is_here(asker)]
 
 
 @given(SEEDS, st.integers(0, 12), st.integers(1, 3), st.integers(2, 3))

@@ -16,10 +16,13 @@ from protocol.microbatch.commands import (
     TellLost,
 )
 from protocol.microbatch.counts import Counted
+from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.departed import GONE_S
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
+from protocol.pipeline.problem import NO_SWAPS
+from protocol.routing.random_paths import RandomRouter
 
 PATH, STAGES = ("relay", "next"), (1, 2)
 
@@ -106,6 +109,33 @@ def test_a_score_that_goes_nowhere_is_forgotten_in_the_end() -> None:
     assert Answer(1) in forgotten
     assert isinstance(sent, Send)
     assert relay.sent(sent.trip, 0.0, taken=False) == []
+    assert not +relay.counts  # no gradient of it is missed
+    relay.restarted(1)
+    assert not +relay.counts
+
+
+def test_a_score_that_the_next_one_does_not_take_is_told_to_be_lost() -> None:
+    """Its data peer would wait for it as long as an iteration may last."""
+    relay = relay_of("data", slots=1)
+    bring(relay, trip(0, Leg.SCORE))
+    (sent,) = relay.produced(Leg.SCORE, 0, 7, None, 0.0)
+    assert isinstance(sent, Send)
+    lost = TellLost(trip(0).microbatch, failed="next")
+    assert relay.sent(sent.trip, 0.0, taken=False) == [lost]
+    router = RandomRouter("data", 0, 3, NO_SWAPS)
+    data_peer = DataPeerCore("data", router, PATIENCE_S)
+    data_peer.present((("relay",), ("next",)), 0.0, trained=True)
+    (score,) = data_peer.produced(Leg.SCORE, 0, 7, None, 0.0)
+    assert isinstance(score, Send)
+    assert Forget(0) in data_peer.lost(score.trip.microbatch, "relay", failed="next")
+
+
+def test_a_trainer_that_dies_with_a_score_under_way_has_lost_no_gradient() -> None:
+    data_peer = DataPeerCore("data", RandomRouter("data", 0, 2, NO_SWAPS), PATIENCE_S)
+    data_peer.present((("relay",),), 0.0, trained=True)
+    data_peer.produced(Leg.SCORE, 0, 7, None, 0.0)
+    assert [type(each) for each in data_peer.restarted(2)] == [TellLost]
+    assert not +data_peer.counts
 
 
 def test_what_comes_by_another_path_than_was_welcome_is_not_taken() -> None:

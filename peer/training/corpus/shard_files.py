@@ -1,13 +1,12 @@
 """The files of a data set's tokens, by shard, and the drafts that they begin as.
 
     tokens-<key>/N.train, N.held-out            a shard that is done
-    tokens-<key>/.N.train.PID, ...              drafts of the process that tokenises it
+    tokens-<key>/.N.train.*, ...                drafts of the process that tokenises it
 
-A draft gets its name when the shard is whole. One that was left behind, by a process that was
-killed or a machine that stopped, is of no use to anybody.
+A draft gets its name when the shard is whole and on disk. One that was left behind, by a process
+that was killed or a machine that stopped, is of no use to anybody.
 """
 
-import os
 import shutil
 from pathlib import Path
 from typing import Final
@@ -43,11 +42,6 @@ def is_document_held_out(shard: str, row: int) -> bool:
         return False
     digest = blake3.blake3(f"held-out/{shard}/{row}".encode()).digest(length=8)
     return int.from_bytes(digest, "big") % HELD_OUT_OF == 0
-
-
-def draft_of(path: Path) -> Path:
-    """The file that becomes `path` when this process has written it."""
-    return path.with_name(f".{path.name}.{os.getpid()}")
 
 
 def remove_drafts(folder: Path) -> None:

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from ..tokenizer import Tokenizer, load_tokenizer
 from .documents import Shard, documents
-from .packed import InvalidCorpus, token_dtype
-from .shard_files import draft_of, is_document_held_out, outputs
+from .packed import InvalidCorpus, replacing, token_dtype
+from .shard_files import is_document_held_out, outputs
 
 TOLD_BYTES: Final = 1 << 22
 """Text after which a process says how far it is."""
@@ -70,10 +70,9 @@ def _tokenise_shard(
 ) -> None:
     """Write a shard's tokens under their names when all of them are there."""
     names = outputs(folder, number)
-    drafts = [draft_of(path) for path in names]
     dtype = token_dtype(tokenizer.vocabulary_size)
     separator = np.array(tokenizer.separator, dtype=dtype)
-    with drafts[0].open("wb") as train, drafts[1].open("wb") as held_out:
+    with replacing(names[0]) as train, replacing(names[1]) as held_out:
         untold = 0
         for row, (place, text) in enumerate(documents(shard)):
             file = held_out if is_document_held_out(shard.name, row) else train
@@ -83,8 +82,6 @@ def _tokenise_shard(
             if untold >= TOLD_BYTES:
                 _say(out, bytes=untold, shards=0)
                 untold = 0
-    for draft, name in zip(drafts, names, strict=True):
-        draft.replace(name)
     _say(out, bytes=untold, shards=1)
 
 

@@ -99,11 +99,35 @@ async def test_an_error_of_ours_reaches_the_client_as_a_sentence(
 
 
 @pytest.mark.parametrize(
-    "data", [b"nonsense\n", b"[]\n", b'{"request": "destroy"}\n', b'{"request": []}\n']
+    "data",
+    [
+        b"nonsense\n",
+        b"[]\n",
+        b'{"request": "destroy"}\n',
+        b'{"request": []}\n',
+        b"[" * (MAX_REQUEST_BYTES - 1) + b"\n",
+    ],
+    ids=["no JSON", "a list", "unknown", "no name", "nested too deep"],
 )
 async def test_what_nobody_knows_is_told(path: Path, nursery: trio.Nursery, data: bytes) -> None:
     await nursery.start(serve_control, path, HANDLERS, no_bug)
     assert b"unknown request; known are echo, fail, hang" in await raw(path, data)
+    assert await ask(path, "echo") == {}
+
+
+async def test_a_reply_that_no_json_can_hold_is_a_bug_that_ends_alone(
+    path: Path, nursery: trio.Nursery
+) -> None:
+    async def reply_with_a_set(arguments: dict[str, Any]) -> dict[str, Any]:
+        return {"peers": {"a", "b"}}
+
+    told: list[str] = []
+    handlers = {**HANDLERS, "odd": reply_with_a_set}
+    await nursery.start(serve_control, path, handlers, lambda request, _: told.append(request))
+    with pytest.raises(ControlFailed, match="a bug in loco-peer: TypeError"):
+        await ask(path, "odd")
+    assert told == ["odd"]
+    assert await ask(path, "echo") == {}
 
 
 async def test_a_request_that_is_too_long_ends_its_connection(

@@ -1,6 +1,6 @@
 """Slots for what comes in: whoever is welcome and sends nothing does not keep one for long."""
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 import trio
@@ -9,19 +9,20 @@ from peer.codec import BLOCK, get_codec
 from peer.network.conversation import Conversation, StreamStalled
 from peer.network.simulated import SimulatedInternet
 from peer.network.simulated_link import LinkModel
+from peer.ports.simulated import SimulatedWork
 from peer.stages.arrivals import FLOOR_S, SEVERAL, Arrivals
 from peer.stages.line import Line
 from peer.training.shared import code_memory
 from peer.training.stages.ring import BoundaryRing
 from protocol.address.peer_id import peer_id_from_public_key
-from protocol.errors import RemoteProtocolError
-from protocol.schedule.deadline import FIRST_OBSERVATIONS
+from protocol.errors import RemoteProtocolError, StreamLost
+from protocol.schedule.deadline import FIRST_OBSERVATIONS, WINDOW
 from protocol.wire.messages import Boundary, Credit
 from protocol.wire.versions import STAGE
 
 LINK = LinkModel(latency_s=0.1, bandwidth_bytes_per_s=1e6)
 US, THEM = (peer_id_from_public_key(bytes([n]) * 32) for n in (1, 2))
-PATIENCE_S, SLOTS = 600.0, 4
+PATIENCE_S, SLOTS, LOOK_S = 600.0, 4, 0.5
 CODEC = get_codec("fp32")
 SLOT_BYTES = CODEC.code_bytes(BLOCK)
 
@@ -33,8 +34,9 @@ class Taker:
         memory = code_memory(0)
         BoundaryRing.create_in(memory, SLOTS, SLOT_BYTES)
         ring = BoundaryRing.open(memory, SLOT_BYTES, CODEC)
-        self.line, self.arrivals = Line(ring), Arrivals(PATIENCE_S)
+        self.line, self.arrivals = Line(ring), Arrivals(SimulatedWork(LOOK_S), PATIENCE_S)
         self.begun = 0
+        self.took_s = []
         self.waited_s = []
         self.refused = []
 
@@ -44,6 +46,7 @@ class Taker:
             try:
                 arrived = await self.arrivals.receive(talk, self.line, began_s, self._begins)
                 self.line.give_back(arrived.slot)
+                self.took_s.append((arrived.took_s, trio.current_time() - began_s))
             except StreamStalled:
                 self.waited_s.append(trio.current_time() - began_s)
             except RemoteProtocolError as error:
@@ -101,9 +104,29 @@ async def test_before_enough_was_seen_the_patience_holds(autojump_clock):
         assert taker.waited_s == [pytest.approx(PATIENCE_S, abs=1.0)]
 
 
+@pytest.mark.slow
+async def test_machines_that_have_become_slow_are_waited_for_in_the_end(autojump_clock):
+    async with taking() as (taker, bring, _):
+        for _ in range(WINDOW):
+            await bring(1.0)
+        for _ in range(WINDOW):
+            with suppress(StreamLost):
+                await bring(2 * FLOOR_S)
+        assert 0 < len(taker.waited_s) < WINDOW
+        assert taker.begun == 2 * WINDOW - len(taker.waited_s)
+
+
 async def test_what_holds_no_finite_values_is_refused_before_a_trainer_sees_it(autojump_clock):
     async with taking() as (taker, bring, _):
         await bring(1.0)
         await bring(1.0, b"\xff" * SLOT_BYTES)
         assert taker.refused == ["a boundary holds values that are not finite"]
         assert taker.line.num_free == SLOTS
+
+
+async def test_a_look_at_the_values_holds_up_nobody_and_is_no_time_of_the_line(autojump_clock):
+    async with taking() as (taker, bring, _):
+        await bring(0.0)
+        ((of_the_line_s, in_all_s),) = taker.took_s
+        assert of_the_line_s < LINK.latency_s
+        assert in_all_s > 2 * LINK.latency_s + LOOK_S

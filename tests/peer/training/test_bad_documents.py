@@ -13,6 +13,7 @@ import pytest
 
 from peer.training.corpus import InvalidCorpus, shard_process
 from peer.training.corpus.documents import Shard, documents, shards_of
+from peer.training.corpus.shard_files import outputs
 from peer.training.corpus.sources import glob_texts
 from peer.training.tokenizer import ByteTokenizer
 
@@ -106,6 +107,22 @@ def test_a_process_that_cannot_write_says_where(tmp_path: Path) -> None:
     said = said_of(path, nowhere)
     assert str(said["path"]).startswith(f"{nowhere}/.0.train.")
     assert said["errno"]
+
+
+def test_a_shard_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch) -> None:
+    """After a power cut an empty file would pass for a shard in which nothing is held out."""
+    synced: set[int] = set()
+
+    def sync(fd: int) -> None:
+        assert not names[0].exists()
+        synced.add(os.fstat(fd).st_ino)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    path, names = tmp_path / "a.jsonl", outputs(tmp_path, 0)
+    path.write_bytes(LINE)
+    (shard,) = shards_of("jsonl", str(path))
+    assert shard_process.work("bytes", tmp_path, [(0, shard)], io.StringIO()) == 0
+    assert {name.stat().st_ino for name in names} == synced
 
 
 def test_shards_of_streams_say_their_places() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from peer.training.corpus import InvalidCorpus
 from peer.training.corpus.processes import run_processes
-from peer.training.corpus.shard_files import draft_of, outputs, remove_all_drafts
+from peer.training.corpus.shard_files import outputs, remove_all_drafts
 
 pytestmark = pytest.mark.slow
 
@@ -101,7 +101,8 @@ def test_what_was_left_behind_is_removed_and_nothing_else(tmp_path: Path) -> Non
     for path in (tmp_path / ".packing-1", folder, tmp_path / "corpus-1"):
         path.mkdir()
     done, kept = outputs(folder, 0), tmp_path / "corpus-1" / ".keep"
-    for path in (*done, *map(draft_of, outputs(folder, 1)), tmp_path / ".packing-1" / "x", kept):
+    left = (path.with_name(f".{path.name}.x1y2") for path in outputs(folder, 1))
+    for path in (*done, *left, tmp_path / ".packing-1" / "x", kept):
         path.write_text(json.dumps("x"))
     remove_all_drafts(tmp_path)
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == {*done, kept}
