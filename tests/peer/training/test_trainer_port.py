@@ -461,6 +461,9 @@ ENDINGS = [
     a_killed_trainer_says_so,
     stop_ends_it_after_what_was_told_before,
 ]
+REFUSED_ALIKE = (an_order_before_load_is_refused, a_comparison_without_a_snapshot_is_refused)
+"""Endings that take the same way out of a real trainer as `Apply` of the wrong round: the round
+machine, the same in both kinds of trainer, refuses, and the loop around it ends."""
 
 
 @pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: ending.__name__)
@@ -471,7 +474,14 @@ async def test_a_simulated_life_ends(ending, autojump_clock):
 
 @pytest.mark.slow
 @pytest.mark.e2e
-@pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: ending.__name__)
+@pytest.mark.parametrize(
+    "ending",
+    [
+        pytest.param(ending, marks=[pytest.mark.long] if ending in REFUSED_ALIKE else [])
+        for ending in ENDINGS
+    ],
+    ids=lambda ending: ending.__name__,
+)
 async def test_a_real_life_ends(ending, corpus):
     async with real_life(SPECS["pairs"], corpus) as life:
         await ending(life)
