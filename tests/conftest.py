@@ -1,5 +1,7 @@
 """For all tests."""
 
+import gc
+
 from hypothesis import HealthCheck, settings
 from left_out import (
     pytest_configure,
@@ -10,6 +12,7 @@ from left_out import (
 )
 
 __all__ = [
+    "pytest_collection_finish",
     "pytest_configure",
     "pytest_deselected",
     "pytest_sessionfinish",
@@ -22,3 +25,9 @@ settings.register_profile(
     "same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("same")
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported and collected stays: the collector need not look through it again."""
+    gc.collect()
+    gc.freeze()

@@ -234,10 +234,13 @@ class Pacing:
         path.busy_since_s = now_s
 
     def _path(self, peer_id: PeerId) -> _Path:
-        path = self._paths.setdefault(peer_id, _Path())
-        self._paths.move_to_end(peer_id)
-        if len(self._paths) > MAX_MEMBERS:
-            self._paths.popitem(last=False)
+        path = self._paths.get(peer_id)
+        if path is None:
+            path = self._paths[peer_id] = _Path()
+            if len(self._paths) > MAX_MEMBERS:
+                self._paths.popitem(last=False)
+        else:
+            self._paths.move_to_end(peer_id)
         return path
 
 

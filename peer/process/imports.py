@@ -1,7 +1,8 @@
 """Importing what is large.
 
 Imports make objects that stay. The collector does not know that: it looks through all of them again
-and again while their number grows, for a quarter of the time that torch and transformers take.
+and again while their number grows, for a quarter of the time that torch and transformers take; and
+each time afterwards that it looks through everything, which holds up the whole process.
 """
 
 import gc
@@ -11,11 +12,12 @@ from contextlib import contextmanager
 
 @contextmanager
 def large_imports() -> Iterator[None]:
-    """Collect no garbage in this block."""
+    """Collect no garbage in this block, and look through what was there at its end no more."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        gc.freeze()
         if was_enabled:
             gc.enable()

@@ -48,7 +48,15 @@ from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
 from .round_machine import Action, RoundMachine, TrainStep, Wait
 from .shared import PARTNER_REGION, CodeRegions
 from .sync import trainer_side
-from .toy import SimulatedSpeed, ToyProblem, ToyWeights, loss_of, optimum, simulated_layout
+from .toy import (
+    SimulatedSpeed,
+    ToyProblem,
+    ToyWeights,
+    loss_at,
+    loss_of,
+    optimum,
+    simulated_layout,
+)
 
 __all__ = [
     "SimulatedSpeed",
@@ -266,10 +274,13 @@ class SimulatedTrainer:
             return
         rate = self._problem.rate * step.learning_rate / self._spec.optimizer.learning_rate
         theta = self.model.theta
-        noise = self._machine.noise.standard_normal(theta.size, dtype=np.float32)
-        loss = loss_of(theta, self._optimum)
-        gradient = theta - self._optimum + np.float32(self._problem.sigma) * noise
-        theta -= np.float32(rate) * gradient
+        gradient = self._machine.noise.standard_normal(theta.size, dtype=np.float32)
+        to_optimum = theta - self._optimum
+        loss = loss_at(to_optimum)
+        gradient *= np.float32(self._problem.sigma)
+        gradient += to_optimum
+        gradient *= np.float32(rate)
+        theta -= gradient
         took_s = self._speed.duration_s(self._machine.steps - 1)
         self._round_machine.stepped(step, self._now_s, took_s)
         self._round_machine.settled(loss, 0.0, 0.0)

@@ -116,4 +116,9 @@ def optimum(seed: int, size: int) -> Float32Vector:
 
 def loss_of(theta: Float32Vector, optimum_: Float32Vector) -> float:
     """Loss at `theta`."""
-    return LOSS_FLOOR + float(np.mean(np.square(theta - optimum_))) / 2
+    return loss_at(theta - optimum_)
+
+
+def loss_at(to_optimum: Float32Vector) -> float:
+    """Loss so far from the optimum."""
+    return LOSS_FLOOR + float(np.mean(np.square(to_optimum))) / 2

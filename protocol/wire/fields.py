@@ -13,7 +13,10 @@ import re
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
-from typing import Any, Protocol, get_type_hints
+from typing import Any, Final, Protocol, get_type_hints
+
+_AS_THEY_ARE: Final = frozenset({str, int, float, bytes, bool, type(None)})
+"""Types of values that msgpack takes as they stand in a dataclass."""
 
 
 class Checker(Protocol):
@@ -186,7 +189,8 @@ def read_record(kind: type, tree: dict[str, Any]) -> Any:
 
 def write_record(value: Any) -> dict[str, Any]:
     """The map that `read_record` takes back. Nothing is checked."""
-    return {field.name: _write(getattr(value, field.name)) for field in fields(value)}
+    kind: type = type(value)
+    return {name: _write(getattr(value, name)) for name in _names_of(kind)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +217,11 @@ def fields_of(kind: type) -> tuple[WireField, ...]:
     )
 
 
+@cache
+def _names_of(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
 def _read_field(field: WireField, tree: dict[str, Any]) -> Any:
     if field.name not in tree:
         if field.default is MISSING:
@@ -225,6 +234,8 @@ def _read_field(field: WireField, tree: dict[str, Any]) -> Any:
 
 
 def _write(value: Any) -> Any:
+    if type(value) in _AS_THEY_ARE:  # most are
+        return value
     if is_dataclass(value):
         return write_record(value)
     if isinstance(value, tuple):

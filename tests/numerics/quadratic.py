@@ -3,6 +3,9 @@
 Each replica minimises 0.5 (theta - c)^T diag(lambda) (theta - c) with plain SGD, c ~ N(optimum, I)
 drawn anew at every inner step; then random pairs take the outer step. Small enough that the
 stationary spread of the replicas is known.
+
+The step and the codec know no places beyond a block of values, so one call takes the step of many
+replicas, whose vectors stand one behind the other.
 """
 
 import math
@@ -13,7 +16,7 @@ import numpy as np
 import torch
 
 from peer.averaging.noloco.outer_step import NolocoFactors, outer_step
-from peer.codec import get_codec
+from peer.codec import Codec, get_codec
 
 DIMENSIONS = 64
 PADDED = 128
@@ -56,30 +59,18 @@ def run_quadratic(
     phi = torch.zeros(replicas, PADDED)
     phi[:, :DIMENSIONS] = torch.from_numpy(rng.normal(size=DIMENSIONS))
     delta = torch.zeros_like(phi)
-    codec = get_codec(codec_name)
-    theta_codes = torch.empty(replicas, codec.code_bytes(PADDED), dtype=torch.uint8)
-    phi_codes = torch.empty_like(theta_codes)
+    factors, codec = NolocoFactors(alpha, beta, gamma), get_codec(codec_name)
     std_by_round: list[float] = []
     biases: list[float] = []
     for t in range(rounds):
         step = rate(t) if callable(rate) else rate
         theta = phi[:, :DIMENSIONS].double().numpy().copy()
-        for _ in range(inner_steps):
-            target = optimum + rng.normal(size=theta.shape)
+        for target in optimum + rng.normal(size=(inner_steps, *theta.shape)):
             theta -= step * curvature * (theta - target)
         padded = torch.zeros_like(phi)
         padded[:, :DIMENSIONS] = torch.from_numpy(theta)
-        for i in range(replicas):
-            codec.encode(padded[i], theta_codes[i])
-            if gamma != beta:
-                codec.encode(phi[i], phi_codes[i])
-        for group in _groups(rng.permutation(replicas).tolist()):
-            for own in group:
-                members = [own, *(other for other in group if other != own)]
-                outer_step(
-                    phi[own], delta[own], [theta_codes[k] for k in members],
-                    codec, NolocoFactors(alpha, beta, gamma), [phi_codes[k] for k in members],
-                )  # fmt: skip
+        for sides in _groups(rng.permutation(replicas).tolist()):
+            _step(phi, delta, padded, sides, codec, factors)
         weights = phi[:, :DIMENSIONS].double().numpy()
         if not np.isfinite(weights).all() or np.abs(weights).max() > 1e6:
             return Outcome(math.inf, math.inf, t, std_by_round)
@@ -95,8 +86,36 @@ def run_quadratic(
     )
 
 
-def _groups(order: list[int]) -> list[tuple[int, ...]]:
-    """Pairs, and one alone if the number is odd."""
+def _groups(order: list[int]) -> list[tuple[list[int], ...]]:
+    """All pairs, as their first and their second members; and one alone if the number is odd."""
     half = len(order) // 2
-    pairs = zip(order[:half], order[half : 2 * half], strict=True)
-    return [*pairs, *((last,) for last in order[2 * half :])]
+    alone = order[2 * half :]
+    return [(order[:half], order[half : 2 * half]), *([(alone,)] if alone else [])]
+
+
+def _step(
+    phi: torch.Tensor,
+    delta: torch.Tensor,
+    theta: torch.Tensor,
+    sides: tuple[list[int], ...],
+    codec: Codec,
+    factors: NolocoFactors,
+) -> None:
+    """Take the outer step of groups, given by the first member of each, the second of each."""
+    theta_codes = [_codes(theta[side], codec) for side in sides]
+    phi_codes = [_codes(phi[side], codec) for side in sides] if factors.pulls else []
+    for own, side in enumerate(sides):
+        new_phi, new_delta = phi[side].flatten(), delta[side].flatten()
+        members = [own, *(other for other in range(len(sides)) if other != own)]
+        outer_step(
+            new_phi, new_delta, [theta_codes[k] for k in members],
+            codec, factors, [phi_codes[k] for k in members] if phi_codes else (),
+        )  # fmt: skip
+        phi[side], delta[side] = new_phi.view(-1, PADDED), new_delta.view(-1, PADDED)
+
+
+def _codes(rows: torch.Tensor, codec: Codec) -> torch.Tensor:
+    """The codes of some replicas' vectors."""
+    codes = torch.empty(codec.code_bytes(rows.numel()), dtype=torch.uint8)
+    codec.encode(rows.flatten(), codes)
+    return codes

@@ -14,6 +14,12 @@ def test_nothing_is_collected_meanwhile_and_everything_afterwards():
     assert gc.isenabled()
 
 
+def test_what_was_imported_is_looked_through_no_more():
+    with large_imports():
+        stays: list[list[int]] = [[]]
+    assert not any(each is stays for each in gc.get_objects())
+
+
 def test_a_collector_that_was_off_stays_off():
     gc.disable()
     try:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import LocalProtocolError
+from protocol.schedule import data_plan
 from protocol.schedule.data_plan import (
     DataPlan,
     LostAndRepeated,
@@ -273,8 +274,9 @@ def test_an_empty_corpus_has_no_plan() -> None:
         DataPlan(1, 0)
 
 
-@pytest.mark.slow
-def test_a_corpus_too_small_to_share_ends() -> None:
+def test_a_corpus_too_small_to_share_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert data_plan._MAX_EPOCHS_PER_TAKE <= 10_000  # some seconds
+    monkeypatch.setattr(data_plan, "_MAX_EPOCHS_PER_TAKE", 100)
     members = (("giant", 1 << 32), ("dwarf", 1))
     with pytest.raises(LocalProtocolError, match="too few"):
         DataPlan(1, 1).take(0, 0, 1, "dwarf", members)

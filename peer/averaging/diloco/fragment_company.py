@@ -1,5 +1,7 @@
 """The peers of the group, as the exchange of fragments sees them: from the view."""
 
+from collections.abc import Iterable
+
 import trio
 
 from peer.observe.facts import Facts
@@ -7,7 +9,7 @@ from peer.observe.status import PeerState
 from peer.ports import PeerId
 from protocol.diloco.fragment_events import PeersSeen
 from protocol.diloco.peers import LATE_ROUNDS
-from protocol.membership.view import Member, View
+from protocol.membership.view import TRAINING, Member, View
 from protocol.run.amendments import AmendedSpec
 
 
@@ -25,16 +27,19 @@ class FragmentCompany:
 
     def seen(self) -> PeersSeen:
         """How the group looks now, without those that are stuck."""
-        alive = self._view.alive(trio.current_time())
+        now_s = trio.current_time()
+        alive = self._view.alive(now_s)
         states = (PeerState.TRAINING, PeerState.FINISHED)
-        holding = (m.peer_id for m in alive if m.progress.state in states and not self._is_stuck(m))
+        holding = (
+            m.peer_id for m in alive if m.progress.state in states and not self._is_stuck(m, now_s)
+        )
         relayed = {m.peer_id for m in alive if m.relayed}
         if self._facts.reach.relays:
             relayed.add(self._own_id)
         return PeersSeen(
             round=self._facts.round,
             present=frozenset([self._own_id, *holding]),
-            rounds={member.peer_id: member.progress.round for member in self._training()},
+            rounds={member.peer_id: member.progress.round for member in self._training(alive)},
             is_over=self._facts.state is PeerState.FINISHED,
             lives={member.peer_id: member.incarnation for member in alive},
             known=frozenset(member.peer_id for member in self._view.members()),
@@ -48,15 +53,16 @@ class FragmentCompany:
     @property
     def is_alone(self) -> bool:
         """Whether no other peer trains."""
-        return not self._training()
+        return not self._training(self._view.alive(trio.current_time()))
 
-    def _is_stuck(self, member: Member) -> bool:
+    def _is_stuck(self, member: Member, now_s: float) -> bool:
         """Whether a peer stands still while we go on; all may stand still, and wait for lines."""
         trains = member.progress.state == PeerState.TRAINING
         is_late = member.progress.round < self._facts.round - LATE_ROUNDS
-        return trains and is_late and not member.goes_on(trio.current_time())
+        return trains and is_late and not member.goes_on(now_s)
 
-    def _training(self) -> list[Member]:
-        """The others that train; but for those that say they are past the end."""
-        training = self._view.members_training(trio.current_time())
-        return [m for m in training if m.progress.round <= self._spec.longest_rounds]
+    def _training(self, alive: Iterable[Member]) -> list[Member]:
+        """Those that train; but for those that say they are past the end."""
+        longest = self._spec.longest_rounds
+        training = (member for member in alive if member.progress.state == TRAINING)
+        return [member for member in training if member.progress.round <= longest]

@@ -175,7 +175,11 @@ async def send_forged(tap: Tap, like: Contribution, cycle: int, size: int) -> No
 
 @pytest.mark.parametrize(
     ("ahead", "reason"),
-    [(0, RefusalReason.TWICE), (2, RefusalReason.BEHIND), (900, RefusalReason.BEHIND)],
+    [
+        (0, RefusalReason.TWICE),
+        (2, RefusalReason.BEHIND),
+        pytest.param(900, RefusalReason.BEHIND, marks=pytest.mark.long),
+    ],
 )
 def test_a_contribution_that_comes_twice_or_jumps_is_refused_and_not_merged(
     tmp_path, monkeypatch, ahead, reason

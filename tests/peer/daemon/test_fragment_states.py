@@ -142,7 +142,9 @@ def test_a_third_replica_that_joins_after_some_steps_ends_with_the_same_fragment
 
 
 # --- whose memory is spoilt -----------------------------------------------------------------------
-@pytest.mark.parametrize("victim", "abc")
+@pytest.mark.parametrize(
+    "victim", ["a", *(pytest.param(name, marks=pytest.mark.long) for name in "bc")]
+)
 def test_garbage_of_one_peer_reaches_nobody_and_it_alone_fetches_that_chunk(
     tmp_path, monkeypatch, victim
 ):

@@ -188,9 +188,9 @@ async def test_bytes_follow_the_formula(tmp_path):
 
     Chunks are as small as they can be, so that an audit opens an eighth of one.
     """
-    names, parameters, rounds = "abcd", 6 * 65536, 5
+    names, parameters, rounds = "abcd", 6 * 65536, 3
     options = SwarmOptions(padded_parameters=parameters)
-    async with open_swarm(1, fragment_spec(12), tmp_path, options) as swarm:
+    async with open_swarm(1, fragment_spec(10), tmp_path, options) as swarm:
         await start(swarm, *names)
 
         def in_mid_round(round_: int) -> bool:
@@ -250,8 +250,10 @@ async def test_of_five_peers_two_die_and_three_go_on_within_the_deadline(tmp_pat
         assert longest_round_s(swarm["a"]) <= LONGEST_ROUND_S
 
 
+@pytest.mark.long
 @simulated()
 async def test_a_peer_that_stalls_costs_the_others_one_deadline(tmp_path):
+    """Long: test_fragment_faults.py bounds what the same stall costs as a whole."""
     async with open_swarm(1, fragment_spec(16), tmp_path, OPTIONS) as swarm:
         await start(swarm, *"abc")
         await swarm.until(lambda: swarm["a"].facts.round == 4)

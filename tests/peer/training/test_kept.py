@@ -148,8 +148,9 @@ async def test_a_simulated_trainer_takes_its_weights_over(autojump_clock, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.e2e
-@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("name", ["adamw", pytest.param("muon", marks=pytest.mark.long)])
 async def test_training_goes_on_bit_for_bit_in_another_process(tmp_path, name):
+    """Long with Muon: what it keeps goes the same way, and is bit for bit the same above."""
     for number in range(30):
         (tmp_path / f"{number}.txt").write_text("to be or not to be " * 20)
     data = DataSection(source=f"text:{tmp_path}/*.txt", validation_blocks=4)

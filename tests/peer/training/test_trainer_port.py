@@ -2,7 +2,7 @@
 
 A promise is a function of a life. Simulated lives are cheap: each promise has one of its own. A
 real one takes seconds to begin: it keeps all the promises of its kind of run, one after another,
-for `Load` begins anew.
+for `Load` begins anew; and then it ends in one of the ways in which lives end.
 """
 
 import itertools
@@ -396,6 +396,8 @@ async def test_a_real_trainer_keeps_the_same(way, corpus):
     async with real_life(SPECS[way], corpus) as life:
         for promise in PROMISES[way]:
             await promise(life)
+        if way in ENDED_BY:
+            await ENDED_BY[way](life)
 
 
 # --- how a life ends ------------------------------------------------------------------------------
@@ -461,6 +463,12 @@ ENDINGS = [
     a_killed_trainer_says_so,
     stop_ends_it_after_what_was_told_before,
 ]
+ENDED_BY = {
+    "pairs": apply_of_the_wrong_round_is_refused,
+    "fragments": a_killed_trainer_says_so,
+    "fragments-in-pairs": stop_ends_it_after_what_was_told_before,
+}
+"""How the real lives that have kept their promises end; each way to end is there."""
 
 
 @pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: ending.__name__)
@@ -469,9 +477,11 @@ async def test_a_simulated_life_ends(ending, autojump_clock):
         await ending(life)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.e2e
 @pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: ending.__name__)
 async def test_a_real_life_ends(ending, corpus):
+    """Long: a refusal, a signal and `Stop` end lives above; the others end as a refusal does."""
     async with real_life(SPECS["pairs"], corpus) as life:
         await ending(life)
