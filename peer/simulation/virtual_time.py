@@ -48,18 +48,7 @@ def run_in_virtual_time(
             raise SimulationHangs(f"not over after {limit_s:g} s of virtual time") from None
 
     with _seeded(seed):
-        return trio.run(bounded, clock=_jumping_clock())
-
-
-def _jumping_clock() -> MockClock:
-    """A clock that jumps when all tasks wait, and stands still otherwise.
-
-    MockClock lets time flow too, if told to, and so reads the computer's clock each time that it is
-    asked, which is some fifty thousand times in a simulation of a second. Nothing flows here.
-    """
-    clock = MockClock(autojump_threshold=0)
-    clock.current_time = lambda: clock._virtual_base  # type: ignore[method-assign]
-    return clock
+        return trio.run(bounded, clock=MockClock(autojump_threshold=0))
 
 
 @contextmanager
