@@ -5,23 +5,29 @@ keeps it from others. What an honest sender needs until its first byte: it may h
 with the first byte of the one before (transfers.py, rule 1), so the rest of that has to come, and
 the trainer's queue and the line to us to be free. That takes as long as microbatches take there:
 seconds, or minutes where machines are slow. So the wait is bounded by what it usually is here, and
-not by what an iteration may take at most. What has come whole and cannot be decoded is as good as
-broken off: a trainer would end with it.
+not by what an iteration may take at most.
+
+What has come whole is measured before a trainer sees it. Where it cannot be right it is as good as
+broken off: what cannot be decoded, or is larger than any honest peer's, breaks the protocol; what
+is far larger than usual is refused, and held against nobody (protocol/microbatch/sizes.py).
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 import trio
 
 from peer.network.conversation import Conversation
-from protocol.errors import RemoteProtocolError
+from protocol.errors import LocoError, RemoteProtocolError
+from protocol.microbatch.sizes import BoundarySizes, SizeVerdict
+from protocol.outcomes import RefusalReason
 from protocol.schedule.deadline import ObservedDeadline
-from protocol.wire.messages import Boundary, Credit
+from protocol.wire.messages import Boundary, Credit, Refusal
 
 from .line import Line
-from .transfers import ANSWER_S
+from .transfers import ANSWER_S, STREAM_ERRORS
 
 SEVERAL: Final = 4
 """Times the usual wait that is at least allowed, doubled by the deadline."""
@@ -43,6 +49,22 @@ class Arrived:
     took_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a boundary is compared with: others of its direction, from the same stage.
+
+    Attributes:
+        stage: its sender's; None where it is not known.
+    """
+
+    stage: int | None
+    is_gradient: bool
+
+
+class Unusual(LocoError):
+    """A boundary has come that is far larger than usual, and its sender was told so."""
+
+
 class Arrivals:
     """See the top of the file.
 
@@ -52,23 +74,36 @@ class Arrivals:
 
     def __init__(self, patience_s: float) -> None:
         self._usual = ObservedDeadline(floor_s=min(FLOOR_S, patience_s), ceiling_s=patience_s)
+        self._sizes = BoundarySizes()
 
     def __repr__(self) -> str:
-        return f"<Arrivals, {self._usual!r}>"
+        return f"<Arrivals, {self._usual!r}, {self._sizes!r}>"
 
     async def receive(
-        self, talk: Conversation, line: Line, offered_s: float, begun: Callable[[], None]
+        self,
+        talk: Conversation,
+        line: Line,
+        kind: Kind,
+        offered_s: float,
+        begun: Callable[[], None],
     ) -> Arrived:
         """Welcome a boundary, and take it.
 
         Args:
             offered_s: when it was offered.
             begun: called with its first byte.
+
+        Raises:
+            RemoteProtocolError: it cannot be an honest one.
+            Unusual: it is far larger than usual.
+            StreamLost: it has not come whole.
         """
         slot = await line.take_slot()
         try:
             await talk.send(Credit(trio.current_time() - offered_s), stall_s=ANSWER_S)
-            return await self._fill(talk, line, slot, begun)
+            arrived = await self._fill(talk, line, slot, begun)
+            await self._check(talk, line.ring.size(slot), kind)
+            return arrived
         except BaseException:
             line.give_back(slot)
             raise
@@ -93,7 +128,18 @@ class Arrivals:
             timeout_s=self._usual.current_s,
             stall_s=ANSWER_S,
         )
-        if not line.ring.is_sound(slot):
-            raise RemoteProtocolError("a boundary holds values that are not finite")
         self._usual.observe(SEVERAL * (begun_s[0] - welcome_s))
         return Arrived(boundary.loss, slot, trio.current_time() - begun_s[0])
+
+    async def _check(self, talk: Conversation, size: float, kind: Kind) -> None:
+        verdict = self._sizes.judge(
+            talk.remote_peer_id, size, stage=kind.stage, is_gradient=kind.is_gradient
+        )
+        if verdict is SizeVerdict.IMPOSSIBLE:
+            raise RemoteProtocolError(f"a boundary's values are not finite, or huge: {size:.3g}")
+        if verdict is SizeVerdict.UNUSUAL:
+            sentence = f"a boundary of {size:.3g} is far larger than those of others"
+            with suppress(*STREAM_ERRORS):
+                refusal = Refusal(RefusalReason.IMPLAUSIBLE, sentence)
+                await talk.send(refusal, stall_s=ANSWER_S)
+            raise Unusual(sentence)

@@ -325,7 +325,7 @@ class MicrobatchWorld:
         if not self.nodes[other].alive:
             return
         if other in self.origins:
-            self.do(other, core.lost(lost, node.name, command.attempt, command.failed))
+            self.do(other, core.lost(command, node.name))
         else:
             self.withdraw(self.nodes[other], lost)
             self.do(other, core.lost(lost, node.name, self.now_s, command.attempt))
@@ -351,7 +351,7 @@ class MicrobatchWorld:
         if other.alive and self.random.random() >= self.failing:
             self.do(other.name, other.core.resumed(trip, returns=command.returns))
         else:
-            again = node.core.lost(trip.microbatch, trip.receiver, trip.attempt)
+            again = node.core.lost(TellLost(trip.microbatch, (), trip.attempt), trip.receiver)
             self.do(node.name, again)
 
     def compute(self, node, command):
