@@ -90,6 +90,7 @@ class MicrobatchWorld:
 
     Attributes:
         hears_late: chance that a relay, as it looks around, has not heard yet that one trains.
+        is_refused: whether a receiver refuses what a trip brings, since it cannot be right.
     """
 
     def __init__(
@@ -134,6 +135,7 @@ class MicrobatchWorld:
         self.out = {}
         self.failing = 0.0
         self.hears_late = 0.0
+        self.is_refused = lambda trip: False
         self.heard: set[tuple[str, str]] = set()
         self.trained = True
 
@@ -446,7 +448,10 @@ class MicrobatchWorld:
                 self.do(other.name, other.core.broke_off(trip, self.now_s))
             return
         taken = self.is_here(other) and other.life == ahead.life
-        if taken:
+        if taken and self.is_refused(trip):
+            taken = False
+            self.do(other.name, other.core.broke_off(trip, self.now_s, refused=True))
+        elif taken:
             self.taken.add((trip.leg, trip.place))
             self.path = trip.path
             if (onward := trip.next_move()) is not None:
