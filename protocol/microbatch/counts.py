@@ -31,6 +31,6 @@ class Counted(StrEnum):
     REFUSED = "refused"
     """What came of it here was no boundary, or of a size that cannot be right, and was refused."""
     CLIPPED = "clipped"
-    """Its gradient was far longer than usual, and counted less in the step here, or not at all."""
+    """Its gradient was far longer than usual, and counted less in the step here."""
     SCORED = "scored"
     """It passed for validation alone (at a relay)."""
