@@ -58,7 +58,7 @@ def test_what_one_relay_sends_is_refused_and_all_come_home(legs, seed):
 @settings(max_examples=15, deadline=None, phases=PHASES)
 def test_one_that_refuses_every_gradient_is_gone_round_and_little_counts_twice(seed):
     """Its word is believed once for each microbatch, then another takes its place."""
-    world = world_of(seed)
+    world = world_of(seed, replicas=3)
     world.is_refused = lambda trip: trip.receiver == LIAR and trip.leg is Leg.BACKWARD
     assert world.run(ITERATIONS)
     assert_all_done(world)

@@ -13,6 +13,7 @@ from pathlib import Path
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from peer.codec import Codec
 from peer.network.simulated import SimulatedInternet
 from peer.network.simulated_link import LinkModel
 from peer.observe.facts import Facts
@@ -47,7 +48,7 @@ class PretendedTrainer:
         fresh: what a microbatch begins as.
     """
 
-    codec = None
+    codec: Codec | None = None
     fresh = bytes(SLOT_BYTES)
 
     def __init__(self, stage, iterations=0, microbatches=0):

@@ -29,7 +29,7 @@ class HonestPipeline:
         self.stages = [Stage(self.spec, number, codec, clip_norm) for number in range(STAGES)]
         self.sums = [GradientSum(each.model.gradient_P, clip_norm) for each in self.stages]
         self.judges = [BoundarySizes() for _ in self.stages]
-        self.verdicts = Counter()
+        self.verdicts: Counter[SizeVerdict] = Counter()
         self.clipped = 0
         self.random = np.random.default_rng(seed)
 
@@ -52,9 +52,11 @@ class HonestPipeline:
         self.sums[0].add(FORWARD)
         for place in range(len(relays), -1, -1):
             given = self._carried(boundary, number, (place + 1) % STAGES, place, BACKWARD)
-            boundary = self.stages[place].compute.backward(number, given)
+            passed = self.stages[place].compute.backward(number, given)
             self.stages[place].compute.add_weights()
             self.sums[place].add(BACKWARD)
+            if passed is not None:
+                boundary = passed
         return loss
 
     def _carried(self, boundary, number, giver, taker, leg):

@@ -7,7 +7,7 @@ import torch
 from test_stages import Stage, blocks, relay, run_spec
 
 from peer.training.stages.gradients import FIRST_CLIP, GradientSum, length_of
-from peer.training.stages.messages import BACKWARD, Deliver, Finish, Release, Stepped
+from peer.training.stages.messages import BACKWARD, Deliver, Finish, Produced, Release, Stepped
 from protocol.microbatch.gradient_shares import CLIP
 
 CLIP_NORM = 0.5
@@ -31,7 +31,6 @@ def stepped(gradients, warm=True):
     Before it the stage has seen a step of honest ones, if it is warm.
     """
     stage = Stage(run_spec(), 1, clip_norm=CLIP_NORM)
-    stage.steps = 0
     stepper, script = relay(stage, [])
     if warm:
         run(stage, stepper, script, [boundary(100 + i, USUAL) for i in range(HONEST)])
@@ -43,13 +42,13 @@ def stepped(gradients, warm=True):
 
 
 def run(stage, stepper, script, gradients):
-    script.commands.extend(Release(slot) for slot in stage.ring.outbound if stage.steps)
+    made = [event.slot for event in script.events if isinstance(event, Produced)]
+    script.commands.extend(Release(slot) for slot in made)
     for number, gradient in enumerate(gradients):
         stage.compute.forward(number, boundary(number))
         stage.coder.write(gradient, stage.ring.slot(number))
         script.commands.append(Deliver(BACKWARD, number, number, 2.5))
     script.commands.append(Finish())
-    stage.steps += 1
     return stepper.step(blocks(), 1e-3)
 
 
