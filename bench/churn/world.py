@@ -233,7 +233,7 @@ class ChurnWorld:
     def lost(self, machine: Machine, other: str, command: TellLost) -> None:
         to, lost = self.machines[other], command.microbatch
         if isinstance(to.core, DataPeerCore):
-            told = to.core.lost(lost, machine.name, command.attempt, command.failed)
+            told = to.core.lost(command, machine.name)
         else:
             told = to.core.lost(lost, machine.name, self.now_s, command.attempt)
         self.do(to, told)
@@ -257,7 +257,10 @@ class ChurnWorld:
         if to.is_alive and isinstance(to.core, RelayCore):
             self.do(to, to.core.resumed(trip, returns=command.returns))
         else:
-            self.do(machine, machine.core.lost(trip.microbatch, trip.receiver, trip.attempt))
+            self.do(
+                machine,
+                machine.core.lost(TellLost(trip.microbatch, (), trip.attempt), trip.receiver),
+            )
 
     # --- streams ----------------------------------------------------------------------------------
     def offer(self, machine: Machine, trip: Trip, slot: int, loss: float | None) -> None:

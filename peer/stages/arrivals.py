@@ -8,12 +8,14 @@ seconds, or minutes where machines are slow. So the wait is bounded by what it u
 not by what an iteration may take at most. What was waited for in vain counts as well: where all
 have become slow, nothing would come in time to show it.
 
-What has come whole and cannot be decoded is as good as broken off: a trainer would end with it. To
-look at megabytes of values takes time, which others need for their beats, so that is done in
-`Work`.
+What has come whole is measured before a trainer sees it. Where it cannot be right it is as good as
+broken off: what cannot be decoded, or is larger than any honest peer's, breaks the protocol; what
+is far larger than usual is refused, and held against nobody (protocol/microbatch/sizes.py). To look
+at megabytes of values takes time, which others need for their beats, so that is done in `Work`.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,12 +23,14 @@ import trio
 
 from peer.network.conversation import Conversation, StreamStalled
 from peer.ports import Work
-from protocol.errors import RemoteProtocolError
+from protocol.errors import LocoError, RemoteProtocolError
+from protocol.microbatch.sizes import BoundarySizes, SizeVerdict
+from protocol.outcomes import RefusalReason
 from protocol.schedule.deadline import ObservedDeadline
-from protocol.wire.messages import Boundary, Credit
+from protocol.wire.messages import Boundary, Credit, Refusal
 
 from .line import Line
-from .transfers import ANSWER_S
+from .transfers import ANSWER_S, STREAM_ERRORS
 
 SEVERAL: Final = 4
 """Times the usual wait that is at least allowed, doubled by the deadline."""
@@ -48,6 +52,22 @@ class Arrived:
     took_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a boundary is compared with: others of its direction, from the same stage.
+
+    Attributes:
+        stage: its sender's; None where it is not known.
+    """
+
+    stage: int | None
+    is_gradient: bool
+
+
+class Unusual(LocoError):
+    """A boundary has come that is far larger than usual, and its sender was told so."""
+
+
 class Arrivals:
     """See the top of the file.
 
@@ -58,23 +78,36 @@ class Arrivals:
     def __init__(self, work: Work, patience_s: float) -> None:
         self._work = work
         self._usual = ObservedDeadline(floor_s=min(FLOOR_S, patience_s), ceiling_s=patience_s)
+        self._sizes = BoundarySizes()
 
     def __repr__(self) -> str:
-        return f"<Arrivals, {self._usual!r}>"
+        return f"<Arrivals, {self._usual!r}, {self._sizes!r}>"
 
     async def receive(
-        self, talk: Conversation, line: Line, offered_s: float, begun: Callable[[], None]
+        self,
+        talk: Conversation,
+        line: Line,
+        kind: Kind,
+        offered_s: float,
+        begun: Callable[[], None],
     ) -> Arrived:
         """Welcome a boundary, and take it.
 
         Args:
             offered_s: when it was offered.
             begun: called with its first byte.
+
+        Raises:
+            RemoteProtocolError: it cannot be an honest one.
+            Unusual: it is far larger than usual.
+            StreamLost: it has not come whole.
         """
         slot = await line.take_slot()
         try:
             await talk.send(Credit(trio.current_time() - offered_s), stall_s=ANSWER_S)
-            return await self._fill(talk, line, slot, begun)
+            arrived = await self._fill(talk, line, slot, begun)
+            await self._check(talk, await self._work.run(line.ring.size, slot), kind)
+            return arrived
         except BaseException:
             line.give_back(slot)
             raise
@@ -105,7 +138,18 @@ class Arrivals:
                 self._usual.observe(SEVERAL * (trio.current_time() - welcome_s))
             raise
         took_s = trio.current_time() - begun_s[0]
-        if not await self._work.run(line.ring.is_sound, slot):
-            raise RemoteProtocolError("a boundary holds values that are not finite")
         self._usual.observe(SEVERAL * (begun_s[0] - welcome_s))
         return Arrived(boundary.loss, slot, took_s)
+
+    async def _check(self, talk: Conversation, size: float, kind: Kind) -> None:
+        verdict = self._sizes.judge(
+            talk.remote_peer_id, size, stage=kind.stage, is_gradient=kind.is_gradient
+        )
+        if verdict is SizeVerdict.IMPOSSIBLE:
+            raise RemoteProtocolError(f"a boundary's values are not finite, or huge: {size:.3g}")
+        if verdict is SizeVerdict.UNUSUAL:
+            sentence = f"a boundary of {size:.3g} is far larger than those of others"
+            with suppress(*STREAM_ERRORS):
+                refusal = Refusal(RefusalReason.IMPLAUSIBLE, sentence)
+                await talk.send(refusal, stall_s=ANSWER_S)
+            raise Unusual(sentence)

@@ -22,6 +22,7 @@ from peer.rounds.way import TrainerLine
 from peer.training.stages import messages as told
 from peer.training.stages.messages import StageCommand, StageEvent
 from peer.training.stages.sizes import RING_PER_SLOT
+from protocol.errors import RemoteProtocolError
 from protocol.membership.group import other_group_sentence
 from protocol.membership.view import TRAINING, Member
 from protocol.microbatch.commands import (
@@ -34,6 +35,7 @@ from protocol.microbatch.commands import (
     TellLost,
 )
 from protocol.microbatch.core import StageCore
+from protocol.microbatch.counts import Counted
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trip import Leg, Microbatch, Trip
@@ -43,7 +45,7 @@ from protocol.wire.messages import GetLinks, GetSnapshot, Kept, Lost, Offer, Ref
 from protocol.wire.messages import Halt as HaltMessage
 from protocol.wire.versions import STAGE
 
-from .arrivals import Arrivals
+from .arrivals import Arrivals, Kind, Unusual
 from .company import StageCompany
 from .kept_streams import SERVED_IDLE_S
 from .left_out import LeftOut
@@ -54,13 +56,7 @@ from .other_plans import OtherPlans
 from .stopwatch import Stopwatch
 from .surroundings import Surroundings
 from .survey import Survey
-from .transfers import (
-    ANSWER_S,
-    STREAM_ERRORS,
-    Outgoing,
-    Transfers,
-    trip_of,
-)
+from .transfers import ANSWER_S, STREAM_ERRORS, Outgoing, Transfers, trip_of
 
 TICK_S: Final = 0.5
 MAX_ENDED: Final = 256
@@ -142,7 +138,8 @@ class StageExchange:
                 assert isinstance(self._core, DataPeerCore)
                 self._stopwatch.begun(now_s)
                 self._do(self._core.begun(microbatches, now_s))
-            case told.Stepped():
+            case told.Stepped(clipped=clipped):
+                self._core.counts[Counted.CLIPPED] += clipped
                 self._stopwatch.stepped()
                 if isinstance(self._core, RelayCore):
                     self._do(self._core.stepped(now_s))
@@ -273,10 +270,12 @@ class StageExchange:
         assert line is not None, "offers are refused before the first trainer"
         try:
             begun = partial(self._offer_ahead, trip.next_move())
-            arrived = await self._arrivals.receive(talk, line, offered_s, begun)
-        except STREAM_ERRORS:
+            kind = Kind(self._company.stage_of(trip.sender), trip.leg is Leg.BACKWARD)
+            arrived = await self._arrivals.receive(talk, line, kind, offered_s, begun)
+        except STREAM_ERRORS as error:
             self._take_back(trip)
-            self._do(self._core.broke_off(trip, trio.current_time()))
+            refused = isinstance(error, RemoteProtocolError | Unusual)
+            self._do(self._core.broke_off(trip, trio.current_time(), refused=refused))
             raise
         self._stopwatch.received(trip.sender, arrived.took_s)
         if line is not self._line:

@@ -91,7 +91,12 @@ class Messenger:
                 return
             microbatch = command.microbatch
             lost = Lost(
-                group, microbatch.iteration, microbatch.index, command.attempt, command.failed
+                group,
+                microbatch.iteration,
+                microbatch.index,
+                command.attempt,
+                command.failed,
+                command.refused,
             )
             if await self._transfers.ask(peer_id, lost, Noted) or command.to:
                 return
@@ -120,4 +125,4 @@ class Messenger:
             message = resume_message(command, group)
             if await self._transfers.ask(trip.receiver, message, Noted) is not None:
                 return
-        self._do(core.lost(trip.microbatch, trip.receiver, trip.attempt))
+        self._do(core.lost(TellLost(trip.microbatch, (), trip.attempt), trip.receiver))

@@ -7,7 +7,7 @@ from typing import Final
 
 from peer.ports import PeerId
 from protocol.errors import RemoteProtocolError
-from protocol.microbatch.commands import Command, Resume
+from protocol.microbatch.commands import Command, Resume, TellLost
 from protocol.microbatch.commands import Halt as HaltCommand
 from protocol.microbatch.core import StageCore
 from protocol.microbatch.data_peer import DataPeerCore
@@ -65,8 +65,8 @@ def note(
         return _note_at_relay(core, notice, sender, peer_id, now_s)
     if isinstance(core, DataPeerCore) and isinstance(notice, Lost):
         lost = Microbatch(peer_id, notice.iteration, notice.index)
-        commands = core.lost(lost, sender, notice.attempt, notice.failed)
-        return Noted(core.iteration), commands
+        told = TellLost(lost, (), notice.attempt, notice.failed, notice.refused)
+        return Noted(core.iteration), core.lost(told, sender)
     # Said to the relay, or data peer, that we were before we went over to this stage.
     sentence = f"a {type(notice).__name__} is not for this stage"
     return Refusal(RefusalReason.OTHER_GROUP, sentence), []

@@ -84,6 +84,11 @@ class FlatOptimizer:
         return found
 
     @property
+    def clip_norm(self) -> float:
+        """The norm at which a step's gradient is clipped."""
+        return self._clip_norm
+
+    @property
     def num_steps(self) -> int:
         """Steps that the moments have seen."""
         return self._num_steps

@@ -28,6 +28,8 @@ class Away:
         gone: relays of its path that are gone, and of which nothing is needed.
         until: the last place to which our activations go once more; 0 where they do not.
         returns: whether the gradient of the loss is to be sent.
+        distrusted: relays whose gradient was refused: what they keep is not asked for.
+        accusers: relays that have refused one.
     """
 
     number: int
@@ -46,6 +48,8 @@ class Away:
     gone: frozenset[str] = frozenset()
     until: int = 0
     returns: bool = True
+    distrusted: set[str] = field(default_factory=set)
+    accusers: set[str] = field(default_factory=set)
 
     @property
     def path(self) -> tuple[str, ...]:

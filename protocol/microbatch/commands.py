@@ -107,13 +107,15 @@ class TellLost:
     Attributes:
         to: whom; its data peer, where nobody is named.
         attempt: the one that failed.
-        failed: who could not be sent it, if anybody.
+        failed: who could not be sent it, or has sent what cannot be right, if anybody.
+        refused: whether it is the latter.
     """
 
     microbatch: Microbatch
     to: tuple[str, ...] = ()
     attempt: int = 0
     failed: str | None = None
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,8 @@ class StageCore(Protocol):
     def arrived(self, trip: Trip, slot: int, loss: float | None) -> list[Command]:
         """What was welcome lies in an inbound slot."""
 
-    def broke_off(self, trip: Trip, now_s: float) -> list[Command]:
-        """What was welcome has not come whole."""
+    def broke_off(self, trip: Trip, now_s: float, *, refused: bool = False) -> list[Command]:
+        """What was welcome has not come whole; or it has, cannot be right, and was refused."""
 
     def sent(self, trip: Trip, now_s: float, *, taken: bool) -> list[Command]:
         """What was to be sent has been taken by the other, or has not."""

@@ -24,6 +24,8 @@ Rules
      first relays before the trainer has produced them: when an iteration sets out, and when one is
      about to come home.
   8. Of what comes to us each move is let come once in each attempt, again only if it breaks off.
+  9. What comes and cannot be right (sizes.py), here or at a relay, makes its sender one that has
+     failed (rules 3 and 4). Of a gradient nothing that this sender keeps is asked for any more.
 
 Invariant: the trainer is told exactly one end of every microbatch: its gradient, or that it is
 dropped.
@@ -130,19 +132,16 @@ class DataPeerCore:
         self._heard.add(relay, iteration)
         return []
 
-    def lost(
-        self, microbatch: Microbatch, relay: str, attempt: int = 0, failed: str | None = None
-    ) -> list[Command]:
+    def lost(self, told: TellLost, relay: str) -> list[Command]:
         """A relay has forgotten it, or cannot send it on; only one of its path may say so."""
-        named = self._present.path_of(microbatch)
+        named = self._present.path_of(told.microbatch)
         if named is not None and relay in named:
-            self._present.rename(microbatch, self._name())  # to what nobody has forgotten
-            return [TellLost(microbatch, named)]
-        away = self._find(microbatch)
-        if away is None or relay not in away.path or attempt != away.attempt:
+            self._present.rename(told.microbatch, self._name())  # to what nobody has forgotten
+            return [TellLost(told.microbatch, named)]
+        away = self._find(told.microbatch)
+        if away is None or relay not in away.path or told.attempt != away.attempt:
             return []
-        if failed in away.path and failed is not None:
-            self._relays.failed.add(failed)
+        self._mender.blamed(away, relay, told)
         return self._lose(away)
 
     def found(
@@ -192,10 +191,12 @@ class DataPeerCore:
             away.finishing = away.returns = True
         return [Compute(trip.leg, away.number, slot, loss)]
 
-    def broke_off(self, trip: Trip, now_s: float) -> list[Command]:
-        """What was welcome has not come whole."""
+    def broke_off(self, trip: Trip, now_s: float, *, refused: bool = False) -> list[Command]:
+        """What was welcome has not come whole, or was refused (rule 9)."""
         self._present.unwelcome(trip)
         away = self._find(trip.microbatch)
+        if refused:
+            self._mender.refused_here(away, trip)
         return [] if away is None or not away.is_due(trip) else self._lose(away)
 
     def sent(self, trip: Trip, now_s: float, *, taken: bool) -> list[Command]:
@@ -339,7 +340,7 @@ class DataPeerCore:
         if path is None:
             self._present.stuck.append((before, slot))
             return []
-        send = self._send(Leg.FORWARD, number, slot, path, before.since_s)
+        send = self._send(Leg.FORWARD, number, slot, path, before.since_s, self._name())
         self._away[number].setouts = before.setouts + 1
         return [send]
 
@@ -352,21 +353,14 @@ class DataPeerCore:
         path = self._router.whole(self._next_index, stages) if stages else None
         if path is None:
             return [Release(slot), Forget(number)]
-        return [self._send(Leg.SCORE, number, slot, path, now_s)]
+        return [self._send(Leg.SCORE, number, slot, path, now_s, self._name())]
 
     def _send(
-        self,
-        leg: Leg,
-        number: int,
-        slot: int,
-        path: Path,
-        since_s: float,
-        name: Microbatch | None = None,
+        self, leg: Leg, number: int, slot: int, path: Path, since_s: float, name: Microbatch
     ) -> Command:
-        microbatch = self._name() if name is None else name
-        away = Away(number, microbatch, path, since_s, leg, without=bool(self._relays.missing))
+        away = Away(number, name, path, since_s, leg, without=bool(self._relays.missing))
         self._away[number] = away
-        return Send(Trip.begin(microbatch, leg, path, 1), slot, None)
+        return Send(Trip.begin(name, leg, path, 1), slot, None)
 
     # --- losing -----------------------------------------------------------------------------------
     def _find(self, microbatch: Microbatch) -> Away | None:

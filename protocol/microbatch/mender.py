@@ -42,6 +42,30 @@ class Mender:
         self.kept.clear(KEPT_PER_SLOT * slots)
         self._resent.clear()
 
+    def blamed(self, away: Away, by: str, told: TellLost) -> None:
+        """A relay names another of the path, that has failed.
+
+        Where it has refused that one's gradient, its word stands against the other's. So it is
+        believed once for each microbatch: who refuses those of two relays is the odd one itself.
+        """
+        relay, path = told.failed, away.path
+        if relay is None or relay not in path:
+            return
+        if told.refused and away.turned and path.index(relay) > path.index(by):
+            if by in away.accusers:
+                relay = by
+            else:
+                away.accusers.add(by)
+                away.distrusted.add(relay)
+        self._relays.failed.add(relay)
+
+    def refused_here(self, away: Away | None, trip: Trip) -> None:
+        """What has come to us cannot be right."""
+        self._counts[Counted.REFUSED] += 1
+        self._relays.failed.add(trip.sender)
+        if away is not None and trip.leg is Leg.BACKWARD:
+            away.distrusted.add(trip.sender)
+
     def mend(self, away: Away) -> list[Command]:
         """Halt it; the caller sees to it that it is not mended for ever."""
         away.attempt += 1
@@ -86,7 +110,11 @@ class Mender:
         """When all have answered: say who does what once more."""
         if away.mending is None or away.mending.asked:
             return []
-        standings, away.mending = away.mending.standings, None
+        standings = {
+            relay: Standing.NOTHING if relay in away.distrusted else standing
+            for relay, standing in away.mending.standings.items()
+        }
+        away.mending = None
         kept = first_kept(away.path, standings)
         gone = frozenset(away.path[kept - 1 :]) - standings.keys()
         self._counts[Counted.GONE] += len(gone - away.gone)

@@ -31,6 +31,8 @@ peers number and the relays keep apart:
      Where paths go back to lower stages, some slots are left to those that are nearer to their
      end: a microbatch with c descents ahead of it (paths.py) gets a slot only while for each d from
      0 to c fewer than slots - d are held that have d or more ahead.
+  7. What comes and cannot be right (sizes.py) is refused. Its data peer is told at once who sent
+     it, and has the microbatch go another way.
 
 Invariants: a microbatch's gradient counts once at most (it is held once, its name is refused after
 it is done, and in a later attempt it is computed without being added); at most `slots` are held; an
@@ -187,14 +189,17 @@ class RelayCore:
         held.turned = held.returns = True
         return [Compute(trip.leg, held.number, slot, loss, adds=held.adds)]
 
-    def broke_off(self, trip: Trip, now_s: float) -> list[Command]:
-        """What was welcome has not come whole."""
+    def broke_off(self, trip: Trip, now_s: float, *, refused: bool = False) -> list[Command]:
+        """What was welcome has not come whole, or was refused (rule 7)."""
+        self.counts[Counted.REFUSED] += refused
+        told = TellLost(trip.microbatch, (), trip.attempt, trip.sender, refused=True)
+        commands: list[Command] = [told] if refused else []
         held = self._ledger.held.get(trip.microbatch)
         if held is not None and trip.leg is Leg.BACKWARD and held.welcomed == trip.attempt:
             held.welcomed = None
         if held is None or held.trip != trip or held.computes:
-            return []  # it is a gradient, of an attempt before, or here after all
-        return self._settle(trip.microbatch, now_s)
+            return commands  # it is a gradient, of an attempt before, or here after all
+        return [*commands, *self._settle(trip.microbatch, now_s)]
 
     # --- mending ----------------------------------------------------------------------------------
     def halted(
@@ -238,12 +243,7 @@ class RelayCore:
 
     # --- what the trainer says --------------------------------------------------------------------
     def produced(
-        self,
-        leg: Leg,
-        number: int,
-        slot: int,
-        loss: float | None,
-        now_s: float,
+        self, leg: Leg, number: int, slot: int, loss: float | None, now_s: float
     ) -> list[Command]:
         """The trainer has made what goes on."""
         held = self._ledger.numbered(number)

@@ -17,7 +17,7 @@ from .planner import Budget
 from .problem import Matrix, PathRules, PipelinePeer, Problem, Work
 from .stage_orders import stage_orders
 from .tables import GB, Offer
-from .workload import Workload
+from .workload import OF_ONE_MICROBATCH, Workload
 
 REAL_BACKWARD_PERMILLE: Final = 2000
 REAL_RULES: Final = PathRules(waves_fit=False)
@@ -55,7 +55,8 @@ class Question:
     @property
     def stage_state_bytes(self) -> int:
         """Training state of one stage."""
-        return self.workload.state_bytes // self.stages
+        whole = self.workload.state_bytes + self.workload.parameters * OF_ONE_MICROBATCH
+        return whole // self.stages
 
     @property
     def too_small(self) -> tuple[Offer, ...]:

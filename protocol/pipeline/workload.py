@@ -23,6 +23,8 @@ USUAL_VOCABULARY: Final = 50_257
 ADAMW_STATE_BYTES: Final = 16
 MUON_STATE_BYTES: Final = 12
 """Training state of a parameter that one or the other trains."""
+OF_ONE_MICROBATCH: Final = 4
+"""Bytes of a parameter's gradient of one microbatch, which stages hold too (decision 0042)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,8 @@ class Lost:
 
     Attributes:
         attempt: the one in which it was lost.
-        failed: who could not be sent it, if anybody.
+        failed: who could not be sent it, or has sent what cannot be right, if anybody.
+        refused: whether it is the latter.
     """
 
     group: Digest
@@ -115,6 +116,7 @@ class Lost:
     index: Count
     attempt: Count
     failed: MaybePeerId
+    refused: Annotated[bool, Flag()]
 
 
 @dataclass(frozen=True, slots=True)

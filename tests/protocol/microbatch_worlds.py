@@ -90,6 +90,7 @@ class MicrobatchWorld:
 
     Attributes:
         hears_late: chance that a relay, as it looks around, has not heard yet that one trains.
+        is_refused: whether a receiver refuses what a trip brings, since it cannot be right.
     """
 
     def __init__(
@@ -134,6 +135,7 @@ class MicrobatchWorld:
         self.out = {}
         self.failing = 0.0
         self.hears_late = 0.0
+        self.is_refused = lambda trip: False
         self.heard: set[tuple[str, str]] = set()
         self.trained = True
 
@@ -325,7 +327,7 @@ class MicrobatchWorld:
         if not self.nodes[other].alive:
             return
         if other in self.origins:
-            self.do(other, core.lost(lost, node.name, command.attempt, command.failed))
+            self.do(other, core.lost(command, node.name))
         else:
             self.withdraw(self.nodes[other], lost)
             self.do(other, core.lost(lost, node.name, self.now_s, command.attempt))
@@ -351,7 +353,7 @@ class MicrobatchWorld:
         if other.alive and self.random.random() >= self.failing:
             self.do(other.name, other.core.resumed(trip, returns=command.returns))
         else:
-            again = node.core.lost(trip.microbatch, trip.receiver, trip.attempt)
+            again = node.core.lost(TellLost(trip.microbatch, (), trip.attempt), trip.receiver)
             self.do(node.name, again)
 
     def compute(self, node, command):
@@ -446,7 +448,10 @@ class MicrobatchWorld:
                 self.do(other.name, other.core.broke_off(trip, self.now_s))
             return
         taken = self.is_here(other) and other.life == ahead.life
-        if taken:
+        if taken and self.is_refused(trip):
+            taken = False
+            self.do(other.name, other.core.broke_off(trip, self.now_s, refused=True))
+        elif taken:
             self.taken.add((trip.leg, trip.place))
             self.path = trip.path
             if (onward := trip.next_move()) is not None:

@@ -181,7 +181,7 @@ EXAMPLES: tuple[Message, ...] = (
     Kept(),
     Announcement(GROUP, 4),
     Noted(5),
-    Lost(GROUP, 4, 2, 1, "b"),
+    Lost(GROUP, 4, 2, 1, "b", True),
     Passed(GROUP, "data", 4, 2, 1),
     Halt(GROUP, 4, 2, 1),
     Halted(Standing.WAITS),

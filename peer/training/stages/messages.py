@@ -123,9 +123,14 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """The iteration's step is taken, with the gradients of so many microbatches."""
+    """The iteration's step is taken, with the gradients of so many microbatches.
+
+    Attributes:
+        clipped: gradients that were far longer than usual, and counted less or not at all.
+    """
 
     microbatches: int
+    clipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)

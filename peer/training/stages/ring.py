@@ -2,15 +2,18 @@
 
 Slots 0 to n - 1 are inbound (the daemon writes, the trainer reads), n to 2 n - 1 outbound. A slot
 belongs to its writer until it is named in a message, then to its reader until that gives it back.
-What others have sent is checked in its slot, before the trainer is told of it: a boundary that
-cannot be decoded is its sender's fault, and costs nobody but the sender a microbatch.
+What others have sent is measured in its slot, before the trainer is told of it: a boundary that
+cannot be decoded is its sender's fault, and one of a size that cannot be right goes another way
+(protocol/microbatch/sizes.py).
 """
 
+import math
 import mmap
 import os
 from typing import Self
 
-from peer.codec import Codec, codes_as_tensor
+from peer.codec import BLOCK, Codec, codes_as_tensor
+from peer.codec.length import root_mean_square
 
 
 class BoundaryRing:
@@ -19,7 +22,7 @@ class BoundaryRing:
     Args:
         slots: of each direction.
         slot_bytes: of one boundary, coded.
-        codec: in which boundaries are; None where nobody asks whether they are sound.
+        codec: in which boundaries are; None where nobody asks how large they are.
     """
 
     def __init__(self, fd: int, slots: int, slot_bytes: int, codec: Codec | None = None) -> None:
@@ -58,6 +61,15 @@ class BoundaryRing:
             raise IndexError(f"no slot {number}; there are {2 * self.slots}")
         return self._memory[number * self.slot_bytes : (number + 1) * self.slot_bytes]
 
-    def is_sound(self, number: int) -> bool:
-        """Whether what lies in a slot can be decoded, to values that are finite."""
-        return self._codec is None or self._codec.validate(codes_as_tensor(self.slot(number)))
+    def size(self, number: int) -> float:
+        """Root mean square of the values in a slot; infinite where they cannot be decoded.
+
+        It takes less time than checking that they can.
+        """
+        if self._codec is None:
+            return 0.0
+        codes = codes_as_tensor(self.slot(number))
+        if not self._codec.validate(codes):
+            return math.inf
+        num_values = self.slot_bytes // sum(self._codec.planes) * BLOCK
+        return root_mean_square(codes, self._codec, num_values)

@@ -8,7 +8,8 @@ be, whatever was lost on the way.
 
 Clipping. The norm of the whole gradient is nobody's to know. Each of S stages clips at 1/sqrt(S) of
 the run's norm: stages whose gradients are equally long then clip as the whole model would
-(Pluralis' Agora does so).
+(Pluralis' Agora does so). What one microbatch adds is bounded before (gradients.py): a neighbour's
+huge gradient would have clipped the others' to nothing.
 
 What is lost: a microbatch that does not come back counts nowhere but in the head, which has seen it
 before it left for the last time. What comes once more, because others lost it, counts once: the
@@ -32,6 +33,7 @@ from peer.training.step import StepResult
 
 from .compute import StageCompute
 from .desk import Desk
+from .gradients import GradientSum
 from .messages import (
     BACKWARD,
     FORWARD,
@@ -75,6 +77,7 @@ class StageStep:
         self._desk = desk
         self._model = model
         self._optimizer = optimizer
+        self._gradients = GradientSum(model.gradient_P, optimizer.clip_norm)
         self._losses = _Losses()
 
     def __repr__(self) -> str:
@@ -84,10 +87,15 @@ class StageStep:
         """A microbatch of the step that is under way had this loss."""
         self._losses.add(loss)
 
+    def add_gradient(self, leg: str) -> None:
+        """A microbatch's gradient is there, of what has come on this leg."""
+        self._gradients.add(leg)
+
     def take(self, microbatches: int, learning_rate: float) -> StepResult:
         """Step with the mean gradient of so many, and say so."""
+        clipped = self._gradients.take()
         norm = self._optimizer_step(microbatches, learning_rate)
-        self._desk.emit(Stepped(microbatches))
+        self._desk.emit(Stepped(microbatches, clipped))
         return StepResult(torch.tensor(self._losses.mean(), device=self._model.device), norm)
 
     def _optimizer_step(self, microbatches: int, learning_rate: float) -> torch.Tensor:
@@ -199,9 +207,12 @@ class DataPeerStepper:
                 self._end.add_loss(loss)
             self._desk.send(BACKWARD, microbatch, gradient_bTD, loss)
             self._compute.add_weights()
+            if is_new:
+                self._end.add_gradient(FORWARD)
             return False
         self._compute.backward(microbatch, boundary_bTD)
         self._compute.add_weights()
+        self._end.add_gradient(BACKWARD)
         self._desk.emit(Returned(microbatch))
         return True
 
@@ -260,6 +271,8 @@ class RelayStepper:
             self._end.add_loss(command.loss)
         self._desk.send(BACKWARD, microbatch, gradient_bTD, command.loss)
         self._compute.add_weights()
+        if command.adds:
+            self._end.add_gradient(BACKWARD)
         self._desk.emit(Returned(microbatch))
         return int(command.adds)
 

@@ -114,7 +114,7 @@ def test_machines_too_small_for_a_stage_are_told(run_toml, tmp_path):
     sizes = ["memory_gb", "24", "24", "4"]
     few.write_text("\n".join(f"{a},{b}" for a, b in zip(lines, sizes, strict=True)))
     said = alone(run_toml, few, "--stages", "3", "--microbatches", "2").output
-    assert "Too small for a stage (4.5 GB): m2\n" in said
+    assert "Too small for a stage (6.0 GB): m2\n" in said
 
 
 @pytest.mark.slow

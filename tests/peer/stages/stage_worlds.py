@@ -13,6 +13,7 @@ from pathlib import Path
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from peer.codec import Codec
 from peer.network.simulated import SimulatedInternet
 from peer.network.simulated_link import LinkModel
 from peer.observe.facts import Facts
@@ -35,16 +36,27 @@ from protocol.run.run_spec import RunSpec
 from protocol.run.stages import part_of_stage
 
 RUN_ID = "ab" * 16
-SLOT_BYTES = 1000
+SLOT_BYTES = 1024
 LINK = LinkModel(latency_s=0.05, bandwidth_bytes_per_s=1e6)
 FORWARD_S, BACKWARD_S = 0.1, 0.2
 
 
 class PretendedTrainer:
-    """The trainer of a stage; a data peer's runs so many iterations of so many microbatches."""
+    """The trainer of a stage; a data peer's runs so many iterations of so many microbatches.
+
+    Attributes:
+        codec: of its boundaries; None where nobody asks how large they are.
+        fresh: what a microbatch begins as.
+    """
+
+    codec: Codec | None = None
+    fresh = bytes(SLOT_BYTES)
 
     def __init__(self, stage, iterations=0, microbatches=0):
-        self.boundaries = BoundaryRing.create_in(code_memory(0), RING_PER_SLOT * SLOTS, SLOT_BYTES)
+        memory = code_memory(0)
+        self.boundaries = BoundaryRing.create_in(memory, RING_PER_SLOT * SLOTS, SLOT_BYTES)
+        if self.codec is not None:
+            self.boundaries = BoundaryRing.open(memory, SLOT_BYTES, self.codec)
         self.stage = stage
         self.iterations = iterations
         self.microbatches = microbatches
@@ -87,7 +99,7 @@ class PretendedTrainer:
                     await self.exchange.took(told.Stepped(self.steps[-1]))
 
     async def _pass(self, leg, number, slot, loss):
-        boundary = bytes(value + 1 for value in self.boundaries.slot(slot))
+        boundary = self.changed(bytes(self.boundaries.slot(slot)), leg)
         await self.exchange.took(told.Taken(slot))
         await trio.sleep(FORWARD_S if leg == told.FORWARD else BACKWARD_S)
         if leg == told.FORWARD:
@@ -102,20 +114,28 @@ class PretendedTrainer:
             await self.exchange.took(told.Returned(number))
         return leg == told.BACKWARD
 
+    def changed(self, boundary, _leg):
+        """What a relay makes of a boundary."""
+        return bytes(value + 1 for value in boundary)
+
+    def read(self, boundary):
+        """What a data peer reads in the gradient of a microbatch."""
+        return set(boundary)
+
     async def _run_data_peer(self):
         for iteration in range(self.iterations):
             numbers = [iteration * 100 + i for i in range(self.microbatches)]
             await self.exchange.took(told.Begun(len(numbers)))
             away = set(numbers)
             for number in numbers:
-                await self._produce(told.FORWARD, number, bytes(SLOT_BYTES), None)
+                await self._produce(told.FORWARD, number, self.fresh, None)
             while away:
                 command = await self._commands.receive()
                 if isinstance(command, told.Drop):
                     away.discard(command.microbatch)
                     self.dropped.append(command.microbatch)
                 elif isinstance(command, told.Resend):
-                    await self._produce(told.FORWARD, command.microbatch, bytes(SLOT_BYTES), None)
+                    await self._produce(told.FORWARD, command.microbatch, self.fresh, None)
                 elif command.microbatch in away:
                     await self._come_back(command, away)
             await self.exchange.took(told.Stepped(len(numbers)))
@@ -128,7 +148,7 @@ class PretendedTrainer:
             await self._produce(told.BACKWARD, command.microbatch, boundary, 2.5)
             return
         away.discard(command.microbatch)
-        self.came_back.append(set(boundary))
+        self.came_back.append(self.read(boundary))
         await self.exchange.took(told.Returned(command.microbatch))
 
     async def _produce(self, leg, number, boundary, loss):
@@ -182,12 +202,21 @@ class StagePeer:
 class StageWorld:
     """A pipeline: so many peers of each stage. Peers of stage 0 hold the data.
 
-    `link_of` says what lies between two peers, each given as (stage, place in its stage).
+    `link_of` says what lies between two peers, each given as (stage, place in its stage), and
+    `trainer_of` which trainer the peer at (stage, place) has.
     """
 
     def __init__(
-        self, sizes, iterations=3, microbatches=4, routing="planned", link_of=None, visited=None
+        self,
+        sizes,
+        iterations=3,
+        microbatches=4,
+        routing="planned",
+        link_of=None,
+        visited=None,
+        trainer_of=None,
     ):
+        self.trainer_of = trainer_of or (lambda stage, i: PretendedTrainer)
         self.routing = routing
         self.state_dir = Path("nowhere")
         self.link_of = link_of or (lambda a, b: LINK)
@@ -223,7 +252,7 @@ class StageWorld:
         self.places[peer_id] = (stage, i)
         network = await stack.enter_async_context(self.internet.open_network(peer_id))
         work = (self.iterations, self.microbatches) if stage == 0 else (0, 0)
-        trainer = PretendedTrainer(stage, *work)
+        trainer = self.trainer_of(stage, i)(stage, *work)
         self.peers.append(StagePeer(peer_id, stage, network, trainer, self, key.sign))
 
     def _introduce(self, peer):

@@ -2,6 +2,7 @@
 
 from contextlib import asynccontextmanager, suppress
 
+import numpy as np
 import pytest
 import trio
 
@@ -10,14 +11,16 @@ from peer.network.conversation import Conversation, StreamStalled
 from peer.network.simulated import SimulatedInternet
 from peer.network.simulated_link import LinkModel
 from peer.ports.simulated import SimulatedWork
-from peer.stages.arrivals import FLOOR_S, SEVERAL, Arrivals
+from peer.stages.arrivals import FLOOR_S, SEVERAL, Arrivals, Kind, Unusual
 from peer.stages.line import Line
 from peer.training.shared import code_memory
 from peer.training.stages.ring import BoundaryRing
 from protocol.address.peer_id import peer_id_from_public_key
-from protocol.errors import RemoteProtocolError, StreamLost
+from protocol.errors import Refused, RemoteProtocolError, StreamLost
+from protocol.microbatch.sizes import FACTOR, LARGEST
+from protocol.outcomes import RefusalReason
 from protocol.schedule.deadline import FIRST_OBSERVATIONS, WINDOW
-from protocol.wire.messages import Boundary, Credit
+from protocol.wire.messages import Boundary, Credit, Kept
 from protocol.wire.versions import STAGE
 
 LINK = LinkModel(latency_s=0.1, bandwidth_bytes_per_s=1e6)
@@ -25,6 +28,7 @@ US, THEM = (peer_id_from_public_key(bytes([n]) * 32) for n in (1, 2))
 PATIENCE_S, SLOTS, LOOK_S = 600.0, 4, 0.5
 CODEC = get_codec("fp32")
 SLOT_BYTES = CODEC.code_bytes(BLOCK)
+GRADIENT = Kind(1, is_gradient=True)
 
 
 class Taker:
@@ -44,12 +48,14 @@ class Taker:
         began_s = trio.current_time()
         async with Conversation(stream) as talk:
             try:
-                arrived = await self.arrivals.receive(talk, self.line, began_s, self._begins)
+                arrived = await self.arrivals.receive(
+                    talk, self.line, GRADIENT, began_s, self._begins
+                )
                 self.line.give_back(arrived.slot)
                 self.took_s.append((arrived.took_s, trio.current_time() - began_s))
             except StreamStalled:
                 self.waited_s.append(trio.current_time() - began_s)
-            except RemoteProtocolError as error:
+            except (RemoteProtocolError, Unusual) as error:
                 self.refused.append(str(error))
 
     def _begins(self):
@@ -69,7 +75,8 @@ async def taking():
                 await talk.receive(Credit)
                 await trio.sleep(after_s)
                 await talk.send(Boundary(None), codes)
-                await trio.sleep(1.0)
+                with suppress(StreamLost):
+                    await talk.receive(Kept, timeout_s=1.0)
 
         async def keep_silent():
             async with Conversation(await theirs.open_stream(US, STAGE)) as talk:
@@ -120,7 +127,28 @@ async def test_what_holds_no_finite_values_is_refused_before_a_trainer_sees_it(a
     async with taking() as (taker, bring, _):
         await bring(1.0)
         await bring(1.0, b"\xff" * SLOT_BYTES)
-        assert taker.refused == ["a boundary holds values that are not finite"]
+        assert taker.refused == ["a boundary's values are not finite, or huge: inf"]
+        assert taker.line.num_free == SLOTS
+
+
+def of_size(size):
+    return np.full(BLOCK, size, np.float32).tobytes()
+
+
+async def test_what_is_larger_than_any_honest_boundary_is_refused_from_the_first_on(autojump_clock):
+    async with taking() as (taker, bring, _):
+        await bring(1.0, of_size(2 * LARGEST))
+        assert taker.refused == ["a boundary's values are not finite, or huge: 2.1e+06"]
+        assert taker.line.num_free == SLOTS
+
+
+async def test_the_sender_of_what_is_far_larger_than_usual_is_told_so(autojump_clock):
+    async with taking() as (taker, bring, _):
+        await bring(1.0, of_size(1.0))
+        with pytest.raises(Refused) as refused:
+            await bring(1.0, of_size(2 * FACTOR))
+        assert refused.value.reason is RefusalReason.IMPLAUSIBLE
+        assert taker.refused == ["a boundary of 512 is far larger than those of others"]
         assert taker.line.num_free == SLOTS
 
 

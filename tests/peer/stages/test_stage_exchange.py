@@ -224,7 +224,11 @@ async def test_strangers_learn_nothing_and_break_nothing(autojump_clock):
             with pytest.raises(StreamLost):
                 await talk.receive(Credit, timeout_s=5.0)
         own = replace(theirs, origin=STRANGER)
-        for strange in (own, Announcement(group_of(1), 10**9), Lost(group_of(1), 1, 1, 0, None)):
+        for strange in (
+            own,
+            Announcement(group_of(1), 10**9),
+            Lost(group_of(1), 1, 1, 0, None, False),
+        ):
             talk = await ask(world, me, relay, strange)
             with pytest.raises(Refused, match="no data peer"):
                 await talk.receive(Credit, Noted, timeout_s=5.0)

@@ -1,0 +1,90 @@
+"""A liar in a path sends huge boundaries: no honest trainer sees one, nothing of others is lost."""
+
+import numpy as np
+import pytest
+import trio
+from stage_worlds import SLOT_BYTES, PretendedTrainer, StageWorld
+
+from peer.codec import get_codec
+from peer.simulation.virtual_time import run_in_virtual_time
+from peer.training.stages.messages import BACKWARD, FORWARD
+from protocol.microbatch.counts import Counted
+from protocol.microbatch.sizes import FACTOR
+
+SIZES, ITERATIONS, MICROBATCHES = (2, 2, 2), 6, 4
+HONEST_AT_FIRST = 8
+LIAR = (1, 0)
+USUAL = 8.0
+
+
+class SizedTrainer(PretendedTrainer):
+    """Its boundaries are fp32 values, to each of which a relay adds one; keeps the largest seen."""
+
+    codec = get_codec("fp32")
+    fresh = np.zeros(SLOT_BYTES // 4, np.float32).tobytes()
+    largest = 0.0
+
+    def changed(self, boundary, _leg):
+        values = np.frombuffer(boundary, np.float32)
+        self.largest = max(self.largest, float(values.max()))
+        return (values + 1).tobytes()
+
+    def read(self, boundary):
+        return set(np.frombuffer(boundary, np.float32).tolist())
+
+
+def liar(leg, size):
+    """A trainer that is honest at first, and then sends values of this size on this leg."""
+
+    class Liar(SizedTrainer):
+        sent = 0
+
+        def changed(self, boundary, its_leg):
+            honest = super().changed(boundary, its_leg)
+            self.sent += its_leg == leg
+            if its_leg != leg or self.sent <= HONEST_AT_FIRST:
+                return honest
+            return np.full(SLOT_BYTES // 4, size, np.float32).tobytes()
+
+    return Liar
+
+
+async def train(trainer_of):
+    """Train, with these trainers. Returns the peers, the liar last if there is one."""
+    world = StageWorld(SIZES, ITERATIONS, MICROBATCHES, "random", trainer_of=trainer_of)
+    async with world.running():
+        with trio.fail_after(300):
+            await world.wait_done()
+        return sorted(world.peers, key=lambda peer: world.places[peer.peer_id] == LIAR)
+
+
+def assert_all_home(peers):
+    for peer in peers:
+        if peer.stage == 0:
+            counts = peer.facts.microbatches
+            assert counts[Counted.DONE] == counts[Counted.BEGUN] == ITERATIONS * MICROBATCHES
+            assert peer.trainer.came_back == [{4.0}] * counts[Counted.DONE]
+
+
+def refused(peers):
+    return sum(peer.facts.microbatches[Counted.REFUSED] for peer in peers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2.0 * USUAL * FACTOR, 1e30], ids=["unusual", "impossible"])
+@pytest.mark.parametrize("leg", [FORWARD, BACKWARD])
+def test_what_a_liar_sends_reaches_no_trainer_and_all_come_home(leg, size):
+    def trainer_of(stage, i):
+        return liar(leg, size) if (stage, i) == LIAR else SizedTrainer
+
+    *honest, _ = run_in_virtual_time(1, lambda: train(trainer_of))
+    assert_all_home(honest)
+    assert max(peer.trainer.largest for peer in honest) <= USUAL
+    assert refused(honest) > 0
+
+
+@pytest.mark.slow
+def test_among_honest_peers_nothing_is_refused():
+    peers = run_in_virtual_time(1, lambda: train(lambda stage, i: SizedTrainer))
+    assert_all_home(peers)
+    assert not refused(peers)
