@@ -137,7 +137,7 @@ def create(channel: SocketChannel, settings: TrainerSettings, weights_fd: int) -
     if stage is not None:
         whole = tuple(sorted(model_shapes(spec, settings.vocabulary_size).items()))
     with open(weights_fd, "wb", closefd=False) as file:
-        file.write(model.theta_P.numpy())  # not tofile, which does not say that a disk is full
+        file.write(model.theta_P.numpy().data)  # tofile does not say that a disk is full
     channel.emit(ModelCreated(shapes, whole, text))
 
 

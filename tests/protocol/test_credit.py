@@ -1,5 +1,7 @@
 """A credit holds memory of its receiver, so each move has one at a time, however often offered."""
 
+from dataclasses import replace
+
 import pytest
 from microbatch_worlds import PATIENCE_S
 
@@ -85,9 +87,10 @@ def test_what_was_offered_ahead_under_a_name_that_a_relay_has_forgotten_is_taken
     core = DataPeerCore("data", router, PATIENCE_S, in_flight=1)
     core.present((("relay",),), 0.0, trained=True)
     assert OfferAhead(FIRST) in core.begun(1, 0.0)
-    assert core.lost(FIRST.microbatch, "another") == []
-    assert core.lost(FIRST.microbatch, "relay") == [TellLost(FIRST.microbatch, ("relay",))]
-    assert core.lost(FIRST.microbatch, "relay") == []
+    lost = TellLost(FIRST.microbatch)
+    assert core.lost(lost, "another") == []
+    assert core.lost(lost, "relay") == [replace(lost, to=("relay",))]
+    assert core.lost(lost, "relay") == []
     (sent,) = core.produced(Leg.FORWARD, 0, 7, None, 0.0)
     assert isinstance(sent, Send)
     assert sent.trip.microbatch == Microbatch("data", 1, 2)

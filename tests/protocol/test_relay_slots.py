@@ -127,7 +127,7 @@ def test_a_score_that_the_next_one_does_not_take_is_told_to_be_lost() -> None:
     data_peer.present((("relay",), ("next",)), 0.0, trained=True)
     (score,) = data_peer.produced(Leg.SCORE, 0, 7, None, 0.0)
     assert isinstance(score, Send)
-    assert Forget(0) in data_peer.lost(score.trip.microbatch, "relay", failed="next")
+    assert Forget(0) in data_peer.lost(TellLost(score.trip.microbatch, failed="next"), "relay")
 
 
 def test_a_trainer_that_dies_with_a_score_under_way_has_lost_no_gradient() -> None:
