@@ -48,10 +48,18 @@ def test_pairs_follow_the_equations_round_after_round() -> None:
         assert measures.replica_distance == pytest.approx(distance, rel=1e-5)
 
 
+def test_a_partner_that_weighs_less_is_as_far_away() -> None:
+    start, a, b = vectors(3)
+    weighed = state(start)
+    measures = weighed.step(0, codes_of(a), codes_of(b), own_share=0.75)
+    np.testing.assert_allclose(weighed.phi_P, 0.75 * a + 0.25 * b, rtol=1e-6, atol=1e-6)
+    assert measures.replica_distance == pytest.approx(np.sqrt(np.mean(np.square(a - b))), rel=1e-5)
+
+
 def test_alone_the_own_iterate_is_the_mean() -> None:
     start, first, second = vectors(3)
     alone = state(start)
-    alone.step(0, codes_of(first))
+    alone.step(0, codes_of(first), own_share=0.75)  # of nobody
     np.testing.assert_array_equal(alone.phi_P, first)
     measures = alone.step(1, codes_of(second))
     np.testing.assert_allclose(alone.phi_P, second + GAMMA * (second - first), rtol=1e-6, atol=1e-6)

@@ -22,7 +22,6 @@ Rules:
 The step runs in place, tile by tile, in separately rounded fp32 operations.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -65,12 +64,9 @@ class LookAhead:
             phi.copy_(mean)
             phi.add_(spare, alpha=gamma)
             before.copy_(own)
-        members, size = len(exchanged.theta), max(1, phi_P.numel())
-        to_mean = math.sqrt(apart / size)
-        return OuterStepMeasures(
-            delta_rms=math.sqrt(moved / size),
-            replica_distance=to_mean * members / (members - 1) if members > 1 else None,
-        )
+        shares = exchanged.shares
+        own_share = shares[0] if shares else 1 / len(exchanged.theta)
+        return OuterStepMeasures.of_squares(moved, apart, phi_P.numel(), own_share)
 
 
 def _squares(values: torch.Tensor) -> float:

@@ -42,6 +42,21 @@ class OuterStepMeasures:
     delta_rms: float
     replica_distance: float | None
 
+    @classmethod
+    def of_squares(
+        cls, moves: float, to_mean: float, num_values: int, own_share: float
+    ) -> "OuterStepMeasures":
+        """The measures of a step.
+
+        Args:
+            moves: sum of squares of the move of phi.
+            to_mean: the same of our theta less the mean.
+            own_share: our weight in that mean.
+        """
+        size = max(1, num_values)
+        apart = math.sqrt(to_mean / size)
+        return cls(math.sqrt(moves / size), apart / (1 - own_share) if own_share < 1 else None)
+
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
@@ -175,7 +190,8 @@ class OuterState:
             theta_codes.append(self._partners(partner_codes))
             if self._rule.pulls and not plain:
                 phi_codes = [self._own(own_phi_codes), self._partners(partner_phi_codes)]
-        shares = None if own_share == 0.5 else (own_share, 1 - own_share)[: len(theta_codes)]
+        is_even = partner_codes is None or own_share == 0.5
+        shares = None if is_even else (own_share, 1 - own_share)
         exchanged = Exchanged(theta_codes, phi_codes, shares, plain, is_first=self.version == 0)
         phi, delta = self._part(self._phi), self._part(self._delta)
         measures = self._rule.step(phi, delta, self._codec, exchanged)

@@ -32,7 +32,6 @@ fp32 operations only (no fused multiply-add), so a step can be reproduced on ano
 int8 vectors go through a compiled loop that does the same (`fused_step`).
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -115,12 +114,14 @@ def outer_step(
     if not pulls and shares is None:
         sums = fused_step(phi_P, delta_P, theta_codes, codec, factors.alpha, factors.beta)
         if sums is not None:
-            return _measures(*sums, phi_P.numel(), 1 / len(theta_codes))
+            return OuterStepMeasures.of_squares(*sums, phi_P.numel(), 1 / len(theta_codes))
     step = _GroupStep(theta_codes, used_phi_codes, codec, factors, shares)
     for start in range(0, phi_P.numel(), TILE):
         step.take(phi_P[start : start + TILE], delta_P[start : start + TILE], start)
     own_share = shares[0] if shares else 1 / len(theta_codes)
-    return _measures(step.delta_squares, step.distance_squares, phi_P.numel(), own_share)
+    return OuterStepMeasures.of_squares(
+        step.delta_squares, step.distance_squares, phi_P.numel(), own_share
+    )
 
 
 class _GroupStep:
@@ -156,17 +157,6 @@ class _GroupStep:
             delta.add_(mean.sub_(phi).mul_(self._pull))
         phi.add_(delta)
         self.delta_squares += _squares(delta)
-
-
-def _measures(
-    delta_squares: float, distance_squares: float, num_values: int, own_share: float
-) -> OuterStepMeasures:
-    """What a step found, from its sums of squares of delta and of own values less the mean."""
-    to_mean = math.sqrt(distance_squares / max(1, num_values))
-    return OuterStepMeasures(
-        delta_rms=math.sqrt(delta_squares / max(1, num_values)),
-        replica_distance=to_mean / (1 - own_share) if own_share < 1 else None,
-    )
 
 
 def _squares(values: torch.Tensor) -> float:
