@@ -65,7 +65,7 @@ async def test_what_the_user_has_is_taken_if_it_is_the_runs(tmp_path: Path) -> N
     np.save(copy, np.arange(2000) % 249)
     with pytest.raises(InvalidRunSpec, match="another corpus"):
         await obtained(spec, tmp_path / "other", peer, f"tokens:{copy}")
-    with pytest.raises(InvalidRunSpec, match="must be a file"):
+    with pytest.raises(InvalidRunSpec, match="there is no such file"):
         await obtained(spec, tmp_path / "other", peer, str(tmp_path / "nowhere.npy"))
 
 
