@@ -103,7 +103,7 @@ class RoundLoop:
         self._start_trainer = start_trainer
         self._events = events
         self._quota = inner_steps
-        self._given_up = self._joins_again = False
+        self._closes_early = self._joins_again = False
         self._micro_batch_cap: int | None = None
         self._failures_in_a_row = 0
         self.pause = Pause(facts, events, view)
@@ -238,8 +238,8 @@ class RoundLoop:
             facts.steps_per_s += SPEED_SMOOTHING * (speed - facts.steps_per_s)
         self._way.progressed(progress)
         self._check_lost(line)
-        if not self._given_up and self._way.is_behind(self._heeded()):
-            self._given_up = True
+        if not self._closes_early and self._way.closes_early(self._heeded()):
+            self._closes_early = True
             line.send_soon(CloseRound(facts.round))
 
     async def _bring(self, line: TrainerLine, pieces: tuple[int, ...]) -> None:
@@ -341,7 +341,7 @@ class RoundLoop:
         members = self._shares.now(self._others(), self._heeded())
         self._quota = plan.quota
         facts.round, facts.nominal_step = plan.round, plan.start_step
-        facts.fraction, self._given_up = 0.0, False
+        facts.fraction, self._closes_early = 0.0, False
         facts.now_doing("training", PeerState.TRAINING)
         self._events.emit(
             EventName.ROUND_OPENED,

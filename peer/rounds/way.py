@@ -62,8 +62,8 @@ class Way(Protocol):
     def next_round(self, others: Sequence[Member]) -> RoundPlan | None:
         """The next round of training; None when the training is over."""
 
-    def is_behind(self, others: Sequence[Member]) -> bool:
-        """Whether the round in training should be given up for a newer one."""
+    def closes_early(self, others: Sequence[Member]) -> bool:
+        """Whether the round in training should be closed before its quota is done."""
 
     async def next_final_round(self) -> RoundPlan | None:
         """After the training: the next round without steps; None when averaging is over.

@@ -18,7 +18,7 @@ The rules
      go by that, and what peers agree on by the run's nominal round.
   2. A round's quota is its length less the debt, in what the peer owes (rounds.py); at least half
      of what it owes, in whole steps. The part of a step that is left over is a credit: a debt below
-     zero.
+     zero. A round that is closed early leaves no other.
   3. The debt is what the rounds so far have trained more than their lengths, but no more than
      MAX_DEBT_ROUNDS rounds: on a line that is too thin for one average a round there is nothing to
      make up for.
@@ -101,6 +101,7 @@ class OwnRounds:
         self.debt = debt
         self.round = round
         self.step = step
+        self._stride = float(inner_steps)
 
     def __repr__(self) -> str:
         return f"<OwnRounds, {self.round} at step {self.step:.1f}, debt {self.debt:.1f}>"
@@ -126,7 +127,8 @@ class OwnRounds:
         Args:
             owed: own steps that we owe to a round.
         """
-        stride, total_steps = self._inner_steps / owed, self._total_steps_at(self.step)
+        self._stride = stride = self._inner_steps / owed
+        total_steps = self._total_steps_at(self.step)
         if self.is_over:
             return RoundPlan(self.round, 0, float(total_steps), stride)
         wanted = self.next_length
@@ -144,7 +146,7 @@ class OwnRounds:
             heard_steps: where the others are.
         """
         debt = self.debt + step - self.step - self._length()
-        self.debt = min(max(-self.length, debt), MAX_DEBT_ROUNDS * self.length)
+        self.debt = min(max(-self._stride, debt), MAX_DEBT_ROUNDS * self.length)
         self.round += 1
         self.step = min(step, float(self._total_steps_at(step)))
         if middle(heard_steps, step) - step > JUMP_ROUNDS * max(self._inner_steps, self.length):

@@ -46,6 +46,13 @@ def test_rounds_of_a_length_of_our_own_are_planned_by_it_at_the_pace_of_all() ->
     assert max(quotas) - min(quotas) > VARIED * 2 * H
 
 
+def test_a_round_that_is_closed_early_leaves_less_than_a_step_to_make_up_for() -> None:
+    own = rounds()
+    own.plan(H / 2)
+    own.closed(4.0, [])
+    assert (own.step, own.debt) == (4.0, -2.0)
+
+
 def test_a_shorter_length_of_our_own_keeps_the_bounds_in_nominal_rounds() -> None:
     own = rounds()
     own.length = 2

@@ -142,8 +142,8 @@ class FragmentRounds:
         quota = self._quotas.next(self._pace.owed(step, others, catch_up))
         return RoundPlan(round_, quota, step, inner_steps / quota)
 
-    def is_behind(self, others: Sequence[Member]) -> bool:
-        """Whether the round in training should be given up for a newer one."""
+    def closes_early(self, others: Sequence[Member]) -> bool:
+        """Whether the others are in a newer round."""
         return is_left_behind(self._facts.round, self._heard_rounds(others))
 
     async def next_final_round(self) -> RoundPlan | None:

@@ -11,8 +11,8 @@
 - An exchange under way when the trainer dies is finished: its codes lie in memory that outlives the
   trainer.
 - After the training: the final averaging (final_rounds.py).
-- With `inner_steps = "auto"` a round is as long as own_length.py says, and validation goes by
-  nominal rounds, which are as long for all.
+- With `inner_steps = "auto"` a round is as long as own_length.py says, which also closes one that
+  was begun alone when somebody comes. Validation goes by nominal rounds, which are as long for all.
 """
 
 from collections.abc import Sequence
@@ -96,9 +96,9 @@ class GossipRounds:
             rounds.length = self._own_length.next(pace.nominal_step_s(others), alone=not others)
         return rounds.plan(pace.owed(rounds.step, others, keep_together, rounds.length))
 
-    def is_behind(self, others: Sequence[Member]) -> bool:
-        """Never: a peer that is behind jumps when it closes its round."""
-        return False
+    def closes_early(self, others: Sequence[Member]) -> bool:
+        """Whether somebody has come since we began a round alone; one that is behind jumps."""
+        return self._own_length is not None and self._own_length.is_outgrown
 
     async def next_final_round(self) -> RoundPlan | None:
         """The next round of the final averaging."""
@@ -115,7 +115,9 @@ class GossipRounds:
             self._comparisons.began()
 
     def progressed(self, progress: Progress) -> None:
-        """Nothing to do."""
+        """Note it, where lengths of rounds are ours."""
+        if self._own_length is not None:
+            self._own_length.progressed(progress.steps)
 
     async def closed(self, closed: RoundClosed, others: Sequence[Member]) -> None:
         """Average a closed round; the next one may begin at once if averaging overlaps."""

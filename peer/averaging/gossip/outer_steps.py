@@ -49,9 +49,13 @@ MAX_EXCHANGE_ROUNDS: Final = 8.0
 """An exchange may take as long as so many rounds. So an average is at most 10 rounds old (search
 and exchange) when it is merged."""
 MIN_EXCHANGE_S: Final = 30.0
-FARTHEST_AT_FIRST: Final = 1.5
-"""How far the first partners' vectors may be from ours, in lengths of ours. Two that went from one
-place in whatever directions are at most sqrt(2) apart; ours and its opposite are 2."""
+FARTHEST_AT_FIRST: Final = 8.0
+"""How far the first partners' vectors may be from ours, in lengths of ours. First weights are
+short, and grow to several times their length in the first hundred steps, so one who has trained is
+that far from one who has just come; it pulls no more than what we have moved lets it."""
+FARTHEST_WHOLE: Final = 1.5
+"""The same where they count as much as we do, since nothing says what is usual. Two of one length
+whose directions have nothing in common are sqrt(2) apart; ours and its opposite are 2."""
 EXPECTED_AT_FIRST: Final = 2.0
 """How far the first partners' vectors are expected from ours, in lengths of our own last move: two
 that went equally far from one place are at most two moves apart."""
@@ -191,12 +195,12 @@ class OuterSteps:
         assert ours[0] is not None
         assert theirs[0] is not None
         apart = await self._work.run(self._outer.apart, ours[0], theirs[0], ours[1], theirs[1])
-        scale = FARTHEST_AT_FIRST * apart.own
         expected = math.inf if meeting else await self._expected(ours[0])
+        farthest = FARTHEST_AT_FIRST if math.isfinite(expected) else FARTHEST_WHOLE
         share = self._plausibility.share(
             outcome.partner_id,
             apart.distance,
-            scale,
+            farthest * apart.own,
             expected=expected,
             own_steps=self._steps_since_average,
             their_steps=outcome.steps,

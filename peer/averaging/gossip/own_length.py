@@ -2,15 +2,28 @@
 
 What an average took is known in two parts: the exchange and the outer step here, and the pause of
 the trainer when that has merged it.
+
+A peer alone has nobody's line to fill, so its rounds are nominal ones. But what a joiner takes is
+our state after the last round, and a peer that trains finds us when a round ends. So a round that
+was begun alone ends when a peer comes, and again when that begins to train; not before it is as
+long as a first round among others, so that a peer that comes and goes costs little.
 """
 
 from dataclasses import dataclass
+from typing import Final
+
+import trio
 
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
+from peer.observe.status import PeerState
 from peer.ports import PeerId
-from protocol.gossip.round_length import RoundLength, TimedAverage
+from protocol.gossip.round_length import FIRST_INNER_STEPS, RoundLength, TimedAverage
+from protocol.membership.view import View
+
+COMPANY: Final = (PeerState.DOWNLOADING, PeerState.TRAINING)
+"""States of those that want something of our next state: to begin with it, or to average with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +36,19 @@ class _OnTheLine:
 
 
 class OwnLength:
-    """Writes `facts.chosen_inner_steps`."""
+    """Writes `facts.chosen_inner_steps`.
 
-    def __init__(self, facts: Facts, events: EventLog) -> None:
+    Args:
+        view: of those whom we average with.
+    """
+
+    def __init__(self, facts: Facts, events: EventLog, view: View) -> None:
         self._length = RoundLength()
         self._facts = facts
         self._events = events
+        self._view = view
+        self._steps = 0
+        self._company_before: frozenset[tuple[PeerId, str]] | None = None
         self._nominal_step_s = 0.0
         self._last: _OnTheLine | None = None
         facts.chosen_inner_steps = self._length.inner_steps
@@ -43,7 +63,25 @@ class OwnLength:
             nominal_step_s: how long a nominal step takes us in it.
         """
         self._nominal_step_s = nominal_step_s
+        self._steps = 0
+        self._company_before = self._company() if alone else None
         return self._facts.inner_steps_per_round if alone else self._length.inner_steps
+
+    def progressed(self, steps: int) -> None:
+        """The round in training is so far."""
+        self._steps = steps
+
+    @property
+    def is_outgrown(self) -> bool:
+        """Whether the round in training was begun alone, and somebody has come since."""
+        if self._company_before is None or self._steps < FIRST_INNER_STEPS:
+            return False
+        return not self._company() <= self._company_before
+
+    def _company(self) -> frozenset[tuple[PeerId, str]]:
+        members = self._view.alive(trio.current_time())
+        states = ((member.peer_id, member.progress.state) for member in members)
+        return frozenset((peer_id, state) for peer_id, state in states if state in COMPANY)
 
     def exchanged(self, round_: int, partner_id: PeerId, line_s: float) -> None:
         """This round's exchange and outer step are over, and took so long."""

@@ -96,7 +96,7 @@ class PairAveraging:
             steps=self._lane.steps,
             finale=finale,
             validation=validation,
-            own_length=OwnLength(facts, parts.events) if chooses else None,
+            own_length=OwnLength(facts, parts.events, parts.held.view) if chooses else None,
             comparisons=self._comparisons(),
         )
         return parts.loop(way, validation, start_trainer)

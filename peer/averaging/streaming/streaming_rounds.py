@@ -128,7 +128,7 @@ class StreamingRounds:
             return None
         return self._rounds.plan(self._pace.owed(self._rounds.step, others, keep_together))
 
-    def is_behind(self, others: Sequence[Member]) -> bool:
+    def closes_early(self, others: Sequence[Member]) -> bool:
         """Never: a peer that is behind jumps when it closes its round."""
         return False
 

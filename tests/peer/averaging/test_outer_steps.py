@@ -110,6 +110,13 @@ def test_a_first_partner_that_is_far_pulls_no_more_than_a_few_moves():
 
 def test_a_peer_that_has_not_moved_cannot_tell_what_is_far():
     assert step(averaged_with(2.0), own=PHI)[0] == pytest.approx(1.5)
+    assert step(averaged_with(3.0), own=PHI)[1] == ["other"]
+
+
+def test_a_first_partner_may_be_several_times_as_long_as_we_are():
+    phi, doubts = step(averaged_with(5.0))
+    assert PHI < phi < PHI + 10 * MOVE
+    assert not doubts
 
 
 ROUNDS = [averaged_with(PHI - MOVE)] * FIRST
@@ -139,7 +146,7 @@ def test_a_final_averaging_after_too_few_rounds_clips_nothing():
 
 
 def test_a_partner_without_a_vector_is_doubted_as_one_that_is_too_far_away():
-    far, bad = averaged_with(9.0), Skipped(SkipReason.BAD_VECTOR, "other")
+    far, bad = averaged_with(20.0), Skipped(SkipReason.BAD_VECTOR, "other")
     lost = Skipped(SkipReason.PARTNER_LOST, "other")
     for outcome, doubted in ((far, ["other"]), (bad, ["other"]), (lost, [])):
         _, doubts = step(outcome)

@@ -10,10 +10,11 @@ from peer.observe.events import EventLog
 from peer.observe.facts import Facts
 from peer.rounds.pace import Pace
 from protocol.gossip.round_length import FEWEST, FIRST_INNER_STEPS, LINE_SHARE, PAUSE_SHARE
-from protocol.membership.view import Member, Progress
+from protocol.membership.view import Member, Progress, Roster, View
 from protocol.schedule.rounds import keep_together
 
 NOMINAL = 64
+GROUP = "ours"
 
 
 def facts(speed: float = 10.0) -> Facts:
@@ -22,6 +23,14 @@ def facts(speed: float = 10.0) -> Facts:
 
 def log_to(lines: list[bytes]) -> EventLog:
     return EventLog(lines.append, peer="me", wall_time_s=lambda: 0.0, stream=None)
+
+
+def nobody() -> View:
+    return View(Roster(silence_s=1e9), GROUP)
+
+
+def tell(roster: Roster, peer_id: str, state: str, group: str = GROUP) -> None:
+    roster.heard(trio.current_time(), peer_id, 1, progress=Progress(state, group=group))
 
 
 def other(name: str, *, speed: float, step: int = 0) -> Member:
@@ -33,7 +42,7 @@ def other(name: str, *, speed: float, step: int = 0) -> Member:
 @simulated()
 async def test_an_average_counts_when_both_its_parts_are_known():
     own, lines = facts(), list[bytes]()
-    length = OwnLength(own, log_to(lines))
+    length = OwnLength(own, log_to(lines), nobody())
     assert own.chosen_inner_steps == FIRST_INNER_STEPS
     assert length.next(0.1, alone=True) == NOMINAL
     for round_ in range(2 * FEWEST):
@@ -50,12 +59,39 @@ async def test_an_average_counts_when_both_its_parts_are_known():
 @simulated()
 async def test_the_trainers_pause_counts_as_the_line_does():
     own = facts()
-    length = OwnLength(own, log_to([]))
+    length = OwnLength(own, log_to([]), nobody())
     length.next(0.1, alone=False)
     for round_ in range(FEWEST):
         length.exchanged(round_, "p", 0.01)
         length.merged(round_, pause_s=0.2)
     assert own.chosen_inner_steps == pytest.approx(0.2 / (0.1 * PAUSE_SHARE), abs=1)
+
+
+@simulated()
+async def test_a_round_begun_alone_ends_when_somebody_comes_and_again_when_that_trains():
+    roster = Roster(silence_s=1e9)
+    length = OwnLength(facts(), log_to([]), View(roster, GROUP))
+    tell(roster, "elsewhere", "downloading", group="theirs")
+    tell(roster, "resting", "paused")
+
+    def is_outgrown_after(steps: int) -> bool:
+        length.progressed(steps)
+        return length.is_outgrown
+
+    length.next(0.1, alone=True)
+    assert not is_outgrown_after(NOMINAL - 1)
+    tell(roster, "p", "downloading")
+    assert is_outgrown_after(NOMINAL - 1)
+    assert not is_outgrown_after(FIRST_INNER_STEPS - 1)  # one that comes and goes costs little
+
+    length.next(0.1, alone=True)
+    assert not is_outgrown_after(FIRST_INNER_STEPS)  # it knows of that peer
+    tell(roster, "p", "training")
+    assert is_outgrown_after(FIRST_INNER_STEPS)
+
+    length.next(0.1, alone=False)
+    tell(roster, "q", "training")
+    assert not is_outgrown_after(FIRST_INNER_STEPS)
 
 
 @simulated()
