@@ -228,14 +228,21 @@ def _stream(place: str, revision: str) -> Any:
     try:
         if source.here and (Path(source.name) / "state.json").is_file():
             kept = datasets.load_from_disk(source.name)
+            if source.split not in (None, str(kept.split)):
+                raise InvalidCorpus(
+                    f"hf:{place}: the folder holds one split, which is not called"
+                    f" {source.split!r}: leave :{source.split} out"
+                )
             return kept.to_iterable_dataset(num_shards=min(DISK_SHARDS, max(1, len(kept))))
         return datasets.load_dataset(
             source.name,
             source.config,
-            split=source.split,
+            split=source.split or SPLIT,
             streaming=True,
             revision=revision or None,
         )
+    except InvalidCorpus:
+        raise
     except Exception as error:  # the library has a tree of its own for each way to fail
         raise InvalidCorpus(f"cannot open hf:{place}: {error}") from error
 
@@ -246,12 +253,13 @@ class _StreamSource:
 
     Attributes:
         name: a folder, or a name on the hub.
+        config, split: None where none is named.
         here: whether it is a folder of this machine.
     """
 
     name: str
     config: str | None
-    split: str
+    split: str | None
     here: bool
 
 
@@ -260,4 +268,4 @@ def _source_of(place: str) -> _StreamSource:
     name, _, config = named.partition(",")
     folder = Path(name).expanduser()
     here = folder.exists()
-    return _StreamSource(str(folder) if here else name, config or None, split or SPLIT, here)
+    return _StreamSource(str(folder) if here else name, config or None, split or None, here)

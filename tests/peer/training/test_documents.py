@@ -118,6 +118,8 @@ def test_a_set_of_datasets_is_read_as_a_stream(tmp_path: Path) -> None:
     shards = shards_of("hf", str(tmp_path / "set"))
     assert len(shards) > 1
     assert [text for shard in shards for _, text in documents(shard)] == TEXTS
+    with pytest.raises(InvalidCorpus, match="which is not called 'test': leave :test out"):
+        shards_of("hf", f"{tmp_path / 'set'}:test")
     (tmp_path / "files").mkdir()
     for name, part in (("a", rows("text")[:150]), ("b", rows("text")[150:])):
         lines = "".join(json.dumps(row) + "\n" for row in part)
@@ -130,6 +132,18 @@ def test_a_set_of_datasets_is_read_as_a_stream(tmp_path: Path) -> None:
         list(documents(shards_of("hf", f"{tmp_path / 'files'}#body")[0]))
     with pytest.raises(InvalidCorpus, match="cannot open hf:"):
         shards_of("hf", f"{tmp_path / 'files'}:nowhere")
+
+
+def test_a_saved_set_of_several_splits_gives_the_one_that_is_named(tmp_path: Path) -> None:
+    tables = {
+        split: datasets.table.InMemoryTable.from_pylist([{"text": f"of {split}"}])
+        for split in ("train", "test")
+    }
+    splits = {name: datasets.Dataset(table, fingerprint=name) for name, table in tables.items()}
+    datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "set"))
+    for named, split in ((":test", "test"), (":train", "train"), ("", "train")):
+        (shard,) = shards_of("hf", f"{tmp_path / 'set'}{named}")
+        assert [text for _, text in documents(shard)] == [f"of {split}"]
 
 
 @contextmanager
