@@ -23,7 +23,7 @@ from peer.averaging.noloco.outer_step import NolocoFactors
 from peer.codec import BLOCK, get_codec
 from peer.rounds.shares import MEMBER_WEIGHT
 from peer.training.model import FlatModel, initial_module
-from peer.training.optimizer import FlatAdamW
+from peer.training.optimizer import flat_adamw
 from peer.training.schedule import learning_rate
 from peer.training.step import Stepper
 
@@ -127,7 +127,7 @@ class _Replica:
 
     def __init__(self, world: World) -> None:
         self.model = FlatModel(initial_module(world.spec, world.vocabulary), world.device)
-        self.adamw = FlatAdamW(self.model, world.spec.optimizer)
+        self.adamw = flat_adamw(self.model, world.spec.optimizer)
         self.stepper = Stepper(self.model, self.adamw, world.precision, world.setting.batch_size)
         self.phi_P = self.model.theta_P.clone()
         self.delta_P = torch.zeros_like(self.phi_P)

@@ -6,7 +6,7 @@ from transformers import LlamaConfig
 
 from peer.training.device import Precision
 from peer.training.model import FlatModel
-from peer.training.optimizer import FlatAdamW
+from peer.training.optimizer import flat_adamw
 from peer.training.stages.compute import StageCompute
 from peer.training.stages.module import initial_stage
 from protocol.run.optimizer_section import OptimizerSection
@@ -42,7 +42,7 @@ class Stage:
         self.module = initial_stage(config, seed, stage, stages)
         self.model = FlatModel(self.module, device)
         self.compute = StageCompute(self.module, device, precision)
-        self._optimizer = FlatAdamW(
+        self._optimizer = flat_adamw(
             self.model, optimizer.model_copy(update={"clip_norm": clip_norm})
         )
         self.done = 0

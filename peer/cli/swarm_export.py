@@ -20,7 +20,7 @@ from peer.state.home import Home
 from peer.training.corpus import describe_corpus, kept_corpus, open_corpus
 from peer.training.device import choose_precision
 from peer.training.model import FlatModel, initial_module
-from peer.training.optimizer import FlatAdamW
+from peer.training.optimizer import flat_adamw
 from peer.training.step import Stepper
 from protocol.membership.group import WHOLE_MODEL
 from protocol.run.run_spec import RunSpec
@@ -51,7 +51,7 @@ class Judge:
             raise ExportFailed(f"the run's held-out text is not in {home.cache_dir}")
         prepared, device = describe_corpus(spec, kept), torch.device("cpu")
         self._model = FlatModel(initial_module(spec, prepared.vocabulary_size), device)
-        optimizer = FlatAdamW(self._model, spec.optimizer)
+        optimizer = flat_adamw(self._model, spec.optimizer)
         precision = choose_precision("auto", device)
         self._stepper = Stepper(self._model, optimizer, precision, MICRO_BATCH)
         blocks = spec.data.validation_blocks

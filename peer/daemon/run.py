@@ -295,9 +295,9 @@ class _Daemon:
             print(json.dumps(ready), flush=True)
             return
         door = parts.standing.door
-        if door.wants_invitations:
+        if door.wants_invitations and door.may_sign:
             join = f"loco-peer invite --home {self._home.root}    (prints a line for one of them)"
-        if door.wants_invitations and not door.may_sign:
+        elif door.wants_invitations:
             join = "loco-peer invite    (where the run was started, or at a delegate's)"
         print(f"others join with:\n  {join}", flush=True)
         if founds:

@@ -129,14 +129,12 @@ class FlatOptimizer:
         return norm
 
 
-class FlatAdamW(FlatOptimizer):
+def flat_adamw(model: FlatModel, section: OptimizerSection) -> FlatOptimizer:
     """AdamW over a FlatModel: weight decay on matrices alone."""
-
-    def __init__(self, model: FlatModel, section: OptimizerSection) -> None:
-        super().__init__(model, section, [_adamw(model, section)])
+    return FlatOptimizer(model, section, [_adamw(model, section)])
 
 
-class FlatMuon(FlatOptimizer):
+def flat_muon(model: FlatModel, section: OptimizerSection, iteration: Precision) -> FlatOptimizer:
     """Muon over the matrices of a FlatModel's blocks, AdamW over the rest.
 
     Args:
@@ -145,11 +143,9 @@ class FlatMuon(FlatOptimizer):
     Raises:
         ValueError: this torch has no Muon.
     """
-
-    def __init__(self, model: FlatModel, section: OptimizerSection, iteration: Precision) -> None:
-        muon = section.muon or MuonSection()
-        adamw = _adamw(model, section, without_block_matrices=True)
-        super().__init__(model, section, [adamw, _muon(model, section, muon, iteration)])
+    muon = section.muon or MuonSection()
+    adamw = _adamw(model, section, without_block_matrices=True)
+    return FlatOptimizer(model, section, [adamw, _muon(model, section, muon, iteration)])
 
 
 def inner_optimizer(
@@ -161,8 +157,8 @@ def inner_optimizer(
         ValueError: this torch has no Muon.
     """
     if section.name == "muon":
-        return FlatMuon(model, section, precision)
-    return FlatAdamW(model, section)
+        return flat_muon(model, section, precision)
+    return flat_adamw(model, section)
 
 
 def _adamw(

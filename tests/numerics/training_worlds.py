@@ -14,7 +14,7 @@ from peer.training.corpus import Corpus
 from peer.training.loop import InnerLoop, TrainerParts
 from peer.training.messages import Load, RoundClosed, Stop, TrainerCommand, TrainerEvent, TrainRound
 from peer.training.model import FlatModel, initial_module
-from peer.training.optimizer import FlatAdamW
+from peer.training.optimizer import flat_adamw
 from peer.training.shared import CodeRegions
 from peer.training.step import Stepper
 from peer.training.sync import trainer_side
@@ -77,7 +77,7 @@ def build_world(spec: RunSpec, micro_batch: int = 4, overlap_steps: int | None =
     daemon = CodeRegions.create(trainer_side(spec).regions_of(spec, model.layout))
     slots = CodeRegions(daemon.fd, daemon.code_bytes, writable=True)
     daemon.close()
-    optimizer = FlatAdamW(model, spec.optimizer)
+    optimizer = flat_adamw(model, spec.optimizer)
     stepper = Stepper(model, optimizer, "fp32", micro_batch)
     snapshots = trainer_side(spec).snapshots_of(spec, model, slow_P, slots)
     corpus = tiny_corpus(spec)
