@@ -133,6 +133,7 @@ class Summary:
             "peers": [
                 {
                     "peer_id": peer.peer_id,
+                    "has_data": peer.has_data,
                     "rounds": peer.rounds,
                     "tokens": peer.tokens,
                     "validation_loss": peer.validation_loss,

@@ -17,6 +17,7 @@ def test_summary_json_has_these_keys_and_no_others():
     tree = json.loads(json.dumps(summary().to_json()))
     assert tree["peers"][0] == {
         "peer_id": "a",
+        "has_data": True,
         "rounds": 82,
         "tokens": 800_000,
         "validation_loss": 1.8,
