@@ -174,7 +174,7 @@ _OPTIMIZERS: Final = (
     *(
         Arm(f"all-h{h}-muon-{rate:g}", "all", alpha=0.0, beta=1.0, rounds_of=h / 8, muon=rate)
         for h in (1, 2)
-        for rate in (4.0, 8.0, 16.0)
+        for rate in (4.0, 8.0, 16.0, 32.0)
     ),
     Arm("ddp-rate-half", "gradients", rate_of=0.5),
     Arm("ddp-rate-double", "gradients", rate_of=2.0),
@@ -192,7 +192,7 @@ _OPTIMIZERS: Final = (
     *(
         _plain_int8(f"pairs-h{h}-muon-{rate:g}-diff", h / 8, "int8-diff", muon=rate)
         for h in (1, 2)
-        for rate in (4.0, 8.0)
+        for rate in (2.0, 4.0, 8.0)
     ),
     _plain_int8("bits-h2-adamw", 0.25, partners="bits"),
     *(

@@ -52,7 +52,7 @@ def _tried() -> Iterator[Arm]:
         "batches": {"additions": Additions(late_batches=2)},
     }
     for inner_steps in (2, 8):
-        for muon in (2.0, 4.0, 8.0, 16.0):
+        for muon in (2.0, 4.0, 8.0, 16.0, 32.0):
             plain = _plain(inner_steps, muon)
             for what, changed in changes.items():
                 yield replace(plain, name=f"{what}-{plain.name}", **changed)

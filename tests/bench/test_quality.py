@@ -17,6 +17,9 @@ from bench.quality.run import Result, train_arm
 from bench.quality.runs import paired, told
 from bench.quality.settings import FULL, FULL_LATE, LONG, SHORT, SHORT_LATE, SMOKE
 from bench.quality.store import Store
+from peer.codec import differences
+from peer.codec.base import BLOCK
+from peer.codec.differences import blocks_of
 
 P = 1024
 CPU = torch.device("cpu")
@@ -158,6 +161,20 @@ def test_differences_are_int8_to_the_bit_and_take_fewer_bytes_from_the_second_ro
     thetas[1][5:140] += 0.1
     shared = packed.share(thetas, [(0, 1)])
     assert shared.resent_blocks == 4
+
+
+def test_what_no_sum_shows_is_sent_whole_after_the_digest_was_wrong(monkeypatch):
+    thetas, packed = _close_pair(0.001), exchange_of("int8-diff")
+    packed.share(thetas, [(0, 1)])
+    usual = packed.share(thetas, [(0, 1)])
+    assert usual.resent_blocks == 0
+    monkeypatch.setattr(
+        differences, "unpack", lambda packed, reader, found: np.zeros(blocks_of(found.size), bool)
+    )
+    shared = packed.share(thetas, [(0, 1)])
+    blocks = P // BLOCK
+    assert shared.resent_blocks == 2 * blocks
+    assert shared.sent_bytes == usual.sent_bytes + 2 * (P + -(-blocks // 8))
 
 
 @pytest.mark.parametrize("setting", [SMOKE, SHORT, LONG, FULL, SHORT_LATE, FULL_LATE])
