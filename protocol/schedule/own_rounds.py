@@ -18,7 +18,7 @@ The rules
      go by that, and what peers agree on by the run's nominal round.
   2. A round's quota is its length less the debt, in what the peer owes (rounds.py); at least half
      of what it owes, in whole steps. The part of a step that is left over is a credit: a debt below
-     zero. A round that is closed early leaves no other.
+     zero. A round that is closed early leaves no other, nor does one that trains nothing.
   3. The debt is what the rounds so far have trained more than their lengths, but no more than
      MAX_DEBT_ROUNDS rounds: on a line that is too thin for one average a round there is nothing to
      make up for.
@@ -145,7 +145,7 @@ class OwnRounds:
         Args:
             heard_steps: where the others are.
         """
-        debt = self.debt + step - self.step - self._length()
+        debt = 0.0 if self.is_over else self.debt + step - self.step - self._length()
         self.debt = min(max(-self._stride, debt), MAX_DEBT_ROUNDS * self.length)
         self.round += 1
         self.step = min(step, float(self._total_steps_at(step)))

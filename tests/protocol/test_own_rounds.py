@@ -53,6 +53,16 @@ def test_a_round_that_is_closed_early_leaves_less_than_a_step_to_make_up_for() -
     assert (own.step, own.debt) == (4.0, -2.0)
 
 
+def test_rounds_of_the_final_averaging_leave_no_credit_to_a_run_that_goes_on() -> None:
+    own = rounds(total=H)
+    own.plan(H)
+    own.closed(H, [])
+    for _ in range(4):
+        own.plan(1.0)
+        own.closed(H, [])
+    assert own.debt == 0.0
+
+
 def test_a_shorter_length_of_our_own_keeps_the_bounds_in_nominal_rounds() -> None:
     own = rounds()
     own.length = 2

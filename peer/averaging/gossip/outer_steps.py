@@ -52,13 +52,14 @@ MIN_EXCHANGE_S: Final = 30.0
 FARTHEST_AT_FIRST: Final = 8.0
 """How far the first partners' vectors may be from ours, in lengths of ours. First weights are
 short, and grow to several times their length in the first hundred steps, so one who has trained is
-that far from one who has just come; it pulls no more than what we have moved lets it."""
+that far from one who has just come; what it may pull is another matter (`expected`)."""
 FARTHEST_WHOLE: Final = 1.5
 """The same where they count as much as we do, since nothing says what is usual. Two of one length
 whose directions have nothing in common are sqrt(2) apart; ours and its opposite are 2."""
 EXPECTED_AT_FIRST: Final = 2.0
 """How far the first partners' vectors are expected from ours, in lengths of our own last move: two
-that went equally far from one place are at most two moves apart."""
+that went equally far from one place are at most two moves apart. Our own length is the most that is
+expected, so that none of the first partners turns us round, however far we have moved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +196,7 @@ class OuterSteps:
         assert ours[0] is not None
         assert theirs[0] is not None
         apart = await self._work.run(self._outer.apart, ours[0], theirs[0], ours[1], theirs[1])
-        expected = math.inf if meeting else await self._expected(ours[0])
+        expected = math.inf if meeting else await self._expected(ours[0], apart.own)
         farthest = FARTHEST_AT_FIRST if math.isfinite(expected) else FARTHEST_WHOLE
         share = self._plausibility.share(
             outcome.partner_id,
@@ -212,12 +213,12 @@ class OuterSteps:
         self._gossip.doubt(outcome.partner_id, Fault.IMPLAUSIBLE)
         return replace(settled, outcome=Skipped(SkipReason.IMPLAUSIBLE, outcome.partner_id)), 1.0
 
-    async def _expected(self, own_codes: memoryview) -> float:
+    async def _expected(self, own_codes: memoryview, own_length: float) -> float:
         """The distance that is usual while few partners were seen, if we have moved ourselves."""
         if self._plausibility.has_seen_enough:
             return math.inf
         moved = await self._work.run(self._outer.moved, own_codes)
-        return EXPECTED_AT_FIRST * moved or math.inf
+        return min(EXPECTED_AT_FIRST * moved, own_length) or math.inf
 
     def _bounds(self, slack_s: float) -> Bounds:
         """How long averaging a snapshot may take now.

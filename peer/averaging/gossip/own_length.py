@@ -5,12 +5,13 @@ the trainer when that has merged it.
 
 A peer alone has nobody's line to fill, so its rounds are nominal ones. But what a joiner takes is
 our state after the last round, and a peer that trains finds us when a round ends. So a round that
-was begun alone ends when a peer comes, and again when that begins to train; not before it is as
-long as a first round among others, so that a peer that comes and goes costs little.
+was begun alone ends when a peer comes, and again when that begins to train: once each in a peer's
+life, and not before it is as long as a first round among others, so that one that comes and goes,
+or says it does, costs little.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import trio
 
@@ -24,6 +25,14 @@ from protocol.membership.view import View
 
 COMPANY: Final = (PeerState.DOWNLOADING, PeerState.TRAINING)
 """States of those that want something of our next state: to begin with it, or to average with."""
+
+
+class _Visit(NamedTuple):
+    """A life of a peer, in a state in which it wants something of us."""
+
+    peer_id: PeerId
+    incarnation: int
+    state: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +57,8 @@ class OwnLength:
         self._events = events
         self._view = view
         self._steps = 0
-        self._company_before: frozenset[tuple[PeerId, str]] | None = None
+        self._alone = False
+        self._welcomed: frozenset[_Visit] = frozenset()
         self._nominal_step_s = 0.0
         self._last: _OnTheLine | None = None
         facts.chosen_inner_steps = self._length.inner_steps
@@ -64,7 +74,8 @@ class OwnLength:
         """
         self._nominal_step_s = nominal_step_s
         self._steps = 0
-        self._company_before = self._company() if alone else None
+        self._alone = alone
+        self._welcomed = self._company() | self._still_there(self._welcomed)
         return self._facts.inner_steps_per_round if alone else self._length.inner_steps
 
     def progressed(self, steps: int) -> None:
@@ -74,14 +85,19 @@ class OwnLength:
     @property
     def is_outgrown(self) -> bool:
         """Whether the round in training was begun alone, and somebody has come since."""
-        if self._company_before is None or self._steps < FIRST_INNER_STEPS:
+        if not self._alone or self._steps < FIRST_INNER_STEPS:
             return False
-        return not self._company() <= self._company_before
+        return not self._company() <= self._welcomed
 
-    def _company(self) -> frozenset[tuple[PeerId, str]]:
+    def _company(self) -> frozenset[_Visit]:
         members = self._view.alive(trio.current_time())
-        states = ((member.peer_id, member.progress.state) for member in members)
-        return frozenset((peer_id, state) for peer_id, state in states if state in COMPANY)
+        visits = (_Visit(m.peer_id, m.incarnation, m.progress.state) for m in members)
+        return frozenset(visit for visit in visits if visit.state in COMPANY)
+
+    def _still_there(self, visits: frozenset[_Visit]) -> frozenset[_Visit]:
+        """Those of lives that may go on."""
+        lives = {(member.peer_id, member.incarnation) for member in self._view.members()}
+        return frozenset(v for v in visits if (v.peer_id, v.incarnation) in lives)
 
     def exchanged(self, round_: int, partner_id: PeerId, line_s: float) -> None:
         """This round's exchange and outer step are over, and took so long."""

@@ -228,10 +228,10 @@ def _stream(place: str, revision: str) -> Any:
     try:
         if source.here and (Path(source.name) / "state.json").is_file():
             kept = datasets.load_from_disk(source.name)
-            if source.split not in (None, str(kept.split)):
+            name = str(kept.split or SPLIT)
+            if source.split not in (None, name):
                 raise InvalidCorpus(
-                    f"hf:{place}: the folder holds one split, which is not called"
-                    f" {source.split!r}: leave :{source.split} out"
+                    f"hf:{place}: the folder holds one split, {name}, and no {source.split}"
                 )
             return kept.to_iterable_dataset(num_shards=min(DISK_SHARDS, max(1, len(kept))))
         return datasets.load_dataset(

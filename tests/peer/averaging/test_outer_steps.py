@@ -108,6 +108,12 @@ def test_a_first_partner_that_is_far_pulls_no_more_than_a_few_moves():
     assert not doubts
 
 
+def test_no_first_partner_turns_us_round_however_far_we_have_moved():
+    phi, doubts = step(averaged_with(-6.0 * PHI), own=10 * PHI)
+    assert phi == pytest.approx(10 * PHI - CLIP_FACTOR * 10 * PHI / 2)
+    assert not doubts
+
+
 def test_a_peer_that_has_not_moved_cannot_tell_what_is_far():
     assert step(averaged_with(2.0), own=PHI)[0] == pytest.approx(1.5)
     assert step(averaged_with(3.0), own=PHI)[1] == ["other"]

@@ -1,6 +1,5 @@
 """Rounds as long as each peer's line wants them (`sync.inner_steps = "auto"`), in swarms."""
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,7 +26,6 @@ from peer.simulation.peer import SimulatedPeer
 from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
 from peer.training.toy import SimulatedSpeed, ToyProblem
 from protocol.gossip.round_length import (
-    BAND,
     FEWEST,
     FIRST_INNER_STEPS,
     LEAST_INNER_STEPS,
@@ -194,8 +192,7 @@ async def test_a_line_that_becomes_slower_and_faster_is_followed(tmp_path):
             lengths = changes(peer)
             turn = lengths.index(max(lengths))
             assert sorted(lengths[turn:], reverse=True) == lengths[turn:]
-            most = math.log(thin[name] / LEAST_INNER_STEPS) / -math.log(1 - BAND)
-            assert len(changes(peer, slower_s)) <= most  # each is by more than the band
+            assert len(changes(peer, slower_s)) <= 8
 
 
 @simulated()
@@ -238,8 +235,9 @@ async def test_a_founder_ends_its_round_alone_when_the_first_joiner_comes(tmp_pa
         assert 20 <= first < quotas[0]  # the joiner comes
         assert second < quotas[1]  # and trains
         assert quotas[2] < 2 * FIRST_INNER_STEPS  # what they had not trained is no credit
-        (received,) = swarm["c"].events(EventName.STATE_RECEIVED)
-        assert received["round"] >= 0
+        for name in "bc":
+            (received,) = swarm[name].events(EventName.STATE_RECEIVED)
+            assert received["round"] >= 0
         for peer in swarm.peers.values():
             assert peer.facts.skipped[SkipReason.IMPLAUSIBLE] == 0
 

@@ -29,8 +29,11 @@ def nobody() -> View:
     return View(Roster(silence_s=1e9), GROUP)
 
 
-def tell(roster: Roster, peer_id: str, state: str, group: str = GROUP) -> None:
-    roster.heard(trio.current_time(), peer_id, 1, progress=Progress(state, group=group))
+def tell(
+    roster: Roster, peer_id: str, state: str, *, group: str = GROUP, incarnation: int = 1
+) -> None:
+    progress = Progress(state, group=group)
+    roster.heard(trio.current_time(), peer_id, incarnation, progress=progress)
 
 
 def other(name: str, *, speed: float, step: int = 0) -> Member:
@@ -87,6 +90,14 @@ async def test_a_round_begun_alone_ends_when_somebody_comes_and_again_when_that_
     length.next(0.1, alone=True)
     assert not is_outgrown_after(FIRST_INNER_STEPS)  # it knows of that peer
     tell(roster, "p", "training")
+    assert is_outgrown_after(FIRST_INNER_STEPS)
+
+    length.next(0.1, alone=True)
+    tell(roster, "p", "downloading")
+    length.next(0.1, alone=True)
+    tell(roster, "p", "training")  # it says so again and again
+    assert not is_outgrown_after(FIRST_INNER_STEPS)
+    tell(roster, "p", "downloading", incarnation=2)
     assert is_outgrown_after(FIRST_INNER_STEPS)
 
     length.next(0.1, alone=False)

@@ -118,7 +118,8 @@ def test_a_set_of_datasets_is_read_as_a_stream(tmp_path: Path) -> None:
     shards = shards_of("hf", str(tmp_path / "set"))
     assert len(shards) > 1
     assert [text for shard in shards for _, text in documents(shard)] == TEXTS
-    with pytest.raises(InvalidCorpus, match="which is not called 'test': leave :test out"):
+    assert len(shards_of("hf", f"{tmp_path / 'set'}:train")) == len(shards)
+    with pytest.raises(InvalidCorpus, match="the folder holds one split, train, and no test"):
         shards_of("hf", f"{tmp_path / 'set'}:test")
     (tmp_path / "files").mkdir()
     for name, part in (("a", rows("text")[:150]), ("b", rows("text")[150:])):
