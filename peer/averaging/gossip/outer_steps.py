@@ -49,10 +49,10 @@ MAX_EXCHANGE_ROUNDS: Final = 8.0
 """An exchange may take as long as so many rounds. So an average is at most 10 rounds old (search
 and exchange) when it is merged."""
 MIN_EXCHANGE_S: Final = 30.0
-FARTHEST_AT_FIRST: Final = 8.0
+FARTHEST_AT_FIRST: Final = 3.0
 """How far the first partners' vectors may be from ours, in lengths of ours. First weights are
-short, and grow to several times their length in the first hundred steps, so one who has trained is
-that far from one who has just come; what it may pull is another matter (`expected`)."""
+short, and may double their length in the first hundred steps, so one who has trained is two lengths
+from one who has just come; what it may pull is another matter (`expected`)."""
 FARTHEST_WHOLE: Final = 1.5
 """The same where they count as much as we do, since nothing says what is usual. Two of one length
 whose directions have nothing in common are sqrt(2) apart; ours and its opposite are 2."""

@@ -109,7 +109,7 @@ def test_a_first_partner_that_is_far_pulls_no_more_than_a_few_moves():
 
 
 def test_no_first_partner_turns_us_round_however_far_we_have_moved():
-    phi, doubts = step(averaged_with(-6.0 * PHI), own=10 * PHI)
+    phi, doubts = step(averaged_with(-6.0 * PHI), own=10 * PHI)  # 1.6 lengths away
     assert phi == pytest.approx(10 * PHI - CLIP_FACTOR * 10 * PHI / 2)
     assert not doubts
 
@@ -120,7 +120,7 @@ def test_a_peer_that_has_not_moved_cannot_tell_what_is_far():
 
 
 def test_a_first_partner_may_be_several_times_as_long_as_we_are():
-    phi, doubts = step(averaged_with(5.0))
+    phi, doubts = step(averaged_with(3.5))
     assert PHI < phi < PHI + 10 * MOVE
     assert not doubts
 
