@@ -75,7 +75,8 @@ class OwnLength:
         self._nominal_step_s = nominal_step_s
         self._steps = 0
         self._alone = alone
-        self._welcomed = self._company() | self._still_there(self._welcomed)
+        if alone:
+            self._welcomed = self._company() | self._still_there(self._welcomed)
         return self._facts.inner_steps_per_round if alone else self._length.inner_steps
 
     def progressed(self, steps: int) -> None:
