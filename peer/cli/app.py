@@ -79,6 +79,7 @@ def start(
     relay_mbps: opt.RelayMbps = None,
     quic: opt.Quic = None,
     exit_when_done: opt.ExitWhenDone = None,
+    alone: opt.Alone = None,
     json_ready: opt.JsonReady = None,
 ) -> None:
     """Found a run and be its first peer, or go on with the run of this home."""
@@ -114,6 +115,7 @@ def join(
     relay_mbps: opt.RelayMbps = None,
     quic: opt.Quic = None,
     exit_when_done: opt.ExitWhenDone = None,
+    alone: opt.Alone = None,
     json_ready: opt.JsonReady = None,
 ) -> None:
     """Join a run, from which everything else comes; or go on with the run of this home."""

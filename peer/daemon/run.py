@@ -156,17 +156,14 @@ class _Daemon:
             nursery.cancel_scope.cancel()
 
     def _entry(self, assembly: Assembly, spec: RunSpec | None) -> Entry:
-        """How we come to the run: a home that has one goes on with it.
-
-        A founder that has no checkpoint yet founds the same run again: nothing was saved of it.
-        """
+        """How we come to the run: a home that has one goes on with it."""
         config, signed = self._config, self._home.run()
         next_stage = self._home.take_next_stage()
         stage = next_stage if config.stage is None else config.stage
-        if spec is not None and (signed is None or not self._checkpoints.has_any()):
-            return assembly.founding(spec)
         if signed is not None:
-            return assembly.returning(signed, config.bootstrap, stage)
+            return assembly.returning(signed, config.bootstrap, stage, alone=config.alone)
+        if spec is not None:
+            return assembly.founding(spec)
         return assembly.joining(config.bootstrap, stage)
 
     def _keys(self, identity: Identity, spec: RunSpec | None) -> Keys:

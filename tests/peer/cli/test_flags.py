@@ -7,6 +7,7 @@ from peer.cli.app import app
 from peer.options.config import OPTIONS
 
 PEER_OPTIONS = [
+    "--alone",
     "--announce",
     "--bootstrap",
     "--checkpoint-activations",
