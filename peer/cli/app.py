@@ -58,6 +58,7 @@ def start(
     run_toml: opt.RunTomlIfNew = None,
     home: opt.Home = None,
     new_run: opt.NewRun = False,
+    restore: opt.Restore = None,
     bootstrap: opt.StartsBootstrap = None,
     listen: opt.Listen = None,
     announce: opt.Announce = None,
@@ -71,6 +72,7 @@ def start(
     checkpoint_keep: opt.CheckpointKeep = None,
     checkpoint_max_gb: opt.CheckpointMaxGb = None,
     checkpoint_upload: opt.CheckpointUpload = None,
+    upload_keys: opt.UploadKeys = None,
     log_format: opt.LogFormat = None,
     verbose: opt.Verbose = None,
     grace: opt.Grace = None,
@@ -84,8 +86,8 @@ def start(
 ) -> None:
     """Found a run and be its first peer, or go on with the run of this home."""
     given = {name.replace("_", "-"): value for name, value in locals().items()}
-    del given["run-toml"], given["new-run"]
-    _run(given, Start(run_toml, new_run=new_run))
+    del given["run-toml"], given["new-run"], given["restore"]
+    _run(given, Start(run_toml, new_run=new_run, restore=restore))
 
 
 @app.command()
@@ -107,6 +109,7 @@ def join(
     checkpoint_keep: opt.CheckpointKeep = None,
     checkpoint_max_gb: opt.CheckpointMaxGb = None,
     checkpoint_upload: opt.CheckpointUpload = None,
+    upload_keys: opt.UploadKeys = None,
     log_format: opt.LogFormat = None,
     verbose: opt.Verbose = None,
     grace: opt.Grace = None,

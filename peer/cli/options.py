@@ -130,7 +130,23 @@ CheckpointUpload = Annotated[
     typer.Option(
         "--checkpoint-upload",
         metavar="URL",
-        help="Copy them there too: any URL of fsspec, such as s3://bucket/run or a folder.",
+        help="Copy them there too, with all that --restore needs but keys: any URL of fsspec, such"
+        " as s3://bucket/run, or a folder.",
+    ),
+]
+UploadKeys = Annotated[
+    bool | None,
+    typer.Option(
+        "--upload-keys",
+        help="Copy the home's keys there too. Whoever reads that place can then sign for the run.",
+    ),
+]
+Restore = Annotated[
+    str | None,
+    typer.Option(
+        "--restore",
+        metavar="URL",
+        help="Fill an empty home from what --checkpoint-upload has copied, and go on from it.",
     ),
 ]
 Data = Annotated[

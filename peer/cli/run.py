@@ -80,6 +80,8 @@ def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
     with home.locked():
         if start is not None and start.new_run:
             _put_run_away(home)
+        if start is not None and start.restore is not None:
+            _restore(home, start.restore, config.checkpoint_keep)
         code, again = ExitCode.OK, None
         try:
             code = trio.run(_run_daemon, config, spec, home)
@@ -103,6 +105,9 @@ def _check_start(
             "start founds a run, or goes on with the home's, and takes no bootstrap address"
             f" ({config.origins['bootstrap']}); to join one: loco-peer join --bootstrap ADDR"
         )
+    if start.restore is not None:
+        _check_restore(config, start, signed)
+        return
     if spec is None:
         if start.new_run:
             raise ConfigError("--new-run founds a run: loco-peer start RUN.toml --new-run")
@@ -124,6 +129,26 @@ def _check_start(
             " loco-peer start, without a run spec. To change it: loco-peer amend. To found this"
             " one: give it a --home of its own, or --new-run, which puts the other run away"
         )
+
+
+def _check_restore(config: PeerConfig, start: Start, signed: SignedSpec | None) -> None:
+    """Refuse to restore into a home that has a run. Raises ConfigError, OtherRun."""
+    if start.run_toml is not None or start.new_run:
+        raise ConfigError("--restore goes on with the run that was uploaded: give it no run spec")
+    if signed is not None:
+        raise OtherRun(
+            f"the home {config.home} has a run already ({signed.run_id}), and --restore fills an"
+            " empty one. To go on with that run: loco-peer start, without --restore. To restore"
+            " beside it: give another --home"
+        )
+
+
+def _restore(home: Home, url: str, keep: int) -> None:
+    from peer.state.restoring import restore  # here: few starts restore
+
+    print(f"restoring from {url}", file=sys.stderr, flush=True)
+    for line in restore(url, home, keep):
+        print(f"  {line}", file=sys.stderr, flush=True)
 
 
 def _check_source(source: str) -> None:

@@ -11,7 +11,9 @@ class Start:
     Attributes:
         run_toml: the run spec; None goes on with the home's run.
         new_run: put the home's run away, and found another.
+        restore: the URL of uploads to fill an empty home from.
     """
 
     run_toml: Path | None
     new_run: bool
+    restore: str | None = None

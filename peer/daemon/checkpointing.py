@@ -152,7 +152,7 @@ class Checkpointing:
         self._asked: _Asked | None = None
         self._idle = trio.Event()
         self._idle.set()
-        self._uploading = False
+        self._uploading = self._uploading_data = False
         self._nursery: trio.Nursery | None = None
 
     def __repr__(self) -> str:
@@ -306,6 +306,19 @@ class Checkpointing:
             self._events.emit(EventName.CHECKPOINT_COPIED, path=where, seconds=seconds)
         finally:
             self._uploading = False
+        await self._upload_data(uploads)
+
+    async def _upload_data(self, uploads: Uploads) -> None:
+        """Copy the corpus too, beside later checkpoints: it may take hours."""
+        if self._uploading_data:
+            return
+        self._uploading_data = True
+        try:
+            await self._work.run(uploads.copy_data, self._work.check_cancelled)
+        except UploadFailed as error:
+            self._events.emit(EventName.CHECKPOINT_FAILED, detail=str(error))
+        finally:
+            self._uploading_data = False
 
     async def _failed(self, error: OSError) -> None:
         self._due_s = min(self._due_s, trio.current_time() + RETRY_S)

@@ -247,7 +247,13 @@ class _Daemon:
         if url is None:
             return None
         try:
-            return Uploads(url, peer_id, self._config.checkpoint_keep)
+            return Uploads(
+                url,
+                peer_id,
+                self._config.checkpoint_keep,
+                self._home,
+                keys=self._config.upload_keys,
+            )
         except UploadFailed as error:
             raise ConfigError(f"{error} (checkpoint-upload)") from error
 

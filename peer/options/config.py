@@ -87,6 +87,7 @@ class PeerConfig:
     checkpoint_keep: int
     checkpoint_max_gb: float | None
     checkpoint_upload: str | None
+    upload_keys: bool
     log_format: LogFormat
     verbose: bool
     grace_s: float
@@ -281,6 +282,7 @@ OPTIONS: Final = (
     Option("checkpoint-keep", _whole(1, MAX_CHECKPOINTS), DEFAULT_CHECKPOINTS, "checkpoint_keep"),
     Option("checkpoint-max-gb", _gigabytes, None, "checkpoint_max_gb"),
     Option("checkpoint-upload", str, None, "checkpoint_upload"),
+    Option("upload-keys", _flag, False, "upload_keys"),
     Option("log-format", _log_format, LogFormat.CONSOLE, "log_format"),
     Option("verbose", _flag, False, "verbose"),
     Option("data", _source, None, "data"),

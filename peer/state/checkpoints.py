@@ -32,7 +32,7 @@ from typing import Annotated, Final
 import blake3
 import torch
 from annotated_types import Ge
-from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt
 
 from peer.training.ports import Float32Vector
 from peer.training.tensor_file import FileUnusable, TensorFile, write_tensors
@@ -184,6 +184,13 @@ class CheckpointStore:
         self._remove_old()
         return Checkpoint(path, manifest)
 
+    def adopt(self, partial: Path, name: str) -> None:
+        """Give a whole checkpoint from elsewhere its name. Raises OSError."""
+        target = self.directory / name
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+        sync_folder(self.directory)
+
     def discard(self) -> None:
         """Remove what is half written."""
         shutil.rmtree(self.directory / _PARTIAL, ignore_errors=True)
@@ -286,11 +293,16 @@ def _manifests(folders: list[Path]) -> dict[Path, Manifest | None]:
 def _manifest(path: Path) -> Manifest:
     try:
         with (path / MANIFEST_FILE).open("rb") as file:
-            manifest = Manifest.model_validate(json.loads(file.read(MAX_MANIFEST_BYTES)))
-    except (OSError, ValueError, ValidationError) as error:
+            return parse_manifest(file.read(MAX_MANIFEST_BYTES))
+    except (OSError, ValueError) as error:
         raise FileUnusable(f"{MANIFEST_FILE}: {error}") from error
+
+
+def parse_manifest(data: bytes) -> Manifest:
+    """A manifest of the form that this version reads. Raises ValueError."""
+    manifest = Manifest.model_validate(json.loads(data))
     if manifest.form != MANIFEST_FORM or set(manifest.files) != {OUTER_FILE, TRAINER_FILE}:
-        raise FileUnusable(f"{MANIFEST_FILE} is of form {manifest.form}, not {MANIFEST_FORM}")
+        raise ValueError(f"it is of form {manifest.form}, not {MANIFEST_FORM}")
     return manifest
 
 

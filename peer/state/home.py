@@ -97,6 +97,21 @@ def replace_file(path: Path, data: bytes, mode: int = PRIVATE_FILE) -> None:
     sync_folder(path.parent)
 
 
+def parse_run(data: bytes) -> SignedSpec:
+    """The run that a `run.json` names, verified. Raises ValueError."""
+    try:
+        fields = json.loads(data)
+        signed = SignedSpec(
+            fields["spec"].encode(),
+            bytes.fromhex(fields["founder"]),
+            bytes.fromhex(fields["signature"]),
+        )
+        signed.verify(fields["run_id"])
+    except (ValueError, KeyError, TypeError, AttributeError, RemoteProtocolError) as error:
+        raise ValueError(str(error)) from error
+    return signed
+
+
 class Home:
     """One home directory. Nothing is touched before `prepare`."""
 
@@ -286,18 +301,11 @@ class Home:
         if data is None:
             return None
         try:
-            fields = json.loads(data)
-            signed = SignedSpec(
-                fields["spec"].encode(),
-                bytes.fromhex(fields["founder"]),
-                bytes.fromhex(fields["signature"]),
-            )
-            signed.verify(fields["run_id"])
-        except (ValueError, KeyError, TypeError, AttributeError, RemoteProtocolError) as error:
+            return parse_run(data)
+        except ValueError as error:
             raise HomeError(
                 f"{self.run_path} is damaged ({error}); restore it or use another home"
             ) from error
-        return signed
 
     def bind_run(self, signed: SignedSpec) -> None:
         """Make this home one of that run, for good.

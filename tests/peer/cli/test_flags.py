@@ -30,6 +30,7 @@ PEER_OPTIONS = [
     "--quic",
     "--relay-mbps",
     "--threads",
+    "--upload-keys",
     "--verbose",
     "-v",
 ]
@@ -38,7 +39,7 @@ JOIN_OPTIONS = [*PEER_OPTIONS, "--invite", "--max-corpus-gb", "--stage"]
 
 FROZEN = {
     "new": ["--force", "--method", "--optimizer", "--preset", "--stages", "run_toml"],
-    "start": sorted([*PEER_OPTIONS, "--new-run", "run_toml"]),
+    "start": sorted([*PEER_OPTIONS, "--new-run", "--restore", "run_toml"]),
     "join": sorted(JOIN_OPTIONS),
     "status": ["--home", "--json", "--verbose", "-v"],
     "invite": ["--expires", "--home", "--uses", "--verbose", "-v"],

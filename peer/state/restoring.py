@@ -1,0 +1,223 @@
+"""An empty home, filled from what `uploads.py` has copied.
+
+Everything is verified before it counts: a checkpoint by its manifest, run.json by its signature,
+tokenizer and corpus by the digests in the run spec. `run.json` is written last: until then the home
+has no run, and a restore that was cut off is begun again.
+
+Where the uploads do not hold all of the corpus, the rest comes as for any peer: from others, or
+from the texts (`--data`).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from peer.corpus.store import PieceFolder, open_store
+from peer.training.corpus import adopt_held_out, adopt_manifest
+from peer.training.corpus.folder import HELD_OUT, MANIFEST, PACKED, corpus_folder, kept_corpus
+from peer.training.corpus.packed import InvalidCorpus
+from peer.training.tensor_file import FileUnusable
+from peer.training.tokenizer import BYTES, FileTokenizer, tokenizer_path
+from protocol.errors import LocoError
+from protocol.run.run_spec import RunSpec
+from protocol.run.signed_spec import SignedSpec
+
+from .checkpoints import (
+    MANIFEST_FILE,
+    OUTER_FILE,
+    TRAINER_FILE,
+    Checkpoint,
+    CheckpointStore,
+    Manifest,
+    number_of,
+)
+from .home import PRIVATE_FILE, Home, parse_run, replace_file
+from .uploads import CACHE, PIECE_SUFFIX, manifest_there
+
+FILES: Final = (OUTER_FILE, TRAINER_FILE, MANIFEST_FILE)
+
+
+class RestoreFailed(LocoError):
+    """Nothing can be restored from there; the message says why, and what to do."""
+
+
+def restore(url: str, home: Home, keep: int) -> Iterator[str]:
+    """Fill a home that is prepared, locked and has no run. Yields what was done, for people.
+
+    Args:
+        url: as it was given to `--checkpoint-upload`, or the folder of one peer below it.
+        keep: as of `CheckpointStore`.
+
+    Raises:
+        RestoreFailed
+    """
+    from fsspec.core import url_to_fs
+
+    try:
+        files, root = url_to_fs(url)
+    except (ValueError, ImportError) as error:
+        raise RestoreFailed(f"cannot restore from {url}: {error}") from error
+    try:
+        yield from _Restore(url, files, str(root).rstrip("/"), home, keep).run()
+    except LocoError:
+        raise
+    except Exception as error:  # each kind of storage has errors of its own
+        raise RestoreFailed(
+            f"cannot restore from {url}: {type(error).__name__}: {error}; nothing is lost, the same"
+            " command tries again"
+        ) from error
+
+
+class _Restore:
+    def __init__(self, url: str, files: Any, root: str, home: Home, keep: int) -> None:
+        self._url = url
+        self._files = files
+        self._root = root
+        self._home = home
+        self._store = CheckpointStore(home.checkpoints_dir, keep)
+
+    def run(self) -> Iterator[str]:
+        for path, manifest in self._newest_first():
+            why = self._fetched(path, manifest)
+            if why is not None:
+                yield f"{path} is torn ({why}); the one before it is tried"
+                continue
+            folder = f"{path.rpartition('/')[0]}/run-{manifest.run_id}"
+            signed = self._run(folder, manifest.run_id)
+            yield f"checkpoint of step {int(manifest.step)}: {path}"
+            yield from self._data(signed.spec(), folder)
+            yield self._admission_and_keys(folder)
+            self._store.adopt(self._partial, path.rpartition("/")[2])
+            self._home.bind_run(signed)
+            return
+        raise RestoreFailed(f"{self._url} holds no whole checkpoint: see what was said above")
+
+    @property
+    def _partial(self) -> Path:
+        return self._store.directory / ".partial"
+
+    # --- the checkpoint -------------------------------------------------------------------------
+    def _newest_first(self) -> list[tuple[str, Manifest]]:
+        """Those that have a manifest. Raises RestoreFailed: none, or of several runs."""
+        if not self._files.exists(self._root):
+            raise RestoreFailed(f"there is nothing at {self._url}; look at the URL's spelling")
+        folders = self._checkpoints(self._root)
+        if not folders:
+            peers = [path for path in self._names(self._root) if self._files.isdir(path)]
+            folders = [path for peer in peers for path in self._checkpoints(peer)]
+        read = [(path, manifest_there(self._files, path)) for path in folders]
+        whole = [(path, manifest) for path, manifest in read if manifest is not None]
+        if not whole:
+            raise RestoreFailed(
+                f"{self._url} holds no whole checkpoint: give the URL that --checkpoint-upload"
+                " was given"
+            )
+        if len(runs := {manifest.run_id for _, manifest in whole}) > 1:
+            raise RestoreFailed(
+                f"{self._url} holds checkpoints of {len(runs)} runs ({', '.join(sorted(runs))});"
+                " name the folder of one peer: URL/PEER"
+            )
+        return sorted(whole, key=lambda one: (one[1].step, one[1].written_s), reverse=True)
+
+    def _checkpoints(self, folder: str) -> list[str]:
+        return [path for path in self._names(folder) if number_of(path.rpartition("/")[2])]
+
+    def _names(self, folder: str) -> list[str]:
+        self._files.invalidate_cache()
+        return [str(path).rstrip("/") for path in self._files.ls(folder, detail=False)]
+
+    def _fetched(self, path: str, manifest: Manifest) -> str | None:
+        """Fetch its files aside. Returns what is wrong with them."""
+        partial = self._store.begin(manifest.padded_parameters)
+        try:
+            for name in FILES:
+                self._files.get_file(f"{path}/{name}", str(partial / name))
+            Checkpoint(partial, manifest).verify()
+        except (FileNotFoundError, FileUnusable) as error:
+            self._store.discard()
+            return str(error)
+        return None
+
+    # --- the rest -------------------------------------------------------------------------------
+    def _run(self, folder: str, run_id: str) -> SignedSpec:
+        if not self._files.exists(f"{folder}/run.json"):
+            raise RestoreFailed(
+                f"{folder}/run.json is not there: an older loco-peer made this upload, of"
+                " checkpoints alone. Copy run.json and cache/ of any peer of the run into the home,"
+                " and the checkpoint's folder into its checkpoints/; then: loco-peer start"
+            )
+        try:
+            signed = parse_run(self._files.cat_file(f"{folder}/run.json"))
+        except ValueError as error:
+            raise RestoreFailed(f"{folder}/run.json is damaged ({error})") from error
+        if signed.run_id != run_id:
+            raise RestoreFailed(f"{folder}/run.json is of another run, {signed.run_id}")
+        return signed
+
+    def _admission_and_keys(self, folder: str) -> str:
+        home, came = self._home, list[str]()
+        for path in (home.admission_path, home.identity_path, home.founder_key_path):
+            there = f"{folder}/{path.name}"
+            if self._files.exists(there) and not path.exists():
+                replace_file(path, self._files.cat_file(there), PRIVATE_FILE)
+                came.append(path.name)
+        if home.identity_path.name in came:
+            return "keys: those of the peer that uploaded them, which must not run any more"
+        return "keys: none were uploaded, so this is a new peer"
+
+    def _data(self, spec: RunSpec, folder: str) -> Iterator[str]:
+        """Tokenizer and corpus, as far as they are there."""
+        cache = f"{folder.rpartition('/')[0].rpartition('/')[0]}/{CACHE}"
+        digest, name = spec.data.manifest, spec.data.tokenizer_digest
+        if name not in (None, BYTES):
+            assert name is not None
+            there = f"{cache}/{tokenizer_path(self._home.cache_dir, name).name}"
+            if self._files.exists(there):
+                data = self._files.cat_file(there)
+                if FileTokenizer(data).digest != name:
+                    raise RestoreFailed(f"{there} is damaged: its digest is another")
+                replace_file(tokenizer_path(self._home.cache_dir, name), data)
+        assert digest is not None  # no signed run spec is without
+        there = f"{cache}/{corpus_folder(self._home.cache_dir, digest).name}"
+        if not all(self._files.exists(f"{there}/{name}") for name in (MANIFEST, HELD_OUT)):
+            yield "corpus: not uploaded; it comes from other peers, or from --data"
+            return
+        yield self._corpus(there, digest)
+
+    def _corpus(self, there: str, digest: str) -> str:
+        try:
+            kept = adopt_manifest(
+                self._files.cat_file(f"{there}/{MANIFEST}"), digest, self._home.cache_dir
+            )
+            adopt_held_out(kept, self._files.cat_file(f"{there}/{HELD_OUT}"))
+        except InvalidCorpus as error:
+            raise RestoreFailed(f"{there}: {error}") from error
+        packed = kept.folder / PACKED
+        if self._files.exists(f"{there}/{PACKED}") and not packed.exists():
+            aside = packed.with_name(f".{PACKED}")
+            self._files.get_file(f"{there}/{PACKED}", str(aside))
+            aside.rename(packed)
+            if self._is_whole(digest):
+                return "corpus: whole"
+            packed.unlink()
+        store, manifest = PieceFolder(kept.folder, kept.manifest), kept.manifest
+        for path in self._names(there):
+            name = path.rpartition("/")[2].removesuffix(PIECE_SUFFIX)
+            if path.endswith(PIECE_SUFFIX) and name.isdecimal() and int(name) < manifest.num_pieces:
+                data = self._files.cat_file(path)
+                if manifest.is_piece(int(name), data):
+                    store.add(int(name), data)
+        return (
+            f"corpus: {int(store.here.sum())} of {manifest.num_pieces} pieces; others come from"
+            " other peers, or from --data"
+        )
+
+    def _is_whole(self, digest: str) -> bool:
+        """Whether the file of all tokens is what the manifest says, piece by piece."""
+        kept = kept_corpus(self._home.cache_dir, digest)
+        assert kept is not None
+        try:
+            store = open_store(kept)
+        except InvalidCorpus:
+            return False
+        return all(store.read(piece) is not None for piece in range(kept.manifest.num_pieces))
