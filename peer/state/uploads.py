@@ -96,13 +96,20 @@ class Uploads:
         Args:
             check: called between two files; what it raises ends the copying.
         """
-        target = f"{self._place}/{CACHE}"
-        for name, path in self._data():
-            check()
-            try:
-                self._copy_once(path, f"{target}/{name}")
-            except Exception as error:  # as above
-                raise UploadFailed(f"{target}/{name}: {type(error).__name__}: {error}") from error
+        place = f"{self._place}/{CACHE}"
+        try:
+            self._files.invalidate_cache()
+            there = self._files.find(place, detail=True)
+            sizes = {str(path): about["size"] for path, about in there.items()}
+            for name, path in self._data():
+                check()
+                target = f"{place}/{name}"
+                if sizes.get(target) == path.stat().st_size:
+                    continue  # one that was torn is shorter
+                self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
+                self._files.put_file(str(path), target)
+        except Exception as error:  # as above; trio.Cancelled is none of these
+            raise UploadFailed(f"{place}: {type(error).__name__}: {error}") from error
 
     def _copy_run(self) -> None:
         """Run spec and admission, and the keys where they were asked for."""
@@ -144,14 +151,6 @@ class Uploads:
             return
         for path in sorted(kept.folder.glob(f"[0-9]*{PIECE_SUFFIX}")):
             yield f"{kept.folder.name}/{path.name}", path
-
-    def _copy_once(self, path: Path, target: str) -> None:
-        """Copy it, unless it is there with its size: a copy that was torn is shorter."""
-        self._files.invalidate_cache()
-        if self._files.exists(target) and self._files.size(target) == path.stat().st_size:
-            return
-        self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
-        self._files.put_file(str(path), target)
 
     def _too_many(self, newest: Manifest) -> list[str]:
         """Folders of ours, of this run, beyond those of the latest steps; torn ones first."""

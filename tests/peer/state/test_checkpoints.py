@@ -45,13 +45,17 @@ def vectors(value: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write(
-    store: CheckpointStore, value: float = 1.0, step: float | None = None, part: str = "model"
+    store: CheckpointStore,
+    value: float = 1.0,
+    step: float | None = None,
+    part: str = "model",
+    run_id: str = "run",
 ) -> Checkpoint:
     folder = store.begin(P)
     write_outer(folder, *vectors(value))
     write_tensors(folder / TRAINER_FILE, {"fast": torch.full((P,), value)}, {})
     step = value if step is None else step
-    return store.seal(folder, MANIFEST.model_copy(update={"step": step, "part": part}))
+    return store.seal(folder, MANIFEST.model_copy(update={"step": step, "part": part, "run_id": run_id}))
 
 
 def newest_good(store: CheckpointStore) -> tuple[Checkpoint | None, list[str]]:
