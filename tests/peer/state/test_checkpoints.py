@@ -55,7 +55,9 @@ def write(
     write_outer(folder, *vectors(value))
     write_tensors(folder / TRAINER_FILE, {"fast": torch.full((P,), value)}, {})
     step = value if step is None else step
-    return store.seal(folder, MANIFEST.model_copy(update={"step": step, "part": part, "run_id": run_id}))
+    return store.seal(
+        folder, MANIFEST.model_copy(update={"step": step, "part": part, "run_id": run_id})
+    )
 
 
 def newest_good(store: CheckpointStore) -> tuple[Checkpoint | None, list[str]]:

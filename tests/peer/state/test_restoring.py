@@ -13,7 +13,7 @@ from peer.state.checkpoints import MANIFEST_FILE, OUTER_FILE, CheckpointStore
 from peer.state.home import Home
 from peer.state.restoring import RestoreFailed, restore
 from peer.state.uploads import Uploads
-from peer.training.corpus import prepare_corpus
+from peer.training.corpus import Corpus, kept_corpus, prepare_corpus
 from peer.training.corpus.folder import PACKED
 from peer.training.corpus.pieces import cut_piece, piece_path
 from protocol.run.run_spec import RunSpec, parse_toml
@@ -137,10 +137,11 @@ def test_what_a_digest_names_is_copied_once(uploaded, monkeypatch):
 
 
 def test_pieces_of_a_corpus_are_restored_one_by_one(uploaded, empty):
-    from peer.training.corpus import kept_corpus
-
-    kept = kept_corpus(uploaded.home.cache_dir, uploaded.signed.spec().data.manifest)
-    piece = cut_piece(kept.open().train, kept.manifest, 0)
+    kept = kept_corpus(uploaded.home.cache_dir, str(uploaded.signed.spec().data.manifest))
+    assert kept is not None
+    corpus = kept.open()
+    assert isinstance(corpus, Corpus)
+    piece = cut_piece(corpus.train, kept.manifest, 0)
     piece_path(kept.folder, 0).write_bytes(piece)
     (kept.folder / PACKED).unlink()
     uploaded.upload(10)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from fsspec.core import url_to_fs
 from test_restoring import ME, Uploaded, restored_steps
 
 from peer.state.checkpoints import OUTER_FILE
@@ -21,9 +22,6 @@ pytestmark = [
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URL of an empty bucket; the environment says where it is, as a user's would."""
-    import boto3
-    from s3fs import S3FileSystem
-
     server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     _, port = server.get_host_and_port()
@@ -34,9 +32,10 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         "AWS_DEFAULT_REGION": "us-east-1",
     }.items():
         monkeypatch.setenv(name, value)
-    boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}").create_bucket(Bucket="bucket")
+    files, _ = url_to_fs("s3://bucket/run")
+    files.mkdir("bucket")
     yield "s3://bucket/run"
-    S3FileSystem.clear_instance_cache()
+    type(files).clear_instance_cache()
     server.stop()
 
 
@@ -49,8 +48,6 @@ def test_what_was_uploaded_is_restored(tmp_path, bucket):
     for step in (10, 20, 5):
         uploaded.upload(step, keep=2)
     where = uploaded.upload(30, keep=2)
-    from fsspec.core import url_to_fs
-
     files, _ = url_to_fs(bucket)
     steps = {path.rpartition("-")[2] for path in files.ls(f"{bucket}/{ME}") if "-step-" in path}
     assert steps == {"20", "30"}
