@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from peer.corpus.store import PieceFolder, open_store
-from peer.training.corpus import adopt_held_out, adopt_manifest
+from peer.training.corpus import Corpus, adopt_held_out, adopt_manifest
 from peer.training.corpus.folder import HELD_OUT, MANIFEST, PACKED, corpus_folder, kept_corpus
-from peer.training.corpus.packed import InvalidCorpus
+from peer.training.corpus.packed import InvalidCorpus, replacing
+from peer.training.corpus.pieces import cut_piece, piece_path
 from peer.training.tensor_file import FileUnusable
 from peer.training.tokenizer import BYTES, FileTokenizer, tokenizer_path
 from protocol.errors import LocoError
@@ -200,16 +200,18 @@ class _Restore:
             if self._is_whole(digest):
                 return "corpus: whole"
             packed.unlink()
-        store, manifest = PieceFolder(kept.folder, kept.manifest), kept.manifest
+        manifest, num_here = kept.manifest, 0
         for path in self._names(there):
             name = path.rpartition("/")[2].removesuffix(PIECE_SUFFIX)
             if path.endswith(PIECE_SUFFIX) and name.isdecimal() and int(name) < manifest.num_pieces:
                 data = self._files.cat_file(path)
                 if manifest.is_piece(int(name), data):
-                    store.add(int(name), data)
+                    with replacing(piece_path(kept.folder, int(name))) as out:
+                        out.write(data)
+                    num_here += 1
         return (
-            f"corpus: {int(store.here.sum())} of {manifest.num_pieces} pieces; others come from"
-            " other peers, or from --data"
+            f"corpus: {num_here} of {manifest.num_pieces} pieces; others come from other peers, or"
+            " from --data"
         )
 
     def _is_whole(self, digest: str) -> bool:
@@ -217,7 +219,11 @@ class _Restore:
         kept = kept_corpus(self._home.cache_dir, digest)
         assert kept is not None
         try:
-            store = open_store(kept)
+            corpus = kept.open()
         except InvalidCorpus:
             return False
-        return all(store.read(piece) is not None for piece in range(kept.manifest.num_pieces))
+        pieces = range(kept.manifest.num_pieces)
+        return isinstance(corpus, Corpus) and all(
+            kept.manifest.is_piece(piece, cut_piece(corpus.train, kept.manifest, piece))
+            for piece in pieces
+        )
