@@ -15,7 +15,7 @@ from peer.cli.run import read_spec, run_peer
 from peer.cli.start import Start
 from peer.daemon.run import _Daemon
 from peer.network.identity import Identity, load, load_or_create
-from peer.options.config import PeerConfig, load_config
+from peer.options.config import ConfigError, PeerConfig, load_config
 from peer.options.exit_codes import ExitCode
 from peer.ports.real import RealEntropy
 from peer.state.home import Home, OtherRun
@@ -196,3 +196,16 @@ def test_start_tells_to_keep_a_copy_of_it(
     said = announced(home, capsys, SimpleNamespace(wants_invitations=False), founds=founds)
     assert "loco-peer join --bootstrap /ip4/192.0.2.1/tcp/1/p2p/x" in said
     assert (f"keep a copy of {home.founder_key_path}" in said) == founds
+
+
+def test_a_restore_into_a_home_with_a_run_is_refused_and_so_is_a_run_spec(
+    home: Home, lives: list[str], tmp_path: Path
+) -> None:
+    run_toml = tmp_path / "run.toml"
+    run_toml.write_text(SPEC.format(name="one"))
+    with pytest.raises(ConfigError, match="give it no run spec"):
+        run_peer(config_of(home), Start(run_toml, new_run=False, restore="there"))
+    run_peer(config_of(home), Start(run_toml, new_run=False))
+    with pytest.raises(OtherRun, match="has a run already .* loco-peer start, without --restore"):
+        run_peer(config_of(home), Start(None, new_run=False, restore="there"))
+    assert lives == ["founding"]
