@@ -209,3 +209,14 @@ def test_a_run_that_was_changed_is_refused(uploaded, empty):
     path.write_text(json.dumps(fields))
     with pytest.raises(RestoreFailed, match="damaged"):
         list(restore(uploaded.url, empty, 3))
+
+
+def test_of_an_upload_that_was_changed_the_one_before_is_taken(uploaded, empty):
+    uploaded.upload(10)
+    path = Path(uploaded.upload(20)) / OUTER_FILE
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    said = list(restore(uploaded.url, empty, 3))
+    assert restored_steps(empty) == [10]
+    assert "is torn (outer.safetensors has" in said[0]
