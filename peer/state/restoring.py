@@ -200,6 +200,10 @@ class _Restore:
             if self._is_whole(digest):
                 return "corpus: whole"
             packed.unlink()
+            return (
+                f"corpus: {there}/{PACKED} is damaged, and left out; the corpus comes from other"
+                " peers, or from --data. Remove that file, and the next upload writes it again"
+            )
         manifest, num_here = kept.manifest, 0
         for path in self._names(there):
             name = path.rpartition("/")[2].removesuffix(PIECE_SUFFIX)
