@@ -123,7 +123,7 @@ def test_a_delegate_with_the_highest_serial_leaves_the_founder_and_its_successor
     assert held.take(FOUNDER.rules(Verdict.ADMIT, CAT, held.next_serial(FOUNDER.key)))
     assert held.take(FOUNDER.rules(Verdict.ADMIT, ANN, held.next_serial(FOUNDER.key)))
     assert held.take(FOUNDER.rules(Verdict.DELEGATE, BEN, held.next_serial(FOUNDER.key)))
-    assert held.next_serial(BEN.key) == held.next_serial(FOUNDER.key) == 4
+    assert held.next_serial(BEN.key) == held.next_serial(FOUNDER.key) == 5
     assert held.take(BEN.rules(Verdict.BAN, ANN, held.next_serial(BEN.key)))
     assert admitted(held) == [ANN, BEN, CAT]  # of ANN the founder has ruled
 
