@@ -32,7 +32,7 @@ from protocol.run.run_spec import RunSpec
 FACTORS: Final = (1.5, 2.0, 2.5, 3.0, 4.0)
 """Lengths of the lone peer's runs, in tokens of one of the four."""
 THREADS: Final = 1
-"""As many as each of the four has: others may use the machine meanwhile."""
+"""Threads of the one alone, as of each of the four: others may use the machine meanwhile."""
 
 
 def main() -> None:
