@@ -187,10 +187,8 @@ class Summary:
         saw, needed = self.alone.tokens, self.lone_tokens_needed
         if needed is None:
             return []
-        return [
-            f"the one alone needs {needed:,} of the {saw:,} tokens that it saw"
-            " to be as good as the worst of them"
-        ]
+        tokens = f"{needed:,} of the {saw:,} tokens that it saw"
+        return [f"the one alone needs {tokens} to be as good as the worst of them"]
 
 
 def _line(name: str, peer: Finished) -> str:
