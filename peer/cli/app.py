@@ -27,7 +27,12 @@ app = typer.Typer(
 def new(
     run_toml: Annotated[Path, typer.Argument(metavar="RUN.toml", help="File to write.")],
     preset: Annotated[
-        str, typer.Option("--preset", metavar="demo|125m|1b", help="Sizes to begin with.")
+        str,
+        typer.Option(
+            "--preset",
+            metavar="demo|125m|1b",
+            help="Sizes to begin with; only demo has been run.",
+        ),
     ] = "demo",
     method: Annotated[
         str,

@@ -63,7 +63,12 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
     },
 }
 """Presets by name: the keys whose values differ from the run spec's defaults."""
+UNTRIED: Final = frozenset({"125m", "1b"})
+"""Presets whose sizes and rates are those of the literature: none of them has been run."""
 
+UNTRIED_LINE: Final = (
+    "# Nobody has run this preset, nor loco-peer on a GPU: its rates are those of the literature."
+)
 METHODS: Final = tuple(WAYS)
 OPTIMIZERS: Final = ("muon", "adamw")
 MUON_RATE: Final = 4.0
@@ -130,7 +135,8 @@ def preset_toml(
 ) -> str:
     """The commented TOML of a preset."""
     spec = preset_spec(preset, method, optimizer, stages)
-    return "\n".join([*_head(spec), *_keys(spec, ""), *_sections(spec)]) + "\n"
+    untried = [UNTRIED_LINE] * (preset in UNTRIED)
+    return "\n".join([*_head(spec), *untried, "", *_keys(spec, ""), *_sections(spec)]) + "\n"
 
 
 def _head(spec: RunSpec) -> list[str]:
@@ -138,7 +144,6 @@ def _head(spec: RunSpec) -> list[str]:
         "# A run of loco-peer: what all its peers agree on. What is left out has its default.",
         f"# {spec.total_rounds:,} rounds of {spec.sync.round_steps} inner steps.",
         f"# {spec.tokens_per_step:,} tokens per step and peer.",
-        "",
     ]
 
 
