@@ -51,6 +51,8 @@ async def test_a_line_every_few_seconds_says_how_far_the_run_is(tmp_path):
     assert status.tokens_per_s == pytest.approx(own, rel=0.2)
     assert status.swarm_tokens_per_s == pytest.approx(1.5 * own, rel=0.2)
     assert status.total_steps == 800
+    assert status.left_s is not None
+    assert status.step is not None
     pace = status.left_s / (800 - status.step)
     assert pace == pytest.approx(0.1, rel=0.3)
     (export,) = lines_of(stream, EXPORT)
