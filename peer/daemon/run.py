@@ -23,7 +23,7 @@ from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.log_file import LineFile
 from peer.options.addresses import HostPort
-from peer.options.config import ConfigError, PeerConfig
+from peer.options.config import ConfigError, Origin, PeerConfig
 from peer.options.exit_codes import ExitCode
 from peer.options.run_options import check_options
 from peer.ports import PeerId
@@ -152,6 +152,7 @@ class _Daemon:
             nursery.start_soon(_watch_directory, directory, ports.events, restarts)
             nursery.start_soon(Outside(network, parts, self._config.relay_mbps).run)
             nursery.start_soon(self._stop_when_asked, peer)
+            nursery.start_soon(report.progress.say, ports.events, self._export_command())
             await peer.run(self._entry(assembly, spec))
             nursery.cancel_scope.cancel()
 
@@ -165,6 +166,11 @@ class _Daemon:
         if spec is not None:
             return assembly.founding(spec)
         return assembly.joining(config.bootstrap, stage)
+
+    def _export_command(self) -> str:
+        is_default = self._config.origins["home"] is Origin.DEFAULT
+        home = "" if is_default else f" --home {self._home.root}"
+        return f"loco-peer export{home} --hf DIR"
 
     def _keys(self, identity: Identity, spec: RunSpec | None) -> Keys:
         """What this home signs with; a home that founds a run is given a founder's key."""
