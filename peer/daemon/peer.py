@@ -183,6 +183,8 @@ class Peer:
         facts.inner_steps_per_round = spec.sync.round_steps
         facts.tokens_per_step = spec.tokens_per_step
         held = self._hold(signed, supplies)
+        if self._settings.on_run is not None:
+            self._settings.on_run(spec, supplies.num_blocks * spec.model.context_length)
         most = self._settings.max_corpus_bytes
         if (plan := self._settings.checkpoints) is not None:
             size = held.shape.padded_parameters

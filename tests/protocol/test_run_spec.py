@@ -8,9 +8,9 @@ from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_SPEC_BYTES
 from protocol.pipeline import problem
 from protocol.pipeline.problem import PathRules
-from protocol.pipeline.workload import BITS, BOUNDARY_CODECS
+from protocol.pipeline.workload import BOUNDARY_CODECS
 from protocol.run.optimizer_section import MuonSection
-from protocol.run.pipeline_section import MAX_STAGES
+from protocol.run.pipeline_section import BOUNDARY_BITS, MAX_STAGES
 from protocol.run.run_spec import (
     AUTO_ROUND_STEPS,
     MAX_SHOWN_CHARS,
@@ -352,7 +352,7 @@ def test_limits_of_paths_are_those_of_the_planner() -> None:
     for key in ("max_swap_distance", "max_swap_sum", "max_jump"):
         assert getattr(pipeline, key) == getattr(rules, key), key
     assert MAX_STAGES == problem.MAX_STAGES
-    sizes = [BITS[codec] for codec in BOUNDARY_CODECS]
+    sizes = [BOUNDARY_BITS[codec] for codec in BOUNDARY_CODECS]
     assert sizes == [32, 16, 8, 4]
 
 
