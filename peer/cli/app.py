@@ -10,10 +10,12 @@ from typing import Annotated
 import typer
 
 from . import options as opt
+from .help import Command, Commands
 from .reporting import reported
 from .start import Start
 
 app = typer.Typer(
+    cls=Commands,
     help="Train one language model on machines rented anywhere, with no coordinator.",
     no_args_is_help=True,
     add_completion=False,
@@ -23,7 +25,7 @@ app = typer.Typer(
 )
 
 
-@app.command()
+@app.command(cls=Command)
 def new(
     run_toml: Annotated[Path, typer.Argument(metavar="RUN.toml", help="File to write.")],
     preset: Annotated[
@@ -39,7 +41,10 @@ def new(
         str, typer.Option("--optimizer", metavar="muon|adamw", help="How each peer trains.")
     ] = "muon",
     stages: Annotated[
-        int, typer.Option("--stages", min=1, help="Parts of the model, on machines of their own.")
+        int,
+        typer.Option(
+            "--stages", min=1, metavar="N", help="Parts of the model, on machines of their own."
+        ),
     ] = 1,
     force: Annotated[
         bool, typer.Option("--force", help="Replace the file if it is there.")
@@ -53,7 +58,7 @@ def new(
         print(f"wrote {run_toml}; look it over, then: loco-peer start {run_toml}")
 
 
-@app.command()
+@app.command(cls=Command)
 def start(
     run_toml: opt.RunTomlIfNew = None,
     home: opt.Home = None,
@@ -87,7 +92,7 @@ def start(
     _run(given, Start(run_toml, new_run=new_run))
 
 
-@app.command()
+@app.command(cls=Command)
 def join(
     home: opt.Home = None,
     bootstrap: opt.Bootstrap = None,
@@ -134,7 +139,7 @@ def _run(given: dict[str, object], start: Start | None) -> None:
         raise typer.Exit(run_peer(config, start))
 
 
-@app.command()
+@app.command(cls=Command)
 def status(
     home: opt.Home = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -147,7 +152,7 @@ def status(
         show_status(home, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=Command)
 def doctor(
     home: opt.Home = None,
     bootstrap: opt.Bootstrap = None,
@@ -161,7 +166,7 @@ def doctor(
         raise typer.Exit(examine_here(home, bootstrap, listen))
 
 
-@app.command()
+@app.command(cls=Command)
 def leave(home: opt.Home = None, verbose: opt.Verbose = None) -> None:
     """Make the daemon of this home leave the swarm gracefully, and wait until it has."""
     from .client import leave_swarm
@@ -170,7 +175,7 @@ def leave(home: opt.Home = None, verbose: opt.Verbose = None) -> None:
         leave_swarm(home)
 
 
-@app.command()
+@app.command(cls=Command)
 def pause(home: opt.Home = None, verbose: opt.Verbose = None) -> None:
     """Make the daemon of this home rest when its round is done; it stays, and serves others."""
     from .client import pause_training
@@ -179,7 +184,7 @@ def pause(home: opt.Home = None, verbose: opt.Verbose = None) -> None:
         pause_training(home)
 
 
-@app.command()
+@app.command(cls=Command)
 def resume(home: opt.Home = None, verbose: opt.Verbose = None) -> None:
     """Make a paused daemon train on, where the others are by now."""
     from .client import resume_training
@@ -188,7 +193,7 @@ def resume(home: opt.Home = None, verbose: opt.Verbose = None) -> None:
         resume_training(home)
 
 
-@app.command()
+@app.command(cls=Command)
 def invite(
     home: opt.Home = None,
     expires: Annotated[
@@ -206,25 +211,25 @@ def invite(
         print_invitation(home, expires, uses)
 
 
-@app.command()
+@app.command(cls=Command)
 def ban(peer: opt.Peer, home: opt.Home = None, verbose: opt.Verbose = None) -> None:
     """Ban a peer from the run; all peers hear of it."""
     _rule("ban", peer, home, verbose=bool(verbose))
 
 
-@app.command()
+@app.command(cls=Command)
 def admit(peer: opt.Peer, home: opt.Home = None, verbose: opt.Verbose = None) -> None:
     """Admit a peer to the run; takes back a ban."""
     _rule("admit", peer, home, verbose=bool(verbose))
 
 
-@app.command()
+@app.command(cls=Command)
 def delegate(peer: opt.Peer, home: opt.Home = None, verbose: opt.Verbose = None) -> None:
     """Let a peer admit, ban and invite too; `admit` takes that back."""
     _rule("delegate", peer, home, verbose=bool(verbose))
 
 
-@app.command()
+@app.command(cls=Command)
 def amend(
     run_toml: Annotated[
         Path | None,
@@ -260,7 +265,7 @@ def _rule(verdict: str, peer: str, home: Path | None, *, verbose: bool) -> None:
         rule(home, Verdict(verdict), peer)
 
 
-@app.command()
+@app.command(cls=Command)
 def export(
     hf: Annotated[
         Path, typer.Option("--hf", metavar="DIR", help="Write a Hugging Face checkpoint here.")
@@ -284,7 +289,7 @@ def export(
         print(f"wrote {hf}")
 
 
-@app.command()
+@app.command(cls=Command)
 def generate(
     prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="What is continued.")],
     hf: Annotated[
@@ -297,16 +302,30 @@ def generate(
         typer.Option("--tokens", min=1, metavar="N", help="Tokens to write. Default: up to 200."),
     ] = None,
     temperature: Annotated[
-        float, typer.Option("--temperature", min=0, help="0 takes the likeliest token always.")
+        float,
+        typer.Option(
+            "--temperature", min=0, metavar="X", help="0 takes the likeliest token always."
+        ),
     ] = 1.0,
     top_p: Annotated[
         float,
         typer.Option(
-            "--top-p", min=0.01, max=1, help="Draw from the likeliest that make up this share."
+            "--top-p",
+            min=0.01,
+            max=1,
+            metavar="SHARE",
+            help="Draw from the likeliest that make up this share.",
         ),
     ] = 1.0,
     seed: Annotated[
-        int, typer.Option("--seed", min=0, max=(1 << 63) - 1, help="The same text for the same.")
+        int,
+        typer.Option(
+            "--seed",
+            min=0,
+            max=(1 << 63) - 1,
+            metavar="N",
+            help="The same text for the same.",
+        ),
     ] = 0,
     without_stages: Annotated[
         str | None,
@@ -324,7 +343,7 @@ def generate(
         write_text(Source(hf, home, without_stages), prompt, sampling)
 
 
-@app.command()
+@app.command(cls=Command)
 def plan(
     run_toml: opt.RunToml,
     peers: Annotated[
@@ -379,7 +398,7 @@ def plan(
         show_plan(run_toml, peers, links, options, picture=picture, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=Command)
 def version() -> None:
     """Print the version."""
     from importlib.metadata import version as version_of

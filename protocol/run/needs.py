@@ -28,9 +28,9 @@ DAEMON_BYTES: Final = 330 << 20
 TRAINER_BYTES: Final = 620 << 20
 """Interpreter and libraries, measured on a CPU; pages that both share are counted once."""
 CUDA_BYTES: Final = 2 << 30
-"""Of the host, for CUDA's libraries, and a guess: nothing was measured on a GPU."""
+"""Memory of the host for CUDA's libraries; a guess, for nothing was measured on a GPU."""
 CUDA_CONTEXT_BYTES: Final = 600 << 20
-"""Of the GPU, before anything is put there; a guess, too."""
+"""Memory of the GPU before anything is put there; a guess, too."""
 DEFAULT_KEEP: Final = 3
 CODE_SLOTS: Final = 3
 """Two of the own codes, and one of a partner's."""

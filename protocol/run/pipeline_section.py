@@ -24,7 +24,7 @@ MAX_STAGES: Final = 64
 BoundaryCodec = Literal["fp32", "bf16", "int8", "int4"]
 """Each takes half the bytes of the one before."""
 BOUNDARY_BITS: Final = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}
-"""Of a value, scales left out."""
+"""Bits of a value, scales left out."""
 
 
 class PipelineSection(Section):
