@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from . import options as opt
+from .before_paying import measure, plan
 from .help import Command, Commands
 from .reporting import reported
 from .start import Start
@@ -343,59 +344,8 @@ def generate(
         write_text(Source(hf, home, without_stages), prompt, sampling)
 
 
-@app.command(cls=Command)
-def plan(
-    run_toml: opt.RunToml,
-    peers: Annotated[
-        Path, typer.Option("--peers", metavar="CSV", help="Machines on offer, one a line.")
-    ],
-    links: Annotated[
-        Path | None,
-        typer.Option("--links", metavar="CSV", help="Links; pairs left out go by location."),
-    ] = None,
-    stages: Annotated[
-        int | None,
-        typer.Option("--stages", metavar="N", help="Parts of the model. Default: as in the spec."),
-    ] = None,
-    visited: Annotated[
-        int | None,
-        typer.Option(
-            "--visited", metavar="N", help="Stages on a path. Default: as in the spec, or 3 of 4."
-        ),
-    ] = None,
-    full_every: Annotated[
-        int | None,
-        typer.Option(
-            "--full-every", metavar="K", help="Every K-th iteration skips nothing; 0: none does."
-        ),
-    ] = None,
-    microbatches: Annotated[
-        int | None,
-        typer.Option("--microbatches", metavar="N", help="Of one iteration, of all together."),
-    ] = None,
-    sequences: Annotated[
-        int | None,
-        typer.Option(
-            "--sequences", min=1, metavar="N", help="Of one microbatch. Default: as in the spec."
-        ),
-    ] = None,
-    codec: Annotated[
-        str | None,
-        typer.Option("--codec", metavar="fp32|bf16|int8|int4", help="What travels between stages."),
-    ] = None,
-    picture: Annotated[
-        Path | None,
-        typer.Option("--picture", metavar="FILE", help="Draw the timeline: a .png or .svg file."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    verbose: opt.Verbose = None,
-) -> None:
-    """Say what machines would do together, before they are paid for."""
-    from .plan import PlanOptions, show_plan
-
-    with reported(verbose=bool(verbose)):
-        options = PlanOptions(stages, visited, full_every, microbatches, sequences, codec)
-        show_plan(run_toml, peers, links, options, picture=picture, as_json=as_json)
+app.command(cls=Command)(plan)
+app.command(cls=Command)(measure)
 
 
 @app.command(cls=Command)

@@ -64,7 +64,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, str]]] = {
         "rent them; `loco-peer measure run.toml` on one says what it really does",
     ),
     "measure": (
-        "loco-peer measure run.toml --location Iowa --price 2.49 >> peers.csv",
+        "loco-peer measure run.toml --peers peers.csv --location Iowa --price 2.49",
         "loco-peer plan run.toml --peers peers.csv",
     ),
     "doctor": ("loco-peer doctor --bootstrap 203.0.113.5:31337", "loco-peer join, with that"),
@@ -79,7 +79,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, str]]] = {
     "invite": ("loco-peer invite --expires 12h --uses 4", "send the line that it prints"),
     "amend": ("loco-peer amend run.toml --dry-run", "the same without --dry-run"),
 }
-"""By command: how it is called, and what comes next."""
+"""How a command is called, and what comes next, by command."""
 
 
 class Command(TyperCommand):
@@ -93,8 +93,8 @@ class Command(TyperCommand):
         if len(shown) > FEW:
             groups |= GROUPS
         _write_groups(formatter, shown, groups)
-        if self.name in EXAMPLES:
-            example, then = EXAMPLES[self.name]
+        if found := EXAMPLES.get(self.name or ""):
+            example, then = found
             with formatter.section("Example"):
                 formatter.write(f"  {example}\n")
             formatter.write(f"\nNext: {then}\n")

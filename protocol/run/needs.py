@@ -3,7 +3,8 @@
 All of it follows from the run spec; nothing is measured here. With P parameters of the part that a
 peer holds (the whole model, or its share of a pipeline):
 
-    device     training state (sizes.py) + activations of the sequences that go through at once
+    device     training state (sizes.py) + 8 P while weights are averaged + activations of the
+               sequences that go through at once
     daemon     phi 4 P, outer momentum 4 P where there is one, a partner's codes, two slots of codes
     process    interpreter, torch and p2pd, whatever the model is
     disk       checkpoints and states at their most (disk_needs.py)
@@ -24,9 +25,11 @@ from .run_spec import RunSpec
 from .sizes import parameters_of, sequence_bytes, state_bytes_of, vocabulary_of
 
 FP32_BYTES: Final = 4
-DAEMON_BYTES: Final = 330 << 20
-TRAINER_BYTES: Final = 620 << 20
-"""Interpreter and libraries, measured on a CPU; pages that both share are counted once."""
+SNAPSHOT_BYTES: Final = 8
+"""Bytes of a parameter, while a trainer takes a snapshot and moves to what was averaged."""
+DAEMON_BYTES: Final = 340 << 20
+TRAINER_BYTES: Final = 400 << 20
+"""Interpreter, libraries and p2pd, measured on a CPU; pages that are shared count once."""
 CUDA_BYTES: Final = 2 << 30
 """Memory of the host for CUDA's libraries; a guess, for nothing was measured on a GPU."""
 CUDA_CONTEXT_BYTES: Final = 600 << 20
@@ -93,7 +96,7 @@ def needs_of(
     code = int(part * CODECS[spec.sync.codec].bytes_per_value)
     daemon = DAEMON_BYTES + part * FP32_BYTES * (2 if has_momentum(spec) else 1) + CODE_SLOTS * code
     summed = part * FP32_BYTES if stages > 1 else 0  # gradients of a step's microbatches
-    state = state_bytes_of(spec, whole) // stages + summed
+    state = state_bytes_of(spec, whole) // stages + summed + part * SNAPSHOT_BYTES
     each = sequence_memory(spec) // stages
     least, most = _at_once(spec)
     return Needs(
