@@ -3,7 +3,7 @@
 All of it follows from the run spec; nothing is measured here. With P parameters of the part that a
 peer holds (the whole model, or its share of a pipeline):
 
-    device     training state (sizes.py) + 8 P while weights are averaged + activations of the
+    device     training state (sizes.py) + 4 P while weights are averaged + activations of the
                sequences that go through at once
     daemon     phi 4 P, outer momentum 4 P where there is one, a partner's codes, two slots of codes
     process    interpreter, torch and p2pd, whatever the model is
@@ -25,16 +25,18 @@ from .run_spec import RunSpec
 from .sizes import parameters_of, sequence_bytes, state_bytes_of, vocabulary_of
 
 FP32_BYTES: Final = 4
-SNAPSHOT_BYTES: Final = 8
+SNAPSHOT_BYTES: Final = 4
 """Bytes of a parameter, while a trainer takes a snapshot and moves to what was averaged."""
-DAEMON_BYTES: Final = 340 << 20
-TRAINER_BYTES: Final = 400 << 20
+DAEMON_BYTES: Final = 320 << 20
+TRAINER_BYTES: Final = 360 << 20
 """Interpreter, libraries and p2pd, measured on a CPU; pages that are shared count once."""
 CUDA_BYTES: Final = 2 << 30
 """Memory of the host for CUDA's libraries; a guess, for nothing was measured on a GPU."""
 CUDA_CONTEXT_BYTES: Final = 600 << 20
 """Memory of the GPU before anything is put there; a guess, too."""
 DEFAULT_KEEP: Final = 3
+WITH_BACKWARD: Final = 1.5
+"""What a sequence takes at its most, over what is kept of it for the way back."""
 CODE_SLOTS: Final = 3
 """Two of the own codes, and one of a partner's."""
 MOST_LINE_SHARE: Final = 0.8
@@ -97,7 +99,7 @@ def needs_of(
     daemon = DAEMON_BYTES + part * FP32_BYTES * (2 if has_momentum(spec) else 1) + CODE_SLOTS * code
     summed = part * FP32_BYTES if stages > 1 else 0  # gradients of a step's microbatches
     state = state_bytes_of(spec, whole) // stages + summed + part * SNAPSHOT_BYTES
-    each = sequence_memory(spec) // stages
+    each = int(sequence_memory(spec) * WITH_BACKWARD) // stages
     least, most = _at_once(spec)
     return Needs(
         whole,

@@ -417,3 +417,9 @@ def test_what_a_part_leaves_out_is_as_in_the_spec_beside_it() -> None:
     assert part.optimizer.muon == MuonSection(learning_rate=0.5)
     with pytest.raises(InvalidRunSpec, match='needs name = "muon"'):
         parse_toml("[optimizer.muon]\nlearning_rate = 0.5\n")
+
+
+def test_a_section_in_two_forms_is_told():
+    assert parse_toml("training.total_steps = 5") == parse_toml("[training]\ntotal_steps = 5")
+    with pytest.raises(InvalidRunSpec, match=r"not TOML: .*twice.*section\.key, or below \[sec"):
+        parse_toml("training.total_steps = 5\n[training]\nbatch_size = 2")
