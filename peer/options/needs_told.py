@@ -19,7 +19,7 @@ USUAL_MBPS: Final = 100.0
 """The line that is spoken of where no limit is given."""
 MANY_EPOCHS: Final = 10
 NOT_MEASURED: Final = (
-    "estimates: memory of a CPU was within a fifth where measured; a GPU's was never measured"
+    "estimates: memory was within a tenth in four runs on a CPU; on a GPU it was never measured"
 )
 
 

@@ -10,8 +10,8 @@ peer holds (the whole model, or its share of a pipeline):
     disk       checkpoints and states at their most (disk_needs.py)
     line       one vector of codes for each average; with rounds by the line what fills the line
 
-Memory was measured on a CPU alone: two runs (docs/planning.md) came within a fifth of it. On a GPU
-it was never measured; what the CUDA libraries take is a guess.
+Memory was measured on a CPU alone: the constants fit three runs, and a fourth came within a tenth
+(docs/planning.md). On a GPU it was never measured; what the CUDA libraries take is a guess.
 """
 
 import json
