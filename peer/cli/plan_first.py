@@ -21,6 +21,8 @@ WAYS: Final = {
 }
 HOURS_PER_DAY: Final = 24
 MOST_NAMED: Final = 8
+SMALL_PARAMETERS: Final = 100_000_000
+"""Below this a step is mostly waiting for small pieces of work, on any card."""
 
 
 def print_first(question: Question, verdict: Verdict, others: Mapping[str, Verdict]) -> None:
@@ -70,6 +72,8 @@ def _lines(question: Question, verdict: Verdict, others: Mapping[str, Verdict]) 
     if estimated := [offer for offer in question.offers if offer.card]:
         names = _named([f"{offer.name} ({offer.card})" for offer in estimated])
         yield f"Speed of {names}: {HOW}. `loco-peer measure` on one tells."
+        if question.workload.parameters < SMALL_PARAMETERS:
+            yield "A model this small keeps no card busy: it takes longer, maybe many times."
 
 
 def _of_memory(question: Question) -> Iterator[str]:

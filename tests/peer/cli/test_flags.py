@@ -137,7 +137,7 @@ def test_many_options_stand_in_groups(command: str) -> None:
     shown = help_of(command)
     rest = shown.partition("\nOptions:\n")[2].partition("\n\n")[0]
     assert "--help" in rest
-    assert len(rest.splitlines()) == 1, "all others have a group"
+    assert len(rest.splitlines()) == 1, "give the others a group in peer/cli/help.py"
     for title in {"start": ("Run", "Network", "Disk"), "plan": ("Pipeline",)}.get(command, ()):
         assert f"\n{title}:\n" in shown
 
@@ -159,7 +159,7 @@ def test_groups_and_examples_name_what_is_there() -> None:
     parameters = {p.name for command in group.commands.values() for p in command.params}
     assert {name for names in GROUPS.values() for name in names} <= parameters
     named = {name for names in COMMANDS.values() for name in names}
-    assert named | {"version"} == set(group.commands)
+    assert named | {"version"} == set(group.commands), "commands have a group, too"
     for name, (example, then) in EXAMPLES.items():
         options = {option for p in group.commands[name].params for option in p.opts}
         assert set(re.findall("--[a-z-]+", example)) <= options

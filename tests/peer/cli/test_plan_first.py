@@ -48,6 +48,11 @@ def test_one_machine_trains_alone(tmp_path):
     assert told["cost"] == pytest.approx(told["hours"] * 2.49)
 
 
+def test_small_models_are_not_promised_what_large_ones_reach(tmp_path):
+    assert "keeps no card busy" in plan(tmp_path, CARDS, preset="demo").output
+    assert "keeps no card busy" not in plan(tmp_path, CARDS).output
+
+
 def test_memory_that_the_table_does_not_say_is_told(tmp_path):
     table = "peer,location,compute_s,price_per_hour\nmine,Iowa,0.5,0\n"
     assert "is not known of mine: no memory_gb." in plan(tmp_path, table).output
