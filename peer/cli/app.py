@@ -55,7 +55,8 @@ def new(
     from .new import write_new
 
     with reported():
-        write_new(run_toml, preset, method, optimizer, stages, force=force)
+        takes = write_new(run_toml, preset, method, optimizer, stages, force=force)
+        print(*(f"  {line}" for line in takes), sep="\n")
         print(f"wrote {run_toml}; look it over, then: loco-peer start {run_toml}")
 
 

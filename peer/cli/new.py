@@ -114,8 +114,11 @@ def write_new(
     stages: int = 1,
     *,
     force: bool,
-) -> None:
+) -> list[str]:
     """Write the run spec of `preset` to `path`.
+
+    Returns:
+        What the run takes of a peer, in lines for people; the file has them, too.
 
     Raises:
         ConfigError: no such preset, method or optimizer, more stages than layers, or the file is
@@ -131,7 +134,8 @@ def write_new(
         raise ConfigError(f"unknown preset '{preset}': use {', '.join(PRESETS)}{hint}")
     if stages > (layers := RunSpec.model_validate(PRESETS[preset]).model.num_layers):
         raise ConfigError(f"--stages {stages}: '{preset}' has {layers} layers, one for a stage")
-    check_stages(preset_spec(preset, method, optimizer, stages))
+    spec = preset_spec(preset, method, optimizer, stages)
+    check_stages(spec)
     text = preset_toml(preset, method, optimizer, stages)
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
@@ -140,6 +144,7 @@ def write_new(
         raise ConfigError(f"{path} exists already; use --force to replace it") from error
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+    return told_needs(spec, corpus_tokens_of(spec))
 
 
 def preset_spec(

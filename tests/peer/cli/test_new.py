@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from typer.testing import CliRunner
 
+from peer.cli.app import app
 from peer.cli.explanations import EXAMPLES, EXPLANATIONS, SECTIONS
 from peer.cli.new import (
     METHODS,
@@ -165,6 +167,14 @@ def test_the_head_says_what_the_run_takes() -> None:
         assert f"#   {line}\n" in head + "\n"
     for word in ("123.6M parameters", "memory", "disk", "tokens", "an hour"):
         assert word in head
+
+
+def test_what_the_run_takes_is_said_when_the_file_is_written(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["new", str(tmp_path / "run.toml"), "--preset", "125m"])
+    told = told_needs(preset_spec("125m"), corpus_tokens_of(preset_spec("125m")))
+    *lines, last = result.output.splitlines()
+    assert lines == [f"  {line}" for line in told]
+    assert last.startswith("wrote ")
 
 
 def test_all_stages_are_visited_and_what_skipping_gains_and_costs_is_said() -> None:
