@@ -45,3 +45,7 @@ class Refused(LocoError):
         super().__init__(sentence)
         self.reason = reason
         self.sentence = sentence
+
+
+class Declined(Refused):
+    """We declined the other side; attributes as there."""

@@ -125,6 +125,15 @@ def test_links_lead_somewhere(page):
     assert missing == []
 
 
+@pytest.mark.parametrize("page", PROSE, ids=name_of)
+def test_files_and_tests_that_are_named_are_there(page):
+    text = text_of(page)
+    named = re.findall(r"`((?:bench|demo|deploy|peer|protocol|tests)/[\w./-]+\w)`", text)
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    tests = "".join(text_of(path) for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name in re.findall(r"`(test_\w+)`", text) if f"def {name}(" not in tests] == []
+
+
 def anchors(page: Path) -> set[str]:
     """What links may name behind a page: its headings, as forges turn them into anchors."""
     headings = re.findall(r"^#+ (.+)$", without_code(text_of(page)), flags=re.MULTILINE)

@@ -30,7 +30,12 @@ app = typer.Typer(
 def new(
     run_toml: Annotated[Path, typer.Argument(metavar="RUN.toml", help="File to write.")],
     preset: Annotated[
-        str, typer.Option("--preset", metavar="demo|125m|1b", help="Sizes to begin with.")
+        str,
+        typer.Option(
+            "--preset",
+            metavar="demo|125m|1b",
+            help="Sizes to begin with; only demo has been run.",
+        ),
     ] = "demo",
     method: Annotated[
         str,
@@ -86,6 +91,7 @@ def start(
     relay_mbps: opt.RelayMbps = None,
     quic: opt.Quic = None,
     exit_when_done: opt.ExitWhenDone = None,
+    alone: opt.Alone = None,
     json_ready: opt.JsonReady = None,
 ) -> None:
     """Found a run and be its first peer, or go on with the run of this home."""
@@ -121,6 +127,7 @@ def join(
     relay_mbps: opt.RelayMbps = None,
     quic: opt.Quic = None,
     exit_when_done: opt.ExitWhenDone = None,
+    alone: opt.Alone = None,
     json_ready: opt.JsonReady = None,
 ) -> None:
     """Join a run, from which everything else comes; or go on with the run of this home."""

@@ -16,7 +16,16 @@ if TYPE_CHECKING:
 
 REST: Final = "Options"
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
-    "Run": ("home", "new_run", "bootstrap", "invite", "stage", "data", "exit_when_done"),
+    "Run": (
+        "home",
+        "new_run",
+        "bootstrap",
+        "invite",
+        "alone",
+        "stage",
+        "data",
+        "exit_when_done",
+    ),
     "This machine": ("device", "threads", "checkpoint_activations", "overlap_steps"),
     "Network": (
         "listen",

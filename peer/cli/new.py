@@ -68,6 +68,8 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
     },
 }
 """Presets by name: the keys whose values differ from the run spec's defaults."""
+UNTRIED: Final = frozenset({"125m", "1b"})
+"""Presets whose sizes and rates are those of the literature: none of them has been run."""
 
 FIRST_KEYS: Final = (
     "name",
@@ -100,6 +102,9 @@ SKIPPING: Final = (
     "# A run that skips goes on while a stage has no peer; one that does not waits for it.",
 )
 MOST_COLUMNS: Final = 110
+UNTRIED_LINE: Final = (
+    "# Nobody has run this preset, nor loco-peer on a GPU: its rates are those of the literature."
+)
 METHODS: Final = tuple(WAYS)
 OPTIMIZERS: Final = ("muon", "adamw")
 MUON_RATE: Final = 4.0
@@ -173,15 +178,16 @@ def preset_toml(
     spec = preset_spec(preset, method, optimizer, stages)
     chosen = dict(_keys(spec))
     first = {path: chosen.pop(path) for path in FIRST_KEYS if path in chosen}
-    lines = [*_head(spec), *(_beside(*entry) for entry in first.items()), "", *LINE]
+    lines = [*_head(spec, preset), *(_beside(*entry) for entry in first.items()), "", *LINE]
     return "\n".join([*lines, *_rest(spec, chosen)]) + "\n"
 
 
-def _head(spec: RunSpec) -> list[str]:
+def _head(spec: RunSpec, preset: str) -> list[str]:
     return [
         "# A run of loco-peer: what all its peers agree on. What is left out has its default.",
         "# What it takes of a peer:",
         *(f"#   {line}" for line in told_needs(spec, corpus_tokens_of(spec))),
+        *[UNTRIED_LINE] * (preset in UNTRIED),
         "",
     ]
 

@@ -204,6 +204,13 @@ ExitWhenDone = Annotated[
         "--exit-when-done", help="Exit at the end of the run instead of serving its state."
     ),
 ]
+Alone = Annotated[
+    bool | None,
+    typer.Option(
+        "--alone",
+        help="Go on with the home's run at once, though no peer that it knows can be reached.",
+    ),
+]
 JsonReady = Annotated[
     bool | None,
     typer.Option(

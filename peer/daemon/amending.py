@@ -92,11 +92,16 @@ class Amending:
 
     def _under_way(self) -> AmendedSpec:
         """The run's spec. Raises LocoError: there is no run to amend, now."""
-        spec = self._facts.spec
-        if spec is None or self._facts.held is None:
+        spec, facts = self._facts.spec, self._facts
+        if spec is None or facts.held is None:
             raise LocoError("the run is not known yet; try again when this peer is training")
-        if self._facts.state is PeerState.FINISHED:
+        if facts.over or facts.state is PeerState.FINISHED:
             raise LocoError("the run is over, and cannot be amended any more")
+        if facts.state is PeerState.RETURNING:
+            raise LocoError(
+                "this peer is back, and does not know yet where the run stands; try again when"
+                " `loco-peer status` says that it trains"
+            )
         return spec
 
     def _wish(self, spec: AmendedSpec, values: dict[str, Any], at_round: int | None) -> Wish:

@@ -29,6 +29,7 @@ from .entry import Entry, Founding, Joining
 from .hello import Greeter
 from .joining import CALM_REPORT_S, REPORT_EVERY_S, Bootstrap
 from .links import Links
+from .neighbours import Neighbours
 from .peer import Peer
 from .peer_parts import PeerParts, PeerSettings
 from .provision import Provision
@@ -173,10 +174,20 @@ class Assembly:
         )
 
     def returning(
-        self, signed: SignedSpec, bootstrap: Sequence[str], stage: int | None = None
+        self,
+        signed: SignedSpec,
+        bootstrap: Sequence[str],
+        stage: int | None = None,
+        *,
+        alone: bool = False,
     ) -> Entry:
-        """Go on with the run that the home belongs to; arguments as for `joining`."""
-        parts, ports = self.parts, self._ports
+        """Go on with the run that the home belongs to.
+
+        Args:
+            bootstrap, stage: as for `joining`.
+            alone: whether or not the others of the run can be reached.
+        """
+        parts, ports, founder = self.parts, self._ports, self._keys.founder
         assert ports.checkpoints is not None
         return Returning(
             signed,
@@ -186,6 +197,15 @@ class Assembly:
             greeter=self._greeter,
             provision=ports.provision,
             stages=StageChoice(parts.facts, parts.roster, stage),
+            neighbours=Neighbours(
+                parts.roster,
+                parts.facts,
+                parts.events,
+                alone=alone,
+                refusals=parts.links.dialler.refusals,
+                failures=parts.links.dialler.failures,
+            ),
+            is_founder=founder is not None and founder.public_key == signed.founder_public_key,
         )
 
     def _bootstrap(

@@ -10,7 +10,10 @@ Where averages are under way for longer, the outer vectors are copied first: the
 then hold a move that they lack, which is as if the round had been longer; the other way round a
 move would be lost.
 
-The first is written after the first round, so that a run is never founded twice.
+Nothing is written before the first step: the seed makes that again. What a young run has is worth
+little on the disk and much to its user, so the first three come one, two and five minutes after the
+start, or later where writing takes more than a twentieth of the time; from then on as often as was
+asked for. A run that is over has its last checkpoint, and writes no other.
 
 A checkpoint that cannot be written costs nothing but itself: it is told, and tried again soon.
 """
@@ -47,6 +50,10 @@ KEEP_S: Final = 300.0
 """How long the trainer may take to write its part."""
 RETRY_S: Final = 60.0
 """After a checkpoint that could not be written."""
+FIRST_AFTER_S: Final = (60.0, 120.0, 300.0)
+"""When the first ones are due, where fewer were asked for."""
+LARGEST_SHARE: Final = 0.05
+"""The most of the time that those first ones may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +78,12 @@ class GoOn:
 
     Attributes:
         with_weights: the fast weights too.
+        over: it is that of the end of the run.
     """
 
     kept: Path
     with_weights: bool
+    over: bool = False
 
 
 class NoCheckpoints:
@@ -133,7 +142,10 @@ class Checkpointing:
         self._events = events
         self._work = work
         self._wall_time_s = wall_time_s
-        self._due_s = trio.current_time() if plan.every_s else math.inf
+        now_s, self._every_s = trio.current_time(), plan.every_s or math.inf
+        self._first_s = [now_s + after_s for after_s in FIRST_AFTER_S if plan.every_s]
+        self._due_s = self._next_s(0.0)
+        self._has_last = False
         self._averaging: Averaging | None = None
         self._line: TrainerLine | None = None
         self._go_on: GoOn | None = None
@@ -149,6 +161,7 @@ class Checkpointing:
     def go_on_from(self, kept: GoOn) -> None:
         """What the first trainer loads."""
         self._go_on = kept
+        self._has_last = kept.over
 
     async def run(self, averaging: Averaging) -> None:
         """Checkpoint this state until cancelled."""
@@ -187,20 +200,28 @@ class Checkpointing:
             self._nursery.start_soon(self._seal, draft)
 
     async def write(self, way: Way) -> None:
-        """Write one now, to the end."""
+        """Write one now, to the end; at the end of the run once alone."""
         await self._idle.wait()
+        if self._facts.over and self._has_last:
+            return
         draft = await self._copied(way)
         if draft is not None:
             await self._seal(draft)
 
+    def _next_s(self, took_s: float) -> float:
+        """When the next is due; the last one took so long."""
+        now_s = trio.current_time()
+        first_s = min((at_s for at_s in self._first_s if at_s > now_s), default=math.inf)
+        return min(now_s + self._every_s, max(first_s, now_s + took_s / LARGEST_SHARE))
+
     # --- one checkpoint -------------------------------------------------------------------------
     async def _copied(self, way: Way) -> "_Draft | None":
-        """Copy all that goes into it; None when that could not be done."""
-        line, averaging, every_s = self._line, self._averaging, self._plan.every_s
-        if line is None or averaging is None:
+        """Copy all that goes into it; None when that could not be done, or nothing is trained."""
+        line, averaging = self._line, self._averaging
+        if line is None or averaging is None or self._facts.nominal_step <= 0:
             return None
         self._idle = trio.Event()
-        self._due_s = trio.current_time() + (every_s or math.inf)
+        self._due_s = trio.current_time() + self._every_s
         try:
             return await self._copy(way, line, averaging)
         except OSError as error:
@@ -252,6 +273,9 @@ class Checkpointing:
             return
         finally:
             self._idle.set()
+        seconds = trio.current_time() - draft.started_s
+        self._due_s = min(self._due_s, self._next_s(seconds))
+        self._has_last = sealed.manifest.over
         self._facts.checkpoints[CheckpointOutcome.WRITTEN] += 1
         self._facts.checkpoint_at_s = trio.current_time()
         self._events.emit(
@@ -261,9 +285,8 @@ class Checkpointing:
             step=int(sealed.manifest.step),
             bytes=sum(file.bytes for file in sealed.manifest.files.values()),
             stalled_s=draft.stalled_s,
-            seconds=trio.current_time() - draft.started_s,
+            seconds=seconds,
         )
-
         if self._plan.uploads is not None and self._nursery is not None:
             self._nursery.start_soon(self._upload, sealed, self._plan.uploads)
 

@@ -11,7 +11,7 @@ from typing import Final
 import trio
 
 from peer.ports import Address, PeerId
-from protocol.errors import LocoError
+from protocol.errors import Declined, LocoError, Refused
 from protocol.limits import MAX_DIALS, MAX_LINKS
 from protocol.membership.view import Member, Roster
 
@@ -33,6 +33,8 @@ class Dialler:
     Attributes:
         redials: when each peer may be dialled again.
         hearsay: peers that were only named.
+        failures: why those could not be reached that were tried last.
+        refusals: why those that were reached did not take us in.
     """
 
     def __init__(
@@ -49,6 +51,8 @@ class Dialler:
         self._dialling: set[PeerId] = set()
         self.redials = Redials(ATTEMPT_S)
         self.hearsay = Hearsay(roster, own_id)
+        self.failures: dict[PeerId, str] = {}
+        self.refusals: dict[PeerId, Refused] = {}
 
     def __repr__(self) -> str:
         return f"<Dialler: {len(self._dialling)} dials, {self.redials!r}, {self.hearsay!r}>"
@@ -57,11 +61,13 @@ class Dialler:
         """There is a link to it now, whoever opened it."""
         self.redials.linked(peer_id)
         self.hearsay.linked(peer_id)
+        self.failures.pop(peer_id, None)
+        self.refusals.pop(peer_id, None)
 
     def look(self, nursery: trio.Nursery, now_s: float, linked: Collection[PeerId]) -> None:
         """Begin to dial those that are due."""
         room, members = MAX_LINKS - len(linked), self._roster.members()
-        self.redials.forget(now_s, {member.peer_id for member in members})
+        self._forget(now_s, {member.peer_id for member in members})
         for member in members:
             if room <= 0 or len(self._dialling) >= MAX_DIALS:
                 return
@@ -89,8 +95,21 @@ class Dialler:
         try:
             with trio.fail_after(ATTEMPT_S):
                 await self._dial(peer_id, addresses)
-        except (LocoError, trio.TooSlowError):  # the directory drops peers that stay away
-            self.redials.failed(peer_id, trio.current_time())
+        except (LocoError, trio.TooSlowError) as error:  # the directory drops who stays away
+            self._failed(peer_id, error)
         finally:
             self._dialling.discard(peer_id)
             self.hearsay.ended(peer_id, teller)
+
+    def _failed(self, peer_id: PeerId, error: Exception) -> None:
+        self.failures.pop(peer_id, None)
+        self.failures[peer_id] = str(error) or f"no answer within {ATTEMPT_S:.0f} s"  # the last one
+        if isinstance(error, Refused) and not isinstance(error, Declined):
+            self.refusals[peer_id] = error
+        self.redials.failed(peer_id, trio.current_time())
+
+    def _forget(self, now_s: float, known: set[PeerId]) -> None:
+        self.redials.forget(now_s, known)
+        for kept in (self.failures, self.refusals):
+            for peer_id in kept.keys() - known:
+                del kept[peer_id]

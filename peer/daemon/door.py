@@ -278,9 +278,8 @@ class Door:
             RemoteProtocolError: that is no peer id.
         """
         register, signer = self._signing()
-        signed = Ruling.made(
-            self._run_id, verdict, peer_id, register.next_serial, signer.public_key, signer.sign
-        )
+        key, serial = signer.public_key, register.next_serial(signer.public_key)
+        signed = Ruling.made(self._run_id, verdict, peer_id, serial, key, signer.sign)
         if not register.take(signed.sealed):
             raise LocoError(
                 f"only the founder may {verdict} this peer; ask whoever started the run"

@@ -35,7 +35,7 @@ from peer.observe.facts import Facts
 from peer.observe.status import PeerState
 from peer.ports import Address, Directory, Network, PeerId, Stream
 from peer.process.bell import Bell
-from protocol.errors import LocoError, Refused, StreamLost
+from protocol.errors import Declined, LocoError, StreamLost
 from protocol.limits import MAX_PEERS_PER_EXCHANGE, PEER_LIST_COST
 from protocol.membership.budget import Budget
 from protocol.membership.view import Progress, Roster
@@ -87,6 +87,7 @@ class Links:
         heard: rung when a peer has told of itself, and when one is gone.
         tell: to be rung when all should be told of us at once, not with the next beat.
         passing_on: tells linked peers who belongs to the run.
+        dialler: keeps links to everybody on the roster.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Links:
         self._facts = facts
         self._events = events
         self._links: dict[PeerId, list[Link]] = {}
-        self._dialler = Dialler(roster, facts.peer_id, self.dial, standing.may_be_dialled)
+        self.dialler = Dialler(roster, facts.peer_id, self.dial, standing.may_be_dialled)
         self._places = Budget(LINK_PLACES)
         self._sequence = 0
         self._opened = self._lost = self._refused = 0
@@ -187,7 +188,7 @@ class Links:
             self._greeter.compare_clocks(peer_id, theirs, trio.current_time() - asked_s)
             refusal = self._greeter.fault(peer_id, theirs)
             if refusal is not None:
-                raise Refused(refusal.reason, refusal.sentence)
+                raise Declined(refusal.reason, refusal.sentence)
         except BaseException:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
                 await stream.aclose()
@@ -253,7 +254,7 @@ class Links:
         )
         self._links.setdefault(peer_id, []).append(link)
         self._opened += 1
-        self._dialler.linked(peer_id)
+        self.dialler.linked(peer_id)
         self._roster.heard(
             now_s,
             peer_id,
@@ -288,7 +289,7 @@ class Links:
             self._lost += 1
             self._roster.gone(trio.current_time(), link.peer_id, link.incarnation)
             self._events.emit(EventName.PEER_LOST, remote=link.peer_id, reason=why)
-            self._dialler.redials.lost(link.peer_id, trio.current_time())
+            self.dialler.redials.lost(link.peer_id, trio.current_time())
             self.heard.ring()
 
     async def _send_all(self, link: Link, outbox: trio.MemoryReceiveChannel[Outgoing]) -> None:
@@ -306,7 +307,7 @@ class Links:
                     self._heard_beat(link, message, now_s)
                 case PeerList():
                     link.messages += PEER_LIST_COST
-                    self._dialler.hearsay.told(now_s, link.peer_id, message)
+                    self.dialler.hearsay.told(now_s, link.peer_id, message)
                 case Statements():
                     link.messages += len(message.statements)
                     self.passing_on.heard(link, message)
@@ -317,7 +318,7 @@ class Links:
                     self._duplicates.answered(link.peer_id, message)
                 case Leaving():
                     self._roster.gone(now_s, link.peer_id, link.incarnation)
-                    self._dialler.redials.left(link.peer_id, now_s)
+                    self.dialler.redials.left(link.peer_id, now_s)
                     self._events.emit(EventName.PEER_LEFT, remote=link.peer_id)
                     raise StreamLost("left")
 
@@ -395,4 +396,4 @@ class Links:
         if self._facts.state in (PeerState.STARTING, PeerState.CONNECTING, PeerState.LEAVING):
             return
         assert self._nursery is not None
-        self._dialler.look(self._nursery, trio.current_time(), self._links)
+        self.dialler.look(self._nursery, trio.current_time(), self._links)

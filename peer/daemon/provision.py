@@ -6,7 +6,8 @@ signature. A joiner then needs no file and no hub to know the model.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -42,6 +43,7 @@ class Supplies:
         num_blocks: training blocks of an epoch.
         piece_blocks: of them in one piece of the corpus; None where it is all one.
         store: the pieces that are here; None where the corpus has none.
+        remake: makes the first weights of the run again, as its founder made them.
         shape: of the part of the model that the engine trains.
         beginning: where the first state of its group comes from.
         part: which part that is (protocol/membership/group.py).
@@ -55,6 +57,7 @@ class Supplies:
     part: str = WHOLE_MODEL
     piece_blocks: int | None = None
     store: PieceStore | None = None
+    remake: Callable[[], Awaitable[Beginning]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +153,9 @@ class RealProvision:
         """Take the corpus from here or from a peer; of a pipeline, the stage that needs us most."""
         corpus = await obtain_data(spec, self._cache_dir, source, self._work, self._data)
         if spec.pipeline.stages == 1:
-            return self._supplies(spec, corpus, PartShape.of_whole_model(spec), Fetched(), None)
+            shape = PartShape.of_whole_model(spec)
+            supplies = self._supplies(spec, corpus, shape, Fetched(), None)
+            return replace(supplies, remake=partial(self._remade, spec, corpus))
         chosen = await choose_stage()
         created, fresh = await self._first_weights(spec, corpus, chosen.stage)
         beginning: Beginning = fresh
@@ -160,6 +165,18 @@ class RealProvision:
             layouts = stage_layouts(created.whole, spec.pipeline.stages)
             beginning = Rebuilt(chosen.stage, fresh, layouts)
         return self._supplies(spec, corpus, _shape(created), beginning, chosen.stage)
+
+    async def _remade(self, spec: RunSpec, corpus: PreparedCorpus) -> Beginning:
+        """The first weights once more; where the run began from a checkpoint, from that."""
+        assert spec.frozen is not None
+        unfrozen = spec.model_copy(update={"frozen": None})
+        created, fresh = await self._first_weights(unfrozen, corpus, None)
+        if created.whole.digest != spec.frozen.layout_digest:
+            raise InvalidRunSpec(
+                f"{spec.model.init_from} has another layout than when this run was founded, and"
+                " this home has no checkpoint of it; found a new run: --new-run"
+            )
+        return fresh
 
     async def _first_weights(
         self, spec: RunSpec, corpus: PreparedCorpus, stage: int | None

@@ -1,17 +1,20 @@
 """How a peer comes back to the run of its home: with the others, or from its own checkpoint.
 
     Returning    the entry: run spec and data are here, and nobody need be there
-    Returned     the beginning: the state of others that train, or our newest good checkpoint
+    Returned     the beginning: the state of others that train, or our newest good checkpoint; or,
+                 where the founder has none, the seed once more
 
 A checkpoint is let go of for nothing but a state that is verified, and set aside where that is far
 behind it. Where those that say they train give none within REPLACEMENT_S, the peer goes on from its
 own: they may be liars that claim to be far ahead. For STAYS_S it then does not mind who is
 (peer/rounds/loop.py).
 
-Which one leads where all come back at once stands in protocol/membership/returning.py.
+Which one leads where all come back at once stands in protocol/membership/returning.py. A run that
+is over is over: its last checkpoint is gone on from without looking around.
 """
 
 import math
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -37,19 +40,16 @@ from protocol.run.signed_spec import SignedSpec
 from protocol.run.stages import stage_of_part
 from protocol.schedule.rounds import is_lost, lost_lag
 
-from .beginning import Arrival, Fetched, FirstState
+from .beginning import Arrival, Beginning, Fetched, FirstState
 from .checkpointing import GoOn
 from .entry import CheckSpec
 from .hello import Greeter
 from .joining import Bootstrap
+from .neighbours import LOOK_S, Neighbours
 from .peer_parts import PeerParts
 from .provision import ChosenStage, Provision, Supplies
 from .sources import NobodyHelped
 from .stage_choice import StageChoice
-
-LOOK_S: Final = 0.5
-"""How often a peer that is back looks who else is."""
-
 
 REPLACEMENT_S: Final = 1800.0
 """How long others that train are asked for their state before we go on from our own."""
@@ -81,7 +81,7 @@ class OwnCheckpoints:
         Those that follow would take its place otherwise. Where the disk refuses, it stays.
         """
         with suppress(OSError):
-            path = await self._work.run(self._store.set_aside, checkpoint)
+            path = await self._work.run(self._store.set_aside, checkpoint, step)
             manifest = checkpoint.manifest
             self._events.emit(
                 EventName.CHECKPOINT_SET_ASIDE,
@@ -125,6 +125,8 @@ class Returning:
     Args:
         signed: the run spec, as the home has kept it.
         bootstrap: tries the addresses that the user gave; None when there are none.
+        is_founder: this home has founded the run, and can begin it anew.
+        neighbours: those that it remembers.
         stages: says which stage of a pipeline is to be held where no checkpoint does.
     """
 
@@ -138,6 +140,8 @@ class Returning:
         greeter: Greeter,
         provision: Provision,
         stages: StageChoice,
+        neighbours: Neighbours,
+        is_founder: bool,
     ) -> None:
         self._signed = signed
         self._own = own
@@ -146,6 +150,8 @@ class Returning:
         self._greeter = greeter
         self._provision = provision
         self._stages = stages
+        self._neighbours = neighbours
+        self._is_founder = is_founder
 
     def __repr__(self) -> str:
         return f"<Returning to {self._signed.run_id}>"
@@ -157,20 +163,21 @@ class Returning:
         self._parts.standing.door.entered(signed)
         check_spec(spec)
         facts.now_doing("looking for the others of the run", PeerState.RETURNING)
-        since_s, own = trio.current_time(), await self._own.newest(signed.run_id)
+        own = await self._own.newest(signed.run_id)
         if own is not None and self._stages.given in (None, stage_of_part(own.manifest.part)):
             facts.chosen = Group(signed.run_id, own.manifest.part)
             facts.nominal_step = own.manifest.step
         else:
             own = None
-        for peer_id, addresses in (
-            await self._parts.work.run(self._parts.acquaintances.read)
-        ).items():
+        known = await self._parts.work.run(self._parts.acquaintances.read)
+        for peer_id, addresses in known.items():
             self._parts.roster.introduced(trio.current_time(), peer_id, addresses)
+        self._neighbours.remember(known)
         supplies = await self._supplies(spec, own)
-        if own is not None:
-            beginning = Returned(own, self._own, self._parts.work, since_s)
-            supplies = replace(supplies, beginning=beginning)
+        remake = supplies.remake if self._is_founder else None
+        if own is not None or remake is not None:
+            back = Returned(own, self._own, self._parts.work, self._neighbours, remake)
+            supplies = replace(supplies, beginning=back)
         return signed, supplies
 
     async def keep_looking(self) -> None:
@@ -180,10 +187,14 @@ class Returning:
             OtherRun: the addresses lead to another run than this home's.
             Refused: it does not want us, and trying again cannot change that.
         """
-        if self._bootstrap is None:
-            return
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._neighbours.watch)
+            if self._bootstrap is not None:
+                await self._enter(self._bootstrap)
+
+    async def _enter(self, bootstrap: Bootstrap) -> None:
         try:
-            _, hello = await self._bootstrap.enter()
+            _, hello = await bootstrap.enter()
         except Refused as refused:
             if refused.reason is not RefusalReason.OTHER_RUN:
                 raise
@@ -215,49 +226,71 @@ class Returned:
     """The state of others that train, or that of our own checkpoint. Implements `Beginning`.
 
     Args:
-        own: its files are what its manifest says.
+        own: its files are what its manifest says; None where there is none.
         checkpoints: all that are in the home.
-        since_s: since when we are back.
+        remake: makes the first weights of the run again, where that is ours to do.
     """
 
     ages = True
 
     def __init__(
-        self, own: Checkpoint, checkpoints: OwnCheckpoints, work: Work, since_s: float
+        self,
+        own: Checkpoint | None,
+        checkpoints: OwnCheckpoints,
+        work: Work,
+        neighbours: Neighbours,
+        remake: Callable[[], Awaitable[Beginning]] | None = None,
     ) -> None:
         self._own = own
         self._checkpoints = checkpoints
         self._work = work
-        self._since_s = since_s
+        self._neighbours = neighbours
+        self._remake = remake
+        self._since_s = trio.current_time()
 
     def __repr__(self) -> str:
-        return f"<Returned with {self._own.path.name}>"
+        return f"<Returned with {self._own.path.name if self._own else 'nothing'}>"
 
     async def take(self, arrival: Arrival) -> FirstState:
         """Look who else is back until it is clear who leads, and follow, or lead."""
-        facts, manifest = arrival.facts, self._own.manifest
-        facts.now_doing("looking who else is back")
-        own = (int(manifest.step), facts.peer_id)
-        lag = _lag_to_lead(arrival)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(arrival.meet)
-            while True:
-                now_s = trio.current_time()
-                others = arrival.held.view.alive(now_s)
-                course = choose_course(own, others, now_s - self._since_s, now_s, lag)
-                if course is not Course.WAIT:
-                    break
-                await trio.sleep(LOOK_S)
-            nursery.cancel_scope.cancel()
-        if course is Course.FOLLOW:
+        if await self._course(arrival) is Course.FOLLOW:
             try:
                 return await self._follow(arrival)
             except* NobodyHelped:
-                facts.stays_until_s = trio.current_time() + STAYS_S
-        return await self._lead(arrival)
+                arrival.facts.stays_until_s = trio.current_time() + STAYS_S
+        if self._own is None:
+            return await self._begin_anew(arrival)
+        return await self._lead(arrival, self._own)
+
+    async def _course(self, arrival: Arrival) -> Course:
+        facts, step = arrival.facts, 0
+        if self._own is not None:
+            if _is_over(self._own, arrival):
+                return Course.LEAD
+            step = int(self._own.manifest.step)
+        facts.now_doing("looking who else is back")
+        lag, course = _lag_to_lead(arrival), Course.WAIT
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(arrival.meet)
+            while course is Course.WAIT:
+                await trio.sleep(LOOK_S)
+                if self._neighbours.refused() is None:
+                    now_s = trio.current_time()
+                    course = choose_course(
+                        (step, facts.peer_id),
+                        arrival.held.view.alive(now_s),
+                        now_s - self._since_s,
+                        now_s,
+                        lag,
+                        unreached=self._neighbours.unreached(),
+                    )
+            nursery.cancel_scope.cancel()
+        return course
 
     async def _follow(self, arrival: Arrival) -> FirstState:
         """Take the state of others; what our checkpoint has of it need not come."""
+        if self._own is None:
+            return await Fetched(patience_s=REPLACEMENT_S).take(arrival)
         arrival.facts.now_doing("reading our checkpoint")
         vectors, own = (arrival.slow_P, arrival.momentum_P), None
         with suppress(FileUnusable):
@@ -268,9 +301,17 @@ class Returned:
             await self._checkpoints.set_aside(self._own, state.step)
         return state
 
-    async def _lead(self, arrival: Arrival) -> FirstState:
-        own, facts = self._own, arrival.facts
-        manifest = own.manifest
+    async def _begin_anew(self, arrival: Arrival) -> FirstState:
+        """Nothing of the run was saved: the founder makes its first weights again."""
+        assert self._remake is not None
+        why = "this home has no checkpoint of the run it founded, and no peer has a state to give"
+        arrival.facts.now_doing(f"beginning the run anew from its seed: {why}")
+        arrival.events.emit(EventName.RUN_BEGUN_ANEW, detail=why)
+        return await (await self._remake()).take(arrival)
+
+    async def _lead(self, arrival: Arrival, own: Checkpoint) -> FirstState:
+        facts, manifest = arrival.facts, own.manifest
+        over = _is_over(own, arrival)
         facts.now_doing(f"going on from the checkpoint of step {int(manifest.step)}")
         try:
             await self._work.run(own.fill, arrival.slow_P, arrival.momentum_P)
@@ -290,9 +331,15 @@ class Returned:
             manifest.epoch,
             manifest.position,
             debt=manifest.debt,
-            over=manifest.over and manifest.step >= arrival.spec.total_steps_at(manifest.step),
-            go_on=GoOn(own.trainer_file, with_weights=True),
+            over=over,
+            go_on=GoOn(own.trainer_file, with_weights=True, over=over),
         )
+
+
+def _is_over(own: Checkpoint, arrival: Arrival) -> bool:
+    """Whether the run had ended, and has not been made longer since."""
+    manifest = own.manifest
+    return manifest.over and manifest.step >= arrival.spec.total_steps_at(manifest.step)
 
 
 def _lag_to_lead(arrival: Arrival) -> float:

@@ -23,7 +23,7 @@ from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.log_file import LineFile
 from peer.options.addresses import HostPort
-from peer.options.config import ConfigError, PeerConfig
+from peer.options.config import ConfigError, Origin, PeerConfig
 from peer.options.exit_codes import ExitCode
 from peer.options.needs_told import say_needs
 from peer.options.run_options import check_options
@@ -153,22 +153,25 @@ class _Daemon:
             nursery.start_soon(_watch_directory, directory, ports.events, restarts)
             nursery.start_soon(Outside(network, parts, self._config.relay_mbps).run)
             nursery.start_soon(self._stop_when_asked, peer)
+            nursery.start_soon(report.progress.say, ports.events, self._export_command())
             await peer.run(self._entry(assembly, spec))
             nursery.cancel_scope.cancel()
 
     def _entry(self, assembly: Assembly, spec: RunSpec | None) -> Entry:
-        """How we come to the run: a home that has one goes on with it.
-
-        A founder that has no checkpoint yet founds the same run again: nothing was saved of it.
-        """
+        """How we come to the run: a home that has one goes on with it."""
         config, signed = self._config, self._home.run()
         next_stage = self._home.take_next_stage()
         stage = next_stage if config.stage is None else config.stage
-        if spec is not None and (signed is None or not self._checkpoints.has_any()):
-            return assembly.founding(spec)
         if signed is not None:
-            return assembly.returning(signed, config.bootstrap, stage)
+            return assembly.returning(signed, config.bootstrap, stage, alone=config.alone)
+        if spec is not None:
+            return assembly.founding(spec)
         return assembly.joining(config.bootstrap, stage)
+
+    def _export_command(self) -> str:
+        is_default = self._config.origins["home"] is Origin.DEFAULT
+        home = "" if is_default else f" --home {self._home.root}"
+        return f"loco-peer export{home} --hf DIR"
 
     def _keys(self, identity: Identity, spec: RunSpec | None) -> Keys:
         """What this home signs with; a home that founds a run is given a founder's key."""

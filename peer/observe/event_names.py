@@ -24,6 +24,9 @@ class EventName(StrEnum):
     RUN_RECEIVED = "RunReceived"
     RUN_AMENDED = "RunAmended"
     RUN_RESUMED = "RunResumed"
+    RUN_BEGUN_ANEW = "RunBegunAnew"
+    NEIGHBOURS_AWAITED = "NeighboursAwaited"
+    REFUSED_BY_PEER = "RefusedByPeer"
     CHECKPOINT_WRITTEN = "CheckpointWritten"
     CHECKPOINT_COPIED = "CheckpointCopied"
     CHECKPOINT_FAILED = "CheckpointFailed"
@@ -95,6 +98,13 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
     },
     EventName.RUN_RESUMED: _ROUND
     | {"path": "of the checkpoint", "tokens": "that this peer had trained"},
+    EventName.RUN_BEGUN_ANEW: {"detail": "why: the founder has no checkpoint, and nobody a state"},
+    EventName.NEIGHBOURS_AWAITED: {
+        "neighbours": "that the home remembers, of whom none can be reached",
+        "detail": "why not, of the last that was tried",
+        "left_s": "until the run is gone on with alone",
+    },
+    EventName.REFUSED_BY_PEER: _REMOTE | {"detail": "why it does not take us in"},
     EventName.CHECKPOINT_WRITTEN: _ROUND
     | {
         "path": "its folder",

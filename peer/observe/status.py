@@ -13,6 +13,7 @@ from .amendment_lines import amendment_lines
 from .names import short_id
 from .output_facts import output_line
 from .pipeline_lines import pipeline_lines
+from .progress import RunProgress, progress_line
 from .reach_facts import reach_line
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ class Status:
     """The status of this peer. None is unknown.
 
     Attributes:
-        step: nominal inner step of the run.
+        step, total_steps: nominal inner steps of the run.
+        learning_rate, tokens_per_s, swarm_tokens_per_s, left_s: as in `RunProgress`.
         chosen_inner_steps: of our rounds, where each peer chooses its own; None where the run says.
         tokens: trained by this peer, in its life before the last checkpoint too.
         train_loss: mean of the last round, nats per token.
@@ -101,6 +103,11 @@ class Status:
     state: PeerState = PeerState.STARTING
     round: int | None = None
     step: int | None = None
+    total_steps: int | None = None
+    learning_rate: float | None = None
+    tokens_per_s: float | None = None
+    swarm_tokens_per_s: float | None = None
+    left_s: float | None = None
     chosen_inner_steps: int | None = None
     tokens: int | None = None
     train_loss: float | None = None
@@ -127,6 +134,11 @@ class Status:
             "state": str(self.state),
             "round": self.round,
             "step": self.step,
+            "total_steps": self.total_steps,
+            "learning_rate": self.learning_rate,
+            "tokens_per_s": self.tokens_per_s,
+            "swarm_tokens_per_s": self.swarm_tokens_per_s,
+            "left_s": self.left_s,
             "chosen_inner_steps": self.chosen_inner_steps,
             "tokens": self.tokens,
             "train_loss": _finite(self.train_loss),
@@ -211,6 +223,7 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         ("peer", status.peer_id or "-"),
         ("run", status.run_id or "-"),
         ("state", f"{status.state}: {status.doing}{since}" if status.doing else str(status.state)),
+        ("progress", _progress(status)),
         ("round", _round(status)),
         ("tokens", _number(status.tokens)),
         ("loss", f"train {_loss(status.train_loss)}  validation {_loss(status.validation_loss)}"),
@@ -227,7 +240,21 @@ def _lines(status: Status) -> list[tuple[str, str]]:
 def _round(status: Status) -> str:
     chosen = status.chosen_inner_steps
     length = "" if chosen is None else f"  inner steps {_number(chosen)} (auto)"
-    return f"{_number(status.round)}  step {_number(status.step)}{length}"
+    return f"{_number(status.round)}{length}"
+
+
+def _progress(status: Status) -> str:
+    training = sum(peer.state == PeerState.TRAINING for peer in status.peers)
+    now = RunProgress(
+        step=status.step,
+        total_steps=status.total_steps,
+        tokens_per_s=status.tokens_per_s,
+        swarm_tokens_per_s=status.swarm_tokens_per_s,
+        left_s=status.left_s,
+        peers=training + (status.state is PeerState.TRAINING),
+    )
+    rate = "" if status.learning_rate is None else f", learning rate {status.learning_rate:.3g}"
+    return progress_line(now, None, None) + rate
 
 
 def _part(status: Status) -> list[tuple[str, str]]:

@@ -97,6 +97,7 @@ class PeerConfig:
     relay_mbps: float
     quic: bool
     exit_when_done: bool
+    alone: bool
     json_ready: bool
     origins: Mapping[str, Origin]
 
@@ -290,6 +291,7 @@ OPTIONS: Final = (
     Option("relay-mbps", _relay_mbps, DEFAULT_RELAY_MBPS, "relay_mbps"),
     Option("quic", _flag, False, "quic"),
     Option("exit-when-done", _flag, False, "exit_when_done"),
+    Option("alone", _flag, False, "alone"),
     Option("json-ready", _flag, False, "json_ready"),
 )
 """Every option of `start` and `join`, home first."""

@@ -13,6 +13,7 @@ What it promises:
 - The next round is opened as soon as the way of averaging lets it, and never two at once.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -46,7 +47,7 @@ from protocol.membership.heeded import heeded
 from protocol.membership.view import Member, View
 from protocol.run.amendments import AmendedSpec
 from protocol.schedule.own_rounds import RoundPlan
-from protocol.schedule.rounds import is_lost
+from protocol.schedule.rounds import is_lost, middle
 
 from .checkpoints import Checkpoints
 from .microbatches import Microbatches
@@ -104,6 +105,7 @@ class RoundLoop:
         self._events = events
         self._quota = inner_steps
         self._closes_early = self._joins_again = False
+        self._num_members, self._parted_step = math.inf, 0
         self._micro_batch_cap: int | None = None
         self._failures_in_a_row = 0
         self.pause = Pause(facts, events, view)
@@ -139,7 +141,7 @@ class RoundLoop:
 
     async def _live(self, trainer: Trainer) -> None:
         self._validation.forget()
-        self._joins_again = False
+        self._joins_again, facts = False, self._facts
         ready = await trainer.receive()
         if isinstance(ready, Failed):
             raise self._death(ready)
@@ -151,7 +153,10 @@ class RoundLoop:
                 self._microbatches.began(line)
             self._way.began(line, ready)
             self._checkpoints.began(line)
-            await trainer.send(self._checkpoints.load(self._way.version))
+            load = self._checkpoints.load(self._way.version)
+            await trainer.send(
+                replace(load, step=facts.nominal_step, epoch=facts.epoch, position=facts.position)
+            )
             if self._way.version == 0:  # a founder's first weights
                 self._check_lost(line)
             self._way.enter(self._heeded())
@@ -294,11 +299,16 @@ class RoundLoop:
     def _check_lost(self, line: TrainerLine) -> None:
         """Join again when our weights are of another time than the swarm's."""
         others, own_step = self._heeded(), self._facts.step
-        lost = is_lost(own_step, [m.progress.step for m in others], self._inner_steps)
+        steps = [m.progress.step for m in others]
+        lost = is_lost(own_step, steps, self._inner_steps)
         addresses = addresses_of(others) if lost else ()
         if addresses and not self._joins_again:
             self._joins_again = True
-            error = JoinAgain(addresses, f"step {own_step} is far behind the swarm's")
+            error = JoinAgain(
+                addresses,
+                f"step {own_step:,} is far behind the swarm's {int(middle(steps, 0)):,}; up to"
+                f" {own_step - self._parted_step:,} steps, trained apart from it, are given up",
+            )
             line.nursery.start_soon(self._join_again, error)
 
     async def _join_again(self, error: JoinAgain) -> None:
@@ -341,6 +351,9 @@ class RoundLoop:
         members = self._shares.now(self._others(), self._heeded())
         self._quota = plan.quota
         facts.round, facts.nominal_step = plan.round, plan.start_step
+        if len(members) < self._num_members:  # since then we train apart from somebody
+            self._parted_step = facts.step
+        self._num_members = len(members)
         facts.fraction, self._closes_early = 0.0, False
         facts.now_doing("training", PeerState.TRAINING)
         self._events.emit(

@@ -7,7 +7,7 @@ ones do. Of a run in parts the founder freezes its own; the shapes of the others
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -250,7 +250,12 @@ class SimulatedProvision:
         if _digest(corpus) != spec.data.manifest:
             corpus = await source.blob(spec.data.manifest)
         beginning = _fresh(spec) if self._machine.begins_group else Fetched()
-        return self._supplies(spec, corpus, beginning)
+
+        async def remake() -> Beginning:
+            await trio.lowlevel.checkpoint()
+            return _fresh(spec)
+
+        return replace(self._supplies(spec, corpus, beginning), remake=remake)
 
     def _supplies(self, spec: RunSpec, corpus: bytes, beginning: Beginning) -> Supplies:
         self._corpus.write_bytes(corpus)

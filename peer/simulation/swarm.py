@@ -124,14 +124,19 @@ class SimulatedSwarm:
             name, machine, lambda a: a.joining(bootstrap), exit_when_done=exit_when_done
         )
 
-    def resume(self, name: str, *, exit_when_done: bool = False) -> SimulatedPeer:
+    def resume(
+        self, name: str, *, exit_when_done: bool = False, alone: bool = False
+    ) -> SimulatedPeer:
         """Start a peer again whose daemon has ended, in the home that it had."""
         before = self.peers[name]
         signed = before.signed
         assert before.ended.is_set(), "an identity lives once"
         assert signed is not None
         return self._start(
-            name, before.machine, lambda a: a.returning(signed, ()), exit_when_done=exit_when_done
+            name,
+            before.machine,
+            lambda a: a.returning(signed, (), alone=alone),
+            exit_when_done=exit_when_done,
         )
 
     def _addresses(self, name: str) -> Sequence[str]:

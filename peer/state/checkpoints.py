@@ -1,7 +1,7 @@
 """Checkpoints in the home: what a peer goes on from when all processes have died.
 
     checkpoints/
-      000041-step-2050/       one checkpoint; the highest number is the newest
+      000041-step-2050/       one checkpoint; numbers say the order in which they were written
         outer.safetensors     slow weights, and outer momentum unless it is zero, fp32 [P]
         trainer.safetensors   fast weights and the optimizer's moments (peer/training/kept.py)
         manifest.json         where it stands, and size and blake3 digest of each file
@@ -12,11 +12,13 @@ Rules
   1. A checkpoint is written aside, fsynced and renamed, the manifest last of its files: what has
      its name is whole. One that was torn all the same, or changed, does not match its manifest, and
      one may hold values that are not finite: it is refused, and the one before it is used.
-  2. `keep` checkpoints are kept, and fewer where they would take more than `max_bytes`; the newest
+  2. The newest is the one of the latest step, whenever it was written: none takes the place of one
+     of a later step. (Those of another part of the model than was held last come after all of it.)
+  3. `keep` checkpoints are kept, and fewer where they would take more than `max_bytes`; the newest
      is never removed, nor is an older one before a newer is whole.
-  3. Nothing is begun that the disk has no room for.
-  4. One that is set aside counts for none of this, and stays until another is set aside. It is gone
-     on from where there is no other: when the user has moved them away.
+  4. Nothing is begun that the disk has no room for.
+  5. One that is set aside counts for none of this, and stays until one of a later step is set
+     aside. It is gone on from where there is no other: when the user has moved them away.
 """
 
 import json
@@ -172,7 +174,7 @@ class CheckpointStore:
         return partial
 
     def seal(self, partial: Path, manifest: Manifest) -> Checkpoint:
-        """Make what lies in the folder the newest checkpoint, and remove old ones.
+        """Make what lies in the folder a checkpoint, and remove what is too many by rule 3.
 
         Args:
             manifest: its `files` are found here.
@@ -194,23 +196,24 @@ class CheckpointStore:
         """Remove what is half written."""
         shutil.rmtree(self.directory / _PARTIAL, ignore_errors=True)
 
-    def set_aside(self, checkpoint: Checkpoint) -> Path:
-        """Keep this one beside the others, in place of what was set aside before. Raises OSError.
+    def set_aside(self, checkpoint: Checkpoint, step: float) -> Path:
+        """Keep this one beside the others, which go on from an earlier `step`. Raises OSError.
 
-        Returns its folder from now on.
+        Of those between, and of those set aside before, only one that is later stays. Returns its
+        folder from now on.
         """
-        earlier = self._set_aside()
         path = checkpoint.path
-        if path not in earlier:
+        if path not in self._set_aside():
             path = path.rename(self.directory / f"{_AHEAD}{path.name}")
             sync_folder(self.directory)
-        for other in earlier:
-            if other != path:
-                shutil.rmtree(other, ignore_errors=True)
-        return path
+        *earlier, latest = _by_step(self._set_aside())
+        between = [p for p, m in _manifests(self._folders()).items() if m and m.step > step]
+        for other in (*earlier, *between):
+            shutil.rmtree(other, ignore_errors=True)
+        return latest
 
     def _remove_old(self) -> None:
-        folders = self._folders()
+        folders = _by_step(self._folders())
         sizes = {path: _size(path) for path in folders}
         while len(folders) > 1 and (
             len(folders) > self.keep
@@ -225,25 +228,29 @@ class CheckpointStore:
         Args:
             refused: is told of each folder that is none, and why.
         """
-        for path in (*reversed(self._folders()), *reversed(self._set_aside())):
+        whole: dict[Path, Manifest] = {}
+        ranked = (*_by_step(self._set_aside()), *_by_step(self._folders()))
+        for path in reversed(ranked):
             try:
-                yield Checkpoint(path, _manifest(path))
+                whole[path] = _manifest(path)
             except FileUnusable as error:
                 refused(path, str(error))
+        for path, manifest in whole.items():
+            yield Checkpoint(path, manifest)
 
     def has_any(self) -> bool:
         """Whether there is a checkpoint, good or not."""
         return bool(self._folders() or self._set_aside())
 
     def _folders(self) -> list[Path]:
-        """Folders that have the name of a checkpoint, oldest first."""
+        """Folders that have the name of a checkpoint, in the order in which they were written."""
         if not self.directory.is_dir():
             return []
         named = (path for path in self.directory.iterdir() if _number(path))
         return sorted(named, key=_number)
 
     def _set_aside(self) -> list[Path]:
-        """Those that were set aside, oldest first; two where a crash came between."""
+        """Those that were set aside; two where a crash came between."""
         return sorted(self.directory.glob(f"{_AHEAD}*"))
 
 
@@ -257,6 +264,31 @@ def write_outer(folder: Path, slow_P: Float32Vector, momentum_P: Float32Vector) 
     if momentum_P.any():
         vectors[MOMENTUM] = torch.from_numpy(momentum_P)
     write_tensors(folder / OUTER_FILE, vectors, {})
+
+
+def _by_step(folders: list[Path]) -> list[Path]:
+    """The same in the order of rule 2, the newest last; those without a manifest come first."""
+    manifests = _manifests(folders)
+    last = next((m for m in reversed(manifests.values()) if m is not None), None)
+
+    def rank(path: Path) -> tuple[bool, float]:
+        manifest = manifests[path]
+        if manifest is None or last is None:
+            return False, -1.0
+        held = (manifest.run_id, manifest.part) == (last.run_id, last.part)
+        return held, manifest.step
+
+    return sorted(folders, key=rank)
+
+
+def _manifests(folders: list[Path]) -> dict[Path, Manifest | None]:
+    def read(path: Path) -> Manifest | None:
+        try:
+            return _manifest(path)
+        except FileUnusable:
+            return None
+
+    return {path: read(path) for path in folders}
 
 
 def _manifest(path: Path) -> Manifest:

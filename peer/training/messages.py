@@ -73,11 +73,15 @@ class Load:
     Attributes:
         kept: path of a file that `Keep` wrote: the moments go on from there. None begins afresh.
         with_weights: so do the fast weights; phi is that of the same checkpoint.
+        step, epoch, position: where phi stands; `Kept` says it until a round has begun.
     """
 
     version: int
     kept: str | None = None
     with_weights: bool = False
+    step: float = 0.0
+    epoch: int = 0
+    position: int = 0
 
 
 @dataclass(frozen=True, slots=True)

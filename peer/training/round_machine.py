@@ -127,7 +127,7 @@ class _SinceLoad:
 
     Attributes:
         steps: own ones, of all rounds.
-        closed_at: where the last round ended.
+        closed_at: where the last round ended; before the first, where the weights stand.
     """
 
     loaded: bool = False
@@ -183,7 +183,8 @@ class RoundMachine:
         match command:
             case Load():
                 self._sync.load()
-                self._state = _SinceLoad(loaded=True)
+                stand = _Stand(command.step, command.epoch, command.position)
+                self._state = _SinceLoad(loaded=True, closed_at=stand)
             case TrainRound():
                 self._take_order(command, now_s)
             case CloseRound(round_):

@@ -13,11 +13,13 @@ Rules
      (rounds.py, rule 5), came back first with an older one. When we have listened for ALONE_S it
      does not count, and finds out from our steps that it has to take our state. While it has not,
      and another trains near our checkpoint, we wait: its state is not what the run goes on from.
-  3. Else listen for LISTEN_S: links are being made.
+  3. Else listen for LISTEN_S: links are being made. Where we remember others, and none of them can
+     be reached, it may be our line that is down, and they train: then listen for UNREACHED_S.
   4. Of those that are back, the one with the furthest checkpoint leads (of equals, the higher peer
      id): it goes on from its own, and the others follow.
   5. After LEADER_S nobody is waited for: a leader that has not begun may be gone, or lie.
-  6. A peer without a usable checkpoint never leads.
+  6. A peer without a usable checkpoint never leads; but the founder does, where nobody is back with
+     one: it has the seed, from which the run begins anew.
 
 Peers that do not see each other lead both, and meet later as two parts of a swarm do.
 """
@@ -34,6 +36,7 @@ LISTEN_S: Final = 8.0
 ALONE_S: Final = 30.0
 """That one trains alone is believed after so long: links to all that it knows are made in less."""
 LEADER_S: Final = 120.0
+UNREACHED_S: Final = 300.0
 RETURNING: Final = "returning"
 THERE: Final = frozenset({TRAINING, "paused", "finished"})
 
@@ -52,16 +55,20 @@ def choose_course(
     waited_s: float,
     now_s: float,
     lost_lag: float = math.inf,
+    *,
+    unreached: bool = False,
 ) -> Course:
     """Look at those that are alive, and choose.
 
     Args:
-        own: the step of our checkpoint, and our peer id; None without one.
+        own: the step of our checkpoint, and our peer id; step 0 for a founder without one, None for
+            all others without one.
         others: of our group.
         waited_s: since we are back.
         now_s: by the clock of those members.
         lost_lag: steps behind which a peer takes the state of others; infinite where stages of a
             pipeline go by each other's steps, and so none begins by its own.
+        unreached: others are remembered, and none has answered.
     """
     others = list(others)
     there = [m for m in heeded(others, now_s) if m.progress.state in THERE]
@@ -69,12 +76,14 @@ def choose_course(
     is_first_back = len(older) == 1 and older[0].progress.state == TRAINING
     if there and not (is_first_back and len(there) <= 2):
         return Course.FOLLOW
-    if own is None or waited_s < (ALONE_S if there else LISTEN_S):
+    listen_s = UNREACHED_S if unreached else ALONE_S if there else LISTEN_S
+    if own is None or waited_s < listen_s:
         return Course.WAIT
     if waited_s >= LEADER_S:
         return Course.LEAD if there == older else Course.FOLLOW
     others = [member for member in others if member not in older]
     if any(member.progress.state in THERE for member in others):
         return Course.WAIT
-    back = [(m.progress.step, m.peer_id) for m in others if m.progress.state == RETURNING]
+    steps = [(m.progress.step, m.peer_id) for m in others if m.progress.state == RETURNING]
+    back = [(step, peer_id) for step, peer_id in steps if step > 0]
     return Course.LEAD if own > max(back, default=(-1, "")) else Course.WAIT

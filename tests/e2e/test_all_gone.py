@@ -148,7 +148,7 @@ def test_the_newest_checkpoint_is_gone_on_from_though_an_old_one_is_back_first(
     kill_together(other)
     newest = int(manifest_of(checkpoints(other)[-1])["step"])
 
-    first = homes.launch("founder", "start", *EVERY)
+    first = homes.launch("founder", "start", "--alone", *EVERY)
     first.wait_event(EventName.RUN_RESUMED, START_S)
     late = homes.launch("b", "join", *EVERY)
     resumed = late.wait_event(EventName.RUN_RESUMED, START_S)

@@ -13,12 +13,13 @@ from protocol.membership.returning import (
     LISTEN_S,
     RETURNING,
     THERE,
+    UNREACHED_S,
     Course,
     choose_course,
 )
 from protocol.membership.view import Member, Progress
 
-STEPS = st.integers(0, 5)
+STEPS = st.integers(1, 5)
 NOW_S = 1000.0
 
 
@@ -60,6 +61,20 @@ def test_without_a_checkpoint_a_peer_never_leads():
     assert choose_course(None, [], 10 * LEADER_S, NOW_S) is Course.WAIT
     assert choose_course(None, [member("a", 1)], 10 * LEADER_S, NOW_S) is Course.WAIT
     assert choose_course(None, [member("a", 1, "training")], 0.0, NOW_S) is Course.FOLLOW
+
+
+def test_where_no_remembered_peer_answers_it_is_waited_for_longer():
+    wait = {"unreached": True}
+    assert choose_course((5, "me"), [], UNREACHED_S - 1, NOW_S, **wait) is Course.WAIT
+    assert choose_course((5, "me"), [], UNREACHED_S, NOW_S, **wait) is Course.LEAD
+    assert choose_course((5, "me"), [], LISTEN_S, NOW_S) is Course.LEAD
+
+
+def test_a_founder_without_a_checkpoint_leads_where_nobody_has_one():
+    empty = [member("z", 0)]
+    assert choose_course((0, "me"), empty, LISTEN_S, NOW_S) is Course.LEAD
+    assert choose_course((0, "me"), [*empty, member("a", 1)], LISTEN_S, NOW_S) is Course.WAIT
+    assert choose_course(None, empty, LISTEN_S, NOW_S) is Course.WAIT
 
 
 def test_newcomers_that_download_do_not_count():

@@ -13,6 +13,7 @@ from peer.cli.help import COMMANDS, EXAMPLES, GROUPS
 from peer.options.config import OPTIONS
 
 PEER_OPTIONS = [
+    "--alone",
     "--announce",
     "--bootstrap",
     "--checkpoint-activations",

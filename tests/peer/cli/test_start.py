@@ -60,7 +60,9 @@ def lives(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 CHOICES: Any = SimpleNamespace(
-    founding=lambda _: "founding", returning=lambda *_: "returning", joining=lambda *_: "joining"
+    founding=lambda _: "founding",
+    returning=lambda *_, **__: "returning",
+    joining=lambda *_: "joining",
 )
 
 

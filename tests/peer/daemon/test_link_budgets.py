@@ -170,7 +170,7 @@ async def test_lists_of_peers_cost_what_beats_cost(tmp_path, monkeypatch):
     told: list[PeerList] = []
     async with open_swarm(1, toy_spec(60), tmp_path) as swarm:
         await start(swarm, "a")
-        hearsay = swarm["a"].links._dialler.hearsay
+        hearsay = swarm["a"].links.dialler.hearsay
         monkeypatch.setattr(hearsay, "told", lambda *said: told.append(said[-1]))
         loud = identity_of(1, "loud").peer_id
         async with swarm.internet.open_network(loud) as network:

@@ -49,6 +49,11 @@ FULL = Status(
     state=PeerState.TRAINING,
     round=3,
     step=160,
+    total_steps=1600,
+    learning_rate=0.0123456,
+    tokens_per_s=2900.4,
+    swarm_tokens_per_s=8400.0,
+    left_s=372.0,
     chosen_inner_steps=12,
     tokens=1_234_567,
     train_loss=2.5,
@@ -85,6 +90,11 @@ def test_json_has_exactly_these_keys() -> None:
         "state": "training",
         "round": 3,
         "step": 160,
+        "total_steps": 1600,
+        "learning_rate": 0.0123456,
+        "tokens_per_s": 2900.4,
+        "swarm_tokens_per_s": 8400.0,
+        "left_s": 372.0,
         "chosen_inner_steps": 12,
         "tokens": 1_234_567,
         "train_loss": 2.5,
@@ -146,12 +156,14 @@ def test_json_comes_back() -> None:
 
 def test_people_see_a_table() -> None:
     stream = io.StringIO()
-    Console(file=stream, width=100).print(render(FULL))
+    Console(file=stream, width=130).print(render(FULL))
     text = stream.getvalue()
     for part in (
         "training [round 3] (12 s)",
         "1,234,567",
-        "step 160  inner steps 12 (auto)",
+        "step 160 of 1,600 (10%), 2,900 tokens/s (swarm 8,400), 6 min left, 2 peers",
+        "learning rate 0.0123",
+        "3  inner steps 12 (auto)",
         "deadline 1",
         f"75% of the last {RECENT_ROUNDS} averaged",
         "dddddddd",

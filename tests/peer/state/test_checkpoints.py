@@ -44,11 +44,14 @@ def vectors(value: float) -> tuple[np.ndarray, np.ndarray]:
     return np.full(P, value, np.float32), np.full(P, -value, np.float32)
 
 
-def write(store: CheckpointStore, value: float = 1.0, step: float | None = None) -> Checkpoint:
+def write(
+    store: CheckpointStore, value: float = 1.0, step: float | None = None, part: str = "model"
+) -> Checkpoint:
     folder = store.begin(P)
     write_outer(folder, *vectors(value))
     write_tensors(folder / TRAINER_FILE, {"fast": torch.full((P,), value)}, {})
-    return store.seal(folder, MANIFEST.model_copy(update={"step": value if step is None else step}))
+    step = value if step is None else step
+    return store.seal(folder, MANIFEST.model_copy(update={"step": step, "part": part}))
 
 
 def newest_good(store: CheckpointStore) -> tuple[Checkpoint | None, list[str]]:
@@ -136,10 +139,40 @@ def test_the_newest_are_kept_and_names_go_on(tmp_path):
     for value in range(1, 5):
         write(store, float(value))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["000003-step-3", "000004-step-4"]
-    write(CheckpointStore(tmp_path, keep=2), 1.0)  # back at an earlier step: still the newest
+    write(CheckpointStore(tmp_path, keep=2), 5.0)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["000004-step-4", "000005-step-5"]
+
+
+def test_none_takes_the_place_of_one_of_a_later_step(tmp_path):
+    store = CheckpointStore(tmp_path, keep=2)
+    write(store, 200.0)
+    for step in (0.0, 1.0, 2.0):
+        write(store, step)
     found, _ = newest_good(store)
     assert found is not None
-    assert found.path.name == "000005-step-1"
+    assert found.path.name == "000001-step-200"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["000001-step-200", "000004-step-2"]
+    write(store, 201.0)
+    found, _ = newest_good(store)
+    assert found is not None
+    assert found.manifest.step == 201.0
+
+
+def test_where_another_part_is_held_its_checkpoints_come_first(tmp_path):
+    store = CheckpointStore(tmp_path, keep=2)
+    write(store, 200.0)
+    for step in (150.0, 160.0):
+        write(store, step, part="stage/1")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["000002-step-150", "000003-step-160"]
+
+
+def test_one_without_a_manifest_goes_before_all_others(tmp_path):
+    store = CheckpointStore(tmp_path, keep=2)
+    torn, good = write(store, 5.0), write(store, 1.0)
+    (torn.path / MANIFEST_FILE).unlink()
+    write(store, 2.0)
+    assert not torn.path.exists()
+    assert good.path.exists()
 
 
 def test_a_bound_in_bytes_keeps_fewer_but_always_the_newest(tmp_path):
@@ -187,13 +220,15 @@ def test_other_folders_are_left_alone(tmp_path):
 
 def test_one_that_is_set_aside_stays_and_is_used_where_there_is_no_other(tmp_path):
     store = CheckpointStore(tmp_path, keep=2)
-    ahead = store.set_aside(write(store, 90.0))
-    assert ahead.name == "ahead-000001-step-90"
+    between = write(store, 80.0)
+    ahead = store.set_aside(write(store, 90.0), 0.0)
+    assert not between.path.exists(), "it would be gone on from beside the others' earlier state"
+    assert ahead.name == "ahead-000002-step-90"
     assert store.has_any()
     found, refused = newest_good(store)
     assert found is not None
     assert (found.path, refused) == (ahead, [])
-    assert store.set_aside(found) == ahead
+    assert store.set_aside(found, 0.0) == ahead
     assert ahead.is_dir()
     for value in (1.0, 2.0, 3.0):
         write(store, value)
@@ -201,9 +236,9 @@ def test_one_that_is_set_aside_stays_and_is_used_where_there_is_no_other(tmp_pat
     assert found is not None
     assert found.manifest.step == 3.0
     assert ahead.is_dir()
-    again = store.set_aside(found)
-    assert not ahead.exists(), "one is kept"
-    assert again.is_dir()
+    assert store.set_aside(found, 0.0) == ahead, "one of a later step stays"
+    further = store.set_aside(write(store, 91.0), 0.0)
+    assert [path.name for path in tmp_path.glob("ahead-*")] == [further.name], "one is kept"
 
 
 def test_of_two_that_a_crash_left_aside_the_newer_is_kept(tmp_path):
@@ -214,5 +249,5 @@ def test_of_two_that_a_crash_left_aside_the_newer_is_kept(tmp_path):
     found, _ = newest_good(store)
     assert found is not None
     assert found.manifest.step == 2.0
-    store.set_aside(found)
+    store.set_aside(found, 0.0)
     assert [path.name for path in tmp_path.iterdir()] == ["ahead-000002-step-2"]

@@ -15,6 +15,8 @@ from peer.training.messages import (
     CloseRound,
     Evaluate,
     Evaluated,
+    Keep,
+    Kept,
     Load,
     Progress,
     RoundClosed,
@@ -489,3 +491,13 @@ def test_whatever_is_held_up_rounds_close_in_order_with_their_steps(quotas, turn
         assert event.steps > 0 or quota == 0
     plan, blocks = DataPlan(SPEC.seed, NUM_BLOCKS), BATCH * len(driver.steps)
     assert closed[-1].position == plan.take(0, 0, blocks, "me", MEMBERS).position
+
+
+def test_what_is_kept_before_a_round_stands_where_the_weights_were_loaded():
+    driver = Driver(loaded=False)
+    driver.obey(Load(3, step=40.0, epoch=2, position=7))
+    driver.obey(Keep("there"))
+    assert driver.next_action() == Keep("there")
+    driver.machine.kept(0.0, None)
+    (kept,) = driver.of(Kept)
+    assert (kept.step, kept.epoch, kept.position, kept.tokens) == (40.0, 2, 7, 0)

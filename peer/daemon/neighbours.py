@@ -1,0 +1,107 @@
+"""The peers that a home remembers, as one that is back hears of them: there, silent, or refusing.
+
+A refusal is told, and ends nothing by itself while others may take us in: one peer alone must not
+send us away. Where all that answer refuse for good, and none links, that is what the user must know
+instead of training alone: the run may have banned us while we were off.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+import trio
+
+from peer.observe.event_names import EventName
+from peer.observe.events import EventLog
+from peer.observe.facts import Facts
+from peer.observe.status import PeerState
+from peer.ports import PeerId
+from protocol.errors import Refused
+from protocol.membership.returning import LISTEN_S, UNREACHED_S
+from protocol.membership.view import Roster
+
+from .joining import is_final
+
+TELL_EVERY_S: Final = 30.0
+"""How often it is said that none of them can be reached."""
+LOOK_S: Final = 0.5
+
+
+class Neighbours:
+    """See the top of the file.
+
+    Args:
+        alone: the user wants to go on without them.
+        refusals: why peers do not take us in, of those that have said so last.
+        failures: why peers could not be reached, of those that were tried last.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        facts: Facts,
+        events: EventLog,
+        *,
+        alone: bool,
+        refusals: Mapping[PeerId, Refused],
+        failures: Mapping[PeerId, str],
+    ) -> None:
+        self._roster = roster
+        self._facts = facts
+        self._events = events
+        self._alone = alone
+        self._refusals = refusals
+        self._failures = failures
+        self._remembered = frozenset[PeerId]()
+        self._since_s = trio.current_time()
+        self._told_s = self._since_s - TELL_EVERY_S
+        self._told: dict[PeerId, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<Neighbours: {len(self._remembered)}, {len(self._refusals)} refuse>"
+
+    def remember(self, peers: Collection[PeerId]) -> None:
+        """These were there before; we are back from now on."""
+        self._remembered = frozenset(peers)
+        self._since_s = trio.current_time()
+
+    def unreached(self) -> bool:
+        """Whether there are any, and none has answered; the user is told why."""
+        now_s = trio.current_time()
+        if self._alone or not self._remembered or self._refusals or self._roster.alive(now_s):
+            return False
+        if now_s >= self._told_s + TELL_EVERY_S:
+            self._told_s = now_s
+            self._tell(self._since_s + UNREACHED_S - now_s)
+        return True
+
+    def _tell(self, left_s: float) -> None:
+        count, whys = len(self._remembered), [*self._failures.values()]
+        why = whys[-1] if whys else "nobody has answered yet"
+        self._facts.now_doing(
+            f"none of {count} remembered peers can be reached ({why}); goes on alone after"
+            f" {UNREACHED_S / 60:.0f} minutes, at once with --alone"
+        )
+        self._events.emit(
+            EventName.NEIGHBOURS_AWAITED, neighbours=count, detail=why, left_s=max(0.0, left_s)
+        )
+
+    def refused(self) -> Refused | None:
+        """Why all that have answered want us no more; None where one does, or none has said so."""
+        if self._alone or self._roster.alive(trio.current_time()):
+            return None
+        final = [refused for refused in self._refusals.values() if is_final(refused)]
+        return final[-1] if final else None
+
+    async def watch(self) -> None:
+        """Tell of refusals for as long as we are coming back. Raises Refused: all refuse."""
+        while self._facts.state is PeerState.RETURNING:
+            for peer_id, each in self._refusals.items():
+                if self._told.get(peer_id) != each.sentence:
+                    self._told[peer_id] = each.sentence
+                    self._events.emit(
+                        EventName.REFUSED_BY_PEER, remote=peer_id, detail=each.sentence
+                    )
+            refused = self.refused()
+            if refused is not None and trio.current_time() >= self._since_s + LISTEN_S:
+                raise refused
+            await trio.sleep(LOOK_S)

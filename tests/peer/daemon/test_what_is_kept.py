@@ -1,0 +1,284 @@
+"""What a run has reached is not lost: by a second start, a young run's death, a line that is down.
+
+Real daemon parts on simulated ports; a home is a folder that outlives its peer.
+"""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+from swarm_worlds import simulated, start, toy_spec
+
+from peer.daemon.amending import Amending
+from peer.daemon.checkpointing import FIRST_AFTER_S
+from peer.daemon.neighbours import TELL_EVERY_S
+from peer.observe.event_names import EventName
+from peer.observe.status import PeerState
+from peer.process.rejoin import JoinAgain
+from peer.simulation.machine import Machine
+from peer.simulation.peer import CHECKPOINTS_KEPT, SimulatedPeer
+from peer.simulation.swarm import SimulatedSwarm, open_swarm
+from peer.training.toy import SimulatedSpeed
+from protocol.admission.rulings import Verdict
+from protocol.errors import LocoError, Refused
+from protocol.membership.returning import LISTEN_S, UNREACHED_S
+from protocol.outcomes import RefusalReason
+from protocol.schedule.rounds import LOST_LAG_ROUNDS
+
+pytestmark = pytest.mark.slow
+
+KEEPS = Machine(checkpoint_every_s=5.0)
+ROUNDS = 40
+H = toy_spec(1).sync.round_steps
+WAYS = pytest.mark.parametrize("method", ["noloco", "diloco", "streaming", "gasloc"])
+
+
+async def train(swarm: SimulatedSwarm, *names: str, machine: Machine = KEEPS) -> None:
+    await start(swarm, *names, machine_of=dict.fromkeys(names, machine))
+    written = lambda: all(swarm[n].events(EventName.CHECKPOINT_WRITTEN) for n in names)
+    await swarm.until(written)
+
+
+async def kill(swarm: SimulatedSwarm, *names: str) -> None:
+    for name in names:
+        swarm.kill(name)
+        await swarm[name].ended.wait()
+
+
+async def back(swarm: SimulatedSwarm, name: str, *, alone: bool = False) -> SimulatedPeer:
+    peer = swarm.resume(name, alone=alone)
+    await swarm.until(lambda: hasattr(peer, "facts"))
+    return peer
+
+
+def trains(peer: SimulatedPeer) -> bool:
+    return peer.ready.is_set() and peer.facts.state is PeerState.TRAINING
+
+
+def kept(folder: Path) -> dict[str, int]:
+    """The checkpoints of a home: folder and step."""
+    paths = folder.glob("checkpoints/*/manifest.json")
+    return {path.parent.name: int(json.loads(path.read_text())["step"]) for path in paths}
+
+
+def seconds_to(peer: SimulatedPeer, name: EventName) -> float:
+    """From its start to the first event of this name."""
+    came, first = peer.events(EventName.DAEMON_STARTED)[0], peer.events(name)[0]
+    return float(first["monotonic_s"] - came["monotonic_s"])
+
+
+@WAYS
+@pytest.mark.parametrize("names", ["a", "ab"])
+@simulated()
+async def test_a_finished_run_stays_finished_however_often_it_is_started(tmp_path, method, names):
+    async with open_swarm(1, toy_spec(4, method=method), tmp_path) as swarm:
+        await start(swarm, *names, machine_of=dict.fromkeys(names, KEEPS))
+        await swarm.finished()
+        weights = {name: swarm[name].slow_weights() for name in names}
+        before = {name: kept(tmp_path / name) for name in names}
+        for _ in range(CHECKPOINTS_KEPT + 2):
+            await kill(swarm, *names)
+            for name in names:
+                swarm.resume(name)
+            await swarm.finished()
+            for name in names:
+                assert swarm[name].facts.state is PeerState.FINISHED
+                assert not swarm[name].events(EventName.ROUND_CLOSED)
+                assert kept(tmp_path / name) == before[name]
+                assert np.array_equal(swarm[name].slow_weights(), weights[name])
+
+
+@simulated()
+async def test_a_checkpoint_before_the_first_round_says_where_its_weights_stand(tmp_path):
+    """Written when a peer leaves as soon as it has joined, or has just lost its trainer."""
+    async with open_swarm(1, toy_spec(ROUNDS), tmp_path) as swarm:
+        await train(swarm, "a")
+        joiner = swarm.join("b", Machine(checkpoint_every_s=0.0))
+        await swarm.until(lambda: bool(joiner.events(EventName.TRAINER_STARTED)))
+        await swarm.until(lambda: joiner.peer.rounds is not None)
+        joiner.peer.request_stop()
+        await joiner.ended.wait()
+        written = joiner.events(EventName.CHECKPOINT_WRITTEN)
+        received = joiner.events(EventName.STATE_RECEIVED)[0]["round"]
+        assert [event["step"] >= received * H > 0 for event in written] == [True]
+
+
+@simulated()
+async def test_a_founder_that_leaves_before_its_first_step_writes_nothing(tmp_path):
+    async with open_swarm(1, toy_spec(ROUNDS), tmp_path) as swarm:
+        founder = swarm.found("a", KEEPS)
+        await swarm.until(lambda: bool(founder.events(EventName.ROUND_OPENED)))
+        founder.peer.request_stop()
+        await founder.ended.wait()
+        assert founder.facts.nominal_step == 0
+        assert not kept(tmp_path / "a")
+
+
+@simulated()
+async def test_the_first_checkpoints_come_soon(tmp_path):
+    spec, long_steps = toy_spec(1000, inner_steps=10), SimulatedSpeed(step_s=3.0)
+    async with open_swarm(1, spec, tmp_path) as swarm:
+        await train(swarm, "a", machine=Machine(long_steps, checkpoint_every_s=600.0))
+        alone = swarm["a"]
+        await swarm.until(lambda: len(alone.events(EventName.CHECKPOINT_WRITTEN)) == 4)
+        began_s = alone.events(EventName.TRAINER_STARTED)[0]["monotonic_s"]
+        written = alone.events(EventName.CHECKPOINT_WRITTEN)
+        at_s = [event["monotonic_s"] - began_s for event in written]
+        round_s = 30.0
+        for expected_s, found_s in zip((*FIRST_AFTER_S, 900.0), at_s, strict=True):
+            assert expected_s - 1 <= found_s < expected_s + 4 * round_s
+
+
+@simulated()
+async def test_early_checkpoints_come_later_where_writing_takes_long(tmp_path):
+    slow_disk = Machine(SimulatedSpeed(step_s=3.0), checkpoint_every_s=600.0, work_s=4.0)
+    async with open_swarm(1, toy_spec(1000, inner_steps=10), tmp_path) as swarm:
+        await train(swarm, "a", machine=slow_disk)
+        alone = swarm["a"]
+        await swarm.until(lambda: len(alone.events(EventName.CHECKPOINT_WRITTEN)) == 3)
+        written = alone.events(EventName.CHECKPOINT_WRITTEN)
+        for one, next_ in pairwise(written):
+            assert next_["monotonic_s"] - one["monotonic_s"] >= one["seconds"] / 0.05
+
+
+@simulated()
+async def test_a_founder_that_dies_in_its_first_round_begins_anew_and_says_so(tmp_path):
+    async with open_swarm(1, toy_spec(ROUNDS), tmp_path) as swarm:
+        swarm.found("a", KEEPS)
+        await swarm.until(lambda: bool(swarm["a"].events(EventName.ROUND_OPENED)))
+        first = swarm["a"].slow_weights()
+        await kill(swarm, "a")
+        assert not kept(tmp_path / "a")
+        again = await back(swarm, "a")
+        await swarm.until(lambda: bool(again.events(EventName.ROUND_OPENED)))
+        assert np.array_equal(again.slow_weights(), first)
+        (event,) = again.events(EventName.RUN_BEGUN_ANEW)
+        assert "no checkpoint" in event["detail"]
+        assert seconds_to(again, EventName.RUN_BEGUN_ANEW) < LISTEN_S + 2
+        newcomer = swarm.join("b", through=["a"])
+        await swarm.until(lambda: trains(newcomer))
+
+
+@simulated()
+async def test_a_founder_without_a_checkpoint_follows_those_who_have_a_state(tmp_path):
+    async with open_swarm(1, toy_spec(10 * ROUNDS), tmp_path) as swarm:
+        await train(swarm, "a", "b", "c")
+        await kill(swarm, "a")
+        for path in (tmp_path / "a" / "checkpoints").iterdir():
+            path.rename(tmp_path / f"lost-{path.name}")
+        founder = await back(swarm, "a")
+        await swarm.until(lambda: trains(founder))
+        assert not founder.events(EventName.RUN_BEGUN_ANEW)
+        assert founder.events(EventName.STATE_RECEIVED)
+
+
+@simulated()
+async def test_others_without_a_checkpoint_begin_nothing_anew(tmp_path):
+    async with open_swarm(1, toy_spec(ROUNDS), tmp_path) as swarm:
+        await train(swarm, "a", "b", machine=Machine(checkpoint_every_s=5.0))
+        await kill(swarm, "a", "b")
+        for path in (tmp_path / "b" / "checkpoints").iterdir():
+            path.rename(tmp_path / f"lost-{path.name}")
+        joiner = await back(swarm, "b", alone=True)
+        await trio.sleep(2 * UNREACHED_S)
+        assert not joiner.ready.is_set()
+        founder = await back(swarm, "a")
+        await swarm.until(lambda: trains(founder) and trains(joiner))
+        assert founder.events(EventName.RUN_RESUMED)
+
+
+@simulated()
+async def test_a_peer_that_reaches_no_neighbour_waits_before_it_leads_and_says_why(tmp_path):
+    async with open_swarm(1, toy_spec(ROUNDS), tmp_path) as swarm:
+        await train(swarm, "a", "b", "c")
+        await kill(swarm, "a", "b", "c")
+        alone = await back(swarm, "b")
+        await swarm.until(lambda: trains(alone))
+        told = alone.events(EventName.NEIGHBOURS_AWAITED)
+        assert len(told) == pytest.approx(UNREACHED_S / TELL_EVERY_S, abs=1)
+        assert {event["neighbours"] for event in told} == {2}
+        assert told[-1]["detail"]
+        assert seconds_to(alone, EventName.RUN_RESUMED) == pytest.approx(UNREACHED_S, abs=2)
+
+
+@simulated()
+async def test_a_peer_that_is_told_to_go_on_alone_does(tmp_path):
+    async with open_swarm(1, toy_spec(ROUNDS), tmp_path) as swarm:
+        await train(swarm, "a", "b", "c")
+        await kill(swarm, "a", "b", "c")
+        alone = await back(swarm, "b", alone=True)
+        await swarm.until(lambda: trains(alone))
+        assert not alone.events(EventName.NEIGHBOURS_AWAITED)
+        assert seconds_to(alone, EventName.RUN_RESUMED) == pytest.approx(LISTEN_S, abs=2)
+
+
+@simulated()
+async def test_a_peer_that_was_banned_while_it_was_off_ends_with_the_reason(tmp_path):
+    async with open_swarm(1, toy_spec(10 * ROUNDS), tmp_path) as swarm:
+        await train(swarm, "a", "b", "c")
+        await kill(swarm, "c")
+        door = swarm["a"].peer.door
+        swarm["a"].links.passing_on.tell(door.rule(Verdict.BAN, swarm["c"].peer_id))
+        await swarm.until(lambda: bool(swarm["b"].events(EventName.PEER_RULED_ON)))
+        banned = await back(swarm, "c")
+        await banned.ended.wait()
+        assert isinstance(banned.failure, Refused)
+        assert banned.failure.reason is RefusalReason.NOT_ADMITTED
+        told = banned.events(EventName.REFUSED_BY_PEER)
+        assert {event["remote"] for event in told} <= {swarm["a"].peer_id, swarm["b"].peer_id}
+        assert "banned" in told[0]["detail"]
+        assert kept(tmp_path / "c"), "what it has stays"
+
+
+@simulated()
+async def test_one_that_refuses_sends_nobody_away_whom_another_takes_in(tmp_path):
+    async with open_swarm(1, toy_spec(10 * ROUNDS), tmp_path) as swarm:
+        await train(swarm, "a", "b", "c")
+        await kill(swarm, "c")
+        swarm["a"].peer.door.rule(Verdict.BAN, swarm["c"].peer_id)  # and nobody else is told
+        again = await back(swarm, "c")
+        await swarm.until(lambda: again.ended.is_set() or trains(again))
+        assert again.failure is None
+        assert again.events(EventName.REFUSED_BY_PEER)
+
+
+@simulated()
+async def test_an_amendment_is_refused_when_the_run_is_over_and_by_one_that_is_back(tmp_path):
+    async def amend(peer: SimulatedPeer) -> None:
+        passing_on = peer.links.passing_on
+        amending = Amending(peer.peer.door, passing_on, peer.facts, peer.roster)
+        values = {"training.total_steps": 999}
+        await amending.amend({"values": values, "at_round": None, "dry_run": False})
+
+    async with open_swarm(1, toy_spec(4), tmp_path) as swarm:
+        await train(swarm, "a", "b")
+        await kill(swarm, "a", "b")
+        founder = await back(swarm, "a")
+        await swarm.until(lambda: founder.facts.state is PeerState.RETURNING)
+        await swarm.until(lambda: founder.facts.held is not None)
+        with pytest.raises(LocoError, match="does not know yet where the run stands"):
+            await amend(founder)
+        await swarm.finished("a")
+        await kill(swarm, "a")
+        founder = await back(swarm, "a")
+        await swarm.until(lambda: founder.facts.over)
+        with pytest.raises(LocoError, match="is over"):
+            await amend(founder)
+
+
+@simulated()
+async def test_the_loss_of_the_part_that_gives_way_is_said_in_steps(tmp_path):
+    spec = toy_spec(1000 * ROUNDS)
+    async with open_swarm(1, spec, tmp_path) as swarm:
+        slow = Machine(checkpoint_every_s=5.0)
+        await train(swarm, "a", "b", "c", machine=slow)
+        swarm.freeze("a")
+        lag = 2 * LOST_LAG_ROUNDS * H
+        await swarm.until(lambda: swarm["b"].facts.step > swarm["a"].facts.step + lag)
+        swarm.thaw("a")
+        await swarm["a"].ended.wait()
+        assert isinstance(swarm["a"].failure, JoinAgain)
+        assert "trained apart from it, are given up" in str(swarm["a"].failure)
