@@ -109,6 +109,5 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "model.num_kv_heads": "2",
     "model.init_from": '"HuggingFaceTB/SmolLM2-135M"',
     "sync.gamma": "0.7",
-    "pipeline.visited": "3",
 }
 """Values shown, commented out, for keys that have none."""

@@ -77,10 +77,14 @@ Metrics = Annotated[
     ),
 ]
 Device = Annotated[
-    str | None, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N.")
+    str | None,
+    typer.Option(
+        "--device", metavar="DEVICE", help="cpu, cuda or cuda:N. Default: a GPU if there is one."
+    ),
 ]
 Threads = Annotated[
-    int | None, typer.Option("--threads", metavar="N", help="CPU threads of the trainer.")
+    int | None,
+    typer.Option("--threads", metavar="N", help="CPU threads of the trainer. Default: all."),
 ]
 OverlapSteps = Annotated[
     int | None,
@@ -150,7 +154,10 @@ MaxCorpus = Annotated[
     ),
 ]
 LogFormat = Annotated[
-    str | None, typer.Option("--log-format", metavar="console|json", help="What goes to stderr.")
+    str | None,
+    typer.Option(
+        "--log-format", metavar="console|json", help="What goes to stderr. Default: console."
+    ),
 ]
 Verbose = Annotated[
     bool | None, typer.Option("-v", "--verbose", help="Show every event, settings, and tracebacks.")

@@ -8,6 +8,7 @@ import trio
 
 from peer.options.config import ConfigError, PeerConfig
 from peer.options.exit_codes import ExitCode
+from peer.options.needs_told import say_before_founding
 from peer.options.run_options import check_options
 from peer.process.exception_groups import leaves
 from peer.process.imports import large_imports
@@ -116,6 +117,7 @@ def _check_start(
     check_options(config, spec)
     if signed is None or start.new_run:
         _check_source(config.data or spec.data.source)
+        say_before_founding(config, spec)
         return
     if keys := differing_keys(signed.spec(), spec):
         raise OtherRun(

@@ -49,6 +49,7 @@ from .membership import Membership
 from .outer_source import OuterSource
 from .peer_parts import PeerParts, PeerSettings
 from .provision import Supplies
+from .room import check_room
 from .sources import fetch_weights
 from .witnesses import MeasureLoss, Witnesses, cannot_tell
 
@@ -182,6 +183,12 @@ class Peer:
         facts.inner_steps_per_round = spec.sync.round_steps
         facts.tokens_per_step = spec.tokens_per_step
         held = self._hold(signed, supplies)
+        if self._settings.on_run is not None:
+            self._settings.on_run(spec, supplies.num_blocks * spec.model.context_length)
+        most = self._settings.max_corpus_bytes
+        if (plan := self._settings.checkpoints) is not None:
+            size = held.shape.padded_parameters
+            check_room(plan.store, size, supplies.store, most, self._events)
         service = self.service = StateService(
             network=self._network,
             work=self._work,
@@ -191,7 +198,6 @@ class Peer:
         )
         service.refused = facts.refused
         await service.start()
-        most = self._settings.max_corpus_bytes
         around = (self._network, self._work, self._roster, facts, self._events)
         pieces = CorpusPieces(supplies, spec, most, *around)
         await pieces.serve()

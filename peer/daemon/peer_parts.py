@@ -12,6 +12,7 @@ from peer.rounds.timing import RoundTiming
 from peer.state.acquaintances import Acquaintances
 from protocol.membership.records import Sign
 from protocol.membership.view import Roster
+from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 
 from .checkpointing import CheckpointPlan
@@ -32,6 +33,7 @@ class PeerSettings:
         keeps_stage: whether it holds its stage of a pipeline whatever happens.
         checkpoints: where they go, and how often; None keeps none.
         max_corpus_bytes: of the disk that pieces of the corpus may take; None for no limit.
+        on_run: called with the run spec and the tokens of its corpus, before a state is taken.
     """
 
     state_dir: Path
@@ -44,6 +46,7 @@ class PeerSettings:
     keeps_stage: bool = False
     checkpoints: CheckpointPlan | None = None
     max_corpus_bytes: float | None = None
+    on_run: Callable[[RunSpec, int], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

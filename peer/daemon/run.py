@@ -25,6 +25,7 @@ from peer.observe.log_file import LineFile
 from peer.options.addresses import HostPort
 from peer.options.config import ConfigError, Origin, PeerConfig
 from peer.options.exit_codes import ExitCode
+from peer.options.needs_told import say_needs
 from peer.options.run_options import check_options
 from peer.ports import PeerId
 from peer.ports.real import RealEntropy, RealWork
@@ -245,6 +246,7 @@ class _Daemon:
                 self._uploads(network.peer_id),
             ),
             max_corpus_bytes=_bytes_of(self._config.max_corpus_gb),
+            on_run=partial(say_needs, self._config, founds) if self._home.run() is None else None,
         )
 
     def _uploads(self, peer_id: PeerId) -> Uploads | None:

@@ -32,6 +32,7 @@ class EventName(StrEnum):
     CHECKPOINT_FAILED = "CheckpointFailed"
     CHECKPOINT_REFUSED = "CheckpointRefused"
     CHECKPOINT_SET_ASIDE = "CheckpointSetAside"
+    ROOM_FOUND_SMALL = "RoomFoundSmall"
     GROUP_ENTERED = "GroupEntered"
     STATE_PROGRESSED = "StateProgressed"
     STATE_RECEIVED = "StateReceived"
@@ -118,6 +119,9 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
     EventName.CHECKPOINT_REFUSED: {"path": "its folder", "detail": "what is wrong with it"},
     EventName.CHECKPOINT_SET_ASIDE: _ROUND
     | {"path": "its folder from now on", "followed_step": "of the older state that others train"},
+    EventName.ROOM_FOUND_SMALL: {
+        "detail": "what the disk has no room for before training begins, and what to do"
+    },
     EventName.GROUP_ENTERED: {
         "group": "its digest, which stands in all that concerns it",
         "part": "of the model that we hold, like all others in the group",

@@ -168,6 +168,23 @@ def test_the_founders_key_is_a_file_of_its_own_that_only_its_owner_reads(home: H
         assert again.peer_id == founder.peer_id
 
 
+def test_only_a_home_that_is_new_to_its_run_is_told_what_it_takes(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.prepare()
+    network: Any = SimpleNamespace(peer_id="me")
+    report: Any = SimpleNamespace(observe_round=lambda _: None)
+    nothing: Any = None
+    daemon, spec = daemon_of(config_of(home), home), RunSpec()
+    on_run = daemon._settings(network, nothing, report, founds=False).on_run
+    assert on_run is not None
+    on_run(spec, 10**9)
+    assert "1.0B tokens: one peer reads" in capsys.readouterr().err
+    founder = Identity(b"f" * 32)
+    home.bind_run(SignedSpec.signed_by(spec, founder.public_key, founder.sign))
+    assert daemon._settings(network, nothing, report, founds=False).on_run is None
+
+
 def announced(
     home: Home, capsys: pytest.CaptureFixture[str], door: SimpleNamespace, *, founds: bool
 ) -> str:
