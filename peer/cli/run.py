@@ -74,7 +74,7 @@ def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
                 "join needs an address to join by: --bootstrap ADDR, or LOCO_BOOTSTRAP"
             )
     else:
-        _check_start(config, start, spec, signed)
+        spec = _checked_start(config, start, spec, signed)
     _show(config)
     home.prepare()
     with home.locked():
@@ -94,10 +94,14 @@ def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
     return code
 
 
-def _check_start(
+def _checked_start(
     config: PeerConfig, start: Start, spec: RunSpec | None, signed: SignedSpec | None
-) -> None:
-    """Refuse what `start` cannot do in this home. Raises ConfigError, OtherRun."""
+) -> RunSpec | None:
+    """The run spec that is founded, if one is. Refuse what `start` cannot do in this home.
+
+    Raises:
+        ConfigError, OtherRun, InvalidRunSpec
+    """
     if config.bootstrap:
         raise ConfigError(
             "start founds a run, or goes on with the home's, and takes no bootstrap address"
@@ -111,12 +115,13 @@ def _check_start(
                 f"the home {config.home} has no run to go on with: loco-peer start RUN.toml founds"
                 " one, loco-peer new RUN.toml writes its run spec"
             )
-        return
+        return None
     _check_founder(config)
     check_options(config, spec)
     if signed is None or start.new_run:
         _check_source(config.data or spec.data.source)
-        return
+        return _from_checkpoint(spec)
+    spec = _as_founded(spec, signed.spec())
     if keys := differing_keys(signed.spec(), spec):
         raise OtherRun(
             f"the home {config.home} belongs to the run '{signed.spec().name}' ({signed.run_id});"
@@ -124,6 +129,27 @@ def _check_start(
             " loco-peer start, without a run spec. To change it: loco-peer amend. To found this"
             " one: give it a --home of its own, or --new-run, which puts the other run away"
         )
+    return spec
+
+
+def _from_checkpoint(written: RunSpec) -> RunSpec:
+    """Look at checkpoint and tokenizer, before anything starts. Raises InvalidRunSpec."""
+    if written.model.init_from is None and written.data.tokenizer == "bytes":
+        return written
+    from peer.training.init_from import rate_hint, with_checkpoint
+
+    spec = with_checkpoint(written)
+    if hint := rate_hint(spec):
+        print(hint, file=sys.stderr, flush=True)
+    return spec
+
+
+def _as_founded(written: RunSpec, founded: RunSpec) -> RunSpec:
+    """What is written, with the tokenizer that it left to the checkpoint when it was founded."""
+    if written.model.init_from is None or "tokenizer" in written.data.model_fields_set:
+        return written
+    tokenizer = {"tokenizer": founded.data.tokenizer}
+    return written.model_copy(update={"data": written.data.model_copy(update=tokenizer)})
 
 
 def _check_source(source: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+from tokenizers import Tokenizer, models
 
 from peer.cli import run as run_file
 from peer.cli.run import read_spec, run_peer
@@ -19,6 +20,7 @@ from peer.options.config import PeerConfig, load_config
 from peer.options.exit_codes import ExitCode
 from peer.ports.real import RealEntropy
 from peer.state.home import Home, OtherRun
+from protocol.errors import InvalidRunSpec
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 
@@ -194,3 +196,67 @@ def test_start_tells_to_keep_a_copy_of_it(
     said = announced(home, capsys, SimpleNamespace(wants_invitations=False), founds=founds)
     assert "loco-peer join --bootstrap /ip4/192.0.2.1/tcp/1/p2p/x" in said
     assert (f"keep a copy of {home.founder_key_path}" in said) == founds
+
+
+# --- from a checkpoint ----------------------------------------------------------------------------
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """What is read of a checkpoint before anything starts."""
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")).save(
+        str(folder / "tokenizer.json")
+    )
+    (folder / "config.json").write_text('{"model_type": "llama", "vocab_size": 2}')
+    return folder
+
+
+def toml_from(folder: Path, checkpoint: Path, tokenizer: str | None = None) -> Path:
+    named = "" if tokenizer is None else f'tokenizer = "{tokenizer}"\n'
+    path = folder / "tuned.toml"
+    path.write_text(f'[model]\ninit_from = "{checkpoint}"\n[data]\n{named}source = "stdlib"\n')
+    return path
+
+
+def founded_tokenizer(home: Home) -> str:
+    signed = home.run()
+    assert signed is not None
+    return signed.spec().data.tokenizer
+
+
+def test_a_run_from_a_checkpoint_has_its_tokenizer_and_comes_back(
+    home: Home,
+    lives: list[str],
+    tmp_path: Path,
+    checkpoint: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run_toml = toml_from(tmp_path, checkpoint)
+    start(home, run_toml)
+    assert founded_tokenizer(home) == str(checkpoint)
+    assert "2e-05 with warmup_steps = 100 is usual" in capsys.readouterr().err
+    (checkpoint / "config.json").unlink()  # who comes back needs it no more
+    start(home, run_toml)
+    assert lives == ["founding", "returning"]
+
+
+def test_a_named_tokenizer_of_another_model_is_refused_before_the_home_is_touched(
+    home: Home, lives: list[str], tmp_path: Path, checkpoint: Path
+) -> None:
+    with pytest.raises(InvalidRunSpec, match="is not the tokenizer of"):
+        start(home, toml_from(tmp_path, checkpoint, "bytes"))
+    assert lives == []
+    assert not home.root.exists()
+
+
+def test_a_run_that_was_founded_with_bytes_for_want_of_a_name_keeps_them(
+    home: Home, lives: list[str], tmp_path: Path, checkpoint: Path
+) -> None:
+    """As loco-peer did before tokenizers followed checkpoints."""
+    home.prepare()
+    run_toml, founder = toml_from(tmp_path, checkpoint), Identity(b"f" * 32)
+    home.bind_run(SignedSpec.signed_by(read_spec(run_toml), founder.public_key, founder.sign))
+    keep_a_checkpoint(home)
+    start(home, run_toml)
+    assert founded_tokenizer(home) == "bytes"
+    assert lives == ["returning"]
