@@ -1,7 +1,10 @@
 """`start` and `join`: check everything that must be right, then run the daemon."""
 
 import os
+import socket
 import sys
+from contextlib import suppress
+from errno import EADDRINUSE
 from pathlib import Path
 
 import trio
@@ -42,6 +45,25 @@ def _check_founder(config: PeerConfig) -> None:
         )
 
 
+def _check_ports(config: PeerConfig) -> None:
+    """Refuse a port that another program holds, seconds before it is needed. Raises ConfigError."""
+    for option, where in (("listen", config.listen), ("metrics", config.metrics)):
+        if where is None or where.port == 0:
+            continue
+        family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
+        with socket.socket(family) as probe, suppress(socket.gaierror):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((where.host, where.port))
+            except OSError as error:
+                if error.errno == EADDRINUSE:
+                    raise ConfigError(
+                        f"{option} = {where} ({config.origins[option]}): port {where.port} is"
+                        f" taken; choose another with --{option}, or stop the program that uses it"
+                    ) from error
+                # whatever else is wrong with the address is told by those that listen there
+
+
 def _check_device(config: PeerConfig) -> None:
     """Refuse a device that is not here, as soon as torch can tell. Raises ConfigError."""
     if config.device is None:
@@ -78,6 +100,7 @@ def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
     _show(config)
     home.prepare()
     with home.locked():
+        _check_ports(config)
         if start is not None and start.new_run:
             _put_run_away(home)
         code, again = ExitCode.OK, None
@@ -157,15 +180,35 @@ def _check_source(source: str) -> None:
     kind, _, pattern = source.partition(":")
     if kind == "tokens" and not Path(pattern).expanduser().is_file():
         raise ConfigError(f"data.source: there is no file {pattern}")
-    if kind != "text":
+    if kind not in ("text", "jsonl", "parquet"):
         return
+    from peer.training.corpus.documents import shards_of
     from peer.training.corpus.packed import InvalidCorpus
     from peer.training.corpus.sources import glob_texts
 
     try:
-        glob_texts(pattern)
+        if kind != "text":
+            shards_of(kind, pattern)
+        elif len(texts := glob_texts(pattern)) == 1:
+            _say_held_out(texts[0].path)
     except InvalidCorpus as error:
         raise ConfigError(f"data.source: {error}") from error
+
+
+def _say_held_out(path: Path) -> None:
+    """Say what a corpus of one text is validated with. Raises ConfigError: it cannot be read."""
+    from peer.training.corpus.single_text import TAIL_OF, tail_start
+
+    try:
+        size, start = path.stat().st_size, tail_start(path)
+    except OSError as error:
+        raise ConfigError(f"data.source: cannot read {path}: {error.strerror}") from error
+    print(
+        f"data.source is one text, {path}: its last {100 // TAIL_OF}%, {size - start:,} of"
+        f" {size:,} bytes, is held out for validation",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _put_run_away(home: Home) -> None:

@@ -110,7 +110,7 @@ def _vocabulary_of(tokenizer: str) -> Vocabulary:
         data = ByteTokenizer().to_json() if tokenizer == BYTES else tokenizer_file(tokenizer)
         return FileTokenizer(data).vocabulary
     except (ValueError, OSError) as error:
-        raise InvalidRunSpec(f"data.tokenizer: {error}") from error
+        raise InvalidRunSpec(f"data.tokenizer: {str(error).removeprefix('tokenizer: ')}") from error
 
 
 def _check_same(spec: RunSpec, vocabulary: Vocabulary, found: Vocabulary) -> None:

@@ -1,5 +1,6 @@
 """`start` in a home: what it founds with, what it goes on with, and what it puts away."""
 
+import socket
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from peer.cli.run import read_spec, run_peer
 from peer.cli.start import Start
 from peer.daemon.run import _Daemon
 from peer.network.identity import Identity, load, load_or_create
-from peer.options.config import PeerConfig, load_config
+from peer.options.config import ConfigError, PeerConfig, load_config
 from peer.options.exit_codes import ExitCode
 from peer.ports.real import RealEntropy
 from peer.state.home import Home, OtherRun
@@ -260,3 +261,40 @@ def test_a_run_that_was_founded_with_bytes_for_want_of_a_name_keeps_them(
     start(home, run_toml)
     assert founded_tokenizer(home) == "bytes"
     assert lives == ["returning"]
+
+
+# --- wrong usage ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("option", ["listen", "metrics"])
+def test_a_port_that_is_taken_is_wrong_usage(
+    home: Home, lives: list[str], tmp_path: Path, option: str
+) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        where = f"127.0.0.1:{other.getsockname()[1]}"
+        config = load_config({"home": home.root, option: where}, {})
+        with pytest.raises(ConfigError, match=f"port .* is taken; choose another with --{option}"):
+            run_peer(config, Start(toml_of(tmp_path, "run"), new_run=False))
+    run_peer(config, Start(toml_of(tmp_path, "run"), new_run=False))
+    assert lives == ["founding"]
+
+
+@pytest.mark.parametrize("source", ["text", "jsonl", "parquet", "tokens"])
+def test_data_that_is_not_there_is_told_before_anything_is_made(
+    home: Home, lives: list[str], tmp_path: Path, source: str
+) -> None:
+    run_toml = tmp_path / "run.toml"
+    run_toml.write_text(f'[data]\nsource = "{source}:{tmp_path}/nothing"\n')
+    with pytest.raises(ConfigError, match=r"^data\.source: .*no file"):
+        start(home, run_toml)
+    assert not home.root.exists()
+
+
+def test_of_one_text_it_says_how_much_is_held_out(
+    home: Home, lives: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one.txt").write_text("ten bytes\n" * 100)
+    run_toml = tmp_path / "run.toml"
+    run_toml.write_text(f'[data]\nsource = "text:{tmp_path}/*.txt"\n')
+    start(home, run_toml)
+    assert "its last 5%, 40 of 1,000 bytes, is held out" in capsys.readouterr().err
