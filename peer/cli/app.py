@@ -14,13 +14,17 @@ from .reporting import reported
 from .start import Start
 
 app = typer.Typer(
-    help="Train one language model on machines rented anywhere, with no coordinator.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def loco_peer(version: opt.Version = False) -> None:
+    """Train one language model on machines rented anywhere, with no coordinator."""
 
 
 @app.command()
@@ -79,6 +83,7 @@ def start(
     relay_mbps: opt.RelayMbps = None,
     quic: opt.Quic = None,
     exit_when_done: opt.ExitWhenDone = None,
+    export_when_done: opt.ExportWhenDone = None,
     json_ready: opt.JsonReady = None,
 ) -> None:
     """Found a run and be its first peer, or go on with the run of this home."""
@@ -114,6 +119,7 @@ def join(
     relay_mbps: opt.RelayMbps = None,
     quic: opt.Quic = None,
     exit_when_done: opt.ExitWhenDone = None,
+    export_when_done: opt.ExportWhenDone = None,
     json_ready: opt.JsonReady = None,
 ) -> None:
     """Join a run, from which everything else comes; or go on with the run of this home."""
@@ -382,6 +388,4 @@ def plan(
 @app.command()
 def version() -> None:
     """Print the version."""
-    from importlib.metadata import version as version_of
-
-    print(version_of("loco-peer"))
+    opt.print_version()

@@ -8,6 +8,20 @@ from typing import Annotated
 
 import typer
 
+
+def print_version(wanted: bool = True) -> None:
+    """Print the version, and be done."""
+    if wanted:
+        from importlib.metadata import version as version_of
+
+        print(version_of("loco-peer"))
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool,
+    typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True),
+]
 RunToml = Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run spec.")]
 RunTomlIfNew = Annotated[
     Path | None,
@@ -195,6 +209,14 @@ ExitWhenDone = Annotated[
     bool | None,
     typer.Option(
         "--exit-when-done", help="Exit at the end of the run instead of serving its state."
+    ),
+]
+ExportWhenDone = Annotated[
+    str | None,
+    typer.Option(
+        "--export-when-done",
+        metavar="DIR",
+        help="At the end of the run, write the model here as `export` does.",
     ),
 ]
 JsonReady = Annotated[

@@ -15,6 +15,7 @@ from peer.options.run_options import check_options
 from peer.process.exception_groups import leaves
 from peer.process.imports import large_imports
 from peer.process.rejoin import JoinAgain, rejoin_command
+from peer.state.export_folder import check_export_folder
 from peer.state.home import Home, OtherRun
 from peer.training.child_process import spare_child
 from protocol.errors import InvalidRunSpec
@@ -64,6 +65,17 @@ def _check_ports(config: PeerConfig) -> None:
                 # whatever else is wrong with the address is told by those that listen there
 
 
+def _check_export(config: PeerConfig) -> None:
+    """Refuse a folder that the model could not be written to at the end. Raises ConfigError."""
+    if config.export_when_done is None:
+        return
+    try:
+        check_export_folder(config.export_when_done)
+    except OSError as error:
+        where = config.origins["export-when-done"]
+        raise ConfigError(f"export-when-done ({where}): {error}") from error
+
+
 def _check_device(config: PeerConfig) -> None:
     """Refuse a device that is not here, as soon as torch can tell. Raises ConfigError."""
     if config.device is None:
@@ -97,6 +109,7 @@ def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
             )
     else:
         spec = _checked_start(config, start, spec, signed)
+    _check_export(config)
     _show(config)
     home.prepare()
     with home.locked():

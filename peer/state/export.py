@@ -22,9 +22,10 @@ from peer.training.tokenizer import BYTES, ByteTokenizer, FileTokenizer, Tokeniz
 from protocol.run.layout import Layout, LayoutEntry
 from protocol.run.run_spec import RunSpec
 
+from .export_folder import MARKER, check_export_folder
+
 Float32Vector = npt.NDArray[np.float32]
 
-MARKER: Final = "loco_peer.json"
 _WEIGHTS: Final = "model.safetensors"
 _EMBEDDING: Final = "model.embed_tokens.weight"
 
@@ -50,7 +51,7 @@ def export_hugging_face(
         FileExistsError: `out_dir` holds something that is not an export.
         ValueError: the vector or the layout does not fit the run spec.
     """
-    _refuse_foreign(out_dir)
+    check_export_folder(out_dir)
     if (tokenizer_json is None) != (spec.data.tokenizer == BYTES):
         raise ValueError(f"the tokenizer given does not fit the run's, {spec.data.tokenizer!r}")
     tokenizer = ByteTokenizer() if tokenizer_json is None else FileTokenizer(tokenizer_json)
@@ -78,15 +79,6 @@ def export_hugging_face(
         _move_files(partial, out_dir)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def _refuse_foreign(out_dir: Path) -> None:
-    if not out_dir.exists():
-        return
-    if not out_dir.is_dir():
-        raise FileExistsError(f"{out_dir} is not a folder")
-    if any(out_dir.iterdir()) and not (out_dir / MARKER).is_file():
-        raise FileExistsError(f"{out_dir} is not empty and not an export: choose another folder")
 
 
 def _config(spec: RunSpec, layout: Layout, tokenizer: Tokenizer) -> LlamaConfig:

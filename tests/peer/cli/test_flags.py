@@ -1,5 +1,7 @@
 """The commands and their options, frozen: a new one is a decision."""
 
+from importlib.metadata import version
+
 import typer
 from typer.testing import CliRunner
 
@@ -17,6 +19,7 @@ PEER_OPTIONS = [
     "--data",
     "--device",
     "--exit-when-done",
+    "--export-when-done",
     "--grace",
     "--home",
     "--json-ready",
@@ -106,3 +109,9 @@ def test_every_option_is_explained() -> None:
 def test_help_goes_by_two_names() -> None:
     for flag in ("-h", "--help"):
         assert CliRunner().invoke(app, [flag]).exit_code == 0
+
+
+def test_the_version_is_told_by_option_and_by_command():
+    by_option, by_command = (CliRunner().invoke(app, [each]) for each in ("--version", "version"))
+    assert by_option.exit_code == by_command.exit_code == 0
+    assert by_option.stdout == by_command.stdout == f"{version('loco-peer')}\n"

@@ -298,3 +298,14 @@ def test_of_one_text_it_says_how_much_is_held_out(
     run_toml.write_text(f'[data]\nsource = "text:{tmp_path}/*.txt"\n')
     start(home, run_toml)
     assert "its last 5%, 40 of 1,000 bytes, is held out" in capsys.readouterr().err
+
+
+def test_a_folder_for_the_model_that_holds_something_else_is_wrong_usage(
+    home: Home, lives: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").touch()
+    config = load_config({"home": home.root, "export-when-done": str(tmp_path / "mine")}, {})
+    with pytest.raises(ConfigError, match="export-when-done .*not empty and not an export"):
+        run_peer(config, Start(toml_of(tmp_path, "run"), new_run=False))
+    assert not home.root.exists()
