@@ -161,6 +161,7 @@ class Returning:
         if own is not None and self._stages.given in (None, stage_of_part(own.manifest.part)):
             facts.chosen = Group(signed.run_id, own.manifest.part)
             facts.nominal_step = own.manifest.step
+            facts.earlier_tokens = own.manifest.tokens
         else:
             own = None
         for peer_id, addresses in (
@@ -276,7 +277,6 @@ class Returned:
             await self._work.run(own.fill, arrival.slow_P, arrival.momentum_P)
         except FileUnusable as error:
             raise LocoError(f"{own.path}: {error}; start again: the one before is tried") from error
-        facts.earlier_tokens = manifest.tokens
         arrival.events.emit(
             EventName.RUN_RESUMED,
             path=str(own.path),

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
+from peer.process.umask import USUAL_FILE
 from peer.training.model import model_config, model_shapes
 from peer.training.tokenizer import BYTES, ByteTokenizer, FileTokenizer, Tokenizer
 from protocol.run.layout import Layout, LayoutEntry
@@ -131,4 +132,5 @@ def _move_files(source: Path, out_dir: Path) -> None:
     """Move every file of `source` into `out_dir`; files of the user's own in there stay."""
     out_dir.mkdir(parents=True, exist_ok=True)
     for path in sorted(source.iterdir()):
+        path.chmod(USUAL_FILE)  # safetensors writes for the owner alone
         path.replace(out_dir / path.name)

@@ -24,6 +24,7 @@ import blake3
 import msgpack
 import numpy as np
 
+from peer.process.umask import USUAL_FILE
 from protocol.errors import LocoError
 
 from ..tokenizer import Tokenizer
@@ -235,6 +236,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(fd, "wb") as out:
+            os.fchmod(fd, USUAL_FILE)
             yield out
             out.flush()
             os.fsync(out.fileno())
