@@ -198,7 +198,7 @@ async def test_a_peer_that_comes_back_to_a_living_run_takes_its_state_at_once(tm
         swarm.kill("c")
         await swarm["c"].ended.wait()
         back = swarm.resume("c")
-        manifest = sorted((tmp_path / "c").glob("checkpoints/*/manifest.json"))[-1]
+        manifest = max((tmp_path / "c").glob("checkpoints/*/manifest.json"))
         earlier = json.loads(manifest.read_text())["tokens"]
         await swarm.until(is_training(back))
         assert not back.events(EventName.RUN_RESUMED)
