@@ -17,13 +17,17 @@ from .start import Start
 
 app = typer.Typer(
     cls=Commands,
-    help="Train one language model on machines rented anywhere, with no coordinator.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def loco_peer(version: opt.Version = False) -> None:
+    """Train one language model on machines rented anywhere, with no coordinator."""
 
 
 @app.command(cls=Command)
@@ -92,6 +96,7 @@ def start(
     quic: opt.Quic = None,
     exit_when_done: opt.ExitWhenDone = None,
     alone: opt.Alone = None,
+    export_when_done: opt.ExportWhenDone = None,
     json_ready: opt.JsonReady = None,
 ) -> None:
     """Found a run and be its first peer, or go on with the run of this home."""
@@ -128,6 +133,7 @@ def join(
     quic: opt.Quic = None,
     exit_when_done: opt.ExitWhenDone = None,
     alone: opt.Alone = None,
+    export_when_done: opt.ExportWhenDone = None,
     json_ready: opt.JsonReady = None,
 ) -> None:
     """Join a run, from which everything else comes; or go on with the run of this home."""
@@ -359,6 +365,4 @@ app.command(cls=Command)(measure)
 @app.command(cls=Command)
 def version() -> None:
     """Print the version."""
-    from importlib.metadata import version as version_of
-
-    print(version_of("loco-peer"))
+    opt.print_version()

@@ -68,6 +68,8 @@ def export_checkpoint(
 ) -> None:
     """Have the daemon write its state, and convert that to `directory`.
 
+    Where none runs, the newest checkpoint of the home is converted.
+
     Args:
         without: stages that are not fetched from others; what they hold becomes zeros.
 
@@ -75,7 +77,13 @@ def export_checkpoint(
         NoDaemon, ControlFailed, ExportFailed
     """
     of = home_of(home)
-    written = trio.run(ask_daemon, of, "write_state", WRITE_STATE_TIMEOUT_S)
+    try:
+        written = trio.run(ask_daemon, of, "write_state", WRITE_STATE_TIMEOUT_S)
+    except NoDaemon as error:
+        from .kept_export import export_kept  # here: it imports torch
+
+        export_kept(of, directory, error)
+        return
     from .export import export_state, other_stages  # here: it imports torch
 
     others = {
@@ -93,15 +101,6 @@ def export_checkpoint(
 def home_of(given: Path | None) -> Home:
     """The home that a command is about."""
     return Home(resolve_home(given, os.environ))
-
-
-def check_running(home: Home) -> None:
-    """Refuse a home whose daemon does not answer.
-
-    Raises:
-        NoDaemon, ControlFailed
-    """
-    trio.run(ask_daemon, home, "status", REPLY_TIMEOUT_S)
 
 
 async def _fetch_stage(home: Home, stage: int, padded_parameters: int) -> dict[str, Any]:

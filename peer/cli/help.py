@@ -25,6 +25,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "stage",
         "data",
         "exit_when_done",
+        "export_when_done",
     ),
     "This machine": ("device", "threads", "checkpoint_activations", "overlap_steps"),
     "Network": (

@@ -365,6 +365,8 @@ class Peer:
                 nursery.start_soon(self._keep_balance, spec, held)
             self._settings.on_ready()
             await rounds.run()
+            if self._settings.on_finished is not None:
+                await self._settings.on_finished()
             if self._settings.exit_when_done:
                 nursery.cancel_scope.cancel()
             await self._until_longer(held.view)

@@ -1,6 +1,6 @@
 """What a peer is put together from, and what is particular to it."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,7 @@ class PeerSettings:
         bind_run: makes the home one of this run; raises when it is another's.
         keeps_stage: whether it holds its stage of a pipeline whatever happens.
         checkpoints: where they go, and how often; None keeps none.
+        on_finished: called when the run is over, while its state is served; None does nothing.
         max_corpus_bytes: of the disk that pieces of the corpus may take; None for no limit.
         on_run: called with the run spec and the tokens of its corpus, before a state is taken.
     """
@@ -45,6 +46,7 @@ class PeerSettings:
     observe_round: Callable[[RoundTiming], None]
     keeps_stage: bool = False
     checkpoints: CheckpointPlan | None = None
+    on_finished: Callable[[], Awaitable[None]] | None = None
     max_corpus_bytes: float | None = None
     on_run: Callable[[RunSpec, int], None] | None = None
 

@@ -6,6 +6,7 @@ is in peer.py and below.
 
 import json
 import socket
+from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.metadata import version as version_of
 from typing import Final
@@ -47,6 +48,7 @@ from .bugs import note_failed_request, note_failed_stream
 from .checkpointing import CheckpointPlan
 from .door import Keys
 from .entry import Entry
+from .final_export import export_finished
 from .links import SILENCE_S
 from .outside import Outside
 from .pausing import PauseRequests
@@ -245,9 +247,17 @@ class _Daemon:
                 self._version,
                 self._uploads(network.peer_id),
             ),
+            on_finished=self._export(parts.events),
             max_corpus_bytes=_bytes_of(self._config.max_corpus_gb),
             on_run=partial(say_needs, self._config, founds) if self._home.run() is None else None,
         )
+
+    def _export(self, events: EventLog) -> Callable[[], Awaitable[None]] | None:
+        """What writes the model when the run is over, if somebody wants that."""
+        folder = self._config.export_when_done
+        if folder is None:
+            return None
+        return partial(export_finished, self._home, folder.absolute(), events)
 
     def _uploads(self, peer_id: PeerId) -> Uploads | None:
         """Where copies of checkpoints go. Raises ConfigError: that place cannot be reached."""

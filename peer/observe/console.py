@@ -37,6 +37,7 @@ SENTENCES: Final[Mapping[EventName, str | None]] = {
         "others go on from step {followed_step}; the newer checkpoint of step {step} is kept as"
         " {path}"
     ),
+    EventName.ROOM_FOUND_SMALL: "the disk is small for this run: {detail}",
     EventName.GROUP_ENTERED: None,
     EventName.STATE_PROGRESSED: "fetching the state: {share:.0%}, {left_s:.0f} s left",
     EventName.STATE_RECEIVED: "the state of round {round} is here, after {seconds:.1f} s",
@@ -70,6 +71,8 @@ SENTENCES: Final[Mapping[EventName, str | None]] = {
     EventName.BOOTSTRAP_FAILING: None,
     EventName.IDENTITY_PINNED: "{address} is {multiaddr}, from now on",
     EventName.RUN_FINISHED: "the run is over: held-out loss {validation_loss}",
+    EventName.RUN_EXPORTED: "the model is in {path}",
+    EventName.EXPORT_FAILED: "the model was not exported: {detail}",
     EventName.LEAVING: "leaving",
 }
 """None: people see it with `--verbose` alone."""

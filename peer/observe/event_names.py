@@ -66,6 +66,8 @@ class EventName(StrEnum):
     BOOTSTRAP_FAILING = "BootstrapFailing"
     IDENTITY_PINNED = "IdentityPinned"
     RUN_FINISHED = "RunFinished"
+    RUN_EXPORTED = "RunExported"
+    EXPORT_FAILED = "ExportFailed"
     LEAVING = "Leaving"
 
 
@@ -256,5 +258,7 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "validation_loss": "of the last slow weights",
         "replica_loss": "of our own before the final averaging",
     },
+    EventName.RUN_EXPORTED: {"path": "folder of the Hugging Face checkpoint"},
+    EventName.EXPORT_FAILED: {"detail": "why there is none, and how to try again"},
     EventName.LEAVING: {"reason": "who asked"},
 }

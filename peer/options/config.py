@@ -9,6 +9,7 @@ What all peers of a run must agree on is not here but in the run spec (protocol/
 """
 
 import difflib
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -98,6 +99,7 @@ class PeerConfig:
     quic: bool
     exit_when_done: bool
     alone: bool
+    export_when_done: Path | None
     json_ready: bool
     origins: Mapping[str, Origin]
 
@@ -218,12 +220,7 @@ def _token(value: Any) -> "Token":
 
 
 def _device(value: Any) -> str:
-    kind, colon, index = str(value).partition(":")
-    if (
-        kind not in ("cpu", "cuda")
-        or (colon and not index.isdecimal())
-        or (kind == "cpu" and colon)
-    ):
+    if not re.fullmatch("cpu|cuda(:[0-9]+)?", str(value)):
         raise ValueError("use 'cpu', 'cuda' or 'cuda:N'")
     return str(value)
 
@@ -292,6 +289,7 @@ OPTIONS: Final = (
     Option("quic", _flag, False, "quic"),
     Option("exit-when-done", _flag, False, "exit_when_done"),
     Option("alone", _flag, False, "alone"),
+    Option("export-when-done", Path, None, "export_when_done"),
     Option("json-ready", _flag, False, "json_ready"),
 )
 """Every option of `start` and `join`, home first."""

@@ -18,6 +18,8 @@ Rules:
 - One daemon per home: the daemon holds `flock` on `lock`, which the kernel drops when it dies,
   however it dies.
 - One run per home: `bind_run` refuses another run.
+- Keys, the lock, and `admission`, which holds secrets, are the owner's alone (mode 0600); all other
+  files are as the umask says, inside a directory that is the owner's alone.
 - Every file is replaced atomically and durably (write aside, fsync, rename, fsync of the
   directory): a crash leaves the old or the new.
 - Sockets do not live here, because a unix path has room for 107 bytes: they are in the runtime
@@ -39,6 +41,7 @@ from typing import Any, Final
 
 import blake3
 
+from peer.ports.umask import PRIVATE_FILE, USUAL_FILE
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.run.signed_spec import SignedSpec
 
@@ -50,7 +53,6 @@ LONGEST_SOCKET_NAME_BYTES: Final = 24
 """File names in the runtime directory are at most this long."""
 MAX_SMALL_FILE_BYTES: Final = 1 << 20
 PRIVATE_DIRECTORY: Final = 0o700
-PRIVATE_FILE: Final = 0o600
 
 
 class HomeError(LocoError):
@@ -77,7 +79,7 @@ class OtherRun(HomeError):
     """The home belongs to another run."""
 
 
-def replace_file(path: Path, data: bytes, mode: int = PRIVATE_FILE) -> None:
+def replace_file(path: Path, data: bytes, mode: int = USUAL_FILE) -> None:
     """Replace `path` atomically and durably.
 
     Raises:

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 import typer
@@ -24,6 +25,7 @@ PEER_OPTIONS = [
     "--data",
     "--device",
     "--exit-when-done",
+    "--export-when-done",
     "--grace",
     "--home",
     "--json-ready",
@@ -173,3 +175,9 @@ def test_help_draws_nothing_with_rich() -> None:
     code = "import sys; from peer.cli.app import app; app(['start', '-h'], standalone_mode=False);"
     code += "sys.exit('rich' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0  # noqa: PLW1510
+
+
+def test_the_version_is_told_by_option_and_by_command():
+    by_option, by_command = (CliRunner().invoke(app, [each]) for each in ("--version", "version"))
+    assert by_option.exit_code == by_command.exit_code == 0
+    assert by_option.stdout == by_command.stdout == f"{version('loco-peer')}\n"

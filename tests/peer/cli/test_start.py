@@ -1,5 +1,6 @@
 """`start` in a home: what it founds with, what it goes on with, and what it puts away."""
 
+import socket
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -9,16 +10,18 @@ from typing import Any
 
 import pytest
 import trio
+from tokenizers import Tokenizer, models
 
 from peer.cli import run as run_file
 from peer.cli.run import read_spec, run_peer
 from peer.cli.start import Start
 from peer.daemon.run import _Daemon
 from peer.network.identity import Identity, load, load_or_create
-from peer.options.config import PeerConfig, load_config
+from peer.options.config import ConfigError, PeerConfig, load_config
 from peer.options.exit_codes import ExitCode
 from peer.ports.real import RealEntropy
 from peer.state.home import Home, OtherRun
+from protocol.errors import InvalidRunSpec
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 
@@ -174,15 +177,15 @@ def test_only_a_home_that_is_new_to_its_run_is_told_what_it_takes(
     home.prepare()
     network: Any = SimpleNamespace(peer_id="me")
     report: Any = SimpleNamespace(observe_round=lambda _: None)
-    nothing: Any = None
+    parts: Any = SimpleNamespace(events=None)
     daemon, spec = daemon_of(config_of(home), home), RunSpec()
-    on_run = daemon._settings(network, nothing, report, founds=False).on_run
+    on_run = daemon._settings(network, parts, report, founds=False).on_run
     assert on_run is not None
     on_run(spec, 10**9)
     assert "1.0B tokens: one peer reads" in capsys.readouterr().err
     founder = Identity(b"f" * 32)
     home.bind_run(SignedSpec.signed_by(spec, founder.public_key, founder.sign))
-    assert daemon._settings(network, nothing, report, founds=False).on_run is None
+    assert daemon._settings(network, parts, report, founds=False).on_run is None
 
 
 def announced(
@@ -213,3 +216,115 @@ def test_start_tells_to_keep_a_copy_of_it(
     said = announced(home, capsys, SimpleNamespace(wants_invitations=False), founds=founds)
     assert "loco-peer join --bootstrap /ip4/192.0.2.1/tcp/1/p2p/x" in said
     assert (f"keep a copy of {home.founder_key_path}" in said) == founds
+
+
+# --- from a checkpoint ----------------------------------------------------------------------------
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """What is read of a checkpoint before anything starts."""
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")).save(
+        str(folder / "tokenizer.json")
+    )
+    (folder / "config.json").write_text('{"model_type": "llama", "vocab_size": 2}')
+    return folder
+
+
+def toml_from(folder: Path, checkpoint: Path, tokenizer: str | None = None) -> Path:
+    named = "" if tokenizer is None else f'tokenizer = "{tokenizer}"\n'
+    path = folder / "tuned.toml"
+    path.write_text(f'[model]\ninit_from = "{checkpoint}"\n[data]\n{named}source = "stdlib"\n')
+    return path
+
+
+def founded_tokenizer(home: Home) -> str:
+    signed = home.run()
+    assert signed is not None
+    return signed.spec().data.tokenizer
+
+
+def test_a_run_from_a_checkpoint_has_its_tokenizer_and_comes_back(
+    home: Home,
+    lives: list[str],
+    tmp_path: Path,
+    checkpoint: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run_toml = toml_from(tmp_path, checkpoint)
+    start(home, run_toml)
+    assert founded_tokenizer(home) == str(checkpoint)
+    assert "2e-05 with warmup_steps = 100 is usual" in capsys.readouterr().err
+    (checkpoint / "config.json").unlink()  # who comes back needs it no more
+    start(home, run_toml)
+    assert lives == ["founding", "returning"]
+
+
+def test_a_named_tokenizer_of_another_model_is_refused_before_the_home_is_touched(
+    home: Home, lives: list[str], tmp_path: Path, checkpoint: Path
+) -> None:
+    with pytest.raises(InvalidRunSpec, match="is not the tokenizer of"):
+        start(home, toml_from(tmp_path, checkpoint, "bytes"))
+    assert lives == []
+    assert not home.root.exists()
+
+
+def test_a_run_that_was_founded_with_bytes_for_want_of_a_name_keeps_them(
+    home: Home, lives: list[str], tmp_path: Path, checkpoint: Path
+) -> None:
+    """As loco-peer did before tokenizers followed checkpoints."""
+    home.prepare()
+    run_toml, founder = toml_from(tmp_path, checkpoint), Identity(b"f" * 32)
+    home.bind_run(SignedSpec.signed_by(read_spec(run_toml), founder.public_key, founder.sign))
+    keep_a_checkpoint(home)
+    start(home, run_toml)
+    assert founded_tokenizer(home) == "bytes"
+    assert lives == ["returning"]
+
+
+# --- wrong usage ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("option", ["listen", "metrics"])
+def test_a_port_that_is_taken_is_wrong_usage(
+    home: Home, lives: list[str], tmp_path: Path, option: str
+) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        where = f"127.0.0.1:{other.getsockname()[1]}"
+        config = load_config({"home": home.root, option: where}, {})
+        with pytest.raises(ConfigError, match=f"port .* is taken; choose another with --{option}"):
+            run_peer(config, Start(toml_of(tmp_path, "run"), new_run=False))
+    run_peer(config, Start(toml_of(tmp_path, "run"), new_run=False))
+    assert lives == ["founding"]
+
+
+@pytest.mark.parametrize("source", ["text", "jsonl", "parquet", "tokens"])
+def test_data_that_is_not_there_is_told_before_anything_is_made(
+    home: Home, lives: list[str], tmp_path: Path, source: str
+) -> None:
+    run_toml = tmp_path / "run.toml"
+    run_toml.write_text(f'[data]\nsource = "{source}:{tmp_path}/nothing"\n')
+    with pytest.raises(ConfigError, match=r"^data\.source: .*no file"):
+        start(home, run_toml)
+    assert not home.root.exists()
+
+
+def test_of_one_text_it_says_how_much_is_held_out(
+    home: Home, lives: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one.txt").write_text("ten bytes\n" * 100)
+    run_toml = tmp_path / "run.toml"
+    run_toml.write_text(f'[data]\nsource = "text:{tmp_path}/*.txt"\n')
+    start(home, run_toml)
+    assert "its last 5%, 40 of 1,000 bytes, is held out" in capsys.readouterr().err
+
+
+def test_a_folder_for_the_model_that_holds_something_else_is_wrong_usage(
+    home: Home, lives: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").touch()
+    config = load_config({"home": home.root, "export-when-done": str(tmp_path / "mine")}, {})
+    with pytest.raises(ConfigError, match="export-when-done .*not empty and not an export"):
+        run_peer(config, Start(toml_of(tmp_path, "run"), new_run=False))
+    assert not home.root.exists()
