@@ -75,6 +75,11 @@ class Register:
         return (*(ruling.sealed for ruling in rulings), *(own.sealed for own in passes))
 
     @property
+    def known_peers(self) -> frozenset[str]:
+        """Peers that a ruling or a pass is about."""
+        return frozenset({peer_id for peer_id, _ in self._rulings} | self._passes.keys())
+
+    @property
     def next_serial(self) -> int:
         """A serial above all that have been seen."""
         return 1 + max((ruling.serial for ruling in self._rulings.values()), default=0)
