@@ -73,7 +73,7 @@ def reachable_hosts(addresses: Iterable[InterfaceAddress], way_out: str | None) 
 
 
 def _interface_addresses(family: socket.AddressFamily) -> list[InterfaceAddress]:
-    """Of all interfaces that are up, by name."""
+    """The addresses of all interfaces that are up, by name."""
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     return [
         InterfaceAddress(name, each.address, is_bridge(name))

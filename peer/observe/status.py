@@ -208,7 +208,7 @@ def _about(status: Status) -> "RenderableType":
 
     table = Table.grid(padding=(0, 2))
     for name, value in _lines(status):
-        table.add_row(Text(name, style="bold"), Text(value))
+        table.add_row(Text(name, style="bold"), Text(value, overflow="fold"))
     return table
 
 
