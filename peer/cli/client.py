@@ -136,8 +136,8 @@ async def ask_daemon(
                 f" (it has been there for {since_s:.0f} s); try again in a few seconds"
             ) from error
         raise NoDaemon(
-            f"no daemon is running in {home.root}; start one, or name its home with --home (one that"
-            " was started just now is there in a moment)"
+            f"no daemon is running in {home.root}; start one, or name its home with --home"
+            " (one that was started just now is there in a moment)"
         ) from error
 
 
