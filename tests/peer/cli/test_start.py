@@ -192,7 +192,7 @@ def test_the_join_line_says_from_where_it_can_be_used(
     parts: Any = SimpleNamespace(standing=SimpleNamespace(door=door), facts=facts)
     report: Any = SimpleNamespace(metrics_url="http://127.0.0.1:1/metrics")
     daemon_of(config_of(home), home)._announce(network, parts, report, founds=False)
-    line, command, note = capsys.readouterr().out.splitlines()
+    _, command, note = capsys.readouterr().out.splitlines()
     assert command == f"  loco-peer join --bootstrap {here[1]}"
     assert note.startswith("  (only reachable from this network; from elsewhere:")
     as_json = replace(config_of(home), json_ready=True)
