@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 import typer
 
+from peer.network.reachability import Scope
 from peer.observe.control import REPLY_TIMEOUT_S, ControlFailed, NoDaemon
 from peer.observe.findings import Finding, Health, is_well, lines_of
 from peer.options.addresses import HostPort
@@ -81,6 +82,9 @@ def running_findings(status: dict[str, Any]) -> Iterator[Finding]:
     yield Finding(
         "daemon", Health.WELL, f"{status['state']}: {status['doing']}; other peers: {peers}"
     )
+    only = status["reachable_from"]
+    note = "" if only == Scope.ANYWHERE else f" (only reachable from {only})"
+    yield Finding("address", Health.WELL, f"{status['address']}{note}")
     cure = "" if reach["reachable"] != "no" else "forward its port, and it needs no relay"
     health = Health.WELL if reach["reachable"] == "yes" else Health.NOTE
     families = f"IPv4 {reach['v4']}, IPv6 {reach['v6']}, by {reach['answers']} peers"

@@ -179,6 +179,7 @@ def test_of_a_running_peer(
     async def status(*_: object) -> dict[str, object]:
         return {
             "address": address,
+            "reachable_from": "this network",
             "reach": reach,
             "peers": [1],
             "state": "training",
@@ -190,6 +191,7 @@ def test_of_a_running_peer(
     done = CliRunner().invoke(app, ["doctor", "--home", str(tmp_path)])
     assert done.exit_code == code, done.output
     assert "--announce 8.8.8.8:31337" in done.output
+    assert f"{address} (only reachable from this network)" in done.output
 
 
 def test_this_machine_is_looked_at(tmp_path: Path) -> None:
