@@ -302,7 +302,7 @@ class _Daemon:
         elif door.wants_invitations:
             join = "loco-peer invite    (where the run was started, or at a delegate's)"
         print(f"others join with:\n  {join}", flush=True)
-        if best.note:
+        if best.note and not door.wants_invitations:  # else `invite` shows the address, and says it
             print(f"  ({best.note})", flush=True)
         if founds:
             key = self._home.founder_key_path

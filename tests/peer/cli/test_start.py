@@ -211,6 +211,7 @@ def test_where_others_need_an_invitation_it_says_where_one_is_made(
     said = announced(home, capsys, door, founds=False)
     assert (f"loco-peer invite --home {home.root}" in said) == may_sign
     assert ("where the run was started, or at a delegate's" in said) != may_sign
+    assert "only reachable" not in said, "no address is shown"
 
 
 @pytest.mark.parametrize("founds", [True, False])
