@@ -160,11 +160,11 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     verbose: opt.Verbose = None,
 ) -> None:
-    """Show what the daemon of this home is doing."""
+    """Show what the daemon of this home is doing; with --verbose, the peers' full ids."""
     from .client import show_status
 
     with reported(verbose=bool(verbose)):
-        show_status(home, as_json=as_json)
+        show_status(home, as_json=as_json, full_ids=bool(verbose))
 
 
 @app.command(cls=Command)
@@ -172,13 +172,14 @@ def doctor(
     home: opt.Home = None,
     bootstrap: opt.Bootstrap = None,
     listen: opt.Listen = None,
+    invite: opt.Invite = None,
     verbose: opt.Verbose = None,
 ) -> None:
     """Look at this machine, its network and its peer; say what is wrong and what to do."""
     with reported(verbose=bool(verbose)):
         from .doctor import examine_here
 
-        raise typer.Exit(examine_here(home, bootstrap, listen))
+        raise typer.Exit(examine_here(home, bootstrap, listen, invite))
 
 
 @app.command(cls=Command)

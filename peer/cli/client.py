@@ -14,10 +14,11 @@ from peer.state.home import Home
 
 LEAVE_TIMEOUT_S: Final = 60.0
 WRITE_STATE_TIMEOUT_S: Final = 600.0
+WIDE_COLUMNS: Final = 200
 _POLL_S: Final = 0.05
 
 
-def show_status(home: Path | None, *, as_json: bool) -> None:
+def show_status(home: Path | None, *, as_json: bool, full_ids: bool = False) -> None:
     """Print the status, as JSON or as a table.
 
     Raises:
@@ -31,7 +32,10 @@ def show_status(home: Path | None, *, as_json: bool) -> None:
 
     from peer.observe.status import Status, render
 
-    Console().print(render(Status.from_json(tree)))
+    console = Console()
+    if full_ids:  # no id and no address is broken into two lines
+        console.width = max(console.width, WIDE_COLUMNS)
+    console.print(render(Status.from_json(tree), full_ids=full_ids))
 
 
 def leave_swarm(home: Path | None) -> None:
@@ -125,11 +129,14 @@ async def ask_daemon(
         return await ask(home.control_socket, request, timeout_s=timeout_s, **arguments)
     except NoDaemon as error:
         if home.in_use():
+            since_s = home.held_s()
             raise ControlFailed(
                 f"the daemon of {home.root} takes no requests now: it is starting, or ending"
+                f" (it has been there for {since_s:.0f} s); try again in a few seconds"
             ) from error
         raise NoDaemon(
             f"no daemon is running in {home.root}; start one, or name its home with --home"
+            " (one that was started just now is there in a moment)"
         ) from error
 
 

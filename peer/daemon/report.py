@@ -17,6 +17,7 @@ from protocol.membership.group import Group
 from protocol.membership.view import Member, Roster, View
 from protocol.run.stages import DATA_STAGE, part_of_stage, stage_of_part
 
+from .join_address import join_address
 from .links import Links
 from .progress import ProgressReport
 
@@ -70,6 +71,7 @@ class Report:
         """This peer, for `loco-peer status`."""
         facts, now_s = self._facts, trio.current_time()
         known, progress = facts.run_id is not None, self.progress.now()
+        joins_at = join_address(self._network, facts)
         return Status(
             peer_id=facts.peer_id,
             run_id=facts.run_id,
@@ -95,6 +97,8 @@ class Report:
             codec=_codec_sentence(facts),
             outputs=facts.outputs.to_json(),
             reach=facts.reach.to_json(),
+            address=joins_at.address,
+            reachable_from=str(joins_at.scope),
             doing=facts.doing,
             since_s=now_s - facts.doing_since_s,
         )

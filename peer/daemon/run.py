@@ -49,6 +49,7 @@ from .checkpointing import CheckpointPlan
 from .door import Keys
 from .entry import Entry
 from .final_export import export_finished
+from .join_address import join_address
 from .links import SILENCE_S
 from .outside import Outside
 from .pausing import PauseRequests
@@ -133,6 +134,7 @@ class _Daemon:
         ports = self._ports(network, directory)
         assembly = Assembly(ports, self._keys(identity, spec), incarnation, self._version)
         report, restarts = assembly.report, assembly.restarts
+        assembly.parts.facts.reach.given = self._config.announce
         peer = assembly.start(
             self._settings(network, assembly.parts, report, founds=spec is not None),
             str(self._home.root),
@@ -140,9 +142,7 @@ class _Daemon:
         async with trio.open_nursery() as nursery:
             report.metrics_url = await self._serve_metrics(nursery, report)
             parts = assembly.parts
-            admission = AdmissionRequests(
-                parts.standing.door, parts.links.passing_on, network, RealEntropy()
-            )
+            admission = AdmissionRequests(parts, network, RealEntropy())
             amending = Amending(
                 parts.standing.door, parts.links.passing_on, parts.facts, parts.roster
             )
@@ -298,13 +298,15 @@ class _Daemon:
         self, network: Libp2pNetwork, parts: PeerParts, report: Report, *, founds: bool
     ) -> None:
         """Say where others can join, and what a founder must not lose."""
-        addresses = list(network.addresses)
-        join = f"loco-peer join --bootstrap {addresses[0]}"
+        best = join_address(network, parts.facts)
+        addresses = list(dict.fromkeys([best.address, *network.addresses]))
+        join = f"loco-peer join --bootstrap {best.address}"
         if self._config.json_ready:
             ready = {
                 "peer_id": parts.facts.peer_id,
                 "addresses": addresses,
                 "join": join,
+                "reachable_from": str(best.scope),
                 "metrics": report.metrics_url,
             }
             print(json.dumps(ready), flush=True)
@@ -315,6 +317,8 @@ class _Daemon:
         elif door.wants_invitations:
             join = "loco-peer invite    (where the run was started, or at a delegate's)"
         print(f"others join with:\n  {join}", flush=True)
+        if best.note and not door.wants_invitations:  # else `invite` shows the address, and says it
+            print(f"  ({best.note})", flush=True)
         if founds:
             key = self._home.founder_key_path
             print(f"keep a copy of {key}: nothing else signs for this run", flush=True)

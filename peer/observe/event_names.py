@@ -248,6 +248,7 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "address": "that was tried",
         "step": "resolve, dial, handshake, protocol or directory",
         "detail": "what went wrong",
+        "cure": "what would help; empty where the detail says it",
     },
     EventName.IDENTITY_PINNED: {
         "address": "HOST:PORT as it was given",

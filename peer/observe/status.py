@@ -94,6 +94,8 @@ class Status:
         codec: of the run, and whether plain or compiled loops code with it here.
         outputs: how ours differ from a partner's (`OutputFacts.to_json`).
         reach: how others reach us (`ReachFacts.to_json`).
+        address: what others join by; `reachable_from` says from where: `anywhere`, `this network`
+            or `this machine`.
         doing: one short sentence on what is going on, or what we wait for.
         since_s: seconds since `doing` last changed.
     """
@@ -122,6 +124,8 @@ class Status:
     codec: str | None = None
     outputs: Mapping[str, Any] | None = None
     reach: Mapping[str, Any] | None = None
+    address: str | None = None
+    reachable_from: str | None = None
     doing: str | None = None
     since_s: float | None = None
 
@@ -157,6 +161,8 @@ class Status:
             "codec": self.codec,
             "outputs": None if self.outputs is None else dict(self.outputs),
             "reach": None if self.reach is None else dict(self.reach),
+            "address": self.address,
+            "reachable_from": self.reachable_from,
             "doing": self.doing,
             "since_s": self.since_s,
         }
@@ -200,11 +206,12 @@ def _peer_json(peer: PeerStatus) -> dict[str, Any]:
     }
 
 
-def render(status: Status) -> "RenderableType":
+def render(status: Status, *, full_ids: bool = False) -> "RenderableType":
     """The status as a table for people."""
     from rich.console import Group  # rich is slow to import, and only this needs it
 
-    return Group(_about(status), _peers(status)) if status.peers else _about(status)
+    about = _about(status)
+    return Group(about, _peers(status, full_ids=full_ids)) if status.peers else about
 
 
 def _about(status: Status) -> "RenderableType":
@@ -213,7 +220,7 @@ def _about(status: Status) -> "RenderableType":
 
     table = Table.grid(padding=(0, 2))
     for name, value in _lines(status):
-        table.add_row(Text(name, style="bold"), Text(value))
+        table.add_row(Text(name, style="bold"), Text(value, overflow="fold"))
     return table
 
 
@@ -233,8 +240,15 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         *_part(status),
         ("codec", status.codec or "-"),
         ("reachable", "-" if status.reach is None else reach_line(status.reach)),
+        ("address", _address(status)),
         ("metrics", status.metrics or "-"),
     ]
+
+
+def _address(status: Status) -> str:
+    only = status.reachable_from not in (None, "anywhere")
+    note = f"  (only reachable from {status.reachable_from})" if only else ""
+    return (status.address or "-") + note
 
 
 def _round(status: Status) -> str:
@@ -276,9 +290,10 @@ def _rounds(outcomes: Outcomes) -> str:
     return counted + recently
 
 
-def _peers(status: Status) -> "RenderableType":
+def _peers(status: Status, *, full_ids: bool) -> "RenderableType":
     from rich.table import Table
 
+    shown = str if full_ids else short_id
     table = Table(
         "peer",
         "state",
@@ -292,7 +307,7 @@ def _peers(status: Status) -> "RenderableType":
     for peer in status.peers:
         rtt = "-" if peer.rtt_s is None else f"{peer.rtt_s * 1000:.1f} ms"
         loss = _loss(peer.validation_loss)
-        table.add_row(short_id(peer.peer_id), str(peer.state), _number(peer.step), loss, rtt)
+        table.add_row(shown(peer.peer_id), str(peer.state), _number(peer.step), loss, rtt)
     return table
 
 

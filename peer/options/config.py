@@ -21,6 +21,7 @@ from protocol.errors import LocoError
 from protocol.run.pipeline_section import MAX_STAGES
 
 from .addresses import HostPort, parse_announce, parse_bootstrap, parse_host_port
+from .service_links import is_service_link
 
 if TYPE_CHECKING:
     from protocol.admission.invitations import Token
@@ -362,14 +363,11 @@ def _parsed(option: Option, raw: Any, where: str) -> Any:
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
-    """Refuse a `LOCO_...` variable that nobody reads.
-
-    Raises:
-        ConfigError
-    """
+    """Refuse a `LOCO_...` variable that nobody reads. Raises ConfigError."""
     known = [option.environment_name for option in OPTIONS]
-    for name in sorted(environment):
-        if name.startswith(ENVIRONMENT_PREFIX) and name not in known:
+    for name, value in sorted(environment.items()):
+        ours = name.startswith(ENVIRONMENT_PREFIX) and name not in known
+        if ours and not is_service_link(name, value):
             raise ConfigError(f"unknown environment variable {name}{_hint(name, known)}")
 
 

@@ -27,6 +27,7 @@ Rules:
   client in another environment finds it.
 """
 
+import errno
 import fcntl
 import itertools
 import json
@@ -34,6 +35,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,6 +101,20 @@ def replace_file(path: Path, data: bytes, mode: int = USUAL_FILE) -> None:
     sync_folder(path.parent)
 
 
+def _owner_sentence(root: Path, error: OSError) -> str:
+    """What to do about a folder of another user, as volumes of containers often are."""
+    try:
+        owner = next(each for each in (root, *root.parents) if each.exists()).stat().st_uid
+    except OSError:
+        return ""
+    if error.errno not in (errno.EACCES, errno.EPERM) or owner == os.getuid():
+        return ""
+    return (
+        f" it belongs to user {owner} and this is user {os.getuid()}: chown it to {os.getuid()}"
+        f" (a pod: fsGroup: {os.getgid()}), or run as {owner} (docker run --user {owner});"
+    )
+
+
 class Home:
     """One home directory. Nothing is touched before `prepare`."""
 
@@ -138,7 +154,8 @@ class Home:
         except OSError as error:
             raise HomeError(
                 f"the home {self.root} cannot be used: {error.strerror}"
-                f" ({error.filename or self.root}); give another one with --home or LOCO_HOME"
+                f" ({error.filename or self.root});{_owner_sentence(self.root, error)}"
+                " give another one with --home or LOCO_HOME"
             ) from error
 
     # --- one daemon ---------------------------------------------------------------------------
@@ -163,7 +180,8 @@ class Home:
             except OSError as error:
                 raise HomeInUse(self.root, self.holder().get("pid")) from error
             sockets = self.make_runtime_dir()
-            about = {"pid": os.getpid(), "control": str(sockets / "control.sock")}
+            control = str(sockets / "control.sock")
+            about = {"pid": os.getpid(), "control": control, "since_s": time.monotonic()}
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(about).encode(), 0)
             try:
@@ -187,6 +205,11 @@ class Home:
         finally:
             os.close(descriptor)
         return False
+
+    def held_s(self) -> float:
+        """For how long its present daemon has held this home; 0 where that is not known."""
+        since_s = self.holder().get("since_s")
+        return max(0.0, time.monotonic() - since_s) if isinstance(since_s, float) else 0.0
 
     def holder(self) -> Mapping[str, Any]:
         """What the holder wrote: `pid`, `control` (path of its socket). Empty when unknown."""

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from .messages import TrainerCommand, TrainerEvent
 
-if TYPE_CHECKING:
-    from .stages.ring import BoundaryRing  # it imports torch
+if TYPE_CHECKING:  # it imports torch, for seconds, and a command looks at its usage before
+    from .stages.ring import BoundaryRing
 
 Float32Vector = npt.NDArray[np.float32]
 

@@ -74,6 +74,11 @@ class Register:
         passes = self._passes.values()
         return (*(ruling.sealed for ruling in rulings), *(own.sealed for own in passes))
 
+    @property
+    def known_peers(self) -> frozenset[str]:
+        """Peers that a ruling or a pass is about."""
+        return frozenset({peer_id for peer_id, _ in self._rulings} | self._passes.keys())
+
     def next_serial(self, signer: bytes) -> int:
         """A serial above all that a new ruling of this signer has to be above.
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,8 @@ import trio
 from typer.testing import CliRunner, Result
 
 from peer.cli.app import app
+from peer.cli.reporting import exit_code_of
+from peer.network.p2pd_process import CannotListen, ListenPorts
 from peer.observe.status import PeerState, Status
 from peer.options.config import PeerConfig
 from peer.options.exit_codes import ExitCode
@@ -270,7 +273,8 @@ def test_a_daemon_that_is_still_starting_is_not_no_daemon(tmp_path: Path) -> Non
     with home.locked():
         result = loco("status")
     assert result.exit_code == 1
-    assert "takes no requests now" in result.stderr
+    assert "takes no requests now: it is starting, or ending" in result.stderr
+    assert "(it has been there for 0 s); try again in a few seconds" in result.stderr
 
 
 def test_version() -> None:
@@ -366,6 +370,25 @@ def test_a_signal_ends_it_gracefully(process, number: int) -> None:
 
 
 HEAVY = ("torch", "hivemind", "transformers", "numpy", "trio", "rich", "cryptography", "blake3")
+
+
+@pytest.mark.slow
+def test_usage_is_checked_and_the_home_is_held_before_torch_is_imported() -> None:
+    script = (
+        "import sys, peer.cli.run; print([n for n in ('torch', 'hivemind') if n in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"
+
+
+def test_a_port_that_is_taken_is_wrong_usage() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(CannotListen, match=f"port {port} is taken.*--listen") as taken:
+            ListenPorts([f"/ip4/127.0.0.1/tcp/{port}"])
+    assert exit_code_of(taken.value) is ExitCode.USAGE
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ FROZEN = {
     "admit": ["--home", "--verbose", "-v", "peer"],
     "delegate": ["--home", "--verbose", "-v", "peer"],
     "amend": ["--at-round", "--dry-run", "--home", "--show", "--verbose", "-v", "run_toml"],
-    "doctor": ["--bootstrap", "--home", "--listen", "--verbose", "-v"],
+    "doctor": ["--bootstrap", "--home", "--invite", "--listen", "--verbose", "-v"],
     "leave": ["--home", "--verbose", "-v"],
     "pause": ["--home", "--verbose", "-v"],
     "resume": ["--home", "--verbose", "-v"],

@@ -1,9 +1,11 @@
 """`start` in a home: what it founds with, what it goes on with, and what it puts away."""
 
+import json
 import socket
 import stat
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,7 @@ from peer.cli.run import read_spec, run_peer
 from peer.cli.start import Start
 from peer.daemon.run import _Daemon
 from peer.network.identity import Identity, load, load_or_create
+from peer.observe.facts import Facts
 from peer.options.config import ConfigError, PeerConfig, load_config
 from peer.options.exit_codes import ExitCode
 from peer.ports.real import RealEntropy
@@ -193,10 +196,33 @@ def announced(
 ) -> str:
     """What a peer with this door prints for those that would join."""
     network: Any = SimpleNamespace(addresses=("/ip4/192.0.2.1/tcp/1/p2p/x",))
-    parts: Any = SimpleNamespace(standing=SimpleNamespace(door=door))
+    parts: Any = SimpleNamespace(standing=SimpleNamespace(door=door), facts=Facts("x", 1))
     report: Any = None
     daemon_of(config_of(home), home)._announce(network, parts, report, founds=founds)
     return capsys.readouterr().out
+
+
+def test_the_join_line_says_from_where_it_can_be_used(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the best of the addresses: here others got through at the second."""
+    here = [f"/ip4/{host}/tcp/1/p2p/x" for host in ("10.8.0.2", "192.168.1.5", "127.0.0.1")]
+    network: Any = SimpleNamespace(addresses=here)
+    facts = Facts("x", 1)
+    facts.reach.working = ("/ip4/192.168.1.5/tcp/1",)
+    door = SimpleNamespace(wants_invitations=False)
+    parts: Any = SimpleNamespace(standing=SimpleNamespace(door=door), facts=facts)
+    report: Any = SimpleNamespace(metrics_url="http://127.0.0.1:1/metrics")
+    daemon_of(config_of(home), home)._announce(network, parts, report, founds=False)
+    _, command, note = capsys.readouterr().out.splitlines()
+    assert command == f"  loco-peer join --bootstrap {here[1]}"
+    assert note.startswith("  (only reachable from this network; from elsewhere:")
+    as_json = replace(config_of(home), json_ready=True)
+    daemon_of(as_json, home)._announce(network, parts, report, founds=False)
+    ready = json.loads(capsys.readouterr().out)
+    assert ready["join"] == command.strip()
+    assert ready["addresses"] == [here[1], here[0], here[2]]
+    assert ready["reachable_from"] == "this network"
 
 
 @pytest.mark.parametrize("may_sign", [True, False])
@@ -207,6 +233,7 @@ def test_where_others_need_an_invitation_it_says_where_one_is_made(
     said = announced(home, capsys, door, founds=False)
     assert (f"loco-peer invite --home {home.root}" in said) == may_sign
     assert ("where the run was started, or at a delegate's" in said) != may_sign
+    assert "only reachable" not in said, "no address is shown"
 
 
 @pytest.mark.parametrize("founds", [True, False])

@@ -299,6 +299,16 @@ async def test_the_page_is_served(port: int) -> None:
     assert b"loco_tokens_total 1000.0\n" in body
 
 
+async def test_monitors_that_ask_for_the_head_get_it_alone(port: int) -> None:
+    answer = await fetch(port, b"HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert answer.endswith(b"\r\n\r\n")
+    assert b"Content-Length: 0" not in answer
+    elsewhere = await fetch(port, b"HEAD / HTTP/1.1\r\n\r\n")
+    assert elsewhere.startswith(b"HTTP/1.1 404")
+    assert elsewhere.endswith(b"\r\n\r\n")
+
+
 @pytest.mark.parametrize(
     ("request_bytes", "status"),
     [

@@ -78,6 +78,8 @@ FULL = Status(
     codec="int8: daemon compiled, trainer plain: ImportError: no numba",
     outputs=OUTPUTS,
     reach=REACH,
+    address="/ip4/192.168.1.5/tcp/1/p2p/12D3KooWaaaaaaaabbbbbbbb",
+    reachable_from="this network",
     doing="training [round 3]",
     since_s=12.4,
 )
@@ -130,6 +132,8 @@ def test_json_has_exactly_these_keys() -> None:
             "comparisons": 3,
         },
         "reach": REACH,
+        "address": "/ip4/192.168.1.5/tcp/1/p2p/12D3KooWaaaaaaaabbbbbbbb",
+        "reachable_from": "this network",
         "doing": "training [round 3]",
         "since_s": 12.4,
     }
@@ -178,9 +182,29 @@ def test_people_see_a_table() -> None:
         "no (IPv4 no, IPv6 unknown; router: cone); relayed by cccccccc; 1 peers through relays",
         "2.50% apart at the last average in this stage",
         "1, from round 14 (step 280) on: optimizer.learning_rate = 0.001",
+        "/ip4/192.168.1.5/tcp/1/p2p/12D3KooWaaaaaaaabbbbbbbb  (only reachable from this network)",
     ):
         assert part in text
     assert "no_partner" not in text
+    narrow = io.StringIO()
+    Console(file=narrow, width=40).print(render(FULL))
+    joined = "".join(narrow.getvalue().split())
+    assert existing(FULL.address) in joined, "nothing is cut off"
+    assert "12D3KooWdddddddd" not in text
+
+
+def test_people_see_whole_ids_who_ask_for_them() -> None:
+    stream = io.StringIO()
+    Console(file=stream, width=200).print(render(FULL, full_ids=True))
+    assert "12D3KooWdddddddd" in stream.getvalue()
+
+
+def test_an_address_for_everybody_has_no_note() -> None:
+    stream = io.StringIO()
+    anywhere = Status(address="/ip4/8.8.8.8/tcp/1", reachable_from="anywhere")
+    Console(file=stream, width=100).print(render(anywhere))
+    assert "/ip4/8.8.8.8/tcp/1" in stream.getvalue()
+    assert "only reachable" not in stream.getvalue()
 
 
 def test_people_see_how_far_outputs_are_apart() -> None:
