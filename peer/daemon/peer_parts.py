@@ -1,8 +1,10 @@
 """What a peer is put together from, and what is particular to it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import trio
 
 from peer.network.pacing import Pacing
 from peer.observe.events import EventLog
@@ -32,6 +34,8 @@ class PeerSettings:
         keeps_stage: whether it holds its stage of a pipeline whatever happens.
         checkpoints: where they go, and how often; None keeps none.
         max_corpus_bytes: of the disk that pieces of the corpus may take; None for no limit.
+        grace_s: from `stop` to the end.
+        stop: set when this peer is to end, by whoever wants it: a signal, a command, or itself.
     """
 
     state_dir: Path
@@ -44,6 +48,7 @@ class PeerSettings:
     keeps_stage: bool = False
     checkpoints: CheckpointPlan | None = None
     max_corpus_bytes: float | None = None
+    stop: trio.Event = field(default_factory=trio.Event)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ is in peer.py and below.
 
 import json
 import socket
+import sys
 from functools import partial
 from importlib.metadata import version as version_of
 from typing import Final
@@ -49,7 +50,6 @@ from .entry import Entry
 from .links import SILENCE_S
 from .outside import Outside
 from .pausing import PauseRequests
-from .peer import Peer
 from .peer_parts import PeerParts, PeerSettings
 from .peer_requests import PeerRequests
 from .provision import RealProvision
@@ -81,7 +81,11 @@ async def run_daemon(
         await _Daemon(config, home, spare, stop).run(spec)
         return ExitCode.OK
 
-    return await run_until_signalled(job, stop.set, grace_s=config.grace_s)
+    def say_late() -> None:
+        sentence = f"it did not end within --grace {config.grace_s:g} s, and is cut off"
+        print(f"loco-peer: {sentence}", file=sys.stderr, flush=True)
+
+    return await run_until_signalled(job, stop, grace_s=config.grace_s, say_late=say_late)
 
 
 class _Daemon:
@@ -151,7 +155,6 @@ class _Daemon:
             nursery.start_soon(_watch_network, network, directory, ports.events, restarts)
             nursery.start_soon(_watch_directory, directory, ports.events, restarts)
             nursery.start_soon(Outside(network, parts, self._config.relay_mbps).run)
-            nursery.start_soon(self._stop_when_asked, peer)
             await peer.run(self._entry(assembly, spec))
             nursery.cancel_scope.cancel()
 
@@ -242,6 +245,7 @@ class _Daemon:
                 self._uploads(network.peer_id),
             ),
             max_corpus_bytes=_bytes_of(self._config.max_corpus_gb),
+            stop=self._stop,
         )
 
     def _uploads(self, peer_id: PeerId) -> Uploads | None:
@@ -253,10 +257,6 @@ class _Daemon:
             return Uploads(url, peer_id, self._config.checkpoint_keep)
         except UploadFailed as error:
             raise ConfigError(f"{error} (checkpoint-upload)") from error
-
-    async def _stop_when_asked(self, peer: Peer) -> None:
-        await self._stop.wait()
-        peer.request_stop()
 
     def _listen(self) -> HostPort:
         where = self._config.listen
