@@ -88,6 +88,11 @@ class Peer:
         self._stop.set()
 
     @property
+    def grace_s(self) -> float:
+        """Time to end in, once asked to."""
+        return self._settings.grace_s
+
+    @property
     def state_dir(self) -> Path:
         """Where files may be left for a command."""
         return self._settings.state_dir

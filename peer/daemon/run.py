@@ -197,6 +197,7 @@ class _Daemon:
             wall_time_s=directory.swarm_time_s,
             log_format=config.log_format,
             verbose=config.verbose,
+            stream=sys.stderr,
         )
         network.tell_bugs(partial(note_failed_stream, events))
         provision = RealProvision(
