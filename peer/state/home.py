@@ -39,7 +39,6 @@ from typing import Any, Final
 
 import blake3
 
-from peer.process.terminal import CONSOLE_LOG
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.run.signed_spec import SignedSpec
 
@@ -119,7 +118,6 @@ class Home:
         self.cache_dir = self.root / "cache"
         self.log_dir = self.root / "log"
         self.event_log_path = self.log_dir / "events.jsonl"
-        self.console_path = self.root / CONSOLE_LOG
 
     def __repr__(self) -> str:
         return f"<Home {self.root}>"

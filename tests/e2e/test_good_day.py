@@ -11,6 +11,7 @@ from swarm import NUM_ROUNDS_ALONE, Peer, Swarm, all_averaging, ending, port_of
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
 from peer.options.exit_codes import ExitCode
+from peer.process.terminal import CONSOLE_LOG
 from protocol.outcomes import SkipReason
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
@@ -152,7 +153,7 @@ def test_a_lost_terminal_ends_nothing(swarm, peers):
         peer.signal_all(signal.SIGHUP)
         peer.wait_averaging()
         assert all(process.is_running() for process in processes)
-        said = peer.home.console_path.read_text()
+        said = (peer.home.root / CONSOLE_LOG).read_text()
         assert json.loads(next(line for line in said.splitlines() if line.startswith("{")))["join"]
         assert "PeerLinked" in said
         peer.process.send_signal(signal.SIGTERM)
