@@ -49,8 +49,9 @@ class LastingStream:
         try:
             act()
         except OSError as error:
-            if self._move(error):
-                self._stream.flush()  # what it could not write is in its buffer still
+            if self._move(error):  # what it could not write is in its buffer still, if it has one
+                unbuffered = getattr(self._stream, "write_through", False)
+                (act if unbuffered else self._stream.flush)()
 
     def _move(self, why: OSError) -> bool:
         """Go on in the file, whether that can be done or not. Whether it could."""
