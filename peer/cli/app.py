@@ -144,10 +144,12 @@ def join(
 def _run(given: dict[str, object], start: Start | None) -> None:
     with reported(verbose=bool(given["verbose"])):
         from peer.options.config import load_config
+        from peer.process.terminal import CONSOLE_LOG, outlive_terminal
 
         from .first_line import say_starting
 
         config = load_config(given, os.environ)
+        outlive_terminal(config.home.absolute() / CONSOLE_LOG)
         say_starting(config)
         from .run import run_peer  # after the first line, because it imports for a while
 

@@ -13,6 +13,7 @@ from peer.options.config import resolve_home
 from peer.state.home import Home
 
 LEAVE_TIMEOUT_S: Final = 60.0
+"""Beyond the daemon's grace; it ends itself long before."""
 WRITE_STATE_TIMEOUT_S: Final = 600.0
 WIDE_COLUMNS: Final = 200
 _POLL_S: Final = 0.05
@@ -141,9 +142,10 @@ async def ask_daemon(
 
 
 async def _leave(home: Home) -> None:
-    await ask_daemon(home, "leave", REPLY_TIMEOUT_S)
-    with trio.move_on_after(LEAVE_TIMEOUT_S) as scope:
+    grace_s = (await ask_daemon(home, "leave", REPLY_TIMEOUT_S)).get("grace_s", 0.0)
+    limit_s = LEAVE_TIMEOUT_S + grace_s
+    with trio.move_on_after(limit_s) as scope:
         while home.in_use():
             await trio.sleep(_POLL_S)
     if scope.cancelled_caught:
-        raise ControlFailed(f"the daemon is still there after {LEAVE_TIMEOUT_S:.0f} s")
+        raise ControlFailed(f"the daemon is still there after {limit_s:.0f} s")

@@ -53,6 +53,8 @@ from .room import check_room
 from .sources import fetch_weights
 from .witnesses import MeasureLoss, Witnesses, cannot_tell
 
+TRAINER_SHARE: Final = 0.5
+"""Part of the grace in which the trainer may write its part of the last checkpoint."""
 LEAVING_SHARE: Final = 0.6
 """Part of the grace in which an exchange under way may end."""
 
@@ -74,7 +76,7 @@ class Peer:
         self._sign = parts.sign
         self._standing = parts.standing
         self.door = parts.standing.door
-        self._stop = trio.Event()
+        self._stop = settings.stop
         self.service: StateService | None = None
         self.rounds: RoundLoop | None = None
         self._keeping = KeepAcquaintances(parts.acquaintances, parts.roster, parts.work)
@@ -85,6 +87,11 @@ class Peer:
     def request_stop(self) -> None:
         """Leave gracefully, soon."""
         self._stop.set()
+
+    @property
+    def grace_s(self) -> float:
+        """Time to end in, once asked to."""
+        return self._settings.grace_s
 
     @property
     def state_dir(self) -> Path:
@@ -150,14 +157,15 @@ class Peer:
             nursery.cancel_scope.cancel()
 
     async def _leave(self) -> None:
+        """Write the last checkpoint, before anything that others can spoil; then take leave."""
         self._facts.now_doing("leaving", PeerState.LEAVING)
         self._events.emit(EventName.LEAVING, reason="requested")
         if self.rounds is not None:
-            with trio.move_on_after(self._settings.grace_s * LEAVING_SHARE):
-                await self.rounds.leave()
+            began_s, grace_s = trio.current_time(), self._settings.grace_s
+            await self.rounds.leave(
+                began_s + grace_s * TRAINER_SHARE, began_s + grace_s * LEAVING_SHARE
+            )
         await self._links.say_leaving()
-        if self.rounds is not None:
-            await self.rounds.write_checkpoint()
 
     # --- training ---------------------------------------------------------------------------------
     def _hold(self, signed: SignedSpec, supplies: Supplies) -> HeldPart:

@@ -1,8 +1,10 @@
 """What a peer is put together from, and what is particular to it."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import trio
 
 from peer.network.pacing import Pacing
 from peer.observe.events import EventLog
@@ -35,6 +37,8 @@ class PeerSettings:
         on_finished: called when the run is over, while its state is served; None does nothing.
         max_corpus_bytes: of the disk that pieces of the corpus may take; None for no limit.
         on_run: called with the run spec and the tokens of its corpus, before a state is taken.
+        grace_s: from `stop` to the end.
+        stop: set when this peer is to end, by whoever wants it: a signal, a command, or itself.
     """
 
     state_dir: Path
@@ -49,6 +53,7 @@ class PeerSettings:
     on_finished: Callable[[], Awaitable[None]] | None = None
     max_corpus_bytes: float | None = None
     on_run: Callable[[RunSpec, int], None] | None = None
+    stop: trio.Event = field(default_factory=trio.Event)
 
 
 @dataclass(frozen=True, slots=True)

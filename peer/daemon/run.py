@@ -6,6 +6,7 @@ is in peer.py and below.
 
 import json
 import socket
+import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.metadata import version as version_of
@@ -53,7 +54,6 @@ from .join_address import join_address
 from .links import SILENCE_S
 from .outside import Outside
 from .pausing import PauseRequests
-from .peer import Peer
 from .peer_parts import PeerParts, PeerSettings
 from .peer_requests import PeerRequests
 from .provision import RealProvision
@@ -85,7 +85,11 @@ async def run_daemon(
         await _Daemon(config, home, spare, stop).run(spec)
         return ExitCode.OK
 
-    return await run_until_signalled(job, stop.set, grace_s=config.grace_s)
+    def say_late() -> None:
+        sentence = f"it did not end within --grace {config.grace_s:g} s, and is cut off"
+        print(f"loco-peer: {sentence}", file=sys.stderr, flush=True)
+
+    return await run_until_signalled(job, stop, grace_s=config.grace_s, say_late=say_late)
 
 
 class _Daemon:
@@ -154,7 +158,6 @@ class _Daemon:
             nursery.start_soon(_watch_network, network, directory, ports.events, restarts)
             nursery.start_soon(_watch_directory, directory, ports.events, restarts)
             nursery.start_soon(Outside(network, parts, self._config.relay_mbps).run)
-            nursery.start_soon(self._stop_when_asked, peer)
             nursery.start_soon(report.progress.say, ports.events, self._export_command())
             await peer.run(self._entry(assembly, spec))
             nursery.cancel_scope.cancel()
@@ -200,6 +203,7 @@ class _Daemon:
             wall_time_s=directory.swarm_time_s,
             log_format=config.log_format,
             verbose=config.verbose,
+            stream=sys.stderr,
         )
         network.tell_bugs(partial(note_failed_stream, events))
         provision = RealProvision(
@@ -250,6 +254,7 @@ class _Daemon:
             on_finished=self._export(parts.events),
             max_corpus_bytes=_bytes_of(self._config.max_corpus_gb),
             on_run=partial(say_needs, self._config, founds) if self._home.run() is None else None,
+            stop=self._stop,
         )
 
     def _export(self, events: EventLog) -> Callable[[], Awaitable[None]] | None:
@@ -268,10 +273,6 @@ class _Daemon:
             return Uploads(url, peer_id, self._config.checkpoint_keep)
         except UploadFailed as error:
             raise ConfigError(f"{error} (checkpoint-upload)") from error
-
-    async def _stop_when_asked(self, peer: Peer) -> None:
-        await self._stop.wait()
-        peer.request_stop()
 
     def _listen(self) -> HostPort:
         where = self._config.listen

@@ -113,6 +113,7 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "bytes": "of its files",
         "stalled_s": "for how long no round was trained",
         "seconds": "until it was on the disk",
+        "missing": "why it has the slow weights alone, where that is so",
     },
     EventName.CHECKPOINT_COPIED: {"path": "of the copy", "seconds": "that took"},
     EventName.CHECKPOINT_FAILED: {

@@ -317,7 +317,7 @@ async def run_daemon(config, spec, home, spare):
             nursery.cancel_scope.cancel()
         return ExitCode.OK
 
-    return await run_until_signalled(job, stop.set, grace_s=config.grace_s)
+    return await run_until_signalled(job, stop, grace_s=config.grace_s)
 
 module = types.ModuleType("peer.daemon.run")
 module.run_daemon = run_daemon
