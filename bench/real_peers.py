@@ -35,7 +35,7 @@ from .router.network import RoutedNetwork
 HERE: Final = Path(__file__).resolve().parents[1]
 """The checkout of this file."""
 COMMAND: Final = Path(sys.executable).parent / "loco-peer"
-"""As its users run it: a daemon that joins again runs itself once more."""
+"""What a user runs. A daemon that joins again runs it once more, which -c would not bear."""
 READY_S: Final = 240.0
 """Six interpreters that import torch at once on two cores."""
 STOP_S: Final = keeper.GRACE_S + 10.0
