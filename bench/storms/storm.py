@@ -27,13 +27,13 @@ from .plan import Happening, Kind, draw
 
 Line = dict[str, Any]
 POLL_S: Final = 0.25
-ENDS_S: Final = 200.0
+ENDS_S: Final = 150.0
 """How long the run's end is waited for when the storm is over."""
 READY_S: Final = 60.0
 RESTARTS: Final = 5
 LINGER_S: Final = 6.0
 """How long a finished run that was started again is watched; a checkpoint is due every two."""
-TRAINS_S: Final = 15.0
+TRAINS_S: Final = 12.0
 """How long one that trains anew is watched."""
 FULL_S: Final = 6.0
 """How long a disk is full: a checkpoint or two."""
@@ -53,9 +53,9 @@ class Setting:
     after_end: int = 10
     homes: int = 3
     total_steps: int = 200
-    batch_size: int = 640
+    batch_size: int = 384
     inner_steps: int = 2
-    longest_s: float = 7.0
+    longest_s: float = 6.0
 
     @property
     def run_toml(self) -> str:
@@ -103,6 +103,7 @@ class Storm:
         self.lines = list[Line]()
         self.trained_anew = list[Model]()
         self.summary = Line()
+        self.whole = False
 
     def __repr__(self) -> str:
         return f"<Storm over {self._machines}>"
@@ -119,6 +120,7 @@ class Storm:
         for happening in plan[during:]:
             self._event(happening)
         self._start_again()
+        self.whole = True
 
     # --- parts ----------------------------------------------------------------------------------
     def _begin(self, spec: Path) -> None:
@@ -269,6 +271,7 @@ class Storm:
         falls = [line for line in self.lines if line["fell"]]
         return {
             "summary": True,
+            "whole": self.whole,
             "seconds": _since(self._started_s),
             "falls": len(falls),
             "highest": asdict(self._highest),
@@ -298,8 +301,8 @@ def storm(
         found = Storm(setting, machines, tell)
         try:
             found.run(seed, spec)
+        finally:  # one that is cut off says what it saw
             found.close()
-        finally:
             lose_power(machines)
     return found
 
