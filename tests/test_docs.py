@@ -88,7 +88,10 @@ def commands() -> Mapping[str, Any]:
 
 
 def real_options() -> set[str]:
-    return {o for c in commands().values() for p in c.params for o in p.opts} | {"--help"}
+    return {o for c in commands().values() for p in c.params for o in p.opts} | {
+        "--help",
+        "--version",
+    }
 
 
 def defaults(model: BaseModel, prefix: str = "") -> dict[str, str]:
