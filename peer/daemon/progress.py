@@ -68,15 +68,18 @@ class ProgressReport:
         return own * facts.tokens_per_step, all_steps * facts.tokens_per_step
 
     async def say(self, events: EventLog, export: str) -> None:
-        """Tell people, until cancelled.
+        """Tell people, until cancelled; then how to take the model, if that was not told yet.
 
         Args:
             export: the command that takes the model.
         """
         said = _Said(events, export)
-        while True:
-            await trio.sleep(LOOK_S)
-            said.look(self._facts, self.now())
+        try:
+            while True:
+                await trio.sleep(LOOK_S)
+                said.look(self._facts, self.now())
+        finally:
+            said.end(self._facts)
 
 
 class _Said:
@@ -96,13 +99,21 @@ class _Said:
             case PeerState.TRAINING if facts.doing == "training":
                 self._say_progress(facts, now)
             case PeerState.FINISHED:
-                if not self._is_over:
-                    self._events.say(f"this peer serves its state; the model: {self._export}")
-                self._is_over = True
+                self._say_over("this peer serves its state; ")
             case PeerState.PAUSED | PeerState.LEAVING:
                 pass
             case _:
                 self._say_doing(facts)
+
+    def end(self, facts: Facts) -> None:
+        """Say what a peer that ends with its run had no time to say."""
+        if facts.over:
+            self._say_over()
+
+    def _say_over(self, and_now: str = "") -> None:
+        if not self._is_over:
+            self._events.say(f"{and_now}the model: {self._export}")
+        self._is_over = True
 
     def _say_progress(self, facts: Facts, now: RunProgress) -> None:
         now_s = trio.current_time()

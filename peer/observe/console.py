@@ -40,7 +40,7 @@ SENTENCES: Final[Mapping[EventName, str | None]] = {
     EventName.ROOM_FOUND_SMALL: "the disk is small for this run: {detail}",
     EventName.GROUP_ENTERED: None,
     EventName.STATE_PROGRESSED: "fetching the state: {share:.0%}, {left_s:.0f} s left",
-    EventName.STATE_RECEIVED: "the state of round {round} is here, after {seconds:.1f} s",
+    EventName.STATE_RECEIVED: "the state is here, after {seconds:.1f} s",
     EventName.PIECES_AWAITED: None,
     EventName.PIECE_FAILED: None,
     EventName.DISK_REFUSED: "the disk refused piece {piece} of the corpus: {detail}",

@@ -156,9 +156,16 @@ class EventLog:
         if self._stream is None:
             return
         try:
-            print(line, file=self._stream, flush=True)
+            print(_on_one_line(line), file=self._stream, flush=True)
         except (OSError, ValueError):
             self._stream = None  # the terminal is gone; the run goes on
+
+
+def _on_one_line(line: str) -> str:
+    """The line, harmless on a terminal: names and reasons in it come from other peers, too."""
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def _to_line(_logger: object, _method: str, event: EventDict) -> str:

@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from swarm import START_S, Peer, Swarm, all_averaging, ending, free_port
+from swarm import START_S, Peer, Swarm, all_averaging, ending, free_port, wait_until
 
 from peer.network.identity import Identity
 from peer.observe.event_names import EventName
@@ -72,7 +72,9 @@ def test_an_unreachable_bootstrap_is_named_with_its_cause_until_it_is_there(swar
         assert (failing["address"], failing["step"]) == (address, "dial")
         assert failing["detail"].endswith("Connection refused")
         assert "check the port" in failing["cure"]
-        assert f"BootstrapFailing address={address}" in waiting.stderr
+        said = f"{address}: "
+        wait_until(lambda: said in waiting.stderr, "the console names the address", peers=[waiting])
+        assert failing["cure"] in waiting.stderr
         status = waiting.status()
         assert status["state"] == PeerState.CONNECTING
         assert address in status["doing"]

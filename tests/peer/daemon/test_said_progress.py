@@ -60,6 +60,30 @@ async def test_a_line_every_few_seconds_says_how_far_the_run_is(tmp_path):
 
 
 @simulated()
+async def test_a_peer_that_ends_with_its_run_says_how_to_take_the_model(tmp_path):
+    async with open_swarm(1, toy_spec(3), tmp_path) as swarm:
+        peer = swarm.found("a", exit_when_done=True)
+        await peer.known.wait()
+        async with trio.open_nursery() as nursery:
+            stream = console_of(swarm, "a", nursery)
+            await peer.ended.wait()
+            nursery.cancel_scope.cancel()
+    assert peer.failure is None
+    assert len(lines_of(stream, EXPORT)) == 1
+
+
+@simulated()
+async def test_a_peer_that_leaves_before_the_end_speaks_of_no_model(tmp_path):
+    async with open_swarm(1, toy_spec(400), tmp_path) as swarm, trio.open_nursery() as nursery:
+        await start(swarm, "a")
+        stream = console_of(swarm, "a", nursery)
+        await trio.sleep(20)
+        nursery.cancel_scope.cancel()
+    assert lines_of(stream, " left, 1 peer")
+    assert not lines_of(stream, EXPORT)
+
+
+@simulated()
 async def test_what_is_waited_for_is_said_again(tmp_path):
     async with open_swarm(1, toy_spec(400), tmp_path) as swarm, trio.open_nursery() as nursery:
         await start(swarm, "a")

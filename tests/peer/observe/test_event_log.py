@@ -131,6 +131,16 @@ async def test_a_sentence_that_lacks_a_field_is_the_event_itself() -> None:
     assert stream.getvalue() == "22:13:20 StateProgressed share=nan left_s=1.0\n"
 
 
+@pytest.mark.parametrize("verbose", [False, True])
+async def test_what_others_wrote_moves_no_cursor_and_makes_no_line(verbose: bool) -> None:
+    stream = io.StringIO()
+    log = log_to([], stream=stream, verbose=verbose)
+    log.emit("RunReceived", remote=PEER, run_id="ab", name="demo\x1b[2J\n22:13:20_banned")
+    (line,) = stream.getvalue().splitlines()
+    assert line.isprintable()
+    assert r"demo\x1b[2J\n22:13:20_banned" in line
+
+
 async def test_verbose_shows_everything() -> None:
     stream = io.StringIO()
     log_to([], stream=stream, verbose=True).emit("RoundOpened", round=3)
