@@ -43,7 +43,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 # Whole swarms of real processes have the processors to themselves, for they wait for what users see
 # within bounds; all other tests share them.
-test: env  ## All tests, slow ones included; PYTEST='...' gives pytest options, and runs one by one
+test: env  ## The tests, but for the long ones (PYTEST='-m long'); PYTEST='...' gives pytest options, and runs one by one
 ifeq ($(strip $(PYTEST)),)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --ignore=tests/e2e
 	@$(BIN)/python -m pytest --durations=12 tests/e2e

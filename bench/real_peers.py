@@ -10,11 +10,12 @@ environment (torch, hivemind) is ours.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -33,13 +34,16 @@ from .router.network import RoutedNetwork
 
 HERE: Final = Path(__file__).resolve().parents[1]
 """The checkout of this file."""
-RUN_DAEMON: Final = "from peer.cli import main; main()"
+COMMAND: Final = Path(sys.executable).parent / "loco-peer"
+"""What a user runs. A daemon that joins again runs it once more, which -c would not bear."""
 READY_S: Final = 240.0
 """Six interpreters that import torch at once on two cores."""
 STOP_S: Final = keeper.GRACE_S + 10.0
 POLL_S: Final = 0.25
 PEER_GRACE_S: Final = 4.0
 LAST_WORDS_BYTES: Final = 2000
+LEAST_SIGNAL_CODE: Final = 128
+"""The keeper ends with the daemon's code; one below zero comes out modulo 256."""
 
 
 class PeerFailed(Exception):
@@ -62,7 +66,7 @@ class RealPeer:
         checkout: Path,
         command: Callable[..., list[str]],
         *,
-        program: Sequence[str] = ("-c", RUN_DAEMON),
+        program: Sequence[str] = (str(COMMAND),),
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._folder = folder
@@ -82,7 +86,7 @@ class RealPeer:
         options += ["--threads", "1", "--json-ready", "--grace", f"{PEER_GRACE_S}"]
         daemon = [sys.executable, *self._program, *arguments, *options]
         kept = [sys.executable, keeper.__file__, *self._command(daemon)]
-        self._folder.mkdir()
+        self._folder.mkdir(exist_ok=True)  # of an earlier life
         with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
             self._process = subprocess.Popen(
                 kept,
@@ -99,6 +103,34 @@ class RealPeer:
         assert self._process is not None, "it was started"
         kept = psutil.Process(self._process.pid)
         return {kept, *kept.children(recursive=True)}
+
+    def daemon(self) -> psutil.Process | None:
+        """The daemon itself; None when it has ended, or has not begun."""
+        if self._process is None or self._process.poll() is not None:
+            return None
+        with suppress(psutil.NoSuchProcess):
+            return next(iter(psutil.Process(self._process.pid).children()), None)
+        return None
+
+    def exit_code(self) -> int | None:
+        """The daemon's, below zero where a signal ended it; None while there is one."""
+        code = None if self._process is None else self._process.poll()
+        return code - 256 if code is not None and code >= LEAST_SIGNAL_CODE else code
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send the daemon a signal."""
+        if (daemon := self.daemon()) is not None:
+            with suppress(psutil.NoSuchProcess):
+                daemon.send_signal(number)
+
+    def hang_up(self) -> None:
+        """SIGHUP to all that one terminal has started; the keeper does not mind."""
+        if self._process is not None and self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGHUP)
+
+    def said(self) -> str:
+        """All of its stderr in this life."""
+        return self._stderr.read_text(errors="replace") if self._stderr.exists() else ""
 
     @property
     def _stdout(self) -> Path:

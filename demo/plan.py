@@ -2,7 +2,8 @@
 
 The swarm's run is what `loco-peer new` writes, but shorter, and at the best rate of one alone for
 so few steps: optimizer, and how pairs average, are the preset's. Fragments and a pipeline average
-more often than its H says, for it was chosen for longer runs.
+more often than its H says, for it was chosen for longer runs; fragments are smaller, too, and have
+another outer optimizer (`DILOCO`) than `loco-peer new --method diloco` writes.
 """
 
 from collections.abc import Mapping

@@ -8,6 +8,7 @@ from typing import Final
 import trio
 
 from peer.observe.status import PeerState
+from protocol.run.run_spec import RunSpec
 
 from .plan import PEERS, Plan, to_toml
 from .processes import Peers, RunningPeer, console_script, open_peers
@@ -31,7 +32,7 @@ async def play(plan: Plan, folder: Path, view: View) -> Summary:
     swarm, ended = await _train_swarm(plan, folder, view)
     tokens = median_tokens(ended)
     view.say(f"the swarm is done; now one peer alone, {tokens:,} tokens like the median peer")
-    lone, alone = await _train_alone(plan, tokens, folder, view)
+    lone, alone = await train_alone(plan.lone_spec(tokens), folder, view)
     summary = Summary(ended, alone, plan.sends_per_round, lone.events.validation)
     (folder / SUMMARY).write_text(json.dumps(summary.to_json(), indent=2) + "\n")
     _picture(swarm, lone, folder / PICTURE)
@@ -64,14 +65,18 @@ async def _join(peers: Peers, name: str, address: str, swarm: list[RunningPeer])
     swarm.append(await peers.start(name, ["join", "--bootstrap", address]))
 
 
-async def _train_alone(
-    plan: Plan, tokens: int, folder: Path, view: View
+async def train_alone(
+    spec: RunSpec, folder: Path, view: View, threads: int = LONE_THREADS
 ) -> tuple[RunningPeer, Finished]:
-    spec = plan.lone_spec(tokens)
+    """Run one peer alone to the end of this run, in a home below `folder`.
+
+    Raises:
+        PeerFailed
+    """
     run_toml = folder / "alone.toml"
     run_toml.write_text(to_toml(spec))
     async with open_peers(folder) as peers:
-        lone = await peers.start("alone", ["start", str(run_toml)], LONE_THREADS)
+        lone = await peers.start("alone", ["start", str(run_toml)], threads)
         readings = await _watch("one peer alone", [lone], 1, spec.training.total_steps, view)
     return lone, _finished(readings[0], lone)
 

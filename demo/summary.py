@@ -168,7 +168,7 @@ class Summary:
             *(_line(f"peer {short_id(peer.peer_id)}", peer) for peer in self.peers),
             _line("one peer alone", self.alone),
             self._verdict(),
-            self._tokens_compared(),
+            *self._tokens_compared(),
             f"rounds: {tree['outcomes']['averaged']} averaged; skipped: {reasons or 'none'}",
             f"{parameters}; {per_round} bytes per parameter and averaged round",
             f"{sent} sent in all",
@@ -182,10 +182,13 @@ class Summary:
             f"the worst is {abs(self.gain_nats):.3f} {'worse' if self.gain_nats < 0 else 'better'}"
         )
 
-    def _tokens_compared(self) -> str:
+    def _tokens_compared(self) -> list[str]:
+        """Nothing where the one alone never was as good: the gain says that already."""
         saw, needed = self.alone.tokens, self.lone_tokens_needed
-        tokens = f"more than the {saw:,}" if needed is None else f"{needed:,} of the {saw:,}"
-        return f"the one alone needs {tokens} tokens that it saw to be as good as the worst of them"
+        if needed is None:
+            return []
+        tokens = f"{needed:,} of the {saw:,} tokens that it saw"
+        return [f"the one alone needs {tokens} to be as good as the worst of them"]
 
 
 def _line(name: str, peer: Finished) -> str:

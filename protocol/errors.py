@@ -7,7 +7,8 @@
      |-- InvalidRunSpec         the run spec cannot be used; says what to change
      `-- StreamLost             the stream ended or broke before the conversation did
 
-Network implementations raise `StreamLost` for every way in which a stream can end early.
+Network implementations raise `StreamLost` for every way in which a stream can end early, closed by
+another task of ours among them: who sends what may be lost need suppress nothing but a `LocoError`.
 """
 
 from .outcomes import RefusalReason

@@ -1,6 +1,6 @@
-"""Every bound of the protocol, in one place.
+"""Bounds of the protocol, in one place; what one file alone keeps is bounded there.
 
-Nothing that a peer's bytes can reach grows without one of these. A bound that is passed is a
+What a peer's bytes can reach shall not grow without a bound. One that is passed is a
 `RemoteProtocolError` (they did it) or a counted refusal, never a surprise for somebody else.
 """
 

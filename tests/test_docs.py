@@ -88,7 +88,10 @@ def commands() -> Mapping[str, Any]:
 
 
 def real_options() -> set[str]:
-    return {o for c in commands().values() for p in c.params for o in p.opts} | {"--help"}
+    return {o for c in commands().values() for p in c.params for o in p.opts} | {
+        "--help",
+        "--version",
+    }
 
 
 def defaults(model: BaseModel, prefix: str = "") -> dict[str, str]:
@@ -123,6 +126,15 @@ def test_links_lead_somewhere(page):
         if not target.startswith("http") and not (page.parent / target).resolve().exists()
     ]  # fmt: skip
     assert missing == []
+
+
+@pytest.mark.parametrize("page", PROSE, ids=name_of)
+def test_files_and_tests_that_are_named_are_there(page):
+    text = text_of(page)
+    named = re.findall(r"`((?:bench|demo|deploy|peer|protocol|tests)/[\w./-]+\w)`", text)
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    tests = "".join(text_of(path) for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name in re.findall(r"`(test_\w+)`", text) if f"def {name}(" not in tests] == []
 
 
 def anchors(page: Path) -> set[str]:

@@ -1,6 +1,7 @@
 """`loco-peer invite`, `admit`, `ban` and `delegate`: who may take part in the run of a home."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,9 @@ from protocol.errors import RemoteProtocolError
 from .client import ask_daemon, home_of
 
 UNITS_S: Final = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+SHORT_ID: Final = re.compile(r"[1-9A-HJ-NP-Za-km-z]{4,16}")
+"""The end of a peer id, as `status` shows it."""
+DONE: Final = {Verdict.ADMIT: "admitted", Verdict.BAN: "banned", Verdict.DELEGATE: "delegated to"}
 MAX_LASTS_S: Final = 10 * 366 * 86_400
 
 
@@ -30,6 +34,8 @@ def print_invitation(home: Path | None, expires: str, uses: int) -> None:
     wanted = {"lasts_s": duration_s(expires), "uses": uses}
     made = trio.run(lambda: ask_daemon(home_of(home), "invite", REPLY_TIMEOUT_S, **wanted))
     print(f"loco-peer join --bootstrap {made['address']} --invite {made['token']}")
+    if made["note"]:
+        print(f"({made['note']})", file=sys.stderr)
 
 
 def rule(home: Path | None, verdict: Verdict, peer: str) -> None:
@@ -38,12 +44,17 @@ def rule(home: Path | None, verdict: Verdict, peer: str) -> None:
     Raises:
         ConfigError, NoDaemon, ControlFailed
     """
-    try:
-        public_key_from_peer_id(peer)
-    except RemoteProtocolError as error:
-        raise ConfigError(f"{error}; `loco-peer status` in its home shows a peer's id") from error
+    if not SHORT_ID.fullmatch(peer):
+        try:
+            public_key_from_peer_id(peer)
+        except RemoteProtocolError as error:
+            raise ConfigError(
+                f"{error}; `loco-peer status` in its home shows a peer's id, and the last eight"
+                " characters of the others', which do as well"
+            ) from error
     wanted = {"verdict": str(verdict), "peer": peer}
-    trio.run(lambda: ask_daemon(home_of(home), "rule", REPLY_TIMEOUT_S, **wanted))
+    told = trio.run(lambda: ask_daemon(home_of(home), "rule", REPLY_TIMEOUT_S, **wanted))
+    print(f"{DONE[verdict]} {told['peer']}")
 
 
 def duration_s(text: str) -> int:

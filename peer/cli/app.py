@@ -10,11 +10,13 @@ from typing import Annotated
 import typer
 
 from . import options as opt
+from .before_paying import measure, plan
+from .help import Command, Commands
 from .reporting import reported
 from .start import Start
 
 app = typer.Typer(
-    help="Train one language model on machines rented anywhere, with no coordinator.",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -23,11 +25,21 @@ app = typer.Typer(
 )
 
 
-@app.command()
+@app.callback()
+def loco_peer(version: opt.Version = False) -> None:
+    """Train one language model on machines rented anywhere, with no coordinator."""
+
+
+@app.command(cls=Command)
 def new(
     run_toml: Annotated[Path, typer.Argument(metavar="RUN.toml", help="File to write.")],
     preset: Annotated[
-        str, typer.Option("--preset", metavar="demo|125m|1b", help="Sizes to begin with.")
+        str,
+        typer.Option(
+            "--preset",
+            metavar="demo|125m|1b",
+            help="Sizes to begin with; only demo has been run.",
+        ),
     ] = "demo",
     method: Annotated[
         str,
@@ -39,7 +51,10 @@ def new(
         str, typer.Option("--optimizer", metavar="muon|adamw", help="How each peer trains.")
     ] = "muon",
     stages: Annotated[
-        int, typer.Option("--stages", min=1, help="Parts of the model, on machines of their own.")
+        int,
+        typer.Option(
+            "--stages", min=1, metavar="N", help="Parts of the model, on machines of their own."
+        ),
     ] = 1,
     force: Annotated[
         bool, typer.Option("--force", help="Replace the file if it is there.")
@@ -49,11 +64,12 @@ def new(
     from .new import write_new
 
     with reported():
-        write_new(run_toml, preset, method, optimizer, stages, force=force)
+        takes = write_new(run_toml, preset, method, optimizer, stages, force=force)
+        print(*(f"  {line}" for line in takes), sep="\n")
         print(f"wrote {run_toml}; look it over, then: loco-peer start {run_toml}")
 
 
-@app.command()
+@app.command(cls=Command)
 def start(
     run_toml: opt.RunTomlIfNew = None,
     home: opt.Home = None,
@@ -82,6 +98,7 @@ def start(
     quic: opt.Quic = None,
     exit_when_done: opt.ExitWhenDone = None,
     alone: opt.Alone = None,
+    export_when_done: opt.ExportWhenDone = None,
     json_ready: opt.JsonReady = None,
 ) -> None:
     """Found a run and be its first peer, or go on with the run of this home."""
@@ -90,7 +107,7 @@ def start(
     _run(given, Start(run_toml, new_run=new_run, restore=restore))
 
 
-@app.command()
+@app.command(cls=Command)
 def join(
     home: opt.Home = None,
     bootstrap: opt.Bootstrap = None,
@@ -119,6 +136,7 @@ def join(
     quic: opt.Quic = None,
     exit_when_done: opt.ExitWhenDone = None,
     alone: opt.Alone = None,
+    export_when_done: opt.ExportWhenDone = None,
     json_ready: opt.JsonReady = None,
 ) -> None:
     """Join a run, from which everything else comes; or go on with the run of this home."""
@@ -129,44 +147,47 @@ def join(
 def _run(given: dict[str, object], start: Start | None) -> None:
     with reported(verbose=bool(given["verbose"])):
         from peer.options.config import load_config
+        from peer.process.terminal import CONSOLE_LOG, outlive_terminal
 
         from .first_line import say_starting
 
         config = load_config(given, os.environ)
+        outlive_terminal(config.home.absolute() / CONSOLE_LOG)
         say_starting(config)
         from .run import run_peer  # after the first line, because it imports for a while
 
         raise typer.Exit(run_peer(config, start))
 
 
-@app.command()
+@app.command(cls=Command)
 def status(
     home: opt.Home = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     verbose: opt.Verbose = None,
 ) -> None:
-    """Show what the daemon of this home is doing."""
+    """Show what the daemon of this home is doing; with --verbose, the peers' full ids."""
     from .client import show_status
 
     with reported(verbose=bool(verbose)):
-        show_status(home, as_json=as_json)
+        show_status(home, as_json=as_json, full_ids=bool(verbose))
 
 
-@app.command()
+@app.command(cls=Command)
 def doctor(
     home: opt.Home = None,
     bootstrap: opt.Bootstrap = None,
     listen: opt.Listen = None,
+    invite: opt.Invite = None,
     verbose: opt.Verbose = None,
 ) -> None:
     """Look at this machine, its network and its peer; say what is wrong and what to do."""
     with reported(verbose=bool(verbose)):
         from .doctor import examine_here
 
-        raise typer.Exit(examine_here(home, bootstrap, listen))
+        raise typer.Exit(examine_here(home, bootstrap, listen, invite))
 
 
-@app.command()
+@app.command(cls=Command)
 def leave(home: opt.Home = None, verbose: opt.Verbose = None) -> None:
     """Make the daemon of this home leave the swarm gracefully, and wait until it has."""
     from .client import leave_swarm
@@ -175,7 +196,7 @@ def leave(home: opt.Home = None, verbose: opt.Verbose = None) -> None:
         leave_swarm(home)
 
 
-@app.command()
+@app.command(cls=Command)
 def pause(home: opt.Home = None, verbose: opt.Verbose = None) -> None:
     """Make the daemon of this home rest when its round is done; it stays, and serves others."""
     from .client import pause_training
@@ -184,7 +205,7 @@ def pause(home: opt.Home = None, verbose: opt.Verbose = None) -> None:
         pause_training(home)
 
 
-@app.command()
+@app.command(cls=Command)
 def resume(home: opt.Home = None, verbose: opt.Verbose = None) -> None:
     """Make a paused daemon train on, where the others are by now."""
     from .client import resume_training
@@ -193,7 +214,7 @@ def resume(home: opt.Home = None, verbose: opt.Verbose = None) -> None:
         resume_training(home)
 
 
-@app.command()
+@app.command(cls=Command)
 def invite(
     home: opt.Home = None,
     expires: Annotated[
@@ -211,25 +232,25 @@ def invite(
         print_invitation(home, expires, uses)
 
 
-@app.command()
+@app.command(cls=Command)
 def ban(peer: opt.Peer, home: opt.Home = None, verbose: opt.Verbose = None) -> None:
     """Ban a peer from the run; all peers hear of it."""
     _rule("ban", peer, home, verbose=bool(verbose))
 
 
-@app.command()
+@app.command(cls=Command)
 def admit(peer: opt.Peer, home: opt.Home = None, verbose: opt.Verbose = None) -> None:
     """Admit a peer to the run; takes back a ban."""
     _rule("admit", peer, home, verbose=bool(verbose))
 
 
-@app.command()
+@app.command(cls=Command)
 def delegate(peer: opt.Peer, home: opt.Home = None, verbose: opt.Verbose = None) -> None:
     """Let a peer admit, ban and invite too; `admit` takes that back."""
     _rule("delegate", peer, home, verbose=bool(verbose))
 
 
-@app.command()
+@app.command(cls=Command)
 def amend(
     run_toml: Annotated[
         Path | None,
@@ -265,7 +286,7 @@ def _rule(verdict: str, peer: str, home: Path | None, *, verbose: bool) -> None:
         rule(home, Verdict(verdict), peer)
 
 
-@app.command()
+@app.command(cls=Command)
 def export(
     hf: Annotated[
         Path, typer.Option("--hf", metavar="DIR", help="Write a Hugging Face checkpoint here.")
@@ -289,7 +310,7 @@ def export(
         print(f"wrote {hf}")
 
 
-@app.command()
+@app.command(cls=Command)
 def generate(
     prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="What is continued.")],
     hf: Annotated[
@@ -302,16 +323,30 @@ def generate(
         typer.Option("--tokens", min=1, metavar="N", help="Tokens to write. Default: up to 200."),
     ] = None,
     temperature: Annotated[
-        float, typer.Option("--temperature", min=0, help="0 takes the likeliest token always.")
+        float,
+        typer.Option(
+            "--temperature", min=0, metavar="X", help="0 takes the likeliest token always."
+        ),
     ] = 1.0,
     top_p: Annotated[
         float,
         typer.Option(
-            "--top-p", min=0.01, max=1, help="Draw from the likeliest that make up this share."
+            "--top-p",
+            min=0.01,
+            max=1,
+            metavar="SHARE",
+            help="Draw from the likeliest that make up this share.",
         ),
     ] = 1.0,
     seed: Annotated[
-        int, typer.Option("--seed", min=0, max=(1 << 63) - 1, help="The same text for the same.")
+        int,
+        typer.Option(
+            "--seed",
+            min=0,
+            max=(1 << 63) - 1,
+            metavar="N",
+            help="The same text for the same.",
+        ),
     ] = 0,
     without_stages: Annotated[
         str | None,
@@ -329,64 +364,11 @@ def generate(
         write_text(Source(hf, home, without_stages), prompt, sampling)
 
 
-@app.command()
-def plan(
-    run_toml: opt.RunToml,
-    peers: Annotated[
-        Path, typer.Option("--peers", metavar="CSV", help="Machines on offer, one a line.")
-    ],
-    links: Annotated[
-        Path | None,
-        typer.Option("--links", metavar="CSV", help="Links; pairs left out go by location."),
-    ] = None,
-    stages: Annotated[
-        int | None,
-        typer.Option("--stages", metavar="N", help="Parts of the model. Default: as in the spec."),
-    ] = None,
-    visited: Annotated[
-        int | None,
-        typer.Option(
-            "--visited", metavar="N", help="Stages on a path. Default: as in the spec, or 3 of 4."
-        ),
-    ] = None,
-    full_every: Annotated[
-        int | None,
-        typer.Option(
-            "--full-every", metavar="K", help="Every K-th iteration skips nothing; 0: none does."
-        ),
-    ] = None,
-    microbatches: Annotated[
-        int | None,
-        typer.Option("--microbatches", metavar="N", help="Of one iteration, of all together."),
-    ] = None,
-    sequences: Annotated[
-        int | None,
-        typer.Option(
-            "--sequences", min=1, metavar="N", help="Of one microbatch. Default: as in the spec."
-        ),
-    ] = None,
-    codec: Annotated[
-        str | None,
-        typer.Option("--codec", metavar="fp32|bf16|int8|int4", help="What travels between stages."),
-    ] = None,
-    picture: Annotated[
-        Path | None,
-        typer.Option("--picture", metavar="FILE", help="Draw the timeline: a .png or .svg file."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    verbose: opt.Verbose = None,
-) -> None:
-    """Say what machines would do together, before they are paid for."""
-    from .plan import PlanOptions, show_plan
-
-    with reported(verbose=bool(verbose)):
-        options = PlanOptions(stages, visited, full_every, microbatches, sequences, codec)
-        show_plan(run_toml, peers, links, options, picture=picture, as_json=as_json)
+app.command(cls=Command)(plan)
+app.command(cls=Command)(measure)
 
 
-@app.command()
+@app.command(cls=Command)
 def version() -> None:
     """Print the version."""
-    from importlib.metadata import version as version_of
-
-    print(version_of("loco-peer"))
+    opt.print_version()

@@ -13,11 +13,13 @@ from peer.options.config import resolve_home
 from peer.state.home import Home
 
 LEAVE_TIMEOUT_S: Final = 60.0
+"""Beyond the daemon's grace; it ends itself long before."""
 WRITE_STATE_TIMEOUT_S: Final = 600.0
+WIDE_COLUMNS: Final = 200
 _POLL_S: Final = 0.05
 
 
-def show_status(home: Path | None, *, as_json: bool) -> None:
+def show_status(home: Path | None, *, as_json: bool, full_ids: bool = False) -> None:
     """Print the status, as JSON or as a table.
 
     Raises:
@@ -31,7 +33,10 @@ def show_status(home: Path | None, *, as_json: bool) -> None:
 
     from peer.observe.status import Status, render
 
-    Console().print(render(Status.from_json(tree)))
+    console = Console()
+    if full_ids:  # no id and no address is broken into two lines
+        console.width = max(console.width, WIDE_COLUMNS)
+    console.print(render(Status.from_json(tree), full_ids=full_ids))
 
 
 def leave_swarm(home: Path | None) -> None:
@@ -68,6 +73,8 @@ def export_checkpoint(
 ) -> None:
     """Have the daemon write its state, and convert that to `directory`.
 
+    Where none runs, the newest checkpoint of the home is converted.
+
     Args:
         without: stages that are not fetched from others; what they hold becomes zeros.
 
@@ -75,7 +82,13 @@ def export_checkpoint(
         NoDaemon, ControlFailed, ExportFailed
     """
     of = home_of(home)
-    written = trio.run(ask_daemon, of, "write_state", WRITE_STATE_TIMEOUT_S)
+    try:
+        written = trio.run(ask_daemon, of, "write_state", WRITE_STATE_TIMEOUT_S)
+    except NoDaemon as error:
+        from .kept_export import export_kept  # here: it imports torch
+
+        export_kept(of, directory, error)
+        return
     from .export import export_state, other_stages  # here: it imports torch
 
     others = {
@@ -93,15 +106,6 @@ def export_checkpoint(
 def home_of(given: Path | None) -> Home:
     """The home that a command is about."""
     return Home(resolve_home(given, os.environ))
-
-
-def check_running(home: Home) -> None:
-    """Refuse a home whose daemon does not answer.
-
-    Raises:
-        NoDaemon, ControlFailed
-    """
-    trio.run(ask_daemon, home, "status", REPLY_TIMEOUT_S)
 
 
 async def _fetch_stage(home: Home, stage: int, padded_parameters: int) -> dict[str, Any]:
@@ -126,18 +130,22 @@ async def ask_daemon(
         return await ask(home.control_socket, request, timeout_s=timeout_s, **arguments)
     except NoDaemon as error:
         if home.in_use():
+            since_s = home.held_s()
             raise ControlFailed(
                 f"the daemon of {home.root} takes no requests now: it is starting, or ending"
+                f" (it has been there for {since_s:.0f} s); try again in a few seconds"
             ) from error
         raise NoDaemon(
             f"no daemon is running in {home.root}; start one, or name its home with --home"
+            " (one that was started just now is there in a moment)"
         ) from error
 
 
 async def _leave(home: Home) -> None:
-    await ask_daemon(home, "leave", REPLY_TIMEOUT_S)
-    with trio.move_on_after(LEAVE_TIMEOUT_S) as scope:
+    grace_s = (await ask_daemon(home, "leave", REPLY_TIMEOUT_S)).get("grace_s", 0.0)
+    limit_s = LEAVE_TIMEOUT_S + grace_s
+    with trio.move_on_after(limit_s) as scope:
         while home.in_use():
             await trio.sleep(_POLL_S)
     if scope.cancelled_caught:
-        raise ControlFailed(f"the daemon is still there after {LEAVE_TIMEOUT_S:.0f} s")
+        raise ControlFailed(f"the daemon is still there after {limit_s:.0f} s")

@@ -1,5 +1,6 @@
 """What `loco-peer doctor` sees of this machine itself."""
 
+import os
 import platform
 import shutil
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Final
 
 from peer.observe.findings import Finding, Health
 
+CONTAINER_MARKS: Final = (Path("/.dockerenv"), Path("/run/.containerenv"))
 MIN_DISK_BYTES: Final = 5e9
 MIN_MEMORY_BYTES: Final = 2e9
 SHOWN_PACKAGES: Final = ("loco-peer", "torch", "hivemind", "numpy")
@@ -21,6 +23,11 @@ def machine_findings(home: Path) -> Iterator[Finding]:
     yield disk_finding(home, shutil.disk_usage(_existing(home)).free)
     yield _memory()
     yield _gpu()
+
+
+def in_container() -> bool:
+    """Whether we run in one, as its files (Docker, Podman) or its variables (Kubernetes) say."""
+    return "KUBERNETES_SERVICE_HOST" in os.environ or any(map(Path.exists, CONTAINER_MARKS))
 
 
 def _versions() -> Finding:

@@ -1,9 +1,11 @@
 """What an examination of the network means for a user: findings, with what to do about each."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from peer.daemon.examination import Examination, LineRate, Met
+from peer.network.reachability import Scope, scope_of
 from peer.observe.findings import Finding, Health
+from peer.options.addresses import HostPort
 from protocol.membership.dial_back import NatKind, Reach
 
 MAX_CLOCK_OFFSET_S = 2.0
@@ -26,6 +28,8 @@ def network_findings(seen: Examination) -> Iterator[Finding]:
 
 
 def _peer(met: Met) -> Finding:
+    if met.refused:
+        return Finding("peer", Health.ILL, f"{met.address} answers, and refuses: {met.failure}")
     if met.failure is not None:
         return Finding(
             "peer",
@@ -116,12 +120,28 @@ def _in_words(rate: LineRate) -> str:
     return f"{'at most ' * rate.at_most}{mbps:.{0 if mbps >= 10 else 1}f}"
 
 
+def announced(
+    given: Sequence[str], seen: Iterable[str], port: int, *, in_container: bool
+) -> str | None:
+    """What a container of this machine should announce; None where it cannot be told from here.
+
+    Args:
+        given: multiaddrs that the user announces.
+        seen: IP addresses under which others see this machine.
+        in_container: whether we ask from inside one: inner addresses are of no use then.
+    """
+    if given:
+        return given[0]
+    usable = (Scope.ANYWHERE,) if in_container else (Scope.ANYWHERE, Scope.NETWORK)
+    addresses = (HostPort(host, port) for host in seen)
+    return next((str(a) for a in addresses if scope_of(a.multiaddr()) in usable), None)
+
+
 def docker_line(port: int, bootstrap: tuple[str, ...], outer: str | None, *, gpu: bool) -> str:
-    """The exact line that runs this machine's peer in a container."""
+    """The exact line that runs this machine's peer in a container; `outer` as of `announced`."""
     words = ["docker run", *(["--gpus all"] if gpu else []), "-v loco:/data"]
     words += [f"-p {port}:{port}", "loco-peer join"]
     words += [f"--bootstrap {address}" for address in bootstrap or ("ADDR",)]
     words += [f"--listen 0.0.0.0:{port}"]
-    if outer is not None:
-        words.append(f"--announce {outer}:{port}")
+    words.append(f"--announce {outer or f'HOST:{port}'}")
     return " ".join(words)

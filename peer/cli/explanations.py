@@ -45,9 +45,9 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "model.context_length": "Tokens per sequence.",
     "model.rope_theta": "Base of the rotary position embedding.",
     "model.tie_embeddings": "Share the input and output embeddings.",
-    "model.init_from": "Begin from this checkpoint (directory or hub id), with its sizes.",
+    "model.init_from": "Begin from this checkpoint (folder or hub id): sizes, tokenizer, weights.",
     "data.source": "'stdlib', 'text:GLOB', 'tokens:FILE', 'jsonl:GLOB', 'parquet:GLOB', 'hf:NAME'.",
-    "data.tokenizer": "'bytes', or a Hugging Face tokenizer: file, directory or hub id.",
+    "data.tokenizer": "'bytes', or a Hugging Face tokenizer; leave it out with init_from.",
     "data.validation_blocks": "Sequences held out for validation, the same everywhere.",
     "data.piece_kib": "Size of the pieces in which peers fetch the corpus, in KiB.",
     "optimizer.name": "'adamw', or 'muon': that for the blocks' matrices, AdamW for the rest.",
@@ -109,6 +109,5 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "model.num_kv_heads": "2",
     "model.init_from": '"HuggingFaceTB/SmolLM2-135M"',
     "sync.gamma": "0.7",
-    "pipeline.visited": "3",
 }
 """Values shown, commented out, for keys that have none."""

@@ -1,7 +1,8 @@
-"""`loco-peer generate`: what a run's model writes, from an export or from a running peer.
+"""`loco-peer generate`: what a run's model writes, from an export or from a peer's home.
 
-A running peer's model is exported into its home as `loco-peer export` would do it, for as long as
-it writes. Stages that are left out are not fetched, so they need no peer that holds them.
+A peer's model is exported into its home as `loco-peer export` would do it, for as long as it
+writes: from the daemon, or from the newest checkpoint where none runs. Stages that are left out are
+not fetched, so they need no peer that holds them.
 """
 
 import tempfile
@@ -15,13 +16,13 @@ from peer.state.generation import ExportedModel, Sampling
 from peer.state.home import Home, HomeError
 from protocol.run.stages import DATA_STAGE
 
-from .client import check_running, export_checkpoint, home_of
+from .client import export_checkpoint, home_of
 from .export import spec_of
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the model comes from: an export, or the daemon of a home where there is none.
+    """Where the model comes from: an export, or a home where there is none.
 
     Attributes:
         without: stages that are left out, as they were given.
@@ -42,7 +43,6 @@ def write_text(source: Source, prompt: str, sampling: Sampling) -> None:
     if source.export is None:
         home = home_of(source.home)
         check_left_out(without, spec_of(home).pipeline.stages)
-        check_running(home)
         with _folder_in(home) as folder:
             export_checkpoint(source.home, folder / "hf", without)
             _write(folder / "hf", without, prompt, sampling)
@@ -56,6 +56,7 @@ def write_text(source: Source, prompt: str, sampling: Sampling) -> None:
 def _folder_in(home: Home) -> Iterator[Path]:
     """A folder in the home for as long as it is needed. Raises HomeError."""
     try:
+        home.state_dir.mkdir(exist_ok=True)
         folder = tempfile.TemporaryDirectory(dir=home.state_dir, prefix="generate-")
     except OSError as error:
         raise HomeError(f"{home.state_dir} cannot be written: {error.strerror}") from error

@@ -1,7 +1,9 @@
 """`loco-peer new`: a run spec with every key explained.
 
 The file is made from the run spec's own fields, so that a key cannot be forgotten: the values from
-a preset, the words from `EXPLANATIONS`. A key that has no value yet is written as a comment.
+a preset, the words from `EXPLANATIONS`. A key that has no value yet is written as a comment. Keys
+have their section before them (`model.num_layers = 4`), for TOML lets no section be begun twice,
+and what people change stands together at the top.
 """
 
 import difflib
@@ -13,8 +15,11 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from peer.options.config import ConfigError
+from peer.options.corpus_size import corpus_tokens_of
+from peer.options.needs_told import told_needs
 from peer.options.run_options import check_stages
 from protocol.run.optimizer_section import OptimizerSection
+from protocol.run.pipeline_section import PipelineSection
 from protocol.run.run_spec import RunSpec, SyncSection
 from protocol.run.ways import WAYS, others_keys
 
@@ -63,7 +68,43 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
     },
 }
 """Presets by name: the keys whose values differ from the run spec's defaults."""
+UNTRIED: Final = frozenset({"125m", "1b"})
+"""Presets whose sizes and rates are those of the literature: none of them has been run."""
 
+FIRST_KEYS: Final = (
+    "name",
+    "data.source",
+    "data.tokenizer",
+    "model.hidden_size",
+    "model.intermediate_size",
+    "model.num_layers",
+    "model.num_heads",
+    "model.context_length",
+    "training.total_steps",
+    "training.batch_size",
+    "optimizer.learning_rate",
+    "optimizer.muon.learning_rate",
+    "sync.method",
+    "sync.inner_steps",
+    "pipeline.stages",
+    "admission.mode",
+)
+"""The keys that people change, which stand on the first screen."""
+LINE: Final = (
+    "# " + "-" * 76,
+    "# Below stands the rest, which most runs keep as it is.",
+    "",
+)
+SKIPPING: Final = (
+    "# visited = stages skips nothing. With fewer an iteration takes less time and learns less:",
+    "# four of six stages took 27 s for 56, and were 0.12 nats behind after as many steps. A model",
+    "# of four stages, all visited, was better than both (docs/results/pipeline_learning.md).",
+    "# A run that skips goes on while a stage has no peer; one that does not waits for it.",
+)
+MOST_COLUMNS: Final = 110
+UNTRIED_LINE: Final = (
+    "# Nobody has run this preset, nor loco-peer on a GPU: its rates are those of the literature."
+)
 METHODS: Final = tuple(WAYS)
 OPTIMIZERS: Final = ("muon", "adamw")
 MUON_RATE: Final = 4.0
@@ -78,8 +119,11 @@ def write_new(
     stages: int = 1,
     *,
     force: bool,
-) -> None:
+) -> list[str]:
     """Write the run spec of `preset` to `path`.
+
+    Returns:
+        What the run takes of a peer, in lines for people; the file has them, too.
 
     Raises:
         ConfigError: no such preset, method or optimizer, more stages than layers, or the file is
@@ -95,7 +139,8 @@ def write_new(
         raise ConfigError(f"unknown preset '{preset}': use {', '.join(PRESETS)}{hint}")
     if stages > (layers := RunSpec.model_validate(PRESETS[preset]).model.num_layers):
         raise ConfigError(f"--stages {stages}: '{preset}' has {layers} layers, one for a stage")
-    check_stages(preset_spec(preset, method, optimizer, stages))
+    spec = preset_spec(preset, method, optimizer, stages)
+    check_stages(spec)
     text = preset_toml(preset, method, optimizer, stages)
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
@@ -104,6 +149,7 @@ def write_new(
         raise ConfigError(f"{path} exists already; use --force to replace it") from error
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+    return told_needs(spec, corpus_tokens_of(spec))
 
 
 def preset_spec(
@@ -121,47 +167,72 @@ def preset_spec(
     sync = {**tree["sync"], "method": method}
     if WAYS[method].has_own_rounds and stages == 1:
         sync["inner_steps"] = "auto"
-    pipeline = {"stages": stages}
+    pipeline = {} if stages == 1 else {"stages": stages, "visited": stages}
     return RunSpec.model_validate({**tree, "sync": sync, "optimizer": inner, "pipeline": pipeline})
 
 
 def preset_toml(
     preset: str, method: str = METHODS[0], optimizer: str = OPTIMIZERS[0], stages: int = 1
 ) -> str:
-    """The commented TOML of a preset."""
+    """The commented TOML of a preset: first the keys that people change, the rest below a line."""
     spec = preset_spec(preset, method, optimizer, stages)
-    return "\n".join([*_head(spec), *_keys(spec, ""), *_sections(spec)]) + "\n"
+    chosen = dict(_keys(spec))
+    first = {path: chosen.pop(path) for path in FIRST_KEYS if path in chosen}
+    lines = [*_head(spec, preset), *(_beside(*entry) for entry in first.items()), "", *LINE]
+    return "\n".join([*lines, *_rest(spec, chosen)]) + "\n"
 
 
-def _head(spec: RunSpec) -> list[str]:
+def _head(spec: RunSpec, preset: str) -> list[str]:
     return [
         "# A run of loco-peer: what all its peers agree on. What is left out has its default.",
-        f"# {spec.total_rounds:,} rounds of {spec.sync.round_steps} inner steps.",
-        f"# {spec.tokens_per_step:,} tokens per step and peer.",
+        "# What it takes of a peer:",
+        *(f"#   {line}" for line in told_needs(spec, corpus_tokens_of(spec))),
+        *[UNTRIED_LINE] * (preset in UNTRIED),
         "",
     ]
 
 
-def _sections(section: BaseModel, prefix: str = "") -> Iterator[str]:
-    for name, value in section:
-        if isinstance(value, BaseModel):
-            path = prefix + name
-            yield from ["", f"# {SECTIONS[path]}", f"[{path}]"]
-            yield from _keys(value, f"{path}.")
-            yield from _sections(value, f"{path}.")
+def _beside(path: str, value: Any) -> str:
+    """A key of the first screen, with its meaning on the same line where there is room."""
+    line, meaning = f"{path} = {_literal(value)}", EXPLANATIONS[path]
+    whole = f"{line:<34}  # {meaning}"
+    return whole if len(whole) <= MOST_COLUMNS else f"# {meaning}\n{line}"
 
 
-def _keys(section: BaseModel, prefix: str) -> Iterator[str]:
+def _rest(spec: RunSpec, keys: Mapping[str, Any]) -> Iterator[str]:
+    """The other keys, section by section."""
+    section = ""
+    for path, value in keys.items():
+        of = path.rpartition(".")[0]
+        if of != section:
+            yield from ["", f"# [{of}] {SECTIONS[of]}"]
+            section = of
+        if path == "pipeline.visited":
+            yield from SKIPPING
+        yield f"# {EXPLANATIONS[path]}"
+        shown = _literal(value) if value is not None else EXAMPLES[path]
+        yield f"{'# ' * (value is None)}{path} = {shown}"
+    if spec.pipeline.stages == 1:
+        yield from ["", "# [pipeline] A model too large for one machine: loco-peer new --stages N."]
+
+
+def _keys(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key that the chosen ways use, by its path, and its value."""
+    inner: list[tuple[str, BaseModel]] = []
     for name, value in section:
         path = prefix + name
-        if isinstance(value, BaseModel) or path in SET_BY_START or _is_idle(section, name):
-            continue
-        yield f"# {EXPLANATIONS[path]}"
-        yield f"{name} = {_literal(value)}" if value is not None else f"# {name} = {EXAMPLES[path]}"
+        if isinstance(value, BaseModel):
+            inner.append((path, value))
+        elif path not in SET_BY_START and not _is_idle(section, name):
+            yield path, value
+    for path, value in inner:
+        yield from _keys(value, f"{path}.")
 
 
 def _is_idle(section: BaseModel, name: str) -> bool:
-    """Whether the chosen method or optimizer does not use a key."""
+    """Whether the chosen method, optimizer or number of stages does not use a key."""
+    if isinstance(section, PipelineSection):
+        return section.stages == 1
     if isinstance(section, OptimizerSection):
         return name == "muon"  # where it is chosen, it is a section, not a key
     if not isinstance(section, SyncSection):

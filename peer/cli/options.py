@@ -8,6 +8,20 @@ from typing import Annotated
 
 import typer
 
+
+def print_version(wanted: bool = True) -> None:
+    """Print the version, and be done."""
+    if wanted:
+        from importlib.metadata import version as version_of
+
+        print(version_of("loco-peer"))
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool,
+    typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True),
+]
 RunToml = Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run spec.")]
 RunTomlIfNew = Annotated[
     Path | None,
@@ -77,10 +91,14 @@ Metrics = Annotated[
     ),
 ]
 Device = Annotated[
-    str | None, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N.")
+    str | None,
+    typer.Option(
+        "--device", metavar="DEVICE", help="cpu, cuda or cuda:N. Default: a GPU if there is one."
+    ),
 ]
 Threads = Annotated[
-    int | None, typer.Option("--threads", metavar="N", help="CPU threads of the trainer.")
+    int | None,
+    typer.Option("--threads", metavar="N", help="CPU threads of the trainer. Default: all."),
 ]
 OverlapSteps = Annotated[
     int | None,
@@ -166,7 +184,10 @@ MaxCorpus = Annotated[
     ),
 ]
 LogFormat = Annotated[
-    str | None, typer.Option("--log-format", metavar="console|json", help="What goes to stderr.")
+    str | None,
+    typer.Option(
+        "--log-format", metavar="console|json", help="What goes to stderr. Default: console."
+    ),
 ]
 Verbose = Annotated[
     bool | None, typer.Option("-v", "--verbose", help="Show every event, settings, and tracebacks.")
@@ -218,6 +239,14 @@ Alone = Annotated[
     typer.Option(
         "--alone",
         help="Go on with the home's run at once, though no peer that it knows can be reached.",
+    ),
+]
+ExportWhenDone = Annotated[
+    str | None,
+    typer.Option(
+        "--export-when-done",
+        metavar="DIR",
+        help="At the end of the run, write the model here as `export` does.",
     ),
 ]
 JsonReady = Annotated[

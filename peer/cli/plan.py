@@ -1,26 +1,33 @@
 """`loco-peer plan`: what machines would do together, before anybody pays for them.
 
-It reads files, asks `what_if`, and prints; all that it says is computed in protocol/pipeline. What
-stands in the run spec's [pipeline] counts, options override it.
+It reads files, asks, and prints; all that it says is computed in protocol/pipeline. Hours and money
+come first. Pipelines are planned where they are asked for, by the run spec's [pipeline] or by an
+option, or where the model does not fit a machine. Options override the run spec.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from peer.options.config import ConfigError
 from protocol.errors import InvalidRunSpec
+from protocol.pipeline.first_answer import Verdict, needs_pipeline, replicas_of, verdict_of
 from protocol.pipeline.question import Question, rules_of
+from protocol.pipeline.replicas import Estimate
 from protocol.pipeline.tables import link_matrices, parse_links, parse_peers
-from protocol.pipeline.what_if import what_if
+from protocol.pipeline.what_if import Answer, what_if
 from protocol.pipeline.workload import BOUNDARY_CODECS, workload_of
 from protocol.run.pipeline_section import PipelineSection, visited_of
 from protocol.run.run_spec import RunSpec, parse_toml
+from protocol.run.sizes import flops_per_token
 
+from .plan_first import print_first, print_replicas, verdict_json
 from .plan_report import print_answer
 
 MAX_TABLE_BYTES: Final = 8 << 20
+BACKWARD_FORWARDS: Final = 2
+"""Work of a backward pass, in forwards."""
 USUAL_STAGES: Final = 4
 """Stages that are planned for where the run spec has no pipeline."""
 
@@ -55,16 +62,64 @@ def show_plan(
         from .plan_picture import check_picture
 
         check_picture(picture)  # planning takes a while, so what cannot be drawn is said before
-    question = _question(run_toml, peers, links, options)
+    question, spec = _question(run_toml, peers, links, options), _spec(run_toml)
+    asked = spec.pipeline.stages > 1 or replace(options, sequences=None) != PlanOptions()
+    wanted = asked or picture is not None or (as_json and len(question.offers) > 1)
+    if not (wanted or needs_pipeline(question)):
+        _show_replicas(question, spec, as_json=as_json)
+        return
     answer = what_if(question)
     if picture is not None:
         from .plan_picture import draw
 
         draw(answer, picture)
-    if as_json:
-        print(json.dumps(answer.to_json()))
+    verdicts = _pipelines(question, spec, answer)
+    if asked:
+        first = "full" if question.visited == question.stages else "skippipe"
+    elif needs_pipeline(question):
+        first = "full"
     else:
-        print_answer(question, answer)
+        first, verdict, _ = _replicas(question, spec)
+        verdicts[first] = verdict
+    if as_json:
+        print(json.dumps({"answer": verdict_json(verdicts[first]), **answer.to_json()}))
+        return
+    print_first(question, verdicts.pop(first), verdicts)
+    print_answer(question, answer)
+
+
+def _show_replicas(question: Question, spec: RunSpec, *, as_json: bool) -> None:
+    _, verdict, estimate = _replicas(question, spec)
+    if as_json:
+        print(json.dumps({"answer": verdict_json(verdict)}))
+    else:
+        print_first(question, verdict, {})
+        print_replicas(question, estimate)
+
+
+def _replicas(question: Question, spec: RunSpec) -> tuple[str, Verdict, Estimate]:
+    """The run by its own way of averaging, with the whole model on each machine."""
+    way = "diloco" if spec.sync.method == "diloco" else "noloco"
+    estimate = replicas_of(question)[way]
+    machines = len(question.offers)
+    return way, verdict_of(question, way, estimate, _tokens(spec), machines), estimate
+
+
+def _pipelines(question: Question, spec: RunSpec, answer: Answer) -> dict[str, Verdict]:
+    """The run as a full pipeline, and as one that skips stages, where that is another one."""
+    pipelines = {"full": answer.full}
+    if answer.skippipe is not answer.full:
+        pipelines["skippipe"] = answer.skippipe
+    verdicts = {}
+    for way, each in pipelines.items():
+        data_peers = each.planned.plan.stages.count(0)
+        verdicts[way] = verdict_of(question, way, each.estimate, _tokens(spec), data_peers)
+    return verdicts
+
+
+def _tokens(spec: RunSpec) -> int:
+    """Tokens that a peer with data trains from beginning to end."""
+    return spec.training.total_steps * spec.tokens_per_step
 
 
 def _question(run_toml: Path, peers: Path, links: Path | None, options: PlanOptions) -> Question:
@@ -73,7 +128,8 @@ def _question(run_toml: Path, peers: Path, links: Path | None, options: PlanOpti
     codec = pipeline.codec if options.codec is None else options.codec
     if codec not in BOUNDARY_CODECS:
         raise ConfigError(f"unknown codec '{codec}': use {', '.join(BOUNDARY_CODECS)}")
-    offers = parse_peers(_text(peers), peers.name)
+    forward = workload.tokens * flops_per_token(spec) / (1 + BACKWARD_FORWARDS)
+    offers = parse_peers(_text(peers), peers.name, forward)
     lines = parse_links(_text(links), offers, links.name) if links else {}
     stages = options.stages
     if stages is None:

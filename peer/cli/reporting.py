@@ -15,6 +15,7 @@ from protocol.errors import InvalidRunSpec, LocoError, Refused
 def exit_code_of(error: LocoError) -> ExitCode:
     """The exit code that goes with `error`."""
     from peer.network.identity import IdentityUnusable
+    from peer.network.p2pd_process import CannotListen
     from peer.observe.control import NoDaemon
     from peer.observe.endpoint import EndpointUnavailable
     from peer.options.config import (
@@ -26,7 +27,7 @@ def exit_code_of(error: LocoError) -> ExitCode:
     from protocol.pipeline.tables import BadTable
 
     usage = (ConfigError, HomeError, InvalidRunSpec, IdentityUnusable, EndpointUnavailable)
-    if isinstance(error, (*usage, CannotTrain, BadTable, CannotPlan)):
+    if isinstance(error, (*usage, CannotListen, CannotTrain, BadTable, CannotPlan)):
         return ExitCode.USAGE
     if isinstance(error, Refused):
         return ExitCode.REFUSED

@@ -1,17 +1,22 @@
 """`start` and `join`: check everything that must be right, then run the daemon."""
 
 import os
+import socket
 import sys
+from contextlib import suppress
+from errno import EADDRINUSE
 from pathlib import Path
 
 import trio
 
 from peer.options.config import ConfigError, PeerConfig
 from peer.options.exit_codes import ExitCode
+from peer.options.needs_told import say_before_founding
 from peer.options.run_options import check_options
 from peer.process.exception_groups import leaves
 from peer.process.imports import large_imports
 from peer.process.rejoin import JoinAgain, rejoin_command
+from peer.state.export_folder import check_export_folder
 from peer.state.home import Home, OtherRun
 from peer.training.child_process import spare_child
 from protocol.errors import InvalidRunSpec
@@ -40,6 +45,36 @@ def _check_founder(config: PeerConfig) -> None:
             f"stage = {config.stage} ({config.origins['stage']}): the first peer of a run holds"
             " stage 0; leave it out, or join with it"
         )
+
+
+def _check_ports(config: PeerConfig) -> None:
+    """Refuse a port that another program holds, seconds before it is needed. Raises ConfigError."""
+    for option, where in (("listen", config.listen), ("metrics", config.metrics)):
+        if where is None or where.port == 0:
+            continue
+        family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
+        with socket.socket(family) as probe, suppress(socket.gaierror):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((where.host, where.port))
+            except OSError as error:
+                if error.errno == EADDRINUSE:
+                    raise ConfigError(
+                        f"{option} = {where} ({config.origins[option]}): port {where.port} is"
+                        f" taken; choose another with --{option}, or stop the program that uses it"
+                    ) from error
+                # whatever else is wrong with the address is told by those that listen there
+
+
+def _check_export(config: PeerConfig) -> None:
+    """Refuse a folder that the model could not be written to at the end. Raises ConfigError."""
+    if config.export_when_done is None:
+        return
+    try:
+        check_export_folder(config.export_when_done)
+    except OSError as error:
+        where = config.origins["export-when-done"]
+        raise ConfigError(f"export-when-done ({where}): {error}") from error
 
 
 def _check_device(config: PeerConfig) -> None:
@@ -74,10 +109,12 @@ def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
                 "join needs an address to join by: --bootstrap ADDR, or LOCO_BOOTSTRAP"
             )
     else:
-        _check_start(config, start, spec, signed)
+        spec = _checked_start(config, start, spec, signed)
+    _check_export(config)
     _show(config)
     home.prepare()
     with home.locked():
+        _check_ports(config)
         if start is not None and start.new_run:
             _put_run_away(home)
         if start is not None and start.restore is not None:
@@ -96,10 +133,14 @@ def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
     return code
 
 
-def _check_start(
+def _checked_start(
     config: PeerConfig, start: Start, spec: RunSpec | None, signed: SignedSpec | None
-) -> None:
-    """Refuse what `start` cannot do in this home. Raises ConfigError, OtherRun."""
+) -> RunSpec | None:
+    """The run spec that is founded, if one is. Refuse what `start` cannot do in this home.
+
+    Raises:
+        ConfigError, OtherRun, InvalidRunSpec
+    """
     if config.bootstrap:
         raise ConfigError(
             "start founds a run, or goes on with the home's, and takes no bootstrap address"
@@ -107,7 +148,7 @@ def _check_start(
         )
     if start.restore is not None:
         _check_restore(config, start, signed)
-        return
+        return None
     if spec is None:
         if start.new_run:
             raise ConfigError("--new-run founds a run: loco-peer start RUN.toml --new-run")
@@ -116,12 +157,15 @@ def _check_start(
                 f"the home {config.home} has no run to go on with: loco-peer start RUN.toml founds"
                 " one, loco-peer new RUN.toml writes its run spec"
             )
-        return
+        return None
     _check_founder(config)
     check_options(config, spec)
     if signed is None or start.new_run:
         _check_source(config.data or spec.data.source)
-        return
+        spec = _from_checkpoint(spec)
+        say_before_founding(config, spec)
+        return spec
+    spec = _as_founded(spec, signed.spec())
     if keys := differing_keys(signed.spec(), spec):
         raise OtherRun(
             f"the home {config.home} belongs to the run '{signed.spec().name}' ({signed.run_id});"
@@ -129,6 +173,27 @@ def _check_start(
             " loco-peer start, without a run spec. To change it: loco-peer amend. To found this"
             " one: give it a --home of its own, or --new-run, which puts the other run away"
         )
+    return spec
+
+
+def _from_checkpoint(written: RunSpec) -> RunSpec:
+    """Look at checkpoint and tokenizer, before anything starts. Raises InvalidRunSpec."""
+    if written.model.init_from is None and written.data.tokenizer == "bytes":
+        return written
+    from peer.training.init_from import rate_hint, with_checkpoint
+
+    spec = with_checkpoint(written)
+    if hint := rate_hint(spec):
+        print(hint, file=sys.stderr, flush=True)
+    return spec
+
+
+def _as_founded(written: RunSpec, founded: RunSpec) -> RunSpec:
+    """What is written, with the tokenizer that it left to the checkpoint when it was founded."""
+    if written.model.init_from is None or "tokenizer" in written.data.model_fields_set:
+        return written
+    tokenizer = {"tokenizer": founded.data.tokenizer}
+    return written.model_copy(update={"data": written.data.model_copy(update=tokenizer)})
 
 
 def _check_restore(config: PeerConfig, start: Start, signed: SignedSpec | None) -> None:
@@ -156,15 +221,35 @@ def _check_source(source: str) -> None:
     kind, _, pattern = source.partition(":")
     if kind == "tokens" and not Path(pattern).expanduser().is_file():
         raise ConfigError(f"data.source: there is no file {pattern}")
-    if kind != "text":
+    if kind not in ("text", "jsonl", "parquet"):
         return
+    from peer.training.corpus.documents import shards_of
     from peer.training.corpus.packed import InvalidCorpus
     from peer.training.corpus.sources import glob_texts
 
     try:
-        glob_texts(pattern)
+        if kind != "text":
+            shards_of(kind, pattern)
+        elif len(texts := glob_texts(pattern)) == 1:
+            _say_held_out(texts[0].path)
     except InvalidCorpus as error:
         raise ConfigError(f"data.source: {error}") from error
+
+
+def _say_held_out(path: Path) -> None:
+    """Say what a corpus of one text is validated with. Raises ConfigError: it cannot be read."""
+    from peer.training.corpus.single_text import TAIL_OF, tail_start
+
+    try:
+        size, start = path.stat().st_size, tail_start(path)
+    except OSError as error:
+        raise ConfigError(f"data.source: cannot read {path}: {error.strerror}") from error
+    print(
+        f"data.source is one text, {path}: its last {100 // TAIL_OF}%, {size - start:,} of"
+        f" {size:,} bytes, is held out for validation",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _put_run_away(home: Home) -> None:

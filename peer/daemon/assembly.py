@@ -219,5 +219,6 @@ class Assembly:
             facts=parts.facts,
             events=parts.events,
             pins=self._ports.pins,
+            probe=parts.network.probe,
             report_every_s=report_every_s,
         )

@@ -16,11 +16,16 @@ start, or later where writing takes more than a twentieth of the time; from then
 asked for. A run that is over has its last checkpoint, and writes no other.
 
 A checkpoint that cannot be written costs nothing but itself: it is told, and tried again soon.
+
+The last one, of a peer that leaves, cannot wait: the trainer may be in the midst of a long step,
+wait for microbatches that never come, or be starting. Where its part does not come in time, the
+outer vectors are kept alone; the steps since the last outer step are lost then, and the moments.
+Unless the newest checkpoint has these vectors already, and more.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -34,7 +39,6 @@ from peer.observe.facts import Facts
 from peer.ports import Work
 from peer.rounds.way import TrainerLine, Way
 from peer.state.checkpoints import (
-    TRAINER_FILE,
     Checkpoint,
     CheckpointStore,
     Manifest,
@@ -42,7 +46,9 @@ from peer.state.checkpoints import (
 )
 from peer.state.held_part import HeldPart
 from peer.state.uploads import UploadFailed, Uploads
-from peer.training.messages import Keep, Kept, Load
+from peer.training.messages import Kept, Load
+
+from .trainers_part import TrainersPart
 
 SETTLE_S: Final = 1.0
 """How long averages under way are waited for, so that a checkpoint is exact."""
@@ -108,6 +114,9 @@ class NoCheckpoints:
     async def write(self, way: Way) -> None:
         """Nothing to do."""
 
+    async def write_last(self, way: Way, until_s: float) -> None:
+        """Nothing to do."""
+
     def took(self, kept: Kept) -> None:
         """Nothing to do."""
 
@@ -149,11 +158,12 @@ class Checkpointing:
         self._averaging: Averaging | None = None
         self._line: TrainerLine | None = None
         self._go_on: GoOn | None = None
-        self._asked: _Asked | None = None
+        self._asked: TrainersPart | None = None
         self._idle = trio.Event()
         self._idle.set()
         self._uploading = self._uploading_data = False
         self._nursery: trio.Nursery | None = None
+        self._began_step = 0.0
 
     def __repr__(self) -> str:
         return f"<Checkpointing to {self._plan.store!r}>"
@@ -165,7 +175,7 @@ class Checkpointing:
 
     async def run(self, averaging: Averaging) -> None:
         """Checkpoint this state until cancelled."""
-        self._averaging = averaging
+        self._averaging, self._began_step = averaging, self._facts.nominal_step
         async with trio.open_nursery() as self._nursery:
             await trio.sleep_forever()
 
@@ -187,12 +197,12 @@ class Checkpointing:
 
     def took(self, kept: Kept) -> None:
         """The trainer's part is written, or is not."""
-        if self._asked is not None and kept.path == self._asked.path:
-            self._asked.kept = kept
-            self._asked.ended.set()
+        if self._asked is not None:
+            self._asked.took(kept)
 
     async def between_rounds(self, way: Way) -> None:
         """Write one, if it is time; the next round need not wait for the disk."""
+        self._began_step = self._facts.nominal_step
         if trio.current_time() < self._due_s or not self._idle.is_set() or self._nursery is None:
             return
         draft = await self._copied(way)
@@ -208,6 +218,17 @@ class Checkpointing:
         if draft is not None:
             await self._seal(draft)
 
+    async def write_last(self, way: Way, until_s: float) -> None:
+        """Write one to the end, without the trainer's part if that has not come until then."""
+        with trio.move_on_at(until_s):
+            await self._idle.wait()
+        if not self._idle.is_set():
+            self._tell_failed("the one before it was still being written")
+            return
+        draft = await self._copied(way, until_s, alone=True)
+        if draft is not None:
+            await self._seal(draft, is_last=True)
+
     def _next_s(self, took_s: float) -> float:
         """When the next is due; the last one took so long."""
         now_s = trio.current_time()
@@ -215,15 +236,23 @@ class Checkpointing:
         return min(now_s + self._every_s, max(first_s, now_s + took_s / LARGEST_SHARE))
 
     # --- one checkpoint -------------------------------------------------------------------------
-    async def _copied(self, way: Way) -> "_Draft | None":
-        """Copy all that goes into it; None when that could not be done, or nothing is trained."""
+    async def _copied(
+        self, way: Way, until_s: float | None = None, *, alone: bool = False
+    ) -> "_Draft | None":
+        """Copy all that goes into it; None when that could not be done, or nothing is trained.
+
+        Args:
+            until_s: the trainer is waited for; for KEEP_S by default.
+            alone: do without its part where it is missing.
+        """
         line, averaging = self._line, self._averaging
-        if line is None or averaging is None or self._facts.nominal_step <= 0:
+        if averaging is None or (line is None and not alone) or self._facts.nominal_step <= 0:
             return None
         self._idle = trio.Event()
         self._due_s = trio.current_time() + self._every_s
         try:
-            return await self._copy(way, line, averaging)
+            until_s = trio.current_time() + KEEP_S if until_s is None else until_s
+            return await self._copy(way, line, averaging, until_s, alone=alone)
         except OSError as error:
             await self._failed(error)
             return None
@@ -231,21 +260,32 @@ class Checkpointing:
             self._idle.set()
             raise
 
-    async def _copy(self, way: Way, line: TrainerLine, averaging: Averaging) -> "_Draft":
+    async def _copy(
+        self,
+        way: Way,
+        line: TrainerLine | None,
+        averaging: Averaging,
+        until_s: float,
+        *,
+        alone: bool,
+    ) -> "_Draft":
         started_s, facts, group = trio.current_time(), self._facts, self._held.group
         folder = await self._work.run(self._plan.store.begin, averaging.slow_P.size)
         with trio.move_on_after(SETTLE_S) as waiting:
             await way.wait_settled()
         round_ = averaging.round
-        asked = self._asked = _Asked(str(folder / TRAINER_FILE))
+        asked = self._asked = TrainersPart(folder, line, until_s)
         if not waiting.cancelled_caught:
-            await line.send(Keep(asked.path))
+            await asked.ask()
         await self._work.run(write_outer, folder, averaging.slow_P, averaging.momentum_P)
         if waiting.cancelled_caught:
-            await line.send(Keep(asked.path))
-        with trio.move_on_after(KEEP_S):
-            await asked.ended.wait()
-        kept = asked.outcome()
+            await asked.ask()
+        await asked.wait()
+        if alone and asked.missing:
+            slow = Kept(str(asked.path), self._began_step, facts.epoch, facts.position, 0, 0.0)
+            kept = await self._work.run(asked.done_without, self._plan.store, round_, slow)
+        else:
+            kept = asked.outcome()
         manifest = Manifest(
             run_id=group.run_id,
             part=group.part,
@@ -262,9 +302,9 @@ class Checkpointing:
             version=self._plan.version,
             files={},
         )
-        return _Draft(folder, manifest, started_s, trio.current_time() - started_s)
+        return _Draft(folder, manifest, started_s, trio.current_time() - started_s, asked.missing)
 
-    async def _seal(self, draft: "_Draft") -> None:
+    async def _seal(self, draft: "_Draft", *, is_last: bool = False) -> None:
         """Make it a checkpoint, and tell."""
         try:
             sealed = await self._work.run(self._plan.store.seal, draft.folder, draft.manifest)
@@ -286,7 +326,10 @@ class Checkpointing:
             bytes=sum(file.bytes for file in sealed.manifest.files.values()),
             stalled_s=draft.stalled_s,
             seconds=seconds,
+            missing=draft.missing or None,
         )
+        if is_last:
+            return  # the machine may be gone before it is copied elsewhere
         if self._plan.uploads is not None and self._nursery is not None:
             self._nursery.start_soon(self._upload, sealed, self._plan.uploads)
 
@@ -322,10 +365,13 @@ class Checkpointing:
 
     async def _failed(self, error: OSError) -> None:
         self._due_s = min(self._due_s, trio.current_time() + RETRY_S)
-        self._facts.checkpoints[CheckpointOutcome.FAILED] += 1
-        self._events.emit(EventName.CHECKPOINT_FAILED, detail=str(error))
+        self._tell_failed(str(error))
         await self._work.run(self._plan.store.discard)
         self._idle.set()
+
+    def _tell_failed(self, why: str) -> None:
+        self._facts.checkpoints[CheckpointOutcome.FAILED] += 1
+        self._events.emit(EventName.CHECKPOINT_FAILED, detail=why)
 
 
 def checkpointing_of(
@@ -343,32 +389,17 @@ def checkpointing_of(
     return Checkpointing(plan, held, facts=facts, events=events, work=work, wall_time_s=wall_time_s)
 
 
-@dataclass(slots=True)
-class _Asked:
-    """What the trainer was asked to write, and what it said."""
-
-    path: str
-    ended: trio.Event = field(default_factory=trio.Event)
-    kept: Kept | None = None
-
-    def outcome(self) -> Kept:
-        """What it said. Raises OSError: it has not written its part."""
-        if self.kept is None:
-            raise OSError("the trainer ended, or took too long, before it had written its part")
-        if self.kept.error is not None:
-            raise OSError(self.kept.error)
-        return self.kept
-
-
 @dataclass(frozen=True, slots=True)
 class _Draft:
     """Copied, and not yet on the disk.
 
     Attributes:
         stalled_s: for how long no round was trained.
+        missing: why the trainer's part is; empty when it is there.
     """
 
     folder: Path
     manifest: Manifest
     started_s: float
     stalled_s: float
+    missing: str

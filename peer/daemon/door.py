@@ -156,6 +156,11 @@ class Door:
         return self._register is not None and self._register.mode is Mode.INVITE
 
     @property
+    def known_peers(self) -> frozenset[PeerId]:
+        """Peers that a statement of the run is about."""
+        return frozenset() if self._register is None else self._register.known_peers
+
+    @property
     def may_sign(self) -> bool:
         """Whether this home may let others in, as the founder or a delegate."""
         try:
@@ -278,9 +283,8 @@ class Door:
             RemoteProtocolError: that is no peer id.
         """
         register, signer = self._signing()
-        signed = Ruling.made(
-            self._run_id, verdict, peer_id, register.next_serial, signer.public_key, signer.sign
-        )
+        key, serial = signer.public_key, register.next_serial(signer.public_key)
+        signed = Ruling.made(self._run_id, verdict, peer_id, serial, key, signer.sign)
         if not register.take(signed.sealed):
             raise LocoError(
                 f"only the founder may {verdict} this peer; ask whoever started the run"
@@ -337,23 +341,28 @@ class Door:
 
     def founder(self) -> Identity:
         """The key that founded the run. Raises LocoError: this home does not hold it."""
-        register, signer = self._signing()
-        if signer is not self._keys.founder or not register.is_founder(signer.public_key):
+        register, signer = self._known_register(), self._keys.founder
+        if signer is None or not register.is_founder(signer.public_key):
             raise LocoError(
-                "only the founder's key amends a run; run the command where the run was started"
+                "only the founder's key amends a run, and this home does not hold it: run the"
+                " command where the run was started (its home has founder.key)"
             )
         return signer
 
-    def _signing(self) -> tuple[Register, Identity]:
-        register = self._register
-        if register is None:
+    def _known_register(self) -> Register:
+        if self._register is None:
             raise LocoError("the run is not known yet; try again when this peer is training")
+        return self._register
+
+    def _signing(self) -> tuple[Register, Identity]:
+        register = self._known_register()
         for key in (self._keys.founder, self._keys.own):
             if key is not None and register.is_signer(key.public_key):
                 return register, key
         raise LocoError(
-            "this home may not sign for the run: it holds neither the founder's key nor is it a"
-            " delegate; run the command where the run was started"
+            "this home may not sign for the run: it has no founder.key and is no delegate. Run the"
+            " command where the run was started, or have that home make this peer a delegate:"
+            f" loco-peer delegate {self._keys.own.peer_id}"
         )
 
     @property

@@ -3,6 +3,9 @@
 For `loco-peer doctor` where no daemon runs. It has an identity of its own for a minute, listens
 where the peer would, says hello, asks for a dial-back, takes a piece of the corpus, and goes.
 Nobody keeps it as a member: its hello says that it is still starting.
+
+Where a run does not take everybody, the home's own identity asks (`Visitor`): a stranger would be
+turned away, or would use up a place of an invitation that the peer needs afterwards.
 """
 
 from collections.abc import Sequence
@@ -22,10 +25,13 @@ from peer.network.relay import reserve
 from peer.network.relayed import is_relayed
 from peer.ports import Address, Network, PeerId
 from peer.ports.real import RealEntropy
+from peer.state.admission_file import AdmissionFile
 from peer.state.fetching import fetch_from
+from peer.state.home import Home
 from protocol.address.multiaddr import split_peer_id
+from protocol.admission.invitations import Token
 from protocol.corpus.manifest import CorpusManifest, parse_manifest
-from protocol.errors import LocoError, RemoteProtocolError, StreamLost
+from protocol.errors import LocoError, Refused, RemoteProtocolError, StreamLost
 from protocol.membership.dial_back import (
     DialBacks,
     NatKind,
@@ -34,10 +40,11 @@ from protocol.membership.dial_back import (
     candidates,
     host_and_port,
 )
-from protocol.wire.messages import Beat, Hello, Leaving, PeerList
+from protocol.wire.messages import Hello, Leaving, PeerList
 from protocol.wire.reach_messages import Seen, Whereabouts
 from protocol.wire.versions import HELLO, REACH, SPOKEN
 
+from .link import FROM_LINK
 from .resolve import resolve_bootstrap
 
 MEET_S: Final = 20.0
@@ -71,6 +78,7 @@ class Met:
 
     Attributes:
         failure: why it could not be met; None where it could.
+        refused: it answers, and does not let us in.
         ahead_s: how far its clock is ahead of ours, half a round trip off at most.
         relays: whether it would relay for us.
         rate: at which it has sent us a piece of the corpus; None where it has none that tells.
@@ -84,6 +92,37 @@ class Met:
     round_trip_s: float = 0.0
     relays: bool | None = None
     rate: LineRate | None = None
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """The one who asks, where it is the peer of a home.
+
+    Attributes:
+        identity_path: its key.
+        pass_shown: of its invitation; empty where it has none.
+    """
+
+    identity_path: Path
+    incarnation: int
+    pass_shown: bytes = b""
+
+
+def visitor_of(home: Home, invite: Token | None) -> Visitor:
+    """The peer of a home that is locked; counts as a start of it.
+
+    Args:
+        invite: an invitation in place of what the home has kept.
+
+    Raises:
+        LocoError: its identity or its counter of starts cannot be used.
+    """
+    own = load_or_create(home.identity_path, RealEntropy())
+    shown = AdmissionFile(home.admission_path).read().own_pass
+    if invite is not None:
+        shown = invite.pass_for(own.peer_id).sealed
+    return Visitor(home.identity_path, home.next_incarnation(), shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,23 +138,29 @@ class Examination:
 
 
 async def examine(
-    bootstrap: Sequence[str], listen: Address, folder: Path, wall_time_s: float
+    bootstrap: Sequence[str],
+    listen: Address,
+    folder: Path,
+    wall_time_s: float,
+    visitor: Visitor | None = None,
 ) -> Examination:
     """Meet the bootstrap peers, and some whom they name.
 
     Args:
-        folder: for an identity that is not kept.
+        folder: for sockets, and for an identity that is not kept.
         wall_time_s: Unix time of this machine, now.
+        visitor: who asks; None is a stranger.
 
     Raises:
         LocoError: p2pd does not start, or the port is taken.
     """
     clock_s = wall_time_s - trio.current_time()
-    load_or_create(folder / "doctor.key", RealEntropy())
+    visitor = visitor or Visitor(folder / "doctor.key", 1)
+    load_or_create(visitor.identity_path, RealEntropy())
     async with open_libp2p_network(
-        folder / "doctor.key", listen=[listen], runtime_dir=folder, route_by_dht=False
+        visitor.identity_path, listen=[listen], runtime_dir=folder, route_by_dht=False
     ) as network:
-        return await Doctor(network, clock_s).examine(bootstrap)
+        return await Doctor(network, clock_s, visitor).examine(bootstrap)
 
 
 class Doctor:
@@ -125,9 +170,11 @@ class Doctor:
         clock_s: Unix time of this machine where trio's clock stands at zero.
     """
 
-    def __init__(self, network: Network, clock_s: float) -> None:
+    def __init__(self, network: Network, clock_s: float, visitor: Visitor | None = None) -> None:
         self._network = network
         self._clock_s = clock_s
+        self._incarnation = 1 if visitor is None else visitor.incarnation
+        self._pass_shown = b"" if visitor is None else visitor.pass_shown
         self._answers = DialBacks()
         self._named: dict[PeerId, tuple[Address, ...]] = {}
 
@@ -163,6 +210,8 @@ class Doctor:
         try:
             with trio.fail_after(MEET_S):
                 met = await self._greet(peer_id, addresses, text)
+        except Refused as refused:
+            return Met(text, failure=refused.sentence, refused=True)
         except (LocoError, trio.TooSlowError) as error:
             return Met(text, failure=str(error) or f"no answer in {MEET_S:.0f} s")
         await self._ask_seen(peer_id)
@@ -181,7 +230,7 @@ class Doctor:
             theirs, _ = await talk.receive(Hello, timeout_s=MEET_S)
             round_trip_s = trio.current_time() - asked_s
             with trio.move_on_after(2.0):
-                while not isinstance(said := (await talk.receive(Beat, PeerList))[0], PeerList):
+                while not isinstance(said := (await talk.receive(*FROM_LINK))[0], PeerList):
                     pass
                 self._named |= {entry.peer_id: entry.addresses for entry in said.peers}
             await talk.send(Leaving())
@@ -199,12 +248,13 @@ class Doctor:
             software="loco-peer doctor",
             protocols=SPOKEN,
             run_id=None,
-            incarnation=1,
+            incarnation=self._incarnation,
             addresses=(),
             swarm_time_s=self._clock_s + trio.current_time(),
             state="starting",
             round=0,
             layout_digest=None,
+            pass_shown=self._pass_shown,
         )
 
     def _own(self) -> list[Address]:

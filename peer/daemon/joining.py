@@ -1,8 +1,9 @@
 """Finding the swarm: from the addresses that a user gave to the first live link.
 
-Nothing fails on a start-up deadline. Every address is tried again and again, with back-off, and
-each second it is said what is failing for which address. Only a refusal that trying again cannot
-change ends it. An address of our own, as in a list that all machines share, is left out.
+Nothing fails on a start-up deadline. Every address is tried again and again, with back-off. It is
+said what is failing for which address and what would help: within a second where that has changed,
+and every REPEAT_S where it has not. Only a refusal that trying again cannot change ends it. An
+address of our own, as in a list that all machines share, is left out.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -10,6 +11,7 @@ from typing import Final
 
 import trio
 
+from peer.network.dial_errors import BACKOFF, cure_of, mismatch_sentence
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
@@ -23,6 +25,8 @@ from protocol.wire.messages import Hello
 from .links import Links
 
 REPORT_EVERY_S: Final = 1.0
+REPEAT_S: Final = 10.0
+"""How often the same is said again."""
 CALM_REPORT_S: Final = 60.0
 """How often it is said what fails for an address that can be done without."""
 FIRST_PAUSE_S: Final = 0.5
@@ -49,6 +53,8 @@ Resolve = Callable[[str], Awaitable[tuple[PeerId, Sequence[Address]]]]
 
 Raises LocoError naming the step that failed.
 """
+Probe = Callable[[Address], Awaitable[PeerId]]
+"""Names the peer that answers at an address. Raises LocoError naming the step that failed."""
 
 
 class Bootstrap:
@@ -63,6 +69,7 @@ class Bootstrap:
         facts: Facts,
         events: EventLog,
         pins: Pins | None = None,
+        probe: Probe | None = None,
         report_every_s: float = REPORT_EVERY_S,
     ) -> None:
         self._addresses = addresses
@@ -73,7 +80,9 @@ class Bootstrap:
         self._failing: dict[str, str] = {}
         self._num_own = 0
         self._pins = pins or PassingPins()
+        self._probe = probe
         self._report_every_s = report_every_s
+        self._said: dict[str, tuple[str, float]] = {}
         self._found: tuple[PeerId, Hello] | None = None
         self._refused: Refused | None = None
 
@@ -105,7 +114,7 @@ class Bootstrap:
                         self._leave_out(address, done)
                         return
                     self._pin(address, peer_id, addresses)
-                    hello = await self._links.dial(peer_id, addresses)
+                    hello = await self._dial(peer_id, addresses)
             except Refused as refused:
                 self._failing[address] = f"refused: {refused.sentence}"
                 if is_final(refused):
@@ -120,6 +129,19 @@ class Bootstrap:
                 done.cancel()
             await trio.sleep(pause_s)
             pause_s = min(MAX_PAUSE_S, 2 * pause_s)
+
+    async def _dial(self, peer_id: PeerId, addresses: Sequence[Address]) -> Hello:
+        """A link. Where p2pd does not try, since it has failed there before, we find out why."""
+        try:
+            return await self._links.dial(peer_id, addresses)
+        except StreamLost as lost:
+            if self._probe is None or BACKOFF not in str(lost):
+                raise
+            found = await self._probe(addresses[0])
+            if found == peer_id:
+                raise
+            where = addresses[0].partition("/p2p/")[0]
+            raise StreamLost(mismatch_sentence(peer_id, found, where)) from lost
 
     def _leave_out(self, address: str, done: trio.CancelScope) -> None:
         """Note that we ourselves answer there; if we do everywhere, nobody is left to ask."""
@@ -155,10 +177,25 @@ class Bootstrap:
     async def _report(self) -> None:
         while True:
             for address, why in self._failing.items():
-                step, _, detail = why.partition(": ")
-                self._events.emit(
-                    EventName.BOOTSTRAP_FAILING, address=address, step=step, detail=detail
-                )
+                self._say(address, why)
                 if self._facts.state is PeerState.CONNECTING:
-                    self._facts.now_doing(f"cannot reach {address}: {why}")
+                    cure = cure_of(why)
+                    doing = f"cannot reach {address}: {why}"
+                    self._facts.now_doing(f"{doing} ({cure})" if cure else doing)
             await trio.sleep(self._report_every_s)
+
+    def _say(self, address: str, why: str) -> None:
+        """Say it where it is new, or was said long ago."""
+        now_s = trio.current_time()
+        said, said_s = self._said.get(address, ("", now_s))
+        if why == said and now_s - said_s < REPEAT_S:
+            return
+        self._said[address] = why, now_s
+        step, _, detail = why.partition(": ")
+        self._events.emit(
+            EventName.BOOTSTRAP_FAILING,
+            address=address,
+            step=step,
+            detail=detail,
+            cure=cure_of(why),
+        )

@@ -49,9 +49,12 @@ from .membership import Membership
 from .outer_source import OuterSource
 from .peer_parts import PeerParts, PeerSettings
 from .provision import Supplies
+from .room import check_room
 from .sources import fetch_weights
 from .witnesses import MeasureLoss, Witnesses, cannot_tell
 
+TRAINER_SHARE: Final = 0.5
+"""Part of the grace in which the trainer may write its part of the last checkpoint."""
 LEAVING_SHARE: Final = 0.6
 """Part of the grace in which an exchange under way may end."""
 
@@ -73,7 +76,7 @@ class Peer:
         self._sign = parts.sign
         self._standing = parts.standing
         self.door = parts.standing.door
-        self._stop = trio.Event()
+        self._stop = settings.stop
         self.service: StateService | None = None
         self.rounds: RoundLoop | None = None
         self._keeping = KeepAcquaintances(parts.acquaintances, parts.roster, parts.work)
@@ -84,6 +87,11 @@ class Peer:
     def request_stop(self) -> None:
         """Leave gracefully, soon."""
         self._stop.set()
+
+    @property
+    def grace_s(self) -> float:
+        """Time to end in, once asked to."""
+        return self._settings.grace_s
 
     @property
     def state_dir(self) -> Path:
@@ -149,14 +157,15 @@ class Peer:
             nursery.cancel_scope.cancel()
 
     async def _leave(self) -> None:
+        """Write the last checkpoint, before anything that others can spoil; then take leave."""
         self._facts.now_doing("leaving", PeerState.LEAVING)
         self._events.emit(EventName.LEAVING, reason="requested")
         if self.rounds is not None:
-            with trio.move_on_after(self._settings.grace_s * LEAVING_SHARE):
-                await self.rounds.leave()
+            began_s, grace_s = trio.current_time(), self._settings.grace_s
+            await self.rounds.leave(
+                began_s + grace_s * TRAINER_SHARE, began_s + grace_s * LEAVING_SHARE
+            )
         await self._links.say_leaving()
-        if self.rounds is not None:
-            await self.rounds.write_checkpoint()
 
     # --- training ---------------------------------------------------------------------------------
     def _hold(self, signed: SignedSpec, supplies: Supplies) -> HeldPart:
@@ -182,6 +191,12 @@ class Peer:
         facts.inner_steps_per_round = spec.sync.round_steps
         facts.tokens_per_step = spec.tokens_per_step
         held = self._hold(signed, supplies)
+        if self._settings.on_run is not None:
+            self._settings.on_run(spec, supplies.num_blocks * spec.model.context_length)
+        most = self._settings.max_corpus_bytes
+        if (plan := self._settings.checkpoints) is not None:
+            size = held.shape.padded_parameters
+            check_room(plan.store, size, supplies.store, most, self._events)
         service = self.service = StateService(
             network=self._network,
             work=self._work,
@@ -191,7 +206,6 @@ class Peer:
         )
         service.refused = facts.refused
         await service.start()
-        most = self._settings.max_corpus_bytes
         around = (self._network, self._work, self._roster, facts, self._events)
         pieces = CorpusPieces(supplies, spec, most, *around)
         await pieces.serve()
@@ -359,6 +373,8 @@ class Peer:
                 nursery.start_soon(self._keep_balance, spec, held)
             self._settings.on_ready()
             await rounds.run()
+            if self._settings.on_finished is not None:
+                await self._settings.on_finished()
             if self._settings.exit_when_done:
                 nursery.cancel_scope.cancel()
             await self._until_longer(held.view)

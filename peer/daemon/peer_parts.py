@@ -1,8 +1,10 @@
 """What a peer is put together from, and what is particular to it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import trio
 
 from peer.network.pacing import Pacing
 from peer.observe.events import EventLog
@@ -12,6 +14,7 @@ from peer.rounds.timing import RoundTiming
 from peer.state.acquaintances import Acquaintances
 from protocol.membership.records import Sign
 from protocol.membership.view import Roster
+from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 
 from .checkpointing import CheckpointPlan
@@ -31,7 +34,11 @@ class PeerSettings:
         bind_run: makes the home one of this run; raises when it is another's.
         keeps_stage: whether it holds its stage of a pipeline whatever happens.
         checkpoints: where they go, and how often; None keeps none.
+        on_finished: called when the run is over, while its state is served; None does nothing.
         max_corpus_bytes: of the disk that pieces of the corpus may take; None for no limit.
+        on_run: called with the run spec and the tokens of its corpus, before a state is taken.
+        grace_s: from `stop` to the end.
+        stop: set when this peer is to end, by whoever wants it: a signal, a command, or itself.
     """
 
     state_dir: Path
@@ -43,7 +50,10 @@ class PeerSettings:
     observe_round: Callable[[RoundTiming], None]
     keeps_stage: bool = False
     checkpoints: CheckpointPlan | None = None
+    on_finished: Callable[[], Awaitable[None]] | None = None
     max_corpus_bytes: float | None = None
+    on_run: Callable[[RunSpec, int], None] | None = None
+    stop: trio.Event = field(default_factory=trio.Event)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class PeerRequests:
     async def leave(self, _: dict[str, Any]) -> dict[str, Any]:
         """Begin to leave."""
         self._peer.request_stop()
-        return {}
+        return {"grace_s": self._peer.grace_s}
 
     async def write_state(self, _: dict[str, Any]) -> dict[str, Any]:
         """Write the present state to a file."""

@@ -212,6 +212,7 @@ class Reaching:
         facts.reach, facts.v4, facts.v6 = (answers.reach(now_s, each) for each in (None, 4, 6))
         facts.nat = answers.nat_kind(now_s, hosts)
         facts.observed = tuple(answers.observed_hosts(now_s))
+        facts.working = tuple(answers.working(now_s))
         facts.answers = answers.num_answers(now_s)
         if facts.reach is not before:
             self._events.emit(

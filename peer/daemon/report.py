@@ -17,7 +17,9 @@ from protocol.membership.group import Group
 from protocol.membership.view import Member, Roster, View
 from protocol.run.stages import DATA_STAGE, part_of_stage, stage_of_part
 
+from .join_address import join_address
 from .links import Links
+from .progress import ProgressReport
 
 
 @dataclass(slots=True)
@@ -33,6 +35,7 @@ class Report:
 
     Attributes:
         metrics_url: where Prometheus finds us; None until that is known.
+        progress: how far the run is.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Report:
         self._restarts = restarts
         self.metrics_url: str | None = None
         self.metrics = Metrics(self.snapshot, version=version)
+        self.progress = ProgressReport(facts, roster)
 
     def __repr__(self) -> str:
         return f"<Report of {self._facts.peer_id}>"
@@ -66,13 +70,19 @@ class Report:
     def status(self) -> Status:
         """This peer, for `loco-peer status`."""
         facts, now_s = self._facts, trio.current_time()
-        known = facts.run_id is not None
+        known, progress = facts.run_id is not None, self.progress.now()
+        joins_at = join_address(self._network, facts)
         return Status(
             peer_id=facts.peer_id,
             run_id=facts.run_id,
             state=facts.state,
             round=facts.round if known else None,
             step=facts.step if known else None,
+            total_steps=progress.total_steps,
+            learning_rate=progress.learning_rate,
+            tokens_per_s=progress.tokens_per_s,
+            swarm_tokens_per_s=progress.swarm_tokens_per_s,
+            left_s=progress.left_s,
             chosen_inner_steps=facts.chosen_inner_steps,
             tokens=facts.earlier_tokens + facts.tokens,
             train_loss=facts.train_loss,
@@ -87,6 +97,8 @@ class Report:
             codec=_codec_sentence(facts),
             outputs=facts.outputs.to_json(),
             reach=facts.reach.to_json(),
+            address=joins_at.address,
+            reachable_from=str(joins_at.scope),
             doing=facts.doing,
             since_s=now_s - facts.doing_since_s,
         )
@@ -133,6 +145,7 @@ class Report:
             part=None if facts.held is None else facts.held.group.part,
             round=facts.round if facts.run_id else None,
             step=facts.step if facts.run_id else None,
+            progress=self.progress.now(),
             inner_steps_per_average=facts.inner_steps_per_average,
             p2pd_restarts=self._restarts.p2pd,
             directory_restarts=self._restarts.directory,

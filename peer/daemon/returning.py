@@ -167,6 +167,7 @@ class Returning:
         if own is not None and self._stages.given in (None, stage_of_part(own.manifest.part)):
             facts.chosen = Group(signed.run_id, own.manifest.part)
             facts.nominal_step = own.manifest.step
+            facts.earlier_tokens = own.manifest.tokens
         else:
             own = None
         known = await self._parts.work.run(self._parts.acquaintances.read)
@@ -317,7 +318,6 @@ class Returned:
             await self._work.run(own.fill, arrival.slow_P, arrival.momentum_P)
         except FileUnusable as error:
             raise LocoError(f"{own.path}: {error}; start again: the one before is tried") from error
-        facts.earlier_tokens = manifest.tokens
         arrival.events.emit(
             EventName.RUN_RESUMED,
             path=str(own.path),

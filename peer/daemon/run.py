@@ -6,6 +6,8 @@ is in peer.py and below.
 
 import json
 import socket
+import sys
+from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.metadata import version as version_of
 from typing import Final
@@ -23,8 +25,9 @@ from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.log_file import LineFile
 from peer.options.addresses import HostPort
-from peer.options.config import ConfigError, PeerConfig
+from peer.options.config import ConfigError, Origin, PeerConfig
 from peer.options.exit_codes import ExitCode
+from peer.options.needs_told import say_needs
 from peer.options.run_options import check_options
 from peer.ports import PeerId
 from peer.ports.real import RealEntropy, RealWork
@@ -46,10 +49,11 @@ from .bugs import note_failed_request, note_failed_stream
 from .checkpointing import CheckpointPlan
 from .door import Keys
 from .entry import Entry
+from .final_export import export_finished
+from .join_address import join_address
 from .links import SILENCE_S
 from .outside import Outside
 from .pausing import PauseRequests
-from .peer import Peer
 from .peer_parts import PeerParts, PeerSettings
 from .peer_requests import PeerRequests
 from .provision import RealProvision
@@ -81,7 +85,11 @@ async def run_daemon(
         await _Daemon(config, home, spare, stop).run(spec)
         return ExitCode.OK
 
-    return await run_until_signalled(job, stop.set, grace_s=config.grace_s)
+    def say_late() -> None:
+        sentence = f"it did not end within --grace {config.grace_s:g} s, and is cut off"
+        print(f"loco-peer: {sentence}", file=sys.stderr, flush=True)
+
+    return await run_until_signalled(job, stop, grace_s=config.grace_s, say_late=say_late)
 
 
 class _Daemon:
@@ -130,6 +138,7 @@ class _Daemon:
         ports = self._ports(network, directory)
         assembly = Assembly(ports, self._keys(identity, spec), incarnation, self._version)
         report, restarts = assembly.report, assembly.restarts
+        assembly.parts.facts.reach.given = self._config.announce
         peer = assembly.start(
             self._settings(network, assembly.parts, report, founds=spec is not None),
             str(self._home.root),
@@ -137,9 +146,7 @@ class _Daemon:
         async with trio.open_nursery() as nursery:
             report.metrics_url = await self._serve_metrics(nursery, report)
             parts = assembly.parts
-            admission = AdmissionRequests(
-                parts.standing.door, parts.links.passing_on, network, RealEntropy()
-            )
+            admission = AdmissionRequests(parts, network, RealEntropy())
             amending = Amending(
                 parts.standing.door, parts.links.passing_on, parts.facts, parts.roster
             )
@@ -151,7 +158,7 @@ class _Daemon:
             nursery.start_soon(_watch_network, network, directory, ports.events, restarts)
             nursery.start_soon(_watch_directory, directory, ports.events, restarts)
             nursery.start_soon(Outside(network, parts, self._config.relay_mbps).run)
-            nursery.start_soon(self._stop_when_asked, peer)
+            nursery.start_soon(report.progress.say, ports.events, self._export_command())
             await peer.run(self._entry(assembly, spec))
             nursery.cancel_scope.cancel()
 
@@ -165,6 +172,11 @@ class _Daemon:
         if spec is not None:
             return assembly.founding(spec)
         return assembly.joining(config.bootstrap, stage)
+
+    def _export_command(self) -> str:
+        is_default = self._config.origins["home"] is Origin.DEFAULT
+        home = "" if is_default else f" --home {self._home.root}"
+        return f"loco-peer export{home} --hf DIR"
 
     def _keys(self, identity: Identity, spec: RunSpec | None) -> Keys:
         """What this home signs with; a home that founds a run is given a founder's key."""
@@ -191,6 +203,7 @@ class _Daemon:
             wall_time_s=directory.swarm_time_s,
             log_format=config.log_format,
             verbose=config.verbose,
+            stream=sys.stderr,
         )
         network.tell_bugs(partial(note_failed_stream, events))
         provision = RealProvision(
@@ -238,8 +251,18 @@ class _Daemon:
                 self._version,
                 self._uploads(network.peer_id),
             ),
+            on_finished=self._export(parts.events),
             max_corpus_bytes=_bytes_of(self._config.max_corpus_gb),
+            on_run=partial(say_needs, self._config, founds) if self._home.run() is None else None,
+            stop=self._stop,
         )
+
+    def _export(self, events: EventLog) -> Callable[[], Awaitable[None]] | None:
+        """What writes the model when the run is over, if somebody wants that."""
+        folder = self._config.export_when_done
+        if folder is None:
+            return None
+        return partial(export_finished, self._home, folder.absolute(), events)
 
     def _uploads(self, peer_id: PeerId) -> Uploads | None:
         """Where copies of checkpoints go. Raises ConfigError: that place cannot be reached."""
@@ -256,10 +279,6 @@ class _Daemon:
             )
         except UploadFailed as error:
             raise ConfigError(f"{error} (checkpoint-upload)") from error
-
-    async def _stop_when_asked(self, peer: Peer) -> None:
-        await self._stop.wait()
-        peer.request_stop()
 
     def _listen(self) -> HostPort:
         where = self._config.listen
@@ -286,13 +305,15 @@ class _Daemon:
         self, network: Libp2pNetwork, parts: PeerParts, report: Report, *, founds: bool
     ) -> None:
         """Say where others can join, and what a founder must not lose."""
-        addresses = list(network.addresses)
-        join = f"loco-peer join --bootstrap {addresses[0]}"
+        best = join_address(network, parts.facts)
+        addresses = list(dict.fromkeys([best.address, *network.addresses]))
+        join = f"loco-peer join --bootstrap {best.address}"
         if self._config.json_ready:
             ready = {
                 "peer_id": parts.facts.peer_id,
                 "addresses": addresses,
                 "join": join,
+                "reachable_from": str(best.scope),
                 "metrics": report.metrics_url,
             }
             print(json.dumps(ready), flush=True)
@@ -303,6 +324,8 @@ class _Daemon:
         elif door.wants_invitations:
             join = "loco-peer invite    (where the run was started, or at a delegate's)"
         print(f"others join with:\n  {join}", flush=True)
+        if best.note and not door.wants_invitations:  # else `invite` shows the address, and says it
+            print(f"  ({best.note})", flush=True)
         if founds:
             key = self._home.founder_key_path
             print(f"keep a copy of {key}: nothing else signs for this run", flush=True)

@@ -1,8 +1,9 @@
 """A network that serves admitted peers that behave; it is laid around the one that keeps the pace.
 
-Every conversation passes this one door. The hello is where a peer shows its pass, and where it is
-told why it is not let in (peer/daemon/links.py), so there only its conduct counts. What a peer
-sends against the rules is held against it here, whatever the conversation. A peer that opens
+Every conversation that another peer opens, in a protocol of ours, passes this one door; libp2p's
+own protocols do not, nor do streams that we open. The hello is where a peer shows its pass, and
+where it is told why it is not let in (peer/daemon/links.py), so there only its conduct counts. What
+a peer sends against the rules is held against it here, whatever the conversation. A peer that opens
 streams faster than any needs to waits for its turn (protocol/membership/paces.py), and fills its
 own places meanwhile.
 """

@@ -31,18 +31,66 @@ _STEPS: Final = (
 )
 
 
+BACKOFF: Final = "dial backoff"
+"""What p2pd says of an address that it does not try now, since it has failed a moment ago."""
+_MISMATCH: Final = re.compile(r"peer id mismatch: expected (\w+), but remote key matches (\w+)")
+_CAUSE: Final = re.compile(r"\* \[/\w+/([^/\]]+)/\w+/(\d+)[^\]]*\] (.+?)(?= \* \[|$)")
+_VERBS: Final = re.compile(r"^dial \w+ \S+: (connect: )?")
+_TIMED_OUT: Final = re.compile(r"i/o timeout|context deadline exceeded|operation timed out")
+_CURES: Final = {
+    "another peer answers": "take the join line anew from whoever runs that peer; HOST:PORT alone"
+    " believes whoever answers",
+    "no address is known": "check how the name is written, and that this machine can look names up",
+    "refused": "no peer listens there now: check the port, and that the peer runs",
+    "no route|unreachable|timed out|nothing came|no answer|dial backoff": "check the address, that"
+    " the machine is up, and that its firewall or router lets the port in",
+    "does not speak libp2p|not over tls": "another program listens there, perhaps the peer's"
+    " metrics: give the port of its join line",
+}
+"""What would help, by what the sentence says."""
+
+
+def cure_of(words: str) -> str:
+    """What would help against a failed dial, by its sentence; empty where nothing is known to."""
+    cures = (cure for pattern, cure in _CURES.items() if re.search(pattern, words.lower()))
+    return next(cures, "")
+
+
+def mismatch_sentence(expected: PeerId, found: PeerId, where: str) -> str:
+    """That somebody else answers, with the ends of both ids, by which people know them."""
+    at = f" at {where}" if where else ""
+    return (
+        f"handshake: another peer answers{at}: expected ...{expected[-8:]}, found ...{found[-8:]}"
+    )
+
+
+def _p2pds_causes(words: str) -> str:
+    """Each address that p2pd has tried, and why it failed there; all it said where there is none.
+
+    Addresses that it passed over say nothing, unless it passed over all.
+    """
+    found = [(f"{host}:{port}", _VERBS.sub("", why)) for host, port, why in _CAUSE.findall(words)]
+    tried = [(where, why) for where, why in found if why != BACKOFF] or found
+    plain = [f"{where}: {_TIMED_OUT.sub('timed out', why)}" for where, why in tried]
+    return "; ".join(dict.fromkeys(plain)) or words
+
+
 def failed_step(words: str) -> str:
     """`resolve`, `dial`, `handshake` or `protocol`."""
     return next((step for step, pattern in _STEPS if pattern.search(words)), "dial")
 
 
 def dial_sentence(peer_id: PeerId, error: BaseException, protocol: str | None = None) -> str:
-    """What happened, for people: the step first, then p2pd's words on one line."""
+    """What happened, for people: the step first, then what p2pd says of each address, in a line."""
     words = re.sub(r"\s+", " ", str(error))
     step = failed_step(words)
     if step == "protocol" and protocol is not None:
         return f"protocol: {peer_id} does not speak {protocol}"
-    return f"{step}: cannot reach {peer_id}: {words[:MAX_DETAIL_CHARACTERS]}"
+    if other := _MISMATCH.search(words):
+        causes = _CAUSE.findall(words)
+        where = next((f"{host}:{port}" for host, port, why in causes if "mismatch" in why), "")
+        return mismatch_sentence(other[1], other[2], where)
+    return f"{step}: cannot reach {peer_id}: {_p2pds_causes(words)[:MAX_DETAIL_CHARACTERS]}"
 
 
 async def unresolved_sentence(peer_id: PeerId, addresses: Sequence[bytes]) -> str | None:

@@ -39,7 +39,7 @@ from .p2pd_client import (
     size_buffers,
 )
 from .p2pd_process import ListenPorts, P2pdConfig, P2pdFailed, P2pdProcess, run_p2pd
-from .reachability import best_first, local_form, text_of
+from .reachability import given_first, is_usable, local_form, text_of
 from .relayed import num_relayed
 from .sockets import listen_at, runtime_directory, socket_paths, wait_until_unused
 from .tls_probe import read_peer_id
@@ -345,7 +345,8 @@ class Libp2pNetwork:
     def _note_addresses(self) -> None:
         """Where we can be reached now; the last address is the one that works on this machine."""
         local = [local_form(address) for address in self._config.listen]
-        best = best_first([*self._announced, *self._config.announced(), *local])
+        told = [*self._announced, *self._config.announced(), *local]
+        best = given_first(filter(is_usable, told), self._config.announce)
         kept = best[: MAX_ADDRESSES_PER_PEER - 1] + best[-1:]
         named = (multiaddr.with_peer_id(address, self._peer_id) for address in kept)
         self._addresses = tuple(dict.fromkeys(named))

@@ -181,20 +181,18 @@ class Libp2pStream:
             pass  # it has ended, or somebody else reads to the end
 
     def _check(self) -> None:
-        if self._closed:
-            raise trio.ClosedResourceError(f"{self!r} was closed here")
-        if self._lost:
+        if self._closed or self._lost:
             raise self._loss("")
 
-    async def _loss_now(self, reason: str) -> StreamLost | trio.ClosedResourceError:
+    async def _loss_now(self, reason: str) -> StreamLost:
         """The error for a stream that just ended: `reason`, unless our own p2pd is to blame."""
         if not self._closed and not self._lost and await self._carrier_is_lost():
             reason = "our p2pd died"
         return self._loss(reason)
 
-    def _loss(self, reason: str) -> StreamLost | trio.ClosedResourceError:
+    def _loss(self, reason: str) -> StreamLost:
         if self._closed:
-            return trio.ClosedResourceError(f"{self!r} was closed here, by another task")
+            reason = self._lost or "it was closed here"
         return StreamLost(
             f"{self._protocol} stream with {self._remote_peer_id} was lost: {self._lost or reason}"
         )

@@ -38,6 +38,7 @@ from protocol.address import multiaddr
 from protocol.errors import LocoError
 
 from .interfaces import own_addresses
+from .reachability import local_form
 
 START_TIMEOUT_S: Final = 20.0
 IDLE_TIMEOUT_S: Final = 15
@@ -54,6 +55,10 @@ CONNECTIONS_HIGH: Final = 256
 
 class P2pdFailed(LocoError):
     """p2pd could not be started or has ended; the message says why, in its own last words."""
+
+
+class CannotListen(P2pdFailed):
+    """An address to listen on cannot be used; the message says which, why, and what to change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,8 @@ class P2pdConfig:
         """
         if any(address.endswith("/tcp/0") for address in self.listen):
             return list(self.announce)
-        return list(self.announce) or own_addresses(self.listening) or self.listening
+        here = list(map(local_form, self.listening))
+        return list(self.announce) or own_addresses(self.listening) or here
 
     def arguments(self) -> list[str]:
         """The command line."""
@@ -138,7 +144,7 @@ class ListenPorts:
         """Bind the port of each address; port 0 takes a free one.
 
         Raises:
-            P2pdFailed: an address cannot be used; says which and why.
+            CannotListen: an address cannot be used.
         """
         self._sockets: list[socket.socket] = []
         try:
@@ -154,7 +160,7 @@ class ListenPorts:
         parts = multiaddr.parse(multiaddr.normalise(address))
         names = [name for name, _ in parts]
         if names not in (["ip4", "tcp"], ["ip6", "tcp"]):
-            raise P2pdFailed(
+            raise CannotListen(
                 f"cannot listen on {address}: use /ip4/ADDRESS/tcp/PORT or /ip6/ADDRESS/tcp/PORT"
             )
         port = self._bind(address, names[0], parts[0][1], int(parts[1][1]))
@@ -170,7 +176,7 @@ class ListenPorts:
         try:
             holder.bind((host, port))
         except OSError as error:
-            raise P2pdFailed(_bind_sentence(address, host, port, error)) from error
+            raise CannotListen(_bind_sentence(address, host, port, error)) from error
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         bound: int = holder.getsockname()[1]
         return bound

@@ -2,9 +2,24 @@
 
 import ipaddress
 from collections.abc import Iterable, Sequence
+from enum import StrEnum
 
 from peer.ports import Address
-from protocol.address.multiaddr import HOST_PROTOCOLS, InvalidAddress, from_bytes, parse
+from protocol.address.multiaddr import (
+    HOST_PROTOCOLS,
+    InvalidAddress,
+    from_bytes,
+    parse,
+    split_peer_id,
+)
+
+
+class Scope(StrEnum):
+    """From where an address can be dialled."""
+
+    ANYWHERE = "anywhere"
+    NETWORK = "this network"
+    MACHINE = "this machine"
 
 
 def best_first(addresses: Iterable[Address]) -> list[Address]:
@@ -15,9 +30,57 @@ def best_first(addresses: Iterable[Address]) -> list[Address]:
     return sorted(dict.fromkeys(addresses), key=_distance)
 
 
+def given_first(addresses: Iterable[Address], given: Sequence[Address]) -> list[Address]:
+    """The same, after those that the user has named, in that order."""
+    return list(dict.fromkeys([*given, *best_first(addresses)]))
+
+
 def is_loopback(address: Address) -> bool:
     """Whether only this machine can dial the address."""
     return _distance(address) >= _LOOPBACK
+
+
+def is_usable(address: Address) -> bool:
+    """Whether anybody can dial the address: not one that is unspecified, or cannot be read."""
+    return _distance(address) != _UNUSABLE
+
+
+def scope_of(address: Address) -> Scope:
+    """From where the address can be dialled; of a relayed one, where the relay can."""
+    distance = _distance(address.partition("/p2p/")[0])
+    if distance >= _LOOPBACK:
+        return Scope.MACHINE
+    return Scope.ANYWHERE if distance == _PUBLIC else Scope.NETWORK
+
+
+def address_to_join(
+    addresses: Sequence[Address],
+    *,
+    given: Iterable[Address] = (),
+    working: Iterable[Address] = (),
+    needs_relay: bool = False,
+) -> Address:
+    """The one of our addresses that others are shown to join by.
+
+    What the user has named goes first, then where others got through, then what `best_first` says;
+    what only this machine can dial goes last, whoever else of it got through there.
+
+    Args:
+        addresses: ours, each with our peer id; at least one.
+        given: without peer id, as the user has named them.
+        working: the same, where others got through.
+        needs_relay: others have tried our own addresses, and did not get through.
+    """
+    named, reached = frozenset(given), frozenset(working)
+
+    def rank(address: Address) -> tuple[bool, bool, bool, bool, int]:
+        bare = split_peer_id(address)[0]
+        distance = _distance(address)
+        direct = needs_relay and distance != _RELAYED
+        local = distance >= _LOOPBACK
+        return bare not in named, local, bare not in reached, direct, distance
+
+    return min(addresses, key=rank)
 
 
 _PUBLIC, _RELAYED, _PRIVATE, _LINK_LOCAL, _LOOPBACK, _UNUSABLE = range(6)
@@ -45,7 +108,7 @@ def _ip_distance(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> int:
         return _LOOPBACK
     if ip.is_link_local:
         return _LINK_LOCAL
-    return _PRIVATE if ip.is_private else _PUBLIC
+    return _PUBLIC if ip.is_global else _PRIVATE
 
 
 def understood(addresses: Sequence[bytes]) -> list[Address]:

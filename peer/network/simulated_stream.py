@@ -301,10 +301,8 @@ class SimulatedStream:
         self._incoming.forget_link()
 
     def _check(self) -> None:
-        if self._closed:
-            raise trio.ClosedResourceError(f"{self!r} was closed here")
-        if self._lost:
-            raise self._loss("")
+        if self._closed or self._lost:
+            raise self._loss("it was closed here")
 
     def _loss(self, reason: str) -> StreamLost:
         self._lost = self._lost or reason

@@ -18,6 +18,7 @@ We show no certificate of our own: under TLS 1.3 the client is done before the s
 nothing is said afterwards.
 """
 
+import os
 import ssl
 from typing import Final
 
@@ -27,6 +28,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from peer.network.identity import verify
 from peer.ports import PeerId
+from peer.process.exception_groups import leaves
 from protocol.address.peer_id import KEY_PROTOBUF_PREFIX, PUBLIC_KEY_BYTES, peer_id_from_public_key
 from protocol.address.varint import decode_uvarint, encode_uvarint
 from protocol.errors import StreamLost
@@ -190,6 +192,10 @@ def _der_value(data: bytes, tag: int) -> tuple[bytes, bytes]:
 def _words(error: BaseException) -> str:
     if isinstance(error, trio.TooSlowError):
         return f"nothing came in {STEP_TIMEOUT_S:.0f} s"
+    if isinstance(error, OSError) and error.__cause__ is not None:  # of each address that it has
+        return ", ".join(dict.fromkeys(map(_words, leaves(error.__cause__))))
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__

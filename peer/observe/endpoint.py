@@ -1,4 +1,4 @@
-"""A very small HTTP server for one page: `GET /metrics`.
+"""A very small HTTP server for one page: `GET /metrics`, and HEAD for monitors.
 
 Anybody who can reach the port can ask, so everything is bounded: connections, the request's length
 and how long it may take. One request per connection; the answer is rendered in the daemon's
@@ -87,7 +87,10 @@ class _Server:
         if head is None:
             return
         status, body = self._page(head)
-        await stream.send_all(self._response(status, body))
+        answer = self._response(status, body)
+        if head.startswith(b"HEAD "):
+            answer = answer.removesuffix(body)
+        await stream.send_all(answer)
         with trio.move_on_after(1):  # let the answer arrive before the connection is reset
             await stream.send_eof()
             await stream.receive_some(1)
@@ -98,7 +101,7 @@ class _Server:
             return 431, b""
         if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
             return 400, b""
-        if words[0] != b"GET":
+        if words[0] not in (b"GET", b"HEAD"):
             return 405, b""
         if words[1].split(b"?")[0] != b"/metrics":
             return 404, b"metrics are at /metrics\n"
@@ -113,7 +116,7 @@ class _Server:
             f"HTTP/1.1 {status} {_REASONS[status]}",
             f"Content-Type: {kind}",
             f"Content-Length: {len(body)}",
-            *(["Allow: GET"] if status == 405 else []),
+            *(["Allow: GET, HEAD"] if status == 405 else []),
             "Connection: close",
         ]
         return "\r\n".join([*lines, "", ""]).encode() + body

@@ -32,6 +32,7 @@ class EventName(StrEnum):
     CHECKPOINT_FAILED = "CheckpointFailed"
     CHECKPOINT_REFUSED = "CheckpointRefused"
     CHECKPOINT_SET_ASIDE = "CheckpointSetAside"
+    ROOM_FOUND_SMALL = "RoomFoundSmall"
     GROUP_ENTERED = "GroupEntered"
     STATE_PROGRESSED = "StateProgressed"
     STATE_RECEIVED = "StateReceived"
@@ -65,6 +66,8 @@ class EventName(StrEnum):
     BOOTSTRAP_FAILING = "BootstrapFailing"
     IDENTITY_PINNED = "IdentityPinned"
     RUN_FINISHED = "RunFinished"
+    RUN_EXPORTED = "RunExported"
+    EXPORT_FAILED = "ExportFailed"
     LEAVING = "Leaving"
 
 
@@ -110,6 +113,7 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "bytes": "of its files",
         "stalled_s": "for how long no round was trained",
         "seconds": "until it was on the disk",
+        "missing": "why it has the slow weights alone, where that is so",
     },
     EventName.CHECKPOINT_COPIED: {"path": "of the copy", "seconds": "that took"},
     EventName.CHECKPOINT_FAILED: {
@@ -118,6 +122,9 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
     EventName.CHECKPOINT_REFUSED: {"path": "its folder", "detail": "what is wrong with it"},
     EventName.CHECKPOINT_SET_ASIDE: _ROUND
     | {"path": "its folder from now on", "followed_step": "of the older state that others train"},
+    EventName.ROOM_FOUND_SMALL: {
+        "detail": "what the disk has no room for before training begins, and what to do"
+    },
     EventName.GROUP_ENTERED: {
         "group": "its digest, which stands in all that concerns it",
         "part": "of the model that we hold, like all others in the group",
@@ -242,6 +249,7 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "address": "that was tried",
         "step": "resolve, dial, handshake, protocol or directory",
         "detail": "what went wrong",
+        "cure": "what would help; empty where the detail says it",
     },
     EventName.IDENTITY_PINNED: {
         "address": "HOST:PORT as it was given",
@@ -252,5 +260,7 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "validation_loss": "of the last slow weights",
         "replica_loss": "of our own before the final averaging",
     },
+    EventName.RUN_EXPORTED: {"path": "folder of the Hugging Face checkpoint"},
+    EventName.EXPORT_FAILED: {"detail": "why there is none, and how to try again"},
     EventName.LEAVING: {"reason": "who asked"},
 }

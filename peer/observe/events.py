@@ -11,30 +11,19 @@ import math
 import sys
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 import structlog
 import trio
 
 from peer.options.config import LogFormat
 
+from .console import said_of
 from .event_names import FIELDS, EventName
 from .log_file import MAX_LINE_BYTES
 from .names import short_id
 
 EventDict = MutableMapping[str, Any]
-
-QUIET: Final = frozenset(
-    {
-        EventName.GROUP_ENTERED,
-        EventName.ROUND_OPENED,
-        EventName.ROUND_CLOSED,
-        EventName.PROPOSAL_SENT,
-        EventName.PROPOSAL_ACCEPTED,
-        EventName.PROPOSAL_REFUSED,
-    }
-)
-"""Events that people see only with `--verbose`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,17 +140,32 @@ class EventLog:
         return {**stamp, **{key: _finite(value) for key, value in event.items()}}
 
     def _show(self, _logger: object, _method: str, event: EventDict) -> EventDict:
-        if self._log_format is LogFormat.CONSOLE and (self._verbose or event["event"] not in QUIET):
-            self._print(sentence(event))
+        if self._log_format is LogFormat.CONSOLE:
+            if self._verbose:
+                self._print(sentence(event))
+            elif said := said_of(event):
+                self._print(f"{_clock(event['time'])} {said}")
         return event
+
+    def say(self, line: str) -> None:
+        """Say something to people that is no event; not among lines of JSON."""
+        if self._log_format is LogFormat.CONSOLE:
+            self._print(f"{_clock(self._wall_time_s())} {line}")
 
     def _print(self, line: str) -> None:
         if self._stream is None:
             return
         try:
-            print(line, file=self._stream, flush=True)
+            print(_on_one_line(line), file=self._stream, flush=True)
         except (OSError, ValueError):
             self._stream = None  # the terminal is gone; the run goes on
+
+
+def _on_one_line(line: str) -> str:
+    """The line, harmless on a terminal: names and reasons in it come from other peers, too."""
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def _to_line(_logger: object, _method: str, event: EventDict) -> str:
@@ -186,12 +190,15 @@ def _plain(value: Any) -> Any:
 
 
 def sentence(event: EventDict) -> str:
-    """One short line for people: time of day (UTC), event, fields."""
-    seconds = int(event["time"]) % 86400
-    clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    """One line for people who want all: time of day (UTC), event, fields."""
     stamped = ("time", "monotonic_s", "peer", "event")
     fields = [f"{key}={_short(key, value)}" for key, value in event.items() if key not in stamped]
-    return " ".join([clock, event["event"], *fields])
+    return " ".join([_clock(event["time"]), event["event"], *fields])
+
+
+def _clock(time_s: float) -> str:
+    seconds = int(time_s) % 86400
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 
 def _short(key: str, value: Any) -> str:

@@ -42,7 +42,7 @@ class Facts:
         inner_steps_per_round: of a nominal round.
         chosen_inner_steps: H, where each peer chooses its own; None where the run names one.
         tokens, inner_steps: trained by this daemon since its start.
-        earlier_tokens: trained before that, by the checkpoint that we went on from.
+        earlier_tokens: trained before that, by the newest checkpoint that the home had.
         debt: nominal steps that rounds have trained more than their lengths.
         checkpoints: by how they ended.
         checkpoint_at_s: trio's time of the last; None before the first.

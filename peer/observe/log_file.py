@@ -82,7 +82,7 @@ class LineFile:
 
 
 def _opened(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
 def rotated(path: Path, number: int) -> Path:

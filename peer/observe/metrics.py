@@ -39,6 +39,7 @@ from .output_metrics import output_metrics
 from .packing_facts import PackingFacts, packing_metrics
 from .pipeline_facts import PipelineFacts
 from .pipeline_metrics import pipeline_metrics
+from .progress import RunProgress
 from .reach_facts import ReachFacts
 from .reach_metrics import reach_metrics
 from .round_metrics import Durations, RoundPhase, round_metrics
@@ -59,6 +60,7 @@ class MetricsSnapshot:
     Attributes:
         inner_steps, tokens: done by this daemon.
         round, step: of the run; `step` is nominal.
+        progress: how far the run is.
         inner_steps_per_average: H, of this peer.
         sent_bytes, received_bytes: by libp2p protocol id.
         peers: other peers by state.
@@ -102,6 +104,7 @@ class MetricsSnapshot:
     repeated_blocks: int = 0
     round: int | None = None
     step: int | None = None
+    progress: RunProgress = field(default_factory=RunProgress)
     inner_steps_per_average: int | None = None
     stalled_s: float = 0.0
     diverged: int = 0
@@ -208,6 +211,7 @@ def _training(now: MetricsSnapshot) -> Iterator[Metric]:
     )
     yield gauge("loco_round", "Round of the run that this peer is in.", now.round)
     yield gauge("loco_step", "Nominal inner step of the run that this peer is at.", now.step)
+    yield from _progress(now.progress)
     yield gauge(
         "loco_inner_steps_per_average",
         "Inner steps between two averages of this peer (H), as the run says or as it has chosen.",
@@ -222,6 +226,22 @@ def _training(now: MetricsSnapshot) -> Iterator[Metric]:
         "loco_replica_distance",
         "Root mean square per parameter of our fast weights less the last partner's.",
         now.replica_distance,
+    )
+
+
+def _progress(now: RunProgress) -> Iterator[Metric]:
+    yield gauge("loco_total_steps", "Nominal inner steps of the whole run.", now.total_steps)
+    yield gauge("loco_learning_rate", "Learning rate of the present step.", now.learning_rate)
+    yield gauge("loco_tokens_per_second", "Tokens that this peer trains.", now.tokens_per_s)
+    yield gauge(
+        "loco_swarm_tokens_per_second",
+        "Tokens that all peers train, by what they tell of their speed.",
+        now.swarm_tokens_per_s,
+    )
+    yield gauge(
+        "loco_run_left_seconds",
+        "Time to the end of the run, at the pace of the last minutes, in seconds.",
+        now.left_s,
     )
 
 

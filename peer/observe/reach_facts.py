@@ -15,6 +15,8 @@ class ReachFacts:
 
     Attributes:
         reach: whether others can dial us at all; `v4` and `v6` by family of addresses.
+        given: addresses that the user has named.
+        working: those of ours where others get through.
         observed: the IP addresses that others see.
         relays: peers that relay for us.
         answers: peers that have told us.
@@ -26,6 +28,8 @@ class ReachFacts:
     v4: Reach = Reach.UNKNOWN
     v6: Reach = Reach.UNKNOWN
     nat: NatKind = NatKind.UNKNOWN
+    given: tuple[str, ...] = ()
+    working: tuple[str, ...] = ()
     observed: tuple[str, ...] = ()
     relays: tuple[str, ...] = ()
     answers: int = 0

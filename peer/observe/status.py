@@ -13,6 +13,7 @@ from .amendment_lines import amendment_lines
 from .names import short_id
 from .output_facts import output_line
 from .pipeline_lines import pipeline_lines
+from .progress import RunProgress, progress_line
 from .reach_facts import reach_line
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ class Status:
     """The status of this peer. None is unknown.
 
     Attributes:
-        step: nominal inner step of the run.
+        step, total_steps: nominal inner steps of the run.
+        learning_rate, tokens_per_s, swarm_tokens_per_s, left_s: as in `RunProgress`.
         chosen_inner_steps: of our rounds, where each peer chooses its own; None where the run says.
         tokens: trained by this peer, in its life before the last checkpoint too.
         train_loss: mean of the last round, nats per token.
@@ -92,6 +94,8 @@ class Status:
         codec: of the run, and whether plain or compiled loops code with it here.
         outputs: how ours differ from a partner's (`OutputFacts.to_json`).
         reach: how others reach us (`ReachFacts.to_json`).
+        address: what others join by; `reachable_from` says from where: `anywhere`, `this network`
+            or `this machine`.
         doing: one short sentence on what is going on, or what we wait for.
         since_s: seconds since `doing` last changed.
     """
@@ -101,6 +105,11 @@ class Status:
     state: PeerState = PeerState.STARTING
     round: int | None = None
     step: int | None = None
+    total_steps: int | None = None
+    learning_rate: float | None = None
+    tokens_per_s: float | None = None
+    swarm_tokens_per_s: float | None = None
+    left_s: float | None = None
     chosen_inner_steps: int | None = None
     tokens: int | None = None
     train_loss: float | None = None
@@ -115,6 +124,8 @@ class Status:
     codec: str | None = None
     outputs: Mapping[str, Any] | None = None
     reach: Mapping[str, Any] | None = None
+    address: str | None = None
+    reachable_from: str | None = None
     doing: str | None = None
     since_s: float | None = None
 
@@ -127,6 +138,11 @@ class Status:
             "state": str(self.state),
             "round": self.round,
             "step": self.step,
+            "total_steps": self.total_steps,
+            "learning_rate": self.learning_rate,
+            "tokens_per_s": self.tokens_per_s,
+            "swarm_tokens_per_s": self.swarm_tokens_per_s,
+            "left_s": self.left_s,
             "chosen_inner_steps": self.chosen_inner_steps,
             "tokens": self.tokens,
             "train_loss": _finite(self.train_loss),
@@ -145,6 +161,8 @@ class Status:
             "codec": self.codec,
             "outputs": None if self.outputs is None else dict(self.outputs),
             "reach": None if self.reach is None else dict(self.reach),
+            "address": self.address,
+            "reachable_from": self.reachable_from,
             "doing": self.doing,
             "since_s": self.since_s,
         }
@@ -188,11 +206,12 @@ def _peer_json(peer: PeerStatus) -> dict[str, Any]:
     }
 
 
-def render(status: Status) -> "RenderableType":
+def render(status: Status, *, full_ids: bool = False) -> "RenderableType":
     """The status as a table for people."""
     from rich.console import Group  # rich is slow to import, and only this needs it
 
-    return Group(_about(status), _peers(status)) if status.peers else _about(status)
+    about = _about(status)
+    return Group(about, _peers(status, full_ids=full_ids)) if status.peers else about
 
 
 def _about(status: Status) -> "RenderableType":
@@ -201,7 +220,7 @@ def _about(status: Status) -> "RenderableType":
 
     table = Table.grid(padding=(0, 2))
     for name, value in _lines(status):
-        table.add_row(Text(name, style="bold"), Text(value))
+        table.add_row(Text(name, style="bold"), Text(value, overflow="fold"))
     return table
 
 
@@ -211,6 +230,7 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         ("peer", status.peer_id or "-"),
         ("run", status.run_id or "-"),
         ("state", f"{status.state}: {status.doing}{since}" if status.doing else str(status.state)),
+        ("progress", _progress(status)),
         ("round", _round(status)),
         ("tokens", _number(status.tokens)),
         ("loss", f"train {_loss(status.train_loss)}  validation {_loss(status.validation_loss)}"),
@@ -220,14 +240,35 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         *_part(status),
         ("codec", status.codec or "-"),
         ("reachable", "-" if status.reach is None else reach_line(status.reach)),
+        ("address", _address(status)),
         ("metrics", status.metrics or "-"),
     ]
+
+
+def _address(status: Status) -> str:
+    only = status.reachable_from not in (None, "anywhere")
+    note = f"  (only reachable from {status.reachable_from})" if only else ""
+    return (status.address or "-") + note
 
 
 def _round(status: Status) -> str:
     chosen = status.chosen_inner_steps
     length = "" if chosen is None else f"  inner steps {_number(chosen)} (auto)"
-    return f"{_number(status.round)}  step {_number(status.step)}{length}"
+    return f"{_number(status.round)}{length}"
+
+
+def _progress(status: Status) -> str:
+    training = sum(peer.state == PeerState.TRAINING for peer in status.peers)
+    now = RunProgress(
+        step=status.step,
+        total_steps=status.total_steps,
+        tokens_per_s=status.tokens_per_s,
+        swarm_tokens_per_s=status.swarm_tokens_per_s,
+        left_s=status.left_s,
+        peers=training + (status.state is PeerState.TRAINING),
+    )
+    rate = "" if status.learning_rate is None else f", learning rate {status.learning_rate:.3g}"
+    return progress_line(now, None, None) + rate
 
 
 def _part(status: Status) -> list[tuple[str, str]]:
@@ -249,9 +290,10 @@ def _rounds(outcomes: Outcomes) -> str:
     return counted + recently
 
 
-def _peers(status: Status) -> "RenderableType":
+def _peers(status: Status, *, full_ids: bool) -> "RenderableType":
     from rich.table import Table
 
+    shown = str if full_ids else short_id
     table = Table(
         "peer",
         "state",
@@ -265,7 +307,7 @@ def _peers(status: Status) -> "RenderableType":
     for peer in status.peers:
         rtt = "-" if peer.rtt_s is None else f"{peer.rtt_s * 1000:.1f} ms"
         loss = _loss(peer.validation_loss)
-        table.add_row(short_id(peer.peer_id), str(peer.state), _number(peer.step), loss, rtt)
+        table.add_row(shown(peer.peer_id), str(peer.state), _number(peer.step), loss, rtt)
     return table
 
 

@@ -45,6 +45,10 @@ def parse_host_port(value: Any) -> HostPort:
     text = str(value).strip()
     if text.startswith("/"):
         return _from_multiaddr(text)
+    scheme, is_url, rest = text.partition("://")
+    if is_url:
+        bare = rest.partition("/")[0]
+        raise ValueError(f"write HOST:PORT without {scheme}://, as {bare or 'HOST:PORT'}")
     host, colon, port = text.rpartition(":")
     if not colon:
         host = "0.0.0.0"

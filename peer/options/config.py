@@ -9,6 +9,7 @@ What all peers of a run must agree on is not here but in the run spec (protocol/
 """
 
 import difflib
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from protocol.errors import LocoError
 from protocol.run.pipeline_section import MAX_STAGES
 
 from .addresses import HostPort, parse_announce, parse_bootstrap, parse_host_port
+from .service_links import is_service_link
 
 if TYPE_CHECKING:
     from protocol.admission.invitations import Token
@@ -99,6 +101,7 @@ class PeerConfig:
     quic: bool
     exit_when_done: bool
     alone: bool
+    export_when_done: Path | None
     json_ready: bool
     origins: Mapping[str, Origin]
 
@@ -219,12 +222,7 @@ def _token(value: Any) -> "Token":
 
 
 def _device(value: Any) -> str:
-    kind, colon, index = str(value).partition(":")
-    if (
-        kind not in ("cpu", "cuda")
-        or (colon and not index.isdecimal())
-        or (kind == "cpu" and colon)
-    ):
+    if not re.fullmatch("cpu|cuda(:[0-9]+)?", str(value)):
         raise ValueError("use 'cpu', 'cuda' or 'cuda:N'")
     return str(value)
 
@@ -294,6 +292,7 @@ OPTIONS: Final = (
     Option("quic", _flag, False, "quic"),
     Option("exit-when-done", _flag, False, "exit_when_done"),
     Option("alone", _flag, False, "alone"),
+    Option("export-when-done", Path, None, "export_when_done"),
     Option("json-ready", _flag, False, "json_ready"),
 )
 """Every option of `start` and `join`, home first."""
@@ -366,14 +365,11 @@ def _parsed(option: Option, raw: Any, where: str) -> Any:
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
-    """Refuse a `LOCO_...` variable that nobody reads.
-
-    Raises:
-        ConfigError
-    """
+    """Refuse a `LOCO_...` variable that nobody reads. Raises ConfigError."""
     known = [option.environment_name for option in OPTIONS]
-    for name in sorted(environment):
-        if name.startswith(ENVIRONMENT_PREFIX) and name not in known:
+    for name, value in sorted(environment.items()):
+        ours = name.startswith(ENVIRONMENT_PREFIX) and name not in known
+        if ours and not is_service_link(name, value):
             raise ConfigError(f"unknown environment variable {name}{_hint(name, known)}")
 
 

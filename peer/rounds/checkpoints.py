@@ -27,6 +27,9 @@ class Checkpoints(Protocol):
     async def write(self, way: Way) -> None:
         """Write one now."""
 
+    async def write_last(self, way: Way, until_s: float) -> None:
+        """Write one in the midst of a round; the trainer's part is waited for until then."""
+
     def took(self, kept: Kept) -> None:
         """The trainer's part is written, or is not."""
 

@@ -114,15 +114,13 @@ class RoundLoop:
     def __repr__(self) -> str:
         return f"<RoundLoop round={self._facts.round} quota={self._quota} {self._way!r}>"
 
-    async def leave(self) -> None:
-        """Begin no exchange any more, and wait until those are over that are worth waiting for."""
+    async def leave(self, trainer_until_s: float, until_s: float) -> None:
+        """Write the last checkpoint; then wait for exchanges that are worth it. None begins now."""
         self._way.leave()
-        await self._way.wait_settled()
-
-    async def write_checkpoint(self) -> None:
-        """Write a checkpoint in the midst of a round, as a peer does that leaves."""
         if not self.finished:
-            await self._checkpoints.write(self._way)
+            await self._checkpoints.write_last(self._way, trainer_until_s)
+        with trio.move_on_at(until_s):
+            await self._way.wait_settled()
 
     # --- lives of the trainer ---------------------------------------------------------------------
     async def run(self) -> None:

@@ -73,6 +73,7 @@ class SimulatedPeer:
         ended: set when its daemon is no more.
         failure: what ended it, as its user would be told; None when it ended well or was killed.
         timings: phases of its rounds.
+        told: its run and the tokens of the corpus, and whether a state was there by then.
         parts: what it is put together from.
     """
 
@@ -89,6 +90,7 @@ class SimulatedPeer:
     lines: list[bytes] = field(default_factory=list)
     timings: list[RoundTiming] = field(default_factory=list)
     signed: SignedSpec | None = None
+    told: list[tuple[RunSpec, int, bool]] = field(default_factory=list)
     facts: Facts = field(init=False)
     network: SimulatedNetwork = field(init=False)
     directory: SimulatedDirectory = field(init=False)
@@ -154,6 +156,7 @@ class SimulatedPeer:
             bind_run=self._bind,
             observe_round=self.timings.append,
             checkpoints=self._checkpoint_plan(place),
+            on_run=self._tell,
         )
         self.peer = assembly.start(settings, self.name)
         await self._until_ended(lambda: self.peer.run(entry_of(assembly)))
@@ -161,6 +164,10 @@ class SimulatedPeer:
     def _bind(self, signed: SignedSpec) -> None:
         self.signed = signed
         self.known.set()
+
+    def _tell(self, spec: RunSpec, corpus_tokens: int) -> None:
+        has_state = bool(self.events(EventName.STATE_RECEIVED))
+        self.told.append((spec, corpus_tokens, has_state))
 
     def _checkpoint_plan(self, place: Place) -> CheckpointPlan | None:
         every_s = self.machine.checkpoint_every_s

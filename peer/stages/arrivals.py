@@ -30,7 +30,7 @@ from protocol.schedule.deadline import ObservedDeadline
 from protocol.wire.messages import Boundary, Credit, Refusal
 
 from .line import Line
-from .transfers import ANSWER_S, STREAM_ERRORS
+from .transfers import ANSWER_S
 
 SEVERAL: Final = 4
 """Times the usual wait that is at least allowed, doubled by the deadline."""
@@ -149,7 +149,7 @@ class Arrivals:
             raise RemoteProtocolError(f"a boundary's values are not finite, or huge: {size:.3g}")
         if verdict is SizeVerdict.UNUSUAL:
             sentence = f"a boundary of {size:.3g} is far larger than those of others"
-            with suppress(*STREAM_ERRORS):
+            with suppress(LocoError):
                 refusal = Refusal(RefusalReason.IMPLAUSIBLE, sentence)
                 await talk.send(refusal, stall_s=ANSWER_S)
             raise Unusual(sentence)

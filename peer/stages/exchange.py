@@ -22,7 +22,7 @@ from peer.rounds.way import TrainerLine
 from peer.training.stages import messages as told
 from peer.training.stages.messages import StageCommand, StageEvent
 from peer.training.stages.sizes import RING_PER_SLOT
-from protocol.errors import RemoteProtocolError
+from protocol.errors import LocoError, RemoteProtocolError
 from protocol.membership.group import other_group_sentence
 from protocol.membership.view import TRAINING, Member
 from protocol.microbatch.commands import (
@@ -56,7 +56,7 @@ from .other_plans import OtherPlans
 from .stopwatch import Stopwatch
 from .surroundings import Surroundings
 from .survey import Survey
-from .transfers import ANSWER_S, STREAM_ERRORS, Outgoing, Transfers, trip_of
+from .transfers import ANSWER_S, Outgoing, Transfers, trip_of
 
 TICK_S: Final = 0.5
 MAX_ENDED: Final = 256
@@ -272,7 +272,7 @@ class StageExchange:
             begun = partial(self._offer_ahead, trip.next_move())
             kind = Kind(self._company.stage_of(trip.sender), trip.leg is Leg.BACKWARD)
             arrived = await self._arrivals.receive(talk, line, kind, offered_s, begun)
-        except STREAM_ERRORS as error:
+        except LocoError as error:
             self._take_back(trip)
             refused = isinstance(error, RemoteProtocolError | Unusual)
             self._do(self._core.broke_off(trip, trio.current_time(), refused=refused))

@@ -34,7 +34,6 @@ from protocol.wire.versions import STAGE
 
 from .company import StageCompany
 from .given_paths import GivenPaths
-from .transfers import STREAM_ERRORS
 
 LOOK_S: Final = 2.0
 ANSWER_S: Final = 5.0
@@ -209,6 +208,6 @@ class Survey:
                     await talk.send(question, stall_s=ANSWER_S)
                     _, payload = await talk.receive(reply, max_payload_bytes=max_bytes)
                     return payload
-        except STREAM_ERRORS:
+        except LocoError:
             pass
         return b""

@@ -50,7 +50,6 @@ is offered when it is there."""
 
 DRAINED: Final = 0.9
 """Part of a boundary's time on the line after which the next one is handed to p2pd."""
-STREAM_ERRORS: Final = (LocoError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +120,7 @@ class Transfers:
         if ahead is None or ahead.is_tried:
             return
         ahead.is_tried = True
-        with contextlib.suppress(*STREAM_ERRORS):
+        with contextlib.suppress(LocoError):
             ahead.talk = await self._offered(trip, group)
         ahead.tried.set()
         if ahead.is_withdrawn and ahead.talk is not None:
@@ -156,7 +155,7 @@ class Transfers:
                 if not is_kept:
                     await talk.receive(Kept, timeout_s=KEPT_S)
                 self._note_sent(outgoing, trio.current_time() - began_s)
-        except STREAM_ERRORS as error:
+        except LocoError as error:
             await self._forget(outgoing.trip.receiver, error)
             return False
         await self._streams.keep(talk)
@@ -179,7 +178,7 @@ class Transfers:
             self._pacing.measured(receiver, len(outgoing.codes) / line_s)
 
     async def _credited(self, outgoing: Outgoing) -> Conversation:
-        """A stream on which the boundary is welcome. Raises one of STREAM_ERRORS."""
+        """A stream on which the boundary is welcome. Raises LocoError."""
         trip, ready_s = outgoing.trip, trio.current_time()
         ahead = self._ahead.pop(trip, None)
         if ahead is not None and ahead.is_tried:
@@ -193,7 +192,7 @@ class Transfers:
         return talk
 
     async def _offered(self, trip: Trip, group: str) -> Conversation:
-        """A stream on which the move was offered. Raises one of STREAM_ERRORS."""
+        """A stream on which the move was offered. Raises LocoError."""
         async with _closed_after_failure(await self._streams.take(trip.receiver)) as talk:
             await talk.send(offer_of(trip, group), stall_s=ANSWER_S)
         return talk
@@ -204,7 +203,7 @@ class Transfers:
             async with _closed_after_failure(await self._streams.take(peer_id)) as talk:
                 await talk.send(question, stall_s=ANSWER_S)
                 found, _ = await talk.receive(answer, timeout_s=ANSWER_S)
-        except STREAM_ERRORS as error:
+        except LocoError as error:
             await self._forget(peer_id, error)
             return None
         await self._streams.keep(talk)

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgpack
 
+from peer.ports.umask import PRIVATE_FILE
 from protocol.limits import MAX_AMENDMENTS, MAX_PASSES, MAX_RULINGS, MAX_STATEMENT_BYTES
 
 from .home import replace_file
@@ -56,4 +57,4 @@ class AdmissionFile:
         data: bytes = msgpack.packb(
             [kept.run_id, kept.secret, kept.own_pass, list(kept.statements)]
         )
-        replace_file(self._path, data)
+        replace_file(self._path, data, PRIVATE_FILE)

@@ -36,6 +36,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt
 
 from peer.training.ports import Float32Vector
 from peer.training.tensor_file import FileUnusable, TensorFile, write_tensors
+from protocol.run.disk_needs import SPARE_BYTES, DiskNeeds, checkpoint_bytes, disk_needs
 
 from .durable import sync_folder
 from .home import replace_file
@@ -47,10 +48,6 @@ MANIFEST_FORM: Final = 1
 MAX_MANIFEST_BYTES: Final = 1 << 16
 SLOW: Final = "slow"
 MOMENTUM: Final = "momentum"
-BYTES_PER_PARAMETER: Final = 20
-"""The most that one takes: slow and fast weights, outer momentum and two moments, fp32."""
-SPARE_BYTES: Final = 64 << 20
-"""What a disk must have beside a checkpoint: others write there too."""
 _PARTIAL: Final = ".partial"
 _AHEAD: Final = "ahead-"
 
@@ -144,11 +141,22 @@ class CheckpointStore:
 
     def __init__(self, directory: Path, keep: int, max_bytes: float | None = None) -> None:
         self.directory = directory
-        self._keep = keep
+        self.keep = keep
         self._max_bytes = max_bytes
 
     def __repr__(self) -> str:
-        return f"<CheckpointStore {self.directory}, keeps {self._keep}>"
+        return f"<CheckpointStore {self.directory}, keeps {self.keep}>"
+
+    def needs(self, padded_parameters: int, corpus_bytes: int = 0) -> DiskNeeds:
+        """Room that checkpoints of so many parameters take, beside what the corpus still takes."""
+        most = self._max_bytes
+        return disk_needs(
+            padded_parameters, self.keep, checkpoint_max_bytes=most, corpus_bytes=corpus_bytes
+        )
+
+    def held_bytes(self) -> int:
+        """What those take that are there, and that newer ones take the place of."""
+        return sum(_size(path) for path in self._folders())
 
     # --- writing --------------------------------------------------------------------------------
     def begin(self, padded_parameters: int) -> Path:
@@ -156,7 +164,7 @@ class CheckpointStore:
         partial = self.directory / _PARTIAL
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        wanted = BYTES_PER_PARAMETER * padded_parameters + SPARE_BYTES
+        wanted = checkpoint_bytes(padded_parameters) + SPARE_BYTES
         free = shutil.disk_usage(partial).free
         if free < wanted:
             raise NoRoom(
@@ -215,7 +223,7 @@ class CheckpointStore:
         folders = _by_step(self._folders())
         sizes = {path: _size(path) for path in folders}
         while len(folders) > 1 and (
-            len(folders) > self._keep
+            len(folders) > self.keep
             or (self._max_bytes is not None and sum(sizes[p] for p in folders) > self._max_bytes)
         ):
             shutil.rmtree(folders.pop(0), ignore_errors=True)

@@ -17,14 +17,16 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
+from peer.ports.umask import USUAL_FILE
 from peer.training.model import model_config, model_shapes
 from peer.training.tokenizer import BYTES, ByteTokenizer, FileTokenizer, Tokenizer
 from protocol.run.layout import Layout, LayoutEntry
 from protocol.run.run_spec import RunSpec
 
+from .export_folder import MARKER, check_export_folder
+
 Float32Vector = npt.NDArray[np.float32]
 
-MARKER: Final = "loco_peer.json"
 _WEIGHTS: Final = "model.safetensors"
 _EMBEDDING: Final = "model.embed_tokens.weight"
 
@@ -50,7 +52,7 @@ def export_hugging_face(
         FileExistsError: `out_dir` holds something that is not an export.
         ValueError: the vector or the layout does not fit the run spec.
     """
-    _refuse_foreign(out_dir)
+    check_export_folder(out_dir)
     if (tokenizer_json is None) != (spec.data.tokenizer == BYTES):
         raise ValueError(f"the tokenizer given does not fit the run's, {spec.data.tokenizer!r}")
     tokenizer = ByteTokenizer() if tokenizer_json is None else FileTokenizer(tokenizer_json)
@@ -78,15 +80,6 @@ def export_hugging_face(
         _move_files(partial, out_dir)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def _refuse_foreign(out_dir: Path) -> None:
-    if not out_dir.exists():
-        return
-    if not out_dir.is_dir():
-        raise FileExistsError(f"{out_dir} is not a folder")
-    if any(out_dir.iterdir()) and not (out_dir / MARKER).is_file():
-        raise FileExistsError(f"{out_dir} is not empty and not an export: choose another folder")
 
 
 def _config(spec: RunSpec, layout: Layout, tokenizer: Tokenizer) -> LlamaConfig:
@@ -139,4 +132,5 @@ def _move_files(source: Path, out_dir: Path) -> None:
     """Move every file of `source` into `out_dir`; files of the user's own in there stay."""
     out_dir.mkdir(parents=True, exist_ok=True)
     for path in sorted(source.iterdir()):
+        path.chmod(USUAL_FILE)  # safetensors writes for the owner alone
         path.replace(out_dir / path.name)

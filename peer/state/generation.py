@@ -25,7 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 from protocol.run.stages import stage_layers
 
-from .export import MARKER
+from .export_folder import MARKER
 
 USUAL_TOKENS: Final = 200
 LEAST_TEMPERATURE: Final = 1e-3

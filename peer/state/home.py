@@ -18,6 +18,8 @@ Rules:
 - One daemon per home: the daemon holds `flock` on `lock`, which the kernel drops when it dies,
   however it dies.
 - One run per home: `bind_run` refuses another run.
+- Keys, the lock, and `admission`, which holds secrets, are the owner's alone (mode 0600); all other
+  files are as the umask says, inside a directory that is the owner's alone.
 - Every file is replaced atomically and durably (write aside, fsync, rename, fsync of the
   directory): a crash leaves the old or the new.
 - Sockets do not live here, because a unix path has room for 107 bytes: they are in the runtime
@@ -25,6 +27,7 @@ Rules:
   client in another environment finds it.
 """
 
+import errno
 import fcntl
 import itertools
 import json
@@ -32,6 +35,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +43,7 @@ from typing import Any, Final
 
 import blake3
 
+from peer.ports.umask import PRIVATE_FILE, USUAL_FILE
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.run.signed_spec import SignedSpec
 
@@ -50,7 +55,6 @@ LONGEST_SOCKET_NAME_BYTES: Final = 24
 """File names in the runtime directory are at most this long."""
 MAX_SMALL_FILE_BYTES: Final = 1 << 20
 PRIVATE_DIRECTORY: Final = 0o700
-PRIVATE_FILE: Final = 0o600
 
 
 class HomeError(LocoError):
@@ -77,7 +81,7 @@ class OtherRun(HomeError):
     """The home belongs to another run."""
 
 
-def replace_file(path: Path, data: bytes, mode: int = PRIVATE_FILE) -> None:
+def replace_file(path: Path, data: bytes, mode: int = USUAL_FILE) -> None:
     """Replace `path` atomically and durably.
 
     Raises:
@@ -110,6 +114,20 @@ def parse_run(data: bytes) -> SignedSpec:
     except (ValueError, KeyError, TypeError, AttributeError, RemoteProtocolError) as error:
         raise ValueError(str(error)) from error
     return signed
+
+
+def _owner_sentence(root: Path, error: OSError) -> str:
+    """What to do about a folder of another user, as volumes of containers often are."""
+    try:
+        owner = next(each for each in (root, *root.parents) if each.exists()).stat().st_uid
+    except OSError:
+        return ""
+    if error.errno not in (errno.EACCES, errno.EPERM) or owner == os.getuid():
+        return ""
+    return (
+        f" it belongs to user {owner} and this is user {os.getuid()}: chown it to {os.getuid()}"
+        f" (a pod: fsGroup: {os.getgid()}), or run as {owner} (docker run --user {owner});"
+    )
 
 
 class Home:
@@ -151,7 +169,8 @@ class Home:
         except OSError as error:
             raise HomeError(
                 f"the home {self.root} cannot be used: {error.strerror}"
-                f" ({error.filename or self.root}); give another one with --home or LOCO_HOME"
+                f" ({error.filename or self.root});{_owner_sentence(self.root, error)}"
+                " give another one with --home or LOCO_HOME"
             ) from error
 
     # --- one daemon ---------------------------------------------------------------------------
@@ -176,7 +195,8 @@ class Home:
             except OSError as error:
                 raise HomeInUse(self.root, self.holder().get("pid")) from error
             sockets = self.make_runtime_dir()
-            about = {"pid": os.getpid(), "control": str(sockets / "control.sock")}
+            control = str(sockets / "control.sock")
+            about = {"pid": os.getpid(), "control": control, "since_s": time.monotonic()}
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(about).encode(), 0)
             try:
@@ -200,6 +220,11 @@ class Home:
         finally:
             os.close(descriptor)
         return False
+
+    def held_s(self) -> float:
+        """For how long its present daemon has held this home; 0 where that is not known."""
+        since_s = self.holder().get("since_s")
+        return max(0.0, time.monotonic() - since_s) if isinstance(since_s, float) else 0.0
 
     def holder(self) -> Mapping[str, Any]:
         """What the holder wrote: `pid`, `control` (path of its socket). Empty when unknown."""

@@ -18,16 +18,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 import trio
 
 from peer.ports import Work
+from protocol.run.disk_needs import KEPT_STATES
 
 from .state_file import StateManifest, remove_state_files
-
-KEPT_STATES: Final = 2
-"""State files kept for joiners."""
 
 
 class StateSource(Protocol):

@@ -27,8 +27,6 @@ MEASURED_S: Final = 1.0
 _LEARNING_RATE: Final = 1e-6
 _CPU_MEMORY_SHARE: Final = 0.25
 """Part of the free memory for activations on a CPU, where running out kills other processes."""
-_BYTES_PER_HIDDEN_VALUE: Final = 24 * 4
-"""Activations kept per layer, token and hidden value, roughly."""
 
 
 def largest_power_of_two(batch_size: int) -> int:
@@ -48,11 +46,6 @@ def cpu_micro_batch(start: int, sequence_bytes: int) -> int:
     while start > 1 and start * sequence_bytes > budget_bytes:
         start //= 2
     return start
-
-
-def sequence_bytes(context_length: int, hidden_size: int, num_layers: int, vocabulary: int) -> int:
-    """Rough memory of one sequence's activations and logits."""
-    return context_length * (hidden_size * num_layers * _BYTES_PER_HIDDEN_VALUE + vocabulary * 12)
 
 
 def fit_micro_batch(stepper: Stepper, blocks_BT: npt.NDArray[np.int64]) -> None:

@@ -17,6 +17,7 @@ from peer.codec import get_codec
 from protocol.errors import LocoError
 from protocol.run.frozen_config import known_keys
 from protocol.run.run_spec import RunSpec
+from protocol.run.sizes import sequence_bytes
 
 from . import calibrate
 from .channel import SocketChannel
@@ -203,7 +204,7 @@ def _first_micro_batch(settings: TrainerSettings, spec: RunSpec, device: torch.d
     model = spec.model
     return calibrate.cpu_micro_batch(
         start,
-        calibrate.sequence_bytes(
+        sequence_bytes(
             model.context_length, model.hidden_size, model.num_layers, settings.vocabulary_size
         ),
     )

@@ -3,7 +3,8 @@
 Training stands still while it is written, so nothing is waited for but the copy: digest and disk
 are the daemon's business (peer/state/checkpoints.py).
 
-    fast                        theta, [P]
+    fast                        theta, [P]; none where the trainer did not keep it in time, and
+                                nothing else then: the slow weights are gone on from
     exp_avg.N, exp_avg_sq.N     AdamW's moments of the optimizer's N-th vector; none before its
                                 first step
     momentum_buffer.N           Muon's, where the N-th is one of its matrices
@@ -64,6 +65,11 @@ def keep_weights(path: Path, trainer: Keeping, own_steps: int) -> None:
     write_tensors(path, {FAST: trainer.model.theta_P, **moments}, metadata)
 
 
+def keep_nothing(path: Path) -> None:
+    """Write what a trainer goes on from with the slow weights alone. Raises OSError."""
+    write_tensors(path, {}, {OWN_STEPS: "0", MOMENT_STEPS: "0"})
+
+
 def take_over_weights(path: Path, trainer: Keeping, with_weights: bool) -> int:
     """Go on from what was kept; returns the own steps. Raises FileUnusable.
 
@@ -71,7 +77,7 @@ def take_over_weights(path: Path, trainer: Keeping, with_weights: bool) -> int:
         with_weights: the fast weights too; the moments alone where others' weights are better.
     """
     kept = TensorFile(path)
-    if with_weights:
+    if with_weights and FAST in kept.names:
         kept.read_into(FAST, trainer.model.theta_P)
     num_steps = kept.number(MOMENT_STEPS)
     if trainer.optimizer is not None and num_steps:

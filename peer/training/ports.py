@@ -6,13 +6,15 @@ model, no torch).
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from .messages import TrainerCommand, TrainerEvent
-from .stages.ring import BoundaryRing
+
+if TYPE_CHECKING:  # it imports torch, for seconds, and a command looks at its usage before
+    from .stages.ring import BoundaryRing
 
 Float32Vector = npt.NDArray[np.float32]
 
@@ -25,7 +27,7 @@ class Trainer(Protocol):
     """One life of one trainer. Codes are views of memory, valid until they are written again."""
 
     @property
-    def boundaries(self) -> BoundaryRing | None:
+    def boundaries(self) -> "BoundaryRing | None":
         """What goes to other stages, or came from them; None before `Ready`, and without stages."""
 
     async def send(self, command: TrainerCommand) -> None:

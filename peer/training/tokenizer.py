@@ -10,6 +10,9 @@ import numpy.typing as npt
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import decoders, models
 
+from .hub import model_file
+
+TOKENIZER_FILE: Final = "tokenizer.json"
 BYTES: Final = "bytes"
 _END_OF_TEXT: Final = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|im_end|>")
 """Tokens that end a text, by how the known families spell them."""
@@ -74,8 +77,9 @@ class FileTokenizer:
         except Exception as error:  # the library raises bare Exception
             raise ValueError(f"not a tokenizer.json: {error}") from error
         self.digest = blake3.blake3(data).hexdigest(length=16)
+        self.vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         # Ids may have holes, so the size is that of the largest id.
-        self.vocabulary_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        self.vocabulary_size = max(self.vocabulary.values()) + 1
         known = ((name, self._tokenizer.token_to_id(name)) for name in _END_OF_TEXT)
         ends = [(name, token) for name, token in known if token is not None][:1]
         self.end_of_text: str | None = ends[0][0] if ends else None
@@ -101,19 +105,10 @@ def tokenizer_file(source: str) -> bytes:
         ValueError: there is none; the message says where it was looked for.
     """
     path = Path(source).expanduser()
-    for candidate in (path, path / "tokenizer.json"):
-        if candidate.is_file():
-            return candidate.read_bytes()
-    if path.exists():
-        raise ValueError(f"no tokenizer.json in {path}")
-    from huggingface_hub import hf_hub_download
-
     try:
-        return Path(hf_hub_download(source, "tokenizer.json")).read_bytes()
-    except Exception as error:  # the hub client has a tree of its own for each way to fail
-        raise ValueError(
-            f"tokenizer {source!r} is no file here and not on the hub: {error}"
-        ) from error
+        return path.read_bytes() if path.is_file() else model_file(source, TOKENIZER_FILE)
+    except ValueError as error:
+        raise ValueError(f"tokenizer: {error}") from error
 
 
 def load_tokenizer(source: str) -> Tokenizer:

@@ -31,7 +31,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.limits import MAX_PASSES, MAX_RULINGS
 
 from .invitations import Pass
-from .rulings import Ruling, Verdict
+from .rulings import MAX_SERIAL, Ruling, Verdict
 from .sealed import opened
 
 
@@ -75,9 +75,23 @@ class Register:
         return (*(ruling.sealed for ruling in rulings), *(own.sealed for own in passes))
 
     @property
-    def next_serial(self) -> int:
-        """A serial above all that have been seen."""
-        return 1 + max((ruling.serial for ruling in self._rulings.values()), default=0)
+    def known_peers(self) -> frozenset[str]:
+        """Peers that a ruling or a pass is about."""
+        return frozenset({peer_id for peer_id, _ in self._rulings} | self._passes.keys())
+
+    def next_serial(self, signer: bytes) -> int:
+        """A serial above all that a new ruling of this signer has to be above.
+
+        The founder's has to be above the founder's own alone: else a delegate that takes the
+        highest serial would leave the founder none.
+        """
+        rivals = (
+            ruling.serial
+            for ruling in self._rulings.values()
+            if ruling.signer == signer
+            or (signer != self._founder and self.is_signer(ruling.signer))
+        )
+        return min(MAX_SERIAL, 1 + max(rivals, default=0))
 
     def is_founder(self, key: bytes) -> bool:
         """Whether this key signed the run spec."""

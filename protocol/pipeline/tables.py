@@ -1,10 +1,11 @@
 """The two tables of `loco-peer plan`: machines on offer, and links between them.
 
-    peers    peer,location,compute_s,slots,price_per_hour and, if you like, memory_gb
+    peers    peer,location,price_per_hour, then compute_s or card; if you like, slots, memory_gb
     links    a,b,latency_ms,bandwidth_mbps; one way, from a to b
 
-`compute_s` is the forward pass of one microbatch through the whole model, `slots` how many
-microbatches the machine can hold of one stage. The first line names the columns, in any order;
+`compute_s` is the forward pass of one microbatch through the whole model; where it is not given it
+is estimated for the `card` (cards.py). `slots` says how many microbatches the machine can hold of
+one stage. The first line names the columns, in any order;
 empty lines and lines that begin with # are passed over. A pair without a link is looked up by its
 locations in the table of regions; where that does not know them, the link of the other way counts.
 Every error names its line.
@@ -18,11 +19,14 @@ from typing import Final
 
 from protocol.errors import LocoError
 
+from .cards import CARDS, Card, card_named, nearest_names
 from .problem import MAX_PEERS, THOUSAND, US_PER_S, Matrix
 from .regions import REGIONS, SAME_PLACE, Line, line_between
 
-PEER_COLUMNS: Final = ("peer", "location", "compute_s", "slots", "price_per_hour")
-OPTIONAL_PEER_COLUMNS: Final = ("memory_gb",)
+PEER_COLUMNS: Final = ("peer", "location", "price_per_hour")
+OPTIONAL_PEER_COLUMNS: Final = ("compute_s", "card", "slots", "memory_gb")
+USUAL_SLOTS: Final = 4
+"""Slots of a machine whose line does not say."""
 LINK_COLUMNS: Final = ("a", "b", "latency_ms", "bandwidth_mbps")
 BITS: Final = 8
 GB: Final = 10**9
@@ -44,6 +48,7 @@ class Offer:
     Attributes:
         compute_us: forward of one microbatch through the whole model.
         memory_bytes: of its device; None where the table does not say.
+        card: its name, where the time was estimated from that; None where the table has the time.
         where: the line of the table that says so, for messages.
     """
 
@@ -53,18 +58,24 @@ class Offer:
     slots: int
     price_per_hour: float
     memory_bytes: int | None = None
+    card: str | None = None
     where: str = field(default="", compare=False)
 
 
-def parse_peers(text: str, name: str = "peers") -> tuple[Offer, ...]:
+def parse_peers(
+    text: str, name: str = "peers", forward_flops: float | None = None
+) -> tuple[Offer, ...]:
     """Read the table of machines.
+
+    Args:
+        forward_flops: of one microbatch through the whole model; without it no card will do.
 
     Raises:
         BadTable
     """
     offers: dict[str, Offer] = {}
     for where, row in _rows(text, name, PEER_COLUMNS, OPTIONAL_PEER_COLUMNS):
-        offer = _offer(where, row)
+        offer = _offer(where, row, forward_flops)
         if offer.name in offers:
             raise BadTable(f"{where}: a second machine with the name '{offer.name}'")
         offers[offer.name] = offer
@@ -143,21 +154,50 @@ def _unknown(missing: Sequence[tuple[Offer, Offer]]) -> str:
     )
 
 
-def _offer(where: str, row: Mapping[str, str]) -> Offer:
+def _offer(where: str, row: Mapping[str, str], forward_flops: float | None) -> Offer:
     if not row["peer"]:
         raise BadTable(f"{where}: the machine has no name")
-    memory = None
+    if not row["price_per_hour"]:
+        raise BadTable(f"{where}: no price_per_hour; write 0 for a machine of your own")
+    card = _card(where, row)
+    memory = None if card is None else card.memory_bytes
     if row.get("memory_gb"):
         memory = round(_number(where, row, "memory_gb", 0) * GB)
+    if row.get("compute_s") or card is None or forward_flops is None:
+        compute_s, estimated = _number(where, row, "compute_s", 1e-5), None
+    else:
+        compute_s, estimated = card.forward_s(forward_flops), card.name
     return Offer(
         row["peer"],
         row["location"],
-        round(_number(where, row, "compute_s", 1e-5) * US_PER_S),
-        _count(where, row, "slots"),
+        max(1, round(compute_s * US_PER_S)),
+        _count(where, row, "slots") if row.get("slots") else USUAL_SLOTS,
         _number(where, row, "price_per_hour", 0),
         memory,
+        estimated,
         where,
     )
+
+
+def _card(where: str, row: Mapping[str, str]) -> Card | None:
+    """The card that a line names. Raises BadTable: no such card, and no time either."""
+    name = row.get("card")
+    if not name:
+        if not row.get("compute_s"):
+            raise BadTable(
+                f"{where}: neither compute_s nor card; name the card, or measure the machine with"
+                " loco-peer measure"
+            )
+        return None
+    card = card_named(name)
+    if card is None and not row.get("compute_s"):
+        near = nearest_names(name)
+        meant = f"; did you mean {' or '.join(near)}?" if near else "."
+        raise BadTable(
+            f"{where}: the table of cards has no '{name}'{meant} Known are {', '.join(CARDS)}."
+            " Of any other machine write compute_s, as loco-peer measure prints it"
+        )
+    return card
 
 
 def _number(where: str, row: Mapping[str, str], column: str, at_least: float) -> float:
@@ -212,6 +252,8 @@ def _check_header(
     if len(header) == 1 and (";" in header[0] or "\t" in header[0]):
         raise BadTable(f"{where}: columns are separated by commas: {','.join(columns)}")
     missing = [column for column in columns if column not in header]
+    if columns is PEER_COLUMNS and not {"compute_s", "card"} & set(header):
+        missing.append("compute_s or card")
     strange = [column for column in header if column not in (*columns, *optional)]
     if missing or strange or len(set(header)) != len(header):
         wrong = [f"no column {column}" for column in missing]

@@ -23,6 +23,8 @@ from .section import Section
 MAX_STAGES: Final = 64
 BoundaryCodec = Literal["fp32", "bf16", "int8", "int4"]
 """Each takes half the bytes of the one before."""
+BOUNDARY_BITS: Final = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}
+"""Bits of a value, scales left out."""
 
 
 class PipelineSection(Section):

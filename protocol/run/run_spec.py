@@ -333,7 +333,9 @@ def parse_toml(text: str, *, beside: RunSpec | None = None) -> RunSpec:
     try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InvalidRunSpec(f"not TOML: {error}") from error
+        two_forms = "; write a section's keys as section.key, or below [section], not both"
+        hint = two_forms if "Cannot declare" in str(error) else ""
+        raise InvalidRunSpec(f"not TOML: {error}{hint}") from error
     return _validated(tree if beside is None else overlaid(beside.model_dump(), tree))
 
 

@@ -9,6 +9,7 @@ needs (`Swarm.at_least`); those that earlier tests killed are replaced then. So 
 another to have run before it.
 """
 
+import fcntl
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -101,6 +103,7 @@ class Peer:
 
     Args:
         prefix: a command that runs the peer elsewhere, without a process of its own.
+        outputs: descriptors that take stdout and stderr; the second is a terminal, and the peer's.
     """
 
     def __init__(
@@ -110,20 +113,23 @@ class Peer:
         environment: Mapping[str, str],
         listen: str = "127.0.0.1:0",
         prefix: Sequence[str] = (),
+        outputs: tuple[int, int] | None = None,
     ) -> None:
         self.home = Home(home)
         self.name = home.name
         home.mkdir(exist_ok=True)
         self._stdout, self._stderr = home / "stdout", home / "stderr"
+        take_terminal = partial(fcntl.ioctl, 2, termios.TIOCSCTTY, 0)
         options = ["--home", str(home), "--listen", listen, "--json-ready", "--threads", "1"]
         with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
             self.process = subprocess.Popen(
                 [*prefix, str(COMMAND), *arguments, *options, "--device", "cpu"],
                 stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
+                stdout=outputs[0] if outputs else stdout,
+                stderr=outputs[1] if outputs else stderr,
                 env={**environment, "OMP_NUM_THREADS": "1"},
                 start_new_session=True,
+                preexec_fn=take_terminal if outputs else None,  # noqa: PLW1509 - one ioctl
             )
         self._log_bytes = 0
         self._events: list[Event] = []

@@ -25,8 +25,9 @@ BYTE_FREQUENCIES_NATS = 3.147
 """Entropy of the corpus, byte by byte: what a model loses that knows how often each occurs."""
 LEAST_NATS = 1.6
 """So few steps lead to 2 and more; less would be another corpus."""
-LEAST_GAIN_NATS = {"noloco": -0.1, "diloco": -0.1, "pipeline": -0.25}
-"""Of a pipeline two peers have data, so the mean is of two and not of four."""
+LEAST_GAIN_NATS = {"noloco": 0.1, "diloco": 0.05, "pipeline": -0.1}
+"""In pairs 0.19 to 0.24 was seen (four runs on two cores that others used), with fragments 0.17,
+in a pipeline 0.02: two peers of it have data, so the mean is of two and not of four."""
 SPREAD_NATS = {"noloco": 0.05, "diloco": 0.0, "pipeline": 0.05}
 """Between the four: pairs end with log2 N averages, fragments with the same bytes for all."""
 SENT_BYTES_PER_PARAMETER = {"noloco": (1.0, 1.03), "diloco": (1.0, 4.5), "pipeline": (1.0, 1.03)}
@@ -95,8 +96,7 @@ def test_a_small_demo_ends_with_its_summary(tmp_path, method):
         assert LEAST_NATS < loss < BYTE_FREQUENCIES_NATS, said
     assert max(losses) - min(losses) <= SPREAD_NATS[method], said
     assert summary["gain_nats"] == pytest.approx(alone["validation_loss"] - max(losses))
-    # Joiners miss the first rounds of so short a run, the more the faster the machine is: whether
-    # they win is chance, that they are near is not.
+    # Joiners miss the first rounds of so short a run, the more the faster the machine is.
     assert summary["gain_nats"] > LEAST_GAIN_NATS[method], said
     assert process.returncode == (0 if summary["won"] else 1), said
     assert ("THE FOUR LOSE" in said) != summary["won"], said

@@ -2,14 +2,16 @@
 
 import json
 import math
+import os
 import signal
 
 import pytest
-from swarm import NUM_ROUNDS_ALONE, Peer, Swarm, all_averaging, port_of
+from swarm import NUM_ROUNDS_ALONE, Peer, Swarm, all_averaging, ending, port_of
 
 from peer.observe.event_names import EventName
 from peer.observe.status import PeerState
 from peer.options.exit_codes import ExitCode
+from peer.process.terminal import CONSOLE_LOG
 from protocol.outcomes import SkipReason
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
@@ -135,3 +137,25 @@ def test_leave_and_sigterm_end_well_and_leave_no_process_behind(swarm, peers):
     again = swarm.loco("leave", "--home", str(by_command.home.root))
     assert again.returncode == ExitCode.NO_DAEMON
     one.wait_averaging()
+
+
+def test_a_lost_terminal_ends_nothing(swarm, peers):
+    """A closed SSH session, and `loco-peer join ... | head`."""
+    (nobody_reads, stdout), (screen, terminal) = os.pipe(), os.openpty()
+    os.close(nobody_reads)
+    with ending(swarm.join(peers[0], outputs=(stdout, terminal))) as peer:
+        os.close(stdout)
+        os.close(terminal)
+        assert b"starting in" in os.read(screen, 1000)
+        os.close(screen)  # now it has no terminal any more, and SIGHUP says so
+        peer.wait_averaging()
+        processes = peer.processes()
+        peer.signal_all(signal.SIGHUP)
+        peer.wait_averaging()
+        assert all(process.is_running() for process in processes)
+        said = (peer.home.root / CONSOLE_LOG).read_text()
+        assert json.loads(next(line for line in said.splitlines() if line.startswith("{")))["join"]
+        assert "PeerLinked" in said
+        peer.process.send_signal(signal.SIGTERM)
+        assert peer.wait_exit() == ExitCode.OK, peer.report()
+        assert peer.events(EventName.CHECKPOINT_WRITTEN)

@@ -68,6 +68,8 @@ def test_bootstrap_is_a_list_everywhere(tmp_path: Path) -> None:
         ({"LOCO_OVERLAP_STEPS": "-1"}, "LOCO_OVERLAP_STEPS: must be from 0 to 1000"),
         ({"LOCO_VERBOSE": "maybe"}, "LOCO_VERBOSE: use 'true' or 'false'"),
         ({"LOCO_LOG_FORMAT": "xml"}, "LOCO_LOG_FORMAT: use 'console' or 'json'"),
+        ({"LOCO_BOOTSTRAP": "http://h:1/x"}, "write HOST:PORT without http://, as h:1"),
+        ({"LOCO_METRICS": "http://"}, "write HOST:PORT without http://, as HOST:PORT"),
         ({"LOCO_METRICS": "x:y"}, "LOCO_METRICS: the port must be a number"),
         ({"LOCO_BOOTSTRAP": " ".join(f"h:{n}" for n in range(1, 70))}, "at most 64 addresses"),
     ],
@@ -151,3 +153,17 @@ def test_what_nobody_can_dial_is_not_announced() -> None:
     for bad in ("h:0", "0.0.0.0:7", "[::]:7", "7"):
         with pytest.raises(ValueError, match="cannot be announced"):
             parse_announce(bad)
+
+
+def test_variables_of_kubernetes_services_are_passed_over(tmp_path: Path) -> None:
+    links = {
+        "LOCO_PEER_SERVICE_HOST": "10.0.0.1",
+        "LOCO_PEER_SERVICE_PORT": "31337",
+        "LOCO_PEER_SERVICE_PORT_P2P": "31337",
+        "LOCO_PEER_PORT": "tcp://10.0.0.1:31337",
+        "LOCO_PEER_PORT_31337_TCP": "tcp://10.0.0.1:31337",
+        "LOCO_PEER_PORT_31337_TCP_ADDR": "10.0.0.1",
+    }
+    assert load_config({"home": tmp_path}, links).bootstrap == ()
+    with pytest.raises(ConfigError, match="unknown environment variable LOCO_PEER_PORT"):
+        load_config({"home": tmp_path}, {"LOCO_PEER_PORT": "31337"})

@@ -1,6 +1,8 @@
-"""What imports have to do with garbage."""
+"""What imports have to do with garbage, and what waits for them."""
 
 import gc
+import subprocess
+import sys
 
 import pytest
 
@@ -28,3 +30,13 @@ def test_a_collector_that_was_off_stays_off():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+@pytest.mark.slow
+def test_checks_of_usage_wait_for_no_torch():
+    """What was asked for wrongly is told at once: on a busy machine torch takes a minute."""
+    modules = "peer.cli.run, peer.cli.reporting, peer.training.init_from, peer.training.corpus"
+    heavy = ("torch", "transformers", "hivemind", "datasets", "pyarrow")
+    said = f"import sys, {modules}; print([name for name in {heavy} if name in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"

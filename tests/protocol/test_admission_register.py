@@ -10,7 +10,7 @@ from protocol.address.peer_id import peer_id_from_public_key
 from protocol.admission import register as register_file
 from protocol.admission.invitations import BadToken, Pass, Token
 from protocol.admission.register import Mode, Register
-from protocol.admission.rulings import Ruling, Verdict
+from protocol.admission.rulings import MAX_SERIAL, Ruling, Verdict
 from protocol.errors import RemoteProtocolError
 
 RUN_ID = "ab" * 16
@@ -113,7 +113,19 @@ def test_the_founder_takes_a_ban_back_and_an_old_one_does_not_return():
     assert held.take(back)
     assert not held.take(ban)
     assert admitted(held) == [ANN, BEN, CAT]
-    assert held.next_serial == 3
+    assert held.next_serial(FOUNDER.key) == 3
+
+
+def test_a_delegate_with_the_highest_serial_leaves_the_founder_and_its_successor_the_last_word():
+    held = register(Mode.OPEN)
+    held.take(FOUNDER.rules(Verdict.DELEGATE, ANN, 1))
+    held.take(ANN.rules(Verdict.BAN, CAT, MAX_SERIAL))
+    assert held.take(FOUNDER.rules(Verdict.ADMIT, CAT, held.next_serial(FOUNDER.key)))
+    assert held.take(FOUNDER.rules(Verdict.ADMIT, ANN, held.next_serial(FOUNDER.key)))
+    assert held.take(FOUNDER.rules(Verdict.DELEGATE, BEN, held.next_serial(FOUNDER.key)))
+    assert held.next_serial(BEN.key) == held.next_serial(FOUNDER.key) == 5
+    assert held.take(BEN.rules(Verdict.BAN, ANN, held.next_serial(BEN.key)))
+    assert admitted(held) == [ANN, BEN, CAT]  # of ANN the founder has ruled
 
 
 def test_a_ban_is_stronger_than_list_and_pass():

@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 
-from protocol.corpus.needs import COPIES, Needs, first_to_go, kept_pieces
+from protocol.corpus.needs import Needs, first_to_go, kept_pieces
 from protocol.schedule.data_plan import DataPlan
 
 MEMBERS = tuple((f"peer-{number}", 4) for number in range(8))
 PLAN = DataPlan(3, 600 * 32 - 5, 32)
 """600 pieces: three strata of 200."""
+KEEPERS = 3
+"""Of each piece, as docs/how-it-works.md says: a corpus outlives any two of them."""
 
 
 def needs(position: int = 0, epoch: int = 0, me: str = "peer-2") -> Needs:
@@ -59,9 +61,9 @@ def test_what_has_to_go_is_needed_last_and_nobodys_duty() -> None:
 def test_each_piece_has_its_keepers(size: int) -> None:
     peers = [f"peer-{number}" for number in range(size)]
     copies = sum(kept_pieces(500, me, peers).astype(int) for me in peers)
-    assert set(np.asarray(copies).tolist()) == {min(size, COPIES)}
-    if size > COPIES:
+    assert set(np.asarray(copies).tolist()) == {min(size, KEEPERS)}
+    if size > KEEPERS:
         share = kept_pieces(500, "peer-1", peers).mean()
-        assert share == pytest.approx(COPIES / size, abs=0.08)
+        assert share == pytest.approx(KEEPERS / size, abs=0.08)
         fewer = kept_pieces(500, "peer-1", peers[:-1])
         assert (kept_pieces(500, "peer-1", peers) <= fewer).all()  # nothing is given up for a loss

@@ -2,6 +2,7 @@
 
 import pytest
 
+from protocol.pipeline.cards import CARDS, HOW, card_named
 from protocol.pipeline.problem import MAX_PEERS
 from protocol.pipeline.regions import SAME_PLACE, line_between
 from protocol.pipeline.tables import BadTable, Offer, link_matrices, parse_links, parse_peers
@@ -44,7 +45,7 @@ def test_an_unknown_place_takes_the_link_of_the_other_way():
     [
         ("", "peers: empty; the first line is peer,location"),
         (HEAD, "peers: no machine in it, only the names of columns"),
-        ("peer,location\n", "peers line 1: no column compute_s, no column slots"),
+        ("peer,location\n", "peers line 1: no column price_per_hour, no column compute_s or card"),
         (HEAD.replace(",", ";"), "peers line 1: columns are separated by commas: peer,location"),
         (HEAD.replace("slots", "slots,vram"), "unknown column 'vram'"),
         (HEAD.replace("slots", "slots,slots"), "a column twice"),
@@ -105,3 +106,64 @@ def test_pairs_that_nothing_is_known_of_are_counted():
 def test_files_of_spreadsheets_are_read():
     assert parse_peers("\ufeff" + PEERS.replace("\n", "\r\n")) == parse_peers(PEERS)
     assert parse_peers('\ufeffpeer,location,compute_s,slots,price_per_hour\r\n"a",LA,1,1,1\r\n')
+
+
+# --- cards ----------------------------------------------------------------------------------------
+
+CARDS_HEAD = "peer,location,card,price_per_hour\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("H100", "H100"),
+        ("NVIDIA H100 SXM5", "H100"),
+        ("rtx 4090", "RTX-4090"),
+        ("4090", "RTX-4090"),
+        ("GeForce RTX 3090", "RTX-3090"),
+        ("Tesla T4", "T4"),
+        ("A100 80GB", "A100-80GB"),
+    ],
+)
+def test_cards_are_known_by_the_names_that_people_write(name, meant):
+    card = card_named(name)
+    assert card is not None
+    assert card.name == meant
+
+
+def test_common_cards_are_known_and_faster_ones_are_faster():
+    wanted = ["T4", "RTX-3090", "RTX-4090", "A100", "L40S", "H100", "B200"]
+    peaks = [CARDS[name].peak_flops for name in wanted]
+    assert peaks == sorted(peaks)
+    assert CARDS["H100"].forward_s(989e12 * 0.35) == pytest.approx(1)
+    assert "not measured" in HOW
+
+
+def test_a_card_gives_speed_and_memory_where_the_line_has_none():
+    text = (
+        CARDS_HEAD.replace("card", "card,compute_s,memory_gb")
+        + "a,LA,H100,,,2\nb,LA,H100,1.5,40,2\n"
+    )
+    card, measured = parse_peers(text, forward_flops=989e12 * 0.35 / 4)
+    assert (card.compute_us, card.memory_bytes, card.card) == (250_000, 80 * 10**9, "H100")
+    assert (card.slots, card.price_per_hour) == (4, 2.0)
+    assert (measured.compute_us, measured.memory_bytes, measured.card) == (
+        1_500_000,
+        40 * 10**9,
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("a,LA,H10,2", "peers line 2: the table of cards has no 'H10'; did you mean H100 or"),
+        ("a,LA,zzzzzz,2", "has no 'zzzzzz'. Known are B200, H200, H100,"),
+        ("a,LA,,2", "peers line 2: neither compute_s nor card; name the card, or measure"),
+        ("a,LA,H100,", "peers line 2: no price_per_hour; write 0 for a machine of your own"),
+    ],
+)
+def test_a_card_or_a_price_that_is_missing_is_told(line, sentence):
+    with pytest.raises(BadTable) as caught:
+        parse_peers(CARDS_HEAD + line, forward_flops=1e12)
+    assert sentence in str(caught.value)

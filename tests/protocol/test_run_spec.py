@@ -8,9 +8,9 @@ from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_SPEC_BYTES
 from protocol.pipeline import problem
 from protocol.pipeline.problem import PathRules
-from protocol.pipeline.workload import BITS, BOUNDARY_CODECS
+from protocol.pipeline.workload import BOUNDARY_CODECS
 from protocol.run.optimizer_section import MuonSection
-from protocol.run.pipeline_section import MAX_STAGES
+from protocol.run.pipeline_section import BOUNDARY_BITS, MAX_STAGES
 from protocol.run.run_spec import (
     AUTO_ROUND_STEPS,
     MAX_SHOWN_CHARS,
@@ -352,7 +352,7 @@ def test_limits_of_paths_are_those_of_the_planner() -> None:
     for key in ("max_swap_distance", "max_swap_sum", "max_jump"):
         assert getattr(pipeline, key) == getattr(rules, key), key
     assert MAX_STAGES == problem.MAX_STAGES
-    sizes = [BITS[codec] for codec in BOUNDARY_CODECS]
+    sizes = [BOUNDARY_BITS[codec] for codec in BOUNDARY_CODECS]
     assert sizes == [32, 16, 8, 4]
 
 
@@ -417,3 +417,9 @@ def test_what_a_part_leaves_out_is_as_in_the_spec_beside_it() -> None:
     assert part.optimizer.muon == MuonSection(learning_rate=0.5)
     with pytest.raises(InvalidRunSpec, match='needs name = "muon"'):
         parse_toml("[optimizer.muon]\nlearning_rate = 0.5\n")
+
+
+def test_a_section_in_two_forms_is_told():
+    assert parse_toml("training.total_steps = 5") == parse_toml("[training]\ntotal_steps = 5")
+    with pytest.raises(InvalidRunSpec, match=r"not TOML: .*twice.*section\.key, or below \[sec"):
+        parse_toml("training.total_steps = 5\n[training]\nbatch_size = 2")

@@ -24,10 +24,12 @@ import blake3
 import msgpack
 import numpy as np
 
+from peer.ports.umask import USUAL_FILE
 from protocol.errors import LocoError
 
 from ..tokenizer import Tokenizer
 from .checks import Check, go_on
+from .single_text import read_parts, tail_start
 
 MAGIC: Final = b"LOCOCRP1"
 MAX_HEADER_BYTES: Final = 256 * 1024 * 1024
@@ -108,50 +110,107 @@ def token_dtype(vocabulary_size: int) -> np.dtype[Any]:
 def pack(texts: Iterable[Text], tokenizer: Tokenizer, out_path: Path, check: Check = go_on) -> None:
     """Tokenise the texts and write the packed file, whole or not at all.
 
-    Texts that are not UTF-8 are left out.
+    Texts that are not UTF-8 are left out. Of a single text the tail is held out.
 
     Raises:
-        InvalidCorpus: fewer than two texts are left: one to train on, one to validate with.
+        InvalidCorpus: no text is left.
     """
     ordered = sorted(texts, key=lambda text: text.name)
-    held_out = held_out_names([text.name for text in ordered])
-    dtype = token_dtype(tokenizer.vocabulary_size)
     with (
         tempfile.TemporaryFile(dir=out_path.parent) as train,
         tempfile.TemporaryFile(dir=out_path.parent) as validation,
     ):
-        files = []
-        for text in ordered:
-            check()
-            out = validation if text.name in held_out else train
-            packed = _pack_one(text, tokenizer, dtype, out, held_out=text.name in held_out)
-            files += [packed] if packed else []
-        if {file.held_out for file in files} != {True, False}:
-            raise InvalidCorpus(
-                f"{len(files)} readable texts: at least two are needed, one of them for validation"
-            )
+        draft = _Draft(tokenizer, train, validation, check)
+        if len(ordered) > 1:
+            draft.add_all(ordered)
+        if not draft.is_complete:
+            draft.add_anew([text for text in ordered if draft.could_read(text)])
+        dtype = draft.dtype
         header = PackedHeader(
             tokenizer.digest,
             tokenizer.vocabulary_size,
             dtype.str,
             train.tell() // dtype.itemsize,
             validation.tell() // dtype.itemsize,
-            tuple(files),
+            tuple(draft.files),
         )
         write_packed(out_path, header, (train, validation), check)
 
 
-def _pack_one(
-    text: Text, tokenizer: Tokenizer, dtype: np.dtype[Any], out: IO[bytes], *, held_out: bool
-) -> CorpusFile | None:
-    data = text.path.read_bytes()
-    try:
-        tokens = tokenizer.encode(data.decode())
-    except UnicodeDecodeError:
-        return None
-    out.write(tokens.astype(dtype).tobytes())
-    out.write(np.array(tokenizer.separator, dtype=dtype).tobytes())
-    return CorpusFile(text.name, len(data), blake3.blake3(data).hexdigest(length=16), held_out)
+class _Draft:
+    """Tokens of texts, in two files: to train on, and to validate with.
+
+    Attributes:
+        files: what was read so far.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, train: IO[bytes], validation: IO[bytes], check: Check
+    ) -> None:
+        self.dtype = token_dtype(tokenizer.vocabulary_size)
+        self.files: list[CorpusFile] = []
+        self._tokenizer = tokenizer
+        self._parts = (train, validation)
+        self._check = check
+        self._unreadable: dict[str, str] = {}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is something of either."""
+        return {file.held_out for file in self.files} == {True, False}
+
+    def could_read(self, text: Text) -> bool:
+        """Whether it is UTF-8, as far as it was read."""
+        return text.name not in self._unreadable
+
+    def add_all(self, texts: Sequence[Text]) -> None:
+        """Add these, each to one of the two."""
+        held_out = held_out_names([text.name for text in texts])
+        for text in texts:
+            self._check()
+            whole = (each.read_bytes().decode() for each in (text.path,))
+            self._add(text, whole, held_out=text.name in held_out)
+
+    def add_anew(self, readable: Sequence[Text]) -> None:
+        """Begin again with those that can be read. Raises InvalidCorpus: there are none."""
+        for part in self._parts:
+            part.seek(0)
+            part.truncate()
+        self.files = []
+        if len(readable) > 1:
+            self.add_all(readable)
+        for text in readable if len(readable) == 1 else ():
+            middle, end = tail_start(text.path), text.path.stat().st_size
+            self._add(text, read_parts(text.path, 0, middle), held_out=False)
+            self._add(text, read_parts(text.path, middle, end), held_out=True)
+        if not self.is_complete:
+            names = [f"{name} ({why})" for name, why in self._unreadable.items()]
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise InvalidCorpus(
+                f"no text can be read: {', '.join(names[:3])}{more}. text: takes plain text in"
+                " UTF-8; convert it (iconv -f LATIN1 -t UTF-8), or name what it is: jsonl:,"
+                " parquet: or tokens:"
+            )
+
+    def _add(self, text: Text, parts: Iterable[str], *, held_out: bool) -> None:
+        """Add what is read of a text, or nothing of it where that is not UTF-8."""
+        out, digest, size = self._parts[held_out], blake3.blake3(), 0
+        before = out.tell()
+        try:
+            for part in parts:
+                self._check()
+                size += len(data := part.encode())
+                digest.update(data)
+                out.write(self._tokenizer.encode(part).astype(self.dtype).tobytes())
+        except UnicodeDecodeError as error:
+            out.seek(before)
+            out.truncate()
+            byte = error.object[error.start]
+            self._unreadable[text.name] = f"byte {byte:#04x} is not UTF-8"
+            return
+        out.write(np.array(self._tokenizer.separator, dtype=self.dtype).tobytes())
+        told = digest.hexdigest(length=16)
+        self.files.append(CorpusFile(text.name, size, told, held_out))
 
 
 def write_packed(
@@ -177,6 +236,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(fd, "wb") as out:
+            os.fchmod(fd, USUAL_FILE)
             yield out
             out.flush()
             os.fsync(out.fileno())

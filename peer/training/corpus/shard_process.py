@@ -17,6 +17,8 @@ from typing import IO, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from peer.process.terminal import outlive_terminal
+
 from ..tokenizer import Tokenizer, load_tokenizer
 from .documents import Shard, documents
 from .packed import InvalidCorpus, replacing, token_dtype
@@ -33,6 +35,7 @@ def main() -> int:
     # stops us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    outlive_terminal()
     order = sys.stdin.buffer.readline()
     if not order:
         return _EXIT_PARENT_GONE

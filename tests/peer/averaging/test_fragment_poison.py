@@ -14,7 +14,7 @@ from protocol.diloco.fragment_commands import Average, ResultToWrite, WriteResul
 from protocol.diloco.fragment_events import Written
 from protocol.fragment.chunk_ledger import ResultRank
 from protocol.fragment.collection import Admitted
-from protocol.plausible import CONTRIBUTION_CLIP, FIRST
+from protocol.plausible import FIRST
 
 
 def average_of(values: list[float], codec: str = "fp32") -> float:
@@ -50,8 +50,14 @@ def test_honest_contributions_are_averaged_as_they_are(codec):
 
 @pytest.mark.parametrize("lie", [-1e3, 1e3, 1e18, LARGEST_MAGNITUDE])
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
-def test_one_of_three_pulls_an_average_no_further_than_a_few_of_the_others_would(codec, lie):
-    assert abs(average_of([1.0, 1.0, lie], codec) - 2 / 3) <= CONTRIBUTION_CLIP / 3 * 1.02
+def test_one_of_three_pulls_an_average_no_further_than_one_and_a_half_others_would(codec, lie):
+    assert abs(average_of([1.0, 1.0, lie], codec) - 2 / 3) <= 1.5 / 3 * 1.02
+
+
+def test_the_longer_of_two_pulls_an_average_as_far_as_four_of_the_other_would():
+    """A fast peer's contribution is honestly longer, and of two neither is the middle."""
+    assert average_of([1.0, 3.9]) == pytest.approx(4.9 / 2)
+    assert average_of([1.0, 1e3]) == pytest.approx(5 / 2)
 
 
 def write(outer, value: float, cycle: int) -> bool:

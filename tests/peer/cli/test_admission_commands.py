@@ -37,7 +37,8 @@ def test_what_is_no_time_is_refused_with_an_example(text):
     [
         (["invite", "--expires", "soon"], "--expires: use a whole number"),
         (["invite", "--uses", "0"], "--uses: must be from 1"),
-        (["ban", "somebody"], "`loco-peer status` in its home shows a peer's id"),
+        (["ban", "some body"], "`loco-peer status` in its home shows a peer's id"),
+        (["ban", PEER[:-3]], "`loco-peer status` in its home shows a peer's id"),
     ],
 )
 def test_wrong_usage_is_said(tmp_path, command, told):
@@ -47,7 +48,7 @@ def test_wrong_usage_is_said(tmp_path, command, told):
 
 
 @pytest.mark.parametrize(
-    "command", [["invite"], ["ban", PEER], ["admit", PEER], ["delegate", PEER]]
+    "command", [["invite"], ["ban", PEER], ["admit", PEER], ["delegate", PEER], ["ban", PEER[-8:]]]
 )
 def test_without_a_daemon_there_is_nobody_to_ask(tmp_path, command):
     ran = CliRunner().invoke(app, [*command, "--home", str(tmp_path)])

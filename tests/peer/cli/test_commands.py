@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,8 @@ import trio
 from typer.testing import CliRunner, Result
 
 from peer.cli.app import app
+from peer.cli.reporting import exit_code_of
+from peer.network.p2pd_process import CannotListen, ListenPorts
 from peer.observe.status import PeerState, Status
 from peer.options.config import PeerConfig
 from peer.options.exit_codes import ExitCode
@@ -79,7 +82,8 @@ def first_line(folder: Path) -> str:
 
 def test_start_gives_the_daemon_a_spec_and_a_locked_home(daemon, tmp_path: Path) -> None:
     result = loco("start", run_toml(), "--threads", "2", "--metrics", "127.0.0.1:9", "--json-ready")
-    assert (result.exit_code, result.stderr) == (0, first_line(tmp_path))
+    assert result.exit_code == 0
+    assert result.stderr.startswith(f"{first_line(tmp_path)}  run run\n  model   885.9k parameters")
     [(config, spec, home, locked)] = daemon.calls
     assert spec == RunSpec(seed=5)
     assert (home.root, locked) == (tmp_path / "home", True)
@@ -269,7 +273,8 @@ def test_a_daemon_that_is_still_starting_is_not_no_daemon(tmp_path: Path) -> Non
     with home.locked():
         result = loco("status")
     assert result.exit_code == 1
-    assert "takes no requests now" in result.stderr
+    assert "takes no requests now: it is starting, or ending" in result.stderr
+    assert "(it has been there for 0 s); try again in a few seconds" in result.stderr
 
 
 def test_version() -> None:
@@ -279,7 +284,7 @@ def test_version() -> None:
 def test_no_command_shows_the_help() -> None:
     result = loco()
     assert result.exit_code == 2
-    assert "Commands:" in result.output
+    assert "\nA peer:\n  start " in result.output
 
 
 # --- real processes -------------------------------------------------------------------------------
@@ -312,7 +317,7 @@ async def run_daemon(config, spec, home, spare):
             nursery.cancel_scope.cancel()
         return ExitCode.OK
 
-    return await run_until_signalled(job, stop.set, grace_s=config.grace_s)
+    return await run_until_signalled(job, stop, grace_s=config.grace_s)
 
 module = types.ModuleType("peer.daemon.run")
 module.run_daemon = run_daemon
@@ -365,6 +370,25 @@ def test_a_signal_ends_it_gracefully(process, number: int) -> None:
 
 
 HEAVY = ("torch", "hivemind", "transformers", "numpy", "trio", "rich", "cryptography", "blake3")
+
+
+@pytest.mark.slow
+def test_usage_is_checked_and_the_home_is_held_before_torch_is_imported() -> None:
+    script = (
+        "import sys, peer.cli.run; print([n for n in ('torch', 'hivemind') if n in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"
+
+
+def test_a_port_that_is_taken_is_wrong_usage() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(CannotListen, match=f"port {port} is taken.*--listen") as taken:
+            ListenPorts([f"/ip4/127.0.0.1/tcp/{port}"])
+    assert exit_code_of(taken.value) is ExitCode.USAGE
 
 
 @pytest.mark.slow

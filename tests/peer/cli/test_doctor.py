@@ -1,5 +1,7 @@
 """What `loco-peer doctor` says of what it has seen."""
 
+import socket
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +11,16 @@ from typer.testing import CliRunner
 from peer.cli import doctor
 from peer.cli.app import app
 from peer.cli.doctor_machine import MIN_DISK_BYTES, disk_finding, machine_findings
-from peer.cli.doctor_network import MAX_CLOCK_OFFSET_S, docker_line, network_findings
+from peer.cli.doctor_network import (
+    MAX_CLOCK_OFFSET_S,
+    announced,
+    docker_line,
+    network_findings,
+)
 from peer.daemon.examination import Examination, LineRate, Met
 from peer.observe.findings import Finding, Health, is_well, lines_of
+from peer.options.exit_codes import ExitCode
+from peer.state.home import Home
 from protocol.membership.dial_back import NatKind, Reach
 
 OUTER = "/ip4/8.8.8.8/tcp/31337"
@@ -72,11 +81,85 @@ def test_a_full_disk_fails() -> None:
 
 
 def test_the_line_for_a_container() -> None:
-    assert docker_line(5, ("a:1", "b:2"), "8.8.8.8", gpu=True) == (
+    assert docker_line(5, ("a:1", "b:2"), "8.8.8.8:5", gpu=True) == (
         "docker run --gpus all -v loco:/data -p 5:5 loco-peer join --bootstrap a:1 --bootstrap b:2"
         " --listen 0.0.0.0:5 --announce 8.8.8.8:5"
     )
     assert "--gpus" not in docker_line(5, (), None, gpu=False)
+    assert docker_line(5, (), None, gpu=False).endswith("--listen 0.0.0.0:5 --announce HOST:5")
+
+
+@pytest.mark.parametrize(
+    ("seen", "in_container", "told"),
+    [
+        (["8.8.8.8"], True, "8.8.8.8:5"),
+        (["172.17.0.2"], True, None),  # the container's own, which nobody can dial
+        (["172.17.0.2", "2001:4860:4860::8888"], True, "[2001:4860:4860::8888]:5"),
+        (["192.168.1.5"], False, "192.168.1.5:5"),
+        (["127.0.0.1"], False, None),
+        ([], False, None),
+    ],
+)
+def test_a_container_announces_no_inner_address(
+    seen: list[str], in_container: bool, told: str | None
+) -> None:
+    assert announced((), seen, 5, in_container=in_container) == told
+    given = "/ip4/10.1.1.1/tcp/6"
+    assert announced((given,), seen, 5, in_container=in_container) == given
+
+
+def test_who_refuses_is_no_wrong_address() -> None:
+    refused = Met(
+        "a:1", "this run takes invited peers alone; join it with --invite TOKEN", refused=True
+    )
+    peer = found(replace(SEEN, met=(refused,)))["peer"]
+    assert peer.health is Health.ILL
+    assert "answers, and refuses: this run takes invited peers alone" in peer.says
+    assert peer.cure == ""
+
+
+def look(monkeypatch: pytest.MonkeyPatch, home: Path, *options: str) -> tuple[int, str]:
+    """The exit code of `doctor`, and what it says of the network alone; with a real p2pd."""
+    monkeypatch.setattr(doctor, "machine_findings", lambda _: [])
+    done = CliRunner().invoke(app, ["doctor", "--home", str(home), *options])
+    return done.exit_code, done.output
+
+
+@pytest.mark.slow
+def test_a_taken_port_is_said_and_the_rest_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as other, socket.socket() as nobody:
+        for each in (other, nobody):
+            each.bind(("127.0.0.1", 0))
+        other.listen()
+        port, dead = other.getsockname()[1], f"127.0.0.1:{nobody.getsockname()[1]}"
+        code, told = look(
+            monkeypatch, tmp_path, "--listen", f"127.0.0.1:{port}", "--bootstrap", dead
+        )
+    assert code == ExitCode.FAILURE
+    assert f"port {port} is taken" in told
+    assert f"{dead}: dial: cannot connect to {dead}: Connection refused" in told
+
+
+@pytest.mark.slow
+def test_port_0_is_any_port_or_that_of_last_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as usual:  # 31337 is not asked about, free or not
+        usual.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):
+            usual.bind(("127.0.0.1", doctor.DEFAULT_PORT))
+        code, told = look(monkeypatch, tmp_path, "--listen", "127.0.0.1:0")
+        assert code == ExitCode.OK
+        assert f"{doctor.DEFAULT_PORT}/tcp" not in told
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            kept = free.getsockname()[1]
+        Home(tmp_path).keep_port("listen", kept)
+        code, told = look(monkeypatch, tmp_path, "--listen", "127.0.0.1:0")
+    assert code == ExitCode.OK
+    assert f"{kept}/tcp is free here" in told
 
 
 def test_lines_show_what_to_do() -> None:
@@ -91,15 +174,24 @@ def test_of_a_running_peer(
 ) -> None:
     reach = {"reachable": reachable, "v4": reachable, "v6": "unknown", "nat": "cone"}
     reach |= {"answers": 2, "observed": ["8.8.8.8"], "relays": relays}  # type: ignore[dict-item]
+    address = "/ip4/192.168.1.5/tcp/31337/p2p/12D3KooWEC9aiTnm17ZpGvxQDHoxnTyZ8LecyEC3QhcfNr3Qs4Ur"
 
     async def status(*_: object) -> dict[str, object]:
-        return {"reach": reach, "peers": [1], "state": "training", "doing": "training"}
+        return {
+            "address": address,
+            "reachable_from": "this network",
+            "reach": reach,
+            "peers": [1],
+            "state": "training",
+            "doing": "training",
+        }
 
     monkeypatch.setattr(doctor, "_status", status)
     monkeypatch.setattr(doctor, "machine_findings", lambda _: [])
     done = CliRunner().invoke(app, ["doctor", "--home", str(tmp_path)])
     assert done.exit_code == code, done.output
     assert "--announce 8.8.8.8:31337" in done.output
+    assert f"{address} (only reachable from this network)" in done.output
 
 
 def test_this_machine_is_looked_at(tmp_path: Path) -> None:

@@ -1,18 +1,33 @@
 """`loco-peer export`: from the state file of the daemon to a checkpoint for transformers."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner, Result
 
+from peer.cli.app import app
 from peer.cli.export import ExportFailed, export_state, other_stages
+from peer.daemon.final_export import export_finished
+from peer.observe.events import EventLog
 from peer.options.config import ConfigError
+from peer.options.exit_codes import ExitCode
+from peer.state.checkpoints import (
+    TRAINER_FILE,
+    Checkpoint,
+    CheckpointStore,
+    Manifest,
+    write_outer,
+)
 from peer.state.home import Home, HomeError
 from peer.state.state_file import StateScalars, write_state_file
 from peer.training.model import model_shapes
+from peer.training.tensor_file import write_tensors
 from protocol.membership.group import WHOLE_MODEL
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec
@@ -110,3 +125,86 @@ def test_a_model_is_put_together_from_its_stages(tmp_path: Path) -> None:
         for entry in layout.entries:
             expected = values[entry.offset : entry.offset + entry.size]
             assert np.array_equal(found[entry.name].numpy().ravel(), expected)
+
+
+# --- without a daemon -----------------------------------------------------------------------------
+def keep(home: Home, step: float, value: float, part: str = WHOLE_MODEL) -> Checkpoint:
+    """A checkpoint of the home's run, all slow weights of which have this value."""
+    signed = home.run()
+    assert signed is not None
+    layout = Layout.from_shapes(model_shapes(SPEC, BYTE_VOCABULARY))
+    store = CheckpointStore(home.checkpoints_dir, keep=3)
+    folder = store.begin(layout.padded_parameters)
+    slow_P = np.full(layout.padded_parameters, value, np.float32)
+    write_outer(folder, slow_P, np.zeros_like(slow_P))
+    write_tensors(folder / TRAINER_FILE, {"fast": torch.from_numpy(slow_P)}, {})
+    manifest = Manifest(
+        run_id=signed.run_id,
+        part=part,
+        layout_digest=layout.digest,
+        padded_parameters=layout.padded_parameters,
+        round=3,
+        step=step,
+        epoch=0,
+        position=0,
+        debt=0.0,
+        tokens=77,
+        over=False,
+        written_s=0.0,
+        version="0",
+        files={},
+    )
+    return store.seal(folder, manifest)
+
+
+def loco(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_without_a_daemon_the_newest_checkpoint_that_is_whole_is_exported(
+    home: Home, tmp_path: Path
+) -> None:
+    keep(home, 100, 1.0)
+    keep(home, 200, 2.0)
+    torn = keep(home, 300, 3.0)
+    (torn.path / TRAINER_FILE).write_bytes(b"torn")
+    ran = loco("export", "--home", str(home.root), "--hf", str(tmp_path / "hf"))
+    assert ran.exit_code == ExitCode.OK, ran.stderr
+    assert "taking its newest checkpoint, of step 200" in ran.stderr
+    assert f"{torn.path} cannot be used" in ran.stderr
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    assert all((each == 2.0).all() for each in model.parameters())
+    assert '"tokens": 77' in (tmp_path / "hf" / "loco_peer.json").read_text()
+    wrote = loco("generate", "--home", str(home.root), "--prompt", "a", "--tokens", "3")
+    assert wrote.exit_code == ExitCode.OK, wrote.stderr
+
+
+def test_without_daemon_and_checkpoint_there_is_nothing(home: Home, tmp_path: Path) -> None:
+    ran = loco("export", "--home", str(home.root), "--hf", str(tmp_path / "hf"))
+    assert ran.exit_code == ExitCode.NO_DAEMON
+    assert "there is no checkpoint here either" in ran.stderr
+
+
+def test_a_stage_alone_is_no_model(home: Home, tmp_path: Path) -> None:
+    keep(home, 100, 1.0, part="stage/1")
+    ran = loco("export", "--home", str(home.root), "--hf", str(tmp_path / "hf"))
+    assert ran.exit_code == ExitCode.FAILURE
+    assert "holds stage 1 alone: start one" in ran.stderr
+
+
+# --- at the end of a run --------------------------------------------------------------------------
+async def test_when_a_run_is_over_its_model_is_written(home: Home, tmp_path: Path) -> None:
+    """By the very command: here no daemon answers it, so it takes the checkpoint."""
+    keep(home, 200, 2.0)
+    lines: list[bytes] = []
+    events = EventLog(lines.append, peer="me", wall_time_s=lambda: 0.0, stream=None)
+    await export_finished(home, tmp_path / "hf", events)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    assert all((each == 2.0).all() for each in model.parameters())
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").touch()
+    await export_finished(home, tmp_path / "mine", events)
+    told = [json.loads(line) for line in lines]
+    assert [each["event"] for each in told] == ["RunExported", "ExportFailed"]
+    assert "not empty and not an export" in told[1]["detail"]
+    assert f"loco-peer export --home {home.root}" in told[1]["detail"]

@@ -16,7 +16,8 @@ from peer.cli.app import app
 from peer.cli.generate import check_left_out
 from peer.options.config import ConfigError
 from peer.options.exit_codes import ExitCode
-from peer.state.export import MARKER, export_hugging_face
+from peer.state.export import export_hugging_face
+from peer.state.export_folder import MARKER
 from peer.state.generation import ExportedModel, Sampling
 from peer.state.home import Home
 from peer.state.state_file import StateScalars, write_state_file
@@ -181,9 +182,10 @@ def test_a_home_that_cannot_be_written_is_named(
     monkeypatch.setattr(client, "ask_daemon", answer)
     home = bound_home(tmp_path / "home")
     home.state_dir.rmdir()
+    home.state_dir.touch()
     found = loco("generate", "--prompt", "x", "--home", str(home.root))
     assert found.exit_code == ExitCode.USAGE
-    assert f"{home.state_dir} cannot be written: No such file or directory" in found.stderr
+    assert f"{home.state_dir} cannot be written: File exists" in found.stderr
 
 
 @pytest.mark.slow
@@ -199,8 +201,6 @@ def test_a_running_peer_is_asked_for_the_stages_that_count(
 
     async def ask(_home: Home, request: str, _timeout_s: float, **arguments: Any) -> dict[str, Any]:
         asked.append((request, arguments.get("stage")))
-        if request == "status":
-            return {}
         if request == "write_state":
             path, own = home.state_dir / "now.state", models[0]
             scalars = StateScalars("ab" * 16, 3, 180, own.layout.digest, 0, 0, 99, 0.5)
@@ -216,13 +216,12 @@ def test_a_running_peer_is_asked_for_the_stages_that_count(
     whole = loco(*arguments)
     assert whole.exit_code == 0, whole.stderr
     assert asked == [
-        ("status", None),
         ("write_state", None),
         ("fetch_stage", 1),
         ("fetch_stage", 2),
     ]
     asked.clear()
     without = loco(*arguments, "--without-stages", "2")
-    assert asked == [("status", None), ("write_state", None), ("fetch_stage", 1)]
+    assert asked == [("write_state", None), ("fetch_stage", 1)]
     assert (without.exit_code, without.stdout == whole.stdout) == (0, False)
     assert sorted(path.name for path in home.state_dir.iterdir()) == ["now.state"]

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from typer.testing import CliRunner
 
+from peer.cli.app import app
 from peer.cli.explanations import EXAMPLES, EXPLANATIONS, SECTIONS
 from peer.cli.new import (
     METHODS,
@@ -18,6 +20,8 @@ from peer.cli.new import (
     write_new,
 )
 from peer.options.config import ConfigError
+from peer.options.corpus_size import corpus_tokens_of
+from peer.options.needs_told import told_needs
 from protocol.errors import InvalidRunSpec
 from protocol.run.run_spec import parse_toml
 from protocol.run.ways import WAYS, others_keys
@@ -65,6 +69,7 @@ def test_presets_are_valid_and_whole(preset: str, method: str, optimizer: str) -
             idle |= {key for key in ALL_KEYS if key.startswith(f"sync.{row.section}")}
     if optimizer != "muon":
         idle |= {key for key in ALL_KEYS if key.startswith("optimizer.muon")}
+    idle |= {key for key in ALL_KEYS if key.startswith("pipeline")}
     written = keys_of(tomllib.loads(text))
     assert written | (set(EXAMPLES) - idle) | SET_BY_START == ALL_KEYS - idle
     assert max(map(len, text.splitlines())) <= 110
@@ -113,10 +118,74 @@ def test_an_unknown_optimizer_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", EXAMPLES)
 def test_examples_work_when_they_are_taken_out_of_their_comment(key: str) -> None:
-    line = f"{key.rpartition('.')[2]} = {EXAMPLES[key]}"
-    text = preset_toml("demo", stages=4)
+    line = f"{key} = {EXAMPLES[key]}"
+    text = preset_toml("demo")
     assert f"\n# {line}\n" in text
     assert parse_toml(text.replace(f"# {line}", line)) != parse_toml(text)
+
+
+CHANGED_BY_PEOPLE = {
+    "name",
+    "data.source",
+    "data.tokenizer",
+    "model.hidden_size",
+    "model.num_layers",
+    "training.total_steps",
+    "training.batch_size",
+    "optimizer.learning_rate",
+    "sync.method",
+    "sync.inner_steps",
+    "admission.mode",
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("stages", [1, 2])
+def test_what_people_change_stands_on_the_first_screen(method: str, stages: int) -> None:
+    text = preset_toml("125m", method, stages=stages)
+    first, line, rest = text.partition("\n# ----")
+    assert line
+    assert len(first.splitlines()) <= 40
+    there = keys_of(tomllib.loads(first))
+    assert there >= CHANGED_BY_PEOPLE
+    assert there >= ({"pipeline.stages"} if stages > 1 else set())
+    assert not (keys_of(tomllib.loads("#" + rest)) & there) - set(SECTIONS)
+
+
+def test_every_key_has_its_sentence_beside_or_above_it() -> None:
+    lines = preset_toml("demo", stages=2).splitlines()
+    for number, line in enumerate(lines):
+        path = line.removeprefix("# ").partition(" = ")[0]
+        if " = " in line and path in EXPLANATIONS:
+            said = line if line.endswith(EXPLANATIONS[path]) else lines[number - 1]
+            assert said.endswith(EXPLANATIONS[path]), line
+
+
+def test_the_head_says_what_the_run_takes() -> None:
+    head = preset_toml("125m").partition("\nname = ")[0]
+    for line in told_needs(preset_spec("125m"), corpus_tokens_of(preset_spec("125m"))):
+        assert f"#   {line}\n" in head + "\n"
+    for word in ("123.6M parameters", "memory", "disk", "tokens", "an hour"):
+        assert word in head
+
+
+def test_what_the_run_takes_is_said_when_the_file_is_written(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["new", str(tmp_path / "run.toml"), "--preset", "125m"])
+    told = told_needs(preset_spec("125m"), corpus_tokens_of(preset_spec("125m")))
+    *lines, last = result.output.splitlines()
+    assert lines == [f"  {line}" for line in told]
+    assert last.startswith("wrote ")
+
+
+def test_all_stages_are_visited_and_what_skipping_gains_and_costs_is_said() -> None:
+    text = preset_toml("demo", stages=4)
+    pipeline = parse_toml(text).pipeline
+    assert (pipeline.stages, pipeline.visited, pipeline.num_visited) == (4, 4, 4)
+    said = text[: text.index("pipeline.visited = 4")].rpartition("[pipeline]")[2]
+    assert "27 s for 56" in said
+    assert "0.12 nats behind" in said
+    assert parse_toml("[pipeline]\nstages = 4\n").pipeline.num_visited == 3, "as it always was"
+    assert "\npipeline." not in preset_toml("demo"), "noise, where there are no stages"
 
 
 def test_presets_have_the_size_they_are_named_for() -> None:

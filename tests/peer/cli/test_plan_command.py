@@ -75,11 +75,11 @@ def test_json_carries_the_plan_and_the_figures(run_toml, tmp_path):
 
 
 def test_what_stands_in_the_run_spec_counts_and_options_override_it(run_toml, tmp_path):
-    text = preset_toml("1b", stages=3).replace("\nstages = 3\n", "\nstages = 3\nvisited = 3\n")
+    text = preset_toml("1b", stages=3)
     run_toml.write_text(
-        text.replace("\nfull_every = 0\n", "\nfull_every = 2\n")
-        .replace('\ncodec = "bf16"\n', '\ncodec = "int8"\n')
-        .replace("\nmax_jump = 4\n", "\nmax_jump = 2\n")
+        text.replace("pipeline.full_every = 0\n", "pipeline.full_every = 2\n")
+        .replace('pipeline.codec = "bf16"\n', 'pipeline.codec = "int8"\n')
+        .replace("pipeline.max_jump = 4\n", "pipeline.max_jump = 2\n")
     )
     few = few_machines(tmp_path, 3)
     asked = _question(run_toml, few, None, PlanOptions())

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import trio
@@ -21,13 +22,8 @@ class Job:
 
     def __init__(self, *, obeys: bool = True) -> None:
         self.asked = trio.Event()
-        self.times_asked = 0
         self.cancelled = False
         self._obeys = obeys
-
-    def request_stop(self) -> None:
-        self.times_asked += 1
-        self.asked.set()
 
     async def run(self) -> ExitCode:
         try:
@@ -44,20 +40,36 @@ async def test_a_job_that_ends_by_itself_says_how() -> None:
     async def refused() -> ExitCode:
         return ExitCode.REFUSED
 
-    assert await run_until_signalled(refused, lambda: None, grace_s=1) is ExitCode.REFUSED
+    assert await run_until_signalled(refused, trio.Event(), grace_s=1) is ExitCode.REFUSED
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_the_first_signal_asks_for_a_graceful_end(nursery, number: int) -> None:
     job = Job()
     nursery.start_soon(_later, send, number)
-    assert await run_until_signalled(job.run, job.request_stop, grace_s=60) is ExitCode.OK
-    assert (job.times_asked, job.cancelled) == (1, False)
+    assert await run_until_signalled(job.run, job.asked, grace_s=60) is ExitCode.OK
+    assert (job.asked.is_set(), job.cancelled) == (True, False)
 
 
 async def _later(act, *args) -> None:
     await trio.testing.wait_all_tasks_blocked()
     act(*args)
+
+
+async def test_a_signal_to_who_is_leaving_already_asks_for_the_same(nursery) -> None:
+    job, signalled = Job(obeys=False), trio.Event()
+
+    async def leaves_slowly() -> ExitCode:
+        await signalled.wait()
+        return ExitCode.OK
+
+    async def told_twice() -> None:
+        job.asked.set()
+        await _later(send, signal.SIGTERM)
+        await _later(signalled.set)
+
+    nursery.start_soon(told_twice)
+    assert await run_until_signalled(leaves_slowly, job.asked, grace_s=60) is ExitCode.OK
 
 
 @pytest.mark.parametrize(
@@ -73,8 +85,8 @@ async def test_the_second_signal_ends_at_once(nursery, number: int, code: ExitCo
         await _later(send, number)
 
     nursery.start_soon(twice)
-    assert await run_until_signalled(job.run, job.request_stop, grace_s=60) is code
-    assert (job.times_asked, job.cancelled) == (1, True)
+    assert await run_until_signalled(job.run, job.asked, grace_s=60) is code
+    assert job.cancelled
 
 
 async def test_the_second_signal_has_the_last_word(nursery) -> None:
@@ -93,16 +105,19 @@ async def test_the_second_signal_has_the_last_word(nursery) -> None:
         await _later(send, signal.SIGTERM)
 
     nursery.start_soon(twice)
-    code = await run_until_signalled(ends_well_when_cut_off, asked.set, grace_s=60)
+    code = await run_until_signalled(ends_well_when_cut_off, asked, grace_s=60)
     assert code is ExitCode.TERMINATED
 
 
-async def test_when_the_grace_is_over_it_is_a_failure(nursery, autojump_clock) -> None:
-    job = Job(obeys=False)
-    nursery.start_soon(_later, send, signal.SIGTERM)
+@pytest.mark.parametrize("asks", [partial(send, signal.SIGTERM), None])
+async def test_when_the_grace_is_over_it_is_a_failure(nursery, autojump_clock, asks) -> None:
+    job, late = Job(obeys=False), []
+    nursery.start_soon(_later, asks or job.asked.set)  # a signal, or a command, or the run's end
     before = trio.current_time()
-    code = await run_until_signalled(job.run, job.request_stop, grace_s=8)
-    assert code is ExitCode.FAILURE
+    code = await run_until_signalled(
+        job.run, job.asked, grace_s=8, say_late=lambda: late.append("late")
+    )
+    assert (code, late) == (ExitCode.FAILURE, ["late"])
     assert trio.current_time() - before == pytest.approx(8)
     assert job.cancelled
 
@@ -112,7 +127,7 @@ async def test_errors_of_the_job_come_through() -> None:
         raise RuntimeError("bug")
 
     with pytest.RaisesGroup(RuntimeError):
-        await run_until_signalled(broken, lambda: None, grace_s=1)
+        await run_until_signalled(broken, trio.Event(), grace_s=1)
 
 
 STUCK = """
@@ -124,16 +139,15 @@ async def stuck():
     with trio.CancelScope(shield=True):
         await trio.sleep_forever()
 
-def asked():
-    print("asked", flush=True)
-
 async def main():
-    with trio.CancelScope():
-        trio.lowlevel.spawn_system_task(say)
-        return await signals.run_until_signalled(stuck, asked, grace_s=60)
+    stop = trio.Event()
+    trio.lowlevel.spawn_system_task(say, stop)
+    return await signals.run_until_signalled(stuck, stop, grace_s=60)
 
-async def say():
+async def say(stop):
     print("ready", flush=True)
+    await stop.wait()
+    print("asked", flush=True)
 
 raise SystemExit(trio.run(main))
 """

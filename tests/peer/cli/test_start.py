@@ -1,24 +1,30 @@
 """`start` in a home: what it founds with, what it goes on with, and what it puts away."""
 
+import json
+import socket
 import stat
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
+from tokenizers import Tokenizer, models
 
 from peer.cli import run as run_file
 from peer.cli.run import read_spec, run_peer
 from peer.cli.start import Start
 from peer.daemon.run import _Daemon
 from peer.network.identity import Identity, load, load_or_create
+from peer.observe.facts import Facts
 from peer.options.config import ConfigError, PeerConfig, load_config
 from peer.options.exit_codes import ExitCode
 from peer.ports.real import RealEntropy
 from peer.state.home import Home, OtherRun
+from protocol.errors import InvalidRunSpec
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
 
@@ -168,15 +174,55 @@ def test_the_founders_key_is_a_file_of_its_own_that_only_its_owner_reads(home: H
         assert again.peer_id == founder.peer_id
 
 
+def test_only_a_home_that_is_new_to_its_run_is_told_what_it_takes(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.prepare()
+    network: Any = SimpleNamespace(peer_id="me")
+    report: Any = SimpleNamespace(observe_round=lambda _: None)
+    parts: Any = SimpleNamespace(events=None)
+    daemon, spec = daemon_of(config_of(home), home), RunSpec()
+    on_run = daemon._settings(network, parts, report, founds=False).on_run
+    assert on_run is not None
+    on_run(spec, 10**9)
+    assert "1.0B tokens: one peer reads" in capsys.readouterr().err
+    founder = Identity(b"f" * 32)
+    home.bind_run(SignedSpec.signed_by(spec, founder.public_key, founder.sign))
+    assert daemon._settings(network, parts, report, founds=False).on_run is None
+
+
 def announced(
     home: Home, capsys: pytest.CaptureFixture[str], door: SimpleNamespace, *, founds: bool
 ) -> str:
     """What a peer with this door prints for those that would join."""
     network: Any = SimpleNamespace(addresses=("/ip4/192.0.2.1/tcp/1/p2p/x",))
-    parts: Any = SimpleNamespace(standing=SimpleNamespace(door=door))
+    parts: Any = SimpleNamespace(standing=SimpleNamespace(door=door), facts=Facts("x", 1))
     report: Any = None
     daemon_of(config_of(home), home)._announce(network, parts, report, founds=founds)
     return capsys.readouterr().out
+
+
+def test_the_join_line_says_from_where_it_can_be_used(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the best of the addresses: here others got through at the second."""
+    here = [f"/ip4/{host}/tcp/1/p2p/x" for host in ("10.8.0.2", "192.168.1.5", "127.0.0.1")]
+    network: Any = SimpleNamespace(addresses=here)
+    facts = Facts("x", 1)
+    facts.reach.working = ("/ip4/192.168.1.5/tcp/1",)
+    door = SimpleNamespace(wants_invitations=False)
+    parts: Any = SimpleNamespace(standing=SimpleNamespace(door=door), facts=facts)
+    report: Any = SimpleNamespace(metrics_url="http://127.0.0.1:1/metrics")
+    daemon_of(config_of(home), home)._announce(network, parts, report, founds=False)
+    _, command, note = capsys.readouterr().out.splitlines()
+    assert command == f"  loco-peer join --bootstrap {here[1]}"
+    assert note.startswith("  (only reachable from this network; from elsewhere:")
+    as_json = replace(config_of(home), json_ready=True)
+    daemon_of(as_json, home)._announce(network, parts, report, founds=False)
+    ready = json.loads(capsys.readouterr().out)
+    assert ready["join"] == command.strip()
+    assert ready["addresses"] == [here[1], here[0], here[2]]
+    assert ready["reachable_from"] == "this network"
 
 
 @pytest.mark.parametrize("may_sign", [True, False])
@@ -187,6 +233,7 @@ def test_where_others_need_an_invitation_it_says_where_one_is_made(
     said = announced(home, capsys, door, founds=False)
     assert (f"loco-peer invite --home {home.root}" in said) == may_sign
     assert ("where the run was started, or at a delegate's" in said) != may_sign
+    assert "only reachable" not in said, "no address is shown"
 
 
 @pytest.mark.parametrize("founds", [True, False])
@@ -209,3 +256,115 @@ def test_a_restore_into_a_home_with_a_run_is_refused_and_so_is_a_run_spec(
     with pytest.raises(OtherRun, match="has a run already .* loco-peer start, without --restore"):
         run_peer(config_of(home), Start(None, new_run=False, restore="there"))
     assert lives == ["founding"]
+
+
+# --- from a checkpoint ----------------------------------------------------------------------------
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """What is read of a checkpoint before anything starts."""
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")).save(
+        str(folder / "tokenizer.json")
+    )
+    (folder / "config.json").write_text('{"model_type": "llama", "vocab_size": 2}')
+    return folder
+
+
+def toml_from(folder: Path, checkpoint: Path, tokenizer: str | None = None) -> Path:
+    named = "" if tokenizer is None else f'tokenizer = "{tokenizer}"\n'
+    path = folder / "tuned.toml"
+    path.write_text(f'[model]\ninit_from = "{checkpoint}"\n[data]\n{named}source = "stdlib"\n')
+    return path
+
+
+def founded_tokenizer(home: Home) -> str:
+    signed = home.run()
+    assert signed is not None
+    return signed.spec().data.tokenizer
+
+
+def test_a_run_from_a_checkpoint_has_its_tokenizer_and_comes_back(
+    home: Home,
+    lives: list[str],
+    tmp_path: Path,
+    checkpoint: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run_toml = toml_from(tmp_path, checkpoint)
+    start(home, run_toml)
+    assert founded_tokenizer(home) == str(checkpoint)
+    assert "2e-05 with warmup_steps = 100 is usual" in capsys.readouterr().err
+    (checkpoint / "config.json").unlink()  # who comes back needs it no more
+    start(home, run_toml)
+    assert lives == ["founding", "returning"]
+
+
+def test_a_named_tokenizer_of_another_model_is_refused_before_the_home_is_touched(
+    home: Home, lives: list[str], tmp_path: Path, checkpoint: Path
+) -> None:
+    with pytest.raises(InvalidRunSpec, match="is not the tokenizer of"):
+        start(home, toml_from(tmp_path, checkpoint, "bytes"))
+    assert lives == []
+    assert not home.root.exists()
+
+
+def test_a_run_that_was_founded_with_bytes_for_want_of_a_name_keeps_them(
+    home: Home, lives: list[str], tmp_path: Path, checkpoint: Path
+) -> None:
+    """As loco-peer did before tokenizers followed checkpoints."""
+    home.prepare()
+    run_toml, founder = toml_from(tmp_path, checkpoint), Identity(b"f" * 32)
+    home.bind_run(SignedSpec.signed_by(read_spec(run_toml), founder.public_key, founder.sign))
+    keep_a_checkpoint(home)
+    start(home, run_toml)
+    assert founded_tokenizer(home) == "bytes"
+    assert lives == ["returning"]
+
+
+# --- wrong usage ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("option", ["listen", "metrics"])
+def test_a_port_that_is_taken_is_wrong_usage(
+    home: Home, lives: list[str], tmp_path: Path, option: str
+) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        where = f"127.0.0.1:{other.getsockname()[1]}"
+        config = load_config({"home": home.root, option: where}, {})
+        with pytest.raises(ConfigError, match=f"port .* is taken; choose another with --{option}"):
+            run_peer(config, Start(toml_of(tmp_path, "run"), new_run=False))
+    run_peer(config, Start(toml_of(tmp_path, "run"), new_run=False))
+    assert lives == ["founding"]
+
+
+@pytest.mark.parametrize("source", ["text", "jsonl", "parquet", "tokens"])
+def test_data_that_is_not_there_is_told_before_anything_is_made(
+    home: Home, lives: list[str], tmp_path: Path, source: str
+) -> None:
+    run_toml = tmp_path / "run.toml"
+    run_toml.write_text(f'[data]\nsource = "{source}:{tmp_path}/nothing"\n')
+    with pytest.raises(ConfigError, match=r"^data\.source: .*no file"):
+        start(home, run_toml)
+    assert not home.root.exists()
+
+
+def test_of_one_text_it_says_how_much_is_held_out(
+    home: Home, lives: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one.txt").write_text("ten bytes\n" * 100)
+    run_toml = tmp_path / "run.toml"
+    run_toml.write_text(f'[data]\nsource = "text:{tmp_path}/*.txt"\n')
+    start(home, run_toml)
+    assert "its last 5%, 40 of 1,000 bytes, is held out" in capsys.readouterr().err
+
+
+def test_a_folder_for_the_model_that_holds_something_else_is_wrong_usage(
+    home: Home, lives: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").touch()
+    config = load_config({"home": home.root, "export-when-done": str(tmp_path / "mine")}, {})
+    with pytest.raises(ConfigError, match="export-when-done .*not empty and not an export"):
+        run_peer(config, Start(toml_of(tmp_path, "run"), new_run=False))
+    assert not home.root.exists()

@@ -192,15 +192,19 @@ async def test_a_newer_checkpoint_is_set_aside_where_others_train_from_an_older_
 
 @simulated()
 async def test_a_peer_that_comes_back_to_a_living_run_takes_its_state_at_once(tmp_path):
+    """And has trained what it had trained before: `tokens` does not begin anew."""
     async with open_swarm(1, toy_spec(ROUNDS), tmp_path) as swarm:
         await train_a_while(swarm, *"abc")
         swarm.kill("c")
         await swarm["c"].ended.wait()
         back = swarm.resume("c")
+        manifest = max((tmp_path / "c").glob("checkpoints/*/manifest.json"))
+        earlier = json.loads(manifest.read_text())["tokens"]
         await swarm.until(is_training(back))
         assert not back.events(EventName.RUN_RESUMED)
         came, received = one(back, EventName.DAEMON_STARTED), one(back, EventName.STATE_RECEIVED)
         assert received["monotonic_s"] - came["monotonic_s"] < LISTEN_S
+        assert back.status().tokens == earlier + back.facts.tokens > 0
 
 
 @WAYS

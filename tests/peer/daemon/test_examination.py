@@ -15,19 +15,31 @@ from swarm_worlds import simulated, start, toy_spec
 
 from peer.corpus.service import PieceService
 from peer.corpus.store import PieceFolder, PieceStore, WholeStore
-from peer.daemon.examination import FETCH_S, MEET_S, Doctor, Examination, LineRate, rate_of
+from peer.daemon.examination import (
+    FETCH_S,
+    MEET_S,
+    Doctor,
+    Examination,
+    LineRate,
+    rate_of,
+    visitor_of,
+)
 from peer.daemon.links import SILENCE_S
 from peer.daemon.outside import Outside
+from peer.network.identity import load
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.network.simulated_link import LinkModel
 from peer.observe.event_names import EventName
 from peer.ports.simulated import SimulatedWork
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SimulatedSwarm, identity_of, open_swarm
+from peer.state.home import Home
 from peer.state.service import StateService
 from peer.training.corpus import Corpus, KeptCorpus, prepare_corpus
+from protocol.admission.rulings import Verdict
 from protocol.errors import StreamLost
 from protocol.membership.dial_back import NatKind, Reach
+from protocol.run.admission_section import AdmissionSection
 from protocol.run.run_spec import DataSection, ModelSection, RunSpec
 from protocol.run.signed_spec import SignedSpec
 
@@ -91,6 +103,38 @@ async def test_the_peer_that_is_named_and_two_others_are_met_and_dial_back(tmp_p
             (left,) = swarm[name].events(EventName.PEER_LEFT)
             assert left["remote"] == DOCTOR
             assert all(each["reason"] != "silent" for each in swarm[name].events(PEER_LOST))
+
+
+@simulated(SEED)
+async def test_a_run_that_was_amended_or_has_a_ban_is_looked_at_like_any(tmp_path):
+    async with reachable_swarm(tmp_path) as swarm:
+        banned = identity_of(SEED, "banned").peer_id
+        swarm["a"].links.passing_on.tell(swarm["a"].peer.door.rule(Verdict.BAN, banned))
+        await swarm.until(lambda: bool(swarm["b"].events(EventName.PEER_RULED_ON)))
+        seen = await examined(swarm, address_of(swarm, "a"))
+        assert [met.failure for met in seen.met] == [None] * 3
+
+
+@simulated(SEED)
+async def test_a_run_of_the_invited_is_looked_at_with_the_invitation(tmp_path):
+    """By the home's own identity: it uses up no place that the peer needs afterwards."""
+    spec = toy_spec(500).model_copy(update={"admission": AdmissionSection(mode="invite")})
+    async with open_swarm(SEED, spec, tmp_path) as swarm:
+        await start(swarm, "a")
+        token = swarm["a"].peer.door.invite(bytes(32), 3600.0, 1)
+        home = Home(tmp_path / "home")
+        home.prepare()
+        visitors = [None, visitor_of(home, token), visitor_of(home, None)]
+        own = load(home.identity_path).peer_id
+        for visitor, refused in zip(visitors, (True, False, True), strict=True):
+            async with swarm.internet.open_network(own if visitor else DOCTOR) as network:
+                (met,) = (await Doctor(network, 0.0, visitor).examine([address_of(swarm, "a")])).met
+            if visitor is visitors[2]:  # its pass is known by now, and it shows none
+                assert met.failure is None
+                continue
+            assert met.refused is refused, met.failure
+            assert "--invite" in str(met.failure) or not refused
+        assert [v.incarnation for v in visitors if v] == [1, 2]
 
 
 def close_way_in(network: SimulatedNetwork, tried: list[str], patch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,10 @@ import pytest
 import trio
 
 from peer.daemon.joining import Bootstrap
+from peer.network.dial_errors import BACKOFF, cure_of
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
+from peer.observe.status import PeerState
 from peer.state.pins import FILE_NAME, KeptPins
 from protocol.errors import Refused, StreamLost
 from protocol.outcomes import RefusalReason
@@ -32,10 +34,12 @@ class OpenLinks:
         return "hello"
 
 
-def _bootstrap(resolve, lines, pins=None, *, addresses=("h:1",), links=NO_LINKS):
+def _bootstrap(resolve, lines, pins=None, *, addresses=("h:1",), links=NO_LINKS, probe=None):
     events = EventLog(lines.append, peer="me", wall_time_s=trio.current_time, stream=None)
     facts = Facts("me", 1)
-    return Bootstrap(addresses, resolve=resolve, links=links, facts=facts, events=events, pins=pins)
+    return Bootstrap(
+        addresses, resolve=resolve, links=links, facts=facts, events=events, pins=pins, probe=probe
+    )
 
 
 async def test_our_own_identity_at_the_bootstrap_address_is_refused(autojump_clock):
@@ -55,20 +59,66 @@ async def test_an_address_of_our_own_among_others_is_left_out(autojump_clock):
     assert await bootstrap.enter() == ("other", "hello")
 
 
-async def test_it_says_each_second_what_fails_and_keeps_trying(autojump_clock):
+async def test_it_says_what_fails_again_every_ten_seconds_and_keeps_trying(autojump_clock):
     async def resolve(_: str):
         return "other", ("/ip4/10.0.0.1/tcp/1",)
 
     lines: list[bytes] = []
     started_s = trio.current_time()
+    bootstrap = _bootstrap(resolve, lines)
+    bootstrap._facts.state = PeerState.CONNECTING
     with trio.move_on_after(30.5) as scope:
-        await _bootstrap(resolve, lines).enter()
+        await bootstrap.enter()
     assert scope.cancelled_caught
-    failing = [event for event in map(json.loads, lines) if event["event"] == "BootstrapFailing"]
+    failing = _failing(lines)
     seconds = [round(event["monotonic_s"] - started_s) for event in failing]
     # Whether the first attempt fails before or after the first look, at second 0, is trio's choice.
-    assert [second for second in seconds if second > 0] == list(range(1, 31))
+    assert seconds in ([0, 10, 20, 30], [1, 11, 21])
     assert {event["step"] for event in failing} == {"dial"}
+    assert {event["cure"] for event in failing} == {cure_of("connection refused")}
+    assert f"({cure_of('connection refused')})" in bootstrap._facts.doing
+
+
+async def test_what_has_changed_is_said_within_a_second(autojump_clock):
+    async def resolve(_: str):
+        if trio.current_time() - started_s < 12:
+            raise StreamLost("resolve: no address is known for h:1: Name or service not known")
+        return "other", ("/ip4/10.0.0.1/tcp/1",)
+
+    lines: list[bytes] = []
+    started_s = trio.current_time()
+    with trio.move_on_after(18):
+        await _bootstrap(resolve, lines).enter()
+    said = [(event["step"], event["monotonic_s"] - started_s) for event in _failing(lines)]
+    assert [step for step, _ in said] == ["resolve", "resolve", "dial"]
+    assert "look names up" in _failing(lines)[0]["cure"]
+    assert 12 < said[-1][1] < 18
+
+
+async def test_the_cause_is_found_out_where_p2pd_does_not_try(autojump_clock):
+    class BackingOff(NoLinks):
+        async def dial(self, *_: object) -> None:
+            raise StreamLost(f"dial: cannot reach other: 10.0.0.1:1: {BACKOFF}")
+
+    async def resolve(_: str):
+        return "12D3KooWother", ("/ip4/10.0.0.1/tcp/1",)
+
+    async def refused(_: str):
+        raise StreamLost("dial: cannot connect to 10.0.0.1:1: Connection refused")
+
+    async def somebody(_: str):
+        return "12D3KooWsomebody"
+
+    links: Any = BackingOff()
+    for probe, words in ((refused, "Connection refused"), (somebody, "found ...somebody")):
+        lines: list[bytes] = []
+        with trio.move_on_after(3):
+            await _bootstrap(resolve, lines, links=links, probe=probe).enter()
+        assert words in _failing(lines)[0]["detail"]
+
+
+def _failing(lines):
+    return [event for event in map(json.loads, lines) if event["event"] == "BootstrapFailing"]
 
 
 async def test_who_answered_first_is_shown_and_nobody_else_is_taken(autojump_clock):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 import trio
 
+from peer.daemon.join_address import join_address
 from peer.daemon.reaching import ASK_UNKNOWN_EVERY_S, LOOK_EVERY_S, RELAYS, Reaching
 from peer.network.identity import Identity
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
@@ -103,7 +104,9 @@ async def test_who_can_be_dialled_learns_it(autojump_clock: object) -> None:
             assert (facts.reach, facts.v4, facts.v6) == (Reach.YES, Reach.YES, Reach.UNKNOWN)
             assert facts.nat is NatKind.NONE
             assert node.reserved_at == []
-            assert len(node.network.addresses) == 1, "it announces nothing twice"
+            (address,) = node.network.addresses
+            assert facts.working == (address.partition("/p2p/")[0],)
+            assert join_address(node.network, node.facts).note == ""
 
 
 async def test_who_cannot_be_dialled_uses_relays_and_tells_all(
@@ -122,6 +125,7 @@ async def test_who_cannot_be_dialled_uses_relays_and_tells_all(
             assert known is not None
             assert known.relayed
             assert other.facts.reach.reach is Reach.YES
+        assert "/p2p-circuit" in join_address(node.network, node.facts).address
         relay = node.facts.reach.relays[0]
         assert any(f"/p2p/{relay}/p2p-circuit" in each for each in node.network.addresses)
 

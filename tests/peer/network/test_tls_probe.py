@@ -1,6 +1,7 @@
 """Reading peer ids from certificates, and which step a failed probe names."""
 
 import datetime as dt
+import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -73,6 +74,15 @@ def test_other_certificates_prove_nothing(
 ) -> None:
     with pytest.raises(ValueError, match=words):
         peer_id_of_certificate(certificate(make_extension))
+
+
+async def test_who_is_not_there_is_said_with_the_cause() -> None:
+    with socket.socket() as held:  # bound, and nobody listens
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        with pytest.raises(StreamLost) as lost:
+            await read_peer_id("127.0.0.1", port)
+    assert str(lost.value) == f"dial: cannot connect to 127.0.0.1:{port}: Connection refused"
 
 
 def test_bytes_that_are_no_certificate_prove_nothing() -> None:

@@ -7,11 +7,13 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from string import Formatter
 
 import pytest
 import trio
 
 import peer
+from peer.observe.console import SENTENCES
 from peer.observe.event_names import FIELDS, EventName
 from peer.observe.events import EventLog
 from peer.observe.log_file import MAX_LINE_BYTES, LineFile, read_events, rotated
@@ -104,19 +106,51 @@ async def test_people_see_short_lines_of_what_matters() -> None:
     stream = io.StringIO()
     log = log_to([], stream=stream)
     log.emit("RoundOpened", round=3)
+    log.emit("RoundSkipped", round=3, reason="no_partner")
     log.emit("RoundAveraged", round=3, partner=PEER, seconds=0.123456)
-    assert (
-        stream.getvalue()
-        == "22:13:20 RoundAveraged round=3 partner=UriHhKust seconds=0.1235\n".replace(
-            "UriHhKust", PEER[-8:]
-        )
-    )
+    log.emit("PeerLost", remote=PEER, reason="silent")
+    log.emit("RunFinished", round=3, step=1600, validation_loss=1.23456, replica_loss=None)
+    log.say("step 110")
+    assert stream.getvalue().splitlines() == [
+        f"22:13:20 lost {PEER[-8:]}: silent",
+        "22:13:20 the run is over: held-out loss 1.2346",
+        "22:13:20 step 110",
+    ]
+
+
+def test_for_each_event_it_is_decided_whether_people_see_it() -> None:
+    assert set(SENTENCES) == set(EventName)
+    for name, said in SENTENCES.items():
+        named = {field for _, field, _, _ in Formatter().parse(said or "") if field}
+        assert named <= set(FIELDS[name]), name
+
+
+async def test_a_sentence_that_lacks_a_field_is_the_event_itself() -> None:
+    stream = io.StringIO()
+    log_to([], stream=stream).emit("StateProgressed", share="nan", left_s=1.0)
+    assert stream.getvalue() == "22:13:20 StateProgressed share=nan left_s=1.0\n"
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+async def test_what_others_wrote_moves_no_cursor_and_makes_no_line(verbose: bool) -> None:
+    stream = io.StringIO()
+    log = log_to([], stream=stream, verbose=verbose)
+    log.emit("RunReceived", remote=PEER, run_id="ab", name="demo\x1b[2J\n22:13:20_banned")
+    (line,) = stream.getvalue().splitlines()
+    assert line.isprintable()
+    assert r"demo\x1b[2J\n22:13:20_banned" in line
 
 
 async def test_verbose_shows_everything() -> None:
     stream = io.StringIO()
     log_to([], stream=stream, verbose=True).emit("RoundOpened", round=3)
     assert "RoundOpened round=3" in stream.getvalue()
+
+
+async def test_what_is_said_is_not_among_lines_of_json() -> None:
+    stream = io.StringIO()
+    log_to([], stream=stream, log_format=LogFormat.JSON).say("step 110")
+    assert stream.getvalue() == ""
 
 
 async def test_json_on_the_stream_is_the_logs_own_line() -> None:

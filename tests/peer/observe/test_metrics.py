@@ -21,6 +21,7 @@ from peer.observe.metrics import REFUSED_CONTRIBUTIONS, Metrics, MetricsSnapshot
 from peer.observe.output_facts import OutputFacts
 from peer.observe.packing_facts import PackingFacts
 from peer.observe.pipeline_facts import PipelineFacts, Spent
+from peer.observe.progress import RunProgress
 from peer.observe.reach_facts import ReachFacts
 from peer.observe.round_metrics import RoundPhase
 from peer.observe.status import Outcomes, PeerState
@@ -32,6 +33,11 @@ from protocol.routing.vectors import LinkTimes
 NAMES = {
     "loco_inner_steps_total",
     "loco_tokens_total",
+    "loco_total_steps",
+    "loco_learning_rate",
+    "loco_tokens_per_second",
+    "loco_swarm_tokens_per_second",
+    "loco_run_left_seconds",
     "loco_train_loss",
     "loco_validation_loss",
     "loco_outer_rounds_total",
@@ -89,6 +95,7 @@ NAMES = {
 }
 
 FULL = MetricsSnapshot(
+    progress=RunProgress(160, 1600, 0.01, 2900.0, 8400.0, 372.0, 4),
     inner_steps=10,
     tokens=1000,
     train_loss=2.5,
@@ -159,6 +166,15 @@ def test_packed_vectors_are_told_by_how_they_came() -> None:
     assert found["loco_misread_blocks_total",] == 24
     assert found["loco_packing_bytes_total", "of=codes"] == 26
     assert found["loco_packing_bytes_total", "of=sent"] == 27
+
+
+def test_how_far_the_run_is() -> None:
+    found = samples(Metrics(lambda: FULL, version="1.2.3"))
+    assert found["loco_total_steps",] == 1600
+    assert found["loco_learning_rate",] == 0.01
+    assert found["loco_tokens_per_second",] == 2900
+    assert found["loco_swarm_tokens_per_second",] == 8400
+    assert found["loco_run_left_seconds",] == 372
 
 
 def test_numbers_are_read_at_each_scrape() -> None:
@@ -281,6 +297,16 @@ async def test_the_page_is_served(port: int) -> None:
     assert b"Content-Type: text/plain; version=0.0.4" in head
     assert f"Content-Length: {len(body)}".encode() in head
     assert b"loco_tokens_total 1000.0\n" in body
+
+
+async def test_monitors_that_ask_for_the_head_get_it_alone(port: int) -> None:
+    answer = await fetch(port, b"HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert answer.endswith(b"\r\n\r\n")
+    assert b"Content-Length: 0" not in answer
+    elsewhere = await fetch(port, b"HEAD / HTTP/1.1\r\n\r\n")
+    assert elsewhere.startswith(b"HTTP/1.1 404")
+    assert elsewhere.endswith(b"\r\n\r\n")
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,11 @@ FULL = Status(
     state=PeerState.TRAINING,
     round=3,
     step=160,
+    total_steps=1600,
+    learning_rate=0.0123456,
+    tokens_per_s=2900.4,
+    swarm_tokens_per_s=8400.0,
+    left_s=372.0,
     chosen_inner_steps=12,
     tokens=1_234_567,
     train_loss=2.5,
@@ -73,6 +78,8 @@ FULL = Status(
     codec="int8: daemon compiled, trainer plain: ImportError: no numba",
     outputs=OUTPUTS,
     reach=REACH,
+    address="/ip4/192.168.1.5/tcp/1/p2p/12D3KooWaaaaaaaabbbbbbbb",
+    reachable_from="this network",
     doing="training [round 3]",
     since_s=12.4,
 )
@@ -85,6 +92,11 @@ def test_json_has_exactly_these_keys() -> None:
         "state": "training",
         "round": 3,
         "step": 160,
+        "total_steps": 1600,
+        "learning_rate": 0.0123456,
+        "tokens_per_s": 2900.4,
+        "swarm_tokens_per_s": 8400.0,
+        "left_s": 372.0,
         "chosen_inner_steps": 12,
         "tokens": 1_234_567,
         "train_loss": 2.5,
@@ -120,6 +132,8 @@ def test_json_has_exactly_these_keys() -> None:
             "comparisons": 3,
         },
         "reach": REACH,
+        "address": "/ip4/192.168.1.5/tcp/1/p2p/12D3KooWaaaaaaaabbbbbbbb",
+        "reachable_from": "this network",
         "doing": "training [round 3]",
         "since_s": 12.4,
     }
@@ -146,12 +160,14 @@ def test_json_comes_back() -> None:
 
 def test_people_see_a_table() -> None:
     stream = io.StringIO()
-    Console(file=stream, width=100).print(render(FULL))
+    Console(file=stream, width=130).print(render(FULL))
     text = stream.getvalue()
     for part in (
         "training [round 3] (12 s)",
         "1,234,567",
-        "step 160  inner steps 12 (auto)",
+        "step 160 of 1,600 (10%), 2,900 tokens/s (swarm 8,400), 6 min left, 2 peers",
+        "learning rate 0.0123",
+        "3  inner steps 12 (auto)",
         "deadline 1",
         f"75% of the last {RECENT_ROUNDS} averaged",
         "dddddddd",
@@ -166,9 +182,29 @@ def test_people_see_a_table() -> None:
         "no (IPv4 no, IPv6 unknown; router: cone); relayed by cccccccc; 1 peers through relays",
         "2.50% apart at the last average in this stage",
         "1, from round 14 (step 280) on: optimizer.learning_rate = 0.001",
+        "/ip4/192.168.1.5/tcp/1/p2p/12D3KooWaaaaaaaabbbbbbbb  (only reachable from this network)",
     ):
         assert part in text
     assert "no_partner" not in text
+    narrow = io.StringIO()
+    Console(file=narrow, width=40).print(render(FULL))
+    joined = "".join(narrow.getvalue().split())
+    assert existing(FULL.address) in joined, "nothing is cut off"
+    assert "12D3KooWdddddddd" not in text
+
+
+def test_people_see_whole_ids_who_ask_for_them() -> None:
+    stream = io.StringIO()
+    Console(file=stream, width=200).print(render(FULL, full_ids=True))
+    assert "12D3KooWdddddddd" in stream.getvalue()
+
+
+def test_an_address_for_everybody_has_no_note() -> None:
+    stream = io.StringIO()
+    anywhere = Status(address="/ip4/8.8.8.8/tcp/1", reachable_from="anywhere")
+    Console(file=stream, width=100).print(render(anywhere))
+    assert "/ip4/8.8.8.8/tcp/1" in stream.getvalue()
+    assert "only reachable" not in stream.getvalue()
 
 
 def test_people_see_how_far_outputs_are_apart() -> None:

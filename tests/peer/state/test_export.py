@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, pipeline
 
-from peer.state.export import MARKER, export_hugging_face
+from peer.state.export import export_hugging_face
+from peer.state.export_folder import MARKER
 from peer.training.model import FlatModel, initial_module
 from peer.training.tokenizer import ByteTokenizer
 from protocol.run.layout import Layout

@@ -192,6 +192,32 @@ def test_a_home_that_is_a_file_is_refused(tmp_path: Path) -> None:
         Home(tmp_path / "file").prepare()
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
+def test_a_home_of_another_user_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir(mode=0o755)
+    tmp_path.chmod(0o755)
+    program = (
+        "import os, sys; from pathlib import Path; from peer.state.home import Home\n"
+        "os.setgid(1000); os.setuid(1000); Home(Path(sys.argv[1])).prepare()"
+    )
+    for above in tmp_path.parents:
+        if above.stat().st_uid == 0 and above != Path("/"):
+            above.chmod(above.stat().st_mode | 0o055)
+    ran = subprocess.run(
+        [sys.executable, "-c", program, str(volume)], capture_output=True, text=True, check=False
+    )
+    assert "Permission denied" in ran.stderr
+    assert "it belongs to user 0 and this is user 1000: chown it to 1000" in ran.stderr
+    assert "fsGroup: 1000" in ran.stderr
+
+
+def test_how_long_a_home_is_held_is_known(home: Home) -> None:
+    assert home.held_s() == 0.0
+    with home.locked():
+        assert 0.0 <= home.held_s() < 60.0
+
+
 def test_a_home_on_a_disk_that_refuses_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

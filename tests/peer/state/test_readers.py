@@ -17,7 +17,6 @@ from peer.network.simulated_link import LinkModel
 from peer.state import service as service_file
 from peer.state.fetching import ExpectedState, Fetcher
 from peer.state.gathering import Gathering, whole_state
-from peer.state.kept_states import KEPT_STATES
 from peer.state.service import FIRST_REQUEST_S, READINGS_OF_A_STATE, REQUEST_S, STALL_S
 from peer.state.steady import RATE_WINDOW_S, slowest_rate
 from protocol.errors import Refused, StreamLost
@@ -31,6 +30,7 @@ from protocol.limits import (
     STATE_CHUNK_BYTES,
 )
 from protocol.outcomes import RefusalReason
+from protocol.run.disk_needs import KEPT_STATES
 from protocol.wire.messages import Chunk, GetChunks, GetSpec, GetState, SpecReply, StateReply
 from protocol.wire.versions import STATE
 

@@ -1,0 +1,1 @@
+"""The storm of bench/storm.py, in parts."""

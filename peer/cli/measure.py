@@ -1,0 +1,239 @@
+"""`loco-peer measure`: this machine's row for the table that `loco-peer plan` reads.
+
+The trainer's own step is timed, on random tokens and with nothing else around it: no averages, no
+daemon. Sequences at a time are doubled while they fit and a step stays short, as `auto` would do
+with more patience. A step of the run's whole batch is put together from that: the optimizer is
+timed by itself, for it works once however large the batch is.
+"""
+
+import csv
+import io
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import psutil
+import torch
+
+from peer.options.config import ConfigError
+from peer.training.calibrate import largest_power_of_two
+from peer.training.device import Precision, choose_device, choose_precision, is_out_of_memory
+from peer.training.model import FlatModel, initial_module
+from peer.training.optimizer import FlatOptimizer, inner_optimizer
+from peer.training.step import Stepper
+from protocol.pipeline.tables import GB, OPTIONAL_PEER_COLUMNS, PEER_COLUMNS, USUAL_SLOTS
+from protocol.run.run_spec import RunSpec
+from protocol.run.sizes import parameters_of, vocabulary_of
+
+PARTS_OF_TIME: Final = 8
+"""A step may take so small a part of the time that is given, to be doubled once more."""
+LEARNING_RATE: Final = 1e-6
+FORWARDS_OF_A_STEP: Final = 3
+COLUMNS: Final = ("peer", "location", "compute_s", "slots", "price_per_hour", "memory_gb")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one machine does with a run, alone.
+
+    Attributes:
+        sequences: that went through the model at once.
+        forward_s: of one microbatch of the run's through the whole model.
+        memory_bytes: of the device.
+    """
+
+    device: str
+    precision: Precision
+    sequences: int
+    tokens_per_s: float
+    forward_s: float
+    memory_bytes: int
+
+
+def measure_machine(
+    spec: RunSpec,
+    device_name: str | None,
+    seconds: float,
+    clock_s: Callable[[], float] = time.perf_counter,
+) -> Measured:
+    """Time the trainer's step on this machine for so long.
+
+    Raises:
+        ConfigError: the device is not here, or has no room for one sequence.
+        InvalidRunSpec: the model is a checkpoint's, which is not read here.
+    """
+    parameters_of(spec)
+    try:
+        device = choose_device(device_name or "auto")
+    except ValueError as error:
+        raise ConfigError(f"--device {device_name}: {error}") from error
+    precision = choose_precision(spec.training.precision, device)
+    module = initial_module(spec, vocabulary_of(spec))
+    model = FlatModel(module, device, compile=spec.training.compile)
+    optimizer = inner_optimizer(model, spec.optimizer, precision)
+    stepper = Stepper(model, optimizer, precision, 1)
+    trial = _Trial(spec, stepper, optimizer, device, clock_s)
+    try:
+        sequences, step_s = trial.widest(seconds)
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise ConfigError(f"{device}: not even one sequence of this model fits") from error
+        raise
+    optimizer_s = min(trial.optimizer_s(), step_s)
+    batch = spec.training.batch_size
+    whole_s = (step_s - optimizer_s) * batch / sequences + optimizer_s
+    tokens_per_s = batch * spec.model.context_length / whole_s
+    microbatch = min(spec.microbatch_sequences, batch) * spec.model.context_length
+    forward_s = microbatch / tokens_per_s / FORWARDS_OF_A_STEP
+    return Measured(
+        str(device), precision, sequences, tokens_per_s, forward_s, _memory_bytes(device)
+    )
+
+
+class _Trial:
+    """Steps of one model, timed."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        stepper: Stepper,
+        optimizer: FlatOptimizer,
+        device: torch.device,
+        clock_s: Callable[[], float],
+    ) -> None:
+        self._stepper = stepper
+        self._optimizer = optimizer
+        self._device = device
+        self._clock_s = clock_s
+        self._most = largest_power_of_two(spec.training.batch_size)
+        self._length = spec.model.context_length + 1
+        self._vocabulary = vocabulary_of(spec)
+        self._draws = np.random.default_rng(spec.seed)
+
+    def __repr__(self) -> str:
+        return f"<_Trial of {self._stepper!r}>"
+
+    def widest(self, seconds: float) -> tuple[int, float]:
+        """Sequences at once, and the median of the seconds of such a step."""
+        end_s, size = self._clock_s() + seconds, 1
+        self._step_s(size)  # the first one compiles, and takes memory
+        step_s = self._step_s(size)
+        while size < self._most and step_s < seconds / PARTS_OF_TIME:
+            try:
+                self._step_s(2 * size)
+                step_s = self._step_s(2 * size)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                torch.cuda.empty_cache()
+                break
+            size *= 2
+        found = [step_s]
+        while self._clock_s() < end_s:
+            found.append(self._step_s(size))
+        return size, float(np.median(found))
+
+    def optimizer_s(self) -> float:
+        """Seconds of the optimizer's part of a step."""
+        return min(self._timed(self._only_optimize) for _ in range(3))
+
+    def _only_optimize(self) -> float:
+        return float(self._optimizer.step(LEARNING_RATE))
+
+    def _step_s(self, size: int) -> float:
+        blocks = self._draws.integers(0, self._vocabulary, (size, self._length), dtype=np.int64)
+        self._stepper.micro_batch = size
+        return self._timed(lambda: float(self._stepper.step(blocks, LEARNING_RATE).loss))
+
+    def _timed(self, task: Callable[[], float]) -> float:
+        began_s = self._clock_s()
+        task()  # its number is read, so a GPU is done
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return self._clock_s() - began_s
+
+
+def _memory_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return int(psutil.virtual_memory().total)
+
+
+def row_of(measured: Measured, name: str | None, location: str, price: str) -> dict[str, str]:
+    """The machine's line, by column."""
+    return {
+        "peer": name or socket.gethostname(),
+        "location": location,
+        "compute_s": f"{measured.forward_s:.4g}",
+        "slots": str(USUAL_SLOTS),
+        "price_per_hour": price,
+        "memory_gb": f"{measured.memory_bytes / GB:.1f}",
+    }
+
+
+def add_row(path: Path, row: dict[str, str]) -> None:
+    """Add a line to a table, which is made where it is not there.
+
+    Raises:
+        ConfigError: the table has other columns, or cannot be written.
+    """
+    try:
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+        columns = [each.strip() for each in lines[0].split(",")] if lines else list(COLUMNS)
+        known = {*PEER_COLUMNS, *OPTIONAL_PEER_COLUMNS}
+        if not {"peer", "compute_s", "price_per_hour"} <= set(columns) <= known:
+            raise ConfigError(
+                f"{path}: its first line must name peer, location, compute_s and price_per_hour;"
+                f" it is {lines[0]}"
+            )
+        with path.open("a", encoding="utf-8") as file:
+            if not lines:
+                file.write(",".join(columns) + "\n")
+            elif not text.endswith("\n"):
+                file.write("\n")
+            file.write(line_of(row, columns) + "\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot write {path}: {error}") from error
+
+
+def line_of(row: dict[str, str], columns: list[str]) -> str:
+    """A line of CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow([row.get(column, "") for column in columns])
+    return text.getvalue()
+
+
+def show_measured(
+    spec: RunSpec,
+    device: str | None,
+    threads: int | None,
+    seconds: float,
+    row: tuple[str | None, str, str],
+    peers: Path | None,
+) -> None:
+    """Measure, and print the row or add it to a table.
+
+    Raises:
+        ConfigError, InvalidRunSpec
+    """
+    if threads is not None:
+        if threads < 1:
+            raise ConfigError(f"--threads {threads}: must be from 1")
+        torch.set_num_threads(threads)
+    measured = measure_machine(spec, device, seconds)
+    filled = row_of(measured, *row)
+    print(
+        f"# {spec.name} on {measured.device} in {measured.precision},"
+        f" {torch.get_num_threads()} threads: {measured.tokens_per_s:,.0f} tokens/s alone, with"
+        f" {measured.sequences} sequences at once"
+    )
+    if peers is not None:
+        add_row(peers, filled)
+        print(f"added to {peers}: {line_of(filled, list(COLUMNS))}")
+        return
+    print(",".join(COLUMNS), line_of(filled, list(COLUMNS)), sep="\n")

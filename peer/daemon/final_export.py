@@ -1,0 +1,40 @@
+"""The model as a Hugging Face checkpoint, when the run is over (`--export-when-done`).
+
+It is what `loco-peer export` writes, by that very command: another process, so that the memory that
+it takes is given back, and what goes wrong there harms no peer.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from peer.observe.event_names import EventName
+from peer.observe.events import EventLog
+from peer.state.home import Home
+
+PROGRAM: Final = "from peer.cli import main; main()"
+MAX_DETAIL_CHARS: Final = 500
+
+
+async def export_finished(home: Home, folder: Path, events: EventLog) -> None:
+    """Export this peer's model to the folder, and tell how that ended."""
+    command = [sys.executable, "-c", PROGRAM, "export"]
+    command += ["--home", str(home.root), "--hf", str(folder)]
+    ran = await trio.run_process(
+        command,
+        capture_stdout=True,
+        capture_stderr=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    if ran.returncode == 0:
+        events.emit(EventName.RUN_EXPORTED, path=str(folder))
+        return
+    said = ran.stderr.decode(errors="replace").strip()[-MAX_DETAIL_CHARS:]
+    events.emit(
+        EventName.EXPORT_FAILED,
+        detail=f"{said}; try again: loco-peer export --home {home.root} --hf {folder}",
+    )

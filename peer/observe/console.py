@@ -1,0 +1,103 @@
+"""What people see of the events on the console: a sentence, or nothing without `--verbose`.
+
+The event log has every event. A person wants to know who comes and goes, what failed and what to
+do; how far the run is, one line says every few seconds (peer/daemon/progress.py). So what happens
+several times a minute in a healthy run has no sentence here. Nor has what that line says, or what
+is said by `doing` while a peer is on its way (BootstrapFailing, NeighboursAwaited).
+
+A sentence is a format string over the event's fields; ids in it are short, numbers are rounded.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from .event_names import EventName
+from .names import short_id
+
+SENTENCES: Final[Mapping[EventName, str | None]] = {
+    EventName.DAEMON_STARTED: None,
+    EventName.PEER_LINKED: "linked with {remote}",
+    EventName.PEER_LOST: "lost {remote}: {reason}",
+    EventName.PEER_LEFT: "{remote} left",
+    EventName.REACHABILITY_CHANGED: "others can dial this peer: {reachable} (router: {nat})",
+    EventName.PEER_RULED_ON: "the run rules on {remote}: {verdict}",
+    EventName.PEER_IGNORED: "{remote} is ignored for some minutes: {fault}",
+    EventName.PEER_CONVICTED: "{remote} was proved to have lied, and is ignored",
+    EventName.RUN_RECEIVED: "run '{name}' ({run_id}) received from {remote}",
+    EventName.RUN_AMENDED: "the run is amended from round {round} on: {keys}",
+    EventName.RUN_RESUMED: "going on from the checkpoint of step {step}",
+    EventName.RUN_BEGUN_ANEW: "beginning the run anew from its seed: {detail}",
+    EventName.NEIGHBOURS_AWAITED: None,
+    EventName.REFUSED_BY_PEER: "{remote} does not take this peer in: {detail}",
+    EventName.CHECKPOINT_WRITTEN: "checkpoint of step {step} written",
+    EventName.CHECKPOINT_COPIED: None,
+    EventName.CHECKPOINT_FAILED: "a checkpoint was not written, and is tried again: {detail}",
+    EventName.CHECKPOINT_REFUSED: "the checkpoint {path} cannot be used: {detail}",
+    EventName.CHECKPOINT_SET_ASIDE: (
+        "others go on from step {followed_step}; the newer checkpoint of step {step} is kept as"
+        " {path}"
+    ),
+    EventName.ROOM_FOUND_SMALL: "the disk is small for this run: {detail}",
+    EventName.GROUP_ENTERED: None,
+    EventName.STATE_PROGRESSED: "fetching the state: {share:.0%}, {left_s:.0f} s left",
+    EventName.STATE_RECEIVED: "the state is here, after {seconds:.1f} s",
+    EventName.PIECES_AWAITED: None,
+    EventName.PIECE_FAILED: None,
+    EventName.DISK_REFUSED: "the disk refused piece {piece} of the corpus: {detail}",
+    EventName.STAGE_REBUILT: "stage {stage} is rebuilt from its neighbours",
+    EventName.STAGE_LEFT_OUT: "nobody holds stage {stage}; training goes on without it",
+    EventName.STAGE_TAKEN_IN: "stage {stage} is held again",
+    EventName.FINAL_AVERAGING: "the training is over; averaging with {peers} peers",
+    EventName.TRAINING_PAUSED: "paused; 'loco-peer resume' goes on",
+    EventName.TRAINING_RESUMED: "training again, after {seconds:.0f} s",
+    EventName.ROUND_OPENED: None,
+    EventName.ROUND_CLOSED: None,
+    EventName.ROUND_LENGTH_CHANGED: None,
+    EventName.PROPOSAL_SENT: None,
+    EventName.PROPOSAL_ACCEPTED: None,
+    EventName.PROPOSAL_REFUSED: None,
+    EventName.ROUND_AVERAGED: None,
+    EventName.ROUND_SKIPPED: None,
+    EventName.FRAGMENT_RETURNED: None,
+    EventName.TRAINER_STARTED: "training {parameters:,} parameters on {device} ({precision})",
+    EventName.TRAINER_DIED: "the trainer died, and is started again: {detail}",
+    EventName.CODEC_CHOSEN: None,
+    EventName.VALIDATED: None,
+    EventName.OUTPUTS_COMPARED: None,
+    EventName.DIRECTORY_RESTARTED: "the directory was started again: {reason}",
+    EventName.NETWORK_RESTARTED: "the network was started again: {reason}",
+    EventName.STREAM_FAILED: "a bug of loco-peer ended a stream of {remote}: {error}: {detail}",
+    EventName.REQUEST_FAILED: "a bug of loco-peer ended the request {request}: {error}: {detail}",
+    EventName.BOOTSTRAP_FAILING: None,
+    EventName.IDENTITY_PINNED: "{address} is {multiaddr}, from now on",
+    EventName.RUN_FINISHED: "the run is over: held-out loss {validation_loss}",
+    EventName.RUN_EXPORTED: "the model is in {path}",
+    EventName.EXPORT_FAILED: "the model was not exported: {detail}",
+    EventName.LEAVING: "leaving",
+}
+"""None: people see it with `--verbose` alone."""
+
+
+def said_of(event: Mapping[str, Any]) -> str | None:
+    """The sentence for an event, or None where people do not see it."""
+    sentence = SENTENCES[EventName(event["event"])]
+    if sentence is None:
+        return None
+    try:
+        return sentence.format_map({key: _readable(key, value) for key, value in event.items()})
+    except (KeyError, ValueError, TypeError):  # a field is missing, or is no number this time
+        fields = (f"{key}={value}" for key, value in event.items() if key not in _STAMPED)
+        return " ".join([str(event["event"]), *fields])
+
+
+_STAMPED: Final = frozenset({"time", "monotonic_s", "peer", "event"})
+
+
+def _readable(key: str, value: Any) -> Any:
+    if key in ("remote", "partner") and isinstance(value, str):
+        return short_id(value)
+    if key.endswith("loss") and isinstance(value, float):
+        return f"{value:.4f}"
+    if isinstance(value, list | tuple):
+        return ", ".join(str(part) for part in value)
+    return f"{value:,}" if key in ("step", "followed_step") else value

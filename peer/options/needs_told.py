@@ -1,0 +1,157 @@
+"""What a run will take, in lines for people: `new` writes them, `start` and `join` print them.
+
+The figures are those of protocol/run/needs.py; here they become words.
+"""
+
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+from protocol.errors import InvalidRunSpec
+from protocol.run.needs import Needs, needs_of
+from protocol.run.run_spec import RunSpec
+
+from .config import DEFAULT_CHECKPOINTS, LogFormat, PeerConfig
+from .corpus_size import corpus_tokens_of
+
+GB: Final = 1e9
+USUAL_MBPS: Final = 100.0
+"""The line that is spoken of where no limit is given."""
+MANY_EPOCHS: Final = 10
+NOT_MEASURED: Final = (
+    "estimates: memory was within a tenth in four runs on a CPU; on a GPU it was never measured"
+)
+
+
+def say_needs(config: PeerConfig, founds: bool, spec: RunSpec, corpus_tokens: int | None) -> None:
+    """Tell people what a run takes that is new to this home; not among lines of JSON.
+
+    Args:
+        founds: whether `say_before_founding` has said all but what the corpus came to.
+    """
+    if founds:
+        tokens = spec.training.total_steps * spec.tokens_per_step
+        _print(config, list(told_corpus(tokens, corpus_tokens)))
+    else:
+        _print(config, [f"run {spec.name}", *told_needs(spec, corpus_tokens, config)])
+
+
+def say_before_founding(config: PeerConfig, spec: RunSpec) -> None:
+    """Tell people what a run will take that is about to be founded here."""
+    tokens = corpus_tokens_of(spec, config.data)
+    _print(config, [f"run {spec.name}", *told_needs(spec, tokens, config)])
+
+
+def _print(config: PeerConfig, lines: list[str]) -> None:
+    if config.log_format is LogFormat.CONSOLE and lines:
+        sys.stderr.write("".join(f"  {line}\n" for line in lines))
+        sys.stderr.flush()
+
+
+def told_needs(
+    spec: RunSpec, corpus_tokens: int | None = None, config: PeerConfig | None = None
+) -> list[str]:
+    """What a run takes of a peer, one subject a line.
+
+    Args:
+        corpus_tokens: as far as that is known.
+        config: of this machine: how many checkpoints it keeps, and what its line may carry.
+    """
+    keep = DEFAULT_CHECKPOINTS if config is None else config.checkpoint_keep
+    most = None if config is None or config.checkpoint_max_gb is None else config.checkpoint_max_gb
+    limit = None if config is None else config.max_upload_mbps
+    try:
+        needs = needs_of(spec, keep, None if most is None else most * GB)
+    except InvalidRunSpec:
+        return [_of_checkpoint(spec)]
+    return list(_lines(spec, needs, keep, corpus_tokens, limit))
+
+
+def _lines(
+    spec: RunSpec, needs: Needs, keep: int, corpus_tokens: int | None, limit_mbps: float | None
+) -> Iterator[str]:
+    yield f"model   {_count(needs.parameters)} parameters{_in_stages(spec)}"
+    yield from _memory(needs)
+    yield (
+        f"disk    up to {_size(needs.disk)}: checkpoints ({keep} kept) and what joiners read; the"
+        " corpus on top"
+    )
+    yield (
+        f"tokens  {_count(needs.tokens_per_peer)} by each peer ({spec.training.total_steps:,} steps"
+        f" of {spec.tokens_per_step:,}); by all, that times the peers"
+    )
+    yield from told_corpus(needs.tokens_per_peer, corpus_tokens)
+    yield from _line(needs, limit_mbps)
+    yield f"({NOT_MEASURED})"
+
+
+def told_corpus(tokens_per_peer: int, corpus_tokens: int | None) -> Iterator[str]:
+    """How often the corpus is read, and what is wrong about that; nothing where it is unknown."""
+    if not corpus_tokens:
+        return
+    epochs = tokens_per_peer / corpus_tokens
+    said = f"corpus  {_count(corpus_tokens)} tokens: one peer reads {_times(epochs)}, four"
+    yield f"{said} {_times(4 * epochs)}"
+    if epochs > MANY_EPOCHS:
+        yield (
+            f"        more than {MANY_EPOCHS} epochs even for one peer: it will be learnt by heart;"
+            " take more text, or fewer steps"
+        )
+    elif 4 * epochs < 1:
+        yield (
+            "        less than an epoch even for four peers, so part of it is never read: take"
+            " more steps, or peers"
+        )
+
+
+def _of_checkpoint(spec: RunSpec) -> str:
+    return (
+        f"parameters, memory and disk are those of {spec.model.init_from}, which is not read yet;"
+        " peers that join are told them"
+    )
+
+
+def _times(epochs: float) -> str:
+    return f"{epochs:.2f} of it" if epochs < 1 else f"it {epochs:,.1f} times"
+
+
+def _in_stages(spec: RunSpec) -> str:
+    stages = spec.pipeline.stages
+    return "" if stages == 1 else f" in {stages} stages; what follows is of a peer with one of them"
+
+
+def _memory(needs: Needs) -> Iterator[str]:
+    at_once = f"{needs.sequences} sequence{'s' * (needs.sequences > 1)} at a time"
+    yield (
+        f"memory  GPU {_size(needs.gpu_memory)} and {_size(needs.host_memory)} of its host, or CPU"
+        f" alone {_size(needs.cpu_memory)}; with {at_once}"
+    )
+    if needs.most_sequences > needs.sequences:
+        yield (
+            f"        each further one {_size(needs.sequence)}; 'auto' takes what fits, up to"
+            f" {needs.most_sequences}"
+        )
+
+
+def _line(needs: Needs, limit_mbps: float | None) -> Iterator[str]:
+    mbps = limit_mbps or USUAL_MBPS
+    hourly = needs.bytes_per_hour(1.0, mbps * 1e6 / 8)
+    steps = needs.steps_per_average
+    every = "as often as it carries them" if steps is None else f"every {steps:,} steps"
+    bound = "" if limit_mbps else "; bound it: --max-upload-mbps"
+    yield (
+        f"line    {_size(needs.average)} each way for an average, {every}: at one step/s on"
+        f" {mbps:g} Mbit/s"
+    )
+    yield f"        up to {_size(hourly)} an hour each way{bound}"
+
+
+def _count(number: float) -> str:
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:,.1f}{unit}"
+    return f"{number:,.0f}"
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{max(1, round(count / 1e6)):,} MB"

@@ -1,0 +1,91 @@
+"""A terminal that is gone ends nothing: a closed SSH session, `| head`, a reader of logs that died.
+
+1. SIGHUP is ignored, and so by all processes that are started from here: they inherit it.
+2. What stdout or stderr does not take any more goes to a file, all of it from then on: the
+   descriptor itself is moved, so libraries that write to it, and later children, are heard too.
+3. That file is bounded: a longer one is begun anew. Events are in the event log besides.
+4. Where there is no such file (yet), what cannot be written stays in the stream's buffer, if it
+   has room.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TextIO, cast
+
+CONSOLE_LOG: Final = "log/console.log"
+"""That file, in a home."""
+MAX_BYTES: Final = 1 << 22
+
+
+class LastingStream:
+    """A text stream that goes on in a file where its own end is gone. All else is the stream's."""
+
+    def __init__(self, stream: TextIO, file: Path | None) -> None:
+        self._stream = stream
+        self._file = file
+        self._moved = file is not None and _is(stream, file)  # by the process that became this one
+
+    def __repr__(self) -> str:
+        return f"<LastingStream {self._stream!r}{', moved' if self._moved else ''}>"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write text, somewhere."""
+        if self._moved and os.fstat(self._stream.fileno()).st_size > MAX_BYTES:
+            os.ftruncate(self._stream.fileno(), 0)
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is in the buffer, somewhere."""
+        self._try(self._stream.flush)
+
+    def _try(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except OSError as error:
+            if self._move(error):  # what it could not write is in its buffer still, if it has one
+                unbuffered = getattr(self._stream, "write_through", False)
+                (act if unbuffered else self._stream.flush)()
+
+    def _move(self, why: OSError) -> bool:
+        """Go on in the file, whether that can be done or not. Whether it could."""
+        if self._moved or self._file is None:
+            return False
+        try:
+            descriptor = os.open(self._file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+            sentence = (
+                f"loco-peer: {self._stream.name} is gone ({why.strerror}); what it would show:\n"
+            )
+            os.write(descriptor, sentence.encode())
+            os.dup2(descriptor, self._stream.fileno())
+            os.close(descriptor)
+        except OSError:
+            return False
+        self._moved = True
+        return True
+
+
+def _is(stream: TextIO, file: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(stream.fileno()), file.stat())
+    except (OSError, AttributeError):  # no such file, or no descriptor
+        return False
+
+
+def outlive_terminal(file: Path | None = None) -> None:
+    """Go on where the terminal goes. Only from the main thread.
+
+    Args:
+        file: takes what would be shown then; its folder may be made later.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None:
+            setattr(sys, name, cast(TextIO, LastingStream(stream, file)))

@@ -1,0 +1,125 @@
+"""A checkpoint that a run begins from: looked at before anything is started.
+
+    model.init_from    a folder or a name on the hub, in Hugging Face format, of the Llama family
+    data.tokenizer     follows the checkpoint, unless the user's text names one
+
+Embeddings mean what the tokenizer says that their numbers are. With another tokenizer the model
+trains on numbers that mean other words, and nothing shows it but a high loss; so one that gives any
+of the checkpoint's tokens another number is refused.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from protocol.errors import InvalidRunSpec
+from protocol.run.run_spec import RunSpec
+
+from .hub import model_file
+from .tokenizer import BYTES, TOKENIZER_FILE, ByteTokenizer, FileTokenizer, tokenizer_file
+
+FAMILY: Final = "llama"
+HIGHEST_USUAL_RATE: Final = 1e-4
+"""A learning rate above it is one for training from nothing."""
+FINE_TUNING_RATE: Final = 2e-5
+FINE_TUNING_WARMUP: Final = 100
+
+Vocabulary = Mapping[str, int]
+"""Tokens, as they are spelt, to their numbers."""
+
+
+def with_checkpoint(written: RunSpec) -> RunSpec:
+    """The run spec as it is founded: with the checkpoint's tokenizer, unless it names one.
+
+    Args:
+        written: as it was read from the user's text.
+
+    Raises:
+        InvalidRunSpec: there is no such checkpoint or tokenizer, the checkpoint is of another
+        family, or its tokenizer is not the one that is named; the message says what to do.
+    """
+    source, named = written.model.init_from, written.data.tokenizer
+    if source is None:
+        _vocabulary_of(named)
+        return written
+    rows = _embedding_rows(source)
+    found = _its_tokenizer(source)
+    if "tokenizer" in written.data.model_fields_set:
+        vocabulary = _vocabulary_of(named)
+        if found is not None:
+            _check_same(written, vocabulary, found)
+    elif found is not None:
+        vocabulary = found
+        named = BYTES if found == _vocabulary_of(BYTES) else source  # as our own exports spell it
+    else:
+        raise InvalidRunSpec(
+            f"model.init_from: {source} has no {TOKENIZER_FILE}: name the tokenizer that it was"
+            " trained with in data.tokenizer"
+        )
+    if rows <= (largest := max(vocabulary.values())):
+        raise InvalidRunSpec(
+            f"model.init_from: {source} has {rows:,} embeddings, and the tokenizer {named!r} has"
+            f" {largest + 1:,} tokens: they do not belong together"
+        )
+    return written.model_copy(update={"data": written.data.model_copy(update={"tokenizer": named})})
+
+
+def rate_hint(spec: RunSpec) -> str | None:
+    """What to say where a checkpoint is trained at a rate for training from nothing."""
+    rate = spec.optimizer.learning_rate
+    if spec.model.init_from is None or rate <= HIGHEST_USUAL_RATE:
+        return None
+    return (
+        f"model.init_from with optimizer.learning_rate = {rate:g}: that is a rate for training from"
+        f" nothing, and may undo what the checkpoint knows; {FINE_TUNING_RATE:g} with"
+        f" warmup_steps = {FINE_TUNING_WARMUP} is usual (with Muon four times as much for it)"
+    )
+
+
+def _embedding_rows(source: str) -> int:
+    """Rows of the checkpoint's embedding. Raises InvalidRunSpec: it is no Llama checkpoint."""
+    try:
+        config: Any = json.loads(model_file(source, "config.json"))
+        family, rows = config.get("model_type"), int(config.get("vocab_size", 0))
+    except (ValueError, TypeError, AttributeError, OSError) as error:
+        raise InvalidRunSpec(f"model.init_from: {error}") from error
+    if family != FAMILY:
+        raise InvalidRunSpec(
+            f"model.init_from: {source} is a {family!r} model, and only the Llama family is"
+            f' supported (config.json with "model_type": "{FAMILY}"): give such a checkpoint, or'
+            " leave init_from out"
+        )
+    return rows
+
+
+def _its_tokenizer(source: str) -> Vocabulary | None:
+    """The checkpoint's own; None where it has none. Raises InvalidRunSpec: it cannot be used."""
+    try:
+        data = model_file(source, TOKENIZER_FILE)
+    except (ValueError, OSError):
+        return None
+    try:
+        return FileTokenizer(data).vocabulary
+    except ValueError as error:
+        raise InvalidRunSpec(f"model.init_from: {source}/{TOKENIZER_FILE}: {error}") from error
+
+
+def _vocabulary_of(tokenizer: str) -> Vocabulary:
+    """Raises InvalidRunSpec: there is no such tokenizer."""
+    try:
+        data = ByteTokenizer().to_json() if tokenizer == BYTES else tokenizer_file(tokenizer)
+        return FileTokenizer(data).vocabulary
+    except (ValueError, OSError) as error:
+        raise InvalidRunSpec(f"data.tokenizer: {str(error).removeprefix('tokenizer: ')}") from error
+
+
+def _check_same(spec: RunSpec, vocabulary: Vocabulary, found: Vocabulary) -> None:
+    """Raises InvalidRunSpec: the tokenizer that is named is not the checkpoint's."""
+    if all(vocabulary.get(word) == number for word, number in found.items()):
+        return
+    raise InvalidRunSpec(
+        f"data.tokenizer = {spec.data.tokenizer!r} ({len(vocabulary):,} tokens) is not the"
+        f" tokenizer of model.init_from = {spec.model.init_from!r} ({len(found):,} tokens), so its"
+        " embeddings would stand for other words: leave data.tokenizer out, which takes the"
+        " checkpoint's"
+    )

@@ -1,0 +1,91 @@
+"""`loco-peer measure`: this machine's row, which `plan` reads."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from peer.cli.app import app
+from peer.cli.measure import add_row, measure_machine
+from peer.options.config import ConfigError
+from protocol.pipeline.tables import parse_peers
+from protocol.run.run_spec import parse_toml
+
+TINY = """
+model.hidden_size = 16
+model.intermediate_size = 32
+model.num_layers = 1
+model.num_heads = 2
+model.context_length = 8
+training.batch_size = 4
+"""
+ROW = {
+    "peer": "me",
+    "location": "Iowa",
+    "compute_s": "0.5",
+    "slots": "4",
+    "price_per_hour": "2",
+    "memory_gb": "24.0",
+}
+
+
+@pytest.mark.slow
+def test_a_row_that_plan_reads_is_printed_and_added(tmp_path: Path):
+    run_toml, peers = tmp_path / "run.toml", tmp_path / "peers.csv"
+    run_toml.write_text(TINY)
+    call = ["measure", str(run_toml), "--device", "cpu", "--seconds", "0", "--name", "me"]
+    printed = CliRunner().invoke(app, call)
+    assert printed.exit_code == 0, printed.output
+    assert "tokens/s alone" in printed.output.splitlines()[0]
+    (offer,) = parse_peers(printed.output)
+    assert (offer.name, offer.location, offer.card) == ("me", "here", None)
+    assert offer.memory_bytes is not None
+    assert offer.memory_bytes > 10**8
+    added = CliRunner().invoke(app, [*call, "--peers", str(peers), "--location", "Iowa"])
+    assert added.exit_code == 0, added.output
+    planned = CliRunner().invoke(app, ["plan", str(run_toml), "--peers", str(peers)])
+    assert planned.output.startswith("This machine: ")
+
+
+@pytest.mark.slow
+def test_speed_is_that_of_the_whole_batch_by_the_clock():
+    """Every look at the clock is a second later, so a step and an optimizer take one each."""
+    ticks = itertools.count()
+    found = measure_machine(parse_toml(TINY), "cpu", 0, lambda: float(next(ticks)))
+    assert found.sequences == 1
+    assert found.tokens_per_s == 4 * 8 / 1.0, "all of a step is the optimizer's here"
+    assert found.forward_s == pytest.approx(8 / 32 / 3)
+
+
+def test_a_row_goes_under_the_columns_that_are_there(tmp_path: Path):
+    path = tmp_path / "peers.csv"
+    add_row(path, ROW)
+    assert path.read_text().splitlines()[1] == "me,Iowa,0.5,4,2,24.0"
+    path.write_text("# mine\npeer,location,price_per_hour,card,compute_s\nb,LA,1,H100,")
+    add_row(path, ROW)
+    assert path.read_text().splitlines()[2:] == ["b,LA,1,H100,", "me,Iowa,2,,0.5"]
+    assert len(parse_peers(path.read_text(), forward_flops=1e12)) == 2
+
+
+@pytest.mark.parametrize("header", ["peer,location,card,price_per_hour", "a,b,c"])
+def test_a_table_without_a_place_for_it_is_left_alone(tmp_path: Path, header: str):
+    path = tmp_path / "peers.csv"
+    path.write_text(f"{header}\n")
+    with pytest.raises(ConfigError, match="its first line must name peer, location, compute_s"):
+        add_row(path, ROW)
+    assert path.read_text() == f"{header}\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (["--device", "tpu"], "--device tpu: "),
+        (["--threads", "0"], "--threads 0: must be from 1"),
+    ],
+)
+def test_wrong_options_end_with_code_2(tmp_path: Path, more: list[str], sentence: str):
+    (tmp_path / "run.toml").write_text(TINY)
+    result = CliRunner().invoke(app, ["measure", str(tmp_path / "run.toml"), *more])
+    assert result.exit_code == 2
+    assert sentence in result.stderr

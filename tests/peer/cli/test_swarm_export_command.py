@@ -1,0 +1,123 @@
+"""`loco-peer export --swarm`, asked of a control socket that gives the weights of several peers."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import trio
+from safetensors.numpy import load_file
+from test_export_command import home_of
+
+from peer.cli.swarm_export import export_swarm
+from peer.observe.control import ControlFailed, Handler, serve_control
+from peer.state.home import Home
+from peer.state.state_file import StateScalars, write_state_file
+from peer.training.corpus import prepare_corpus
+from peer.training.model import model_shapes
+from protocol.membership.group import WHOLE_MODEL
+from protocol.run.layout import Layout
+from protocol.run.run_spec import RunSpec
+
+pytestmark = pytest.mark.slow
+
+MODEL = {"hidden_size": 16, "intermediate_size": 16, "num_layers": 1, "num_heads": 2}
+GONE = "12D3KooWdddddddd"
+VALUES = {"12D3KooWaaaaaaaa": 1.0, "12D3KooWbbbbbbbb": 2.0, "12D3KooWcccccccc": 6.0}
+"""What each peer's weights are a multiple of; ours first."""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """The home of a run of a tiny model on some words."""
+    for number in range(30):
+        (tmp_path / f"{number}.txt").write_text(f"text {number} that is trained on " * 5)
+    data = {"source": f"text:{tmp_path}/*.txt", "validation_blocks": 2}
+    spec = RunSpec.model_validate({"model": {**MODEL, "context_length": 8}, "data": data})
+    made = prepare_corpus(spec, tmp_path / "home" / "cache")
+    frozen = {"manifest": made.manifest_digest, "tokenizer_digest": made.tokenizer_digest}
+    data_section = spec.data.model_copy(update=frozen)
+    return home_of(spec.model_copy(update={"data": data_section}), tmp_path / "home")
+
+
+def layout_of(home: Home) -> Layout:
+    signed = home.run()
+    assert signed is not None
+    return Layout.from_shapes(model_shapes(signed.spec(), 256))
+
+
+def unit(home: Home) -> npt.NDArray[np.float32]:
+    """Weights of which each peer has a multiple, fp32 [P]."""
+    rng = np.random.default_rng(3)
+    return rng.normal(0, 0.01, layout_of(home).padded_parameters).astype(np.float32)
+
+
+def daemon_of(home: Home) -> dict[str, Handler]:
+    """What a daemon answers; peers that it is asked for give their weights but for one."""
+    own, *others = VALUES
+
+    async def status(_: dict[str, Any]) -> dict[str, Any]:
+        return {"peer_id": own, "step": 180}
+
+    async def holders(_: dict[str, Any]) -> dict[str, Any]:
+        return {"peers": [others[0], GONE, *others[1:]]}
+
+    async def write_state(_: dict[str, Any]) -> dict[str, Any]:
+        path, layout = home.state_dir / "now.state", layout_of(home)
+        scalars = StateScalars("ab" * 16, 3, 180, layout.digest, 0, 0, 99, 0.5)
+        slow_P = unit(home) * np.float32(VALUES[own])
+        write_state_file(path, scalars, slow_P, np.zeros_like(slow_P))
+        return {"path": str(path), "part": WHOLE_MODEL, "round": 3, "tokens": 99}
+
+    async def fetch_weights(wanted: dict[str, Any]) -> dict[str, Any]:
+        if wanted["peer"] == GONE:
+            raise ControlFailed("it is gone")
+        path = home.state_dir / wanted["peer"]
+        (unit(home) * np.float32(VALUES[wanted["peer"]])).tofile(path)
+        return {"path": str(path), "step": 181}
+
+    handlers = (status, holders, write_state, fetch_weights)
+    return {handler.__name__: handler for handler in handlers}
+
+
+@contextmanager
+def served(home: Home) -> Iterator[None]:
+    """The control socket, in a thread of its own: the command has its own event loop."""
+    ready, over = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(serve_control, home.control_socket, daemon_of(home), print)
+            ready.set()
+            await trio.to_thread.run_sync(over.wait)
+            nursery.cancel_scope.cancel()
+
+    thread = threading.Thread(target=trio.run, args=(serve,))
+    thread.start()
+    try:
+        assert ready.wait(30)
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_the_mean_of_all_that_give_their_weights_is_written(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with home.locked(), served(home):
+        export_swarm(home, tmp_path / "hf")
+    mean_P = unit(home) * np.float32(np.mean(list(VALUES.values())))
+    written = load_file(tmp_path / "hf" / "model.safetensors")
+    for entry in layout_of(home).entries:
+        expected = mean_P[entry.offset : entry.offset + entry.size]
+        np.testing.assert_allclose(written[entry.name].ravel(), expected, rtol=1e-5)
+    _, *rows = capsys.readouterr().out.splitlines()
+    named = [row.split()[0] for row in rows]
+    assert named == ["aaaaaaaa", "bbbbbbbb", "dddddddd", "cccccccc", "mean"]
+    assert "left out: it is gone" in rows[2]
+    assert rows[-1].split()[1:3] == ["of", "3"]

@@ -1,0 +1,53 @@
+"""What `ban`, `admit`, `delegate` and `invite` get from the daemon of their home."""
+
+import pytest
+from swarm_worlds import simulated, start, toy_spec
+
+from peer.daemon.admission_requests import AdmissionRequests, named_peer
+from peer.observe.names import short_id
+from peer.ports.simulated import SimulatedEntropy
+from peer.simulation.peer import SimulatedPeer
+from peer.simulation.swarm import identity_of, open_swarm
+from protocol.errors import LocoError
+
+ONE, OTHER = "12D3KooWAAAABBBB", "12D3KooWCCCCBBBB"
+
+
+def requests(peer: SimulatedPeer) -> AdmissionRequests:
+    return AdmissionRequests(peer.parts, peer.network, SimulatedEntropy(1))
+
+
+def test_the_end_of_an_id_is_enough_where_one_peer_is_meant() -> None:
+    assert named_peer("ABBBB", {ONE, OTHER}) == ONE
+    with pytest.raises(LocoError, match="2 peers have ids that end in BBBB") as unclear:
+        named_peer("BBBB", {ONE, OTHER})
+    assert f"{ONE}, {OTHER}" in str(unclear.value)
+    with pytest.raises(LocoError, match="no peer is known here whose id ends in ZZZZ") as unknown:
+        named_peer("ZZZZ", {ONE, OTHER})
+    assert "status --verbose" in str(unknown.value)
+    whole = identity_of(1, "elsewhere").peer_id
+    assert named_peer(whole, set()) == whole
+
+
+@simulated()
+async def test_peers_are_ruled_on_by_the_ids_that_status_shows(tmp_path) -> None:
+    async with open_swarm(1, toy_spec(rounds=30), tmp_path) as swarm:
+        await start(swarm, "a", "b")
+        short, whole = short_id(swarm["b"].peer_id), {"peer": swarm["b"].peer_id}
+        asked = requests(swarm["a"])
+        assert await asked.rule({"verdict": "ban", "peer": short}) == whole
+        await swarm.until(swarm["b"].ended.is_set)
+        swarm["a"].roster.forget(swarm["b"].peer_id)
+        assert await asked.rule({"verdict": "admit", "peer": short}) == whole, "it is not here"
+
+
+@simulated()
+async def test_who_may_not_rule_is_told_who_may(tmp_path) -> None:
+    async with open_swarm(1, toy_spec(rounds=30), tmp_path) as swarm:
+        await start(swarm, "a", "b")
+        with pytest.raises(LocoError, match="no founder.key") as refused:
+            await requests(swarm["b"]).rule({"verdict": "ban", "peer": swarm["a"].peer_id})
+        assert f"loco-peer delegate {swarm['b'].peer_id}" in str(refused.value)
+        with pytest.raises(LocoError, match="its home has founder.key") as refused:
+            swarm["b"].peer.door.founder()
+        assert "delegate" not in str(refused.value), "a delegate cannot amend either"

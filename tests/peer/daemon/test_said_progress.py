@@ -1,0 +1,98 @@
+"""What the console says of a run under way: in simulated swarms, in virtual time."""
+
+import io
+
+import pytest
+import trio
+from swarm_worlds import simulated, start, toy_spec
+
+from peer.daemon.progress import REPEAT_S, SAY_EVERY_S
+from peer.observe.events import EventLog
+from peer.observe.status import PeerState
+from peer.simulation.machine import Machine
+from peer.simulation.swarm import open_swarm
+from peer.training.toy import SimulatedSpeed
+
+pytestmark = pytest.mark.slow
+EXPORT = "loco-peer export --hf DIR"
+
+
+def console_of(swarm, name, nursery):
+    """What a person at this peer reads, as it comes."""
+    stream, peer = io.StringIO(), swarm[name]
+    log = EventLog(lambda _: None, peer=name, wall_time_s=trio.current_time, stream=stream)
+    nursery.start_soon(peer.report.progress.say, log, EXPORT)
+    return stream
+
+
+def lines_of(stream, word):
+    return [line for line in stream.getvalue().splitlines() if word in line]
+
+
+@simulated()
+async def test_a_line_every_few_seconds_says_how_far_the_run_is(tmp_path):
+    spec = toy_spec(40)
+    async with open_swarm(1, spec, tmp_path) as swarm, trio.open_nursery() as nursery:
+        await start(swarm, "a")
+        stream = console_of(swarm, "a", nursery)
+        await trio.sleep(20)
+        swarm.join("b", Machine(SimulatedSpeed(step_s=0.2)))
+        await swarm.until(lambda: swarm["a"].facts.step > 600)
+        status = swarm["a"].status()
+        await swarm.finished()
+        await trio.sleep(2 * REPEAT_S)
+        nursery.cancel_scope.cancel()
+    assert len(lines_of(stream, "training alone")) == 1
+    said = lines_of(stream, "tokens/s")
+    assert len(said) == pytest.approx(800 * 0.1 / SAY_EVERY_S, abs=2)
+    assert " of 800 (" in said[-1]
+    assert said[-1].endswith("2 peers")
+    own = spec.tokens_per_step / 0.1
+    assert status.tokens_per_s == pytest.approx(own, rel=0.2)
+    assert status.swarm_tokens_per_s == pytest.approx(1.5 * own, rel=0.2)
+    assert status.total_steps == 800
+    assert status.left_s is not None
+    assert status.step is not None
+    pace = status.left_s / (800 - status.step)
+    assert pace == pytest.approx(0.1, rel=0.3)
+    (export,) = lines_of(stream, EXPORT)
+    assert "serves its state" in export
+
+
+@simulated()
+async def test_a_peer_that_ends_with_its_run_says_how_to_take_the_model(tmp_path):
+    async with open_swarm(1, toy_spec(3), tmp_path) as swarm:
+        peer = swarm.found("a", exit_when_done=True)
+        await peer.known.wait()
+        async with trio.open_nursery() as nursery:
+            stream = console_of(swarm, "a", nursery)
+            await peer.ended.wait()
+            nursery.cancel_scope.cancel()
+    assert peer.failure is None
+    assert len(lines_of(stream, EXPORT)) == 1
+
+
+@simulated()
+async def test_a_peer_that_leaves_before_the_end_speaks_of_no_model(tmp_path):
+    async with open_swarm(1, toy_spec(400), tmp_path) as swarm, trio.open_nursery() as nursery:
+        await start(swarm, "a")
+        stream = console_of(swarm, "a", nursery)
+        await trio.sleep(20)
+        nursery.cancel_scope.cancel()
+    assert lines_of(stream, " left, 1 peer")
+    assert not lines_of(stream, EXPORT)
+
+
+@simulated()
+async def test_what_is_waited_for_is_said_again(tmp_path):
+    async with open_swarm(1, toy_spec(400), tmp_path) as swarm, trio.open_nursery() as nursery:
+        await start(swarm, "a")
+        await swarm.until(lambda: swarm["a"].facts.step > 30)
+        swarm.internet.kill(swarm["a"].peer_id)
+        joiner = swarm.join("b")
+        await swarm.until(lambda: hasattr(joiner, "report"))
+        stream = console_of(swarm, "b", nursery)
+        await trio.sleep(4 * REPEAT_S)
+        assert joiner.facts.state is PeerState.CONNECTING
+        assert len(lines_of(stream, "cannot reach")) >= 3
+        nursery.cancel_scope.cancel()

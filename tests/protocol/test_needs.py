@@ -1,0 +1,67 @@
+"""What a run takes of a peer, by the run spec alone."""
+
+import pytest
+
+from peer.cli.new import PRESETS, preset_spec
+from protocol.run.disk_needs import disk_needs
+from protocol.run.needs import needs_of
+from protocol.run.run_spec import RunSpec, parse_toml
+from protocol.run.sizes import parameters_of
+
+GB = 1e9
+
+
+def changed(**sections: dict[str, object]) -> RunSpec:
+    tree = preset_spec("125m", "noloco", "adamw").model_dump()
+    for name, values in sections.items():
+        tree[name] |= values
+    return RunSpec.model_validate(tree)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_memory_holds_what_training_cannot_do_without(preset):
+    spec = preset_spec(preset, optimizer="adamw")
+    needs, parameters = needs_of(spec), parameters_of(spec)
+    assert needs.parameters == parameters
+    assert needs.gpu_memory > 16 * parameters, "weights, gradient and two moments"
+    assert needs.host_memory > 4 * parameters, "slow weights"
+    assert needs.cpu_memory > 20 * parameters, "both"
+    assert needs.disk == disk_needs(parameters, 3).total_bytes
+    assert needs.tokens_per_peer == spec.training.total_steps * spec.tokens_per_step
+
+
+def test_muon_takes_less_than_adamw_and_outer_momentum_more_of_the_host():
+    adamw, muon = needs_of(changed()), needs_of(preset_spec("125m"))
+    assert adamw.gpu_memory - muon.gpu_memory == 4 * 84_934_656, "a moment of the blocks' matrices"
+    momentum = needs_of(changed(sync={"alpha": 0.5}))
+    assert momentum.host_memory - adamw.host_memory == 4 * adamw.parameters
+    assert momentum.gpu_memory == adamw.gpu_memory
+
+
+def test_a_micro_batch_that_is_set_takes_its_sequences_and_auto_begins_with_one():
+    auto, eight = needs_of(changed()), needs_of(changed(training={"micro_batch": 8}))
+    assert (auto.sequences, auto.most_sequences) == (1, 64)
+    assert (eight.sequences, eight.most_sequences) == (8, 8)
+    assert eight.gpu_memory - auto.gpu_memory == 7 * auto.sequence
+
+
+def test_a_peer_with_a_stage_takes_its_share_of_the_model():
+    whole, half = needs_of(preset_spec("1b")), needs_of(preset_spec("1b", stages=2))
+    assert half.parameters == whole.parameters
+    assert half.average == pytest.approx(whole.average / 2, rel=0.01)
+    assert 0.5 < half.gpu_memory / whole.gpu_memory < 0.7, "with a step's sum of gradients"
+    assert half.step_boundaries == 2 * 64 * 2048 * 2048 * 2, "bf16, there and back"
+    assert whole.step_boundaries == 0
+
+
+def test_bytes_an_hour_are_what_is_wanted_and_no_more_than_the_line_carries():
+    fixed = needs_of(changed(sync={"inner_steps": 50}))
+    assert fixed.bytes_per_hour(1.0, 1e9) == pytest.approx(72 * fixed.average)
+    assert fixed.bytes_per_hour(1.0, 1e6) == pytest.approx(3.6 * GB)
+    auto = needs_of(preset_spec("125m"))
+    assert auto.bytes_per_hour(1.0, 1e6) == pytest.approx(0.8 * 3.6 * GB)
+    assert auto.bytes_per_hour(1.0, 1e9) == pytest.approx(1800 * auto.average), "H is 2 at least"
+
+
+def test_codes_in_differences_are_counted_too():
+    assert needs_of(parse_toml('sync.codec = "int8-diff"')).average > 0
