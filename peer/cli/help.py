@@ -19,6 +19,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Run": (
         "home",
         "new_run",
+        "restore",
         "bootstrap",
         "invite",
         "alone",
@@ -41,6 +42,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "checkpoint_keep",
         "checkpoint_max_gb",
         "checkpoint_upload",
+        "upload_keys",
         "max_corpus_gb",
     ),
     "Watching and ending": ("log_format", "verbose", "metrics", "json_ready", "grace"),
