@@ -31,7 +31,7 @@ from .checkpoints import (
     Manifest,
     number_of,
 )
-from .home import PRIVATE_FILE, Home, parse_run, replace_file
+from .home import Home, parse_run, replace_file
 from .uploads import CACHE, PIECE_SUFFIX, manifest_there
 
 FILES: Final = (OUTER_FILE, TRAINER_FILE, MANIFEST_FILE)
@@ -159,7 +159,7 @@ class _Restore:
         for path in (home.admission_path, home.identity_path, home.founder_key_path):
             there = f"{folder}/{path.name}"
             if self._files.exists(there) and not path.exists():
-                replace_file(path, self._files.cat_file(there), PRIVATE_FILE)
+                replace_file(path, self._files.cat_file(there))
                 came.append(path.name)
         if home.identity_path.name in came:
             return "keys: those of the peer that uploaded them, which must not run any more"
