@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from peer.ports.umask import PRIVATE_FILE
 from peer.training.corpus import Corpus, adopt_held_out, adopt_manifest
 from peer.training.corpus.folder import HELD_OUT, MANIFEST, PACKED, corpus_folder, kept_corpus
 from peer.training.corpus.packed import InvalidCorpus, replacing
@@ -159,7 +160,7 @@ class _Restore:
         for path in (home.admission_path, home.identity_path, home.founder_key_path):
             there = f"{folder}/{path.name}"
             if self._files.exists(there) and not path.exists():
-                replace_file(path, self._files.cat_file(there))
+                replace_file(path, self._files.cat_file(there), PRIVATE_FILE)
                 came.append(path.name)
         if home.identity_path.name in came:
             return "keys: those of the peer that uploaded them, which must not run any more"
