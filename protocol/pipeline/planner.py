@@ -22,7 +22,7 @@ evaluations, never in seconds.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,8 +37,6 @@ from .simulator import Order, Relays, Simulator
 from .stage_orders import Stages, stage_orders
 
 EMPHASIS: Final = 8
-Surcharge = Callable[[Sequence[int], int], int]
-"""What an arrangement costs beside an iteration that is so long; less for longer ones."""
 Price = tuple[int, int, int]
 """What late acceptance compares, the end, and the data peer that is home last."""
 PATIENCE: Final = 8
@@ -222,16 +220,9 @@ def first_arrangement(
 
 
 class Search:
-    """One local search.
+    """One local search."""
 
-    Attributes:
-        surcharge: microseconds that an iteration costs beside its length; 0 unless it is set.
-    """
-
-    def __init__(
-        self, problem: Problem, budget: Budget, order: Order, seed: str | None = None
-    ) -> None:
-        self.surcharge: Surcharge = _nothing
+    def __init__(self, problem: Problem, budget: Budget, order: Order) -> None:
         self.problem = problem
         self.budget = budget
         self.simulator = Simulator(problem, order)
@@ -240,7 +231,7 @@ class Search:
         by_set: defaultdict[frozenset[int], list[Stages]] = defaultdict(list)
         for each in self.orders:
             by_set[frozenset(each)].append(each)
-        draws = Draws(f"{seed or problem.digest()}/{budget.seed}")
+        draws = Draws(f"{problem.digest()}/{budget.seed}")
         self.moves = Moves(draws, by_set, self.prices)
         self.evaluations = 0
         self.starts: list[tuple[Draft, Price]] = []
@@ -260,10 +251,8 @@ class Search:
             draft = first_draft(self.problem, stages, quotas, rising, self.prices)
         return draft
 
-    def improve(
-        self, draft: Draft, choice: Sequence[Move], evaluations: int | None = None
-    ) -> Planned:
-        """Search from this draft on, until so many iterations in all have been simulated.
+    def improve(self, draft: Draft, choice: Sequence[Move]) -> Planned:
+        """Search from this draft on, until the budget is used up.
 
         Raises:
             NoPlan: it never ends.
@@ -276,7 +265,7 @@ class Search:
         pairs = len(draft.stages) ** 2
         patience = min(PATIENCE * self.budget.memory, PATIENCE_PER_PAIR * pairs)
         history = [price] * self.budget.memory
-        most = evaluations or self.budget.evaluations
+        most = self.budget.evaluations
         for attempt in range(most * TRIES_PER_EVALUATION):
             if self.evaluations >= most:
                 break
@@ -344,8 +333,6 @@ class Search:
     def _may_be(self, draft: Draft, limit: int) -> bool:
         """Whether a draft is legal and could come out below the limit."""
         least = max(self._least(origin, paths) for origin, paths in draft.paths.items())
-        # A surcharge never grows with the end, and a later end than this is refused anyway.
-        least += self.surcharge(draft.stages, limit // EMPHASIS)
         return EMPHASIS * least <= limit and fits(self.problem, draft)
 
     def _least(self, origin: int, paths: tuple[Relays, ...]) -> int:
@@ -355,7 +342,7 @@ class Search:
         return found
 
     def price(self, draft: Draft) -> Price | None:
-        """Price, end with surcharge, and the data peer that is home last; None if it is stuck."""
+        """Price, end, and the data peer that is home last; None if it is stuck."""
         self.evaluations += 1
         jobs = jobs_of(self.problem, draft.to_plan())
         outcome = self.simulator.run(jobs)
@@ -364,11 +351,5 @@ class Search:
         done = outcome.done_us
         last = jobs[done.index(max(done))].origin
         mean = sum(done) // len(done)
-        end = outcome.makespan_us + self.surcharge(draft.stages, outcome.makespan_us)
+        end = outcome.makespan_us
         return EMPHASIS * end + mean, end, last
-
-
-def _nothing(stages: Sequence[int], makespan_us: int) -> int:
-    """No surcharge."""
-    del stages, makespan_us
-    return 0

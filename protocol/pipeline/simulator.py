@@ -90,9 +90,7 @@ BACKWARD: Final = 2
 LATER: Final = 3
 WAKE: Final = -1
 """In place of a job's index: the machine, which stands in place of the place, is free again."""
-PAUSE: Final = -2
-"""The loop is to stop here."""
-FIRST_BYTE: Final = -3
+FIRST_BYTE: Final = -2
 """This minus the job's index: the first byte of its boundary is at the line in."""
 Waiting = tuple[int, int, int, int]
 """An event: its moment, a running number, the job's index (or one of those above), the place."""
@@ -172,7 +170,7 @@ class Simulator:
             record: gets every piece of work as it was done.
         """
         iteration = Iteration(self, jobs, record)
-        iteration.go_on()
+        iteration.play()
         return iteration.outcome()
 
 
@@ -206,12 +204,8 @@ class Iteration:
             if job.after is None:
                 self.send(job.release_us, index, 0)
 
-    def pause_at(self, moment: int) -> None:
-        """Stop before anything is done that happens at this moment."""
-        heapq.heappush(self.events, (moment, -1, PAUSE, 0))
-
-    def go_on(self) -> bool:
-        """Run on; whether it was paused before all was done that can be done."""
+    def play(self) -> None:
+        """Do all that can be done."""
         events, routes, busy_until, wakes = self.events, self.routes, self.busy_until, self.wakes
         pop = heapq.heappop
         while events:
@@ -219,8 +213,6 @@ class Iteration:
             now, _, index, place = event
             if index < 0:
                 if index < WAKE:
-                    if index == PAUSE:
-                        return True
                     self._come_in(now, FIRST_BYTE - index, place)
                     continue
                 machine = place
@@ -233,7 +225,6 @@ class Iteration:
                 self._start(machine, now)
             elif not wakes[machine]:
                 self.wake(machine)
-        return False
 
     def outcome(self) -> Outcome:
         """What it took."""
