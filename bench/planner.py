@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.pipeline.brute_force import Outcome, compared
+from bench.pipeline.checker import violations
 from bench.pipeline.comparison import Comparison, Contest, Measured, measured
 from bench.pipeline.genetic import Breeding
 from bench.pipeline.picture import draw
@@ -44,7 +45,6 @@ from bench.planner_settings import (
 )
 from bench.report import Goal, Report, options
 from protocol.pipeline.bounds import arrangement_bound_us
-from protocol.pipeline.checker import violations
 from protocol.pipeline.plan import jobs_of, steady_us
 from protocol.pipeline.planner import Budget, plan_paths
 from protocol.pipeline.problem import US_PER_S

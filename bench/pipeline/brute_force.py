@@ -13,8 +13,8 @@ from math import comb
 from random import Random
 from typing import Final
 
+from bench.pipeline.checker import violations
 from protocol.pipeline.assignment import NoPlan
-from protocol.pipeline.checker import violations
 from protocol.pipeline.plan import Plan, jobs_of
 from protocol.pipeline.planner import Budget, plan
 from protocol.pipeline.problem import PathRules, PipelinePeer, Problem, Work

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.memory_maps import KIB
+from bench.pipeline.checker import violations
 from bench.pipeline.columns import at_full_depth
 from bench.pipeline.conflicts import NoSchedule
 from bench.pipeline.genetic import Breeding, Stages, arranged
@@ -14,7 +15,6 @@ from bench.pipeline.rivals import NEVER_US, RIVALS, Rival, priced_us
 from bench.pipeline.settings import Setting
 from bench.report import Row
 from protocol.pipeline.bounds import lower_bound_us
-from protocol.pipeline.checker import violations
 from protocol.pipeline.plan import Plan
 from protocol.pipeline.planner import Budget, Planned, plan
 from protocol.pipeline.problem import US_PER_S, Problem

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
+from bench.pipeline.checker import violations
 from bench.pipeline_real import WORLDS, Found, goals_of, row_of
 from bench.pipeline_world.swarm import named_paths, used_machines
 from bench.pipeline_world.timeline import ends_of_iterations, iteration_times, read_pieces
 from bench.pipeline_world.ways import NAMES, Way, predicted_us, ways_of
 from bench.pipeline_world.world import MICROBATCHES, PLACES, STAGE_SIZES, World
-from protocol.pipeline.checker import violations
 from protocol.pipeline.plan import Plan
 from protocol.run.run_spec import parse_toml
 

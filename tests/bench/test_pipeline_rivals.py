@@ -5,6 +5,7 @@ from itertools import permutations
 
 import pytest
 
+from bench.pipeline.checker import violations
 from bench.pipeline.columns import at_full_depth, columns_of, full_pipelines, shared_pipelines
 from bench.pipeline.conflicts import Effort, conflict_search
 from bench.pipeline.genetic import Breeding, arranged, groups_of
@@ -14,7 +15,6 @@ from bench.pipeline.settings import random_tables, usual
 from bench.pipeline.tour import shortest_tour
 from bench.pipeline.wiring import agora, swarm
 from bench.planner_settings import SKIPPIPE, published_plan, published_problem
-from protocol.pipeline.checker import violations
 
 BRIEF = Breeding(population=6, children=40)
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from pipeline_settings import small_problem, unequal
 
 from bench.pipeline.brute_force import every_plan
+from bench.pipeline.checker import violations
 from bench.planner_settings import published_problem
 from protocol.pipeline.bounds import lower_bound_us
-from protocol.pipeline.checker import violations
 from protocol.pipeline.plan import jobs_of
 from protocol.pipeline.problem import PathRules
 from protocol.pipeline.regions import REGIONS

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from pipeline_settings import small_problem
 
+from bench.pipeline.checker import violations
 from bench.planner_settings import (
     BLIND,
     NO_COLLISIONS,
@@ -13,7 +14,6 @@ from bench.planner_settings import (
     published_plan,
     published_problem,
 )
-from protocol.pipeline.checker import violations
 from protocol.pipeline.plan import Plan
 from protocol.pipeline.problem import PathRules
 

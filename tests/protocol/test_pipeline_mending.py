@@ -5,7 +5,7 @@ from dataclasses import replace
 from existing import existing
 from pipeline_settings import small_problem
 
-from protocol.pipeline.checker import violations
+from bench.pipeline.checker import violations
 from protocol.pipeline.mending import mended
 from protocol.pipeline.plan import Plan, jobs_of
 from protocol.pipeline.problem import PathRules, PipelinePeer

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pipeline_settings import small_problem, unequal
 
 from bench.pipeline.brute_force import compared, every_plan
+from bench.pipeline.checker import violations
 from bench.pipeline.settings import usual
 from bench.planner_settings import (
     PARTITIONS,
@@ -18,7 +19,6 @@ from bench.planner_settings import (
 from protocol.errors import LocalProtocolError
 from protocol.pipeline.assignment import NoPlan
 from protocol.pipeline.bounds import arrangement_bound_us, lower_bound_us
-from protocol.pipeline.checker import violations
 from protocol.pipeline.plan import jobs_of
 from protocol.pipeline.planner import Budget, plan, plan_paths
 from protocol.pipeline.problem import NO_SWAPS, PathRules

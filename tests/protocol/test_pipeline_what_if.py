@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from offers_worlds import WORKLOAD, offers_at, question
 
+from bench.pipeline.checker import violations
 from protocol.errors import InvalidRunSpec
-from protocol.pipeline.checker import violations
 from protocol.pipeline.pipelines import skipping_pipeline
 from protocol.pipeline.problem import Matrix, PathRules
 from protocol.pipeline.question import CannotPlan, numbers_of_data_peers

@@ -6,8 +6,8 @@ from statistics import mean
 import pytest
 from routing_worlds import RUN_ID, MeasuredWorld
 
+from bench.pipeline.checker import violations
 from protocol.microbatch.paths import Path
-from protocol.pipeline.checker import violations
 from protocol.pipeline.plan import Plan, jobs_of
 from protocol.pipeline.simulator import Order, Simulator
 from protocol.routing.planned_paths import PlannedRouter

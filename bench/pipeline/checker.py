@@ -1,14 +1,14 @@
 """A second opinion on a plan: what it breaks, in words, judged from the constraints alone.
 
 It imports nothing that makes plans, and shares no code with it: an error there is not repeated
-here. A peer that gets a plan from another, or a test that doubts the planner, asks this file.
+here. Measurements and tests ask this file; no peer does.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from .plan import Plan
-from .problem import Problem
+from protocol.pipeline.plan import Plan
+from protocol.pipeline.problem import Problem
 
 
 def violations(problem: Problem, plan: Plan) -> list[str]:
