@@ -5,7 +5,7 @@ the same axis of time. A colour is a data peer: its microbatches are pale forwar
 black for the loss. A thin line leads from where a piece of work ended to where the next one of the
 same microbatch began, so a long line is a long way or a long wait.
 
-matplotlib draws, as it does for the demo. It is no dependency of loco-peer, so it is imported here
+matplotlib draws, as it does for the demo. Only the extra `plot` brings it, so it is imported here
 alone, and only if a picture is asked for.
 """
 
@@ -24,6 +24,7 @@ from protocol.pipeline.what_if import Answer
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+EXTRA: Final = "pip install 'loco-peer[plot]'"
 ENDINGS: Final = (".png", ".svg")
 COLOURS: Final = (
     "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd",
@@ -54,10 +55,7 @@ def check_picture(path: Path) -> None:
     try:
         import matplotlib.figure as _figure  # noqa: F401 - is it here?
     except ImportError as error:
-        raise ConfigError(
-            "--picture needs matplotlib, which is not installed; pip install matplotlib, or leave"
-            " --picture out"
-        ) from error
+        raise ConfigError(f"--picture needs matplotlib: {EXTRA}, or leave --picture out") from error
     was_there = path.exists()
     try:
         with path.open("ab"):

@@ -3,10 +3,12 @@
 import json
 import re
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
 from peer.cli.app import app
@@ -183,8 +185,13 @@ def test_without_matplotlib_a_picture_is_refused(run_toml, tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = planned(run_toml, "--picture", str(tmp_path / "plan.png"))
     assert result.exit_code == 2
-    assert "needs matplotlib, which is not installed; pip install matplotlib" in result.stderr
+    told = "pip install 'loco-peer[plot]', or leave --picture out"
+    assert result.stderr == f"loco-peer: --picture needs matplotlib: {told}\n"
     assert not (tmp_path / "plan.png").exists()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert [Requirement(each).name for each in extras["optional-dependencies"]["plot"]] == [
+        "matplotlib"
+    ]
 
 
 # --- what is wrong --------------------------------------------------------------------------------
