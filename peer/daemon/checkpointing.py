@@ -211,7 +211,7 @@ class Checkpointing:
 
     async def write(self, way: Way) -> None:
         """Write one now, to the end; at the end of the run once alone."""
-        await self._idle.wait()
+        await self._turn()
         if self._facts.over and self._has_last:
             return
         draft = await self._copied(way)
@@ -220,14 +220,21 @@ class Checkpointing:
 
     async def write_last(self, way: Way, until_s: float) -> None:
         """Write one to the end, without the trainer's part if that has not come until then."""
-        with trio.move_on_at(until_s):
-            await self._idle.wait()
-        if not self._idle.is_set():
+        with trio.move_on_at(until_s) as waiting:
+            await self._turn()
+        if waiting.cancelled_caught:
             self._tell_failed("the one before it was still being written")
+            return
+        if self._facts.over and self._has_last:
             return
         draft = await self._copied(way, until_s, alone=True)
         if draft is not None:
             await self._seal(draft, is_last=True)
+
+    async def _turn(self) -> None:
+        """Wait until none is being written; where several wait, one begins."""
+        while not self._idle.is_set():
+            await self._idle.wait()
 
     def _next_s(self, took_s: float) -> float:
         """When the next is due; the last one took so long."""
@@ -313,6 +320,8 @@ class Checkpointing:
             return
         finally:
             self._idle.set()
+        if sealed is None:
+            return
         seconds = trio.current_time() - draft.started_s
         self._due_s = min(self._due_s, self._next_s(seconds))
         self._has_last = sealed.manifest.over

@@ -173,8 +173,10 @@ class CheckpointStore:
             )
         return partial
 
-    def seal(self, partial: Path, manifest: Manifest) -> Checkpoint:
+    def seal(self, partial: Path, manifest: Manifest) -> Checkpoint | None:
         """Make what lies in the folder a checkpoint, and remove what is too many by rule 3.
+
+        None where it is this one that is too many, beside those of later steps.
 
         Args:
             manifest: its `files` are found here.
@@ -185,12 +187,13 @@ class CheckpointStore:
         files = {name: _sealed(partial / name) for name in (OUTER_FILE, TRAINER_FILE)}
         manifest = manifest.model_copy(update={"files": files})
         replace_file(partial / MANIFEST_FILE, manifest.model_dump_json(indent=1).encode())
-        number = max((_number(path) for path in self._folders()), default=0) + 1
+        names = [path.name.removeprefix(_AHEAD) for path in (*self._folders(), *self._set_aside())]
+        number = max(map(number_of, names), default=0) + 1
         path = self.directory / f"{number:06d}-step-{int(manifest.step)}"
         partial.rename(path)
         sync_folder(self.directory)
         self._remove_old()
-        return Checkpoint(path, manifest)
+        return Checkpoint(path, manifest) if path.is_dir() else None
 
     def adopt(self, partial: Path, name: str) -> None:
         """Give a whole checkpoint from elsewhere its name. Raises OSError."""
@@ -206,16 +209,20 @@ class CheckpointStore:
     def set_aside(self, checkpoint: Checkpoint, step: float) -> Path:
         """Keep this one beside the others, which go on from an earlier `step`. Raises OSError.
 
-        Of those between, and of those set aside before, only one that is later stays. Returns its
-        folder from now on.
+        Of those between, and of those set aside before, only one that is later stays; others are
+        of another part of the model, or another run. Returns its folder from now on.
         """
         path = checkpoint.path
         if path not in self._set_aside():
             path = path.rename(self.directory / f"{_AHEAD}{path.name}")
             sync_folder(self.directory)
-        *earlier, latest = _by_step(self._set_aside())
-        between = [p for p, m in _manifests(self._folders()).items() if m and m.step > step]
-        for other in (*earlier, *between):
+        of = (checkpoint.manifest.run_id, checkpoint.manifest.part)
+        aside, others = (
+            {p: m.step for p, m in _manifests(each).items() if m and (m.run_id, m.part) == of}
+            for each in (self._set_aside(), self._folders())
+        )
+        *earlier, latest = sorted(aside, key=aside.__getitem__)
+        for other in (*earlier, *(path for path, at in others.items() if at > step)):
             shutil.rmtree(other, ignore_errors=True)
         return latest
 

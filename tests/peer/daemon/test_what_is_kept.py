@@ -4,6 +4,7 @@ Real daemon parts on simulated ports; a home is a folder that outlives its peer.
 """
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,8 +15,11 @@ from swarm_worlds import simulated, start, toy_spec
 
 from peer.daemon.amending import Amending
 from peer.daemon.checkpointing import FIRST_AFTER_S
-from peer.daemon.neighbours import TELL_EVERY_S
+from peer.daemon.links import SILENCE_S
+from peer.daemon.neighbours import TELL_EVERY_S, Neighbours
 from peer.observe.event_names import EventName
+from peer.observe.events import EventLog
+from peer.observe.facts import Facts
 from peer.observe.status import PeerState
 from peer.process.rejoin import JoinAgain
 from peer.simulation.machine import Machine
@@ -25,6 +29,7 @@ from peer.training.toy import SimulatedSpeed
 from protocol.admission.rulings import Verdict
 from protocol.errors import LocoError, Refused
 from protocol.membership.returning import LISTEN_S, UNREACHED_S
+from protocol.membership.view import Roster
 from protocol.outcomes import RefusalReason
 from protocol.schedule.rounds import LOST_LAG_ROUNDS
 
@@ -271,14 +276,93 @@ async def test_an_amendment_is_refused_when_the_run_is_over_and_by_one_that_is_b
 
 @simulated()
 async def test_the_loss_of_the_part_that_gives_way_is_said_in_steps(tmp_path):
-    spec = toy_spec(1000 * ROUNDS)
-    async with open_swarm(1, spec, tmp_path) as swarm:
-        slow = Machine(checkpoint_every_s=5.0)
-        await train(swarm, "a", "b", "c", machine=slow)
-        swarm.freeze("a")
-        lag = 2 * LOST_LAG_ROUNDS * H
+    async with open_swarm(1, toy_spec(1000 * ROUNDS), tmp_path) as swarm:
+        slow = Machine(SimulatedSpeed(step_s=1.0), checkpoint_every_s=5.0)
+        await start(swarm, *"abc", machine_of={"a": slow, "b": KEEPS, "c": KEEPS})
+        await swarm.until(lambda: swarm["a"].facts.step > 2 * H)
+        swarm.isolate("a")
+        parted, lag = swarm["a"].facts.step, 2 * LOST_LAG_ROUNDS * H
         await swarm.until(lambda: swarm["b"].facts.step > swarm["a"].facts.step + lag)
-        swarm.thaw("a")
+        swarm.internet.heal()
         await swarm["a"].ended.wait()
-        assert isinstance(swarm["a"].failure, JoinAgain)
-        assert "trained apart from it, are given up" in str(swarm["a"].failure)
+        failure = swarm["a"].failure
+        assert isinstance(failure, JoinAgain)
+        said = re.search(r"up to (\d+) steps, trained apart from it, are given up", str(failure))
+        assert said is not None, str(failure)
+        silence_steps = 10 * SILENCE_S  # until the others are missed, at the swarm's ten a second
+        apart = swarm["a"].facts.step - parted
+        assert apart - silence_steps - 2 * H <= int(said[1]) <= apart
+
+
+@pytest.mark.parametrize("seed", range(6))
+@simulated()
+async def test_a_peer_that_leaves_as_the_run_ends_has_one_last_checkpoint(tmp_path, seed):
+    """While one is being written, the end of the run and a stop both want another."""
+    slow_disk = Machine(checkpoint_every_s=2.0, work_s=3.0)
+    async with open_swarm(seed, toy_spec(4), tmp_path) as swarm:
+        await start(swarm, "a", machine_of={"a": slow_disk})
+        peer = swarm["a"]
+        await swarm.until(lambda: peer.facts.step >= 4 * H)
+        await trio.sleep(0.1 * seed)
+        peer.peer.request_stop()
+        await peer.ended.wait()
+        assert peer.failure is None
+        assert not peer.events(EventName.CHECKPOINT_FAILED)
+        assert max(kept(tmp_path / "a").values()) >= 4 * H
+
+
+class Told:
+    """What a peer that is back hears of others, laid here by hand."""
+
+    def __init__(self, *remembered: str) -> None:
+        self.roster, self.facts = Roster(10.0), Facts("me", 1, state=PeerState.RETURNING)
+        self.refusals: dict[str, Refused] = {}
+        self.lines: list[bytes] = []
+        log = EventLog(self.lines.append, peer="me", wall_time_s=lambda: 0.0, stream=None)
+        self.neighbours = Neighbours(
+            self.roster, self.facts, log, alone=False, refusals=self.refusals, failures={}
+        )
+        self.neighbours.remember(remembered)
+
+    def refuse(self, peer_id: str, reason: RefusalReason) -> None:
+        self.refusals[peer_id] = Refused(reason, f"{reason} by {peer_id}")
+
+
+async def watched_for(told: Told, seconds: float) -> Refused | None:
+    with trio.move_on_after(seconds):
+        try:
+            await told.neighbours.watch()
+        except Refused as refused:
+            return refused
+    return None
+
+
+async def test_one_that_refuses_is_not_all_while_others_may_still_answer(autojump_clock):
+    told = Told("a", "b")
+    told.refuse("a", RefusalReason.NOT_ADMITTED)
+    assert await watched_for(told, UNREACHED_S - 2) is None
+    assert await watched_for(told, 5) is told.refusals["a"]
+
+
+async def test_where_all_refuse_nobody_is_waited_for(autojump_clock):
+    told = Told("a", "b")
+    told.refuse("a", RefusalReason.NOT_ADMITTED)
+    told.refuse("b", RefusalReason.VERSION)
+    assert await watched_for(told, LISTEN_S + 2) is told.refusals["b"]
+
+
+async def test_a_refusal_counts_no_more_when_somebody_has_taken_us_in(autojump_clock):
+    told = Told("a", "b")
+    told.refuse("a", RefusalReason.VERSION)
+    told.roster.heard(trio.current_time(), "b", 1)
+    assert await watched_for(told, 5) is None
+    assert await watched_for(told, 2 * UNREACHED_S) is None, "b was silent for long, and is known"
+
+
+async def test_a_neighbour_that_is_full_is_no_reason_to_lead_or_to_end(autojump_clock):
+    told = Told("a")
+    told.refuse("a", RefusalReason.TOO_MANY)
+    assert told.neighbours.unreached()
+    assert told.neighbours.refused() is None
+    assert await watched_for(told, 2 * UNREACHED_S) is None
+    assert not any(b"RefusedByPeer" in line for line in told.lines)

@@ -55,9 +55,9 @@ def write(
     write_outer(folder, *vectors(value))
     write_tensors(folder / TRAINER_FILE, {"fast": torch.full((P,), value)}, {})
     step = value if step is None else step
-    return store.seal(
-        folder, MANIFEST.model_copy(update={"step": step, "part": part, "run_id": run_id})
-    )
+    held = {"step": step, "part": part, "run_id": run_id}
+    sealed = store.seal(folder, MANIFEST.model_copy(update=held))
+    return sealed or Checkpoint(Path("too many"), MANIFEST)
 
 
 def newest_good(store: CheckpointStore) -> tuple[Checkpoint | None, list[str]]:
@@ -162,6 +162,27 @@ def test_none_takes_the_place_of_one_of_a_later_step(tmp_path):
     found, _ = newest_good(store)
     assert found is not None
     assert found.manifest.step == 201.0
+
+
+def test_one_that_is_too_many_is_not_said_to_be_there(tmp_path):
+    store = CheckpointStore(tmp_path, keep=1)
+    write(store, 200.0)
+    assert write(store, 100.0).path == Path("too many")
+
+
+def test_those_of_another_part_are_not_in_the_way_of_one_that_is_set_aside(tmp_path):
+    store = CheckpointStore(tmp_path, keep=9)
+    other = write(store, 500.0, part="stage/0")
+    ahead = store.set_aside(write(store, 102.0, part="stage/1"), 100.0)
+    assert ahead.is_dir()
+    assert other.path.is_dir()
+    others_ahead = store.set_aside(other, 100.0)
+    later = write(store, 900.0, part="stage/1")
+    assert later.path.name == "000003-step-900"
+    again = store.set_aside(later, 100.0)
+    assert again.is_dir()
+    assert others_ahead.is_dir()
+    assert not ahead.exists()
 
 
 def test_where_another_part_is_held_its_checkpoints_come_first(tmp_path):
