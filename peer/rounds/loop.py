@@ -103,7 +103,7 @@ class RoundLoop:
         self._start_trainer = start_trainer
         self._events = events
         self._quota = inner_steps
-        self._closes_early = self._joins_again = False
+        self._closes_early = self._joins_again = self._leaves = False
         self._most_members = 0
         self._parted_step: int | None = None
         self._micro_batch_cap: int | None = None
@@ -116,9 +116,9 @@ class RoundLoop:
 
     async def leave(self, trainer_until_s: float, until_s: float) -> None:
         """Write the last checkpoint; then wait for exchanges that are worth it. None begins now."""
+        self._leaves = True
         self._way.leave()
-        if not self.finished:
-            await self._checkpoints.write_last(self._way, trainer_until_s)
+        await self._checkpoints.write_last(self._way, trainer_until_s)
         with trio.move_on_at(until_s):
             await self._way.wait_settled()
 
@@ -295,7 +295,9 @@ class RoundLoop:
         return heeded(others, now_s)
 
     def _check_lost(self, line: TrainerLine) -> None:
-        """Join again when our weights are of another time than the swarm's."""
+        """Join again when our weights are of another time than the swarm's, unless we leave."""
+        if self._leaves:
+            return
         others, own_step = self._heeded(), self._facts.step
         steps = [m.progress.step for m in others]
         lost = is_lost(own_step, steps, self._inner_steps)

@@ -7,6 +7,7 @@
         manifest.json         where it stands, and size and blake3 digest of each file
       ahead-000041-step-2050/ one that was set aside: others go on from an older one
       .partial/               one that is being written
+      .trainer-7              the trainer's part of one, until it is whole
 
 Rules
   1. A checkpoint is written aside, fsynced and renamed, the manifest last of its files: what has
@@ -49,6 +50,7 @@ MAX_MANIFEST_BYTES: Final = 1 << 16
 SLOW: Final = "slow"
 MOMENTUM: Final = "momentum"
 _PARTIAL: Final = ".partial"
+_DRAFT: Final = ".trainer-"
 _AHEAD: Final = "ahead-"
 
 
@@ -161,8 +163,8 @@ class CheckpointStore:
     # --- writing --------------------------------------------------------------------------------
     def begin(self, padded_parameters: int) -> Path:
         """An empty folder for the files of a new checkpoint. Raises OSError (NoRoom)."""
+        self.discard()
         partial = self.directory / _PARTIAL
-        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         wanted = checkpoint_bytes(padded_parameters) + SPARE_BYTES
         free = shutil.disk_usage(partial).free
@@ -202,9 +204,15 @@ class CheckpointStore:
         partial.rename(target)
         sync_folder(self.directory)
 
+    def trainers_draft(self, number: int) -> Path:
+        """Where a trainer writes its part before it is moved into a checkpoint."""
+        return self.directory / f"{_DRAFT}{number}"
+
     def discard(self) -> None:
         """Remove what is half written."""
         shutil.rmtree(self.directory / _PARTIAL, ignore_errors=True)
+        for draft in self.directory.glob(f"{_DRAFT}*"):
+            draft.unlink(missing_ok=True)
 
     def set_aside(self, checkpoint: Checkpoint, step: float) -> Path:
         """Keep this one beside the others, which go on from an earlier `step`. Raises OSError.

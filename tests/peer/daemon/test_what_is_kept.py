@@ -7,6 +7,8 @@ import json
 import re
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,17 +16,19 @@ import trio
 from swarm_worlds import simulated, start, toy_spec
 
 from peer.daemon.amending import Amending
-from peer.daemon.checkpointing import FIRST_AFTER_S
+from peer.daemon.checkpointing import FIRST_AFTER_S, RETRY_S, Checkpointing, CheckpointPlan
 from peer.daemon.links import SILENCE_S
 from peer.daemon.neighbours import TELL_EVERY_S, Neighbours
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
 from peer.observe.status import PeerState
+from peer.ports.simulated import SimulatedWork
 from peer.process.rejoin import JoinAgain
 from peer.simulation.machine import Machine
 from peer.simulation.peer import CHECKPOINTS_KEPT, SimulatedPeer
 from peer.simulation.swarm import SimulatedSwarm, open_swarm
+from peer.state.checkpoints import CheckpointStore, NoRoom
 from peer.training.toy import SimulatedSpeed
 from protocol.admission.rulings import Verdict
 from protocol.errors import LocoError, Refused
@@ -65,7 +69,11 @@ def trains(peer: SimulatedPeer) -> bool:
 
 def kept(folder: Path) -> dict[str, int]:
     """The checkpoints of a home: folder and step."""
-    paths = folder.glob("checkpoints/*/manifest.json")
+    return kept_in(folder / "checkpoints")
+
+
+def kept_in(checkpoints: Path) -> dict[str, int]:
+    paths = checkpoints.glob("*/manifest.json")
     return {path.parent.name: int(json.loads(path.read_text())["step"]) for path in paths}
 
 
@@ -294,21 +302,90 @@ async def test_the_loss_of_the_part_that_gives_way_is_said_in_steps(tmp_path):
         assert apart - silence_steps - 2 * H <= int(said[1]) <= apart
 
 
-@pytest.mark.parametrize("seed", range(6))
 @simulated()
-async def test_a_peer_that_leaves_as_the_run_ends_has_one_last_checkpoint(tmp_path, seed):
-    """While one is being written, the end of the run and a stop both want another."""
-    slow_disk = Machine(checkpoint_every_s=2.0, work_s=3.0)
-    async with open_swarm(seed, toy_spec(4), tmp_path) as swarm:
-        await start(swarm, "a", machine_of={"a": slow_disk})
+async def test_the_last_checkpoint_is_written_as_soon_as_there_is_room(tmp_path, monkeypatch):
+    async with open_swarm(1, toy_spec(12), tmp_path) as swarm:
+        await start(swarm, "a", machine_of={"a": KEEPS})
         peer = swarm["a"]
-        await swarm.until(lambda: peer.facts.step >= 4 * H)
-        await trio.sleep(0.1 * seed)
+        await swarm.until(lambda: peer.facts.step > 10 * H)
+
+        def refuse(*_: object) -> None:
+            raise NoRoom("no room")
+
+        with monkeypatch.context() as full:
+            full.setattr(CheckpointStore, "begin", refuse)
+            await swarm.finished()
+            await trio.sleep(2 * RETRY_S)
+        assert max(kept(tmp_path / "a").values()) < 12 * H
+        await trio.sleep(2 * RETRY_S)
+        assert max(kept(tmp_path / "a").values()) == 12 * H
+        await kill(swarm, "a")
+        again = await back(swarm, "a")
+        await swarm.finished()
+        assert again.facts.over
+        assert not again.events(EventName.ROUND_CLOSED)
+
+
+@simulated()
+async def test_a_peer_that_leaves_joins_nothing_again(tmp_path):
+    async with open_swarm(1, toy_spec(10 * ROUNDS), tmp_path) as swarm:
+        await train(swarm, "a", "b")
+        peer = swarm["a"]
+        rounds = peer.peer.rounds
+        assert rounds is not None
+        line = rounds._checkpoints._line  # type: ignore[attr-defined]
+
+        async def find_lost() -> None:
+            raise JoinAgain(("/x",), "far behind")
+
         peer.peer.request_stop()
+        line.nursery.start_soon(find_lost)
         await peer.ended.wait()
         assert peer.failure is None
-        assert not peer.events(EventName.CHECKPOINT_FAILED)
-        assert max(kept(tmp_path / "a").values()) >= 4 * H
+        assert peer.events(EventName.LEAVING)
+
+
+async def test_a_trainer_that_dies_over_its_part_blocks_no_later_checkpoint(
+    tmp_path, autojump_clock
+):
+    store, facts = CheckpointStore(tmp_path, 3), Facts("me", 1, nominal_step=10.0)
+    log = EventLog(lambda _: None, peer="me", wall_time_s=lambda: 0.0, stream=None)
+    held: Any = SimpleNamespace(
+        group=SimpleNamespace(run_id="run", part="model"),
+        shape=SimpleNamespace(layout_digest="layout"),
+    )
+    vector = np.ones(9, np.float32)
+    averaging: Any = SimpleNamespace(slow_P=vector, momentum_P=vector, round=1)
+    way: Any = SimpleNamespace(wait_settled=trio.lowlevel.checkpoint)
+    checkpointing = Checkpointing(
+        CheckpointPlan(store, 1.0, "0"),
+        held,
+        facts=facts,
+        events=log,
+        work=SimulatedWork(0.1),
+        wall_time_s=lambda: 0.0,
+    )
+    checkpointing.began(SilentLine())  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(checkpointing.run, averaging)
+        await trio.sleep(2.0)
+        with trio.CancelScope() as life:
+            async with trio.open_nursery() as rounds:
+                rounds.start_soon(checkpointing.between_rounds, way)
+                await trio.sleep(2.0)
+                checkpointing.died()
+                life.cancel()
+        with trio.fail_after(60.0):
+            await checkpointing.write_last(way, trio.current_time())
+        nursery.cancel_scope.cancel()
+    assert list(kept_in(tmp_path).values()) == [10]
+
+
+class SilentLine:
+    """To a trainer that takes what it is asked, and answers nothing."""
+
+    async def send(self, _: object) -> None:
+        await trio.lowlevel.checkpoint()
 
 
 class Told:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from peer.daemon.trainers_part import TrainersPart
 from peer.state import checkpoints as checkpoints_module
 from peer.state.checkpoints import (
     MANIFEST_FILE,
@@ -19,6 +20,7 @@ from peer.state.checkpoints import (
     NoRoom,
     write_outer,
 )
+from peer.training.messages import Kept
 from peer.training.tensor_file import FileUnusable, TensorFile, write_tensors
 
 P = 64
@@ -183,6 +185,21 @@ def test_those_of_another_part_are_not_in_the_way_of_one_that_is_set_aside(tmp_p
     assert again.is_dir()
     assert others_ahead.is_dir()
     assert not ahead.exists()
+
+
+def test_a_trainer_that_writes_late_tears_no_checkpoint(tmp_path):
+    store = CheckpointStore(tmp_path, keep=1)
+    folder = store.begin(P)
+    write_outer(folder, *vectors(1.0))
+    part = TrainersPart(folder, store.trainers_draft(1), None, 0.0)
+    standing = Kept(str(part.path), 40.0, 0, 0, 0, 0.0)
+    part.done_without(store, 3, standing)
+    sealed = store.seal(folder, MANIFEST)
+    assert sealed is not None
+    write_tensors(part.path, {"fast": torch.ones(P)}, {})
+    sealed.verify()
+    store.begin(P)
+    assert not part.path.exists()
 
 
 def test_where_another_part_is_held_its_checkpoints_come_first(tmp_path):
