@@ -163,7 +163,8 @@ class Checkpointing:
         self._idle.set()
         self._uploading = self._uploading_data = False
         self._nursery: trio.Nursery | None = None
-        self._began_step = 0.0
+        self._began_step, self._asks = 0.0, 0
+        self._way: Way | None = None
 
     def __repr__(self) -> str:
         return f"<Checkpointing to {self._plan.store!r}>"
@@ -177,7 +178,10 @@ class Checkpointing:
         """Checkpoint this state until cancelled."""
         self._averaging, self._began_step = averaging, self._facts.nominal_step
         async with trio.open_nursery() as self._nursery:
-            await trio.sleep_forever()
+            while True:
+                await trio.sleep(RETRY_S)
+                if self._way is not None and self._ended and not self._has_last:
+                    await self.write_last(self._way, trio.current_time())
 
     # --- what the round loop says ---------------------------------------------------------------
     def load(self, version: int) -> Load:
@@ -211,7 +215,8 @@ class Checkpointing:
 
     async def write(self, way: Way) -> None:
         """Write one now, to the end; at the end of the run once alone."""
-        await self._idle.wait()
+        self._way = way
+        await self._turn()
         if self._facts.over and self._has_last:
             return
         draft = await self._copied(way)
@@ -220,14 +225,26 @@ class Checkpointing:
 
     async def write_last(self, way: Way, until_s: float) -> None:
         """Write one to the end, without the trainer's part if that has not come until then."""
-        with trio.move_on_at(until_s):
-            await self._idle.wait()
-        if not self._idle.is_set():
+        with trio.move_on_at(until_s) as waiting:
+            await self._turn()
+        if waiting.cancelled_caught:
             self._tell_failed("the one before it was still being written")
+            return
+        if self._facts.over and self._has_last:
             return
         draft = await self._copied(way, until_s, alone=True)
         if draft is not None:
             await self._seal(draft, is_last=True)
+
+    @property
+    def _ended(self) -> bool:
+        """Whether the run is over, and its trainer has gone."""
+        return self._facts.over and self._line is None
+
+    async def _turn(self) -> None:
+        """Wait until none is being written; where several wait, one begins."""
+        while not self._idle.is_set():
+            await self._idle.wait()
 
     def _next_s(self, took_s: float) -> float:
         """When the next is due; the last one took so long."""
@@ -274,7 +291,9 @@ class Checkpointing:
         with trio.move_on_after(SETTLE_S) as waiting:
             await way.wait_settled()
         round_ = averaging.round
-        asked = self._asked = TrainersPart(folder, line, until_s)
+        self._asks += 1
+        path = self._plan.store.trainers_draft(self._asks)
+        asked = self._asked = TrainersPart(folder, path, line, until_s)
         if not waiting.cancelled_caught:
             await asked.ask()
         await self._work.run(write_outer, folder, averaging.slow_P, averaging.momentum_P)
@@ -282,10 +301,11 @@ class Checkpointing:
             await asked.ask()
         await asked.wait()
         if alone and asked.missing:
-            slow = Kept(str(asked.path), self._began_step, facts.epoch, facts.position, 0, 0.0)
+            step = facts.nominal_step if facts.over else self._began_step
+            slow = Kept(str(asked.path), step, facts.epoch, facts.position, 0, 0.0)
             kept = await self._work.run(asked.done_without, self._plan.store, round_, slow)
         else:
-            kept = asked.outcome()
+            kept = await self._work.run(asked.moved_in)
         manifest = Manifest(
             run_id=group.run_id,
             part=group.part,
@@ -313,6 +333,8 @@ class Checkpointing:
             return
         finally:
             self._idle.set()
+        if sealed is None:
+            return
         seconds = trio.current_time() - draft.started_s
         self._due_s = min(self._due_s, self._next_s(seconds))
         self._has_last = sealed.manifest.over
@@ -366,8 +388,10 @@ class Checkpointing:
     async def _failed(self, error: OSError) -> None:
         self._due_s = min(self._due_s, trio.current_time() + RETRY_S)
         self._tell_failed(str(error))
-        await self._work.run(self._plan.store.discard)
-        self._idle.set()
+        try:
+            await self._work.run(self._plan.store.discard)
+        finally:
+            self._idle.set()
 
     def _tell_failed(self, why: str) -> None:
         self._facts.checkpoints[CheckpointOutcome.FAILED] += 1

@@ -23,17 +23,21 @@ async def export_finished(home: Home, folder: Path, events: EventLog) -> None:
     """Export this peer's model to the folder, and tell how that ended."""
     command = [sys.executable, "-c", PROGRAM, "export"]
     command += ["--home", str(home.root), "--hf", str(folder)]
-    ran = await trio.run_process(
-        command,
-        capture_stdout=True,
-        capture_stderr=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    if ran.returncode == 0:
-        events.emit(EventName.RUN_EXPORTED, path=str(folder))
-        return
-    said = ran.stderr.decode(errors="replace").strip()[-MAX_DETAIL_CHARS:]
+    try:
+        ran = await trio.run_process(
+            command,
+            capture_stdout=True,
+            capture_stderr=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except OSError as error:
+        said = f"no process could be started: {error.strerror}"
+    else:
+        if ran.returncode == 0:
+            events.emit(EventName.RUN_EXPORTED, path=str(folder))
+            return
+        said = ran.stderr.decode(errors="replace").strip()[-MAX_DETAIL_CHARS:]
     events.emit(
         EventName.EXPORT_FAILED,
         detail=f"{said}; try again: loco-peer export --home {home.root} --hf {folder}",

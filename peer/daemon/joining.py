@@ -135,12 +135,14 @@ class Bootstrap:
         try:
             return await self._links.dial(peer_id, addresses)
         except StreamLost as lost:
-            if self._probe is None or BACKOFF not in str(lost):
+            address = addresses[0]
+            is_dialled_by_tcp = "/tcp/" in address and "/p2p-circuit" not in address
+            if self._probe is None or BACKOFF not in str(lost) or not is_dialled_by_tcp:
                 raise
-            found = await self._probe(addresses[0])
+            found = await self._probe(address)
             if found == peer_id:
                 raise
-            where = addresses[0].partition("/p2p/")[0]
+            where = address.partition("/p2p/")[0]
             raise StreamLost(mismatch_sentence(peer_id, found, where)) from lost
 
     def _leave_out(self, address: str, done: trio.CancelScope) -> None:

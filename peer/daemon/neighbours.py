@@ -1,8 +1,10 @@
 """The peers that a home remembers, as one that is back hears of them: there, silent, or refusing.
 
-A refusal is told, and ends nothing by itself while others may take us in: one peer alone must not
-send us away. Where all that answer refuse for good, and none links, that is what the user must know
-instead of training alone: the run may have banned us while we were off.
+A refusal for good is told, and ends nothing by itself while others may take us in: one peer alone
+must not send us away. Where all that are remembered refuse, or some do and the others stay silent
+for as long as we wait for any of them, that is what the user must know instead of training alone:
+the run may have banned us while we were off. Whoever was linked once was not refused by all.
+A refusal that passes (a peer that is full) is as silence: it may train, so nobody leads for it.
 """
 
 from collections.abc import Collection, Mapping
@@ -55,6 +57,7 @@ class Neighbours:
         self._since_s = trio.current_time()
         self._told_s = self._since_s - TELL_EVERY_S
         self._told: dict[PeerId, str] = {}
+        self._was_linked = False
 
     def __repr__(self) -> str:
         return f"<Neighbours: {len(self._remembered)}, {len(self._refusals)} refuse>"
@@ -65,14 +68,19 @@ class Neighbours:
         self._since_s = trio.current_time()
 
     def unreached(self) -> bool:
-        """Whether there are any, and none has answered; the user is told why."""
+        """Whether there are any, and none has taken us in; the user is told why."""
         now_s = trio.current_time()
-        if self._alone or not self._remembered or self._refusals or self._roster.alive(now_s):
+        if self._alone or not self._remembered or self._linked():
             return False
         if now_s >= self._told_s + TELL_EVERY_S:
             self._told_s = now_s
             self._tell(self._since_s + UNREACHED_S - now_s)
         return True
+
+    def _linked(self) -> bool:
+        """Whether anybody has taken us in since we are back."""
+        self._was_linked = self._was_linked or bool(self._roster.alive(trio.current_time()))
+        return self._was_linked
 
     def _tell(self, left_s: float) -> None:
         count, whys = len(self._remembered), [*self._failures.values()]
@@ -86,22 +94,27 @@ class Neighbours:
         )
 
     def refused(self) -> Refused | None:
-        """Why all that have answered want us no more; None where one does, or none has said so."""
-        if self._alone or self._roster.alive(trio.current_time()):
+        """A refusal for good, where nobody has taken us in."""
+        if self._alone or self._linked():
             return None
-        final = [refused for refused in self._refusals.values() if is_final(refused)]
-        return final[-1] if final else None
+        final = self._final()
+        return next(reversed(final.values())) if final else None
+
+    def _final(self) -> dict[PeerId, Refused]:
+        return {peer_id: each for peer_id, each in self._refusals.items() if is_final(each)}
 
     async def watch(self) -> None:
         """Tell of refusals for as long as we are coming back. Raises Refused: all refuse."""
         while self._facts.state is PeerState.RETURNING:
-            for peer_id, each in self._refusals.items():
-                if self._told.get(peer_id) != each.sentence:
-                    self._told[peer_id] = each.sentence
-                    self._events.emit(
-                        EventName.REFUSED_BY_PEER, remote=peer_id, detail=each.sentence
-                    )
-            refused = self.refused()
-            if refused is not None and trio.current_time() >= self._since_s + LISTEN_S:
+            self._tell_refusals()
+            refused, waited_s = self.refused(), trio.current_time() - self._since_s
+            patience_s = LISTEN_S if self._remembered <= self._final().keys() else UNREACHED_S
+            if refused is not None and waited_s >= patience_s:
                 raise refused
             await trio.sleep(LOOK_S)
+
+    def _tell_refusals(self) -> None:
+        for peer_id, each in self._final().items():
+            if self._told.get(peer_id) != each.sentence:
+                self._told[peer_id] = each.sentence
+                self._events.emit(EventName.REFUSED_BY_PEER, remote=peer_id, detail=each.sentence)

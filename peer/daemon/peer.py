@@ -146,7 +146,11 @@ class Peer:
             await self._links.serving.wait()
 
             async def live() -> None:
-                await life()
+                try:
+                    await life()
+                except* JoinAgain:
+                    if not self._stop.is_set():  # else we go anyway
+                        raise
                 if not self._settings.exit_when_done:
                     await trio.sleep_forever()
                 self._stop.set()

@@ -1,4 +1,8 @@
-"""The trainer's part of one checkpoint: asked for, waited for, and perhaps done without."""
+"""The trainer's part of one checkpoint: asked for, waited for, and perhaps done without.
+
+It is written beside the checkpoint, each time to a file of its own, and moved in when it is whole:
+a trainer that was waited for too long may write it when the checkpoint has been sealed without.
+"""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,21 +21,18 @@ class TrainersPart:
 
     Attributes:
         folder: of the checkpoint.
+        path: what the trainer writes; in no other ask.
         line: to the trainer; None where there is none now.
         until_s: it is waited for.
         ended: set when it has written its part, or will not.
     """
 
     folder: Path
+    path: Path
     line: TrainerLine | None
     until_s: float
     ended: trio.Event = field(default_factory=trio.Event)
     kept: Kept | None = None
-
-    @property
-    def path(self) -> Path:
-        """Its file."""
-        return self.folder / TRAINER_FILE
 
     async def ask(self) -> None:
         """Ask it to write, if it is there and listens."""
@@ -77,11 +78,12 @@ class TrainersPart:
             raise OSError(f"{self.missing}, and no round was over yet")
         if newest is not None and newest.manifest.round >= round_:
             raise OSError(f"{self.missing}; the newest checkpoint has all the rest, and stays")
-        keep_nothing(self.path)
+        keep_nothing(self.folder / TRAINER_FILE)
         return standing
 
-    def outcome(self) -> Kept:
-        """What the trainer said. Raises OSError: its part is missing."""
+    def moved_in(self) -> Kept:
+        """What the trainer said of its part, which is in the folder now. Raises OSError."""
         if self.kept is None or self.kept.error is not None:
             raise OSError(self.missing)
+        self.path.replace(self.folder / TRAINER_FILE)
         return self.kept

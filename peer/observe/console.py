@@ -31,7 +31,7 @@ SENTENCES: Final[Mapping[EventName, str | None]] = {
     EventName.REFUSED_BY_PEER: "{remote} does not take this peer in: {detail}",
     EventName.CHECKPOINT_WRITTEN: "checkpoint of step {step} written",
     EventName.CHECKPOINT_COPIED: None,
-    EventName.CHECKPOINT_FAILED: "a checkpoint was not written, and is tried again: {detail}",
+    EventName.CHECKPOINT_FAILED: "a checkpoint was not written: {detail}",
     EventName.CHECKPOINT_REFUSED: "the checkpoint {path} cannot be used: {detail}",
     EventName.CHECKPOINT_SET_ASIDE: (
         "others go on from step {followed_step}; the newer checkpoint of step {step} is kept as"

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TextIO, cast
 
@@ -51,7 +52,8 @@ class LastingStream:
         except OSError as error:
             if self._move(error):  # what it could not write is in its buffer still, if it has one
                 unbuffered = getattr(self._stream, "write_through", False)
-                (act if unbuffered else self._stream.flush)()
+                with suppress(OSError):
+                    (act if unbuffered else self._stream.flush)()
 
     def _move(self, why: OSError) -> bool:
         """Go on in the file, whether that can be done or not. Whether it could."""
@@ -62,9 +64,11 @@ class LastingStream:
             sentence = (
                 f"loco-peer: {self._stream.name} is gone ({why.strerror}); what it would show:\n"
             )
-            os.write(descriptor, sentence.encode())
-            os.dup2(descriptor, self._stream.fileno())
-            os.close(descriptor)
+            try:
+                os.write(descriptor, sentence.encode())
+                os.dup2(descriptor, self._stream.fileno())
+            finally:
+                os.close(descriptor)
         except OSError:
             return False
         self._moved = True

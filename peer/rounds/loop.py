@@ -13,7 +13,6 @@ What it promises:
 - The next round is opened as soon as the way of averaging lets it, and never two at once.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -104,8 +103,9 @@ class RoundLoop:
         self._start_trainer = start_trainer
         self._events = events
         self._quota = inner_steps
-        self._closes_early = self._joins_again = False
-        self._num_members, self._parted_step = math.inf, 0
+        self._closes_early = self._joins_again = self._leaves = False
+        self._most_members = 0
+        self._parted_step: int | None = None
         self._micro_batch_cap: int | None = None
         self._failures_in_a_row = 0
         self.pause = Pause(facts, events, view)
@@ -116,9 +116,9 @@ class RoundLoop:
 
     async def leave(self, trainer_until_s: float, until_s: float) -> None:
         """Write the last checkpoint; then wait for exchanges that are worth it. None begins now."""
+        self._leaves = True
         self._way.leave()
-        if not self.finished:
-            await self._checkpoints.write_last(self._way, trainer_until_s)
+        await self._checkpoints.write_last(self._way, trainer_until_s)
         with trio.move_on_at(until_s):
             await self._way.wait_settled()
 
@@ -295,7 +295,9 @@ class RoundLoop:
         return heeded(others, now_s)
 
     def _check_lost(self, line: TrainerLine) -> None:
-        """Join again when our weights are of another time than the swarm's."""
+        """Join again when our weights are of another time than the swarm's, unless we leave."""
+        if self._leaves:
+            return
         others, own_step = self._heeded(), self._facts.step
         steps = [m.progress.step for m in others]
         lost = is_lost(own_step, steps, self._inner_steps)
@@ -304,10 +306,18 @@ class RoundLoop:
             self._joins_again = True
             error = JoinAgain(
                 addresses,
-                f"step {own_step:,} is far behind the swarm's {int(middle(steps, 0)):,}; up to"
-                f" {own_step - self._parted_step:,} steps, trained apart from it, are given up",
+                f"step {own_step:,} is far behind the swarm's {int(middle(steps, 0)):,}"
+                + self._loss(own_step),
             )
             line.nursery.start_soon(self._join_again, error)
+
+    def _loss(self, own_step: int) -> str:
+        """What of our training the others may not have: since some of them were gone."""
+        if self._parted_step is None:
+            return ""
+        return (
+            f"; up to {own_step - self._parted_step:,} steps, trained apart from it, are given up"
+        )
 
     async def _join_again(self, error: JoinAgain) -> None:
         """Keep what we have in the home until a state is here that is verified. Raises `error`."""
@@ -349,9 +359,10 @@ class RoundLoop:
         members = self._shares.now(self._others(), self._heeded())
         self._quota = plan.quota
         facts.round, facts.nominal_step = plan.round, plan.start_step
-        if len(members) < self._num_members:  # since then we train apart from somebody
+        if len(members) >= self._most_members:
+            self._most_members, self._parted_step = len(members), None
+        elif self._parted_step is None:
             self._parted_step = facts.step
-        self._num_members = len(members)
         facts.fraction, self._closes_early = 0.0, False
         facts.now_doing("training", PeerState.TRAINING)
         self._events.emit(

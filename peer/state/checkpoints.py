@@ -7,6 +7,7 @@
         manifest.json         where it stands, and size and blake3 digest of each file
       ahead-000041-step-2050/ one that was set aside: others go on from an older one
       .partial/               one that is being written
+      .trainer-7              the trainer's part of one, until it is whole
 
 Rules
   1. A checkpoint is written aside, fsynced and renamed, the manifest last of its files: what has
@@ -49,6 +50,7 @@ MAX_MANIFEST_BYTES: Final = 1 << 16
 SLOW: Final = "slow"
 MOMENTUM: Final = "momentum"
 _PARTIAL: Final = ".partial"
+_DRAFT: Final = ".trainer-"
 _AHEAD: Final = "ahead-"
 
 
@@ -161,8 +163,8 @@ class CheckpointStore:
     # --- writing --------------------------------------------------------------------------------
     def begin(self, padded_parameters: int) -> Path:
         """An empty folder for the files of a new checkpoint. Raises OSError (NoRoom)."""
+        self.discard()
         partial = self.directory / _PARTIAL
-        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         wanted = checkpoint_bytes(padded_parameters) + SPARE_BYTES
         free = shutil.disk_usage(partial).free
@@ -173,8 +175,10 @@ class CheckpointStore:
             )
         return partial
 
-    def seal(self, partial: Path, manifest: Manifest) -> Checkpoint:
+    def seal(self, partial: Path, manifest: Manifest) -> Checkpoint | None:
         """Make what lies in the folder a checkpoint, and remove what is too many by rule 3.
+
+        None where it is this one that is too many, beside those of later steps.
 
         Args:
             manifest: its `files` are found here.
@@ -185,12 +189,13 @@ class CheckpointStore:
         files = {name: _sealed(partial / name) for name in (OUTER_FILE, TRAINER_FILE)}
         manifest = manifest.model_copy(update={"files": files})
         replace_file(partial / MANIFEST_FILE, manifest.model_dump_json(indent=1).encode())
-        number = max((_number(path) for path in self._folders()), default=0) + 1
+        names = [path.name.removeprefix(_AHEAD) for path in (*self._folders(), *self._set_aside())]
+        number = max(map(number_of, names), default=0) + 1
         path = self.directory / f"{number:06d}-step-{int(manifest.step)}"
         partial.rename(path)
         sync_folder(self.directory)
         self._remove_old()
-        return Checkpoint(path, manifest)
+        return Checkpoint(path, manifest) if path.is_dir() else None
 
     def adopt(self, partial: Path, name: str) -> None:
         """Give a whole checkpoint from elsewhere its name. Raises OSError."""
@@ -199,23 +204,33 @@ class CheckpointStore:
         partial.rename(target)
         sync_folder(self.directory)
 
+    def trainers_draft(self, number: int) -> Path:
+        """Where a trainer writes its part before it is moved into a checkpoint."""
+        return self.directory / f"{_DRAFT}{number}"
+
     def discard(self) -> None:
         """Remove what is half written."""
         shutil.rmtree(self.directory / _PARTIAL, ignore_errors=True)
+        for draft in self.directory.glob(f"{_DRAFT}*"):
+            draft.unlink(missing_ok=True)
 
     def set_aside(self, checkpoint: Checkpoint, step: float) -> Path:
         """Keep this one beside the others, which go on from an earlier `step`. Raises OSError.
 
-        Of those between, and of those set aside before, only one that is later stays. Returns its
-        folder from now on.
+        Of those between, and of those set aside before, only one that is later stays; others are
+        of another part of the model, or another run. Returns its folder from now on.
         """
         path = checkpoint.path
         if path not in self._set_aside():
             path = path.rename(self.directory / f"{_AHEAD}{path.name}")
             sync_folder(self.directory)
-        *earlier, latest = _by_step(self._set_aside())
-        between = [p for p, m in _manifests(self._folders()).items() if m and m.step > step]
-        for other in (*earlier, *between):
+        of = (checkpoint.manifest.run_id, checkpoint.manifest.part)
+        aside, others = (
+            {p: m.step for p, m in _manifests(each).items() if m and (m.run_id, m.part) == of}
+            for each in (self._set_aside(), self._folders())
+        )
+        *earlier, latest = sorted(aside, key=aside.__getitem__)
+        for other in (*earlier, *(path for path, at in others.items() if at > step)):
             shutil.rmtree(other, ignore_errors=True)
         return latest
 

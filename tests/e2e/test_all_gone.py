@@ -21,7 +21,7 @@ from protocol.schedule.rounds import LOST_LAG_ROUNDS
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 EVERY = ("--checkpoint-every", "2")
-LAST_ROUND = 8
+LAST_ROUND = 80
 """Of the lone peer that is compared."""
 FIRST_LOSS = math.log(256)
 """Of weights that have learnt nothing, in nats per byte."""
@@ -39,9 +39,9 @@ def homes(tmp_path) -> Iterator[Swarm]:
         yield swarm
 
 
-def started(swarm: Swarm, name: str) -> Peer:
+def started(swarm: Swarm, name: str, *every: str) -> Peer:
     swarm.folder("run.toml").write_text(SPEC)
-    return swarm.launch(name, "start", str(swarm.folder("run.toml")), *EVERY)
+    return swarm.launch(name, "start", str(swarm.folder("run.toml")), *(every or EVERY))
 
 
 def losses(peer: Peer) -> dict[int, float]:
@@ -166,7 +166,7 @@ def test_a_lone_peer_goes_on_bit_for_bit(homes: Swarm) -> None:
     again = homes.folder("again")
     again.mkdir()
     shutil.copy(whole.home.identity_path, again)  # lengths of rounds follow from it
-    peer = started(homes, "again")
+    peer = started(homes, "again", "--checkpoint-every", "0.2")
     peer.wait_event(EventName.CHECKPOINT_WRITTEN, START_S)
     peer.wait_event(EventName.VALIDATED, START_S, round=2)
     peer.kill()

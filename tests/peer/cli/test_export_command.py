@@ -154,7 +154,9 @@ def keep(home: Home, step: float, value: float, part: str = WHOLE_MODEL) -> Chec
         version="0",
         files={},
     )
-    return store.seal(folder, manifest)
+    sealed = store.seal(folder, manifest)
+    assert sealed is not None
+    return sealed
 
 
 def loco(*arguments: str) -> Result:

@@ -4,8 +4,11 @@ Real daemon parts on simulated ports; a home is a folder that outlives its peer.
 """
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,18 +16,24 @@ import trio
 from swarm_worlds import simulated, start, toy_spec
 
 from peer.daemon.amending import Amending
-from peer.daemon.checkpointing import FIRST_AFTER_S
-from peer.daemon.neighbours import TELL_EVERY_S
+from peer.daemon.checkpointing import FIRST_AFTER_S, RETRY_S, Checkpointing, CheckpointPlan
+from peer.daemon.links import SILENCE_S
+from peer.daemon.neighbours import TELL_EVERY_S, Neighbours
 from peer.observe.event_names import EventName
+from peer.observe.events import EventLog
+from peer.observe.facts import Facts
 from peer.observe.status import PeerState
+from peer.ports.simulated import SimulatedWork
 from peer.process.rejoin import JoinAgain
 from peer.simulation.machine import Machine
 from peer.simulation.peer import CHECKPOINTS_KEPT, SimulatedPeer
 from peer.simulation.swarm import SimulatedSwarm, open_swarm
+from peer.state.checkpoints import CheckpointStore, NoRoom
 from peer.training.toy import SimulatedSpeed
 from protocol.admission.rulings import Verdict
 from protocol.errors import LocoError, Refused
 from protocol.membership.returning import LISTEN_S, UNREACHED_S
+from protocol.membership.view import Roster
 from protocol.outcomes import RefusalReason
 from protocol.schedule.rounds import LOST_LAG_ROUNDS
 
@@ -60,7 +69,11 @@ def trains(peer: SimulatedPeer) -> bool:
 
 def kept(folder: Path) -> dict[str, int]:
     """The checkpoints of a home: folder and step."""
-    paths = folder.glob("checkpoints/*/manifest.json")
+    return kept_in(folder / "checkpoints")
+
+
+def kept_in(checkpoints: Path) -> dict[str, int]:
+    paths = checkpoints.glob("*/manifest.json")
     return {path.parent.name: int(json.loads(path.read_text())["step"]) for path in paths}
 
 
@@ -271,14 +284,162 @@ async def test_an_amendment_is_refused_when_the_run_is_over_and_by_one_that_is_b
 
 @simulated()
 async def test_the_loss_of_the_part_that_gives_way_is_said_in_steps(tmp_path):
-    spec = toy_spec(1000 * ROUNDS)
-    async with open_swarm(1, spec, tmp_path) as swarm:
-        slow = Machine(checkpoint_every_s=5.0)
-        await train(swarm, "a", "b", "c", machine=slow)
-        swarm.freeze("a")
-        lag = 2 * LOST_LAG_ROUNDS * H
+    async with open_swarm(1, toy_spec(1000 * ROUNDS), tmp_path) as swarm:
+        slow = Machine(SimulatedSpeed(step_s=1.0), checkpoint_every_s=5.0)
+        await start(swarm, *"abc", machine_of={"a": slow, "b": KEEPS, "c": KEEPS})
+        await swarm.until(lambda: swarm["a"].facts.step > 2 * H)
+        swarm.isolate("a")
+        parted, lag = swarm["a"].facts.step, 2 * LOST_LAG_ROUNDS * H
         await swarm.until(lambda: swarm["b"].facts.step > swarm["a"].facts.step + lag)
-        swarm.thaw("a")
+        swarm.internet.heal()
         await swarm["a"].ended.wait()
-        assert isinstance(swarm["a"].failure, JoinAgain)
-        assert "trained apart from it, are given up" in str(swarm["a"].failure)
+        failure = swarm["a"].failure
+        assert isinstance(failure, JoinAgain)
+        said = re.search(r"up to (\d+) steps, trained apart from it, are given up", str(failure))
+        assert said is not None, str(failure)
+        silence_steps = 10 * SILENCE_S  # until the others are missed, at the swarm's ten a second
+        apart = swarm["a"].facts.step - parted
+        assert apart - silence_steps - 2 * H <= int(said[1]) <= apart
+
+
+@simulated()
+async def test_the_last_checkpoint_is_written_as_soon_as_there_is_room(tmp_path, monkeypatch):
+    async with open_swarm(1, toy_spec(12), tmp_path) as swarm:
+        await start(swarm, "a", machine_of={"a": KEEPS})
+        peer = swarm["a"]
+        await swarm.until(lambda: peer.facts.step > 10 * H)
+
+        def refuse(*_: object) -> None:
+            raise NoRoom("no room")
+
+        with monkeypatch.context() as full:
+            full.setattr(CheckpointStore, "begin", refuse)
+            await swarm.finished()
+            await trio.sleep(2 * RETRY_S)
+        assert max(kept(tmp_path / "a").values()) < 12 * H
+        await trio.sleep(2 * RETRY_S)
+        assert max(kept(tmp_path / "a").values()) == 12 * H
+        await kill(swarm, "a")
+        again = await back(swarm, "a")
+        await swarm.finished()
+        assert again.facts.over
+        assert not again.events(EventName.ROUND_CLOSED)
+
+
+@simulated()
+async def test_a_peer_that_leaves_joins_nothing_again(tmp_path):
+    async with open_swarm(1, toy_spec(10 * ROUNDS), tmp_path) as swarm:
+        await train(swarm, "a", "b")
+        peer = swarm["a"]
+        rounds = peer.peer.rounds
+        assert rounds is not None
+        line = rounds._checkpoints._line  # type: ignore[attr-defined]
+
+        async def find_lost() -> None:
+            raise JoinAgain(("/x",), "far behind")
+
+        peer.peer.request_stop()
+        line.nursery.start_soon(find_lost)
+        await peer.ended.wait()
+        assert peer.failure is None
+        assert peer.events(EventName.LEAVING)
+
+
+async def test_a_trainer_that_dies_over_its_part_blocks_no_later_checkpoint(
+    tmp_path, autojump_clock
+):
+    store, facts = CheckpointStore(tmp_path, 3), Facts("me", 1, nominal_step=10.0)
+    log = EventLog(lambda _: None, peer="me", wall_time_s=lambda: 0.0, stream=None)
+    held: Any = SimpleNamespace(
+        group=SimpleNamespace(run_id="run", part="model"),
+        shape=SimpleNamespace(layout_digest="layout"),
+    )
+    vector = np.ones(9, np.float32)
+    averaging: Any = SimpleNamespace(slow_P=vector, momentum_P=vector, round=1)
+    way: Any = SimpleNamespace(wait_settled=trio.lowlevel.checkpoint)
+    checkpointing = Checkpointing(
+        CheckpointPlan(store, 1.0, "0"),
+        held,
+        facts=facts,
+        events=log,
+        work=SimulatedWork(0.1),
+        wall_time_s=lambda: 0.0,
+    )
+    checkpointing.began(SilentLine())  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(checkpointing.run, averaging)
+        await trio.sleep(2.0)
+        with trio.CancelScope() as life:
+            async with trio.open_nursery() as rounds:
+                rounds.start_soon(checkpointing.between_rounds, way)
+                await trio.sleep(2.0)
+                checkpointing.died()
+                life.cancel()
+        with trio.fail_after(60.0):
+            await checkpointing.write_last(way, trio.current_time())
+        nursery.cancel_scope.cancel()
+    assert list(kept_in(tmp_path).values()) == [10]
+
+
+class SilentLine:
+    """To a trainer that takes what it is asked, and answers nothing."""
+
+    async def send(self, _: object) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+class Told:
+    """What a peer that is back hears of others, laid here by hand."""
+
+    def __init__(self, *remembered: str) -> None:
+        self.roster, self.facts = Roster(10.0), Facts("me", 1, state=PeerState.RETURNING)
+        self.refusals: dict[str, Refused] = {}
+        self.lines: list[bytes] = []
+        log = EventLog(self.lines.append, peer="me", wall_time_s=lambda: 0.0, stream=None)
+        self.neighbours = Neighbours(
+            self.roster, self.facts, log, alone=False, refusals=self.refusals, failures={}
+        )
+        self.neighbours.remember(remembered)
+
+    def refuse(self, peer_id: str, reason: RefusalReason) -> None:
+        self.refusals[peer_id] = Refused(reason, f"{reason} by {peer_id}")
+
+
+async def watched_for(told: Told, seconds: float) -> Refused | None:
+    with trio.move_on_after(seconds):
+        try:
+            await told.neighbours.watch()
+        except Refused as refused:
+            return refused
+    return None
+
+
+async def test_one_that_refuses_is_not_all_while_others_may_still_answer(autojump_clock):
+    told = Told("a", "b")
+    told.refuse("a", RefusalReason.NOT_ADMITTED)
+    assert await watched_for(told, UNREACHED_S - 2) is None
+    assert await watched_for(told, 5) is told.refusals["a"]
+
+
+async def test_where_all_refuse_nobody_is_waited_for(autojump_clock):
+    told = Told("a", "b")
+    told.refuse("a", RefusalReason.NOT_ADMITTED)
+    told.refuse("b", RefusalReason.VERSION)
+    assert await watched_for(told, LISTEN_S + 2) is told.refusals["b"]
+
+
+async def test_a_refusal_counts_no_more_when_somebody_has_taken_us_in(autojump_clock):
+    told = Told("a", "b")
+    told.refuse("a", RefusalReason.VERSION)
+    told.roster.heard(trio.current_time(), "b", 1)
+    assert await watched_for(told, 5) is None
+    assert await watched_for(told, 2 * UNREACHED_S) is None, "b was silent for long, and is known"
+
+
+async def test_a_neighbour_that_is_full_is_no_reason_to_lead_or_to_end(autojump_clock):
+    told = Told("a")
+    told.refuse("a", RefusalReason.TOO_MANY)
+    assert told.neighbours.unreached()
+    assert told.neighbours.refused() is None
+    assert await watched_for(told, 2 * UNREACHED_S) is None
+    assert not any(b"RefusedByPeer" in line for line in told.lines)

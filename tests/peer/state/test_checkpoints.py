@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from peer.daemon.trainers_part import TrainersPart
 from peer.state import checkpoints as checkpoints_module
 from peer.state.checkpoints import (
     MANIFEST_FILE,
@@ -19,6 +20,7 @@ from peer.state.checkpoints import (
     NoRoom,
     write_outer,
 )
+from peer.training.messages import Kept
 from peer.training.tensor_file import FileUnusable, TensorFile, write_tensors
 
 P = 64
@@ -55,9 +57,9 @@ def write(
     write_outer(folder, *vectors(value))
     write_tensors(folder / TRAINER_FILE, {"fast": torch.full((P,), value)}, {})
     step = value if step is None else step
-    return store.seal(
-        folder, MANIFEST.model_copy(update={"step": step, "part": part, "run_id": run_id})
-    )
+    held = {"step": step, "part": part, "run_id": run_id}
+    sealed = store.seal(folder, MANIFEST.model_copy(update=held))
+    return sealed or Checkpoint(Path("too many"), MANIFEST)
 
 
 def newest_good(store: CheckpointStore) -> tuple[Checkpoint | None, list[str]]:
@@ -162,6 +164,42 @@ def test_none_takes_the_place_of_one_of_a_later_step(tmp_path):
     found, _ = newest_good(store)
     assert found is not None
     assert found.manifest.step == 201.0
+
+
+def test_one_that_is_too_many_is_not_said_to_be_there(tmp_path):
+    store = CheckpointStore(tmp_path, keep=1)
+    write(store, 200.0)
+    assert write(store, 100.0).path == Path("too many")
+
+
+def test_those_of_another_part_are_not_in_the_way_of_one_that_is_set_aside(tmp_path):
+    store = CheckpointStore(tmp_path, keep=9)
+    other = write(store, 500.0, part="stage/0")
+    ahead = store.set_aside(write(store, 102.0, part="stage/1"), 100.0)
+    assert ahead.is_dir()
+    assert other.path.is_dir()
+    others_ahead = store.set_aside(other, 100.0)
+    later = write(store, 900.0, part="stage/1")
+    assert later.path.name == "000003-step-900"
+    again = store.set_aside(later, 100.0)
+    assert again.is_dir()
+    assert others_ahead.is_dir()
+    assert not ahead.exists()
+
+
+def test_a_trainer_that_writes_late_tears_no_checkpoint(tmp_path):
+    store = CheckpointStore(tmp_path, keep=1)
+    folder = store.begin(P)
+    write_outer(folder, *vectors(1.0))
+    part = TrainersPart(folder, store.trainers_draft(1), None, 0.0)
+    standing = Kept(str(part.path), 40.0, 0, 0, 0, 0.0)
+    part.done_without(store, 3, standing)
+    sealed = store.seal(folder, MANIFEST)
+    assert sealed is not None
+    write_tensors(part.path, {"fast": torch.ones(P)}, {})
+    sealed.verify()
+    store.begin(P)
+    assert not part.path.exists()
 
 
 def test_where_another_part_is_held_its_checkpoints_come_first(tmp_path):

@@ -89,5 +89,6 @@ def test_a_checkpoint_outlives_the_power_whole(disk: Disk, tmp_path: Path) -> No
     write_tensors(folder / TRAINER_FILE, {"fast": torch.ones(P)}, {})
     written = store.seal(folder, MANIFEST)
     assert (disk.torn, disk.names_lost) == ([], set())
+    assert written is not None
     store.set_aside(written, 0.0)
     assert disk.names_lost == set()
