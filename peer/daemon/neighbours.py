@@ -3,8 +3,8 @@
 A refusal for good is told, and ends nothing by itself while others may take us in: one peer alone
 must not send us away. Where all that are remembered refuse, or some do and the others stay silent
 for as long as we wait for any of them, that is what the user must know instead of training alone:
-the run may have banned us while we were off. Whoever was linked once was not refused by all.
-A refusal that passes (a peer that is full) is as silence: it may train, so nobody leads for it.
+the run may have banned us while we were off. A peer that was linked once was not refused by all. A
+refusal that passes (a neighbour that is full) is as silence: it may train, so nobody leads for it.
 """
 
 from collections.abc import Collection, Mapping
