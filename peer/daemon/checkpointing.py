@@ -26,6 +26,7 @@ Unless the newest checkpoint has these vectors already, and more.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -181,7 +182,7 @@ class Checkpointing:
             while True:
                 await trio.sleep(RETRY_S)
                 if self._way is not None and self._ended and not self._has_last:
-                    await self.write_last(self._way, trio.current_time())
+                    await self.write_last(self._way, trio.current_time(), leaves=False)
 
     # --- what the round loop says ---------------------------------------------------------------
     def load(self, version: int) -> Load:
@@ -223,8 +224,12 @@ class Checkpointing:
         if draft is not None:
             await self._seal(draft)
 
-    async def write_last(self, way: Way, until_s: float) -> None:
-        """Write one to the end, without the trainer's part if that has not come until then."""
+    async def write_last(self, way: Way, until_s: float, *, leaves: bool = True) -> None:
+        """Write one to the end, without the trainer's part if that has not come until then.
+
+        Args:
+            leaves: the machine may be gone before it could be copied elsewhere.
+        """
         with trio.move_on_at(until_s) as waiting:
             await self._turn()
         if waiting.cancelled_caught:
@@ -234,7 +239,7 @@ class Checkpointing:
             return
         draft = await self._copied(way, until_s, alone=True)
         if draft is not None:
-            await self._seal(draft, is_last=True)
+            await self._seal(draft, leaves=leaves)
 
     @property
     def _ended(self) -> bool:
@@ -303,7 +308,8 @@ class Checkpointing:
         if alone and asked.missing:
             step = facts.nominal_step if facts.over else self._began_step
             slow = Kept(str(asked.path), step, facts.epoch, facts.position, 0, 0.0)
-            kept = await self._work.run(asked.done_without, self._plan.store, round_, slow)
+            without = partial(asked.done_without, over=facts.over)
+            kept = await self._work.run(without, self._plan.store, round_, slow)
         else:
             kept = await self._work.run(asked.moved_in)
         manifest = Manifest(
@@ -324,7 +330,7 @@ class Checkpointing:
         )
         return _Draft(folder, manifest, started_s, trio.current_time() - started_s, asked.missing)
 
-    async def _seal(self, draft: "_Draft", *, is_last: bool = False) -> None:
+    async def _seal(self, draft: "_Draft", *, leaves: bool = False) -> None:
         """Make it a checkpoint, and tell."""
         try:
             sealed = await self._work.run(self._plan.store.seal, draft.folder, draft.manifest)
@@ -333,7 +339,8 @@ class Checkpointing:
             return
         finally:
             self._idle.set()
-        if sealed is None:
+        if sealed is None:  # one of a later step is there, and stays
+            self._has_last = draft.manifest.over
             return
         seconds = trio.current_time() - draft.started_s
         self._due_s = min(self._due_s, self._next_s(seconds))
@@ -350,9 +357,7 @@ class Checkpointing:
             seconds=seconds,
             missing=draft.missing or None,
         )
-        if is_last:
-            return  # the machine may be gone before it is copied elsewhere
-        if self._plan.uploads is not None and self._nursery is not None:
+        if self._plan.uploads is not None and self._nursery is not None and not leaves:
             self._nursery.start_soon(self._upload, sealed, self._plan.uploads)
 
     async def _upload(self, sealed: Checkpoint, uploads: Uploads) -> None:

@@ -21,7 +21,7 @@ MAX_DETAIL_CHARS: Final = 500
 
 async def export_finished(home: Home, folder: Path, events: EventLog) -> None:
     """Export this peer's model to the folder, and tell how that ended."""
-    command = [sys.executable, "-c", PROGRAM, "export"]
+    command = [sys.executable, "-P", "-c", PROGRAM, "export"]
     command += ["--home", str(home.root), "--hf", str(folder)]
     try:
         ran = await trio.run_process(

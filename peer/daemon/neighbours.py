@@ -15,6 +15,7 @@ import trio
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
+from peer.observe.names import short_id
 from peer.observe.status import PeerState
 from peer.ports import PeerId
 from protocol.errors import Refused
@@ -117,4 +118,8 @@ class Neighbours:
         for peer_id, each in self._final().items():
             if self._told.get(peer_id) != each.sentence:
                 self._told[peer_id] = each.sentence
+                self._facts.now_doing(
+                    f"{short_id(peer_id)} does not take this peer in ({each.sentence}); ends when"
+                    f" all refuse, or none takes it in for {UNREACHED_S / 60:.0f} minutes"
+                )
                 self._events.emit(EventName.REFUSED_BY_PEER, remote=peer_id, detail=each.sentence)

@@ -104,6 +104,7 @@ class OwnCheckpoints:
             try:
                 checkpoint.verify()
             except FileUnusable as error:
+                self._store.distrust(checkpoint.path)
                 refuse(checkpoint.path, str(error))
             else:
                 return checkpoint, refused

@@ -62,13 +62,16 @@ class TrainersPart:
             return "the trainer was starting"
         return "the trainer ended, or took too long, before it had written its part"
 
-    def done_without(self, store: CheckpointStore, round_: int, standing: Kept) -> Kept:
+    def done_without(
+        self, store: CheckpointStore, round_: int, standing: Kept, *, over: bool = False
+    ) -> Kept:
         """Put nothing in its place: a trainer then goes on from the slow weights.
 
         Args:
             store: of all checkpoints.
             round_: of the last outer step.
             standing: where the slow weights stand.
+            over: the run is, which one before its end does not say.
 
         Raises:
             OSError: it would be a loss, or nothing: the message says which.
@@ -76,7 +79,8 @@ class TrainersPart:
         newest = next(store.newest_first(lambda *_: None), None)
         if round_ < 0:
             raise OSError(f"{self.missing}, and no round was over yet")
-        if newest is not None and newest.manifest.round >= round_:
+        is_later = newest is not None and newest.manifest.round >= round_
+        if newest is not None and is_later and (newest.manifest.over or not over):
             raise OSError(f"{self.missing}; the newest checkpoint has all the rest, and stays")
         keep_nothing(self.folder / TRAINER_FILE)
         return standing

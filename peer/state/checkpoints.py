@@ -145,6 +145,7 @@ class CheckpointStore:
         self.directory = directory
         self.keep = keep
         self._max_bytes = max_bytes
+        self._torn: set[Path] = set()
 
     def __repr__(self) -> str:
         return f"<CheckpointStore {self.directory}, keeps {self.keep}>"
@@ -234,8 +235,12 @@ class CheckpointStore:
             shutil.rmtree(other, ignore_errors=True)
         return latest
 
+    def distrust(self, path: Path) -> None:
+        """Its files are not what its manifest says: it is removed before all others."""
+        self._torn.add(path)
+
     def _remove_old(self) -> None:
-        folders = _by_step(self._folders())
+        folders = sorted(_by_step(self._folders()), key=lambda path: path not in self._torn)
         sizes = {path: _size(path) for path in folders}
         while len(folders) > 1 and (
             len(folders) > self.keep

@@ -187,6 +187,15 @@ def test_those_of_another_part_are_not_in_the_way_of_one_that_is_set_aside(tmp_p
     assert not ahead.exists()
 
 
+def test_one_that_was_found_torn_is_removed_before_all_others(tmp_path):
+    store = CheckpointStore(tmp_path, keep=1)
+    torn = write(store, 500.0)
+    (torn.path / OUTER_FILE).write_bytes(b"torn")
+    store.distrust(torn.path)
+    good = write(store, 100.0)
+    assert [path.name for path in tmp_path.iterdir()] == [good.path.name]
+
+
 def test_a_trainer_that_writes_late_tears_no_checkpoint(tmp_path):
     store = CheckpointStore(tmp_path, keep=1)
     folder = store.begin(P)
