@@ -34,7 +34,7 @@ def show_status(home: Path | None, *, as_json: bool, full_ids: bool = False) -> 
     from peer.observe.status import Status, render
 
     console = Console()
-    if full_ids:  # no id and no address is broken into two lines
+    if full_ids or not console.is_terminal:  # no id and no address is broken into two lines
         console.width = max(console.width, WIDE_COLUMNS)
     console.print(render(Status.from_json(tree), full_ids=full_ids))
 

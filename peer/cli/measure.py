@@ -186,19 +186,32 @@ def add_row(path: Path, row: dict[str, str]) -> None:
         lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
         columns = [each.strip() for each in lines[0].split(",")] if lines else list(COLUMNS)
         known = {*PEER_COLUMNS, *OPTIONAL_PEER_COLUMNS}
-        if not {"peer", "compute_s", "price_per_hour"} <= set(columns) <= known:
+        if not {"peer", "price_per_hour"} <= set(columns) <= known:
             raise ConfigError(
-                f"{path}: its first line must name peer, location, compute_s and price_per_hour;"
-                f" it is {lines[0]}"
+                f"{path}: its first line must name peer, location and price_per_hour, and may name"
+                f" {', '.join(sorted(known - {'peer', 'location', 'price_per_hour'}))}; it is"
+                f" {lines[0]}"
             )
-        with path.open("a", encoding="utf-8") as file:
-            if not lines:
-                file.write(",".join(columns) + "\n")
-            elif not text.endswith("\n"):
-                file.write("\n")
-            file.write(line_of(row, columns) + "\n")
+        if not lines:
+            text += ",".join(columns) + "\n"
+        elif "compute_s" not in columns:  # a table of cards by name
+            columns.append("compute_s")
+            text = _widened(text, "compute_s")
+        text += "" if text.endswith("\n") else "\n"
+        path.write_text(text + line_of(row, columns) + "\n", encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot write {path}: {error}") from error
+
+
+def _widened(text: str, column: str) -> str:
+    """A table with one more column, of which nothing is known yet."""
+    first, lines = True, list[str]()
+    for line in text.splitlines():
+        if line.strip() and not line.startswith("#"):
+            line += f",{column}" if first else ","  # noqa: PLW2901 - the line as it becomes
+            first = False
+        lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 def line_of(row: dict[str, str], columns: list[str]) -> str:

@@ -43,7 +43,10 @@ class AdmissionRequests:
     async def rule(self, wanted: dict[str, Any]) -> dict[str, Any]:
         """Rule on a peer, and tell all; which peer that was."""
         peer_id = named_peer(wanted["peer"], self._known())
-        statements = self._door.rule(Verdict(wanted["verdict"]), peer_id)
+        verdict = Verdict(wanted["verdict"])
+        if verdict is Verdict.BAN and peer_id == self._parts.facts.peer_id:
+            raise LocoError("that is this peer itself; to end it: loco-peer leave")
+        statements = self._door.rule(verdict, peer_id)
         self._parts.links.passing_on.tell(statements)
         return {"peer": peer_id}
 

@@ -47,7 +47,7 @@ SENTENCES: Final[Mapping[EventName, str | None]] = {
     EventName.STAGE_REBUILT: "stage {stage} is rebuilt from its neighbours",
     EventName.STAGE_LEFT_OUT: "nobody holds stage {stage}; training goes on without it",
     EventName.STAGE_TAKEN_IN: "stage {stage} is held again",
-    EventName.FINAL_AVERAGING: "the training is over; averaging with {peers} peers",
+    EventName.FINAL_AVERAGING: "the training is over; the last averages, of {peers}",
     EventName.TRAINING_PAUSED: "paused; 'loco-peer resume' goes on",
     EventName.TRAINING_RESUMED: "training again, after {seconds:.0f} s",
     EventName.ROUND_OPENED: None,

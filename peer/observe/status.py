@@ -258,14 +258,15 @@ def _round(status: Status) -> str:
 
 
 def _progress(status: Status) -> str:
-    training = sum(peer.state == PeerState.TRAINING for peer in status.peers)
+    trains = status.state is PeerState.TRAINING
+    others = [peer for peer in status.peers if not trains or peer.state == PeerState.TRAINING]
     now = RunProgress(
         step=status.step,
         total_steps=status.total_steps,
         tokens_per_s=status.tokens_per_s,
         swarm_tokens_per_s=status.swarm_tokens_per_s,
         left_s=status.left_s,
-        peers=training + (status.state is PeerState.TRAINING),
+        peers=len(others) + 1,
     )
     rate = "" if status.learning_rate is None else f", learning rate {status.learning_rate:.3g}"
     return progress_line(now, None, None) + rate

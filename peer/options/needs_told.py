@@ -30,7 +30,7 @@ def say_needs(config: PeerConfig, founds: bool, spec: RunSpec, corpus_tokens: in
         founds: whether `say_before_founding` has said all but what the corpus came to.
     """
     if founds:
-        tokens = spec.training.total_steps * spec.tokens_per_step
+        tokens = _steps(spec) * spec.tokens_per_step
         _print(config, list(told_corpus(tokens, corpus_tokens)))
     else:
         _print(config, [f"run {spec.name}", *told_needs(spec, corpus_tokens, config)])
@@ -77,7 +77,7 @@ def _lines(
         " corpus on top"
     )
     yield (
-        f"tokens  {_count(needs.tokens_per_peer)} by each peer ({spec.training.total_steps:,} steps"
+        f"tokens  {_count(needs.tokens_per_peer)} by each peer ({_steps(spec):,} steps"
         f" of {spec.tokens_per_step:,}); by all, that times the peers"
     )
     yield from told_corpus(needs.tokens_per_peer, corpus_tokens)
@@ -155,3 +155,8 @@ def _count(number: float) -> str:
 
 def _size(count: float) -> str:
     return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{max(1, round(count / 1e6)):,} MB"
+
+
+def _steps(spec: RunSpec) -> int:
+    """Steps of the whole run, which ends with a whole round."""
+    return spec.total_rounds * spec.sync.round_steps

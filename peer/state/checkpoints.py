@@ -188,7 +188,7 @@ class CheckpointStore:
             OSError: the disk refused; older checkpoints are as they were.
         """
         files = {name: _sealed(partial / name) for name in (OUTER_FILE, TRAINER_FILE)}
-        manifest = manifest.model_copy(update={"files": files})
+        manifest = manifest.model_copy(update={"files": files, "step": self._step_of(manifest)})
         replace_file(partial / MANIFEST_FILE, manifest.model_dump_json(indent=1).encode())
         names = [path.name.removeprefix(_AHEAD) for path in (*self._folders(), *self._set_aside())]
         number = max(map(number_of, names), default=0) + 1
@@ -197,6 +197,14 @@ class CheckpointStore:
         sync_folder(self.directory)
         self._remove_old()
         return Checkpoint(path, manifest) if path.is_dir() else None
+
+    def _step_of(self, manifest: Manifest) -> float:
+        """Its step; that of the end is no earlier than those before, which may have overshot it."""
+        if not manifest.over:
+            return manifest.step
+        others = (m for m in _manifests(self._folders()).values() if m is not None)
+        same = (m.step for m in others if (m.run_id, m.part) == (manifest.run_id, manifest.part))
+        return max(manifest.step, *same, manifest.step)
 
     def adopt(self, partial: Path, name: str) -> None:
         """Give a whole checkpoint from elsewhere its name. Raises OSError."""
@@ -298,14 +306,18 @@ def _by_step(folders: list[Path]) -> list[Path]:
     manifests = _manifests(folders)
     last = next((m for m in reversed(manifests.values()) if m is not None), None)
 
-    def rank(path: Path) -> tuple[bool, float]:
-        manifest = manifests[path]
-        if manifest is None or last is None:
-            return False, -1.0
-        held = (manifest.run_id, manifest.part) == (last.run_id, last.part)
-        return held, manifest.step
-
-    return sorted(folders, key=rank)
+    reached, ranks = 0.0, dict[Path, tuple[bool, float]]()
+    for path, manifest in manifests.items():
+        held, step = False, -1.0
+        if manifest is not None and last is not None:
+            held = (manifest.run_id, manifest.part) == (last.run_id, last.part)
+            step = manifest.step
+            if held:
+                reached = max(reached, step)
+                if manifest.over and step > 0:  # of an older loco-peer, whose ends said less
+                    step = reached
+        ranks[path] = held, step
+    return sorted(folders, key=ranks.__getitem__)
 
 
 def _manifests(folders: list[Path]) -> dict[Path, Manifest | None]:

@@ -110,7 +110,7 @@ def needs_of(
         each,
         daemon + CUDA_BYTES,
         disk_needs(part, checkpoint_keep, checkpoint_max_bytes=checkpoint_max_bytes).total_bytes,
-        spec.training.total_steps * spec.tokens_per_step,
+        spec.total_rounds * spec.sync.round_steps * spec.tokens_per_step,
         code,
         None if spec.sync.inner_steps == "auto" else spec.sync.round_steps,
         _boundary_bytes(spec),

@@ -6,6 +6,7 @@ from peer.observe.metrics import Metrics, MetricsSnapshot
 from peer.observe.output_facts import OutputFacts
 from peer.observe.packing_facts import PackingFacts
 from peer.observe.pipeline_facts import PipelineFacts
+from peer.observe.progress import RunProgress
 from peer.observe.reach_facts import ReachFacts
 from peer.observe.round_metrics import RoundPhase
 from peer.observe.status import Outcomes, PeerState
@@ -18,6 +19,7 @@ def full_snapshot() -> MetricsSnapshot:
     return MetricsSnapshot(
         reach=ReachFacts(v4=Reach.YES, v6=Reach.NO),
         packing=PackingFacts(9, 1, 900, 20, 1, 1000, 600),
+        progress=RunProgress(160, 1600, 0.01, 2900.0, 8400.0, 372.0, 4),
         inner_steps=100,
         tokens=102400,
         train_loss=2.5,

@@ -27,7 +27,8 @@ def test_memory_holds_what_training_cannot_do_without(preset):
     assert needs.host_memory > 4 * parameters, "slow weights"
     assert needs.cpu_memory > 20 * parameters, "both"
     assert needs.disk == disk_needs(parameters, 3).total_bytes
-    assert needs.tokens_per_peer == spec.training.total_steps * spec.tokens_per_step
+    steps = spec.total_rounds * spec.sync.round_steps
+    assert needs.tokens_per_peer == steps * spec.tokens_per_step
 
 
 def test_muon_takes_less_than_adamw_and_outer_momentum_more_of_the_host():

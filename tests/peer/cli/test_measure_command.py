@@ -68,13 +68,23 @@ def test_a_row_goes_under_the_columns_that_are_there(tmp_path: Path):
     assert len(parse_peers(path.read_text(), forward_flops=1e12)) == 2
 
 
-@pytest.mark.parametrize("header", ["peer,location,card,price_per_hour", "a,b,c"])
-def test_a_table_without_a_place_for_it_is_left_alone(tmp_path: Path, header: str):
+def test_a_table_of_cards_by_name_gets_a_column_for_what_was_measured(tmp_path: Path):
     path = tmp_path / "peers.csv"
-    path.write_text(f"{header}\n")
-    with pytest.raises(ConfigError, match="its first line must name peer, location, compute_s"):
+    path.write_text("# on offer\npeer,location,card,price_per_hour\na,Iowa,RTX 4090,0.4\n")
+    add_row(path, ROW)
+    text = path.read_text()
+    assert text.splitlines()[1] == "peer,location,card,price_per_hour,compute_s"
+    assert text.splitlines()[2] == "a,Iowa,RTX 4090,0.4,"
+    assert text.splitlines()[3].startswith("me,Iowa,")
+    assert len(parse_peers(text, forward_flops=1e12)) == 2
+
+
+def test_a_table_without_a_place_for_it_is_left_alone(tmp_path: Path):
+    path = tmp_path / "peers.csv"
+    path.write_text("a,b,c\n")
+    with pytest.raises(ConfigError, match="its first line must name peer, location and price"):
         add_row(path, ROW)
-    assert path.read_text() == f"{header}\n"
+    assert path.read_text() == "a,b,c\n"
 
 
 @pytest.mark.parametrize(

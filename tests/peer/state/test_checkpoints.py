@@ -187,6 +187,39 @@ def test_those_of_another_part_are_not_in_the_way_of_one_that_is_set_aside(tmp_p
     assert not ahead.exists()
 
 
+def finish(store: CheckpointStore, step: float) -> Checkpoint:
+    folder = store.begin(P)
+    write_outer(folder, *vectors(1.0))
+    write_tensors(folder / TRAINER_FILE, {"fast": torch.ones(P)}, {})
+    sealed = store.seal(folder, MANIFEST.model_copy(update={"step": step, "over": True}))
+    assert sealed is not None
+    return sealed
+
+
+def test_the_end_comes_after_a_replica_that_has_overshot_it(tmp_path):
+    store = CheckpointStore(tmp_path, keep=2)
+    write(store, 192.27)
+    end = finish(store, 192.0)
+    assert end.manifest.step == 192.27
+    assert newest_good(store)[0] == end
+
+
+def test_an_end_that_an_older_loco_peer_wrote_comes_after_what_was_there(tmp_path):
+    def say(checkpoint: Checkpoint, step: float) -> None:
+        manifest = checkpoint.manifest.model_copy(update={"step": step})
+        (checkpoint.path / MANIFEST_FILE).write_text(manifest.model_dump_json())
+
+    store = CheckpointStore(tmp_path, keep=9)
+    write(store, 192.27)
+    end = finish(store, 192.0)
+    say(end, 192.0)
+    say(finish(store, 192.0), 0.0)  # when it was started once more
+    found, _ = newest_good(store)
+    assert found is not None
+    assert found.path == end.path
+    assert found.manifest.step == 192.0
+
+
 def test_one_that_was_found_torn_is_removed_before_all_others(tmp_path):
     store = CheckpointStore(tmp_path, keep=1)
     torn = write(store, 500.0)
