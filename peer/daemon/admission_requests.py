@@ -44,7 +44,8 @@ class AdmissionRequests:
         """Rule on a peer, and tell all; which peer that was."""
         peer_id = named_peer(wanted["peer"], self._known())
         verdict = Verdict(wanted["verdict"])
-        if verdict is Verdict.BAN and peer_id == self._parts.facts.peer_id:
+        is_own = peer_id == self._parts.facts.peer_id
+        if verdict is Verdict.BAN and is_own and self._door.may_sign:
             raise LocoError("that is this peer itself; to end it: loco-peer leave")
         statements = self._door.rule(verdict, peer_id)
         self._parts.links.passing_on.tell(statements)

@@ -51,3 +51,14 @@ async def test_who_may_not_rule_is_told_who_may(tmp_path) -> None:
         with pytest.raises(LocoError, match="its home has founder.key") as refused:
             swarm["b"].peer.door.founder()
         assert "delegate" not in str(refused.value), "a delegate cannot amend either"
+
+
+@simulated()
+async def test_nobody_bans_itself(tmp_path) -> None:
+    async with open_swarm(1, toy_spec(rounds=30), tmp_path) as swarm:
+        await start(swarm, "a", "b")
+        with pytest.raises(LocoError, match="this peer itself; to end it: loco-peer leave"):
+            await requests(swarm["a"]).rule({"verdict": "ban", "peer": swarm["a"].peer_id})
+        with pytest.raises(LocoError, match="no founder.key"):
+            await requests(swarm["b"]).rule({"verdict": "ban", "peer": swarm["b"].peer_id})
+        assert not swarm["a"].ended.is_set()
