@@ -112,6 +112,11 @@ class RealPeer:
             return next(iter(psutil.Process(self._process.pid).children()), None)
         return None
 
+    @property
+    def is_there(self) -> bool:
+        """Whether its process has not ended, though the daemon may not have begun yet."""
+        return self._process is not None and self._process.poll() is None
+
     def exit_code(self) -> int | None:
         """The daemon's, below zero where a signal ended it; None while there is one."""
         code = None if self._process is None else self._process.poll()

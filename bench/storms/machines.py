@@ -63,7 +63,7 @@ class Machine:
     @property
     def running(self) -> bool:
         """Whether there is a daemon."""
-        return self.peer.daemon() is not None
+        return self.peer.is_there
 
     def state(self) -> str:
         """The word of its status, or that there is none."""
