@@ -204,7 +204,7 @@ class CheckpointStore:
             return manifest.step
         others = (m for m in _manifests(self._folders()).values() if m is not None)
         same = (m.step for m in others if (m.run_id, m.part) == (manifest.run_id, manifest.part))
-        return max(manifest.step, *same, manifest.step)
+        return max([manifest.step, *same])
 
     def adopt(self, partial: Path, name: str) -> None:
         """Give a whole checkpoint from elsewhere its name. Raises OSError."""
