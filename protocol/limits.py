@@ -167,3 +167,7 @@ MAX_PIECE_READERS_PER_PEER: Final = 4
 MAX_PIECE_READERS_PER_PREFIX: Final = 12
 MAX_PIECE_REQUESTS: Final = 64
 """Requests on one such stream."""
+
+# --- pipelines ------------------------------------------------------------------------------------
+MAX_STAGES: Final = 64
+"""Parts of a model, each on machines of its own."""

@@ -220,8 +220,17 @@ def test_closed_lists_are_documented(title, names):
     assert first_column(section(ROOT / "docs/running.md", title)) == {str(n) for n in names}
 
 
+def table_of_options() -> str:
+    """Settings as docs/running.md shows them: paste this there when an option has changed."""
+    rows = ["| option | environment | meaning |", "| --- | --- | --- |"]
+    for name, option in OPTIONS.items():
+        said = " ".join(filter(None, (option.told, option.see))).replace("|", r"\|")
+        rows.append(f"| `--{name}` | `{option.environment_name}` | {said} |")
+    return "\n".join(rows)
+
+
 def test_every_setting_is_documented():
-    table = section(ROOT / "docs/running.md", "Settings")
-    rows = re.findall(r"^\| `--([a-z-]+)` \| `(\w+)` \|", table, re.MULTILINE)
-    assert dict(rows) == {option.name: option.environment_name for option in OPTIONS}
-    assert all(name.startswith(ENVIRONMENT_PREFIX) for _, name in rows)
+    assert table_of_options() in section(ROOT / "docs/running.md", "Settings")
+    assert all(
+        option.environment_name.startswith(ENVIRONMENT_PREFIX) for option in OPTIONS.values()
+    )

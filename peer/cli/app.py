@@ -4,10 +4,13 @@
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from peer.options.config import load_config
 
 from . import options as opt
 from .before_paying import measure, plan
@@ -70,88 +73,32 @@ def new(
 
 
 @app.command(cls=Command)
+@opt.takes_peer_options
 def start(
     run_toml: opt.RunTomlIfNew = None,
-    home: opt.Home = None,
     new_run: opt.NewRun = False,
     restore: opt.Restore = None,
-    bootstrap: opt.StartsBootstrap = None,
-    listen: opt.Listen = None,
-    announce: opt.Announce = None,
-    metrics: opt.Metrics = None,
-    device: opt.Device = None,
-    threads: opt.Threads = None,
-    overlap_steps: opt.OverlapSteps = None,
-    data: opt.Data = None,
-    checkpoint_activations: opt.CheckpointActivations = None,
-    checkpoint_every: opt.CheckpointEvery = None,
-    checkpoint_keep: opt.CheckpointKeep = None,
-    checkpoint_max_gb: opt.CheckpointMaxGb = None,
-    checkpoint_upload: opt.CheckpointUpload = None,
-    upload_keys: opt.UploadKeys = None,
-    log_format: opt.LogFormat = None,
-    verbose: opt.Verbose = None,
-    grace: opt.Grace = None,
-    max_upload_mbps: opt.MaxUpload = None,
-    max_download_mbps: opt.MaxDownload = None,
-    relay_mbps: opt.RelayMbps = None,
-    quic: opt.Quic = None,
-    exit_when_done: opt.ExitWhenDone = None,
-    alone: opt.Alone = None,
-    export_when_done: opt.ExportWhenDone = None,
-    json_ready: opt.JsonReady = None,
+    **given: object,
 ) -> None:
     """Found a run and be its first peer, or go on with the run of this home."""
-    given = {name.replace("_", "-"): value for name, value in locals().items()}
-    del given["run-toml"], given["new-run"], given["restore"]
     _run(given, Start(run_toml, new_run=new_run, restore=restore))
 
 
 @app.command(cls=Command)
-def join(
-    home: opt.Home = None,
-    bootstrap: opt.Bootstrap = None,
-    invite: opt.Invite = None,
-    listen: opt.Listen = None,
-    announce: opt.Announce = None,
-    metrics: opt.Metrics = None,
-    device: opt.Device = None,
-    threads: opt.Threads = None,
-    overlap_steps: opt.OverlapSteps = None,
-    stage: opt.Stage = None,
-    data: opt.Data = None,
-    max_corpus_gb: opt.MaxCorpus = None,
-    checkpoint_activations: opt.CheckpointActivations = None,
-    checkpoint_every: opt.CheckpointEvery = None,
-    checkpoint_keep: opt.CheckpointKeep = None,
-    checkpoint_max_gb: opt.CheckpointMaxGb = None,
-    checkpoint_upload: opt.CheckpointUpload = None,
-    upload_keys: opt.UploadKeys = None,
-    log_format: opt.LogFormat = None,
-    verbose: opt.Verbose = None,
-    grace: opt.Grace = None,
-    max_upload_mbps: opt.MaxUpload = None,
-    max_download_mbps: opt.MaxDownload = None,
-    relay_mbps: opt.RelayMbps = None,
-    quic: opt.Quic = None,
-    exit_when_done: opt.ExitWhenDone = None,
-    alone: opt.Alone = None,
-    export_when_done: opt.ExportWhenDone = None,
-    json_ready: opt.JsonReady = None,
-) -> None:
+@opt.takes_peer_options
+def join(**given: object) -> None:
     """Join a run, from which everything else comes; or go on with the run of this home."""
-    given = {name.replace("_", "-"): v for name, v in locals().items()}
     _run(given, None)
 
 
-def _run(given: dict[str, object], start: Start | None) -> None:
+def _run(given: Mapping[str, object], start: Start | None) -> None:
     with reported(verbose=bool(given["verbose"])):
-        from peer.options.config import load_config
         from peer.process.terminal import CONSOLE_LOG, outlive_terminal
 
         from .first_line import say_starting
 
-        config = load_config(given, os.environ)
+        named = {name.replace("_", "-"): value for name, value in given.items()}
+        config = load_config(named, os.environ)
         outlive_terminal(config.home.absolute() / CONSOLE_LOG)
         say_starting(config)
         from .run import run_peer  # after the first line, because it imports for a while

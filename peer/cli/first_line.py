@@ -3,7 +3,8 @@
 import sys
 from importlib.metadata import version as version_of
 
-from peer.options.config import LogFormat, PeerConfig
+from peer.options.config import PeerConfig
+from peer.options.values import LogFormat
 
 
 def say_starting(config: PeerConfig) -> None:

@@ -1,8 +1,8 @@
 """`--help`: options in groups, whole sentences, an example, and what comes next.
 
 typer groups options where rich draws the help, and rich takes longer to import than everything
-else that `--help` needs. So the groups stand here, and typer's plain formatter writes them. What is
-in no group comes last, under "Options".
+else that `--help` needs. So typer's plain formatter writes the groups. What is in no group comes
+last, under "Options".
 """
 
 import re
@@ -11,41 +11,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typer.core import TyperCommand, TyperGroup
 
+from peer.options.config import OPTIONS, Group
+
 if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter
 
 REST: Final = "Options"
+_OF_START: Final = ("home", "new_run", "restore")
+"""First of all; the second and third are no options of a peer."""
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
-    "Run": (
-        "home",
-        "new_run",
-        "restore",
-        "bootstrap",
-        "invite",
-        "alone",
-        "stage",
-        "data",
-        "exit_when_done",
-        "export_when_done",
-    ),
-    "This machine": ("device", "threads", "checkpoint_activations", "overlap_steps"),
-    "Network": (
-        "listen",
-        "announce",
-        "max_upload_mbps",
-        "max_download_mbps",
-        "relay_mbps",
-        "quic",
-    ),
-    "Disk": (
-        "checkpoint_every",
-        "checkpoint_keep",
-        "checkpoint_max_gb",
-        "checkpoint_upload",
-        "upload_keys",
-        "max_corpus_gb",
-    ),
-    "Watching and ending": ("log_format", "verbose", "metrics", "json_ready", "grace"),
+    group: (
+        *(_OF_START if group is Group.RUN else ()),
+        *(option.key for option in OPTIONS.values() if option.group is group),
+    )
+    for group in Group
+} | {
     "Machines": ("peers", "links", "microbatches", "sequences"),
     "Pipeline": ("stages", "visited", "full_every", "codec"),
     "Output": ("picture", "as_json"),

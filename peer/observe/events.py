@@ -16,7 +16,7 @@ from typing import Any, Protocol, TextIO
 import structlog
 import trio
 
-from peer.options.config import LogFormat
+from peer.options.values import LogFormat
 
 from .console import said_of
 from .event_names import FIELDS, EventName

@@ -1,15 +1,18 @@
 """One peer's configuration: what is particular to this machine, and where each value came from.
 
-Command line over environment (`LOCO_...`) over file (`peer.toml` in the home) over default. Every
-option has one name in three spellings: `--log-format`, `LOCO_LOG_FORMAT`, `log_format = ...`. What
-nobody knows is refused, with the nearest valid name, before anything starts: a misspelt setting
-that is silently ignored costs its owner a night.
+Command line over environment (`LOCO_...`) over file (`peer.toml` in the home) over default. An
+option is declared once, as a field of `PeerConfig`: its name in three spellings (`--log-format`,
+`LOCO_LOG_FORMAT`, `log_format = ...`), what it takes, its default, and what is said of it by
+`--help` and in docs/running.md. What nobody knows is refused, with the nearest valid name, before
+anything starts: a misspelt setting that is silently ignored costs its owner a night.
 
 What all peers of a run must agree on is not here but in the run spec (protocol/run/run_spec.py).
 """
 
+# ruff: noqa: RUF009 - `_option` makes a field, as dataclasses.field does
+
+import dataclasses
 import difflib
-import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,28 +21,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from protocol.errors import LocoError
-from protocol.run.pipeline_section import MAX_STAGES
+from protocol.limits import MAX_STAGES
 
+from . import values
 from .addresses import HostPort, parse_announce, parse_bootstrap, parse_host_port
 from .service_links import is_service_link
+from .values import LogFormat, flag, many, number, whole
 
 if TYPE_CHECKING:
     from protocol.admission.invitations import Token
 
-DEFAULT_GRACE_S: Final = 8.0
-MAX_GRACE_S: Final = 3600.0
-DEFAULT_CHECKPOINT_EVERY_S: Final = 600.0
-MAX_CHECKPOINT_EVERY_S: Final = 7 * 86400.0
-DEFAULT_CHECKPOINTS: Final = 3
-MAX_CHECKPOINTS: Final = 1000
-MAX_THREADS: Final = 4096
-MIN_MBPS: Final = 1.0
-MAX_MBPS: Final = 1e6
-DEFAULT_RELAY_MBPS: Final = 100.0
-MIN_DISK_GB: Final = 0.1
-MAX_DISK_GB: Final = 1e6
-MAX_OVERLAP_STEPS: Final = 1000
-MAX_BOOTSTRAP_ADDRESSES: Final = 64
 MAX_CONFIG_FILE_BYTES: Final = 64 * 1024
 ENVIRONMENT_PREFIX: Final = "LOCO_"
 
@@ -57,61 +48,324 @@ class Origin(StrEnum):
     DEFAULT = "default"
 
 
-class LogFormat(StrEnum):
-    """What goes to stderr."""
+class Group(StrEnum):
+    """The heading under which `--help` shows an option."""
 
-    CONSOLE = "console"
-    """One short line per important event, for people."""
-    JSON = "json"
-    """The event log's own lines."""
+    RUN = "Run"
+    MACHINE = "This machine"
+    NETWORK = "Network"
+    DISK = "Disk"
+    WATCHING = "Watching and ending"
+
+
+class Taken(StrEnum):
+    """How an option stands on a command line."""
+
+    ONCE = "once"
+    MANY = "many times"
+    FLAG = "without a value"
 
 
 @dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a peer.
+
+    Attributes:
+        name: as on the command line, without the dashes.
+        parse: turns text, or a TOML value, into the value; ValueError says what would be right.
+        attribute: field of `PeerConfig`.
+        metavar: what stands for its value in `--help`.
+        group: None hides it.
+        help: one or two sentences; the default, where it is a value, is said after them.
+        see: in docs/running.md, more about it: a link.
+        letter: its short name, such as `-v`.
+        founder: whether `start` takes it, too.
+    """
+
+    name: str
+    parse: Callable[[Any], Any]
+    default: Any
+    attribute: str
+    metavar: str
+    group: Group
+    help: str
+    see: str
+    letter: str
+    founder: bool
+
+    @property
+    def environment_name(self) -> str:
+        """`LOCO_LOG_FORMAT` for `log-format`."""
+        return ENVIRONMENT_PREFIX + self.name.upper().replace("-", "_")
+
+    @property
+    def key(self) -> str:
+        """Name in `peer.toml`, and in code."""
+        return self.name.replace("-", "_")
+
+    @property
+    def taken(self) -> Taken:
+        """How it stands on a command line."""
+        if self.parse is flag:
+            return Taken.FLAG
+        return Taken.MANY if self.default == () else Taken.ONCE
+
+    @property
+    def told(self) -> str:
+        """What `--help` says of it, with its default."""
+        if self.default in (None, (), False):
+            return self.help
+        default = f"{self.default:g}" if isinstance(self.default, float) else self.default
+        return f"{self.help} Default: {default}."
+
+
+def _option(
+    group: Group,
+    parse: Callable[[Any], Any],
+    metavar: str,
+    help: str,
+    *,
+    default: Any = None,
+    unit: str = "",
+    see: str = "",
+    letter: str = "",
+    founder: bool = True,
+) -> Any:
+    """A field of `PeerConfig`.
+
+    Args:
+        unit: what its name in code has at its end, and its spelling has not.
+    """
+    said = {"parse": parse, "default": default, "metavar": metavar, "group": group, "help": help}
+    said |= {"unit": unit, "see": see, "letter": letter, "founder": founder}
+    return dataclasses.field(metadata=said)
+
+
+def _flag(group: Group, help: str, **more: Any) -> Any:
+    return _option(group, flag, "", help, default=False, **more)
+
+
+_gigabytes: Final = number("gigabytes", 0.1, 1e6)
+_mbps: Final = number("megabits per second", 1, 1e6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerConfig:
-    """Attributes are the options; see `OPTIONS` for what each means.
+    """The options of `start` and `join`; where they came from is beside them.
 
     Attributes:
         origins: option name to the place its value came from.
     """
 
-    home: Path
-    bootstrap: tuple[str, ...]
-    invite: "Token | None"
-    listen: HostPort | None
-    announce: tuple[str, ...]
-    metrics: HostPort
-    device: str | None
-    threads: int | None
-    overlap_steps: int | None
-    stage: int | None
-    checkpoint_activations: bool
-    checkpoint_every_s: float
-    checkpoint_keep: int
-    checkpoint_max_gb: float | None
-    checkpoint_upload: str | None
-    upload_keys: bool
-    log_format: LogFormat
-    verbose: bool
-    grace_s: float
-    data: str | None
-    max_corpus_gb: float | None
-    max_upload_mbps: float | None
-    max_download_mbps: float | None
-    relay_mbps: float
-    quic: bool
-    exit_when_done: bool
-    alone: bool
-    export_when_done: Path | None
-    json_ready: bool
+    home: Path = _option(
+        Group.RUN,
+        Path,
+        "DIR",
+        "Holds identity, state and logs; one run per home. Default: the user data directory.",
+        see="[the home](#the-home)",
+    )
+    bootstrap: tuple[str, ...] = _option(
+        Group.RUN,
+        many(parse_bootstrap),
+        "ADDR",
+        "A peer to join by: HOST:PORT or a multiaddr. May be repeated.",
+        default=(),
+        founder=False,
+    )
+    invite: "Token | None" = _option(
+        Group.RUN,
+        values.token,
+        "TOKEN",
+        "An invitation; better in LOCO_INVITE, where no list of processes shows it.",
+        see="kept in the home, so it is needed once ([security](security.md))",
+        founder=False,
+    )
+    alone: bool = _flag(
+        Group.RUN,
+        "Go on with the home's run at once, though no peer that it knows can be reached.",
+        see="[coming back](weeks.md#coming-back)",
+    )
+    stage: int | None = _option(
+        Group.RUN,
+        whole(0, MAX_STAGES - 1),
+        "N",
+        "Hold this stage of a pipeline, counted from 0. Default: the one that needs us most.",
+        see="[stages](stages.md); the first peer of a run holds stage 0",
+        founder=False,
+    )
+    data: str | None = _option(
+        Group.RUN,
+        values.source,
+        "PATH",
+        "Take the corpus from here: tokens, or a source. Default: from the other peers.",
+        see="[a corpus that lies here already](#a-corpus-that-lies-here-already)",
+    )
+    exit_when_done: bool = _flag(
+        Group.RUN, "Exit at the end of the run instead of serving its state."
+    )
+    export_when_done: Path | None = _option(
+        Group.RUN, Path, "DIR", "At the end of the run, write the model here as `export` does."
+    )
+
+    device: str | None = _option(
+        Group.MACHINE,
+        values.device,
+        "DEVICE",
+        "cpu, cuda or cuda:N. Default: a GPU if there is one.",
+    )
+    threads: int | None = _option(
+        Group.MACHINE, whole(1, 4096), "N", "CPU threads of the trainer. Default: all."
+    )
+    checkpoint_activations: bool = _flag(
+        Group.MACHINE,
+        "Keep less of each microbatch, and compute it again (pipelines only).",
+        see="less memory for each microbatch, a third more work",
+    )
+    overlap_steps: int | None = _option(
+        Group.MACHINE,
+        whole(0, 1000),
+        "N",
+        "Train so many steps while a fragment travels. Default: the run's (DiLoCo only).",
+        see="[slow links](#slow-links-and-overlap-steps)",
+    )
+
+    listen: HostPort | None = _option(
+        Group.NETWORK,
+        parse_host_port,
+        "[HOST:]PORT",
+        "Listen here. Default: 31337, else a free port, kept for the next start.",
+        see="port 0 picks a free one; the host is not kept, and is `0.0.0.0` by default",
+    )
+    announce: tuple[str, ...] = _option(
+        Group.NETWORK,
+        many(parse_announce),
+        "ADDR",
+        "An address that others reach us by, if it is another one. May be repeated.",
+        default=(),
+    )
+    max_upload_mbps: float | None = _option(
+        Group.NETWORK,
+        _mbps,
+        "MBPS",
+        "Send at most so many megabits per second. Default: no limit.",
+        see="[limits of the line](#limits-of-the-line)",
+    )
+    max_download_mbps: float | None = _option(
+        Group.NETWORK,
+        _mbps,
+        "MBPS",
+        "Receive at most so many megabits per second. Default: no limit.",
+        see="[limits of the line](#limits-of-the-line)",
+    )
+    relay_mbps: float = _option(
+        Group.NETWORK,
+        number("megabits per second", 1, 1e6, zero=True),
+        "MBPS",
+        "Relay for peers that nobody can dial, at most so fast; 0 does not.",
+        default=100.0,
+        see="[behind a router](#behind-a-router)",
+    )
+    quic: bool = _flag(
+        Group.NETWORK,
+        "Listen on UDP too, and use QUIC with peers that do the same.",
+        see="[when](#behind-a-router)",
+    )
+
+    checkpoint_every_s: float = _option(
+        Group.DISK,
+        number("seconds", 0, 7 * 86400),
+        "SECONDS",
+        "Write a checkpoint so often; 0 only when the peer ends.",
+        default=600.0,
+        unit="_s",
+        see="[checkpoints](weeks.md)",
+    )
+    checkpoint_keep: int = _option(
+        Group.DISK, whole(1, 1000), "N", "Keep so many of them.", default=3
+    )
+    checkpoint_max_gb: float | None = _option(
+        Group.DISK,
+        _gigabytes,
+        "GB",
+        "Keep fewer where they would take more than this together. Default: no limit.",
+    )
+    checkpoint_upload: str | None = _option(
+        Group.DISK,
+        str,
+        "URL",
+        "Copy them there too, with all that --restore needs but keys: any URL of fsspec, such"
+        " as s3://bucket/run, or a folder.",
+        see="[copies elsewhere](weeks.md)",
+    )
+    upload_keys: bool = _flag(
+        Group.DISK,
+        "Copy the home's keys there too. Whoever reads that place can then sign for the run.",
+    )
+    max_corpus_gb: float | None = _option(
+        Group.DISK,
+        _gigabytes,
+        "GB",
+        "Keep at most so much of the corpus on the disk. Default: no limit.",
+        founder=False,
+    )
+
+    log_format: LogFormat = _option(
+        Group.WATCHING,
+        values.log_format,
+        "console|json",
+        "What goes to stderr.",
+        default=LogFormat.CONSOLE,
+        see="[what each shows](#what-the-console-says)",
+    )
+    verbose: bool = _flag(
+        Group.WATCHING, "Show every event, settings, and tracebacks.", letter="-v"
+    )
+    metrics: HostPort = _option(
+        Group.WATCHING,
+        parse_host_port,
+        "HOST:PORT",
+        "Serve Prometheus metrics here; port 0 picks one.",
+        default=HostPort("127.0.0.1", 0),
+        see="the port is kept in the home",
+    )
+    json_ready: bool = _flag(
+        Group.WATCHING,
+        "Print one line of JSON on stdout as soon as others can join.",
+        see="and again if the peer had to join again in a new process",
+    )
+    grace_s: float = _option(
+        Group.WATCHING,
+        number("seconds", 0, 3600),
+        "SECONDS",
+        "Time to end gracefully after the first signal.",
+        default=8.0,
+        unit="_s",
+        see="[ending](#ending)",
+    )
+
     origins: Mapping[str, Origin]
 
     def describe(self) -> list[str]:
         """One line per option: name, value and which place won."""
-        shown = {option.name: _shown(getattr(self, option.attribute)) for option in OPTIONS}
+        shown = {name: _shown(getattr(self, option.attribute)) for name, option in OPTIONS.items()}
         shown |= {name: "(given)" for name in SECRETS if shown[name] != NOT_GIVEN}
         return [f"{name} = {value} ({self.origins[name]})" for name, value in shown.items()]
 
 
+def _options() -> dict[str, Option]:
+    found = {}
+    for field in dataclasses.fields(PeerConfig):
+        if field.metadata:
+            said = dict(field.metadata)
+            name = field.name.removesuffix(said.pop("unit")).replace("_", "-")
+            found[name] = Option(name=name, attribute=field.name, **said)
+    return found
+
+
+OPTIONS: Final[Mapping[str, Option]] = _options()
+"""Every option of `start` and `join`, by its name."""
+SECRETS: Final = frozenset({"invite"})
+"""Options whose values are shown to nobody."""
 NOT_GIVEN: Final = "-"
 
 
@@ -125,179 +379,6 @@ def _shown(value: Any) -> str:
             return "true" if value else "false"
         case _:
             return str(value)
-
-
-# --- values ---------------------------------------------------------------------------------------
-
-
-def _flag(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False}
-    words |= {"no": False, "off": False, "": False}
-    if str(value).strip().lower() not in words:
-        raise ValueError("use 'true' or 'false'")
-    return words[str(value).strip().lower()]
-
-
-def _many(parse: Callable[[str], str]) -> Callable[[Any], tuple[str, ...]]:
-    def parse_all(value: Any) -> tuple[str, ...]:
-        texts = value.replace(",", " ").split() if isinstance(value, str) else value
-        if not isinstance(texts, list | tuple):
-            raise ValueError("use a list of addresses")
-        if len(texts) > MAX_BOOTSTRAP_ADDRESSES:
-            raise ValueError(f"at most {MAX_BOOTSTRAP_ADDRESSES} addresses are allowed")
-        return tuple(dict.fromkeys(parse(str(text)) for text in texts))
-
-    return parse_all
-
-
-def _whole(lowest: int, highest: int) -> Callable[[Any], int]:
-    def parse(value: Any) -> int:
-        digits = str(value).strip().removeprefix("-")
-        if isinstance(value, bool) or not digits.isdecimal():
-            raise ValueError("use a whole number")
-        if not lowest <= int(value) <= highest:
-            raise ValueError(f"must be from {lowest} to {highest}")
-        return int(value)
-
-    return parse
-
-
-def _seconds(highest: float) -> Callable[[Any], float]:
-    def parse(value: Any) -> float:
-        try:
-            seconds = float(value)
-        except (TypeError, ValueError):
-            raise ValueError("use a number of seconds") from None
-        if not 0 <= seconds <= highest:
-            raise ValueError(f"must be from 0 to {highest:.0f} seconds")
-        return seconds
-
-    return parse
-
-
-def _gigabytes(value: Any) -> float:
-    try:
-        gigabytes = float(value)
-    except (TypeError, ValueError):
-        raise ValueError("use a number of gigabytes, without a unit") from None
-    if isinstance(value, bool) or not MIN_DISK_GB <= gigabytes <= MAX_DISK_GB:
-        raise ValueError(
-            f"must be from {MIN_DISK_GB} to {MAX_DISK_GB:.0f} gigabytes; leave it out for no limit"
-        )
-    return gigabytes
-
-
-def _mbps(value: Any) -> float:
-    try:
-        mbps = float(value)
-    except (TypeError, ValueError):
-        raise ValueError("use a number of megabits per second, without a unit") from None
-    if isinstance(value, bool) or not MIN_MBPS <= mbps <= MAX_MBPS:
-        raise ValueError(
-            f"must be from {MIN_MBPS:.0f} to {MAX_MBPS:.0f} megabits per second; leave it out for"
-            " no limit"
-        )
-    return mbps
-
-
-def _relay_mbps(value: Any) -> float:
-    return 0.0 if str(value) in ("0", "0.0") else _mbps(value)
-
-
-def _source(value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError("use a file of tokens, or a source as in data.source of the run spec")
-    return value
-
-
-def _token(value: Any) -> "Token":
-    from protocol.admission.invitations import BadToken, Token  # here: it imports cryptography
-
-    try:
-        return Token.parse(str(value))
-    except BadToken as error:
-        raise ValueError(str(error)) from error
-
-
-def _device(value: Any) -> str:
-    if not re.fullmatch("cpu|cuda(:[0-9]+)?", str(value)):
-        raise ValueError("use 'cpu', 'cuda' or 'cuda:N'")
-    return str(value)
-
-
-def _log_format(value: Any) -> LogFormat:
-    if value not in tuple(LogFormat):
-        raise ValueError(f"use {' or '.join(repr(str(known)) for known in LogFormat)}")
-    return LogFormat(value)
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option of a peer.
-
-    Attributes:
-        name: as on the command line, without the dashes.
-        parse: turns text, or a TOML value, into the value; ValueError says what would be right.
-        attribute: field of `PeerConfig`.
-    """
-
-    name: str
-    parse: Callable[[Any], Any]
-    default: Any
-    attribute: str
-
-    @property
-    def environment_name(self) -> str:
-        """`LOCO_LOG_FORMAT` for `log-format`."""
-        return ENVIRONMENT_PREFIX + self.name.upper().replace("-", "_")
-
-    @property
-    def key(self) -> str:
-        """Name in `peer.toml`."""
-        return self.name.replace("-", "_")
-
-
-OPTIONS: Final = (
-    Option("home", Path, None, "home"),
-    Option("bootstrap", _many(parse_bootstrap), (), "bootstrap"),
-    Option("invite", _token, None, "invite"),
-    Option("listen", parse_host_port, None, "listen"),
-    Option("announce", _many(parse_announce), (), "announce"),
-    Option("metrics", parse_host_port, HostPort("127.0.0.1", 0), "metrics"),
-    Option("device", _device, None, "device"),
-    Option("threads", _whole(1, MAX_THREADS), None, "threads"),
-    Option("overlap-steps", _whole(0, MAX_OVERLAP_STEPS), None, "overlap_steps"),
-    Option("stage", _whole(0, MAX_STAGES - 1), None, "stage"),
-    Option("checkpoint-activations", _flag, False, "checkpoint_activations"),
-    Option(
-        "checkpoint-every",
-        _seconds(MAX_CHECKPOINT_EVERY_S),
-        DEFAULT_CHECKPOINT_EVERY_S,
-        "checkpoint_every_s",
-    ),
-    Option("checkpoint-keep", _whole(1, MAX_CHECKPOINTS), DEFAULT_CHECKPOINTS, "checkpoint_keep"),
-    Option("checkpoint-max-gb", _gigabytes, None, "checkpoint_max_gb"),
-    Option("checkpoint-upload", str, None, "checkpoint_upload"),
-    Option("upload-keys", _flag, False, "upload_keys"),
-    Option("log-format", _log_format, LogFormat.CONSOLE, "log_format"),
-    Option("verbose", _flag, False, "verbose"),
-    Option("data", _source, None, "data"),
-    Option("max-corpus-gb", _gigabytes, None, "max_corpus_gb"),
-    Option("grace", _seconds(MAX_GRACE_S), DEFAULT_GRACE_S, "grace_s"),
-    Option("max-upload-mbps", _mbps, None, "max_upload_mbps"),
-    Option("max-download-mbps", _mbps, None, "max_download_mbps"),
-    Option("relay-mbps", _relay_mbps, DEFAULT_RELAY_MBPS, "relay_mbps"),
-    Option("quic", _flag, False, "quic"),
-    Option("exit-when-done", _flag, False, "exit_when_done"),
-    Option("alone", _flag, False, "alone"),
-    Option("export-when-done", Path, None, "export_when_done"),
-    Option("json-ready", _flag, False, "json_ready"),
-)
-"""Every option of `start` and `join`, home first."""
-SECRETS: Final = frozenset({"invite"})
-"""Options whose values are shown to nobody."""
 
 
 # --- which place wins -----------------------------------------------------------------------------
@@ -330,7 +411,7 @@ def load_config(command_line: Mapping[str, Any], environment: Mapping[str, str])
     in_file = _read_file(home / "peer.toml")
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
-    for option in OPTIONS:
+    for option in OPTIONS.values():
         origin, raw, where = _winner(option, command_line, environment, in_file)
         values[option.attribute] = (
             option.default if origin is Origin.DEFAULT else _parsed(option, raw, where)
@@ -366,7 +447,7 @@ def _parsed(option: Option, raw: Any, where: str) -> Any:
 
 def check_environment(environment: Mapping[str, str]) -> None:
     """Refuse a `LOCO_...` variable that nobody reads. Raises ConfigError."""
-    known = [option.environment_name for option in OPTIONS]
+    known = [option.environment_name for option in OPTIONS.values()]
     for name, value in sorted(environment.items()):
         ours = name.startswith(ENVIRONMENT_PREFIX) and name not in known
         if ours and not is_service_link(name, value):
@@ -387,7 +468,7 @@ def _read_file(path: Path) -> Mapping[str, Any]:
         tree = tomllib.loads(text.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
-    known = [option.key for option in OPTIONS if option.name != "home"]
+    known = [option.key for option in OPTIONS.values() if option.name != "home"]
     for key in tree:
         if key not in known:
             raise ConfigError(f"unknown key '{key}' in {path}{_hint(key, known)}")

@@ -11,8 +11,9 @@ from protocol.errors import InvalidRunSpec
 from protocol.run.needs import Needs, needs_of
 from protocol.run.run_spec import RunSpec
 
-from .config import DEFAULT_CHECKPOINTS, LogFormat, PeerConfig
+from .config import OPTIONS, PeerConfig
 from .corpus_size import corpus_tokens_of
+from .values import LogFormat
 
 GB: Final = 1e9
 USUAL_MBPS: Final = 100.0
@@ -57,7 +58,7 @@ def told_needs(
         corpus_tokens: as far as that is known.
         config: of this machine: how many checkpoints it keeps, and what its line may carry.
     """
-    keep = DEFAULT_CHECKPOINTS if config is None else config.checkpoint_keep
+    keep = OPTIONS["checkpoint-keep"].default if config is None else config.checkpoint_keep
     most = None if config is None or config.checkpoint_max_gb is None else config.checkpoint_max_gb
     limit = None if config is None else config.max_upload_mbps
     try:

@@ -58,10 +58,10 @@ def rejoin_command(config: PeerConfig, addresses: Sequence[Address]) -> list[str
     command = [sys.executable, sys.argv[0], "join", "--home", str(config.home)]
     for address in addresses:
         command += ["--bootstrap", address]
-    for option in OPTIONS:
-        given = config.origins[option.name] is Origin.COMMAND_LINE
-        if given and option.name not in ("home", "bootstrap", *SECRETS):
-            command += _spelled(f"--{option.name}", getattr(config, option.attribute))
+    for name, option in OPTIONS.items():
+        given = config.origins[name] is Origin.COMMAND_LINE
+        if given and name not in ("home", "bootstrap", *SECRETS):
+            command += _spelled(f"--{name}", getattr(config, option.attribute))
     return command
 
 

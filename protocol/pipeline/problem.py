@@ -31,6 +31,7 @@ from typing import Final
 import blake3
 
 from protocol.errors import LocalProtocolError
+from protocol.limits import MAX_STAGES
 
 Matrix = tuple[tuple[int, ...], ...]
 """One row for each source, one column for each destination."""
@@ -38,7 +39,6 @@ Matrix = tuple[tuple[int, ...], ...]
 US_PER_S: Final = 1_000_000
 THOUSAND: Final = 1000
 MAX_PEERS: Final = 1024
-MAX_STAGES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)

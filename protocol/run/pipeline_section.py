@@ -18,9 +18,10 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from protocol.limits import MAX_STAGES
+
 from .section import Section
 
-MAX_STAGES: Final = 64
 BoundaryCodec = Literal["fp32", "bf16", "int8", "int4"]
 """Each takes half the bytes of the one before."""
 BOUNDARY_BITS: Final = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}

@@ -13,7 +13,7 @@ import yaml
 from dashboard import ROOT
 
 from peer.options.addresses import parse_host_port
-from peer.options.config import DEFAULT_GRACE_S, check_environment
+from peer.options.config import OPTIONS, check_environment
 from protocol.run.run_spec import parse_toml
 
 
@@ -68,7 +68,7 @@ def test_the_peer_is_no_root_and_gets_the_signals():
     assert arguments_of("ENTRYPOINT") == ['["loco-peer"]'], "a shell would keep SIGTERM for itself"
     assert arguments_of("STOPSIGNAL") == ["SIGTERM"]
     grace_s = {int(service["stop_grace_period"].rstrip("s")) for service in peers().values()}
-    assert min(grace_s) > DEFAULT_GRACE_S
+    assert min(grace_s) > OPTIONS["grace"].default
 
 
 def test_everything_copied_reaches_the_build_and_nothing_else():

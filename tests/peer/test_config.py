@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from peer.options.addresses import HostPort, parse_announce, parse_bootstrap, parse_host_port
-from peer.options.config import OPTIONS, ConfigError, LogFormat, Origin, load_config, resolve_home
+from peer.options.config import OPTIONS, ConfigError, Origin, load_config, resolve_home
+from peer.options.values import LogFormat
 
 PEER_ID = "12D3KooWQYV9dGMFoRzNStwpXztXaBUjtPqi6aU76ZgUriHhKust"
 

@@ -20,7 +20,7 @@ def test_the_command_keeps_what_the_command_line_said(monkeypatch, tmp_path):
     command = rejoin_command(config, ["/ip4/10.0.0.1/tcp/1/p2p/a"])
     assert command[:5] == [sys.executable, "/usr/bin/loco-peer", "join", "--home", str(tmp_path)]
     assert command[5:7] == ["--bootstrap", "/ip4/10.0.0.1/tcp/1/p2p/a"]
-    assert command[7:] == ["--listen", "127.0.0.1:4000", "--threads", "2", "--json-ready"]
+    assert command[7:] == ["--threads", "2", "--listen", "127.0.0.1:4000", "--json-ready"]
 
 
 class BrokenDirectory:

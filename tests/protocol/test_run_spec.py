@@ -6,11 +6,10 @@ import pytest
 
 from protocol.errors import InvalidRunSpec
 from protocol.limits import MAX_SPEC_BYTES
-from protocol.pipeline import problem
 from protocol.pipeline.problem import PathRules
 from protocol.pipeline.workload import BOUNDARY_CODECS
 from protocol.run.optimizer_section import MuonSection
-from protocol.run.pipeline_section import BOUNDARY_BITS, MAX_STAGES
+from protocol.run.pipeline_section import BOUNDARY_BITS
 from protocol.run.run_spec import (
     AUTO_ROUND_STEPS,
     MAX_SHOWN_CHARS,
@@ -351,7 +350,6 @@ def test_limits_of_paths_are_those_of_the_planner() -> None:
     assert pipeline.max_swaps == 0 < rules.max_swaps
     for key in ("max_swap_distance", "max_swap_sum", "max_jump"):
         assert getattr(pipeline, key) == getattr(rules, key), key
-    assert MAX_STAGES == problem.MAX_STAGES
     sizes = [BOUNDARY_BITS[codec] for codec in BOUNDARY_CODECS]
     assert sizes == [32, 16, 8, 4]
 

@@ -114,7 +114,7 @@ def test_commands_and_options_are_these() -> None:
 
 def test_every_peer_option_is_one_of_the_configuration() -> None:
     long = {option.removeprefix("--") for option in JOIN_OPTIONS if option.startswith("--")}
-    assert long == {option.name for option in OPTIONS}
+    assert long == set(OPTIONS)
 
 
 def test_every_option_is_explained() -> None:

@@ -17,7 +17,7 @@ from peer.observe.console import SENTENCES
 from peer.observe.event_names import FIELDS, EventName
 from peer.observe.events import EventLog
 from peer.observe.log_file import MAX_LINE_BYTES, LineFile, read_events, rotated
-from peer.options.config import LogFormat
+from peer.options.values import LogFormat
 
 PEER = "12D3KooWQYV9dGMFoRzNStwpXztXaBUjtPqi6aU76ZgUriHhKust"
 
