@@ -77,7 +77,7 @@ class Option:
         metavar: what stands for its value in `--help`.
         group: None hides it.
         help: one or two sentences; the default, where it is a value, is said after them.
-        see: in docs/running.md, more about it: a link.
+        see: what docs/running.md says after that.
         letter: its short name, such as `-v`.
         founder: whether `start` takes it, too.
     """
@@ -162,7 +162,6 @@ class PeerConfig:
         Path,
         "DIR",
         "Holds identity, state and logs; one run per home. Default: the user data directory.",
-        see="[the home](#the-home)",
     )
     bootstrap: tuple[str, ...] = _option(
         Group.RUN,
@@ -177,20 +176,20 @@ class PeerConfig:
         values.token,
         "TOKEN",
         "An invitation; better in LOCO_INVITE, where no list of processes shows it.",
-        see="kept in the home, so it is needed once ([security](security.md))",
+        see="Needed once; the home keeps it ([security](security.md)).",
         founder=False,
     )
     alone: bool = _flag(
         Group.RUN,
         "Go on with the home's run at once, though no peer that it knows can be reached.",
-        see="[coming back](weeks.md#coming-back)",
+        see="See [coming back](weeks.md#coming-back).",
     )
     stage: int | None = _option(
         Group.RUN,
         whole(0, MAX_STAGES - 1),
         "N",
         "Hold this stage of a pipeline, counted from 0. Default: the one that needs us most.",
-        see="[stages](stages.md); the first peer of a run holds stage 0",
+        see="The first peer of a run holds stage 0 ([stages](stages.md)).",
         founder=False,
     )
     data: str | None = _option(
@@ -198,7 +197,7 @@ class PeerConfig:
         values.source,
         "PATH",
         "Take the corpus from here: tokens, or a source. Default: from the other peers.",
-        see="[a corpus that lies here already](#a-corpus-that-lies-here-already)",
+        see="See [below](#a-corpus-that-lies-here-already).",
     )
     exit_when_done: bool = _flag(
         Group.RUN, "Exit at the end of the run instead of serving its state."
@@ -219,14 +218,14 @@ class PeerConfig:
     checkpoint_activations: bool = _flag(
         Group.MACHINE,
         "Keep less of each microbatch, and compute it again (pipelines only).",
-        see="less memory for each microbatch, a third more work",
+        see="A third more work.",
     )
     overlap_steps: int | None = _option(
         Group.MACHINE,
         whole(0, 1000),
         "N",
         "Train so many steps while a fragment travels. Default: the run's (DiLoCo only).",
-        see="[slow links](#slow-links-and-overlap-steps)",
+        see="See [slow links](#slow-links-and-overlap-steps).",
     )
 
     listen: HostPort | None = _option(
@@ -234,7 +233,7 @@ class PeerConfig:
         parse_host_port,
         "[HOST:]PORT",
         "Listen here. Default: 31337, else a free port, kept for the next start.",
-        see="port 0 picks a free one; the host is not kept, and is `0.0.0.0` by default",
+        see="Port 0 picks a free one. The host is not kept, and is `0.0.0.0` by default.",
     )
     announce: tuple[str, ...] = _option(
         Group.NETWORK,
@@ -248,14 +247,14 @@ class PeerConfig:
         _mbps,
         "MBPS",
         "Send at most so many megabits per second. Default: no limit.",
-        see="[limits of the line](#limits-of-the-line)",
+        see="See [limits](#limits-of-the-line).",
     )
     max_download_mbps: float | None = _option(
         Group.NETWORK,
         _mbps,
         "MBPS",
         "Receive at most so many megabits per second. Default: no limit.",
-        see="[limits of the line](#limits-of-the-line)",
+        see="See [limits](#limits-of-the-line).",
     )
     relay_mbps: float = _option(
         Group.NETWORK,
@@ -263,12 +262,12 @@ class PeerConfig:
         "MBPS",
         "Relay for peers that nobody can dial, at most so fast; 0 does not.",
         default=100.0,
-        see="[behind a router](#behind-a-router)",
+        see="See [behind a router](#behind-a-router).",
     )
     quic: bool = _flag(
         Group.NETWORK,
         "Listen on UDP too, and use QUIC with peers that do the same.",
-        see="[when](#behind-a-router)",
+        see="See [when](#behind-a-router).",
     )
 
     checkpoint_every_s: float = _option(
@@ -278,7 +277,7 @@ class PeerConfig:
         "Write a checkpoint so often; 0 only when the peer ends.",
         default=600.0,
         unit="_s",
-        see="[checkpoints](weeks.md)",
+        see="See [weeks](weeks.md).",
     )
     checkpoint_keep: int = _option(
         Group.DISK, whole(1, 1000), "N", "Keep so many of them.", default=3
@@ -295,11 +294,11 @@ class PeerConfig:
         "URL",
         "Copy them there too, with all that --restore needs but keys: any URL of fsspec, such"
         " as s3://bucket/run, or a folder.",
-        see="[copies elsewhere](weeks.md)",
+        see="See [weeks](weeks.md).",
     )
     upload_keys: bool = _flag(
         Group.DISK,
-        "Copy the home's keys there too. Whoever reads that place can then sign for the run.",
+        "Copy the home's keys there too. All who can read that place can then sign for the run.",
     )
     max_corpus_gb: float | None = _option(
         Group.DISK,
@@ -315,7 +314,7 @@ class PeerConfig:
         "console|json",
         "What goes to stderr.",
         default=LogFormat.CONSOLE,
-        see="[what each shows](#what-the-console-says)",
+        see="See [what each shows](#what-the-console-says).",
     )
     verbose: bool = _flag(
         Group.WATCHING, "Show every event, settings, and tracebacks.", letter="-v"
@@ -326,12 +325,12 @@ class PeerConfig:
         "HOST:PORT",
         "Serve Prometheus metrics here; port 0 picks one.",
         default=HostPort("127.0.0.1", 0),
-        see="the port is kept in the home",
+        see="The home keeps the port.",
     )
     json_ready: bool = _flag(
         Group.WATCHING,
         "Print one line of JSON on stdout as soon as others can join.",
-        see="and again if the peer had to join again in a new process",
+        see="It is printed again if the peer has to join again in a new process.",
     )
     grace_s: float = _option(
         Group.WATCHING,
@@ -340,7 +339,7 @@ class PeerConfig:
         "Time to end gracefully after the first signal.",
         default=8.0,
         unit="_s",
-        see="[ending](#ending)",
+        see="See [ending](#ending).",
     )
 
     origins: Mapping[str, Origin]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from protocol.admission.invitations import Token
 
 MAX_ADDRESSES: Final = 64
-"""Of one option."""
+"""How many an option takes."""
 
 
 class LogFormat(StrEnum):
