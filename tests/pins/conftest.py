@@ -1,0 +1,8 @@
+"""For the pins: the worlds of other folders."""
+
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+for folder in ("peer/daemon", "peer/stages"):
+    sys.path.append(str(TESTS / folder))
