@@ -11,7 +11,6 @@ import trio
 
 from peer.observe.checkpoint_metrics import CheckpointOutcome
 from peer.observe.corpus_facts import CorpusFacts
-from peer.observe.output_facts import OutputFacts
 from peer.observe.packing_facts import PackingFacts
 from peer.observe.pipeline_facts import PipelineFacts
 from peer.observe.reach_facts import ReachFacts
@@ -103,7 +102,6 @@ class Facts:
     validation_loss: float | None = None
     validation_round: int | None = None
     replica_distance: float | None = None
-    outputs: OutputFacts = field(default_factory=OutputFacts)
     spec: AmendedSpec | None = None
     held: HeldPart | None = None
     chosen: Group | None = None

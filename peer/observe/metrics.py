@@ -34,8 +34,6 @@ from .checkpoint_metrics import CheckpointOutcome, checkpoint_metrics
 from .corpus_facts import CorpusFacts
 from .corpus_metrics import corpus_metrics
 from .families import counter, counter_by, gauge
-from .output_facts import OutputFacts
-from .output_metrics import output_metrics
 from .packing_facts import PackingFacts, packing_metrics
 from .pipeline_facts import PipelineFacts
 from .pipeline_metrics import pipeline_metrics
@@ -69,7 +67,6 @@ class MetricsSnapshot:
         trainer_restarts: by reason.
         replica_distance: root mean square per parameter of our fast weights, as we sent them, less
             the last partner's.
-        outputs: how ours differ from a partner's.
         lost_blocks, repeated_blocks: of the corpus, by changes of the swarm's members.
         stalled_s: time for which training stood still for fragments that were late.
         diverged, healed, healed_s: chunks of the outer copy that differed from a better one, those
@@ -99,7 +96,6 @@ class MetricsSnapshot:
     compute_utilisation: float | None = None
     trainer_restarts: Mapping[str, int] = field(default_factory=dict)
     replica_distance: float | None = None
-    outputs: OutputFacts = field(default_factory=OutputFacts)
     lost_blocks: int = 0
     repeated_blocks: int = 0
     round: int | None = None
@@ -174,7 +170,6 @@ class _SnapshotCollector(Collector):
         yield _blocks(now)
         yield from () if now.corpus is None else corpus_metrics(now.corpus)
         yield from round_metrics(now.outcomes, self._durations)
-        yield from output_metrics(now.outputs)
         yield from _fragments(now)
         yield from _swarm(now)
         yield from _group(now)

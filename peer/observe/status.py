@@ -11,7 +11,6 @@ from protocol.outcomes import SkipReason
 
 from .amendment_lines import amendment_lines
 from .names import short_id
-from .output_facts import output_line
 from .pipeline_lines import pipeline_lines
 from .progress import RunProgress, progress_line
 from .reach_facts import reach_line
@@ -92,7 +91,6 @@ class Status:
         pipeline: its paths, links and times there (`PipelineFacts.to_json`).
         amendments: of the run (`amendments_json`).
         codec: of the run, and whether plain or compiled loops code with it here.
-        outputs: how ours differ from a partner's (`OutputFacts.to_json`).
         reach: how others reach us (`ReachFacts.to_json`).
         address: what others join by; `reachable_from` says from where: `anywhere`, `this network`
             or `this machine`.
@@ -122,7 +120,6 @@ class Status:
     pipeline: Mapping[str, Any] | None = None
     amendments: tuple[Mapping[str, Any], ...] = ()
     codec: str | None = None
-    outputs: Mapping[str, Any] | None = None
     reach: Mapping[str, Any] | None = None
     address: str | None = None
     reachable_from: str | None = None
@@ -159,7 +156,6 @@ class Status:
             "pipeline": None if self.pipeline is None else dict(self.pipeline),
             "amendments": [dict(each) for each in self.amendments],
             "codec": self.codec,
-            "outputs": None if self.outputs is None else dict(self.outputs),
             "reach": None if self.reach is None else dict(self.reach),
             "address": self.address,
             "reachable_from": self.reachable_from,
@@ -235,7 +231,6 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         ("tokens", _number(status.tokens)),
         ("loss", f"train {_loss(status.train_loss)}  validation {_loss(status.validation_loss)}"),
         ("rounds", _rounds(status.outcomes)),
-        *(() if status.outputs is None else [("outputs", output_line(status.outputs))]),
         *(("amended", line) for line in amendment_lines(status.amendments)),
         *_part(status),
         ("codec", status.codec or "-"),

@@ -3,7 +3,6 @@
 from peer.observe.checkpoint_metrics import CheckpointOutcome
 from peer.observe.corpus_facts import CorpusFacts
 from peer.observe.metrics import Metrics, MetricsSnapshot
-from peer.observe.output_facts import OutputFacts
 from peer.observe.packing_facts import PackingFacts
 from peer.observe.pipeline_facts import PipelineFacts
 from peer.observe.progress import RunProgress
@@ -32,7 +31,6 @@ def full_snapshot() -> MetricsSnapshot:
         compute_utilisation=0.97,
         trainer_restarts={"died": 1},
         replica_distance=1e-3,
-        outputs=OutputFacts(2e-3, "12D3KooWAbc", comparisons=4, spent_s=0.5),
         corpus=CorpusFacts(pieces=40, here=12, only_here=2, fetched_bytes=1 << 20, waited_s=2.5),
         lost_blocks=3,
         repeated_blocks=2,

@@ -18,7 +18,6 @@ from peer.observe.endpoint import (
     serve_metrics,
 )
 from peer.observe.metrics import REFUSED_CONTRIBUTIONS, Metrics, MetricsSnapshot
-from peer.observe.output_facts import OutputFacts
 from peer.observe.packing_facts import PackingFacts
 from peer.observe.pipeline_facts import PipelineFacts, Spent
 from peer.observe.progress import RunProgress
@@ -51,9 +50,6 @@ NAMES = {
     "loco_compute_utilisation",
     "loco_trainer_restarts_total",
     "loco_replica_distance",
-    "loco_output_divergence",
-    "loco_output_comparison_seconds_count",
-    "loco_output_comparison_seconds_sum",
     "loco_data_blocks_total",
     "loco_corpus_pieces",
     "loco_corpus_fetched_bytes_total",
@@ -108,7 +104,6 @@ FULL = MetricsSnapshot(
     compute_utilisation=0.97,
     trainer_restarts={"killed": 1},
     replica_distance=0.125,
-    outputs=OutputFacts(0.0625, "12D3a", comparisons=2, spent_s=0.75),
     lost_blocks=5,
     repeated_blocks=6,
     corpus=CorpusFacts(pieces=40, here=12, only_here=2, fetched_bytes=1 << 20, waited_s=2.5),
@@ -193,9 +188,6 @@ def test_numbers_are_read_at_each_scrape() -> None:
     assert found["loco_wire_bytes_total", "direction=sent", "protocol=/loco/gossip/1"] == 11
     assert found["loco_wire_bytes_total", "direction=received", "protocol=/loco/gossip/1"] == 12
     assert found["loco_peers", "state=training"] == 3
-    assert found["loco_output_divergence",] == 0.0625
-    assert found["loco_output_comparison_seconds_count",] == 2
-    assert found["loco_output_comparison_seconds_sum",] == 0.75
     assert found["loco_data_blocks_total", "fate=lost"] == 5
     assert found["loco_data_blocks_total", "fate=repeated"] == 6
     pieces = {w: found["loco_corpus_pieces", f"where={w}"] for w in ("here", "elsewhere")}
@@ -242,7 +234,6 @@ def test_what_is_unknown_is_absent_and_what_may_come_is_zero() -> None:
         "loco_validation_loss",
         "loco_round",
         "loco_replica_distance",
-        "loco_output_divergence",
         "loco_averaged_share",
     ):
         assert (name,) not in found
