@@ -32,8 +32,8 @@ from peer.averaging.gossip.outer_state import OuterState
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
 from peer.observe.facts import Facts
+from peer.observe.timing import RoundTiming
 from peer.ports import Work
-from peer.rounds.timing import RoundTiming
 from protocol.gossip.final_averaging import Meeting
 from protocol.gossip.patience import Patience
 from protocol.membership.conduct import Fault

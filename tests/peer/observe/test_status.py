@@ -7,6 +7,7 @@ from existing import existing
 from rich.console import Console
 
 from peer.observe.pipeline_facts import PipelineFacts, Spent
+from peer.observe.progress import RunProgress
 from peer.observe.reach_facts import ReachFacts
 from peer.observe.status import (
     RECENT_ROUNDS,
@@ -46,12 +47,7 @@ FULL = Status(
     run_id="ab" * 16,
     state=PeerState.TRAINING,
     round=3,
-    step=160,
-    total_steps=1600,
-    learning_rate=0.0123456,
-    tokens_per_s=2900.4,
-    swarm_tokens_per_s=8400.0,
-    left_s=372.0,
+    progress=RunProgress(160, 1600, 0.0123456, 2900.4, 8400.0, 372.0, 2),
     chosen_inner_steps=12,
     tokens=1_234_567,
     train_loss=2.5,
