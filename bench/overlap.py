@@ -40,7 +40,7 @@ from peer.training.model import FlatModel
 from peer.training.ports import Trainer
 from peer.training.process import ProcessTrainer, create_model, trainer_starter
 from peer.training.settings import TrainerSettings
-from peer.training.shared import CodeRegions, SharedVector, slot_bytes
+from peer.training.shared import NUM_SLOTS, CodeRegions, SharedVector
 from peer.training.snapshot import Snapshots
 from protocol.run.run_spec import RunSpec
 
@@ -203,7 +203,7 @@ def measure_pause(setting: Setting, found: Report) -> None:
     module.register_parameter("theta", torch.nn.Parameter(torch.randn(setting.parameters)))
     model = FlatModel(module, torch.device("cpu"))
     codec = get_codec("int8")
-    slots = CodeRegions.create(slot_bytes(codec.code_bytes(setting.parameters)))
+    slots = CodeRegions.create((codec.code_bytes(setting.parameters),) * NUM_SLOTS)
     child = CodeRegions(slots.fd, slots.code_bytes, writable=True)
     snapshots = Snapshots(model, model.theta_P.clone(), child, codec)
     threads = torch.get_num_threads()

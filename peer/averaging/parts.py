@@ -15,12 +15,12 @@ import trio
 from peer.averaging.gossip.company import Company
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
+from peer.observe.timing import RoundTiming
 from peer.ports import Network, PeerId, Work
 from peer.rounds.checkpoints import Checkpoints
 from peer.rounds.loop import RoundLoop
 from peer.rounds.microbatches import Microbatches
 from peer.rounds.shares import DataShares
-from peer.rounds.timing import RoundTiming
 from peer.rounds.validation import Validation
 from peer.rounds.way import Way
 from peer.state.held_part import HeldPart

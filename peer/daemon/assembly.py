@@ -33,7 +33,7 @@ from .neighbours import Neighbours
 from .peer import Peer
 from .peer_parts import PeerParts, PeerSettings
 from .provision import Provision
-from .report import Report, Restarts
+from .report import Report
 from .resolve import resolve_bootstrap
 from .returning import OwnCheckpoints, Returning
 from .sources import Sources
@@ -69,7 +69,6 @@ class Assembly:
 
     Attributes:
         parts: what it is put together from.
-        restarts: to be counted by whoever supervises p2pd and the directory.
         report: `status` and metrics.
     """
 
@@ -120,15 +119,7 @@ class Assembly:
             standing=standing,
             acquaintances=ports.acquaintances,
         )
-        self.restarts = Restarts()
-        self.report = Report(
-            facts=facts,
-            roster=ports.roster,
-            links=links,
-            network=network,
-            restarts=self.restarts,
-            version=version,
-        )
+        self.report = Report(facts=facts, roster=ports.roster, network=network, version=version)
 
     def __repr__(self) -> str:
         return f"<Assembly of {self._keys.own.peer_id}>"

@@ -33,10 +33,9 @@ from typing import Final
 import trio
 
 from peer.averaging.parts import Averaging
-from peer.observe.checkpoint_metrics import CheckpointOutcome
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.facts import Facts
+from peer.observe.facts import CheckpointOutcome, Facts
 from peer.ports import Work
 from peer.rounds.way import TrainerLine, Way
 from peer.state.checkpoints import (

@@ -9,8 +9,8 @@ import trio
 from peer.network.pacing import Pacing
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
+from peer.observe.timing import RoundTiming
 from peer.ports import Directory, Network, Work
-from peer.rounds.timing import RoundTiming
 from peer.state.acquaintances import Acquaintances
 from protocol.membership.records import Sign
 from protocol.membership.view import Roster

@@ -39,7 +39,7 @@ class ProgressReport:
         """How far the run is now."""
         facts, now_s = self._facts, trio.current_time()
         if facts.spec is None or facts.run_id is None:
-            return RunProgress()
+            return RunProgress(step=facts.step if facts.run_id else None)
         trains, step = facts.state is PeerState.TRAINING, facts.nominal_step
         if trains:
             self._pace.note(now_s, step)

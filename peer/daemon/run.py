@@ -23,6 +23,7 @@ from peer.observe.control import serve_control
 from peer.observe.endpoint import serve_metrics
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
+from peer.observe.facts import Facts
 from peer.observe.log_file import LineFile
 from peer.options.addresses import HostPort
 from peer.options.config import ConfigError, Origin, PeerConfig
@@ -57,7 +58,7 @@ from .pausing import PauseRequests
 from .peer_parts import PeerParts, PeerSettings
 from .peer_requests import PeerRequests
 from .provision import RealProvision
-from .report import Report, Restarts
+from .report import Report
 from .swarm_weights import SwarmWeights
 
 DEFAULT_PORT: Final = 31337
@@ -137,7 +138,7 @@ class _Daemon:
     ) -> None:
         ports = self._ports(network, directory)
         assembly = Assembly(ports, self._keys(identity, spec), incarnation, self._version)
-        report, restarts = assembly.report, assembly.restarts
+        report, facts = assembly.report, assembly.parts.facts
         assembly.parts.facts.reach.given = self._config.announce
         peer = assembly.start(
             self._settings(network, assembly.parts, report, founds=spec is not None),
@@ -155,8 +156,8 @@ class _Daemon:
             handlers = {name: each for part in asked for name, each in part.handlers().items()}
             tell_bug = partial(note_failed_request, ports.events)
             await nursery.start(serve_control, self._home.control_socket, handlers, tell_bug)
-            nursery.start_soon(_watch_network, network, directory, ports.events, restarts)
-            nursery.start_soon(_watch_directory, directory, ports.events, restarts)
+            nursery.start_soon(_watch_network, network, directory, ports.events, facts)
+            nursery.start_soon(_watch_directory, directory, ports.events, facts)
             nursery.start_soon(Outside(network, parts, self._config.relay_mbps).run)
             nursery.start_soon(report.progress.say, ports.events, self._export_command())
             await peer.run(self._entry(assembly, spec))
@@ -243,7 +244,7 @@ class _Daemon:
             on_ready=lambda: self._announce(network, parts, report, founds=founds),
             check_spec=partial(check_options, self._config),
             bind_run=self._home.bind_run,
-            observe_round=report.observe_round,
+            observe_round=parts.facts.count_timing,
             keeps_stage=self._config.stage is not None,
             checkpoints=CheckpointPlan(
                 self._checkpoints,
@@ -332,26 +333,24 @@ class _Daemon:
 
 
 async def _watch_network(
-    network: Libp2pNetwork, directory: HivemindDirectory, events: EventLog, restarts: Restarts
+    network: Libp2pNetwork, directory: HivemindDirectory, events: EventLog, facts: Facts
 ) -> None:
     """Attach the directory to each new p2pd, and count restarts."""
     generation = network.generation
     while True:
         generation = await network.wait_restarted(generation)
-        restarts.p2pd = network.statistics().restarts
-        events.emit(EventName.NETWORK_RESTARTED, reason="p2pd ended", restarts=restarts.p2pd)
+        facts.p2pd_restarts = count = network.statistics().restarts
+        events.emit(EventName.NETWORK_RESTARTED, reason="p2pd ended", restarts=count)
         await directory.reattach(network.daemon_control_address)
 
 
-async def _watch_directory(
-    directory: HivemindDirectory, events: EventLog, restarts: Restarts
-) -> None:
+async def _watch_directory(directory: HivemindDirectory, events: EventLog, facts: Facts) -> None:
     """Count and report its restarts; it heals by itself."""
     while True:
         count = directory.statistics().restarts
-        if count > restarts.directory:
+        if count > facts.directory_restarts:
             events.emit(EventName.DIRECTORY_RESTARTED, reason="its thread hung", restarts=count)
-        restarts.directory = count
+        facts.directory_restarts = count
         await trio.sleep(DIRECTORY_CHECK_S)
 
 

@@ -63,7 +63,6 @@ SENTENCES: Final[Mapping[EventName, str | None]] = {
     EventName.TRAINER_DIED: "the trainer died, and is started again: {detail}",
     EventName.CODEC_CHOSEN: None,
     EventName.VALIDATED: None,
-    EventName.OUTPUTS_COMPARED: None,
     EventName.DIRECTORY_RESTARTED: "the directory was started again: {reason}",
     EventName.NETWORK_RESTARTED: "the network was started again: {reason}",
     EventName.STREAM_FAILED: "a bug of loco-peer ended a stream of {remote}: {error}: {detail}",

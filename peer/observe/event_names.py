@@ -58,7 +58,6 @@ class EventName(StrEnum):
     TRAINER_DIED = "TrainerDied"
     CODEC_CHOSEN = "CodecChosen"
     VALIDATED = "Validated"
-    OUTPUTS_COMPARED = "OutputsCompared"
     DIRECTORY_RESTARTED = "DirectoryRestarted"
     NETWORK_RESTARTED = "NetworkRestarted"
     STREAM_FAILED = "StreamFailed"
@@ -226,12 +225,6 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
     },
     EventName.VALIDATED: _ROUND
     | {"loss": "validation loss of the slow weights", "seconds": "it took"},
-    EventName.OUTPUTS_COMPARED: _ROUND
-    | {
-        "partner": "peer id",
-        "divergence": "Jensen-Shannon, of our outputs and the partner's, nats; null: no number",
-        "seconds": "it took",
-    },
     EventName.DIRECTORY_RESTARTED: {"reason": "for people", "restarts": "so far"},
     EventName.NETWORK_RESTARTED: {"reason": "for people", "restarts": "so far"},
     EventName.STREAM_FAILED: _REMOTE

@@ -6,16 +6,14 @@ Only the part that makes a fact true writes it. Everything else reads.
 import math
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import trio
 
-from peer.observe.checkpoint_metrics import CheckpointOutcome
-from peer.observe.corpus_facts import CorpusFacts
-from peer.observe.output_facts import OutputFacts
-from peer.observe.packing_facts import PackingFacts
 from peer.observe.pipeline_facts import PipelineFacts
 from peer.observe.reach_facts import ReachFacts
-from peer.observe.status import RECENT_ROUNDS, PeerState
+from peer.observe.status import RECENT_ROUNDS, Outcomes, PeerState
+from peer.observe.timing import Durations, RoundPhase, RoundTiming
 from peer.state.held_part import HeldPart
 from protocol.gossip.matchmaking_events import Snapshot
 from protocol.membership.conduct import Fault
@@ -23,6 +21,59 @@ from protocol.membership.group import Group
 from protocol.microbatch.counts import Counted
 from protocol.outcomes import AuditOutcome, RefusalReason, SkipReason
 from protocol.run.amendments import AmendedSpec
+from protocol.run.stages import stage_of_part
+
+
+class CheckpointOutcome(StrEnum):
+    """How a checkpoint ended."""
+
+    WRITTEN = "written"
+    FAILED = "failed"
+    """The disk refused, or the trainer died over it."""
+    COPIED = "copied"
+    """To `--checkpoint-upload`."""
+    NOT_COPIED = "not_copied"
+
+
+@dataclass(slots=True)
+class CorpusFacts:
+    """Where the pieces of the corpus are.
+
+    Attributes:
+        pieces: of the whole corpus; 0 before it is known.
+        here: of them on this machine.
+        only_here: of them on no other machine that we have asked.
+        fetched_bytes: that have come from other peers.
+        waited_s: time for which training stood still for pieces.
+    """
+
+    pieces: int = 0
+    here: int = 0
+    only_here: int = 0
+    fetched_bytes: int = 0
+    waited_s: float = 0.0
+
+
+@dataclass(slots=True)
+class PackingFacts:
+    """Vectors that travel packed, counted since the start.
+
+    Attributes:
+        packed, plain: partners' vectors that came as differences, and that came as codes though
+            the run's codec packs.
+        blocks: of those that came packed.
+        misread: blocks of these that were read wrongly, found by their sums, and sent again.
+        whole: vectors whose digest alone was wrong, and that were sent again as a whole.
+        code_bytes, sent_bytes: what the codes of our own vectors take, and what of them travelled.
+    """
+
+    packed: int = 0
+    plain: int = 0
+    blocks: int = 0
+    misread: int = 0
+    whole: int = 0
+    code_bytes: int = 0
+    sent_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -65,6 +116,8 @@ class Facts:
         corpus: where its pieces come one by one.
         packing: of vectors that travel as differences.
         restarts: trainer restarts by reason.
+        p2pd_restarts, directory_restarts: of what else the daemon supervises.
+        phases: how long each phase of a round took.
         microbatches, pipeline: where we hold a stage.
         codec: of the run; None while unknown.
         reach: how others reach us.
@@ -103,7 +156,6 @@ class Facts:
     validation_loss: float | None = None
     validation_round: int | None = None
     replica_distance: float | None = None
-    outputs: OutputFacts = field(default_factory=OutputFacts)
     spec: AmendedSpec | None = None
     held: HeldPart | None = None
     chosen: Group | None = None
@@ -124,6 +176,11 @@ class Facts:
     packing: PackingFacts = field(default_factory=PackingFacts)
     skipped: Counter[SkipReason] = field(default_factory=Counter)
     restarts: Counter[str] = field(default_factory=Counter)
+    p2pd_restarts: int = 0
+    directory_restarts: int = 0
+    phases: dict[RoundPhase, Durations] = field(
+        default_factory=lambda: {phase: Durations() for phase in RoundPhase}
+    )
     microbatches: Counter[Counted] = field(default_factory=Counter)
     pipeline: PipelineFacts = field(default_factory=PipelineFacts)
     codec: str | None = None
@@ -183,14 +240,24 @@ class Facts:
         self.skipped[reason] += 1
         self.recent.append(False)
 
-    def averaged_share(self) -> float | None:
-        """Share of the last RECENT_ROUNDS rounds that were averaged; None before the first."""
-        return sum(self.recent) / len(self.recent) if self.recent else None
+    def count_timing(self, timing: RoundTiming) -> None:
+        """A round is over that took so long."""
+        for phase in RoundPhase:
+            self.phases[phase].observe(getattr(timing, f"{phase}_s"))
 
-    def compute_utilisation(self) -> float | None:
+    def outcomes(self) -> Outcomes:
+        """How rounds have ended."""
+        share = sum(self.recent) / len(self.recent) if self.recent else None
+        return Outcomes(self.averaged, dict(self.skipped), share)
+
+    @property
+    def holds_stage(self) -> bool:
+        """Whether the part that we hold is a stage of a pipeline."""
+        return self.held is not None and stage_of_part(self.held.group.part) is not None
+
+    def compute_utilisation(self, now_s: float) -> float | None:
         """Tokens trained over what the trainer alone would have trained in the same wall time."""
         if self.training_since_s is None or not self.alone_steps_per_s:
             return None
-        elapsed_s = trio.current_time() - self.training_since_s
-        possible = elapsed_s * self.alone_steps_per_s * self.tokens_per_step
+        possible = (now_s - self.training_since_s) * self.alone_steps_per_s * self.tokens_per_step
         return self.tokens / possible if possible > 0 else None

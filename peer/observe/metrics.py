@@ -1,8 +1,7 @@
 """Prometheus metrics of one peer.
 
-Numbers have one source: at each scrape the collector reads a frozen `MetricsSnapshot`, which the
-daemon makes from the `statistics()` of its parts. Only what has no total to read, the histogram of
-durations, is observed as it happens. The registry is our own, so that many peers live in one
+Numbers have one source: at each scrape the daemon makes one `Now` of what its parts know, and each
+metric is a row of METRICS that reads it. The registry is our own, so that many peers live in one
 process, and nothing but ours is exposed.
 
 A peer is in one group, so its metrics need no label for it: `loco_group_info` names it, and joins
@@ -12,38 +11,35 @@ What is unknown is absent, never zero; every reason for a skipped round is there
 zero.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from enum import StrEnum
+from typing import Final, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
+    HistogramMetricFamily,
     SummaryMetricFamily,
 )
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from peer.ports import NetworkStatistics
 from protocol.membership.conduct import Fault
+from protocol.membership.dial_back import Reach
+from protocol.membership.view import Member
 from protocol.microbatch.counts import Counted
-from protocol.outcomes import AuditOutcome, RefusalReason
+from protocol.outcomes import AuditOutcome, RefusalReason, SkipReason
 
-from .checkpoint_metrics import CheckpointOutcome, checkpoint_metrics
-from .corpus_facts import CorpusFacts
-from .corpus_metrics import corpus_metrics
-from .families import counter, counter_by, gauge
-from .output_facts import OutputFacts
-from .output_metrics import output_metrics
-from .packing_facts import PackingFacts, packing_metrics
-from .pipeline_facts import PipelineFacts
-from .pipeline_metrics import pipeline_metrics
+from .facts import CheckpointOutcome, Facts
+from .pipeline_facts import Spent
 from .progress import RunProgress
-from .reach_facts import ReachFacts
-from .reach_metrics import reach_metrics
-from .round_metrics import Durations, RoundPhase, round_metrics
-from .status import Outcomes, PeerState
+from .status import PeerState
+from .timing import Durations, RoundPhase
 
 TRAINER_RESTART_REASONS: Final = (
     "died", "hung", "error", "unusable", "non_finite", "out_of_memory",
@@ -54,134 +50,508 @@ REFUSED_CONTRIBUTIONS: Final = (RefusalReason.AHEAD, RefusalReason.BEHIND, Refus
 
 
 @dataclass(frozen=True, slots=True)
-class MetricsSnapshot:
-    """The numbers that a scrape reads. None is unknown.
+class Now:
+    """What this peer knows at one moment, by trio's clock.
 
     Attributes:
-        inner_steps, tokens: done by this daemon.
-        round, step: of the run; `step` is nominal.
         progress: how far the run is.
-        inner_steps_per_average: H, of this peer.
-        sent_bytes, received_bytes: by libp2p protocol id.
-        peers: other peers by state.
-        rtt_s: smoothed round-trip time by peer id, linked peers only.
-        compute_utilisation: share of what the trainer alone would have trained, 0 to 1.
-        trainer_restarts: by reason.
-        replica_distance: root mean square per parameter of our fast weights, as we sent them, less
-            the last partner's.
-        outputs: how ours differ from a partner's.
-        lost_blocks, repeated_blocks: of the corpus, by changes of the swarm's members.
-        stalled_s: time for which training stood still for fragments that were late.
-        diverged, healed, healed_s: chunks of the outer copy that differed from a better one, those
-            that were fetched, and how long that took.
-        refused: contributions of others to fragments that were not taken, and whatever was meant
-            for another group, by reason.
-        faults: held against other peers, by kind.
-        checkpoints, checkpoint_age_s: by how they ended; since the last, None before the first.
-        audits: of averages that other peers have signed, by outcome.
-        convicted: peers that were proved to have lied.
-        corpus: None where its pieces are not known.
-        pipeline: None where we hold the whole model.
-        group, part: digest of the group, and the part of the model that all in it hold.
-        failed_streams: of other peers, ended by a bug here.
-        loops: what codes vectors, for `trainer` and `daemon`; why, if it was to be another.
+        validation_loss: our own, or what stands for it.
+        alive: the other peers that live.
+        carried: by the network, since it started.
     """
 
-    inner_steps: int = 0
-    tokens: int = 0
-    train_loss: float | None = None
-    validation_loss: float | None = None
-    outcomes: Outcomes = Outcomes()
-    sent_bytes: Mapping[str, int] = field(default_factory=dict)
-    received_bytes: Mapping[str, int] = field(default_factory=dict)
-    peers: Mapping[PeerState, int] = field(default_factory=dict)
-    rtt_s: Mapping[str, float] = field(default_factory=dict)
-    compute_utilisation: float | None = None
-    trainer_restarts: Mapping[str, int] = field(default_factory=dict)
-    replica_distance: float | None = None
-    outputs: OutputFacts = field(default_factory=OutputFacts)
-    lost_blocks: int = 0
-    repeated_blocks: int = 0
-    round: int | None = None
-    step: int | None = None
+    facts: Facts
+    now_s: float = 0.0
     progress: RunProgress = field(default_factory=RunProgress)
-    inner_steps_per_average: int | None = None
-    stalled_s: float = 0.0
-    diverged: int = 0
-    healed: int = 0
-    healed_s: float = 0.0
-    refused: Mapping[RefusalReason, int] = field(default_factory=dict)
-    faults: Mapping[Fault, int] = field(default_factory=dict)
-    checkpoints: Mapping[CheckpointOutcome, int] = field(default_factory=dict)
-    checkpoint_age_s: float | None = None
-    audits: Mapping[AuditOutcome, int] = field(default_factory=dict)
-    convicted: int = 0
-    microbatches: Mapping[Counted, int] = field(default_factory=dict)
-    corpus: CorpusFacts | None = None
-    pipeline: PipelineFacts | None = None
-    group: str | None = None
-    part: str | None = None
-    p2pd_restarts: int = 0
-    directory_restarts: int = 0
-    failed_streams: int = 0
-    loops: Mapping[str, str] = field(default_factory=dict)
-    reach: ReachFacts = field(default_factory=ReachFacts)
-    packing: PackingFacts = field(default_factory=PackingFacts)
+    validation_loss: float | None = None
+    alive: tuple[Member, ...] = ()
+    carried: NetworkStatistics = field(default_factory=lambda: NetworkStatistics({}, {}, 0))
 
 
-class Metrics:
+Labelled = Iterable[tuple[tuple[str, ...], float]]
+"""Values, each behind those of the labels."""
+
+
+class One(NamedTuple):
+    """A metric with one value; absent where that is None."""
+
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily]
+    name: str
+    said: str
+    read: Callable[[Now], float | None]
+
+    def family(self, now: Now) -> Metric:
+        """It, as of now."""
+        family, value = self.kind(self.name, self.said), self.read(now)
+        if value is not None:
+            family.add_metric([], value)
+        return family
+
+
+class Many(NamedTuple):
+    """A metric with a value for each set of labels."""
+
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily]
+    name: str
+    said: str
+    labels: tuple[str, ...]
+    read: Callable[[Now], Labelled]
+
+    def family(self, now: Now) -> Metric:
+        """It, as of now."""
+        family = self.kind(self.name, self.said, labels=self.labels)
+        for labels, value in self.read(now):
+            family.add_metric(labels, value)
+        return family
+
+
+def _of(**values: float | None) -> Labelled:
+    """One label, by its values."""
+    return [((name,), value) for name, value in values.items() if value is not None]
+
+
+Kind = TypeVar("Kind", bound=StrEnum)
+
+
+def _each(kinds: Iterable[Kind], counts: Mapping[Kind, int]) -> Labelled:
+    """One label, of a closed list."""
+    return [((str(kind),), counts.get(kind, 0)) for kind in kinds]
+
+
+def _wire(now: Now) -> Labelled:
+    carried = {"sent": now.carried.sent_bytes, "received": now.carried.received_bytes}
+    for direction, by_protocol in carried.items():
+        for protocol, count in sorted(by_protocol.items()):
+            yield (direction, protocol), count
+
+
+def _rounds(now: Now) -> Labelled:
+    yield ("averaged", ""), now.facts.averaged
+    for reason in SkipReason:
+        yield ("skipped", str(reason)), now.facts.skipped.get(reason, 0)
+
+
+def _group(now: Now) -> Labelled:
+    if now.facts.held is not None and now.facts.group is not None:
+        yield (now.facts.group, now.facts.held.group.part), 1
+
+
+def _reachable(now: Now) -> Labelled:
+    reach = now.facts.reach
+    known = {"ip4": reach.v4, "ip6": reach.v6}
+    return _of(**{n: float(r is Reach.YES) for n, r in known.items() if r is not Reach.UNKNOWN})
+
+
+def _pieces(now: Now) -> Labelled:
+    corpus = now.facts.corpus
+    elsewhere = corpus.pieces - corpus.here
+    counts = _of(here=corpus.here, elsewhere=elsewhere, only_here=corpus.only_here)
+    return counts if corpus.pieces else ()
+
+
+def _restarts(now: Now) -> Labelled:
+    return _of(**(dict.fromkeys(TRAINER_RESTART_REASONS, 0) | now.facts.restarts))
+
+
+def _peers(now: Now) -> Labelled:
+    states = Counter(member.progress.state for member in now.alive)
+    return [((str(state),), states.get(state, 0)) for state in PeerState]
+
+
+def _rtt(now: Now) -> Labelled:
+    return [((m.peer_id,), m.rtt_s) for m in now.alive if m.rtt_s is not None]
+
+
+def _checkpoint_age(now: Now) -> float | None:
+    at_s = now.facts.checkpoint_at_s
+    return None if at_s is None else now.now_s - at_s
+
+
+def _in_run(now: Now, value: float) -> float | None:
+    return value if now.facts.run_id else None
+
+
+def _lines(now: Now) -> Labelled:
+    links = now.facts.pipeline.links
+    return [((link.peer_id,), link.out_s) for link in links if link.out_us]
+
+
+COUNTER: Final = CounterMetricFamily
+GAUGE: Final = GaugeMetricFamily
+
+METRICS: Final[tuple[One | Many, ...]] = (
+    One(
+        COUNTER,
+        "loco_inner_steps",
+        "Inner optimizer steps done by this peer.",
+        lambda now: now.facts.inner_steps,
+    ),
+    One(COUNTER, "loco_tokens", "Tokens trained by this peer.", lambda now: now.facts.tokens),
+    One(
+        GAUGE,
+        "loco_train_loss",
+        "Mean training loss of the last round, in nats per token.",
+        lambda now: now.facts.train_loss,
+    ),
+    One(
+        GAUGE,
+        "loco_validation_loss",
+        "Loss of the slow weights on the run's validation blocks, in nats per token.",
+        lambda now: now.validation_loss,
+    ),
+    One(
+        GAUGE,
+        "loco_round",
+        "Round of the run that this peer is in.",
+        lambda now: _in_run(now, now.facts.round),
+    ),
+    One(
+        GAUGE,
+        "loco_step",
+        "Nominal inner step of the run that this peer is at.",
+        lambda now: _in_run(now, now.facts.step),
+    ),
+    One(
+        GAUGE,
+        "loco_total_steps",
+        "Nominal inner steps of the whole run.",
+        lambda now: now.progress.total_steps,
+    ),
+    One(
+        GAUGE,
+        "loco_learning_rate",
+        "Learning rate of the present step.",
+        lambda now: now.progress.learning_rate,
+    ),
+    One(
+        GAUGE,
+        "loco_tokens_per_second",
+        "Tokens that this peer trains.",
+        lambda now: now.progress.tokens_per_s,
+    ),
+    One(
+        GAUGE,
+        "loco_swarm_tokens_per_second",
+        "Tokens that all peers train, by what they tell of their speed.",
+        lambda now: now.progress.swarm_tokens_per_s,
+    ),
+    One(
+        GAUGE,
+        "loco_run_left_seconds",
+        "Time to the end of the run, at the pace of the last minutes, in seconds.",
+        lambda now: now.progress.left_s,
+    ),
+    One(
+        GAUGE,
+        "loco_inner_steps_per_average",
+        "Inner steps between two averages of this peer (H), as the run says or as it has chosen.",
+        lambda now: now.facts.inner_steps_per_average,
+    ),
+    One(
+        GAUGE,
+        "loco_compute_utilisation",
+        "Tokens trained over those that the trainer alone would have trained, as a ratio.",
+        lambda now: now.facts.compute_utilisation(now.now_s),
+    ),
+    One(
+        GAUGE,
+        "loco_replica_distance",
+        "Root mean square per parameter of our fast weights less the last partner's.",
+        lambda now: now.facts.replica_distance,
+    ),
+    Many(
+        COUNTER,
+        "loco_data_blocks",
+        "Blocks of the corpus that changes of the swarm's members have left out or repeated.",
+        ("fate",),
+        lambda now: _of(lost=now.facts.lost_blocks, repeated=now.facts.repeated_blocks),
+    ),
+    Many(
+        GAUGE, "loco_corpus_pieces", "Pieces of the corpus, by where they are.", ("where",), _pieces
+    ),
+    One(
+        COUNTER,
+        "loco_corpus_fetched_bytes",
+        "Bytes of pieces that have come from other peers.",
+        lambda now: now.facts.corpus.fetched_bytes if now.facts.corpus.pieces else None,
+    ),
+    One(
+        COUNTER,
+        "loco_corpus_wait_seconds",
+        "Time for which training stood still for pieces of the corpus, in seconds.",
+        lambda now: now.facts.corpus.waited_s if now.facts.corpus.pieces else None,
+    ),
+    One(
+        GAUGE,
+        "loco_averaged_share",
+        "Share of the last 50 rounds that were averaged, 0 to 1.",
+        lambda now: now.facts.outcomes().recent_share,
+    ),
+    Many(
+        COUNTER,
+        "loco_outer_rounds",
+        "Rounds ended, by outcome; a skipped one has a reason.",
+        ("outcome", "reason"),
+        _rounds,
+    ),
+    One(
+        COUNTER,
+        "loco_stalled_seconds",
+        "Time for which training stood still for fragments that were late, in seconds.",
+        lambda now: now.facts.stalled_s,
+    ),
+    One(
+        COUNTER,
+        "loco_state_divergence",
+        "Chunks of the outer copy found to differ from a better one of another peer.",
+        lambda now: now.facts.diverged,
+    ),
+    Many(
+        COUNTER,
+        "loco_contributions_refused",
+        "Contributions of other peers to fragments that were not taken, by reason.",
+        ("reason",),
+        lambda now: _each(REFUSED_CONTRIBUTIONS, now.facts.refused),
+    ),
+    Many(
+        COUNTER,
+        "loco_audits",
+        "Averages of other peers that were worked out again in part, by outcome.",
+        ("outcome",),
+        lambda now: _each(AuditOutcome, now.facts.audits),
+    ),
+    Many(
+        COUNTER,
+        "loco_microbatches",
+        "Microbatches of a pipeline at this peer, by what has happened to them.",
+        ("what",),
+        lambda now: _each(Counted, now.facts.microbatches),
+    ),
+    Many(
+        COUNTER,
+        "loco_wire_bytes",
+        "Bytes handed to and taken from streams to peers, framing included.",
+        ("direction", "protocol"),
+        _wire,
+    ),
+    Many(GAUGE, "loco_peers", "Other peers known, by state.", ("state",), _peers),
+    Many(
+        GAUGE,
+        "loco_peer_rtt_seconds",
+        "Smoothed round-trip time to a linked peer.",
+        ("peer",),
+        _rtt,
+    ),
+    Many(
+        GAUGE,
+        "loco_group_info",
+        "Part of the model that this peer holds, and the group of those that do; always 1.",
+        ("group", "part"),
+        _group,
+    ),
+    One(
+        COUNTER,
+        "loco_other_group_refused",
+        "Proposals, contributions and requests that were meant for another group.",
+        lambda now: now.facts.refused.get(RefusalReason.OTHER_GROUP, 0),
+    ),
+    Many(
+        COUNTER,
+        "loco_trainer_restarts",
+        "Restarts of the trainer process, by reason.",
+        ("reason",),
+        _restarts,
+    ),
+    One(
+        COUNTER,
+        "loco_p2pd_restarts",
+        "Restarts of the libp2p daemon.",
+        lambda now: now.facts.p2pd_restarts,
+    ),
+    One(
+        COUNTER,
+        "loco_directory_restarts",
+        "Restarts of the directory.",
+        lambda now: now.facts.directory_restarts,
+    ),
+    One(
+        COUNTER,
+        "loco_failed_streams",
+        "Streams from other peers that a bug of ours has ended.",
+        lambda now: now.carried.failed_streams,
+    ),
+    Many(
+        COUNTER,
+        "loco_peer_faults",
+        "What other peers sent that no honest peer sends, by kind.",
+        ("fault",),
+        lambda now: _each(Fault, now.facts.faults),
+    ),
+    One(
+        COUNTER,
+        "loco_peers_convicted",
+        "Peers of which it was proved that they have signed averages of their own making.",
+        lambda now: now.facts.convicted,
+    ),
+    Many(
+        COUNTER,
+        "loco_checkpoints",
+        "Checkpoints of this peer, by how they ended.",
+        ("outcome",),
+        lambda now: _each(CheckpointOutcome, now.facts.checkpoints),
+    ),
+    One(
+        GAUGE,
+        "loco_checkpoint_age_seconds",
+        "Since the last checkpoint was on the disk.",
+        _checkpoint_age,
+    ),
+    Many(
+        GAUGE,
+        "loco_reachable",
+        "Whether others can dial this peer: 1 yes, 0 no; absent while unknown.",
+        ("family",),
+        _reachable,
+    ),
+    One(
+        GAUGE,
+        "loco_relays",
+        "Peers that relay for this one.",
+        lambda now: len(now.facts.reach.relays),
+    ),
+    One(
+        GAUGE,
+        "loco_relayed_peers",
+        "Peers that this one is connected to through relays alone.",
+        lambda now: now.facts.reach.relayed_peers,
+    ),
+    One(
+        GAUGE,
+        "loco_relay_circuits",
+        "Connections of others that this peer relays.",
+        lambda now: now.facts.reach.circuits,
+    ),
+    One(
+        COUNTER,
+        "loco_relay_carried_bytes",
+        "Bytes of others that this peer has relayed.",
+        lambda now: now.facts.reach.carried_bytes,
+    ),
+    Many(
+        COUNTER,
+        "loco_packed_vectors",
+        "Partners' vectors, by how they came: as differences, again as a whole, or as codes.",
+        ("came",),
+        lambda now: _of(
+            packed=now.facts.packing.packed,
+            whole=now.facts.packing.whole,
+            plain=now.facts.packing.plain,
+        ),
+    ),
+    One(
+        COUNTER,
+        "loco_packed_blocks",
+        "Blocks of vectors that came packed.",
+        lambda now: now.facts.packing.blocks,
+    ),
+    One(
+        COUNTER,
+        "loco_misread_blocks",
+        "Those that were read wrongly and sent again.",
+        lambda now: now.facts.packing.misread,
+    ),
+    Many(
+        COUNTER,
+        "loco_packing_bytes",
+        "What the codes of our own vectors take, and what was sent of them.",
+        ("of",),
+        lambda now: _of(codes=now.facts.packing.code_bytes, sent=now.facts.packing.sent_bytes),
+    ),
+)
+"""Those of every peer."""
+
+OF_STAGES: Final[tuple[One | Many, ...]] = (
+    Many(
+        COUNTER,
+        "loco_pipeline_seconds",
+        "Time that went into the microbatches of a pipeline here, summed over all of them.",
+        ("into",),
+        lambda now: [((str(what),), now.facts.pipeline.spent_s[what]) for what in Spent],
+    ),
+    Many(
+        GAUGE,
+        "loco_pipeline_iteration_seconds",
+        "An iteration of a data peer, as planned and as measured.",
+        ("how",),
+        lambda now: _of(
+            planned=now.facts.pipeline.planned_s, measured=now.facts.pipeline.iteration_s
+        ),
+    ),
+    One(
+        COUNTER,
+        "loco_pipeline_other_plans",
+        "Microbatches that came by another plan than those of other data peers.",
+        lambda now: now.facts.pipeline.other_plans,
+    ),
+    Many(
+        GAUGE,
+        "loco_pipeline_line_seconds",
+        "How long a boundary that leaves for a peer occupies the line.",
+        ("peer",),
+        _lines,
+    ),
+    One(
+        GAUGE,
+        "loco_pipeline_replicas_apart_ratio",
+        "Distance to the weights of the last partner, a replica of this stage, over their size.",
+        lambda now: now.facts.pipeline.replicas_apart,
+    ),
+)
+"""Those of a peer that holds a stage: where the time goes, and what was planned."""
+
+
+class Metrics(Collector):
     """The metrics of one peer.
 
     Args:
-        read: makes the snapshot of now; called at each scrape, in the daemon's own task.
+        read: makes the record of now; called at each scrape, in the daemon's own task.
         version: of loco-peer.
     """
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
 
-    def __init__(self, read: Callable[[], MetricsSnapshot], *, version: str) -> None:
+    def __init__(self, read: Callable[[], Now], *, version: str) -> None:
+        self._read = read
+        self._version = version
         self.registry = CollectorRegistry()
-        self._round_seconds = {phase: Durations() for phase in RoundPhase}
-        self.registry.register(_SnapshotCollector(read, self._round_seconds, version))
-
-    def __repr__(self) -> str:
-        counts = " ".join(f"{p} {d.count}" for p, d in self._round_seconds.items())
-        return f"<Metrics, durations observed: {counts}>"
-
-    def observe_round(self, phase: RoundPhase, seconds: float) -> None:
-        """Count one phase of one round."""
-        self._round_seconds[phase].observe(seconds)
+        self.registry.register(self)
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""
         return generate_latest(self.registry)
 
-
-class _SnapshotCollector(Collector):
-    def __init__(
-        self,
-        read: Callable[[], MetricsSnapshot],
-        durations: Mapping[RoundPhase, Durations],
-        version: str,
-    ) -> None:
-        self._read = read
-        self._durations = durations
-        self._version = version
-
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterator[Metric]:
+        """All families, as of now."""
         now = self._read()
-        yield from _training(now)
-        yield _blocks(now)
-        yield from () if now.corpus is None else corpus_metrics(now.corpus)
-        yield from round_metrics(now.outcomes, self._durations)
-        yield from output_metrics(now.outputs)
-        yield from _fragments(now)
-        yield from _swarm(now)
-        yield from _group(now)
-        yield from _restarts(now)
-        yield from reach_metrics(now.reach)
-        yield from packing_metrics(now.packing)
-        yield _build(self._version, now.loops)
+        for metric in (*METRICS, *(OF_STAGES if now.facts.holds_stage else ())):
+            yield metric.family(now)
+        yield _lasted(now.facts.phases)
+        yield SummaryMetricFamily(
+            "loco_state_heal_seconds",
+            "Time that it took to fetch such a chunk, in seconds.",
+            count_value=now.facts.healed,
+            sum_value=now.facts.healed_s,
+        )
+        yield _build(self._version, now.facts.loops)
+
+
+def _lasted(phases: Mapping[RoundPhase, Durations]) -> Metric:
+    family = HistogramMetricFamily(
+        "loco_round_seconds", "Duration of each phase of a round, in seconds.", labels=["phase"]
+    )
+    for phase, seen in phases.items():
+        family.add_metric([str(phase)], seen.cumulative(), seen.sum_s)
+    return family
 
 
 def _build(version: str, loops: Mapping[str, str]) -> Metric:
@@ -194,173 +564,3 @@ def _build(version: str, loops: Mapping[str, str]) -> Metric:
     chosen = [loops.get(side, "").partition(":")[0] for side in ("trainer", "daemon")]
     family.add_metric([version, *chosen], 1)
     return family
-
-
-def _training(now: MetricsSnapshot) -> Iterator[Metric]:
-    yield counter("loco_inner_steps", "Inner optimizer steps done by this peer.", now.inner_steps)
-    yield counter("loco_tokens", "Tokens trained by this peer.", now.tokens)
-    yield gauge(
-        "loco_train_loss",
-        "Mean training loss of the last round, in nats per token.",
-        now.train_loss,
-    )
-    yield gauge(
-        "loco_validation_loss",
-        "Loss of the slow weights on the run's validation blocks, in nats per token.",
-        now.validation_loss,
-    )
-    yield gauge("loco_round", "Round of the run that this peer is in.", now.round)
-    yield gauge("loco_step", "Nominal inner step of the run that this peer is at.", now.step)
-    yield from _progress(now.progress)
-    yield gauge(
-        "loco_inner_steps_per_average",
-        "Inner steps between two averages of this peer (H), as the run says or as it has chosen.",
-        now.inner_steps_per_average,
-    )
-    yield gauge(
-        "loco_compute_utilisation",
-        "Tokens trained over those that the trainer alone would have trained, as a ratio.",
-        now.compute_utilisation,
-    )
-    yield gauge(
-        "loco_replica_distance",
-        "Root mean square per parameter of our fast weights less the last partner's.",
-        now.replica_distance,
-    )
-
-
-def _progress(now: RunProgress) -> Iterator[Metric]:
-    yield gauge("loco_total_steps", "Nominal inner steps of the whole run.", now.total_steps)
-    yield gauge("loco_learning_rate", "Learning rate of the present step.", now.learning_rate)
-    yield gauge("loco_tokens_per_second", "Tokens that this peer trains.", now.tokens_per_s)
-    yield gauge(
-        "loco_swarm_tokens_per_second",
-        "Tokens that all peers train, by what they tell of their speed.",
-        now.swarm_tokens_per_s,
-    )
-    yield gauge(
-        "loco_run_left_seconds",
-        "Time to the end of the run, at the pace of the last minutes, in seconds.",
-        now.left_s,
-    )
-
-
-def _blocks(now: MetricsSnapshot) -> Metric:
-    family = CounterMetricFamily(
-        "loco_data_blocks",
-        "Blocks of the corpus that changes of the swarm's members have left out or repeated.",
-        labels=["fate"],
-    )
-    family.add_metric(["lost"], now.lost_blocks)
-    family.add_metric(["repeated"], now.repeated_blocks)
-    return family
-
-
-def _fragments(now: MetricsSnapshot) -> Iterator[Metric]:
-    yield counter(
-        "loco_stalled_seconds",
-        "Time for which training stood still for fragments that were late, in seconds.",
-        now.stalled_s,
-    )
-    yield counter(
-        "loco_state_divergence",
-        "Chunks of the outer copy found to differ from a better one of another peer.",
-        now.diverged,
-    )
-    yield SummaryMetricFamily(
-        "loco_state_heal_seconds",
-        "Time that it took to fetch such a chunk, in seconds.",
-        count_value=now.healed,
-        sum_value=now.healed_s,
-    )
-    yield counter_by(
-        "reason",
-        "loco_contributions_refused",
-        "Contributions of other peers to fragments that were not taken, by reason.",
-        REFUSED_CONTRIBUTIONS,
-        now.refused,
-    )
-    yield counter_by(
-        "outcome",
-        "loco_audits",
-        "Averages of other peers that were worked out again in part, by outcome.",
-        AuditOutcome,
-        now.audits,
-    )
-    yield counter_by(
-        "what",
-        "loco_microbatches",
-        "Microbatches of a pipeline at this peer, by what has happened to them.",
-        Counted,
-        now.microbatches,
-    )
-    if now.pipeline is not None:
-        yield from pipeline_metrics(now.pipeline)
-
-
-def _swarm(now: MetricsSnapshot) -> Iterator[Metric]:
-    wire = CounterMetricFamily(
-        "loco_wire_bytes",
-        "Bytes handed to and taken from streams to peers, framing included.",
-        labels=["direction", "protocol"],
-    )
-    for direction, by_protocol in (("sent", now.sent_bytes), ("received", now.received_bytes)):
-        for protocol, count in sorted(by_protocol.items()):
-            wire.add_metric([direction, protocol], count)
-    yield wire
-    peers = GaugeMetricFamily("loco_peers", "Other peers known, by state.", labels=["state"])
-    for state in PeerState:
-        peers.add_metric([str(state)], now.peers.get(state, 0))
-    yield peers
-    rtt = GaugeMetricFamily(
-        "loco_peer_rtt_seconds", "Smoothed round-trip time to a linked peer.", labels=["peer"]
-    )
-    for peer_id, seconds in sorted(now.rtt_s.items()):
-        rtt.add_metric([peer_id], seconds)
-    yield rtt
-
-
-def _group(now: MetricsSnapshot) -> Iterator[Metric]:
-    info = GaugeMetricFamily(
-        "loco_group_info",
-        "Part of the model that this peer holds, and the group of those that do; always 1.",
-        labels=["group", "part"],
-    )
-    if now.group is not None and now.part is not None:
-        info.add_metric([now.group, now.part], 1)
-    yield info
-    yield counter(
-        "loco_other_group_refused",
-        "Proposals, contributions and requests that were meant for another group.",
-        now.refused.get(RefusalReason.OTHER_GROUP, 0),
-    )
-
-
-def _restarts(now: MetricsSnapshot) -> Iterator[Metric]:
-    trainer = CounterMetricFamily(
-        "loco_trainer_restarts", "Restarts of the trainer process, by reason.", labels=["reason"]
-    )
-    reasons = dict.fromkeys(TRAINER_RESTART_REASONS, 0) | dict(now.trainer_restarts)
-    for reason, count in reasons.items():
-        trainer.add_metric([reason], count)
-    yield trainer
-    yield counter("loco_p2pd_restarts", "Restarts of the libp2p daemon.", now.p2pd_restarts)
-    yield counter("loco_directory_restarts", "Restarts of the directory.", now.directory_restarts)
-    yield counter(
-        "loco_failed_streams",
-        "Streams from other peers that a bug of ours has ended.",
-        now.failed_streams,
-    )
-    yield counter_by(
-        "fault",
-        "loco_peer_faults",
-        "What other peers sent that no honest peer sends, by kind.",
-        Fault,
-        now.faults,
-    )
-    yield counter(
-        "loco_peers_convicted",
-        "Peers of which it was proved that they have signed averages of their own making.",
-        now.convicted,
-    )
-    yield from checkpoint_metrics(now.checkpoints, now.checkpoint_age_s)

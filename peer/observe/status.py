@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -11,7 +11,6 @@ from protocol.outcomes import SkipReason
 
 from .amendment_lines import amendment_lines
 from .names import short_id
-from .output_facts import output_line
 from .pipeline_lines import pipeline_lines
 from .progress import RunProgress, progress_line
 from .reach_facts import reach_line
@@ -79,8 +78,7 @@ class Status:
     """The status of this peer. None is unknown.
 
     Attributes:
-        step, total_steps: nominal inner steps of the run.
-        learning_rate, tokens_per_s, swarm_tokens_per_s, left_s: as in `RunProgress`.
+        progress: how far the run is; its numbers stand beside the others in JSON.
         chosen_inner_steps: of our rounds, where each peer chooses its own; None where the run says.
         tokens: trained by this peer, in its life before the last checkpoint too.
         train_loss: mean of the last round, nats per token.
@@ -92,7 +90,6 @@ class Status:
         pipeline: its paths, links and times there (`PipelineFacts.to_json`).
         amendments: of the run (`amendments_json`).
         codec: of the run, and whether plain or compiled loops code with it here.
-        outputs: how ours differ from a partner's (`OutputFacts.to_json`).
         reach: how others reach us (`ReachFacts.to_json`).
         address: what others join by; `reachable_from` says from where: `anywhere`, `this network`
             or `this machine`.
@@ -104,12 +101,7 @@ class Status:
     run_id: str | None = None
     state: PeerState = PeerState.STARTING
     round: int | None = None
-    step: int | None = None
-    total_steps: int | None = None
-    learning_rate: float | None = None
-    tokens_per_s: float | None = None
-    swarm_tokens_per_s: float | None = None
-    left_s: float | None = None
+    progress: RunProgress = field(default_factory=RunProgress)
     chosen_inner_steps: int | None = None
     tokens: int | None = None
     train_loss: float | None = None
@@ -122,7 +114,6 @@ class Status:
     pipeline: Mapping[str, Any] | None = None
     amendments: tuple[Mapping[str, Any], ...] = ()
     codec: str | None = None
-    outputs: Mapping[str, Any] | None = None
     reach: Mapping[str, Any] | None = None
     address: str | None = None
     reachable_from: str | None = None
@@ -131,41 +122,20 @@ class Status:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as `loco-peer status --json` prints them."""
-        skipped = {str(reason): count for reason, count in self.outcomes.skipped.items() if count}
-        return {
-            "peer_id": self.peer_id,
-            "run_id": self.run_id,
-            "state": str(self.state),
-            "round": self.round,
-            "step": self.step,
-            "total_steps": self.total_steps,
-            "learning_rate": self.learning_rate,
-            "tokens_per_s": self.tokens_per_s,
-            "swarm_tokens_per_s": self.swarm_tokens_per_s,
-            "left_s": self.left_s,
-            "chosen_inner_steps": self.chosen_inner_steps,
-            "tokens": self.tokens,
-            "train_loss": _finite(self.train_loss),
-            "validation_loss": _finite(self.validation_loss),
-            "outcomes": {
-                "averaged": self.outcomes.averaged,
-                "skipped": skipped,
-                "recent_share": self.outcomes.recent_share,
-            },
-            "peers": [_peer_json(peer) for peer in self.peers],
-            "metrics": self.metrics,
-            "part": self.part,
-            "microbatches": dict(self.microbatches),
-            "pipeline": None if self.pipeline is None else dict(self.pipeline),
-            "amendments": [dict(each) for each in self.amendments],
-            "codec": self.codec,
-            "outputs": None if self.outputs is None else dict(self.outputs),
-            "reach": None if self.reach is None else dict(self.reach),
-            "address": self.address,
-            "reachable_from": self.reachable_from,
-            "doing": self.doing,
-            "since_s": self.since_s,
-        }
+        tree = asdict(self)
+        del tree["progress"]
+        outcomes = tree["outcomes"]
+        skipped = {str(reason): count for reason, count in outcomes["skipped"].items() if count}
+        return (
+            {name: tree.pop(name) for name in ("peer_id", "run_id")}
+            | {"state": str(tree.pop("state")), "round": tree.pop("round")}
+            | {name: getattr(self.progress, name) for name in _PROGRESS}
+            | tree
+            | {"train_loss": _finite(self.train_loss)}
+            | {"validation_loss": _finite(self.validation_loss)}
+            | {"outcomes": outcomes | {"skipped": skipped}}
+            | {name: list(tree[name]) for name in ("peers", "amendments")}
+        )
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> Self:
@@ -176,34 +146,28 @@ class Status:
         """
         outcomes = tree["outcomes"]
         skipped = {SkipReason(reason): int(n) for reason, n in outcomes["skipped"].items()}
-        plain = {
-            name: tree[name]
-            for name in cls.__dataclass_fields__
-            if name not in ("state", "outcomes", "peers", "amendments")
+        peers = tuple(PeerStatus(**peer) for peer in tree["peers"])
+        state = PeerState(tree["state"])
+        trains = state is PeerState.TRAINING
+        train = [peer for peer in peers if not trains or peer.state == PeerState.TRAINING]
+        progress = {name: tree[name] for name in _PROGRESS}
+        told: dict[str, Any] = {
+            "state": state,
+            "progress": RunProgress(**progress, peers=len(train) + 1),
+            "outcomes": Outcomes(int(outcomes["averaged"]), skipped, outcomes["recent_share"]),
+            "peers": peers,
+            "amendments": tuple(tree["amendments"]),
         }
-        return cls(
-            **plain,
-            state=PeerState(tree["state"]),
-            outcomes=Outcomes(int(outcomes["averaged"]), skipped, outcomes["recent_share"]),
-            amendments=tuple(tree["amendments"]),
-            peers=tuple(PeerStatus(**peer) for peer in tree["peers"]),
-        )
+        plain = {name: tree[name] for name in cls.__dataclass_fields__ if name not in told}
+        return cls(**plain, **told)
+
+
+_PROGRESS: Final = tuple(each.name for each in fields(RunProgress) if each.name != "peers")
 
 
 def _finite(value: float | None) -> float | None:
     """The loss, or None if it is not finite: JSON has no word for NaN."""
     return value if value is not None and math.isfinite(value) else None
-
-
-def _peer_json(peer: PeerStatus) -> dict[str, Any]:
-    return {
-        "peer_id": peer.peer_id,
-        "state": str(peer.state),
-        "round": peer.round,
-        "rtt_s": peer.rtt_s,
-        "step": peer.step,
-        "validation_loss": peer.validation_loss,
-    }
 
 
 def render(status: Status, *, full_ids: bool = False) -> "RenderableType":
@@ -235,7 +199,6 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         ("tokens", _number(status.tokens)),
         ("loss", f"train {_loss(status.train_loss)}  validation {_loss(status.validation_loss)}"),
         ("rounds", _rounds(status.outcomes)),
-        *(() if status.outputs is None else [("outputs", output_line(status.outputs))]),
         *(("amended", line) for line in amendment_lines(status.amendments)),
         *_part(status),
         ("codec", status.codec or "-"),
@@ -258,18 +221,9 @@ def _round(status: Status) -> str:
 
 
 def _progress(status: Status) -> str:
-    trains = status.state is PeerState.TRAINING
-    others = [peer for peer in status.peers if not trains or peer.state == PeerState.TRAINING]
-    now = RunProgress(
-        step=status.step,
-        total_steps=status.total_steps,
-        tokens_per_s=status.tokens_per_s,
-        swarm_tokens_per_s=status.swarm_tokens_per_s,
-        left_s=status.left_s,
-        peers=len(others) + 1,
-    )
-    rate = "" if status.learning_rate is None else f", learning rate {status.learning_rate:.3g}"
-    return progress_line(now, None, None) + rate
+    rate = status.progress.learning_rate
+    said = "" if rate is None else f", learning rate {rate:.3g}"
+    return progress_line(status.progress, None, None) + said
 
 
 def _part(status: Status) -> list[tuple[str, str]]:

@@ -179,14 +179,6 @@ class _GatedTrainer:
         """Codes of the fragment's last send."""
         return self._trainer.fragment_codes(fragment)
 
-    def lay_partner(self, codes: memoryview) -> None:
-        """Lay a partner's codes where `Compare` finds them."""
-        self._trainer.lay_partner(codes)
-
-    def clear_partner(self) -> None:
-        """Give their memory back."""
-        self._trainer.clear_partner()
-
 
 class SimulatedProvision:
     """Implements `peer.daemon.provision.Provision`.

@@ -26,12 +26,12 @@ from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
 from peer.observe.status import Status
+from peer.observe.timing import RoundTiming
 from peer.options.config import Origin
 from peer.options.run_options import check_overlap_steps
 from peer.ports import PeerId
 from peer.ports.simulated import SimulatedWork
 from peer.rounds.loop import TrainingImpossible
-from peer.rounds.timing import RoundTiming
 from peer.state.acquaintances import Acquaintances
 from peer.state.admission_file import AdmissionFile
 from peer.state.checkpoints import CheckpointStore

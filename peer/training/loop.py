@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -22,9 +21,7 @@ import torch
 
 from protocol.run.run_spec import RunSpec
 
-from .comparison_messages import Compare, Compared
 from .corpus import Corpus, PieceCorpus
-from .divergence import output_divergence, probe_batch
 from .errors import NonFinite
 from .fragments import FragmentSnapshots
 from .kept import keep_weights, take_over_weights
@@ -62,9 +59,6 @@ class InnerStepper(Protocol):
 
     def loss_of(self, blocks_BT: npt.NDArray[np.int64]) -> float | None:
         """Mean loss, nats per token; None where it cannot be measured."""
-
-    def outputs_of(self, tokens_BT: npt.NDArray[np.int64]) -> torch.Tensor | None:
-        """Logits [B * T, V] of [B, T] tokens; None where others have them."""
 
 
 class Channel(Protocol):
@@ -146,8 +140,6 @@ class InnerLoop:
                     self._settle()
                 case Evaluate():
                     self._evaluate(action)
-                case Compare():
-                    self._compare(action)
                 case Keep():
                     self._keep(action)
                 case _:
@@ -220,15 +212,6 @@ class InnerLoop:
         self._round_machine.measured(
             Evaluated(order.round, loss, tokens, self._clock_s() - started_s)
         )
-
-    def _compare(self, order: Compare) -> None:
-        """Measure how far a partner's snapshot is from ours in what it says of the probe batch."""
-        self._settle()
-        started_s, parts = self._clock_s(), self._parts
-        outputs = partial(parts.stepper.outputs_of, probe_batch(self._validation_BT))
-        divergence = output_divergence(parts.model, parts.snapshots, order.round, outputs)
-        told = Compared(order.round, divergence, self._clock_s() - started_s)
-        self._round_machine.measured(told)
 
     def _train(self, step: TrainStep, blocks: npt.NDArray[np.int64]) -> None:
         started_s = self._clock_s()

@@ -13,7 +13,6 @@ The order of things, when peers average in pairs:
     TrainRound(r, ...)                  Progress ... Progress
                                         RoundClosed(r, slot)          codes are in `slot`
     TrainRound(r+1, ...)                Progress ...
-    Compare(r)                          Compared(r, divergence)     (comparison_messages.py)
     Apply(r)                            theta += phi' - decoded(r)
                                         Applied(r)
     Evaluate(r)                         Evaluated(r, loss)
@@ -59,7 +58,6 @@ Rules of fragments that all average:
 from dataclasses import dataclass
 from typing import Final
 
-from .comparison_messages import Compare, Compared
 from .piece_messages import PiecesHere, PiecesMissing
 from .stages.messages import StageCommand, StageEvent
 
@@ -196,7 +194,6 @@ TrainerCommand = (
     | SyncCommand
     | StageCommand
     | Evaluate
-    | Compare
     | Keep
     | PiecesHere
     | Stop
@@ -381,7 +378,7 @@ class Failed:
     detail: str
 
 
-SyncEvent = Applied | Compared | FragmentSent | FragmentMerged | Yielded
+SyncEvent = Applied | FragmentSent | FragmentMerged | Yielded
 TrainerEvent = (
     Ready
     | Progress

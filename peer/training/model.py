@@ -141,11 +141,6 @@ class FlatModel:
             logits_BTV.reshape(-1, logits_BTV.shape[-1]).float(), tokens_BT[:, 1:].reshape(-1)
         )
 
-    def logits(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        """What the model says of the next tokens; int64 [B, T] tokens to [B * T, V]."""
-        logits_BTV: torch.Tensor = self._module(input_ids=tokens_BT).logits
-        return logits_BTV.flatten(0, 1)
-
     def groups(self, *, without_block_matrices: bool = False) -> list[ParameterGroup]:
         """The vector cut into matrices, which decay, and the rest, which does not."""
         groups = [ParameterGroup([], decays=True), ParameterGroup([], decays=False)]

@@ -16,7 +16,7 @@ from protocol.run.run_spec import RunSpec
 
 from .errors import WrongCommand
 from .messages import Applied, Apply, SyncCommand, SyncEvent, TrainRound
-from .shared import CodeRegions, slot_bytes
+from .shared import NUM_SLOTS, CodeRegions
 from .snapshot import Snapshot, Snapshots
 from .weights import FastWeights
 
@@ -95,7 +95,7 @@ class PairSync:
 
 def regions_of(spec: RunSpec, layout: Layout) -> tuple[int, ...]:
     """Two slots for the codes of all weights."""
-    return slot_bytes(get_codec(spec.sync.codec).code_bytes(layout.padded_parameters))
+    return (get_codec(spec.sync.codec).code_bytes(layout.padded_parameters),) * NUM_SLOTS
 
 
 def snapshots_of(

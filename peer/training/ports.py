@@ -42,12 +42,6 @@ class Trainer(Protocol):
     def fragment_codes(self, fragment: int) -> memoryview:
         """Codes of the fragment's last send, chunk after chunk."""
 
-    def lay_partner(self, codes: memoryview) -> None:
-        """Lay a partner's codes where `Compare` finds them; it copies them, so in a thread."""
-
-    def clear_partner(self) -> None:
-        """Give their memory back, when no `Compare` is on its way."""
-
 
 StartTrainer = Callable[[Float32Vector, int | None], AbstractAsyncContextManager[Trainer]]
 """Start a trainer on these slow weights [padded_parameters]; the second argument caps the

@@ -31,7 +31,7 @@ from .child_process import STOP_GRACE_S, SpareChild, TrainerChild
 from .messages import Failed, FragmentSent, Ready, RoundClosed, Stop, TrainerCommand, TrainerEvent
 from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
 from .settings import TrainerSettings
-from .shared import PARTNER_REGION, CodeRegions, LentRegion, SharedVector, code_memory
+from .shared import CodeRegions, SharedVector, code_memory
 from .stages.ring import BoundaryRing
 from .stages.sizes import boundary_bytes
 from .sync import trainer_side
@@ -65,7 +65,6 @@ class ProcessTrainer:
         self._map_regions = map_regions
         self._map_boundaries = map_boundaries
         self._regions: CodeRegions | None = None
-        self._partner: LentRegion | None = None
         self._watchdog = watchdog
         self._patience = trio.CancelScope()
         self._commands = 0
@@ -131,17 +130,6 @@ class ProcessTrainer:
         """Codes of the fragment's last send, valid until its next one."""
         assert self._regions is not None
         return self._regions.codes(fragment)
-
-    def lay_partner(self, codes: memoryview) -> None:
-        """Lay a partner's codes where `Compare` finds them. Only while this life lasts."""
-        assert self._regions is not None
-        self._partner = self._partner or self._regions.lent(PARTNER_REGION)
-        self._partner.fill(codes)
-
-    def clear_partner(self) -> None:
-        """Give their memory back."""
-        if self._partner is not None:
-            self._partner.empty()
 
     def statistics(self) -> TrainerStatistics:
         """What this life has done so far."""

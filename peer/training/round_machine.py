@@ -9,7 +9,6 @@ trains a model in a process of its own, simulated.py a toy in virtual time.
     next_action()                       does what is due, and says what comes next:
       Settle                            look at the numbers of the last step, then settled()
       Evaluate(round)                   measure the slow weights, then measured()
-      Compare(round)                    compare snapshots, then measured()
       Keep(path)                        write the fast weights to a file, then kept()
       TrainStep(...)                    unless a command has come: train on blocks(), then stepped()
       Wait                              nothing to do until a command comes
@@ -59,7 +58,6 @@ from protocol.run.optimizer_section import OptimizerSection
 from protocol.run.run_spec import RunSpec
 from protocol.schedule.data_plan import DataPlan
 
-from .comparison_messages import Compare, Compared
 from .errors import WrongCommand
 from .messages import (
     Amend,
@@ -109,7 +107,7 @@ class Wait:
     """There is nothing to do until a command comes."""
 
 
-Action = TrainStep | Settle | Evaluate | Compare | Keep | Wait | Stop
+Action = TrainStep | Settle | Evaluate | Keep | Wait | Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +162,7 @@ class RoundMachine:
         self._plan = DataPlan(spec.seed, num_blocks, piece_blocks)
         self._sync = sync
         self._events = events
-        self._to_measure: deque[Evaluate | Compare] = deque()
+        self._to_measure: deque[Evaluate] = deque()
         self._to_keep: deque[Keep] = deque()
         self._stopped = False
         self._state = _SinceLoad()
@@ -189,7 +187,7 @@ class RoundMachine:
                 self._take_order(command, now_s)
             case CloseRound(round_):
                 self._ask_to_close(round_)
-            case Evaluate() | Compare():
+            case Evaluate():
                 self._to_measure.append(command)
             case Keep():
                 self._to_keep.append(command)
@@ -321,8 +319,8 @@ class RoundMachine:
         """
         self._current.settled(loss, gradient_norm, seconds)
 
-    def measured(self, result: Evaluated | Compared) -> None:
-        """The slow weights have been measured, or snapshots compared."""
+    def measured(self, result: Evaluated) -> None:
+        """The slow weights have been measured."""
         self._to_measure.popleft()
         self._events.append(result)
 

@@ -3,8 +3,7 @@
 Two pieces. `SharedVector` holds the slow weights: the daemon writes, the trainer maps it read-only
 through a descriptor that was opened read-only. `CodeRegions` hold codes: the trainer writes, the
 daemon reads. Averaging in pairs has two equal slots for whole vectors, streaming one region for
-each fragment. Beside the slots there is room for the codes of a partner, which the daemon writes
-and the trainer reads (`LentRegion`).
+each fragment.
 
 Rules of the regions, so that a kill at any moment harms nothing:
     1. Codes that are on their way lie still. Slots alternate with the rounds; a fragment's region
@@ -24,7 +23,6 @@ import os
 import struct
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -36,8 +34,6 @@ from peer.codec import Codec
 from protocol.fragment.fragments import Fragment
 
 NUM_SLOTS: Final = 2
-PARTNER_REGION: Final = NUM_SLOTS
-"""The region for a partner's codes, of averaging in pairs. Memory that nobody writes is none."""
 HEADER_BYTES: Final = max(4096, mmap.PAGESIZE)
 """Space before each region's codes: a page, so that codes are page-aligned."""
 _HEADER: Final = struct.Struct("<QQ32s")
@@ -171,47 +167,10 @@ class CodeRegions:
         # The sequence number makes the header count, so it is written by itself and last.
         struct.pack_into("<Q", self._memory, start, self._sequence)
 
-    def lent(self, region: int) -> "LentRegion":
-        """A region that the daemon writes; its descriptor must still be open."""
-        start = self._start(region) + HEADER_BYTES
-        return LentRegion(self._fd, start, self.code_bytes[region])
-
     def _start(self, region: int) -> int:
         if not 0 <= region < len(self._starts):
             raise IndexError(f"no region {region}; there are {len(self._starts)}")
         return self._starts[region]
-
-
-class LentRegion:
-    """A region that the daemon writes and the trainer reads: the one part that goes this way.
-
-    It has no header: whoever reads it is told when it holds something. Where the system can, its
-    memory is given back between two uses, for they are rare and whole vectors are large.
-    """
-
-    def __init__(self, fd: int, start: int, size_bytes: int) -> None:
-        self._start, self._size_bytes = start, size_bytes
-        self._map = mmap.mmap(fd, start + size_bytes, access=mmap.ACCESS_WRITE)
-
-    def __repr__(self) -> str:
-        return f"<LentRegion of {self._size_bytes} bytes>"
-
-    def fill(self, codes: memoryview) -> None:
-        """Write codes, of just the region's length. Raises ValueError."""
-        if len(codes) != self._size_bytes:
-            raise ValueError(f"{len(codes)} bytes of codes for a region of {self._size_bytes}")
-        memoryview(self._map)[self._start :] = codes
-
-    def empty(self) -> None:
-        """Give its memory back, where the system can; nobody reads it now."""
-        if hasattr(mmap, "MADV_REMOVE"):
-            with suppress(OSError):
-                self._map.madvise(mmap.MADV_REMOVE, self._start, self._size_bytes)
-
-
-def slot_bytes(code_bytes: int) -> tuple[int, ...]:
-    """The regions of averaging in pairs: slots for our codes, and as much for a partner's."""
-    return (code_bytes,) * (NUM_SLOTS + 1)
 
 
 def region_bytes(fragments: Sequence[Fragment], codec: Codec) -> tuple[int, ...]:

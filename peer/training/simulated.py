@@ -26,11 +26,8 @@ import numpy as np
 import torch
 import trio
 
-from protocol.run.layout import ALIGNMENT
 from protocol.run.run_spec import RunSpec
 
-from .comparison_messages import Compare, Compared
-from .divergence import output_divergence
 from .errors import NonFinite, WrongCommand
 from .kept import keep_weights, take_over_weights
 from .messages import (
@@ -46,7 +43,7 @@ from .messages import (
 )
 from .ports import Float32Vector, StartTrainer, Trainer, TrainerDied
 from .round_machine import Action, RoundMachine, TrainStep, Wait
-from .shared import PARTNER_REGION, CodeRegions
+from .shared import CodeRegions
 from .sync import trainer_side
 from .toy import (
     SimulatedSpeed,
@@ -124,8 +121,8 @@ class SimulatedTrainer:
         spec, emit = self._spec, self._events.append
         slow_P = torch.from_numpy(self._slow)
         side = trainer_side(spec)
-        self._snapshots = side.snapshots_of(spec, self.model, slow_P, self._regions)
-        sync = side.sync_of(spec, self._snapshots, emit, lambda: self._now_s, overlap_steps)
+        snapshots = side.snapshots_of(spec, self.model, slow_P, self._regions)
+        sync = side.sync_of(spec, snapshots, emit, lambda: self._now_s, overlap_steps)
         return RoundMachine(
             spec,
             self._peer_id,
@@ -170,13 +167,6 @@ class SimulatedTrainer:
         """Codes of the fragment's last send."""
         return self._regions.codes(fragment).toreadonly()
 
-    def lay_partner(self, codes: memoryview) -> None:
-        """Lay a partner's codes where `Compare` finds them."""
-        self._regions.codes(PARTNER_REGION)[:] = codes
-
-    def clear_partner(self) -> None:
-        """Nothing to do."""
-
     def _raise_if_dead(self) -> None:
         if self._death is not None:
             raise TrainerDied(self._death)
@@ -200,7 +190,7 @@ class SimulatedTrainer:
         try:
             self._round_machine.obey(command, self._now_s)
         except WrongCommand as error:
-            self._refuse(error)
+            self._fail("error", f"WrongCommand: {error}")
             return
         if isinstance(command, Load) and command.kept is not None:
             own_steps = take_over_weights(Path(command.kept), self, command.with_weights)
@@ -227,38 +217,21 @@ class SimulatedTrainer:
         trained = isinstance(self._action, TrainStep)
         try:
             while isinstance(
-                action := self._round_machine.next_action(self._now_s), Evaluate | Compare | Keep
+                action := self._round_machine.next_action(self._now_s), Evaluate | Keep
             ):
-                self._do_beside(action)
+                if isinstance(action, Keep):
+                    keep_weights(Path(action.path), self, self._round_machine.own_steps)
+                    self._round_machine.kept(0.0, None)
+                else:
+                    self._evaluate(action)
         except NonFinite as error:
             self._fail("non_finite", str(error))
-            return
-        except WrongCommand as error:
-            self._refuse(error)
             return
         if isinstance(action, TrainStep) and not trained:
             self._next_step_s = self._now_s + self._speed.duration_s(self._machine.steps)
         elif isinstance(action, Stop):
             self._death = "the trainer exited with 0"
         self._action = action
-
-    def _do_beside(self, order: Evaluate | Compare | Keep) -> None:
-        """Do what is no training."""
-        match order:
-            case Keep():
-                keep_weights(Path(order.path), self, self._round_machine.own_steps)
-                self._round_machine.kept(0.0, None)
-            case Compare():
-                self._compare(order)
-            case Evaluate():
-                self._evaluate(order)
-
-    def _compare(self, order: Compare) -> None:
-        """The toy's weights are its outputs: logits of a few positions."""
-        took_s, outputs = self._speed.comparison_s, self.model.theta_P.view(-1, ALIGNMENT)
-        found = output_divergence(self.model, self._snapshots, order.round, outputs.clone)
-        self._round_machine.measured(Compared(order.round, found, took_s))
-        self._next_step_s += took_s
 
     def _evaluate(self, order: Evaluate) -> None:
         """The loss is known at once; what it takes to find it holds up training."""
@@ -295,9 +268,6 @@ class SimulatedTrainer:
         elif steps in speed.out_of_memory_at_steps:
             self._fail("out_of_memory", "out of memory")
         return self._death is not None
-
-    def _refuse(self, error: WrongCommand) -> None:
-        self._fail("error", f"WrongCommand: {error}")
 
     def _fail(self, reason: str, detail: str) -> None:
         self._events.append(Failed(reason, detail))

@@ -28,7 +28,7 @@ from peer.codec import Codec, codes_as_tensor, codes_on
 from protocol.fragment.fragments import Span
 
 from .errors import NonFinite
-from .shared import NUM_SLOTS, PARTNER_REGION, CodeRegions
+from .shared import NUM_SLOTS, CodeRegions
 from .weights import FastWeights
 
 
@@ -91,11 +91,6 @@ class DeltaMerge:
         move.zero_()
         return distance
 
-    def put(self, region: int, out_P: torch.Tensor) -> None:
-        """Write what the codes in a region stand for to a whole vector."""
-        codes = codes_as_tensor(self._regions.codes(region))
-        self._codec.decode(codes.to(self._model.device), out_P)
-
     def _encode(self, spans: Sequence[Span], memory: memoryview) -> None:
         with codes_on(self._model.device, memory) as codes:
             if len(spans) == 1:
@@ -155,15 +150,6 @@ class Snapshots:
             raise NonFinite(f"weights at the close of round {round_}: {error}") from error
         self.pending = Snapshot(round_, slot, digest)
         return self.pending
-
-    def put_own(self, out_P: torch.Tensor) -> None:
-        """Write the pending snapshot, as its codes say, to a vector."""
-        assert self.pending is not None
-        self._merge.put(self.pending.slot, out_P)
-
-    def put_partner(self, out_P: torch.Tensor) -> None:
-        """Write the partner's snapshot to a vector: what the daemon has laid beside ours."""
-        self._merge.put(PARTNER_REGION, out_P)
 
     def apply(self) -> float:
         """Take over the move of the slow weights since the pending snapshot.

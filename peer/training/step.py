@@ -66,14 +66,6 @@ class Stepper:
                 total += self._model.loss(tokens_bT) * tokens_bT.shape[0]
         return float(total) / len(blocks_BT)
 
-    def outputs_of(self, tokens_BT: npt.NDArray[np.int64]) -> torch.Tensor:
-        """Logits [B * T, V] of [B, T] tokens under the current weights.
-
-        Computed as in training, but never compiled: the shape is another one.
-        """
-        with torch.no_grad(), autocast(self._model.device, self._precision):
-            return torch.cat([self._model.logits(part) for part in self._micro_batches(tokens_BT)])
-
     def _micro_batches(self, blocks_BT: npt.NDArray[np.int64]) -> tuple[torch.Tensor, ...]:
         tokens_BT = torch.from_numpy(blocks_BT)
         if self._model.device.type == "cuda":

@@ -38,7 +38,6 @@ class SimulatedSpeed:
         scatter_seed: of this machine's scatter.
         start_s: virtual time from start to `Ready`.
         validation_s: for how long a validation holds up training.
-        comparison_s: the same of a comparison of outputs.
         die_at_steps: counts of this machine's steps at which its trainer is killed.
         non_finite_at_steps: those at which its loss is NaN.
         out_of_memory_at_steps: those at which its memory runs out.
@@ -50,7 +49,6 @@ class SimulatedSpeed:
     scatter_seed: int = 0
     start_s: float = 1.0
     validation_s: float = 0.0
-    comparison_s: float = 0.05
     die_at_steps: frozenset[int] = frozenset()
     non_finite_at_steps: frozenset[int] = frozenset()
     out_of_memory_at_steps: frozenset[int] = frozenset()

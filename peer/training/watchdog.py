@@ -16,7 +16,6 @@ from typing import Final
 
 from protocol.run.run_spec import RunSpec
 
-from .comparison_messages import Compare, Compared
 from .messages import (
     Amend,
     Applied,
@@ -89,7 +88,7 @@ class Watchdog:
             case TrainRound():
                 self._open_rounds += 1
                 self._total_steps = total_steps_of(self._spec, command)
-            case Apply() | Evaluate() | Compare():
+            case Apply() | Evaluate():
                 self._owed += 1
             case Merge(fragment=fragment) | Amend(fragment=fragment):
                 self._awaited.discard(fragment)
@@ -114,5 +113,5 @@ class Watchdog:
             case Applied():
                 self._unapplied = 0
                 self._owed = max(0, self._owed - 1)
-            case Evaluated() | Compared():
+            case Evaluated():
                 self._owed = max(0, self._owed - 1)

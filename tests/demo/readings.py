@@ -4,6 +4,7 @@ from typing import Any
 
 from demo.reading import Carried, Reading
 from demo.summary import Finished
+from peer.observe.progress import RunProgress
 from peer.observe.status import Outcomes, PeerState, PeerStatus, Status
 from protocol.outcomes import SkipReason
 
@@ -16,7 +17,7 @@ def reading(name="peer-1", *, step=30, state=PeerState.TRAINING, peers=(), part=
         run_id="ab",
         state=state,
         round=step // 10,
-        step=step,
+        progress=RunProgress(step=step),
         tokens=1024 * step,
         train_loss=2.5,
         validation_loss=2.25,

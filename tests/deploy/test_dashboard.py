@@ -9,7 +9,7 @@ import yaml
 from dashboard import DASHBOARD, ROOT, Query, documented, panels, queries
 from snapshots import full_metrics
 
-from peer.observe.round_metrics import RoundPhase
+from peer.observe.timing import RoundPhase
 from protocol.outcomes import SkipReason
 
 

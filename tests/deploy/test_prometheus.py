@@ -14,10 +14,11 @@ import pytest
 import trio
 from dashboard import queries
 from prometheus import Prometheus, needs_prometheus, running_prometheus
-from snapshots import full_metrics, full_snapshot
+from snapshots import full_metrics, full_record
 
 from peer.observe.endpoint import serve_metrics
-from peer.observe.round_metrics import RoundPhase
+from peer.observe.metrics import Metrics
+from peer.observe.timing import RoundTiming
 from peer.options.addresses import HostPort
 
 LIVE_S = 300
@@ -80,13 +81,13 @@ async def test_every_query_returns_data_from_a_peer_that_knows_everything(tmp_pa
     def read():
         nonlocal scrapes
         scrapes += 1
-        for phase in RoundPhase:
-            metrics.observe_round(phase, 0.5)
+        now.facts.count_timing(RoundTiming(0.5, 0.5, 0.5, 0.5))
         if scrapes == 5:
             scraped_often.set()
-        return full_snapshot()
+        return now
 
-    metrics = full_metrics(read)
+    now = full_record()
+    metrics = Metrics(read, version="0.1.0")
     async with trio.open_nursery() as nursery:
         url = await nursery.start(
             serve_metrics, HostPort("127.0.0.1", 0), metrics.render, metrics.content_type

@@ -25,10 +25,10 @@ from peer.averaging.diloco.surroundings import FragmentSurroundings, KeptProofs
 from peer.codec import get_codec
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
+from peer.observe.timing import RoundTiming
 from peer.ports import Network, PeerId, Work
 from peer.process.rejoin import join_the_finished
 from peer.rounds.pace import Pace
-from peer.rounds.timing import RoundTiming
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
 from peer.training.messages import (

@@ -24,14 +24,12 @@ from peer.observe.facts import Facts
 from peer.rounds.pace import Pace
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
-from peer.training.comparison_messages import Compared
 from peer.training.messages import Applied, Apply, Progress, Ready, RoundClosed, SyncEvent
 from protocol.membership.view import Member
 from protocol.outcomes import SkipReason
 from protocol.schedule.own_rounds import OwnRounds, RoundPlan
 from protocol.schedule.rounds import keep_together
 
-from .comparisons import Comparisons
 from .final_rounds import FinalRounds
 from .outcome import Averaged
 from .outer_steps import OuterSteps, Settled
@@ -56,7 +54,6 @@ class GossipRounds:
         steps: OuterSteps,
         finale: FinalRounds,
         validation: Validation,
-        comparisons: Comparisons | None,
         own_length: OwnLength | None = None,
     ) -> None:
         self._rounds = rounds
@@ -69,7 +66,6 @@ class GossipRounds:
         self._validation = validation
         self._own_length = own_length
         self._validated_round: int | None = None
-        self._comparisons = comparisons
         self._line: TrainerLine | None = None
         self._settled = trio.Event()
         self._settled.set()
@@ -111,8 +107,6 @@ class GossipRounds:
     def began(self, line: TrainerLine, ready: Ready) -> None:
         """A trainer has started."""
         self._line = line
-        if self._comparisons is not None:
-            self._comparisons.began()
 
     def progressed(self, progress: Progress) -> None:
         """Note it, where lengths of rounds are ours."""
@@ -132,11 +126,9 @@ class GossipRounds:
             await self._settled.wait()
 
     async def took(self, event: SyncEvent) -> None:
-        """Note how a comparison went, and what a merge took, where that matters."""
+        """Note what a merge took, where that matters."""
         if isinstance(event, Applied) and self._own_length is not None:
             self._own_length.merged(event.round, event.pause_s)
-        if isinstance(event, Compared) and self._comparisons is not None:
-            self._comparisons.ended(event)
 
     async def died(self) -> None:
         """An exchange under way needs no trainer: let it end."""
@@ -169,9 +161,8 @@ class GossipRounds:
             settled = await self._steps.average(own, meeting, meanwhile)
             await self._validation.wait_idle()  # the slow weights lie still meanwhile
             started_s = trio.current_time()
-            taken = await self._steps.take(settled, meeting, closed.seconds)
+            await self._steps.take(settled, meeting, closed.seconds)
             self._note(settled, trio.current_time() - started_s)
-            await self._compare(line, taken)
             await line.send(Apply(closed.round))
             if not self._finale.has_begun and self._is_validation_due(closed.round):
                 await self._validation.begin(line, closed.round)
@@ -194,11 +185,3 @@ class GossipRounds:
         if is_due or self._validated_round is None:
             self._validated_round = nominal
         return is_due
-
-    async def _compare(self, line: TrainerLine, settled: Settled) -> None:
-        """Compare outputs with the partner that we have averaged with, if that is due."""
-        own, outcome = settled.own, settled.outcome
-        if self._comparisons is None or own.final or not isinstance(outcome, Averaged):
-            return
-        theta = outcome.payload[: len(outcome.payload) // own.vectors]
-        await self._comparisons.offer(line, own.round, outcome.partner_id, theta)

@@ -32,8 +32,8 @@ from peer.averaging.gossip.outer_state import OuterState
 from peer.observe.event_names import EventName
 from peer.observe.events import Events
 from peer.observe.facts import Facts
+from peer.observe.timing import RoundTiming
 from peer.ports import Work
-from peer.rounds.timing import RoundTiming
 from protocol.gossip.final_averaging import Meeting
 from protocol.gossip.patience import Patience
 from protocol.membership.conduct import Fault
@@ -151,14 +151,11 @@ class OuterSteps:
             self._patience.exchanged(timing.match_s, timing.exchange_s, slack_s)
         return Settled(own, outcome, timing)
 
-    async def take(self, settled: Settled, meeting: Meeting | None, train_s: float) -> Settled:
+    async def take(self, settled: Settled, meeting: Meeting | None, train_s: float) -> None:
         """Take the outer step, and count how averaging ended.
 
         Args:
             train_s: what training took that the snapshot ended.
-
-        Returns:
-            The same, as it was counted: with what came of a partner that we did not believe.
         """
         started_s = trio.current_time()
         self._steps_since_average += settled.own.steps
@@ -183,7 +180,6 @@ class OuterSteps:
         self._count(settled)
         apply_s, timing = trio.current_time() - started_s, settled.timing
         self._observe_round(RoundTiming(train_s, timing.match_s, timing.exchange_s, apply_s))
-        return settled
 
     async def _judged(self, settled: Settled, meeting: Meeting | None) -> tuple[Settled, float]:
         """Hold the partner's vector against what was seen; how much it counts, 1 as ours."""

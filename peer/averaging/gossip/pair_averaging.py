@@ -6,7 +6,6 @@ momentum move when two vectors have been exchanged.
 
 import trio
 
-from peer.averaging.gossip.comparisons import Comparisons
 from peer.averaging.gossip.door import GossipDoor
 from peer.averaging.gossip.final_rounds import FinalRounds
 from peer.averaging.gossip.gossip_rounds import GossipRounds
@@ -19,7 +18,6 @@ from peer.rounds.loop import RoundLoop
 from peer.rounds.pace import Pace
 from peer.training.ports import StartTrainer
 from protocol.gossip.final_averaging import WAIT_ROUNDS
-from protocol.run.stages import stage_of_part
 from protocol.schedule.own_rounds import OwnRounds
 
 
@@ -97,16 +95,8 @@ class PairAveraging:
             finale=finale,
             validation=validation,
             own_length=OwnLength(facts, parts.events, parts.held.view) if chooses else None,
-            comparisons=self._comparisons(),
         )
         return parts.loop(way, validation, start_trainer)
-
-    def _comparisons(self) -> Comparisons | None:
-        """None for a stage, which has no outputs of its own."""
-        parts = self._parts
-        if stage_of_part(parts.held.group.part) is not None:
-            return None
-        return Comparisons(parts.facts, parts.work, parts.events)
 
     async def serve(self) -> None:
         """Answer proposals until cancelled."""

@@ -158,9 +158,6 @@ class DataPeerStepper:
                 returned += 1
         return self._end.take(returned, learning_rate)
 
-    def outputs_of(self, tokens_BT: npt.NDArray[np.int64]) -> None:
-        """None: a stage's outputs are the next one's inputs."""
-
     def loss_of(self, blocks_BT: npt.NDArray[np.int64]) -> float | None:
         """Mean loss of [B, T+1] tokens, nats per token; None if none came back.
 
@@ -280,9 +277,6 @@ class RelayStepper:
         """Between two steps: do the forwards that no gradient follows. Raises Interrupted."""
         for command in self._desk.scores():
             self._score(command)
-
-    def outputs_of(self, tokens_BT: npt.NDArray[np.int64]) -> None:
-        """None: a stage's outputs are the next one's inputs."""
 
     def loss_of(self, _blocks_BT: npt.NDArray[np.int64]) -> float | None:
         """None: this stage has no loss of its own."""

@@ -21,7 +21,7 @@ from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedInternet, SimulatedNetwork
 from peer.network.simulated_link import LinkModel
 from peer.observe.events import EventLog
-from peer.observe.packing_facts import PackingFacts
+from peer.observe.facts import PackingFacts
 from peer.ports import PeerId
 from peer.ports.simulated import SimulatedWork
 from protocol.address.peer_id import peer_id_from_public_key

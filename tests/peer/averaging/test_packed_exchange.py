@@ -28,7 +28,7 @@ from peer.averaging.gossip.packing import Packer
 from peer.codec import get_codec
 from peer.codec.differences import pack
 from peer.network.conversation import Conversation
-from peer.observe.packing_facts import PackingFacts
+from peer.observe.facts import PackingFacts
 from peer.ports.simulated import SimulatedWork
 from protocol.errors import StreamLost
 from protocol.gossip.misreadings import map_of

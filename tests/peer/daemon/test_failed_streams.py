@@ -40,6 +40,6 @@ async def test_it_stands_in_the_metrics(tmp_path) -> None:
     async with open_swarm(1, toy_spec(20), tmp_path) as swarm:
         await start(swarm, "a")
         a = swarm["a"]
-        assert a.report.snapshot().failed_streams == 0
+        assert a.report.now().carried.failed_streams == 0
         a.network._handlers.failed_streams += 3
         assert b"loco_failed_streams_total 3.0" in a.report.metrics.render()

@@ -140,8 +140,7 @@ async def test_a_view_lists_its_group_and_the_links_are_the_runs(tmp_path):
                 (entered,) = peer.events(EventName.GROUP_ENTERED)
                 assert (entered["part"], entered["group"]) == (part, group_of(swarm, part))
                 assert entered["padded_parameters"] == SIZES[part]
-                snapshot = peer.report.snapshot()
-                assert (snapshot.part, snapshot.group) == (part, group_of(swarm, part))
+                assert (peer.status().part, peer.facts.group) == (part, group_of(swarm, part))
 
 
 @simulated()
@@ -241,7 +240,7 @@ async def test_a_proposal_that_crosses_groups_is_refused_and_counted(tmp_path):
             await talk.send(Settle(exchange_id(ours, (a.peer_id, 0), (b.peer_id, 0))))
             answer, _ = await talk.receive(Settled)
             assert answer.outcome is SettledOutcome.UNKNOWN
-        assert b.report.snapshot().refused[RefusalReason.OTHER_GROUP] == 2
+        assert b.facts.refused[RefusalReason.OTHER_GROUP] == 2
         assert set(outcomes(b)) <= {"no_partner"}
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from swarm_worlds import simulated, start, toy_spec
 
-from peer.observe.packing_facts import PackingFacts
+from peer.observe.facts import PackingFacts
 from peer.simulation.peer import SimulatedPeer
 from peer.simulation.swarm import open_swarm
 from protocol.outcomes import SkipReason

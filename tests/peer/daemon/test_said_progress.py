@@ -38,7 +38,7 @@ async def test_a_line_every_few_seconds_says_how_far_the_run_is(tmp_path):
         await trio.sleep(20)
         swarm.join("b", Machine(SimulatedSpeed(step_s=0.2)))
         await swarm.until(lambda: swarm["a"].facts.step > 600)
-        status = swarm["a"].status()
+        progress = swarm["a"].status().progress
         await swarm.finished()
         await trio.sleep(2 * REPEAT_S)
         nursery.cancel_scope.cancel()
@@ -48,12 +48,12 @@ async def test_a_line_every_few_seconds_says_how_far_the_run_is(tmp_path):
     assert " of 800 (" in said[-1]
     assert said[-1].endswith("2 peers")
     own = spec.tokens_per_step / 0.1
-    assert status.tokens_per_s == pytest.approx(own, rel=0.2)
-    assert status.swarm_tokens_per_s == pytest.approx(1.5 * own, rel=0.2)
-    assert status.total_steps == 800
-    assert status.left_s is not None
-    assert status.step is not None
-    pace = status.left_s / (800 - status.step)
+    assert progress.tokens_per_s == pytest.approx(own, rel=0.2)
+    assert progress.swarm_tokens_per_s == pytest.approx(1.5 * own, rel=0.2)
+    assert progress.total_steps == 800
+    assert progress.left_s is not None
+    assert progress.step is not None
+    pace = progress.left_s / (800 - progress.step)
     assert pace == pytest.approx(0.1, rel=0.3)
     (export,) = lines_of(stream, EXPORT)
     assert "serves its state" in export

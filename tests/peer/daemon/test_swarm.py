@@ -116,7 +116,7 @@ async def test_it_is_told_what_codes_vectors(tmp_path, monkeypatch):
         assert (chosen["codec"], chosen["loops"]) == ("int8", f"plain: {why}")
         assert started["codec"] == "plain"
         assert a.status().codec == f"int8: daemon plain: {why}, trainer plain"
-        assert a.report.snapshot().loops == {"trainer": "plain", "daemon": f"plain: {why}"}
+        assert a.report.now().facts.loops == {"trainer": "plain", "daemon": f"plain: {why}"}
     compiled.kernels_of.cache_clear()
 
 

@@ -1,5 +1,6 @@
 """The metrics: their exact names, and the page they are on."""
 
+from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -7,8 +8,6 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from peer.observe.checkpoint_metrics import CheckpointOutcome
-from peer.observe.corpus_facts import CorpusFacts
 from peer.observe.endpoint import (
     MAX_CONNECTIONS,
     MAX_REQUEST_BYTES,
@@ -17,16 +16,19 @@ from peer.observe.endpoint import (
     _Server,
     serve_metrics,
 )
-from peer.observe.metrics import REFUSED_CONTRIBUTIONS, Metrics, MetricsSnapshot
-from peer.observe.output_facts import OutputFacts
-from peer.observe.packing_facts import PackingFacts
+from peer.observe.facts import CheckpointOutcome, CorpusFacts, Facts, PackingFacts
+from peer.observe.metrics import REFUSED_CONTRIBUTIONS, Metrics, Now
 from peer.observe.pipeline_facts import PipelineFacts, Spent
 from peer.observe.progress import RunProgress
 from peer.observe.reach_facts import ReachFacts
-from peer.observe.round_metrics import RoundPhase
-from peer.observe.status import Outcomes, PeerState
+from peer.observe.status import PeerState
+from peer.observe.timing import RoundPhase
 from peer.options.addresses import HostPort
+from peer.ports import NetworkStatistics
+from peer.state.held_part import HeldPart
 from protocol.membership.dial_back import Reach
+from protocol.membership.group import Group
+from protocol.membership.view import Member, Progress
 from protocol.outcomes import RefusalReason, SkipReason
 from protocol.routing.vectors import LinkTimes
 
@@ -51,9 +53,6 @@ NAMES = {
     "loco_compute_utilisation",
     "loco_trainer_restarts_total",
     "loco_replica_distance",
-    "loco_output_divergence",
-    "loco_output_comparison_seconds_count",
-    "loco_output_comparison_seconds_sum",
     "loco_data_blocks_total",
     "loco_corpus_pieces",
     "loco_corpus_fetched_bytes_total",
@@ -94,50 +93,66 @@ NAMES = {
     "loco_build_info",
 }
 
-FULL = MetricsSnapshot(
-    progress=RunProgress(160, 1600, 0.01, 2900.0, 8400.0, 372.0, 4),
-    inner_steps=10,
-    tokens=1000,
-    train_loss=2.5,
-    validation_loss=2.25,
-    outcomes=Outcomes(7, {SkipReason.DEADLINE: 2}, 0.75),
-    sent_bytes={"/loco/gossip/1": 11},
-    received_bytes={"/loco/gossip/1": 12},
-    peers={PeerState.TRAINING: 3},
-    rtt_s={"12D3a": 0.25},
-    compute_utilisation=0.97,
-    trainer_restarts={"killed": 1},
-    replica_distance=0.125,
-    outputs=OutputFacts(0.0625, "12D3a", comparisons=2, spent_s=0.75),
-    lost_blocks=5,
-    repeated_blocks=6,
-    corpus=CorpusFacts(pieces=40, here=12, only_here=2, fetched_bytes=1 << 20, waited_s=2.5),
-    stalled_s=1.5,
-    diverged=4,
-    healed=3,
-    healed_s=0.5,
-    refused={RefusalReason.TWICE: 2, RefusalReason.OTHER_GROUP: 3},
-    checkpoints={CheckpointOutcome.WRITTEN: 8, CheckpointOutcome.FAILED: 9},
-    checkpoint_age_s=20.5,
-    pipeline=PipelineFacts(
-        planned_s=1.25,
-        spent_s={Spent.COMPUTING: 1.0, Spent.SENDING: 2.0, Spent.WAITING: 0.5},
-        other_plans=3,
-        links=(LinkTimes("12D3a", 40_000, 2_500, 0), LinkTimes("12D3b", 40_000)),
-        replicas_apart=0.025,
-    ),
-    group="ab" * 16,
-    part="stage/1",
-    round=4,
-    step=123,
-    inner_steps_per_average=12,
-    p2pd_restarts=1,
-    directory_restarts=2,
-    failed_streams=4,
-    loops={"trainer": "compiled", "daemon": "plain: ImportError: no numba"},
-    reach=ReachFacts(v4=Reach.NO, relays=("12D3a",), relayed_peers=2, circuits=3, carried_bytes=7),
-    packing=PackingFacts(21, 22, 23, 24, 25, 26, 27),
-)
+NOTHING: Any = None
+CARRIED = NetworkStatistics({"/loco/gossip/1": 11}, {"/loco/gossip/1": 12}, 0, failed_streams=4)
+
+
+def full() -> Now:
+    facts = Facts(
+        "12D3me",
+        1,
+        run_id="ab" * 16,
+        round=4,
+        nominal_step=123.5,
+        chosen_inner_steps=12,
+        inner_steps=10,
+        tokens=1000,
+        tokens_per_step=100,
+        alone_steps_per_s=1.0,
+        training_since_s=90.0,
+        train_loss=2.5,
+        averaged=7,
+        skipped=Counter({SkipReason.DEADLINE: 2}),
+        restarts=Counter({"killed": 1}),
+        replica_distance=0.125,
+        lost_blocks=5,
+        repeated_blocks=6,
+        corpus=CorpusFacts(pieces=40, here=12, only_here=2, fetched_bytes=1 << 20, waited_s=2.5),
+        stalled_s=1.5,
+        diverged=4,
+        healed=3,
+        healed_s=0.5,
+        refused=Counter({RefusalReason.TWICE: 2, RefusalReason.OTHER_GROUP: 3}),
+        checkpoints=Counter({CheckpointOutcome.WRITTEN: 8, CheckpointOutcome.FAILED: 9}),
+        checkpoint_at_s=80.0,
+        held=HeldPart(Group("ab" * 16, "stage/1"), NOTHING, "int8", NOTHING),
+        pipeline=PipelineFacts(
+            planned_s=1.25,
+            spent_s={Spent.COMPUTING: 1.0, Spent.SENDING: 2.0, Spent.WAITING: 0.5},
+            other_plans=3,
+            links=(LinkTimes("12D3a", 40_000, 2_500, 0), LinkTimes("12D3b", 40_000)),
+            replicas_apart=0.025,
+        ),
+        p2pd_restarts=1,
+        directory_restarts=2,
+        loops={"trainer": "compiled", "daemon": "plain: ImportError: no numba"},
+        reach=ReachFacts(
+            v4=Reach.NO, relays=("12D3a",), relayed_peers=2, circuits=3, carried_bytes=7
+        ),
+        packing=PackingFacts(21, 22, 23, 24, 25, 26, 27),
+    )
+    facts.recent.extend([True, True, True, False])
+    training = Progress(state=PeerState.TRAINING)
+    others = (
+        Member("12D3a", 1, progress=training, rtt_s=0.25),
+        Member("12D3b", 1, progress=training),
+    )
+    progress = RunProgress(123, 1600, 0.01, 2900.0, 8400.0, 372.0, 4)
+    return Now(facts, 100.5, progress, 2.25, others, CARRIED)
+
+
+def nothing() -> Now:
+    return Now(Facts("12D3me", 1))
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
@@ -153,12 +168,12 @@ def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
 
 
 def test_names_are_exactly_these() -> None:
-    found = samples(Metrics(lambda: FULL, version="1"))
+    found = samples(Metrics(full, version="1"))
     assert {name[0] for name in found} == NAMES
 
 
 def test_packed_vectors_are_told_by_how_they_came() -> None:
-    found = samples(Metrics(lambda: FULL, version="1"))
+    found = samples(Metrics(full, version="1"))
     assert found["loco_packed_vectors_total", "came=packed"] == 21
     assert found["loco_packed_vectors_total", "came=plain"] == 22
     assert found["loco_packed_vectors_total", "came=whole"] == 25
@@ -168,8 +183,18 @@ def test_packed_vectors_are_told_by_how_they_came() -> None:
     assert found["loco_packing_bytes_total", "of=sent"] == 27
 
 
+def test_what_the_daemon_supervises() -> None:
+    found = samples(Metrics(full, version="1"))
+    assert found["loco_round",] == 4
+    assert found["loco_compute_utilisation",] == pytest.approx(1000 / (10.5 * 100))
+    assert found["loco_checkpoint_age_seconds",] == 20.5
+    assert found["loco_p2pd_restarts_total",] == 1
+    assert found["loco_directory_restarts_total",] == 2
+    assert found["loco_failed_streams_total",] == 4
+
+
 def test_how_far_the_run_is() -> None:
-    found = samples(Metrics(lambda: FULL, version="1.2.3"))
+    found = samples(Metrics(full, version="1.2.3"))
     assert found["loco_total_steps",] == 1600
     assert found["loco_learning_rate",] == 0.01
     assert found["loco_tokens_per_second",] == 2900
@@ -178,12 +203,12 @@ def test_how_far_the_run_is() -> None:
 
 
 def test_numbers_are_read_at_each_scrape() -> None:
-    now = [MetricsSnapshot()]
+    now = [nothing()]
     metrics = Metrics(lambda: now[0], version="1.2.3")
     assert samples(metrics)["loco_tokens_total",] == 0
     unknown = "loco_build_info", "daemon_codec=", "trainer_codec=", "version=1.2.3"
     assert samples(metrics)[unknown] == 1
-    now[0] = FULL
+    now[0] = full()
     found = samples(metrics)
     assert found["loco_tokens_total",] == 1000
     assert found["loco_inner_steps_total",] == 10
@@ -192,10 +217,7 @@ def test_numbers_are_read_at_each_scrape() -> None:
     assert found["loco_averaged_share",] == 0.75
     assert found["loco_wire_bytes_total", "direction=sent", "protocol=/loco/gossip/1"] == 11
     assert found["loco_wire_bytes_total", "direction=received", "protocol=/loco/gossip/1"] == 12
-    assert found["loco_peers", "state=training"] == 3
-    assert found["loco_output_divergence",] == 0.0625
-    assert found["loco_output_comparison_seconds_count",] == 2
-    assert found["loco_output_comparison_seconds_sum",] == 0.75
+    assert found["loco_peers", "state=training"] == 2
     assert found["loco_data_blocks_total", "fate=lost"] == 5
     assert found["loco_data_blocks_total", "fate=repeated"] == 6
     pieces = {w: found["loco_corpus_pieces", f"where={w}"] for w in ("here", "elsewhere")}
@@ -211,7 +233,7 @@ def test_numbers_are_read_at_each_scrape() -> None:
     assert found["loco_relay_carried_bytes_total",] == 7
     build = "loco_build_info", "daemon_codec=plain", "trainer_codec=compiled", "version=1.2.3"
     assert found[build] == 1
-    assert found["loco_group_info", "group=" + "ab" * 16, "part=stage/1"] == 1
+    assert found["loco_group_info", f"group={full().facts.group}", "part=stage/1"] == 1
     assert found["loco_pipeline_seconds_total", "into=sending"] == 2
     assert found["loco_pipeline_iteration_seconds", "how=planned"] == 1.25
     assert ("loco_pipeline_iteration_seconds", "how=measured") not in found
@@ -236,13 +258,12 @@ def test_numbers_are_read_at_each_scrape() -> None:
 
 
 def test_what_is_unknown_is_absent_and_what_may_come_is_zero() -> None:
-    found = samples(Metrics(MetricsSnapshot, version="1"))
+    found = samples(Metrics(nothing, version="1"))
     for name in (
         "loco_train_loss",
         "loco_validation_loss",
         "loco_round",
         "loco_replica_distance",
-        "loco_output_divergence",
         "loco_averaged_share",
     ):
         assert (name,) not in found
@@ -252,9 +273,10 @@ def test_what_is_unknown_is_absent_and_what_may_come_is_zero() -> None:
 
 
 def test_durations_fall_into_their_buckets() -> None:
-    metrics = Metrics(MetricsSnapshot, version="1")
+    now = nothing()
+    metrics = Metrics(lambda: now, version="1")
     for seconds in (0.1, 0.2, 20_000.0):
-        metrics.observe_round(RoundPhase.MATCH, seconds)
+        now.facts.phases[RoundPhase.MATCH].observe(seconds)
     found = samples(metrics)
     assert found["loco_round_seconds_bucket", "le=0.1", "phase=match"] == 1
     assert found["loco_round_seconds_bucket", "le=0.3", "phase=match"] == 2
@@ -264,7 +286,7 @@ def test_durations_fall_into_their_buckets() -> None:
 
 
 def test_every_metric_explains_itself() -> None:
-    for family in Metrics(lambda: FULL, version="1").registry.collect():
+    for family in Metrics(full, version="1").registry.collect():
         assert family.documentation.endswith("."), family.name
 
 
@@ -273,7 +295,7 @@ def test_every_metric_explains_itself() -> None:
 
 @pytest.fixture
 async def port(nursery: trio.Nursery) -> int:
-    metrics = Metrics(lambda: FULL, version="1")
+    metrics = Metrics(full, version="1")
     serve = partial(serve_metrics, HostPort("127.0.0.1", 0), metrics.render, metrics.content_type)
     url = await nursery.start(serve)
     assert url.startswith("http://127.0.0.1:")

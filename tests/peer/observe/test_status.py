@@ -6,8 +6,8 @@ import json
 from existing import existing
 from rich.console import Console
 
-from peer.observe.output_facts import OutputFacts, output_line
 from peer.observe.pipeline_facts import PipelineFacts, Spent
+from peer.observe.progress import RunProgress
 from peer.observe.reach_facts import ReachFacts
 from peer.observe.status import (
     RECENT_ROUNDS,
@@ -42,18 +42,12 @@ AMENDED = (
 REACH = ReachFacts(
     reach=Reach.NO, v4=Reach.NO, nat=NatKind.CONE, relays=("12D3KooWcccccccc",), relayed_peers=1
 ).to_json()
-OUTPUTS = OutputFacts(0.00234, "12D3KooWdddddddd", comparisons=3, spent_s=0.5).to_json()
 FULL = Status(
     peer_id="12D3KooWaaaaaaaabbbbbbbb",
     run_id="ab" * 16,
     state=PeerState.TRAINING,
     round=3,
-    step=160,
-    total_steps=1600,
-    learning_rate=0.0123456,
-    tokens_per_s=2900.4,
-    swarm_tokens_per_s=8400.0,
-    left_s=372.0,
+    progress=RunProgress(160, 1600, 0.0123456, 2900.4, 8400.0, 372.0, 2),
     chosen_inner_steps=12,
     tokens=1_234_567,
     train_loss=2.5,
@@ -76,7 +70,6 @@ FULL = Status(
     pipeline=PIPELINE,
     amendments=AMENDED,
     codec="int8: daemon compiled, trainer plain: ImportError: no numba",
-    outputs=OUTPUTS,
     reach=REACH,
     address="/ip4/192.168.1.5/tcp/1/p2p/12D3KooWaaaaaaaabbbbbbbb",
     reachable_from="this network",
@@ -126,11 +119,6 @@ def test_json_has_exactly_these_keys() -> None:
         "pipeline": PIPELINE,
         "amendments": list(AMENDED),
         "codec": "int8: daemon compiled, trainer plain: ImportError: no numba",
-        "outputs": {
-            "divergence": 0.00234,
-            "partner": "12D3KooWdddddddd",
-            "comparisons": 3,
-        },
         "reach": REACH,
         "address": "/ip4/192.168.1.5/tcp/1/p2p/12D3KooWaaaaaaaabbbbbbbb",
         "reachable_from": "this network",
@@ -205,15 +193,6 @@ def test_an_address_for_everybody_has_no_note() -> None:
     Console(file=stream, width=100).print(render(anywhere))
     assert "/ip4/8.8.8.8/tcp/1" in stream.getvalue()
     assert "only reachable" not in stream.getvalue()
-
-
-def test_people_see_how_far_outputs_are_apart() -> None:
-    assert (
-        output_line(existing(OUTPUTS)) == "0.0023 nats from dddddddd's (0 to 0.69: docs/metrics.md)"
-    )
-    unknown = OutputFacts(None, "12D3KooWdddddddd", comparisons=1).to_json()
-    assert output_line(existing(unknown)) == "dddddddd's could not be compared with ours"
-    assert OutputFacts().to_json() is None
 
 
 def test_a_table_of_nothing_known() -> None:

@@ -8,11 +8,9 @@ import pytest
 
 from peer.training.shared import (
     NUM_SLOTS,
-    PARTNER_REGION,
     CodeRegions,
     SharedVector,
     map_vector,
-    slot_bytes,
 )
 
 CODE_BYTES = 5000
@@ -20,7 +18,7 @@ CODE_BYTES = 5000
 
 @pytest.fixture
 def slots():
-    daemon = CodeRegions.create(slot_bytes(CODE_BYTES))
+    daemon = CodeRegions.create((CODE_BYTES,) * NUM_SLOTS)
     yield daemon
     daemon.close()
 
@@ -56,22 +54,6 @@ def test_a_committed_slot_holds_its_codes_and_header(slots):
         assert bytes(slots.codes(slot)) == bytes([slot + 1]) * CODE_BYTES
 
 
-def test_the_daemon_lends_a_partners_codes_and_takes_the_memory_back(slots):
-    trainer = CodeRegions(slots.fd, slots.code_bytes, writable=True)
-    lent, codes = slots.lent(PARTNER_REGION), bytes(range(250)) * (CODE_BYTES // 250)
-    assert bytes(trainer.codes(PARTNER_REGION)) == bytes(CODE_BYTES)
-    for _ in range(2):
-        lent.fill(memoryview(codes))
-        assert bytes(trainer.codes(PARTNER_REGION)) == codes
-        lent.empty()
-    if hasattr(mmap, "MADV_REMOVE"):
-        assert os.fstat(slots.fd).st_blocks == 0
-    assert all(slots.header(slot) is None for slot in range(NUM_SLOTS))
-    for wrong in (b"", codes[:-1], codes + b"x"):
-        with pytest.raises(ValueError, match="region of"):
-            lent.fill(memoryview(wrong))
-
-
 def test_a_slot_that_is_being_written_holds_nothing(slots):
     trainer = CodeRegions(slots.fd, slots.code_bytes, writable=True)
     assert slots.header(0) is None
@@ -88,7 +70,7 @@ def test_the_daemon_only_reads(slots):
     with pytest.raises(TypeError):
         slots.codes(0)[0] = 1
     with pytest.raises(IndexError):
-        slots.codes(PARTNER_REGION + 1)
+        slots.codes(NUM_SLOTS)
 
 
 def test_memory_without_memfd_is_a_file_without_a_name(tmp_path, monkeypatch):

@@ -6,7 +6,6 @@ for `Load` begins anew; and then it ends in one of the ways in which lives end.
 """
 
 import itertools
-import math
 
 import pytest
 from existing import existing
@@ -20,7 +19,6 @@ from trainer_worlds import (
     spec_of,
 )
 
-from peer.training.comparison_messages import Compare, Compared
 from peer.training.corpus import prepare_corpus
 from peer.training.messages import (
     Amend,
@@ -169,41 +167,6 @@ async def a_round_of_no_steps_sends_the_weights_as_they_are(life: Life) -> None:
     assert applied.distance < 0.01  # the rounding
 
 
-async def outputs_are_compared_with_what_was_laid(life: Life) -> None:
-    """Before the snapshot is merged; nothing else changes by it."""
-    await life.load()
-    first = await life.train(0, quota=4)
-    early = bytes(life.trainer.codes(existing(first.slot)))
-    await life.trainer.send(Apply(0))
-    closed = await life.train(1, quota=20)
-    found = []
-    for codes in (memoryview(bytes(life.trainer.codes(existing(closed.slot)))), memoryview(early)):
-        life.trainer.lay_partner(codes)
-        await life.trainer.send(Compare(1))
-        told = await life.until(Compared)
-        assert told.round == 1
-        found.append(existing(told.divergence))
-        life.trainer.clear_partner()
-    assert found[0] == 0.0
-    assert 0.0 < found[1] < 0.5
-    await life.trainer.send(Apply(1))
-    assert (await life.until(Applied)).round == 1
-
-
-async def what_a_liar_sends_is_compared_and_does_no_harm(life: Life) -> None:
-    await life.load()
-    closed = await life.train(0, quota=4)
-    size = len(life.trainer.codes(existing(closed.slot)))
-    for lie in (b"\xff" * size, b"\x7e" * size, bytes(size)):
-        life.trainer.lay_partner(memoryview(lie))
-        await life.trainer.send(Compare(0))
-        divergence = (await life.until(Compared)).divergence
-        assert divergence is None or 0.0 <= divergence <= math.log(2)
-    await life.trainer.send(Apply(0))
-    assert math.isfinite((await life.until(Applied)).distance)
-    assert (await life.train(1, quota=4)).loss < 100
-
-
 async def without_overlap_nothing_is_trained_before_apply(life: Life) -> None:
     await life.load()
     await life.train(0, quota=4)
@@ -336,8 +299,6 @@ PAIRS = [
     a_round_that_is_held_up_trains_on_at_rising_nominal_steps,
     an_order_may_wait_for_the_round_before,
     a_round_of_no_steps_sends_the_weights_as_they_are,
-    outputs_are_compared_with_what_was_laid,
-    what_a_liar_sends_is_compared_and_does_no_harm,
 ]
 BLOCKING = [without_overlap_nothing_is_trained_before_apply]
 FRAGMENTS = [
@@ -425,14 +386,6 @@ async def apply_of_the_wrong_round_is_refused(life: Life) -> None:
     assert "Apply(1)" in failed.detail
 
 
-async def a_comparison_without_a_snapshot_is_refused(life: Life) -> None:
-    await life.load()
-    await life.trainer.send(Compare(1))
-    failed = await _failure(life)
-    assert failed.reason == "error"
-    assert "Compare(1)" in failed.detail
-
-
 async def a_killed_trainer_says_so(life: Life) -> None:
     await life.load()
     await life.order(0, quota=FOREVER)
@@ -459,7 +412,6 @@ async def stop_ends_it_after_what_was_told_before(life: Life) -> None:
 ENDINGS = [
     an_order_before_load_is_refused,
     apply_of_the_wrong_round_is_refused,
-    a_comparison_without_a_snapshot_is_refused,
     a_killed_trainer_says_so,
     stop_ends_it_after_what_was_told_before,
 ]

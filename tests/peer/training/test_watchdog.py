@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 
-from peer.training.comparison_messages import Compare, Compared
 from peer.training.messages import (
     Amend,
     Applied,
@@ -34,15 +33,6 @@ def test_it_may_be_silent_when_there_is_nothing_to_do():
     watchdog.sent(ORDER)
     assert SILENCE_FLOOR_S < watchdog.silence_bound_s < 2 * SILENCE_FLOOR_S
     watchdog.received(CLOSED)
-    assert watchdog.silence_bound_s == math.inf
-
-
-def test_a_comparison_is_waited_for_as_a_validation_is():
-    watchdog = Watchdog(RunSpec())
-    watchdog.received(READY)
-    watchdog.sent(Compare(0))
-    assert watchdog.silence_bound_s < math.inf
-    watchdog.received(Compared(0, None, 0.1))
     assert watchdog.silence_bound_s == math.inf
 
 

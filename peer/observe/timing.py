@@ -1,18 +1,10 @@
-"""Prometheus metrics of rounds: how they ended, and how long each phase of them took."""
+"""How long the phases of rounds take."""
 
 import bisect
 import itertools
-from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
-
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
-from prometheus_client.metrics_core import Metric
-
-from protocol.outcomes import SkipReason
-
-from .families import gauge
-from .status import Outcomes
 
 ROUND_SECONDS_BUCKETS: Final = (
     0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0,
@@ -58,27 +50,11 @@ class Durations:
         return list(zip(bounds, itertools.accumulate(self._in_bucket), strict=True))
 
 
-def round_metrics(
-    outcomes: Outcomes, durations: Mapping[RoundPhase, Durations]
-) -> Iterator[Metric]:
-    """Those of now."""
-    yield gauge(
-        "loco_averaged_share",
-        "Share of the last 50 rounds that were averaged, 0 to 1.",
-        outcomes.recent_share,
-    )
-    ended = CounterMetricFamily(
-        "loco_outer_rounds",
-        "Rounds ended, by outcome; a skipped one has a reason.",
-        labels=["outcome", "reason"],
-    )
-    ended.add_metric(["averaged", ""], outcomes.averaged)
-    for reason in SkipReason:
-        ended.add_metric(["skipped", str(reason)], outcomes.skipped.get(reason, 0))
-    yield ended
-    lasted = HistogramMetricFamily(
-        "loco_round_seconds", "Duration of each phase of a round, in seconds.", labels=["phase"]
-    )
-    for phase, seen in durations.items():
-        lasted.add_metric([str(phase)], seen.cumulative(), seen.sum_s)
-    yield lasted
+@dataclass(frozen=True, slots=True)
+class RoundTiming:
+    """Seconds that one round spent in each phase."""
+
+    train_s: float
+    match_s: float
+    exchange_s: float
+    apply_s: float
