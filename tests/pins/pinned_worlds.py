@@ -40,7 +40,7 @@ RUN_ID: Final = "ab" * 16
 LIMIT_S: Final = 3600.0
 WIDE: Final = LinkModel(latency_s=0.02, jitter_s=0.005, bandwidth_bytes_per_s=1e30)
 THIN: Final = LinkModel(latency_s=0.02, jitter_s=0.005, bandwidth_bytes_per_s=1e6)
-SPEED: Final = SimulatedSpeed(comparison_s=0.0)
+SPEED: Final = SimulatedSpeed()
 MACHINE: Final = Machine(SPEED)
 KEEPS: Final = Machine(SPEED, checkpoint_every_s=2.0)
 STATE_PARAMETERS: Final = 1 << 19
