@@ -257,7 +257,6 @@ class Peer:
             heard=self._links.heard,
             sign=self._sign,
             work=self._work,
-            state_dir=self._settings.state_dir,
             pacing=self._pacing,
         )
         return stage_exchange(amended, stage, self._stages(spec, held), around)

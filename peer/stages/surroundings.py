@@ -1,7 +1,6 @@
 """What a peer has around the exchange of its stage."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from peer.network.pacing import Pacing
 from peer.observe.events import Events
@@ -26,5 +25,4 @@ class Surroundings:
     heard: Bell
     sign: Sign
     work: Work
-    state_dir: Path
     pacing: Pacing | None = None
