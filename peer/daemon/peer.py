@@ -24,8 +24,7 @@ from peer.rounds.shares import DataShares
 from peer.stages.balance import keep_balance
 from peer.stages.build import stage_exchange
 from peer.stages.company import StageCompany
-from peer.stages.exchange import StageExchange
-from peer.stages.surroundings import Surroundings
+from peer.stages.exchange import StageExchange, Surroundings
 from peer.state.held_part import HeldPart
 from peer.state.kept_proofs import KeptProofs
 from peer.state.service import StateService

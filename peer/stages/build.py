@@ -11,8 +11,7 @@ from protocol.run.amendments import AmendedSpec
 from protocol.run.stages import DATA_STAGE
 
 from .company import StageCompany
-from .exchange import PATIENCE_S, StageExchange
-from .surroundings import Surroundings
+from .exchange import PATIENCE_S, StageExchange, Surroundings
 from .survey import Planner, Survey
 
 

@@ -22,7 +22,7 @@ from peer.process.bell import Bell
 from peer.rounds.way import TrainerLine
 from peer.stages.build import stage_exchange
 from peer.stages.company import StageCompany
-from peer.stages.surroundings import Surroundings
+from peer.stages.exchange import Surroundings
 from peer.training.shared import code_memory
 from peer.training.stages import messages as told
 from peer.training.stages.ring import BoundaryRing
