@@ -18,8 +18,7 @@ for a slot. What is run is decided by these rules alone, so a schedule is a cons
 Pieces that arrive at the same moment are taken in the order in which they were sent. Paths that
 block each other's slots in a circle never end: such an iteration is `stuck`.
 
-An event is a number: the loop has no objects, for the planner calls it thousands of times. It can
-be paused at a moment.
+An event is a number: the loop has no objects, for the planner calls it thousands of times.
 
 Source: the model of SkipPipe's schedulers/com_sym.py, restated; rules 4 and 5 are ours. Its four
 published times come out within 0.4%.
