@@ -32,6 +32,8 @@ from .stage_orders import Stages
 
 MAX_LABEL_STEPS: Final = 2_000
 QUOTAS_TRIED: Final = 40
+MEMORY: Final = 150
+"""Tries that late acceptance looks back, here and in the planner's search."""
 MAX_TRIES: Final = 10_000
 """Exchanges tried, at most."""
 TRIES_PER_PAIR: Final = 25
@@ -46,18 +48,13 @@ def grouped_draft(
     prices: Sequence[Sequence[int]],
     orders: Sequence[Stages],
     draws: Draws,
-    memory: int,
 ) -> Draft | None:
-    """A legal draft of groups; None where there is none.
-
-    Args:
-        memory: tries that late acceptance looks back.
-    """
+    """A legal draft of groups; None where there is none."""
     size = problem.visited
     number = min(problem.stage_sizes[0], len(problem.peers) // size)
     if not number:
         return None
-    seats = _Seats(problem, prices, number, draws).exchanged(memory)
+    seats = _Seats(problem, prices, number, draws).exchanged()
     groups = [seats[g * size : (g + 1) * size] for g in range(number)]
     times = {group[0]: round_trip_us(problem, prices, group) for group in groups}
     spare = seats[number * size :]
@@ -176,11 +173,11 @@ class _Seats:
         slots = self.problem.peers[members[0]].slots
         return slots * RATE_UNIT // round_trip_us(self.problem, self.prices, members)
 
-    def exchanged(self, memory: int) -> list[int]:
+    def exchanged(self) -> list[int]:
         """The seats after a search by late acceptance."""
         seats, draws, total = self.seats, self.draws, sum(self.rates)
         best, best_total = list(seats), total
-        history = [total] * memory
+        history = [total] * MEMORY
         taken = self.number * self.size
         for attempt in range(min(MAX_TRIES, TRIES_PER_PAIR * len(seats) ** 2)):
             one, other = draws.below(taken), draws.below(len(seats))
@@ -189,7 +186,7 @@ class _Seats:
             fresh = {group: self._rate(group) for group in touched}
             old = sum(self.rates[g] for g in touched if g < self.number)
             changed = total - old + sum(fresh.values())
-            place = attempt % memory
+            place = attempt % MEMORY
             if changed >= min(history[place], total):
                 total = changed
                 for group in touched - {self.number}:

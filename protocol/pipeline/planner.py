@@ -29,7 +29,7 @@ from typing import Final
 from .assignment import NoPlan, first_draft, hop_prices
 from .draft import Draft, fits, least_us
 from .draws import Draws
-from .grouping import grouped_draft
+from .grouping import MEMORY, grouped_draft
 from .moves import OF_ALL, OF_PATHS, Move, Moves
 from .plan import Plan, jobs_of
 from .problem import Problem
@@ -47,8 +47,6 @@ KICKS: Final = 10
 KICKED_MOVES: Final = 3
 MOST_STARTS: Final = 8
 EVALUATIONS_PER_START: Final = 100
-MEMORY: Final = 150
-"""Tries that late acceptance looks back."""
 TRIES_PER_EVALUATION: Final = 30
 """Moves drawn at most for each evaluation of the budget: bounds the search where all are ruled
 out."""
@@ -122,7 +120,7 @@ def _best_start(search: "Search") -> Draft:
     problem, budget = search.problem, search.budget
     starts: dict[int, tuple[Draft, Price]] = {}
     for _ in range(budget.starts):
-        draft = grouped_draft(problem, search.prices, search.orders, search.moves.draws, MEMORY)
+        draft = grouped_draft(problem, search.prices, search.orders, search.moves.draws)
         if draft is not None and (found := search.price(draft)) is not None:
             starts.setdefault(found[0], (draft, found))
     if not starts or problem.stage_sizes[0] * problem.visited > len(problem.peers):
