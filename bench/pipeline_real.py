@@ -6,7 +6,7 @@ skipped. Worlds:
 
     regions            links between nine regions of the world, a sixteenth of their bandwidth;
                        boundaries of 1 MiB (bf16)
-    bf16, int8, int4   the same latencies, 100 Mbit/s everywhere; 1M values in a boundary
+    bf16, int8         the same latencies, 100 Mbit/s everywhere; 1M values in a boundary
 
 Per way: the iteration that the simulator predicts for its plan, and what real daemons take when
 they follow it, median of some; the ratio to the full pipeline; microbatches that were lost. A swarm
@@ -44,7 +44,6 @@ WORLDS: Final = {
         World("regions", 200_000, 2, thinner=16),
         World("bf16", 200_000, 4, "bf16", bits_per_s=MBIT_100),
         World("int8", 200_000, 4, "int8", bits_per_s=MBIT_100),
-        World("int4", 200_000, 4, "int4", bits_per_s=MBIT_100),
     )
 }
 WARM: Final = 1

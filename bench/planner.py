@@ -25,6 +25,7 @@ searches for the rivals' arrangements, more tables, 200 machines, and more small
 from pathlib import Path
 from typing import Final
 
+from bench.pipeline.arrangement_bound import arrangement_bound_us
 from bench.pipeline.brute_force import Outcome, compared
 from bench.pipeline.checker import violations
 from bench.pipeline.comparison import Comparison, Contest, Measured, measured
@@ -44,7 +45,6 @@ from bench.planner_settings import (
     published_problem,
 )
 from bench.report import Goal, Report, options
-from protocol.pipeline.bounds import arrangement_bound_us
 from protocol.pipeline.plan import jobs_of, steady_us
 from protocol.pipeline.planner import Budget, plan_paths
 from protocol.pipeline.problem import US_PER_S

@@ -75,7 +75,7 @@ class RealPeer:
         self._program = program
         self._environment = environment or {}
         self._process: subprocess.Popen[bytes] | None = None
-        self.home = Home(folder / "home")
+        self.home = home_in(folder)
 
     def __repr__(self) -> str:
         return f"<RealPeer {self._folder.name}>"
@@ -189,6 +189,11 @@ class RealPeer:
         """Until it has ended with all it started."""
         if self._process is not None:
             self._process.wait(STOP_S)
+
+
+def home_in(folder: Path) -> Home:
+    """The home of the daemon in this folder."""
+    return Home(folder / "home")
 
 
 @contextmanager

@@ -6,7 +6,7 @@ plans. All arrangements, all quotas and all paths are priced by the simulator; t
 checker refuses do not count. Where machines hold no legal plan, the planner has to say so.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement, permutations, product
 from math import comb
@@ -18,8 +18,8 @@ from protocol.pipeline.assignment import NoPlan
 from protocol.pipeline.plan import Plan, jobs_of
 from protocol.pipeline.planner import Budget, plan
 from protocol.pipeline.problem import PathRules, PipelinePeer, Problem, Work
-from protocol.pipeline.simulator import Simulator
-from protocol.pipeline.stage_orders import legal_paths, stage_orders
+from protocol.pipeline.simulator import Relays, Simulator
+from protocol.pipeline.stage_orders import Stages, stage_orders
 
 MAX_PLANS: Final = 4000
 MAX_MACHINES: Final = 5
@@ -117,6 +117,12 @@ def number_of_plans(problem: Problem) -> int:
     number = problem.microbatches
     quotas = comb(problem.stage_sizes[0] + number - 1, number)
     return int(arrangements * quotas * paths**number)
+
+
+def legal_paths(orders: Sequence[Stages], members: Sequence[Sequence[int]]) -> Iterator[Relays]:
+    """Every path that a data peer may use; `members` are the machines of each stage."""
+    for order in orders:
+        yield from product(*(members[stage] for stage in order))
 
 
 def every_plan(problem: Problem) -> Iterator[Plan]:

@@ -18,6 +18,7 @@ Rules:
 
     world.py     machines, links, and the problem that they are
     ways.py      full pipelines, SkipPipe and ours, as plans
-    trainer.py   the trainer with stated compute     daemon.py     the daemon that has it
-    swarm.py     daemons on their machines           timeline.py   what they did, and when
+    trainer.py   the trainer with stated compute     given_paths.py   the planner that has a way's
+    daemon.py    the daemon that has both            swarm.py         daemons on their machines
+    timeline.py  what they did, and when
 """

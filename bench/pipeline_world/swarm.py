@@ -8,11 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from bench.real_peers import HERE, RealPeer
+from bench.real_peers import HERE, RealPeer, home_in
 from bench.router.network import RoutedNetwork
-from peer.stages.given_paths import FILE_NAME
+from peer.network.identity import load_or_create
+from peer.ports.real import RealEntropy
 from protocol.pipeline.plan import Plan
 
+from .given_paths import GIVEN, GivenPaths
 from .trainer import STATED
 
 PROGRAM: Final = ("-m", "bench.pipeline_world.daemon")
@@ -30,7 +32,7 @@ def used_machines(plan: Plan) -> list[int]:
 def planned_swarm(
     network: RoutedNetwork, run_toml: str, plan: Plan, stated_s: Mapping[str, float], folder: Path
 ) -> Iterator[Mapping[int, RealPeer]]:
-    """A daemon on each machine of the plan, by number; all follow it from some iteration on.
+    """A daemon on each machine of the plan, by number; all data peers follow it.
 
     What their trainers do stands in `folder`/trainerN.jsonl.
 
@@ -39,15 +41,21 @@ def planned_swarm(
     """
     spec = folder / "run.toml"
     spec.write_text(run_toml)
+    daemons = {machine: folder / f"peer{machine}" for machine in used_machines(plan)}
+    ids = {
+        machine: load_or_create(home_in(daemon).identity_path, RealEntropy()).peer_id
+        for machine, daemon in daemons.items()
+    }
+    table = json.dumps(named_paths(plan, ids))
     peers: dict[int, RealPeer] = {}
-    for machine in used_machines(plan):
+    for machine, daemon in daemons.items():
         stated = {**stated_s, "log": str(folder / f"trainer{machine}.jsonl")}
         peers[machine] = RealPeer(
-            folder / f"peer{machine}",
+            daemon,
             HERE,
             partial(network.command, machine),
             program=PROGRAM,
-            environment={STATED: json.dumps(stated)},
+            environment={STATED: json.dumps(stated), GIVEN: table},
         )
     with ExitStack() as stack:
         stack.callback(_stop_all, list(peers.values()))
@@ -58,13 +66,13 @@ def planned_swarm(
             stage = ["--stage", str(plan.stages[machine])]
             listen = f"{network.address(machine)}:0"
             peers[machine].start("join", "--bootstrap", address, *stage, listen=listen)
-        ids = {machine: peer.ready()["peer_id"] for machine, peer in peers.items()}
         for peer in peers.values():
-            peer.wait_until(partial(_linked, peer, len(peers)), "knew all others", 240.0)
-        table = json.dumps({"paths": named_paths(plan, ids)})
+            peer.ready()
+        digest = GivenPaths(table).digest
         for machine, paths in enumerate(plan.paths):
             if paths:
-                write_whole(peers[machine].home.state_dir / FILE_NAME, table)
+                follows = partial(_follows, peers[machine], digest)
+                peers[machine].wait_until(follows, "had the paths", 240.0)
         yield peers
 
 
@@ -77,13 +85,6 @@ def named_paths(plan: Plan, ids: Mapping[int, str]) -> dict[str, list[list[str]]
     }
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is looked at meanwhile."""
-    partial_path = path.with_suffix(".new")
-    partial_path.write_text(text)
-    partial_path.rename(path)
-
-
 def watch(peers: Mapping[int, RealPeer], seconds: float) -> None:
     """Wait, and see that all go on. Raises PeerFailed."""
     end_s = time.monotonic() + seconds
@@ -93,9 +94,9 @@ def watch(peers: Mapping[int, RealPeer], seconds: float) -> None:
             peer.check("while it was watched")
 
 
-def _linked(peer: RealPeer, number: int) -> bool:
-    linked = {each["remote"] for each in peer.events() if each["event"] == "PeerLinked"}
-    return len(linked) >= number - 1
+def _follows(peer: RealPeer, digest: str) -> bool:
+    pipeline = peer.status()["pipeline"]
+    return pipeline is not None and pipeline["plan"] == digest
 
 
 def _stop_all(peers: Sequence[RealPeer]) -> None:

@@ -10,10 +10,10 @@ order, and boundaries travel in bf16. All arms but the opponents change one fact
                   no path can leave them out); cc2 uses stages 1 and 2 twice as often as 4 and 5;
                   cc3 visits its stages in any order
     mended        full-every-10: every tenth iteration skips nothing
-    boundaries    int8, int4
+    boundaries    int8
     delay         late: gradients are those of the weights one update ago (PipeDream-2BW)
 
-Apart from these twelve: `global-clip` clips by the norm of the whole gradient, where the others'
+Apart from these eleven: `global-clip` clips by the norm of the whole gradient, where the others'
 stages clip each by its own; `skip` and `late` are trained at half the learning rate, too, and
 `late` at a quarter of it, with less momentum, and with gradients at the weights that one more
 update like the last would give (`foretold`: SpecTrain, arXiv 1809.02839), this at half the rate as
@@ -87,7 +87,6 @@ _MAIN: Final = (
     StageArm("full-every-10", full_every=10),
     StageArm("late", late=1),
     StageArm("int8", codec="int8"),
-    StageArm("int4", codec="int4"),
     StageArm("cc1", routes="skip-first"),
     StageArm("cc2", routes="unequal"),
     StageArm("cc3", routes="any-order"),
@@ -116,5 +115,5 @@ ARMS: Final = {arm.name: arm for arm in (*_MAIN, *_BESIDE, *_COLUMNS)}
 MAIN_ARMS: Final = tuple(arm.name for arm in _MAIN)
 QUICK_ARMS: Final = (SKIP, FULL, SAME_CLOCK, SMALL)
 """What a minute is enough for."""
-DECIDING_ARMS: Final = (SKIP, FULL, SMALL, SAME_CLOCK, "int8", "int4", "full-every-10", "swaps")
+DECIDING_ARMS: Final = (SKIP, FULL, SMALL, SAME_CLOCK, "int8", "full-every-10", "swaps")
 """Arms that decide how a run should be set up: they are trained with three seeds."""

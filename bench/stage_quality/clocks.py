@@ -8,7 +8,7 @@ these times count, where a full pipeline is compared with a skipping one for the
     skip          four of six visited, no swaps; `swaps` with SkipPipe's limits
     small         the machines on four stages, five each, all visited
     late          the plan of `skip`, never flushed
-    int8, int4    boundaries with that many bytes
+    int8          boundaries of half the bytes
 """
 
 from dataclasses import replace

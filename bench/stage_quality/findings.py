@@ -73,7 +73,6 @@ def goals(runs: Runs) -> list[Goal]:
         *_difference(runs, "full-every-10", SKIP, at_most=0.0),
         *_difference(runs, "late", SKIP, at_most=0.02),
         *_difference(runs, "int8", SKIP, at_most=0.01),
-        *_difference(runs, "int4", SKIP, at_most=0.03),
         *_difference(runs, SKIP, "global-clip", at_least=-0.01, at_most=0.01),
     ]
     for name in VIOLATIONS:

@@ -49,7 +49,7 @@ def plan(
     ] = None,
     codec: Annotated[
         str | None,
-        typer.Option("--codec", metavar="fp32|bf16|int8|int4", help="What travels between stages."),
+        typer.Option("--codec", metavar="fp32|bf16|int8", help="What travels between stages."),
     ] = None,
     picture: Annotated[
         Path | None,

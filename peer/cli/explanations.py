@@ -99,7 +99,7 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "pipeline.max_swap_sum": "All these distances of a path together.",
     "pipeline.max_jump": "How far a path may go from the highest stage that it has passed.",
     "pipeline.full_every": "Every so many iterations, one skips nothing; 0 is never.",
-    "pipeline.codec": "What travels between stages: 'fp32', 'bf16', 'int8' or 'int4'.",
+    "pipeline.codec": "What travels between stages: 'fp32', 'bf16' or 'int8'.",
     "admission.mode": "'open' to everybody, 'invite' (see `loco-peer invite`) or 'list'.",
     "admission.peers": "Peer ids that may join in any case; for 'invite' and 'list'.",
     "pipeline.routing": "Paths: 'planned' from measured links, or 'random' without a look at them.",

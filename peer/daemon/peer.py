@@ -24,8 +24,7 @@ from peer.rounds.shares import DataShares
 from peer.stages.balance import keep_balance
 from peer.stages.build import stage_exchange
 from peer.stages.company import StageCompany
-from peer.stages.exchange import StageExchange
-from peer.stages.surroundings import Surroundings
+from peer.stages.exchange import StageExchange, Surroundings
 from peer.state.held_part import HeldPart
 from peer.state.kept_proofs import KeptProofs
 from peer.state.service import StateService
@@ -257,7 +256,6 @@ class Peer:
             heard=self._links.heard,
             sign=self._sign,
             work=self._work,
-            state_dir=self._settings.state_dir,
             pacing=self._pacing,
         )
         return stage_exchange(amended, stage, self._stages(spec, held), around)

@@ -5,21 +5,28 @@ from protocol.microbatch.core import StageCore
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 from protocol.routing.planned_paths import PlannedRouter
+from protocol.routing.plans import plan_of
 from protocol.routing.routers import router_of, terms_of
 from protocol.run.amendments import AmendedSpec
 from protocol.run.stages import DATA_STAGE
 
 from .company import StageCompany
-from .exchange import PATIENCE_S, StageExchange
-from .given_paths import FILE_NAME, GivenPaths
-from .surroundings import Surroundings
-from .survey import Survey
+from .exchange import PATIENCE_S, StageExchange, Surroundings
+from .survey import Planner, Survey
 
 
 def stage_exchange(
-    amended: AmendedSpec, stage: int, company: StageCompany, around: Surroundings
+    amended: AmendedSpec,
+    stage: int,
+    company: StageCompany,
+    around: Surroundings,
+    plan: Planner = plan_of,
 ) -> StageExchange:
-    """The exchange of a peer that holds this stage."""
+    """The exchange of a peer that holds this stage.
+
+    Args:
+        plan: makes the paths of a data peer.
+    """
     spec, network, facts = amended.founding, around.network, around.facts
     core: StageCore
     planned: PlannedRouter | None = None
@@ -39,7 +46,7 @@ def stage_exchange(
         terms=terms_of(spec),
         router=planned,
         full=spec.pipeline.full_every > 0,
-        given=GivenPaths(around.state_dir / FILE_NAME, company.stage_of),
+        plan=plan,
     )
     return StageExchange(
         stage=stage,

@@ -11,19 +11,25 @@ What belongs to one life of the trainer is its `Line` (line.py).
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import trio
 
 from peer.network.conversation import Conversation
-from peer.ports import PeerId, Stream
+from peer.network.pacing import Pacing
+from peer.observe.events import Events
+from peer.observe.facts import Facts
+from peer.ports import Network, PeerId, Stream, Work
+from peer.process.bell import Bell
 from peer.rounds.way import TrainerLine
 from peer.training.stages import messages as told
 from peer.training.stages.messages import StageCommand, StageEvent
 from peer.training.stages.sizes import RING_PER_SLOT
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.membership.group import other_group_sentence
+from protocol.membership.records import Sign
 from protocol.membership.view import TRAINING, Member
 from protocol.microbatch.commands import (
     Answer,
@@ -54,7 +60,6 @@ from .messenger import Messenger
 from .notices import NOTICES, Notice, note, origin_of, stage_said
 from .other_plans import OtherPlans
 from .stopwatch import Stopwatch
-from .surroundings import Surroundings
 from .survey import Survey
 from .transfers import ANSWER_S, Outgoing, Transfers, trip_of
 
@@ -64,6 +69,24 @@ MAX_ENDED: Final = 256
 PATIENCE_S: Final = 600.0
 """Longest time for an iteration. A peer that is gone, or says that it has lost something, is not
 waited for; this is for what nobody notices, so it is longer than the iterations of slow swarms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a peer has around the exchange of its stage.
+
+    Attributes:
+        heard: rings when a peer has told anything.
+        pacing: is told how fast boundaries go.
+    """
+
+    network: Network
+    facts: Facts
+    events: Events
+    heard: Bell
+    sign: Sign
+    work: Work
+    pacing: Pacing | None = None
 
 
 class StageExchange:

@@ -9,7 +9,7 @@ vectors of all, another is asked for its snapshot. Nothing is sent unasked. A pe
 answer is asked again with the next look; until then what was known of it stands.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import trio
@@ -25,7 +25,7 @@ from protocol.membership.records import Sign
 from protocol.membership.view import TRAINING
 from protocol.routing.measures import Measures
 from protocol.routing.planned_paths import PlannedRouter
-from protocol.routing.plans import PlannedPaths, plan_of
+from protocol.routing.plans import PlannedPaths
 from protocol.routing.proposals import Proposals, proposer_of
 from protocol.routing.snapshots import Snapshot, Terms
 from protocol.routing.vectors import decode_vector, encode_vector
@@ -33,10 +33,12 @@ from protocol.wire.messages import GetLinks, GetSnapshot, LinksReply, SnapshotRe
 from protocol.wire.versions import STAGE
 
 from .company import StageCompany
-from .given_paths import GivenPaths
 
 LOOK_S: Final = 2.0
 ANSWER_S: Final = 5.0
+Planner = Callable[[Snapshot, Terms, int], PlannedPaths | None]
+"""Makes the plan for a snapshot, in which a path visits so many stages; None where there is none.
+It runs in a thread."""
 
 
 class Survey:
@@ -45,7 +47,7 @@ class Survey:
     Args:
         router: takes the plans; None at relays, and where paths are drawn.
         full: whether some iterations skip nothing, and are planned too.
-        given: paths that take the place of plans, where somebody has written some.
+        plan: makes the plans, `plan_of` but for measurements.
 
     Attributes:
         measures: of our links and work.
@@ -64,7 +66,7 @@ class Survey:
         terms: Terms,
         router: PlannedRouter | None,
         full: bool,
-        given: GivenPaths,
+        plan: Planner,
     ) -> None:
         assert facts.run_id is not None, "a stage belongs to a run"
         self._run_id = facts.run_id
@@ -78,7 +80,7 @@ class Survey:
         self._terms = terms
         self._router = router
         self._full = full
-        self._given = given
+        self._plan = plan
         self._proposals = Proposals(self._run_id)
         self._signed = b""
         self._snapshot: Snapshot | None = None
@@ -106,12 +108,7 @@ class Survey:
         while True:
             await trio.sleep(LOOK_S)
             self._look()
-            if self._router is None:
-                continue
-            if self._given.there:
-                if (given := self._given.news()) is not None:
-                    self._adopt(self._router, (given, None))
-            else:
+            if self._router is not None:
                 await self._agree(self._router)
 
     def _look(self) -> None:
@@ -146,8 +143,8 @@ class Survey:
     def _planned(self, snapshot: Snapshot) -> tuple[PlannedPaths | None, PlannedPaths | None]:
         """The plan, and that of iterations that skip nothing; runs in a thread."""
         terms = self._terms
-        full = plan_of(snapshot, terms, terms.stages) if self._full else None
-        return plan_of(snapshot, terms, terms.visited), full
+        full = self._plan(snapshot, terms, terms.stages) if self._full else None
+        return self._plan(snapshot, terms, terms.visited), full
 
     def _adopt(
         self, router: PlannedRouter, plans: tuple[PlannedPaths | None, PlannedPaths | None]

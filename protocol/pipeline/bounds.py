@@ -11,57 +11,27 @@
 The first two are judged together: the bound is the least T for which some choice of data peers has
 all microbatches home and leaves relays with enough visits. It is found by dynamic programming over
 machines: the most visits that are left, by the number of data peers and of microbatches at home.
-Without TC1 relays do not count, and the bound is looser. `arrangement_bound_us` knows the stages
-and is tight where one data peer far away decides.
+Without TC1 relays do not count, and the bound is looser.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .assignment import hop_prices
 from .problem import THOUSAND, Problem
-from .stage_orders import cheapest_relays, stage_orders
 from .walks import NEVER, Lengths, closed
 
 
 def lower_bound_us(problem: Problem) -> int:
     """A bound over all plans of a problem."""
     through = closed(hop_prices(problem), problem.visited)
-    losses = np.array([_loss_us(problem, origin) for origin in range(len(problem.peers))])
+    losses = np.array([loss_us(problem, origin) for origin in range(len(problem.peers))])
     return max(_by_tracks_us(problem, through + losses[:, None]), _by_work_us(problem))
 
 
-def arrangement_bound_us(problem: Problem, stages: Sequence[int], quotas: Mapping[int, int]) -> int:
-    """A bound over all paths, for given stages and quotas."""
-    prices = hop_prices(problem)
-    orders = stage_orders(problem.num_stages, problem.visited, problem.rules)
-    members = [
-        [m for m, held in enumerate(stages) if held == stage]
-        for stage in range(problem.num_stages)
-    ]  # fmt: skip
-    bound = 0
-    for origin, quota in quotas.items():
-        found = [
-            cheapest_relays(origin, [members[stage] for stage in order], prices)
-            for order in orders
-        ]  # fmt: skip
-        trip = min(price for price, _ in filter(None, found)) + _loss_us(problem, origin)
-        bound = max(bound, _slowest_track_us(problem, origin, quota, trip))
-    return bound
-
-
-def _slowest_track_us(problem: Problem, origin: int, quota: int, trip_us: int) -> int:
-    peer = problem.peers[origin]
-    tracks = range(min(peer.slots, quota))
-    return max(
-        (track * peer.forward_us + -(-(quota - track) // peer.slots) * trip_us for track in tracks),
-        default=0,
-    )
-
-
-def _loss_us(problem: Problem, origin: int) -> int:
+def loss_us(problem: Problem, origin: int) -> int:
     """The loss, and the part of the last backward that hop prices leave out."""
     work, forward_us = problem.work, problem.peers[origin].forward_us
     later = work.backward_permille * (THOUSAND - work.input_permille) // THOUSAND

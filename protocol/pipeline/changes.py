@@ -178,13 +178,10 @@ def _with_twin(problem: Problem, model: int, stage: int) -> Problem:
         tuple((*row, row[model]) for row in (*matrix, matrix[model]))
         for matrix in (problem.latency_us, problem.bytes_per_s)
     )
-    out, inward = problem.out_bytes_per_s, problem.in_bytes_per_s
     return replace(
         problem,
         peers=peers,
         latency_us=latencies,
         bytes_per_s=rates,
         stage_sizes=tuple(size + (s == stage) for s, size in enumerate(problem.stage_sizes)),
-        out_bytes_per_s=None if out is None else (*out, out[model]),
-        in_bytes_per_s=None if inward is None else (*inward, inward[model]),
     )

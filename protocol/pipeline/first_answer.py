@@ -8,13 +8,10 @@ tokens of one.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from .question import Question
 from .replicas import SECONDS_PER_HOUR, Estimate, diloco, noloco, state_fits
 from .tables import Offer
-
-WAYS_OF_REPLICAS: Final = ("noloco", "diloco")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ def too_small_for_the_whole(question: Question) -> tuple[Offer, ...]:
 
 
 def replicas_of(question: Question) -> Mapping[str, Estimate]:
-    """What these machines would do as replicas, for one microbatch each."""
+    """What these machines would do as replicas, for one microbatch each if none are asked for."""
     tables = (question.offers, question.latency_us, question.bytes_per_s, question.workload)
     number = question.microbatches or len(question.offers)
     return {"noloco": noloco(*tables, number), "diloco": diloco(*tables, number)}

@@ -32,6 +32,10 @@ from .stage_orders import Stages
 
 MAX_LABEL_STEPS: Final = 2_000
 QUOTAS_TRIED: Final = 40
+MEMORY: Final = 150
+"""Tries that late acceptance looks back, here and in the planner's search."""
+MAX_TRIES: Final = 10_000
+"""Exchanges tried, at most."""
 TRIES_PER_PAIR: Final = 25
 """More exchanges than that are wasted on few machines."""
 RATE_UNIT: Final = 1 << 50
@@ -44,15 +48,13 @@ def grouped_draft(
     prices: Sequence[Sequence[int]],
     orders: Sequence[Stages],
     draws: Draws,
-    tries: int,
-    memory: int,
 ) -> Draft | None:
     """A legal draft of groups; None where there is none."""
     size = problem.visited
     number = min(problem.stage_sizes[0], len(problem.peers) // size)
     if not number:
         return None
-    seats = _Seats(problem, prices, number, draws).exchanged(tries, memory)
+    seats = _Seats(problem, prices, number, draws).exchanged()
     groups = [seats[g * size : (g + 1) * size] for g in range(number)]
     times = {group[0]: round_trip_us(problem, prices, group) for group in groups}
     spare = seats[number * size :]
@@ -171,20 +173,20 @@ class _Seats:
         slots = self.problem.peers[members[0]].slots
         return slots * RATE_UNIT // round_trip_us(self.problem, self.prices, members)
 
-    def exchanged(self, tries: int, memory: int) -> list[int]:
+    def exchanged(self) -> list[int]:
         """The seats after a search by late acceptance."""
         seats, draws, total = self.seats, self.draws, sum(self.rates)
         best, best_total = list(seats), total
-        history = [total] * memory
+        history = [total] * MEMORY
         taken = self.number * self.size
-        for attempt in range(min(tries, TRIES_PER_PAIR * len(seats) ** 2)):
+        for attempt in range(min(MAX_TRIES, TRIES_PER_PAIR * len(seats) ** 2)):
             one, other = draws.below(taken), draws.below(len(seats))
             touched = {one // self.size, min(other // self.size, self.number)}
             seats[one], seats[other] = seats[other], seats[one]
             fresh = {group: self._rate(group) for group in touched}
             old = sum(self.rates[g] for g in touched if g < self.number)
             changed = total - old + sum(fresh.values())
-            place = attempt % memory
+            place = attempt % MEMORY
             if changed >= min(history[place], total):
                 total = changed
                 for group in touched - {self.number}:

@@ -10,7 +10,7 @@ Idea:
    is worth. Moves begin mostly at the data peer that comes home last. A draft is simulated only
    if a bound does not rule it out: no track is faster than its paths without any company.
 4. Late acceptance (Burke and Bykov 2017): a draft is taken if it is no worse than the current one,
-   or than the current one was `memory` tries ago. There is no temperature to tune and no fraction
+   or than the current one was MEMORY tries ago. There is no temperature to tune and no fraction
    to round, so all machines walk the same way.
 
 The price of a draft is EMPHASIS times the moment at which the last microbatch is done, plus the
@@ -29,7 +29,7 @@ from typing import Final
 from .assignment import NoPlan, first_draft, hop_prices
 from .draft import Draft, fits, least_us
 from .draws import Draws
-from .grouping import grouped_draft
+from .grouping import MEMORY, grouped_draft
 from .moves import OF_ALL, OF_PATHS, Move, Moves
 from .plan import Plan, jobs_of
 from .problem import Problem
@@ -40,7 +40,7 @@ EMPHASIS: Final = 8
 Price = tuple[int, int, int]
 """What late acceptance compares, the end, and the data peer that is home last."""
 PATIENCE: Final = 8
-"""Lengths of the memory without a better draft after which the search goes on elsewhere."""
+"""Lengths of MEMORY without a better draft after which the search goes on elsewhere."""
 PATIENCE_PER_PAIR: Final = 4
 """Tries for each pair of machines, after which it does, too: few machines have few neighbours."""
 KICKS: Final = 10
@@ -58,15 +58,11 @@ class Budget:
 
     Attributes:
         evaluations: iterations simulated, at most.
-        rough_tries: exchanges tried while machines are grouped, before anything is simulated.
         seed: another one walks another way.
-        memory: tries that late acceptance looks back.
     """
 
     evaluations: int = 3000
-    rough_tries: int = 10_000
     seed: int = 0
-    memory: int = 150
 
     @property
     def starts(self) -> int:
@@ -103,14 +99,13 @@ def plan_paths(
     return search.improve(search.start(stages, quotas), OF_PATHS)
 
 
-def plan(problem: Problem, budget: Budget | None = None, order: Order = Order.ARRIVAL) -> Planned:
+def plan(problem: Problem, budget: Budget | None = None) -> Planned:
     """Plan arrangement, quotas and paths together.
 
     Raises:
         NoPlan
     """
-    budget = budget or Budget()
-    search = Search(problem, budget, order)
+    search = Search(problem, budget or Budget(), Order.ARRIVAL)
     return search.improve(_best_start(search), OF_ALL)
 
 
@@ -125,10 +120,7 @@ def _best_start(search: "Search") -> Draft:
     problem, budget = search.problem, search.budget
     starts: dict[int, tuple[Draft, Price]] = {}
     for _ in range(budget.starts):
-        draft = grouped_draft(
-            problem, search.prices, search.orders, search.moves.draws,
-            budget.rough_tries, budget.memory,
-        )  # fmt: skip
+        draft = grouped_draft(problem, search.prices, search.orders, search.moves.draws)
         if draft is not None and (found := search.price(draft)) is not None:
             starts.setdefault(found[0], (draft, found))
     if not starts or problem.stage_sizes[0] * problem.visited > len(problem.peers):
@@ -263,8 +255,8 @@ class Search:
         price, makespan, last = found
         best, best_makespan, gained = current, makespan, 0
         pairs = len(draft.stages) ** 2
-        patience = min(PATIENCE * self.budget.memory, PATIENCE_PER_PAIR * pairs)
-        history = [price] * self.budget.memory
+        patience = min(PATIENCE * MEMORY, PATIENCE_PER_PAIR * pairs)
+        history = [price] * MEMORY
         most = self.budget.evaluations
         for attempt in range(most * TRIES_PER_EVALUATION):
             if self.evaluations >= most:
@@ -281,7 +273,7 @@ class Search:
             history[place] = min(history[place], price)
             if attempt - gained >= patience:
                 current, (price, makespan, last) = self._elsewhere(best, choice)
-                history, gained = [price] * self.budget.memory, attempt
+                history, gained = [price] * MEMORY, attempt
                 if makespan < best_makespan:
                     best, best_makespan = current, makespan
         return Planned(best.to_plan(), best_makespan, self.evaluations)

@@ -106,9 +106,6 @@ class Problem:
         stage_sizes: machines of each stage, data peers first.
         visited: stages on each path, stage 0 among them.
         microbatches: of one iteration, of all data peers together.
-        out_bytes_per_s: what all links from a machine carry together, by machine; None if each has
-            its own rate alone.
-        in_bytes_per_s: the same of all links to a machine.
     """
 
     peers: tuple[PipelinePeer, ...]
@@ -120,8 +117,6 @@ class Problem:
     microbatches: int
     rules: PathRules = field(default_factory=PathRules)
     queued_links: bool = False
-    out_bytes_per_s: tuple[int, ...] | None = None
-    in_bytes_per_s: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         """Check that it is a problem at all.
@@ -141,8 +136,6 @@ class Problem:
             (all(p.slots >= 1 and p.forward_us >= 1 for p in self.peers), "slots, forward_us >= 1"),
             (_square(self.latency_us, number, 0), "latency_us: a row and column for each, >= 0"),
             (_square(self.bytes_per_s, number, 1), "bytes_per_s: a row and column for each, > 0"),
-            (_lines(self.out_bytes_per_s, number), "out_bytes_per_s: one for each, > 0"),
-            (_lines(self.in_bytes_per_s, number), "in_bytes_per_s: one for each, > 0"),
         )
         for holds, sentence in checks:
             if not holds:
@@ -159,22 +152,9 @@ class Problem:
         visits = self.microbatches * (self.visited - 1)
         return -(-visits // (self.num_stages - 1)) + self.rules.stage_slack
 
-    def rate(self, source: int, destination: int) -> int:
-        """Bytes per second of a link, with the lines at both ends to itself."""
-        rate = self.bytes_per_s[source][destination]
-        if self.out_bytes_per_s is not None:
-            rate = min(rate, self.out_bytes_per_s[source])
-        if self.in_bytes_per_s is not None:
-            rate = min(rate, self.in_bytes_per_s[destination])
-        return rate
-
-    def line_us(self, rate: int) -> int:
-        """How long a boundary occupies a line of so many bytes per second."""
-        return -(-self.work.boundary_bytes * US_PER_S // rate)
-
     def transfer_us(self, source: int, destination: int) -> int:
         """How long a boundary occupies the link."""
-        return self.line_us(self.rate(source, destination))
+        return -(-self.work.boundary_bytes * US_PER_S // self.bytes_per_s[source][destination])
 
     def travel_us(self, source: int, destination: int) -> int:
         """From the end of the work at one machine to the start of it at the next, at best."""
@@ -182,10 +162,8 @@ class Problem:
         return waiting + self.transfer_us(source, destination)
 
     def to_bytes(self) -> bytes:
-        """The canonical bytes; lines that nobody shares are left out."""
-        shared = ("out_bytes_per_s", "in_bytes_per_s")
-        tree = {k: v for k, v in asdict(self).items() if k not in shared or v is not None}
-        return canonical(tree)
+        """The canonical bytes."""
+        return canonical(asdict(self))
 
     def digest(self) -> str:
         """The snapshot's name: 32 hex digits."""
@@ -195,10 +173,6 @@ class Problem:
 def canonical(tree: object) -> bytes:
     """JSON, keys sorted, no spaces."""
     return json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _lines(rates: tuple[int, ...] | None, number: int) -> bool:
-    return rates is None or (len(rates) == number and min(rates) >= 1)
 
 
 def _square(matrix: Matrix, number: int, least: int) -> bool:

@@ -13,14 +13,12 @@ for a slot. What is run is decided by these rules alone, so a schedule is a cons
 4. With `input_permille` below 1000 a backward has two parts. The gradient leaves after the first;
    the second (gradients of the weights) runs when the machine has nothing else to do, and only
    then is the slot free.
-5. With `queued_links` a link carries one boundary after another; links of a machine may share
-   lines (lines.py).
+5. With `queued_links` a link carries one boundary after another.
 
 Pieces that arrive at the same moment are taken in the order in which they were sent. Paths that
 block each other's slots in a circle never end: such an iteration is `stuck`.
 
-An event is a number: the loop has no objects, for the planner calls it thousands of times. It can
-be paused at a moment.
+An event is a number: the loop has no objects, for the planner calls it thousands of times.
 
 Source: the model of SkipPipe's schedulers/com_sym.py, restated; rules 4 and 5 are ours. Its four
 published times come out within 0.4%.
@@ -33,7 +31,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
-from .lines import Lines
 from .problem import THOUSAND, Problem, Work
 
 Relays = tuple[int, ...]
@@ -90,10 +87,8 @@ BACKWARD: Final = 2
 LATER: Final = 3
 WAKE: Final = -1
 """In place of a job's index: the machine, which stands in place of the place, is free again."""
-FIRST_BYTE: Final = -2
-"""This minus the job's index: the first byte of its boundary is at the line in."""
 Waiting = tuple[int, int, int, int]
-"""An event: its moment, a running number, the job's index (or one of those above), the place."""
+"""An event: its moment, a running number, the job's index (or WAKE), the place."""
 Route = tuple[Piece, ...]
 
 
@@ -127,7 +122,6 @@ class Simulator:
         self.problem = problem
         self._slots = [peer.slots for peer in problem.peers]
         self._backward_first = order is Order.BACKWARD_FIRST
-        self.shared = (problem.out_bytes_per_s, problem.in_bytes_per_s) != (None, None)
         self._pieces: dict[tuple[int, int, int, bool], Piece] = {}
         self._routes: dict[tuple[int, Relays], Route] = {}
         self._unloaded: dict[tuple[int, Relays], int] = {}
@@ -187,7 +181,6 @@ class Iteration:
         self.backward_first = simulator._backward_first
         self.queued = simulator.problem.queued_links
         self.link_free: dict[tuple[int, int], int] = {}
-        self.lines = Lines(simulator.problem) if simulator.shared else None
         self.record = record
         self.busy_until = [0] * number
         self.wakes = [False] * number
@@ -211,10 +204,7 @@ class Iteration:
         while events:
             event = pop(events)
             now, _, index, place = event
-            if index < 0:
-                if index < WAKE:
-                    self._come_in(now, FIRST_BYTE - index, place)
-                    continue
+            if index == WAKE:
                 machine = place
                 wakes[machine] = False
             else:
@@ -240,27 +230,6 @@ class Iteration:
         """Let a machine look for work when it is free."""
         self.wakes[machine] = True
         self.send(self.busy_until[machine], WAKE, machine)
-
-    def carry(self, ready_us: int, index: int, place: int) -> None:
-        """Send the result of a job's piece, ready then, to the machine of the next one."""
-        piece = self.routes[index][place]
-        leaves, link = ready_us, (piece.machine, piece.next)
-        if self.queued:
-            leaves = max(leaves, self.link_free.get(link, 0))
-        if self.lines is not None:
-            leaves = self.lines.leave(piece.machine, leaves)
-        if self.queued:
-            self.link_free[link] = leaves + piece.transfer_us
-        if self.lines is not None and self.lines.have_inward:
-            self.send(leaves + piece.flight_us, FIRST_BYTE - index, place + 1)
-        else:
-            self.send(leaves + piece.transfer_us + piece.flight_us, index, place + 1)
-
-    def _come_in(self, first_us: int, index: int, place: int) -> None:
-        before = self.routes[index][place - 1]
-        if self.lines is not None:
-            there = self.lines.arrive(before.next, before.transfer_us, first_us)
-            self.send(there, index, place)
 
     def _start(self, machine: int, now: int) -> None:
         """Let an idle machine take what is next, and see to it that it wakes for what is left."""
@@ -295,9 +264,6 @@ class Iteration:
         self.end = max(self.end, end)
         if then < 0:
             self._come_home(index, end)
-            return
-        if self.lines is not None:
-            self.carry(end, index, place)
             return
         leaves = end
         if self.queued:

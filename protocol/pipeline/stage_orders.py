@@ -7,7 +7,7 @@ of what its hops cost both ways.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, islice, product
+from itertools import accumulate, islice
 from typing import Final
 
 from protocol.errors import LocalProtocolError
@@ -39,12 +39,6 @@ def within(order: Stages, rules: PathRules) -> bool:
     frontiers = accumulate((0, *order), max)
     jumps = [abs(stage - frontier) for stage, frontier in zip(order, frontiers, strict=False)]
     return max(jumps, default=0) <= rules.max_jump and _swaps_fit(order, rules)
-
-
-def legal_paths(orders: Sequence[Stages], members: Sequence[Sequence[int]]) -> Iterator[Relays]:
-    """Every path that a data peer may use; `members` are the machines of each stage."""
-    for order in orders:
-        yield from product(*(members[stage] for stage in order))
 
 
 def cheapest_relays(

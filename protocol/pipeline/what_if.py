@@ -10,10 +10,11 @@ from typing import Any
 
 from .changes import Help, what_helps
 from .effort import effort_for
+from .first_answer import replicas_of
 from .pipelines import Pipeline, full_pipeline, skipping_pipeline
 from .problem import US_PER_S
 from .question import Question, check
-from .replicas import Estimate, diloco, noloco
+from .replicas import Estimate
 from .ways_of_working import by_way_of_working
 
 
@@ -78,17 +79,10 @@ def what_if(question: Question) -> Answer:
     """
     check(question)
     skippipe = skipping_pipeline(question)
-    microbatches = skippipe.problem.microbatches
-    same = replace(question, microbatches=microbatches)
+    same = replace(question, microbatches=skippipe.problem.microbatches)
     skips = skippipe.problem.visited < question.stages
     full = full_pipeline(same) if skips else skippipe
-    tables = (question.offers, question.latency_us, question.bytes_per_s, question.workload)
-    estimates = {
-        "noloco": noloco(*tables, microbatches),
-        "diloco": diloco(*tables, microbatches),
-        "full": full.estimate,
-        "skippipe": skippipe.estimate,
-    }
+    estimates = {**replicas_of(same), "full": full.estimate, "skippipe": skippipe.estimate}
     judging = effort_for(len(question.offers), question.budget).judging
     working = {
         "full": by_way_of_working(full.iterations, judging),

@@ -16,16 +16,28 @@ alone gives those of the last release. The later fork lets every tenth iteration
 
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from protocol.limits import MAX_STAGES
 
 from .section import Section
 
-BoundaryCodec = Literal["fp32", "bf16", "int8", "int4"]
+BoundaryCodec = Literal["fp32", "bf16", "int8"]
 """Each takes half the bytes of the one before."""
-BOUNDARY_BITS: Final = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}
+BOUNDARY_BITS: Final = {"fp32": 32, "bf16": 16, "int8": 8}
 """Bits of a value, scales left out."""
+
+
+def _not_int4(codec: object) -> object:
+    """The codec, unless it is the one that was taken out (docs/results/pipeline_learning.md)."""
+    if codec == "int4":
+        raise PydanticCustomError(
+            "removed",
+            "int4 between stages cost learning and saved no time: use 'int8', or loco-peer 0.1.0,"
+            " the last that has it, for a run that was founded with it",
+        )
+    return codec
 
 
 class PipelineSection(Section):
@@ -45,7 +57,7 @@ class PipelineSection(Section):
     """From the highest stage that was passed to the next one."""
     full_every: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Every so many iterations, one skips nothing; 0 is never."""
-    codec: BoundaryCodec = "bf16"
+    codec: Annotated[BoundaryCodec, BeforeValidator(_not_int4)] = "bf16"
     """What travels between stages."""
     routing: Literal["planned", "random"] = "planned"
     """How paths are chosen: from measured links, or by draws that look at none."""

@@ -217,11 +217,10 @@ def test_boundaries_cost_what_their_codes_round_away(world):
         codec: Pipeline(world, StageArm("x", codec=codec), SMOKE.batch_size).step(
             world.feed().next_blocks(), 1e-3
         )
-        for codec in ("fp32", "bf16", "int8", "int4")
+        for codec in ("fp32", "bf16", "int8")
     }
     off = {codec: abs(loss - losses["fp32"]) for codec, loss in losses.items()}
     assert 0 < off["int8"] < 1e-3
-    assert off["int8"] < off["int4"] < 1e-1
 
 
 # --- what is said ---------------------------------------------------------------------------------

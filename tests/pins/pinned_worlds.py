@@ -263,10 +263,9 @@ class _LoggedPipeline(StageWorld):
 def _pipeline(*, dies: bool) -> World:
     """Two data peers and two relays for each of two stages; one relay may die with work in hand."""
 
-    def run(seed: int, folder: Path) -> Happened:
+    def run(seed: int, _folder: Path) -> Happened:
         async def body() -> Happened:
             world = _LoggedPipeline(seed, (2, 2, 2), iterations=3)
-            world.state_dir = folder
             async with world.running():
                 if dies:
                     relay = world.of_stage(1)[0]

@@ -34,7 +34,7 @@ def test_a_second_relay_helps_where_one_has_to_do_everything():
 def test_what_gains_less_than_the_noise_is_not_told():
     # One microbatch and ways that take nearly all of its time, on links of full speed.
     far = offers_at("Australia", "London", "Iowa", compute_us=30_000)
-    found = helped(question(far, stages=3, visited=3, microbatches=1, codec="int4"))
+    found = helped(question(far, stages=3, visited=3, microbatches=1, codec="int8"))
     assert [gain for gain in found.gains if "twice" in gain.change] == []
 
 

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_settings import small_problem, unequal
 
-from bench.pipeline.brute_force import compared, every_plan
+from bench.pipeline.arrangement_bound import arrangement_bound_us
+from bench.pipeline.brute_force import compared, every_plan, legal_paths
 from bench.pipeline.checker import violations
 from bench.pipeline.settings import usual
 from bench.planner_settings import (
@@ -18,12 +19,12 @@ from bench.planner_settings import (
 )
 from protocol.errors import LocalProtocolError
 from protocol.pipeline.assignment import NoPlan
-from protocol.pipeline.bounds import arrangement_bound_us, lower_bound_us
+from protocol.pipeline.bounds import lower_bound_us
 from protocol.pipeline.plan import jobs_of
 from protocol.pipeline.planner import Budget, plan, plan_paths
 from protocol.pipeline.problem import NO_SWAPS, PathRules
 from protocol.pipeline.simulator import Simulator
-from protocol.pipeline.stage_orders import legal_paths, stage_orders
+from protocol.pipeline.stage_orders import stage_orders
 
 NEVER_US = 10**12
 QUOTAS = dict.fromkeys(PARTITIONS[0], 6)

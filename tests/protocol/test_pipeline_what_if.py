@@ -37,7 +37,7 @@ def test_a_microbatch_is_what_the_spec_or_the_asker_says():
     workload = workload_of(RunSpec(), 2)
     assert (workload.sequences, workload.batch_microbatches, workload.tokens) == (2, 4, 256)
     assert workload.boundary_bytes("bf16") == 256 * 128 * 2
-    assert workload.boundary_bytes("int4") == 256 * 128 // 2
+    assert workload.boundary_bytes("int8") == 256 * 128
 
 
 def test_a_checkpoints_sizes_are_asked_for():

@@ -1,5 +1,6 @@
 """Plans from snapshots: better than draws on unequal links, and still where relays are missing."""
 
+import json
 from dataclasses import replace
 from statistics import mean
 
@@ -7,6 +8,7 @@ import pytest
 from routing_worlds import RUN_ID, MeasuredWorld
 
 from bench.pipeline.checker import violations
+from bench.pipeline_world.given_paths import GivenPaths
 from protocol.microbatch.paths import Path
 from protocol.pipeline.plan import Plan, jobs_of
 from protocol.pipeline.simulator import Order, Simulator
@@ -177,3 +179,16 @@ def test_what_sets_out_again_goes_another_way(routed):
     assert isinstance(after, Path)
     assert gone not in after.relays
     assert router.whole(1, left).stages == (1, 2, 3)
+
+
+def test_given_paths_are_the_plan_once_all_their_peers_are_there():
+    measured = MeasuredWorld([0, 1, 1], lambda a, b: 1_000)
+    origin, *relays = [peer.peer_id for peer in measured.peers]
+    snapshot, terms = measured.snapshot(), measured.terms()
+    planned = GivenPaths(json.dumps({origin: [[relay] for relay in relays]}))(snapshot, terms, 2)
+    assert planned is not None
+    assert planned.paths.keys() == {origin}
+    paths = planned.paths[origin]
+    assert [(path.relays, path.stages) for path in paths] == [((r,), (1,)) for r in relays]
+    for missing in ({origin: [["new"]]}, {"new": [relays[:1]]}):
+        assert GivenPaths(json.dumps(missing))(snapshot, terms, 2) is None

@@ -351,7 +351,7 @@ def test_limits_of_paths_are_those_of_the_planner() -> None:
     for key in ("max_swap_distance", "max_swap_sum", "max_jump"):
         assert getattr(pipeline, key) == getattr(rules, key), key
     sizes = [BOUNDARY_BITS[codec] for codec in BOUNDARY_CODECS]
-    assert sizes == [32, 16, 8, 4]
+    assert sizes == [32, 16, 8]
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,15 @@ def test_limits_of_paths_are_those_of_the_planner() -> None:
         ("max_swaps = -1", "pipeline.max_swaps: Input should be greater than or equal to 0"),
         ("max_jump = 0", "pipeline.max_jump: Input should be greater than or equal to 1 (got 0)"),
         ("full_every = -1", "pipeline.full_every: Input should be greater than or equal to 0"),
-        ("codec = 'zip'", "pipeline.codec: Input should be 'fp32', 'bf16', 'int8' or 'int4'"),
+        ("codec = 'zip'", "pipeline.codec: Input should be 'fp32', 'bf16' or 'int8' (got 'zip')"),
+        (
+            "codec = 'int4'",
+            (
+                "pipeline.codec: int4 between stages cost learning and saved no time: use 'int8',"
+                " or loco-peer 0.1.0, the last that has it, for a run that was founded with it"
+                " (got 'int4')"
+            ),
+        ),
         ("routing = 'best'", "pipeline.routing: Input should be 'planned' or 'random'"),
         ("stage = 2", "unknown key 'pipeline.stage'; did you mean 'stages'?"),
     ],

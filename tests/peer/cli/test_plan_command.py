@@ -218,7 +218,7 @@ def test_a_wrong_line_ends_with_code_2_and_is_named(run_toml, tmp_path):
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        (["--codec", "zip"], "unknown codec 'zip': use fp32, bf16, int8, int4"),
+        (["--codec", "zip"], "unknown codec 'zip': use fp32, bf16, int8"),
         (["--stages", "9"], "8 machines cannot hold 9 stages"),
     ],
 )

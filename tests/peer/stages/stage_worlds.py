@@ -8,7 +8,6 @@ import math
 from collections import deque
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -23,7 +22,7 @@ from peer.process.bell import Bell
 from peer.rounds.way import TrainerLine
 from peer.stages.build import stage_exchange
 from peer.stages.company import StageCompany
-from peer.stages.surroundings import Surroundings
+from peer.stages.exchange import Surroundings
 from peer.training.shared import code_memory
 from peer.training.stages import messages as told
 from peer.training.stages.ring import BoundaryRing
@@ -31,6 +30,7 @@ from peer.training.stages.sizes import RING_PER_SLOT, SLOTS
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.membership.group import Group
 from protocol.membership.view import Progress, Roster
+from protocol.routing.plans import plan_of
 from protocol.run.amendments import AmendedSpec
 from protocol.run.run_spec import RunSpec
 from protocol.run.stages import part_of_stage
@@ -184,9 +184,8 @@ class StagePeer:
             heard=self.heard,
             sign=sign,
             work=SimulatedWork(0.0),
-            state_dir=world.state_dir,
         )
-        self.exchange = stage_exchange(AmendedSpec(spec), stage, company, around)
+        self.exchange = stage_exchange(AmendedSpec(spec), stage, company, around, world.plan)
 
     def emit(self, name, /, **fields):
         self.told.append((name, fields))
@@ -202,8 +201,8 @@ class StagePeer:
 class StageWorld:
     """A pipeline: so many peers of each stage. Peers of stage 0 hold the data.
 
-    `link_of` says what lies between two peers, each given as (stage, place in its stage), and
-    `trainer_of` which trainer the peer at (stage, place) has.
+    `link_of` says what lies between two peers, each given as (stage, place in its stage),
+    `trainer_of` which trainer the peer at (stage, place) has, and `plan` makes the plans.
     """
 
     def __init__(
@@ -215,10 +214,11 @@ class StageWorld:
         link_of=None,
         visited=None,
         trainer_of=None,
+        plan=plan_of,
     ):
         self.trainer_of = trainer_of or (lambda stage, i: PretendedTrainer)
         self.routing = routing
-        self.state_dir = Path("nowhere")
+        self.plan = plan
         self.link_of = link_of or (lambda a, b: LINK)
         self.stages = len(sizes)
         self.visited = visited or self.stages

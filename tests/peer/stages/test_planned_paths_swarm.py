@@ -7,9 +7,10 @@ import pytest
 import trio
 from stage_worlds import StageWorld
 
+from bench.pipeline_world.given_paths import GivenPaths
+from peer.network.identity import Identity
 from peer.network.simulated_link import LinkModel
 from peer.simulation.virtual_time import run_in_virtual_time
-from peer.stages.given_paths import FILE_NAME, BadPaths, GivenPaths
 from protocol.microbatch.counts import Counted
 from protocol.routing.proposals import REPLAN_EVERY_S
 
@@ -69,29 +70,18 @@ async def test_a_link_that_worsens_is_left_and_noise_changes_nothing(autojump_cl
 
 
 @pytest.mark.slow
-async def test_paths_that_are_given_take_the_place_of_plans(autojump_clock, tmp_path):
-    world = StageWorld((1, 2, 2), 12, 2, link_of=two_regions)
-    world.state_dir = tmp_path
+async def test_paths_that_are_given_take_the_place_of_plans(autojump_clock):
+    (origin_id,), away = ids_of((0, 0)), ids_of((2, 1), (1, 1))
+    given = GivenPaths(json.dumps({origin_id: [away]}))
+    world = StageWorld((1, 2, 2), 12, 2, link_of=two_regions, plan=given)
     async with world.running():
-        (origin,) = world.of_stage(0)
-        away = [world.of_stage(stage)[1].peer_id for stage in (2, 1)]
-        (tmp_path / FILE_NAME).write_text(json.dumps({"paths": {origin.peer_id: [away]}}))
         await world.wait_done()
+    (origin,) = world.of_stage(0)
+    assert origin.facts.pipeline.plan == given.digest
     assert origin.facts.pipeline.paths == (f"2:{away[0][-8:]} 1:{away[1][-8:]}",)
     near, far = (world.of_stage(1)[place].exchange._core.counts for place in (0, 1))
     assert far[Counted.DONE] > 2 * near[Counted.DONE]
 
 
-def test_a_file_that_is_no_paths_is_refused_with_a_sentence(tmp_path):
-    given = GivenPaths(tmp_path / FILE_NAME, {"relay": 1, "new": None}.get)
-    assert not given.there
-    (tmp_path / FILE_NAME).write_text('{"paths": [1]}')
-    with pytest.raises(BadPaths, match="not paths"):
-        given.news()
-    (tmp_path / FILE_NAME).write_text('{"paths": {"me": [["new"]]}}')
-    assert given.news() is None
-    (tmp_path / FILE_NAME).write_text('{"paths": {"me": [["relay"]]}}')
-    news = given.news()
-    assert news is not None
-    assert [(path.relays, path.stages) for path in news.paths["me"]] == [(("relay",), (1,))]
-    assert given.news() is None
+def ids_of(*places):
+    return [Identity(bytes([10 * stage + i]) * 32).peer_id for stage, i in places]
