@@ -126,13 +126,9 @@ class Transfers:
         if ahead.is_withdrawn and ahead.talk is not None:
             await ahead.talk.aclose()
 
-    async def withdraw(self, microbatch: Microbatch, attempt: int = 0) -> None:
-        """Take back what was offered ahead until this attempt: there will be no such boundary."""
-        for trip in [
-            trip
-            for trip in self._ahead
-            if trip.microbatch == microbatch and trip.attempt <= attempt
-        ]:
+    async def withdraw(self, microbatch: Microbatch) -> None:
+        """Take back what was offered ahead: there will be no such boundary."""
+        for trip in [trip for trip in self._ahead if trip.microbatch == microbatch]:
             await self.take_back(trip)
 
     async def take_back(self, trip: Trip) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 import trio
@@ -122,15 +123,18 @@ async def test_one_that_is_sent_before_it_could_be_offered_is_offered_once(autoj
         assert receiver.offered == [0]
 
 
-async def test_what_will_not_come_is_withdrawn(autojump_clock):
+@pytest.mark.parametrize("attempt", [0, 1])
+async def test_what_will_not_come_is_withdrawn(autojump_clock, attempt):
     async with line() as (transfers, receiver):
         for index in range(2):
-            transfers.plan_ahead(outgoing(index).trip)
-            await transfers.offer_ahead(outgoing(index).trip, GROUP)
+            trip = replace(outgoing(index).trip, attempt=attempt)
+            transfers.plan_ahead(trip)
+            await transfers.offer_ahead(trip, GROUP)
         await transfers.withdraw(outgoing(0).trip.microbatch)
         await trio.sleep(1.0)
         assert receiver.ended == 1
-        assert await transfers.send(outgoing(1))
+        sent = outgoing(1)
+        assert await transfers.send(replace(sent, trip=replace(sent.trip, attempt=attempt)))
 
 
 async def test_one_move_is_taken_back_and_no_other(autojump_clock):
