@@ -39,7 +39,6 @@ class StreamingArm:
     overlap_steps: int = 1
     merge: float = 0.5
     code: str = "int8"
-    error_feedback: bool = False
     heavy_ball: bool = False
 
     @property
@@ -50,7 +49,6 @@ class StreamingArm:
             blocks_per_fragment=self.blocks_per_fragment,
             overlap_steps=self.overlap_steps,
             merge=self.merge,
-            error_feedback=self.error_feedback,
         )
 
 
@@ -82,8 +80,6 @@ _ARMS: Final = (
     StreamingArm("fp32", code="fp32"),
     StreamingArm("int4", code="int4"),
     StreamingArm("e3m0", code="e3m0"),
-    StreamingArm("int4-feedback", code="int4", error_feedback=True),
-    StreamingArm("e3m0-feedback", code="e3m0", error_feedback=True),
     StreamingArm("heavy-ball", heavy_ball=True),
 )
 STREAMING_ARMS: Final = {arm.name: arm for arm in _ARMS}

@@ -90,7 +90,6 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "sync.diloco.overlap_steps": "Inner steps between a fragment's send and its return; 0 waits.",
     "sync.diloco.merge": "Share of the own weights when a fragment returns; 0 takes the average.",
     "sync.diloco.late": "A fragment is not back in time: 'wait' for it, or 'skip' and train on.",
-    "sync.diloco.error_feedback": "Add to each send what coding took from the one before.",
     "sync.diloco.robust": "Owners bound what one peer moves: 'clip' by length, 'trim' values too.",
     "pipeline.stages": "Parts of the model, each on machines of its own; 1 is no pipeline.",
     "pipeline.visited": "Stages that a microbatch passes through; three quarters when left out.",

@@ -4,7 +4,7 @@ The method is Streaming DiLoCo (arXiv 2501.18512, algorithm 2). phi is the outer
 equal on all peers and moved by the outer steps alone; theta are the fast weights. For the values of
 a fragment p:
 
-    send      u := phi - theta + e       its codes go to the chunks' owners
+    send      u := phi - theta           its codes go to the chunks' owners
     (training goes on)
     merge     theta := a theta + (1 - a) phi'       where the outer step is in phi'
 
@@ -17,10 +17,7 @@ Rules
      next send covers its whole way since the old phi. A chunk that was stepped without our codes,
      or was taken over from another peer, moves theta by as much as phi ("moved"): again our whole
      way stays, and goes out with the next send. Nothing that was trained is lost.
-  3. Error feedback, when the run asks for it: e is what coding took from the last send, u less what
-     its codes stand for (Seide et al. 2014, "1-bit stochastic gradient descent"). A chunk that was
-     not stepped with our codes keeps the e of before the send, for its way stays in phi - theta.
-  4. An outer step can be taken back and redone, in the outer copy that the daemon holds. theta
+  3. An outer step can be taken back and redone, in the outer copy that the daemon holds. theta
      follows: from result A to B by (1 - a) (phi_B - phi_A), which gives what merging B at once
      would have given. `held` is the phi_A of a fragment whose phi is, or may be, written: from its
      send to its merge, and while it is yielded.
@@ -78,17 +75,14 @@ class FragmentSnapshots:
         self._share = 1.0 - diloco.merge
         self._chunks = [_chunks(fragment, codec) for fragment in fragments]
         self._held: dict[int, torch.Tensor] = {}
-        self._feedback = _Feedback(fragments, model.device) if diloco.error_feedback else None
 
     def __repr__(self) -> str:
         return f"<FragmentSnapshots of {len(self.fragments)}, {self._regions!r}>"
 
     def load(self) -> None:
-        """theta := phi; nothing is held or fed back."""
+        """theta := phi; nothing is held."""
         self._model.theta_P.copy_(self._outer_P)
         self._held.clear()
-        if self._feedback:
-            self._feedback.reset()
 
     def codes(self, fragment: int) -> memoryview:
         """Codes of the fragment's last send, valid until its next one."""
@@ -139,36 +133,19 @@ class FragmentSnapshots:
             moved: chunks that were written without our codes.
         """
         held = self._held.pop(fragment)
-        merged = tuple(merged)
         self._mix(fragment, merged)
         self._shift(fragment, redone, held, self._share)
         self._shift(fragment, moved, held, 1.0)
-        if self._feedback is not None:
-            chunks = self._chunks[fragment]
-            self._feedback.settle(fragment, {index: chunks[index].own for index in merged})
 
     # --- the values -----------------------------------------------------------------------------
 
     def _encode(self, fragment: int, memory: memoryview) -> None:
-        feedback = self._feedback.begin(fragment) if self._feedback else None
         with codes_on(self._model.device, memory) as codes:
             try:
                 for chunk in self._chunks[fragment]:
-                    self._encode_chunk(chunk, codes[chunk.codes], feedback)
+                    self._codec.encode(self._pseudo_gradient(chunk), codes[chunk.codes])
             finally:
                 self._scratch(self._largest(fragment)).zero_()
-
-    def _encode_chunk(
-        self, chunk: _Chunk, codes: torch.Tensor, feedback: "_Sending | None"
-    ) -> None:
-        u = self._pseudo_gradient(chunk)
-        if feedback:
-            u.add_(feedback.waiting[chunk.own])
-        self._codec.encode(u, codes)
-        if feedback:
-            taken = feedback.taken[chunk.own]
-            self._codec.decode(codes, taken)
-            torch.sub(u, taken, out=taken)
 
     def _pseudo_gradient(self, chunk: _Chunk) -> torch.Tensor:
         """phi - theta of a chunk, in scratch memory."""
@@ -209,51 +186,6 @@ class FragmentSnapshots:
 
     def _largest(self, fragment: int) -> int:
         return max(chunk.size for chunk in self._chunks[fragment])
-
-
-@dataclass(frozen=True, slots=True)
-class _Sending:
-    """What one send adds, and where to write what coding took; in the fragment's own values."""
-
-    waiting: torch.Tensor
-    taken: torch.Tensor
-
-
-class _Feedback:
-    """e of each fragment, and what coding took from its last send.
-
-    The second is there only between a send and the step of its last chunk, so it costs the memory
-    of the fragments on their way.
-    """
-
-    def __init__(self, fragments: Sequence[Fragment], device: torch.device) -> None:
-        self._waiting = [torch.zeros(fragment.size, device=device) for fragment in fragments]
-        self._num_chunks = [len(fragment.chunks) for fragment in fragments]
-        self._taken: dict[int, torch.Tensor] = {}
-        self._settled: dict[int, set[int]] = {}
-
-    def reset(self) -> None:
-        """e := 0."""
-        self._taken.clear()
-        for values in self._waiting:
-            values.zero_()
-
-    def begin(self, fragment: int) -> _Sending:
-        """A send begins; what was not settled of the one before never will be."""
-        waiting = self._waiting[fragment]
-        self._settled[fragment] = set()
-        self._taken[fragment] = torch.empty_like(waiting)
-        return _Sending(waiting, self._taken[fragment])
-
-    def settle(self, fragment: int, chunks: dict[int, slice]) -> None:
-        """These chunks were stepped: e is now what coding took."""
-        if (taken := self._taken.get(fragment)) is None:
-            return
-        for own in chunks.values():
-            self._waiting[fragment][own] = taken[own]
-        self._settled[fragment].update(chunks)
-        if len(self._settled[fragment]) == self._num_chunks[fragment]:
-            del self._taken[fragment]
 
 
 def _chunks(fragment: Fragment, codec: Codec) -> list[_Chunk]:

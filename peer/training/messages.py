@@ -66,7 +66,7 @@ from .stages.messages import StageCommand, StageEvent
 class Load:
     """Start from the slow weights: theta := phi, fresh optimizer state.
 
-    No snapshot is pending, no fragment in flight, yielded or fed back.
+    No snapshot is pending, no fragment in flight or yielded.
 
     Attributes:
         kept: path of a file that `Keep` wrote: the moments go on from there. None begins afresh.

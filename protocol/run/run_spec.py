@@ -295,8 +295,14 @@ class RunSpec(Section):
         return size if isinstance(size, int) else 1
 
     def to_bytes(self) -> bytes:
-        """The canonical bytes: JSON, keys sorted, no spaces, every field present but LATER_KEYS."""
+        """The canonical bytes: JSON, keys sorted, no spaces, every field present but LATER_KEYS.
+
+        `sync.diloco.error_feedback`, which is gone, stays false in them: ids of runs are digests of
+        these bytes.
+        """
         tree = self.model_dump(mode="json")
+        if self.sync.diloco is not None:
+            tree["sync"]["diloco"]["error_feedback"] = False
         for *path, key in LATER_KEYS:
             _leave_out_default(self, tree, path, key)
         return json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()

@@ -1,10 +1,15 @@
 """Keys that one way of averaging has for itself: the sections below [sync] (ways.py)."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from .section import Section
+from .section import Section, misfit
+
+FEEDBACK_GONE: Final = (
+    "error feedback is gone: loco-peer 0.1.0 had it last, in commit 6613df92; go on with the run in"
+    " that, or found a new one without the key"
+)
 
 
 class FragmentsSection(Section):
@@ -31,11 +36,19 @@ class DilocoSection(FragmentsSection):
     late: Literal["wait", "skip"] = "wait"
     """When a fragment is not back after `overlap_steps`: wait for it, or train on and merge it when
     it comes."""
-    error_feedback: bool = False
-    """Add to each send what coding took from the one before."""
     robust: Literal["clip", "trim"] = "clip"
     """How owners bound what one contribution moves: by its length, or by that and by leaving out
     the highest and lowest values of each coordinate."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_feedback(cls, tree: Any) -> Any:
+        """Take out a key that is gone: signed bytes have it, and at `false` it said nothing."""
+        if not isinstance(tree, dict):
+            return tree
+        if (feedback := tree.get("error_feedback", False)) is not False:
+            raise misfit("error_feedback", FEEDBACK_GONE, feedback)
+        return {key: value for key, value in tree.items() if key != "error_feedback"}
 
 
 class GaslocSection(Section):

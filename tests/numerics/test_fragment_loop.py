@@ -300,7 +300,7 @@ def test_amending_moves_the_fast_weights_with_the_outer_copy():
 
 
 def test_load_forgets_what_is_in_flight():
-    world = streaming_world(error_feedback=True)
+    world = streaming_world()
     script = run(world, order(0, H), *[PAUSE] * 5, Load(1), order(0, H), *[PAUSE] * 5)
     cycles = [(event.fragment, event.cycle, event.steps) for event in script.of(FragmentSent)]
     assert cycles[:2] == [(1, 0, 4), (1, 0, 4)]

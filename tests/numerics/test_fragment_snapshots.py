@@ -123,49 +123,9 @@ def test_what_is_moved_keeps_its_way_from_the_outer_copy(sent):
     np.testing.assert_allclose(way(world, 1), before, rtol=0, atol=1e-6)
 
 
-def test_error_feedback_adds_what_coding_took():
-    world, plain = random_replica(error_feedback=True, merge=1.0), random_replica(merge=1.0)
-    taken = np.zeros(0)
-    for cycle in range(3):
-        u = way(world, 1) + (taken if cycle else 0)
-        world.snapshots.send(1, cycle)
-        np.testing.assert_allclose(world.decoded(1), u, rtol=0, atol=2e-3)
-        taken = u - world.decoded(1)
-        world.snapshots.merge(1, (0, 1))
-        plain.snapshots.send(1, cycle)
-        plain.snapshots.merge(1, (0, 1))
-    assert np.abs(taken).max() > 1e-4
-    assert not np.array_equal(world.decoded(1), plain.decoded(1))
-    world.snapshots.load()
-    np.testing.assert_array_equal(world.theta, world.phi)
-    world.snapshots.send(1, 3)
-    assert not world.decoded(1).any()
-    assert not world.gradient.any()
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_a_send_that_came_to_nothing_loses_no_feedback(late):
-    world = random_replica(error_feedback=True, merge=1.0)
-    world.snapshots.send(1, 1)
-    first = way(world, 1) - world.decoded(1)
-    world.snapshots.merge(1, (0, 1))
-    world.snapshots.send(1, 2)
-    second = way(world, 1) + first - world.decoded(1)
-    world.snapshots.merge(1, (0,), moved=(1,))
-    if late:  # it was stepped after all, with our codes
-        world.snapshots.hold(1)
-        world.snapshots.amend(1, merged=(1,))
-    world.snapshots.send(1, 3)
-    cut = world.snapshots.fragments[1].chunks[1][0]
-    waiting = np.concatenate([second[:cut], (second if late else first)[cut:]])
-    np.testing.assert_allclose(world.decoded(1), way(world, 1) + waiting, rtol=0, atol=2e-3)
-    assert np.abs(first - second).max() > 1e-4
-
-
-@pytest.mark.parametrize("error_feedback", [True, False])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_weights_that_are_no_numbers_are_never_sent(value, error_feedback):
-    world = random_replica(error_feedback=error_feedback)
+def test_weights_that_are_no_numbers_are_never_sent(value):
+    world = random_replica()
     world.snapshots.send(2, 1)
     start, _ = world.snapshots.fragments[2].chunk_spans(1)[0]
     world.theta[start] = value

@@ -127,6 +127,14 @@ DILOCO = '[sync]\nmethod = "diloco"\n'
             "sync.codec: unknown: use one of int8, int8-diff, bf16, fp32, int4, e3m0 (got 'int5')",
         ),
         (
+            DILOCO + "[sync.diloco]\nerror_feedback = true",
+            (
+                "sync.diloco.error_feedback: error feedback is gone: loco-peer 0.1.0 had it last,"
+                " in commit 6613df92; go on with the run in that, or found a new one without the"
+                " key (got True)"
+            ),
+        ),
+        (
             DILOCO + "final_averaging = false",
             (
                 "sync.final_averaging: says nothing to diloco; its keys are in [sync.diloco]"
@@ -206,6 +214,16 @@ def test_a_run_that_was_founded_before_there_was_a_choice_of_optimizer_keeps_its
     spec = parse_toml("[sync]\nalpha = 0.3\nbeta = 0.7\n")
     assert spec.run_id(b"a" * 32) == "9f81f071e774a7bc7de670813f8f4405"
     assert b"muon" not in spec.to_bytes()
+
+
+def test_a_run_that_was_founded_when_error_feedback_was_a_key_keeps_its_id() -> None:
+    """The id was written down before; at its default the key is accepted, and says nothing."""
+    spec = parse_toml(DILOCO + "[sync.diloco]\nerror_feedback = false")
+    assert spec == parse_toml(DILOCO) == parse_bytes(spec.to_bytes())
+    assert spec.run_id(b"a" * 32) == "f553604877f47c47300c5ca92f68860a"
+    with_feedback = spec.to_bytes().replace(b'"error_feedback":false', b'"error_feedback":true')
+    with pytest.raises(InvalidRunSpec, match="error feedback is gone"):
+        parse_bytes(with_feedback)
 
 
 def test_a_default_that_is_left_out_of_the_bytes_may_not_be_in_them() -> None:

@@ -163,7 +163,7 @@ async def test_two_peers_that_were_apart_are_equal_again(tmp_path):
     [
         ({"codec": "fp32"}, {"fragments": "whole", "overlap_steps": 0, "merge": 0.0}),
         ({"codec": "bf16"}, {"fragments": "sequential", "overlap_steps": 5}),
-        ({"codec": "int4"}, {"error_feedback": True}),
+        ({"codec": "int4"}, {}),
         ({"codec": "e3m0"}, {"late": "skip"}),
     ],
     ids=["plain", "sequential", "int4", "e3m0"],
