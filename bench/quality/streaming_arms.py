@@ -79,7 +79,6 @@ _ARMS: Final = (
     StreamingArm("merge-0", merge=0.0),
     StreamingArm("fp32", code="fp32"),
     StreamingArm("int4", code="int4"),
-    StreamingArm("e3m0", code="e3m0"),
     StreamingArm("heavy-ball", heavy_ball=True),
 )
 STREAMING_ARMS: Final = {arm.name: arm for arm in _ARMS}

@@ -21,7 +21,6 @@ REFERENCES: Final = {
     **dict.fromkeys(
         (DEFAULT, "whole", "blocks-1", "tau-0", "tau-5", "tau-10", "merge-0", "fp32", "int4"), PLAIN
     ),
-    "e3m0": PLAIN,
 }
 """Each arm that promises the loss of plain DiLoCo, and which: of as many replicas and equal H."""
 

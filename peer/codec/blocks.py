@@ -4,8 +4,8 @@ Codes of P values: the codes of every block, then P / 128 scales in bf16. A bloc
 
     scale = largest magnitude / largest level, rounded up to bf16    (0 when that is too small)
 
-and a value is a level times the scale. What the levels are is said by each code (`int8`,
-`four_bit`). Rules for all:
+and a value is a level times the scale. What the levels are is said by each code (`int8`, `int4`).
+Rules for all:
 
 - The scale is rounded *before* values are coded with it, and upwards, so no value passes the
   largest level and nothing is clipped.
@@ -19,10 +19,9 @@ Ways to the same bytes: torch's operations (`blocks_plain`), which say what a co
 loops for long vectors in main memory (`blocks_compiled`), and on CUDA what a code brings along.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final, Protocol, cast
 
 import torch
 
@@ -75,7 +74,7 @@ class BlockFormat:
         return codes[:scales_from].view(self.code_type), codes[scales_from:].view(torch.bfloat16)
 
 
-class BlockCodec(ABC):
+class BlockCodec:
     """A codec of blocks with scales. Holds scratch memory for one tile: use one per thread.
 
     Args:
@@ -172,9 +171,9 @@ class BlockCodec(ABC):
         arrays = ((codes[first:].numpy(), scale_bits(scales[block:])) for codes, scales in parts)
         return FusedLoops(kernels, tuple(arrays))
 
-    @abstractmethod
     def _kernels(self) -> Kernels | None:
         """Compiled loops; None where numba does not work."""
+        return cast("Kernels | None", kernels_of(self.kernels_module))
 
     def _cuda_loops(self) -> BlockLoops | None:
         """Loops made for CUDA; None for torch's operations."""

@@ -19,7 +19,6 @@ shrinks by one bf16 step on the second coding, and the values move by at most ha
 from typing import ClassVar, cast
 
 from .blocks import BlockCodec, BlockFormat, BlockLoops
-from .blocks_compiled import Kernels
 from .compiled import kernels_of
 from .int8_plain import INT8_FORMAT, PlainLoops
 
@@ -34,9 +33,6 @@ class Int8Codec(BlockCodec):
 
     def __init__(self, part_of: int = 0) -> None:
         super().__init__(PlainLoops(), part_of)
-
-    def _kernels(self) -> Kernels | None:
-        return cast("Kernels | None", kernels_of(self.kernels_module))
 
     def _cuda_loops(self) -> BlockLoops | None:
         assert self.triton_module is not None

@@ -72,13 +72,7 @@ _ROWS: Final[dict[str, CodecRow]] = {
     "bf16": CodecRow(made_by="peer.codec.plain:Bf16Codec", granularity=1, granule_bytes=2),
     "fp32": CodecRow(made_by="peer.codec.plain:Fp32Codec", granularity=1, granule_bytes=4),
     "int4": CodecRow(
-        made_by="peer.codec.four_bit:Int4Codec",
-        granularity=128,
-        granule_bytes=66,
-        differences_only=True,
-    ),
-    "e3m0": CodecRow(
-        made_by="peer.codec.four_bit:E3m0Codec",
+        made_by="peer.codec.int4:Int4Codec",
         granularity=128,
         granule_bytes=66,
         differences_only=True,

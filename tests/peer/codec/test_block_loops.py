@@ -22,7 +22,7 @@ pytest.importorskip("numba")
 pytestmark = pytest.mark.slow  # the first run on a machine compiles for some seconds
 
 seeds = st.integers(0, 2**32 - 1)
-KERNELS = ("blocks_kernels", "four_bit_kernels", "int8_kernels")
+KERNELS = ("blocks_kernels", "int4_kernels", "int8_kernels")
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,6 @@ def test_unknown_name_lists_the_known_ones() -> None:
     [
         ("int8", 1.0, 1.03),
         ("int8-diff", 1.0, 1.03),
-        ("e3m0", 0.5, 0.516),
         ("int4", 0.5, 0.516),
         ("bf16", 2, 2),
         ("fp32", 4, 4),

@@ -148,7 +148,7 @@ def test_averages_from_which_values_are_left_out_are_audited_too(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("seed", "codec"), [(1, "int8"), pytest.param(2, "e3m0", marks=pytest.mark.long)]
+    ("seed", "codec"), [(1, "int8"), pytest.param(2, "int4", marks=pytest.mark.long)]
 )
 def test_nobody_is_convicted_where_all_are_honest_however_they_come_and_go(tmp_path, seed, codec):
     @simulated(seed)

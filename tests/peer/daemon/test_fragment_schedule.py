@@ -147,7 +147,7 @@ async def test_with_merge_0_all_replicas_are_equal_on_a_fragment_that_came_back(
 
 
 # --- one outer copy -------------------------------------------------------------------------------
-@pytest.mark.parametrize("codec", ["int8", "int4", "e3m0"])
+@pytest.mark.parametrize("codec", ["int8", "int4"])
 def test_outer_copies_are_identical_again_before_each_next_send(tmp_path, monkeypatch, codec):
     """Also where every fifth result is lost on its way; that happens, and is counted."""
 

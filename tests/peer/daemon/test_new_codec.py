@@ -58,7 +58,7 @@ def test_if_it_is_for_differences_other_ways_refuse_it(monkeypatch: pytest.Monke
     for method in ("noloco", "gasloc"):
         with pytest.raises(InvalidRunSpec, match="too coarse for whole weights"):
             parse_toml(toml + f'"{method}"')
-    assert "also 'int4' 0.5, 'e3m0' 0.5, 'fp16' 2" in of_codecs()
+    assert "also 'int4' 0.5, 'fp16' 2" in of_codecs()
 
 
 @pytest.mark.slow

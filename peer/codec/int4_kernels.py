@@ -1,7 +1,7 @@
-"""The 4-bit codes (`peer.codec.four_bit`) as compiled loops over blocks; the grid is an argument.
+"""The int4 code (`peer.codec.int4`) as compiled loops over blocks.
 
-A value's place in the grid is the number of midpoints, times the scale, that its magnitude is
-beyond, counted in fp32: seven comparisons, no division and no branch, so LLVM makes vectors of
+A value's level is the number of midpoints, times the scale, that its magnitude is beyond, counted
+in fp32: seven comparisons, no division and no branch, so LLVM makes vectors of
 them. Adding 2**23 to a byte as fp32 leaves it in the lowest bits of the sum.
 
 Importing this file compiles it; go through `peer.codec.compiled.kernels_of`.
@@ -21,8 +21,15 @@ from .blocks_kernels import (
     values_of,
 )
 from .compiled import helper, kernel
+from .int4_plain import INT4_FORMAT, LEVELS, MIDPOINTS
 
 _HALF: Final = BLOCK // 2
+_LEVELS: Final = np.array(LEVELS, np.float32)
+_MIDPOINTS: Final = tuple(np.float32(midpoint) for midpoint in MIDPOINTS)
+_LARGEST_LEVEL: Final = np.float32(INT4_FORMAT.largest_level)
+_SMALLEST_SCALE: Final = np.float32(INT4_FORMAT.smallest_scale)
+_SMALLEST_SCALE_BITS: Final = np.uint16(_SMALLEST_SCALE.view(np.uint32) >> 16)
+_LARGEST_SCALE_BITS: Final = np.uint16(np.float32(INT4_FORMAT.largest_scale).view(np.uint32) >> 16)
 _LOW: Final = np.uint8(0x0F)
 _HIGH: Final = np.uint8(0xF0)
 _LOW_UNUSED: Final = np.uint8(0x08)
@@ -56,20 +63,9 @@ def _nibble(x: np.float32, m: tuple[np.float32, ...]) -> np.float32:
     return place + (_NEGATIVE if x < -m[0] else _NO)
 
 
-@kernel(
-    "int32(float32[::1], int32[::1], uint8[::1], uint16[::1], UniTuple(float32, 7), float32,"
-    " float32, int64, int64)"
-)
+@kernel("int32(float32[::1], int32[::1], uint8[::1], uint16[::1], int64, int64)")
 def encode_blocks(
-    x_P: Array,
-    x_bits: Array,
-    codes: Array,
-    scales: Array,
-    midpoints: tuple[np.float32, ...],
-    largest_level: np.float32,
-    smallest_scale: np.float32,
-    first: int,
-    last: int,
+    x_P: Array, x_bits: Array, codes: Array, scales: Array, first: int, last: int
 ) -> int:
     """Code blocks first .. last - 1. Returns the bits of the largest magnitude met.
 
@@ -78,12 +74,12 @@ def encode_blocks(
     largest = np.int32(0)
     x_P, x_bits = values_of(x_P, first, last), values_of(x_bits, first, last)
     codes, scales = _codes_of(codes, first, last), scales[first:last]
-    g0, g1, g2, g3, g4, g5, g6 = midpoints
+    g0, g1, g2, g3, g4, g5, g6 = _MIDPOINTS
     for block in range(scales.size):
         at, code_at = block * BLOCK, block * _HALF
         top = largest_bits(x_bits, at)
         largest = max(largest, top)
-        half = scale_of(top, largest_level, smallest_scale)
+        half = scale_of(top, _LARGEST_LEVEL, _SMALLEST_SCALE)
         scales[block] = half
         s = scale_from(half) if half else _ONE
         m = (g0 * s, g1 * s, g2 * s, g3 * s, g4 * s, g5 * s, g6 * s)
@@ -93,9 +89,9 @@ def encode_blocks(
     return largest  # type: ignore[return-value]
 
 
-@kernel("void(uint8[::1], uint16[::1], float32[::1], float32[::1], int64, int64, int64)")
+@kernel("void(uint8[::1], uint16[::1], float32[::1], int64, int64, int64)")
 def decode_blocks(
-    codes: Array, scales: Array, out: Array, signed: Array, out_first: int, first: int, last: int
+    codes: Array, scales: Array, out: Array, out_first: int, first: int, last: int
 ) -> None:
     """Write the values of blocks first .. last - 1 into `out`, which begins at `out_first`."""
     out, codes = values_of(out, first - out_first, last - out_first), _codes_of(codes, first, last)
@@ -105,16 +101,16 @@ def decode_blocks(
         at, code_at = block * BLOCK, block * _HALF
         for i in range(_HALF):
             pair = codes[code_at + i]
-            out[at + i] = signed[pair & _LOW] * scale
-            out[at + _HALF + i] = signed[pair >> _FOUR] * scale
+            out[at + i] = _LEVELS[pair & _LOW] * scale
+            out[at + _HALF + i] = _LEVELS[pair >> _FOUR] * scale
 
 
-@kernel("boolean(uint8[::1], uint16[::1], uint16, uint16, int64, int64)")
-def are_valid(
-    codes: Array, scales: Array, smallest_bits: int, largest_bits: int, first: int, last: int
-) -> bool:
+@kernel("boolean(uint8[::1], uint16[::1], int64, int64)")
+def are_valid(codes: Array, scales: Array, first: int, last: int) -> bool:
     """Whether no code of the blocks is the unused one, and each scale is +0 or within bounds."""
     good = True
     for pair in _codes_of(codes, first, last):
         good &= (pair & _LOW) != _LOW_UNUSED and (pair & _HIGH) != _HIGH_UNUSED
-    return bool(good and are_scales_valid(scales[first:last], smallest_bits, largest_bits))
+    return bool(
+        good and are_scales_valid(scales[first:last], _SMALLEST_SCALE_BITS, _LARGEST_SCALE_BITS)
+    )
