@@ -121,7 +121,6 @@ class Facts:
         microbatches, pipeline: where we hold a stage.
         codec: of the run; None while unknown.
         reach: how others reach us.
-        outputs: how ours differ from a partner's, where peers average in pairs.
         loops: what codes in it, for `trainer` and `daemon` (`peer.codec.Codec.loops_for`).
     """
 
