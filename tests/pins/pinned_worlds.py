@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from unittest import mock
 
 import blake3
@@ -58,6 +58,7 @@ class Happened:
 
 
 World = Callable[[int, Path], Happened]
+T = TypeVar("T")
 
 
 class _InOrder(random.Random):
@@ -78,7 +79,8 @@ def _fixed() -> Iterator[None]:
         yield
 
 
-def _in_virtual_time(seed: int, body: Callable[[], Awaitable[Happened]]) -> Happened:
+def in_virtual_time(seed: int, body: Callable[[], Awaitable[T]]) -> T:
+    """Run a world; see the top of the file."""
     with _fixed():
         return run_in_virtual_time(seed, body, limit_s=LIMIT_S)
 
@@ -100,7 +102,7 @@ def _swarm_world(spec: RunSpec, options: SwarmOptions, script: Script) -> World:
                     numbers.update(peer.slow_weights().tobytes())
                 return Happened(_sorted(events), numbers.hexdigest(length=8))
 
-        return _in_virtual_time(seed, body)
+        return in_virtual_time(seed, body)
 
     return run
 
@@ -126,7 +128,7 @@ def _sorted(events: Iterable[LoggedEvent]) -> list[LoggedEvent]:
     return sorted(events, key=lambda event: (event["monotonic_s"], event["peer"]))
 
 
-async def _begin(swarm: SimulatedSwarm, names: str, machine: Machine = DEFAULT_MACHINE) -> None:
+async def begin(swarm: SimulatedSwarm, names: str, machine: Machine = DEFAULT_MACHINE) -> None:
     await start(swarm, *names, machine_of=dict.fromkeys(names, machine))
 
 
@@ -134,7 +136,7 @@ def _one_dies(names: str) -> Script:
     """So many train; one is killed in its second round, and the others end the run."""
 
     async def script(swarm: SimulatedSwarm) -> None:
-        await _begin(swarm, names)
+        await begin(swarm, names)
         await swarm.until(lambda: swarm["b"].facts.round >= 1)
         swarm.kill("b")
         await swarm.finished(*names.replace("b", ""))
@@ -144,7 +146,7 @@ def _one_dies(names: str) -> Script:
 
 async def _one_is_spoiled(swarm: SimulatedSwarm) -> None:
     """A bit flips in one outer copy of three: it is noticed, and mended."""
-    await _begin(swarm, "abc")
+    await begin(swarm, "abc")
     await swarm.until(lambda: swarm["c"].facts.round >= 3)
     spoil(swarm["c"])
     await swarm.finished()
@@ -168,7 +170,7 @@ def _one_joins(dies: str | None = None) -> Script:
     """
 
     async def script(swarm: SimulatedSwarm) -> None:
-        await _begin(swarm, "ab")
+        await begin(swarm, "ab")
         await swarm.until(lambda: all(swarm[name].facts.round >= 1 for name in "ab"))
         joiner = swarm.join("c")
         await joiner.known.wait()
@@ -187,7 +189,7 @@ def _one_joins(dies: str | None = None) -> Script:
 
 async def _all_come_back(swarm: SimulatedSwarm) -> None:
     """All are killed when each has a checkpoint; all come back, and end the run."""
-    await _begin(swarm, "abc", KEEPS)
+    await begin(swarm, "abc", KEEPS)
     await swarm.until(lambda: all(map(_has_checkpoint, swarm.peers.values())))
     for name, peer in swarm.peers.items():
         swarm.kill(name)
@@ -270,7 +272,7 @@ def _pipeline(*, dies: bool) -> World:
                 await world.wait_done()
                 return world.happened()
 
-        return _in_virtual_time(seed, body)
+        return in_virtual_time(seed, body)
 
     return run
 
