@@ -262,7 +262,6 @@ def _pipeline(*, dies: bool) -> World:
     def run(seed: int, folder: Path) -> Happened:
         async def body() -> Happened:
             world = _LoggedPipeline(seed, (2, 2, 2), iterations=3)
-            world.state_dir = folder
             async with world.running():
                 if dies:
                     relay = world.of_stage(1)[0]
