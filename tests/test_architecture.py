@@ -2,6 +2,8 @@
 
 import ast
 import re
+import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -82,3 +84,78 @@ def test_the_protocol_imports_nothing_of_the_peer() -> None:
     found = arrows()
     reached = set().union(*(found[room] for room in found if room.startswith("protocol")))
     assert not any(room.startswith("peer") for room in reached)
+
+
+FOR_THE_TRAINER = {"codec", "ports", "process", "training"}
+"""The rooms of the peer that the trainer may know of."""
+
+
+def test_the_trainer_is_kept_from_all_other_rooms() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts = {each["id"]: each for each in project["tool"]["importlinter"]["contracts"]}
+    others = {path.parent.name for path in (ROOT / "peer").glob("*/__init__.py")} - FOR_THE_TRAINER
+    forbidden = contracts["training-knows-no-peers"]["forbidden_modules"]
+    assert set(forbidden) == {f"peer.{room}" for room in others}
+
+
+# --- circles --------------------------------------------------------------------------------------
+IN_CIRCLES = {
+    ("peer/averaging", "peer/averaging/gossip"),
+    ("peer/averaging/gossip", "peer/averaging"),
+    ("peer/network", "peer/process"),
+    ("peer/observe", "peer/state"),
+    ("peer/process", "peer/observe"),
+    ("peer/state", "peer/network"),
+    ("peer/state", "peer/training"),
+    ("peer/state", "peer/training/corpus"),
+    ("peer/training", "peer/process"),
+    ("peer/training", "peer/training/corpus"),
+    ("peer/training", "peer/training/stages"),
+    ("peer/training/corpus", "peer/process"),
+    ("peer/training/corpus", "peer/training"),
+    ("peer/training/stages", "peer/training"),
+    ("peer/training/stages", "peer/training/corpus"),
+}
+"""Imports of one package by another from which imports lead back, over however many others. None is
+added: what would need a new one lies in the wrong room."""
+
+
+@cache
+def package_arrows() -> dict[tuple[str, str], set[str]]:
+    """Which package imports which, and in which of its files; a package is a folder with code."""
+    packages = {
+        path.parent.relative_to(ROOT).as_posix()
+        for folder in ("protocol", "peer")
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    found = defaultdict(set)
+    for own in packages:
+        for file in (ROOT / own).glob("*.py"):
+            for name in imported(file):
+                parts = name.split(".")
+                above = ("/".join(parts[:depth]) for depth in range(len(parts), 0, -1))
+                other = next((path for path in above if path in packages), own)
+                if other != own:
+                    found[own, other].add(file.stem)
+    return found
+
+
+def reached(start: str) -> set[str]:
+    """Packages to which imports lead from this one, over however many others."""
+    found: set[str] = set()
+    queue = [start]
+    while queue:
+        here = queue.pop()
+        new = {other for own, other in package_arrows() if own == here} - found
+        found |= new
+        queue += new
+    return found
+
+
+def test_packages_import_each_other_in_no_new_circle() -> None:
+    arrows_back = {
+        arrow: files for arrow, files in package_arrows().items() if arrow[0] in reached(arrow[1])
+    }
+    new = {arrow: files for arrow, files in arrows_back.items() if arrow not in IN_CIRCLES}
+    assert new == {}
+    assert IN_CIRCLES - arrows_back.keys() == set(), "gone: take it out of the list"

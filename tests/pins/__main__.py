@@ -1,8 +1,10 @@
-"""Pins of what peers do.
+"""Pins of what peers do, and of how far things walk through the code.
 
     python -m tests.pins                    make event_logs.json anew
     python -m tests.pins check WORLD...     compare the first seed of these with what is kept
     python -m tests.pins logs FOLDER        write all logs, a file for each world and seed
+    python -m tests.pins paths              print how long each walk is
+    python -m tests.pins paths WALK         print the functions that are called on it
 
 Two folders of logs, one written before a change and one after, can be compared with `diff -r`.
 """
@@ -22,6 +24,8 @@ from pinned_logs import (  # noqa: E402 - pytest puts these folders on the path 
     write_pins,
 )
 from pinned_worlds import WORLDS  # noqa: E402
+from walks import WORLDS as WALKS  # noqa: E402
+from walks import traced  # noqa: E402
 
 
 def check(worlds: list[str]) -> None:
@@ -42,6 +46,18 @@ def write_logs(folder: Path) -> None:
             path.write_bytes(log_of(happened_in(world, seed).events))
 
 
+def print_walks() -> None:
+    """A line for each."""
+    for name in WALKS:
+        print(f"{name:22}", *(f"{n:4} {what}" for what, n in traced(name).walk._asdict().items()))
+
+
+def print_functions(walk: str) -> None:
+    """A line for each, by file."""
+    for place, function in sorted(traced(walk).calls):
+        print(place, function)
+
+
 match sys.argv[1:]:
     case []:
         write_pins(pins_of_all())
@@ -49,5 +65,9 @@ match sys.argv[1:]:
         check(worlds)
     case ["logs", folder]:
         write_logs(Path(folder))
+    case ["paths"]:
+        print_walks()
+    case ["paths", walk] if walk in WALKS:
+        print_functions(walk)
     case _:
         sys.exit(__doc__)

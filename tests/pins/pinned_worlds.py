@@ -5,7 +5,6 @@ Their logs shall change with what peers do, and with nothing else. So:
 - The run id is given: a run spec that gains or loses a key draws no other partners.
 - Lines carry whatever there is at once, where a world does not say otherwise: bytes more or less in
   a message move no time. Latencies and their jitter come from the seed.
-- Comparing outputs holds nobody up.
 """
 
 import functools
@@ -16,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from unittest import mock
 
 import blake3
@@ -31,18 +30,15 @@ from peer.network.simulated_link import LinkModel
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.peer import LoggedEvent, SimulatedPeer
-from peer.simulation.swarm import SimulatedSwarm, SwarmOptions, open_swarm
+from peer.simulation.swarm import DEFAULT_MACHINE, SimulatedSwarm, SwarmOptions, open_swarm
 from peer.simulation.virtual_time import run_in_virtual_time
-from peer.training.toy import SimulatedSpeed
 from protocol.run.run_spec import RunSpec
 
 RUN_ID: Final = "ab" * 16
 LIMIT_S: Final = 3600.0
 WIDE: Final = LinkModel(latency_s=0.02, jitter_s=0.005, bandwidth_bytes_per_s=1e30)
 THIN: Final = LinkModel(latency_s=0.02, jitter_s=0.005, bandwidth_bytes_per_s=1e6)
-SPEED: Final = SimulatedSpeed()
-MACHINE: Final = Machine(SPEED)
-KEEPS: Final = Machine(SPEED, checkpoint_every_s=2.0)
+KEEPS: Final = Machine(checkpoint_every_s=2.0)
 STATE_PARAMETERS: Final = 1 << 19
 HERE: Final = "HOMES"
 
@@ -62,6 +58,7 @@ class Happened:
 
 
 World = Callable[[int, Path], Happened]
+T = TypeVar("T")
 
 
 class _InOrder(random.Random):
@@ -82,7 +79,8 @@ def _fixed() -> Iterator[None]:
         yield
 
 
-def _in_virtual_time(seed: int, body: Callable[[], Awaitable[Happened]]) -> Happened:
+def in_virtual_time(seed: int, body: Callable[[], Awaitable[T]]) -> T:
+    """Run a world; see the top of the file."""
     with _fixed():
         return run_in_virtual_time(seed, body, limit_s=LIMIT_S)
 
@@ -104,7 +102,7 @@ def _swarm_world(spec: RunSpec, options: SwarmOptions, script: Script) -> World:
                     numbers.update(peer.slow_weights().tobytes())
                 return Happened(_sorted(events), numbers.hexdigest(length=8))
 
-        return _in_virtual_time(seed, body)
+        return in_virtual_time(seed, body)
 
     return run
 
@@ -130,7 +128,7 @@ def _sorted(events: Iterable[LoggedEvent]) -> list[LoggedEvent]:
     return sorted(events, key=lambda event: (event["monotonic_s"], event["peer"]))
 
 
-async def _begin(swarm: SimulatedSwarm, names: str, machine: Machine = MACHINE) -> None:
+async def begin(swarm: SimulatedSwarm, names: str, machine: Machine = DEFAULT_MACHINE) -> None:
     await start(swarm, *names, machine_of=dict.fromkeys(names, machine))
 
 
@@ -138,7 +136,7 @@ def _one_dies(names: str) -> Script:
     """So many train; one is killed in its second round, and the others end the run."""
 
     async def script(swarm: SimulatedSwarm) -> None:
-        await _begin(swarm, names)
+        await begin(swarm, names)
         await swarm.until(lambda: swarm["b"].facts.round >= 1)
         swarm.kill("b")
         await swarm.finished(*names.replace("b", ""))
@@ -148,7 +146,7 @@ def _one_dies(names: str) -> Script:
 
 async def _one_is_spoiled(swarm: SimulatedSwarm) -> None:
     """A bit flips in one outer copy of three: it is noticed, and mended."""
-    await _begin(swarm, "abc")
+    await begin(swarm, "abc")
     await swarm.until(lambda: swarm["c"].facts.round >= 3)
     spoil(swarm["c"])
     await swarm.finished()
@@ -160,9 +158,7 @@ PARTS: Final = {"stage/0": 3 * 16384, "stage/1": 2 * 16384}
 async def _two_groups(swarm: SimulatedSwarm) -> None:
     """Two hold one part of the model and two the other."""
     names = ("a0", "a1", "b0", "b1")
-    machines = {
-        name: Machine(SPEED, part=f"stage/{name[1]}", begins_group=name == "a1") for name in names
-    }
+    machines = {name: Machine(part=f"stage/{name[1]}", begins_group=name == "a1") for name in names}
     await start(swarm, *machines, machine_of=machines)
     await swarm.finished()
 
@@ -174,9 +170,9 @@ def _one_joins(dies: str | None = None) -> Script:
     """
 
     async def script(swarm: SimulatedSwarm) -> None:
-        await _begin(swarm, "ab")
+        await begin(swarm, "ab")
         await swarm.until(lambda: all(swarm[name].facts.round >= 1 for name in "ab"))
-        joiner = swarm.join("c", MACHINE)
+        joiner = swarm.join("c")
         await joiner.known.wait()
         everybody = [peer.peer_id for peer in swarm.peers.values()]
         for one, other in itertools.permutations(everybody, 2):
@@ -193,7 +189,7 @@ def _one_joins(dies: str | None = None) -> Script:
 
 async def _all_come_back(swarm: SimulatedSwarm) -> None:
     """All are killed when each has a checkpoint; all come back, and end the run."""
-    await _begin(swarm, "abc", KEEPS)
+    await begin(swarm, "abc", KEEPS)
     await swarm.until(lambda: all(map(_has_checkpoint, swarm.peers.values())))
     for name, peer in swarm.peers.items():
         swarm.kill(name)
@@ -263,7 +259,7 @@ class _LoggedPipeline(StageWorld):
 def _pipeline(*, dies: bool) -> World:
     """Two data peers and two relays for each of two stages; one relay may die with work in hand."""
 
-    def run(seed: int, _folder: Path) -> Happened:
+    def run(seed: int, folder: Path) -> Happened:
         async def body() -> Happened:
             world = _LoggedPipeline(seed, (2, 2, 2), iterations=3)
             async with world.running():
@@ -275,7 +271,7 @@ def _pipeline(*, dies: bool) -> World:
                 await world.wait_done()
                 return world.happened()
 
-        return _in_virtual_time(seed, body)
+        return in_virtual_time(seed, body)
 
     return run
 

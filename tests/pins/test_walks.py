@@ -1,0 +1,32 @@
+"""How far things walk through the code may fall, and not rise."""
+
+from typing import Final
+
+import pytest
+from walks import WORLDS, Walk, traced
+
+pytestmark = pytest.mark.slow
+
+MOST: Final = {
+    "a vector in pairs": Walk(files=91, functions=517, crossings=166, types=50),
+    "a fragment": Walk(files=107, functions=615, crossings=205, types=65),
+    "a microbatch": Walk(files=41, functions=222, crossings=70, types=28),
+    "a chunk of the state": Walk(files=22, functions=99, crossings=22, types=6),
+}
+"""As `python -m tests.pins paths` tells them. A shorter walk lowers its numbers; none is raised."""
+
+
+def test_every_walk_is_bounded():
+    assert MOST.keys() == WORLDS.keys()
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_no_walk_is_longer_than_it_was(name):
+    found = traced(name).walk
+    assert min(found) > 0
+    longer = {
+        field: number
+        for field, number in found._asdict().items()
+        if number > getattr(MOST[name], field)
+    }
+    assert longer == {}
