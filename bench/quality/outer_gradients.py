@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from peer.averaging.gossip.outer_state import Exchanged
+from peer.averaging.gossip.outer_step import outer_step
 from peer.codec import get_codec
 
 from .arms import ARMS
@@ -29,6 +29,6 @@ def outer_gradients(world: World) -> Iterator[torch.Tensor]:
             continue
         yield torch.stack([theta_P - phi_P for theta_P in replicas.thetas]).cpu()
         codes = [theta_P.detach().clone().view(torch.uint8) for theta_P in replicas.thetas]
-        ARMS["diloco"].rule.step(phi_P, momentum_P, fp32, Exchanged(codes))
+        outer_step(phi_P, momentum_P, codes, fp32, ARMS["diloco"].factors)
         for theta_P in replicas.thetas:
             theta_P.copy_(phi_P)
