@@ -36,7 +36,7 @@ from unittest import mock
 import torch
 
 from bench import report
-from peer.averaging.noloco.outer_step import NolocoFactors, outer_step
+from peer.averaging.gossip.outer_step import NolocoFactors, outer_step
 from peer.codec import Codec, compiled, get_codec
 from peer.codec.int8_plain import INT8_FORMAT, PlainLoops
 from protocol.run.codecs import CODECS

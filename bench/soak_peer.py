@@ -25,7 +25,7 @@ from peer.averaging.gossip.exchange_io import OwnVector
 from peer.averaging.gossip.gossip import Bounds
 from peer.averaging.gossip.outcome import Agreement, Averaged
 from peer.averaging.gossip.outer_state import OuterState
-from peer.averaging.noloco.outer_step import NolocoFactors
+from peer.averaging.gossip.outer_step import NolocoFactors
 from peer.codec import get_codec
 from peer.network.identity import load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network

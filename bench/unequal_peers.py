@@ -8,7 +8,7 @@ and gone on with as in noloco_quality.py. H is 8 in the short setting, so quotas
 exactly in proportion to the speeds; with 16 they would be as exact, but half as many rounds.
 
 Each peer i has slow weights phi_i and, after q_i steps, fast weights theta_i = phi_i + Delta_i. For
-a pair the outer step is (peer/averaging/noloco/outer_step.py, gamma = beta)
+a pair the outer step is (peer/averaging/gossip/outer_step.py, gamma = beta)
 
     delta_i <- alpha delta_i + beta (m - phi_i)        phi_i <- phi_i + delta_i
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from peer.averaging.gossip.outer_state import OuterState
-from peer.averaging.noloco.outer_step import NolocoFactors
+from peer.averaging.gossip.outer_step import NolocoFactors
 from peer.codec import get_codec
 from peer.codec.length import root_mean_square
 

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from peer.averaging.gossip.outer_state import OuterRule
-from peer.averaging.noloco.outer_step import NolocoFactors
+from peer.averaging.gossip.outer_step import NolocoFactors
 from protocol.fragment.fragments import Span, cut_fragments
 from protocol.run.layout import Layout
 
@@ -35,8 +34,8 @@ class Additions:
     late_batches: int = 1
     waits_for_blocks: int = 0
 
-    def rule_at(self, round_: int, usual: OuterRule) -> OuterRule:
-        """The rule of the outer step of a round, where the arm's is `usual`."""
+    def factors_at(self, round_: int, usual: NolocoFactors) -> NolocoFactors:
+        """The factors of the outer step of a round, where the arm's are `usual`."""
         if not self.momentum_after:
             return usual
         alpha = min(MOST, RISE * max(0, round_ - self.momentum_after))

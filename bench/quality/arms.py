@@ -8,8 +8,8 @@ fp32). Each arm below it changes one factor, but for two ladders and a search:
                     weights in each step, then every H steps, then in pairs, then outer momentum
     closing         at no more bytes than noloco in fp32: what int8 buys is spent on shorter rounds,
                     and the learning rate fits the outer gain
-    ways            the run spec's defaults as a whole (alpha 0.3, int8, overlap), and GASLoC's
-                    outer step with its momenta, coded and overlapped as the defaults are
+    ways            the run spec's defaults as a whole (alpha 0.3, int8, overlap), with the whole
+                    model at once and in fragments (streaming gossip)
     optimizers      Muon in AdamW's place, at rates around AdamW's: averaged gradients, plain pairs
                     in int8 every 2, 8 and 16 steps, partners by a bit of their numbers, averages
                     that come late, and weights of all every step and every second
@@ -21,9 +21,7 @@ unless they say otherwise.
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from peer.averaging.gasloc.outer_step import LookAhead
-from peer.averaging.gossip.outer_state import OuterRule
-from peer.averaging.noloco.outer_step import NolocoFactors
+from peer.averaging.gossip.outer_step import NolocoFactors
 from protocol.run.optimizer_section import OptimizerSection
 from protocol.run.run_spec import RunSpec
 
@@ -47,7 +45,6 @@ class Arm:
         code: what travels, by its name in exchange.py.
         delay: share of a round after which the others' vectors arrive; training goes on meanwhile.
         rate_of: learning rate, in the setting's.
-        look_ahead: momentum of GASLoC's outer step, which then stands in NoLoCo's place.
         blocks_per_fragment: pairs average fragments of so many blocks, each with its own partner
             and moment; 0 averages the whole at once.
         muon: learning rate of Muon for the matrices of the blocks, in that of AdamW, which trains
@@ -66,7 +63,6 @@ class Arm:
     delay: float = 0.0
     gamma: float | None = None
     rate_of: float = 1.0
-    look_ahead: float | None = None
     blocks_per_fragment: int = 0
     muon: float = 0.0
     partners: Partners = "hash"
@@ -84,15 +80,13 @@ class Arm:
         return spec.model_copy(update={"optimizer": optimizer})
 
     @property
-    def rule(self) -> OuterRule:
-        """The rule of the outer step."""
-        if self.look_ahead is not None:
-            return LookAhead(self.look_ahead)
+    def factors(self) -> NolocoFactors:
+        """Those of the outer step."""
         return NolocoFactors(self.alpha, self.beta, self.beta if self.gamma is None else self.gamma)
 
-    def rule_at(self, round_: int) -> OuterRule:
-        """The same in a round: what is added may change it."""
-        return self.additions.rule_at(round_, self.rule)
+    def factors_at(self, round_: int) -> NolocoFactors:
+        """The same in a round: what is added may change them."""
+        return self.additions.factors_at(round_, self.factors)
 
     def inner_steps(self, setting_inner_steps: int) -> int:
         """H of this arm."""
@@ -158,9 +152,6 @@ _WAYS: Final = (
     Arm("default-rate-half", alpha=0.3, code="int8", delay=0.2, rate_of=0.5),
     Arm("default-rate-double", alpha=0.3, code="int8", delay=0.2, rate_of=2.0),
     Arm("streaming", alpha=0.3, code="int8", delay=0.2, blocks_per_fragment=2),
-    Arm("gasloc-0", code="int8", delay=0.2, look_ahead=0.0),
-    Arm("gasloc-0.2", code="int8", delay=0.2, look_ahead=0.2),
-    Arm("gasloc-0.5", code="int8", delay=0.2, look_ahead=0.5),
 )
 _RATES: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Learning rates of Muon, in AdamW's."""

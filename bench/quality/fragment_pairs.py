@@ -2,7 +2,7 @@
 
 Each replica's side is the trainer's (peer/training/streaming_gossip.py), the moments are the
 protocol's (protocol/fragment/fragments.py), the outer step is the daemon's
-(peer/averaging/noloco/outer_step.py). What lies between them is left out: here every send finds a
+(peer/averaging/gossip/outer_step.py). What lies between them is left out: here every send finds a
 partner, drawn for each fragment and cycle as for a round, and comes back after `delay` steps.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from peer.averaging.gossip.outer_state import Exchanged, OuterRule
+from peer.averaging.gossip.outer_step import NolocoFactors, outer_step
 from peer.codec import codes_as_tensor, get_codec
 from peer.training.model import FlatModel
 from peer.training.shared import CodeRegions
@@ -50,7 +50,7 @@ class FragmentPairs:
         blocks_per_fragment: int,
         inner_steps: int,
         code: str,
-        rule: OuterRule,
+        factors: NolocoFactors,
         delay: int,
         run_id: str,
     ) -> None:
@@ -65,7 +65,7 @@ class FragmentPairs:
             FragmentDeltas(model, phi_P, regions, self._codec, self.fragments)
             for model, phi_P, regions in zip(models, phis, self._regions, strict=True)
         ]
-        self._phis, self._deltas, self._rule = phis, deltas, rule
+        self._phis, self._deltas, self._factors = phis, deltas, factors
         self._cycles = [0] * len(self.fragments)
         self._on_their_way: list[_OnItsWay] = []
 
@@ -115,7 +115,7 @@ class FragmentPairs:
             codes_as_tensor(self._regions[each].codes(fragment)).to(phi_P.device)
             for each in members
         ]
-        self._rule.step(phi, delta, self._codec, Exchanged(codes))
+        outer_step(phi, delta, codes, self._codec, self._factors)
         begin = 0
         for start, stop in spans:
             end = begin + stop - start

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 from bench.report import machine
-from peer.averaging.gossip.outer_state import Exchanged
-from peer.averaging.noloco.outer_step import NolocoFactors
+from peer.averaging.gossip.outer_step import NolocoFactors, outer_step
 from peer.codec import BLOCK, get_codec
 from peer.rounds.shares import MEMBER_WEIGHT
 from peer.training.model import FlatModel, initial_module
@@ -238,8 +237,7 @@ class JoinStudy:
                 members = (own, *(each for each in group if each != own))
                 codes = [shared.codes[each] for each in members]
                 replica = replicas[own]
-                exchanged = Exchanged(codes, [], is_first=round_ == 0)
-                FACTORS.step(replica.phi_P, replica.delta_P, shared.codec, exchanged)
+                outer_step(replica.phi_P, replica.delta_P, codes, shared.codec, FACTORS)
                 replica.model.theta_P.add_(replica.phi_P - shared.decoded[own])
 
 

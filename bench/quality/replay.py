@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from peer.averaging.gossip.outer_state import Exchanged
+from peer.averaging.gossip.outer_step import outer_step
 from peer.codec import get_codec
 from peer.rounds.shares import MEMBER_WEIGHT
 
@@ -43,7 +43,6 @@ class _Replica:
         self.steps = 0
         self.begin_step = 0.0
         self.snapshots: dict[int, _Snapshot] = {}
-        self.merged = False
 
     @property
     def nominal(self) -> float:
@@ -125,14 +124,13 @@ class Replay:
     def _merge(self, merge: tuple[Part, ...]) -> None:
         snapshots = [self._replicas[part.peer].snapshots[part.round] for part in merge]
         for own, part in enumerate(merge):
-            replica, ordered = self._replicas[part.peer], [snapshots[own], *snapshots]
+            ordered = [snapshots[own], *snapshots]
             del ordered[own + 1]
-            exchanged = Exchanged([each.codes for each in ordered], is_first=not replica.merged)
+            codes = [each.codes for each in ordered]
             phi_P, delta_P = self._phis[part.peer], self._deltas[part.peer]
-            self._arm.rule.step(phi_P, delta_P, self._codec, exchanged)
+            outer_step(phi_P, delta_P, codes, self._codec, self._arm.factors)
             with torch.no_grad():
                 self._weights.thetas[part.peer].add_(phi_P - snapshots[own].decoded_P)
-            replica.merged = True
 
     def _finish(self) -> None:
         thetas = self.thetas

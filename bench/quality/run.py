@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from bench.report import machine
-from peer.averaging.gossip.outer_state import Exchanged
+from peer.averaging.gossip.outer_step import outer_step
 from peer.rounds.shares import MEMBER_WEIGHT
 
 from .arms import Arm
@@ -130,7 +130,7 @@ class _Run:
             blocks_per_fragment=arm.blocks_per_fragment,
             inner_steps=self._inner_steps,
             code=arm.code,
-            rule=arm.rule,
+            factors=arm.factors,
             delay=arm.delay_steps(world.setting.inner_steps),
             run_id=f"quality-{world.spec.seed}",
         )
@@ -279,7 +279,7 @@ class _Run:
         shared = self._exchange.share(sent, groups)
         slow = (
             self._exchange.share(self._phis, groups)
-            if self._arm.rule_at(self._round).pulls
+            if self._arm.factors_at(self._round).pulls
             else None
         )
         self._pending = _Pending(shared, slow, groups, ahead)
@@ -341,10 +341,10 @@ class _Run:
             codes = [shared.codes[member] for member in members]
             phi_codes = [slow.codes[member] for member in members] if slow else []
             phi_P, delta_P = phis[own], deltas[own]
-            exchanged = Exchanged(codes, phi_codes, is_first=self._round == 0)
             if self._arm.additions.restarts(self._round):
                 delta_P.zero_()
-            self._arm.rule_at(self._round).step(phi_P, delta_P, shared.codec, exchanged)
+            factors = self._arm.factors_at(self._round)
+            outer_step(phi_P, delta_P, codes, shared.codec, factors, phi_codes)
 
     @property
     def _round(self) -> int:

@@ -19,8 +19,7 @@ from bench.quality.measures import mean, replica_deviation
 from bench.quality.pairing import groups_of_round
 from bench.quality.world import World
 from bench.report import machine
-from peer.averaging.gossip.outer_state import Exchanged
-from peer.averaging.noloco.outer_step import NolocoFactors
+from peer.averaging.gossip.outer_step import NolocoFactors, outer_step
 from peer.codec import get_codec
 from peer.rounds.shares import MEMBER_WEIGHT
 from peer.training.schedule import learning_rate
@@ -70,7 +69,7 @@ class Gossip:
 
     def __init__(self, pipeline: Pipeline, seed: int) -> None:
         sync = SyncSection()
-        self._rule = NolocoFactors(sync.alpha, sync.beta, sync.beta)
+        self._factors = NolocoFactors(sync.alpha, sync.beta, sync.beta)
         self._codec = get_codec("fp32")
         self._run_id = f"stages-{seed}"
         self._stages = pipeline.stages
@@ -88,8 +87,8 @@ class Gossip:
                 for own in group:
                     codes = [shared.codes[own], *(shared.codes[i] for i in group if i != own)]
                     phi_P = self._phis[number][own]
-                    exchanged = Exchanged(codes, is_first=self._round == 0)
-                    self._rule.step(phi_P, self._deltas[number][own], shared.codec, exchanged)
+                    delta_P = self._deltas[number][own]
+                    outer_step(phi_P, delta_P, codes, shared.codec, self._factors)
                     _weights(replicas[own]).copy_(phi_P)
         self._round += 1
 

@@ -46,9 +46,7 @@ def new(
     ] = "demo",
     method: Annotated[
         str,
-        typer.Option(
-            "--method", metavar="noloco|diloco|gasloc|streaming", help="How peers average."
-        ),
+        typer.Option("--method", metavar="noloco|diloco|streaming", help="How peers average."),
     ] = "noloco",
     optimizer: Annotated[
         str, typer.Option("--optimizer", metavar="muon|adamw", help="How each peer trains.")

@@ -14,7 +14,6 @@ SECTIONS: Final[Mapping[str, str]] = {
     "training": "One inner step, and the length of the run.",
     "sync": "How peers average.",
     "sync.diloco": "Streaming DiLoCo: all peers average fragments, each at its moment.",
-    "sync.gasloc": "GASLoC: pairs average, with momentum on each peer's own iterate.",
     "sync.streaming": "Streaming gossip: pairs average fragments, each at its moment.",
     "pipeline": "The model cut into stages, each on machines of its own.",
     "admission": "Who may join.",
@@ -67,7 +66,7 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "training.micro_batch": "Sequences per forward pass; 'auto' finds what fits the memory.",
     "training.precision": "'fp32', 'bf16', or 'auto': bf16 on GPUs that compute in it, else fp32.",
     "training.compile": "Use torch.compile: slower to start, faster to train.",
-    "sync.method": "'noloco', 'gasloc': pairs; 'streaming': fragments in pairs; 'diloco': by all.",
+    "sync.method": "'noloco': pairs; 'streaming': fragments in pairs; 'diloco': by all.",
     "sync.inner_steps": (
         "H: inner steps of a round; 'auto' fills each line. More: less traffic, looser replicas."
     ),
@@ -80,7 +79,6 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "sync.validate_every": (
         "Rounds between two validations; more where they would take over a tenth of a peer's time."
     ),
-    "sync.gasloc.momentum": "Momentum (gamma of the method); 0 is plain averaging in pairs.",
     "sync.streaming.fragments": "'strided' or 'sequential' blocks, or 'whole': one fragment.",
     "sync.streaming.blocks_per_fragment": "Transformer blocks in one fragment, at most.",
     "sync.diloco.fragments": "'strided' or 'sequential' blocks, or 'whole': plain DiLoCo.",

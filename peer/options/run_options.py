@@ -3,14 +3,10 @@
 The founder knows its run before anything starts, a joiner when it has received the run spec.
 """
 
-from typing import Final
-
 from protocol.errors import InvalidRunSpec
 from protocol.run.run_spec import RunSpec
 
 from .config import ConfigError, Origin, PeerConfig
-
-WAYS_OF_STAGES: Final = ("noloco", "gasloc")
 
 
 def check_options(config: PeerConfig, spec: RunSpec) -> None:
@@ -29,10 +25,9 @@ def check_stages(spec: RunSpec) -> None:
     if spec.pipeline.stages == 1:
         return
     given = f"the run has pipeline.stages = {spec.pipeline.stages}"
-    if spec.sync.method not in WAYS_OF_STAGES:
+    if spec.sync.method != "noloco":
         raise InvalidRunSpec(
-            f"{given} and sync.method = '{spec.sync.method}':"
-            f" stages average by {' or '.join(WAYS_OF_STAGES)} so far"
+            f"{given} and sync.method = '{spec.sync.method}': stages average by noloco so far"
         )
     if spec.model.init_from is not None:
         raise InvalidRunSpec(

@@ -58,7 +58,7 @@ _ROWS: Final[dict[str, CodecRow]] = {
         granularity=128,
         granule_bytes=130,
         fused={
-            "noloco": "peer.averaging.noloco.int8_step",
+            "noloco": "peer.averaging.gossip.int8_step",
             "diloco": "peer.averaging.diloco.int8_nesterov",
         },
     ),
@@ -67,7 +67,7 @@ _ROWS: Final[dict[str, CodecRow]] = {
         granularity=128,
         granule_bytes=130,
         packs=True,
-        fused={"noloco": "peer.averaging.noloco.int8_step"},
+        fused={"noloco": "peer.averaging.gossip.int8_step"},
     ),
     "bf16": CodecRow(made_by="peer.codec.plain:Bf16Codec", granularity=1, granule_bytes=2),
     "fp32": CodecRow(made_by="peer.codec.plain:Fp32Codec", granularity=1, granule_bytes=4),

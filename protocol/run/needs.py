@@ -121,8 +121,6 @@ def has_momentum(spec: RunSpec) -> bool:
     """Whether the daemon keeps an outer momentum beside the slow weights."""
     if spec.sync.diloco is not None:
         return spec.sync.diloco.momentum > 0
-    if spec.sync.gasloc is not None:
-        return spec.sync.gasloc.momentum > 0
     return spec.sync.alpha > 0
 
 

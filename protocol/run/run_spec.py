@@ -36,7 +36,7 @@ from .layout import ALIGNMENT
 from .optimizer_section import OptimizerSection
 from .pipeline_section import PipelineSection
 from .section import MAX_STEPS, MISFIT, NumberOrAuto, Section, misfit, overlaid, with_section
-from .way_sections import DilocoSection, GaslocSection, StreamingSection
+from .way_sections import DilocoSection, StreamingSection
 from .ways import WAYS, others_keys
 
 AUTO_ROUND_STEPS: Final = 64
@@ -52,6 +52,10 @@ founded before there was a choice keep their ids (decision 0033)."""
 E3M0_GONE: Final = (
     "e3m0 is gone: loco-peer 0.1.0 had it last, in commit 6613df92; go on with the run in that, or"
     " found a new one with 'int4', which has half of its error in as many bytes"
+)
+GASLOC_GONE: Final = (
+    "GASLoC is gone: loco-peer 0.1.0 had it last, in commit 6613df92; export the run's model with"
+    " that, and found a new run with method = 'noloco' and the export as model.init_from"
 )
 KINDS: Final = {"model_type": "must be a section", "tuple_type": "must be a list"}
 """How errors of these types are said, where the library speaks of Python's types."""
@@ -160,10 +164,20 @@ class SyncSection(Section):
     """Rounds between two validations of the slow weights."""
     diloco: DilocoSection | None = None
     """With `method = "diloco"` only, and then never None."""
-    gasloc: GaslocSection | None = None
-    """With `method = "gasloc"` only, and then never None."""
     streaming: StreamingSection | None = None
     """With `method = "streaming"` only, and then never None."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_gasloc(cls, tree: Any) -> Any:
+        """Signed bytes have the key, null where the run averages in another way."""
+        if not isinstance(tree, dict):
+            return tree
+        if tree.get("method") == "gasloc":
+            raise misfit("method", GASLOC_GONE, "gasloc")
+        if tree.get("gasloc") is not None:
+            raise misfit("gasloc", GASLOC_GONE, tree["gasloc"])
+        return {key: value for key, value in tree.items() if key != "gasloc"}
 
     @model_validator(mode="before")
     @classmethod
@@ -303,10 +317,11 @@ class RunSpec(Section):
     def to_bytes(self) -> bytes:
         """The canonical bytes: JSON, keys sorted, no spaces, every field present but LATER_KEYS.
 
-        `sync.diloco.error_feedback`, which is gone, stays false in them: ids of runs are digests of
-        these bytes.
+        What is gone stays in them, for ids of runs are digests of these bytes: `sync.gasloc` as
+        null, `sync.diloco.error_feedback` as false.
         """
         tree = self.model_dump(mode="json")
+        tree["sync"]["gasloc"] = None
         if self.sync.diloco is not None:
             tree["sync"]["diloco"]["error_feedback"] = False
         for *path, key in LATER_KEYS:

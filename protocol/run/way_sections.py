@@ -51,12 +51,5 @@ class DilocoSection(FragmentsSection):
         return {key: value for key, value in tree.items() if key != "error_feedback"}
 
 
-class GaslocSection(Section):
-    """GASLoC: gossip in pairs, with momentum on each peer's own iterate."""
-
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """gamma of the method; 0 is plain averaging in pairs."""
-
-
 class StreamingSection(FragmentsSection):
     """Streaming gossip: each fragment finds a partner of its own, at its own moment."""

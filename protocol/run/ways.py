@@ -4,7 +4,7 @@ A way is a package on the daemon's side (peer/averaging/<way>/) and a module on 
 (peer/training/). Both are named here and loaded by name, for either process must start without the
 other's; adding a way adds a row, and a section of the run spec if it has keys of its own.
 
-    daemon     module:function; makes an `Averaging` of `AveragingParts` (peer/averaging/parts.py)
+    daemon     module:class; makes an `Averaging` of `AveragingParts` (peer/averaging/parts.py)
     trainer    module with `regions_of`, `snapshots_of` and `sync_of` (peer/training/sync.py)
     keys       of [sync] that say nothing to the other ways
     section    of the run spec, [sync.<section>], that belongs to it; None where it has none
@@ -35,15 +35,12 @@ class WayRow:
     in_pairs: bool = True
 
 
-GOSSIP_KEYS: Final = ("overlap", "final_averaging")
-"""Keys of [sync] that all ways in pairs have."""
-
 WAYS: Final[Mapping[str, WayRow]] = MappingProxyType(
     {
         "noloco": WayRow(
-            daemon="peer.averaging.noloco.way:averaging",
+            daemon="peer.averaging.noloco.way:PairAveraging",
             trainer="peer.training.pairs",
-            keys=("alpha", "beta", "gamma", *GOSSIP_KEYS),
+            keys=("alpha", "beta", "gamma", "overlap", "final_averaging"),
             has_own_rounds=True,
         ),
         "diloco": WayRow(
@@ -53,13 +50,6 @@ WAYS: Final[Mapping[str, WayRow]] = MappingProxyType(
             state=("stamps of chunks, asked of the others on arrival",),
             sends_differences=True,
             in_pairs=False,
-        ),
-        "gasloc": WayRow(
-            daemon="peer.averaging.gasloc.way:averaging",
-            trainer="peer.training.pairs",
-            keys=GOSSIP_KEYS,
-            section="gasloc",
-            has_own_rounds=True,
         ),
         "streaming": WayRow(
             daemon="peer.averaging.streaming.way:StreamingAveraging",

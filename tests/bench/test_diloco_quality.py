@@ -14,8 +14,8 @@ from bench.quality.streaming import StreamingResult, setting_of, train_streaming
 from bench.quality.streaming_arms import DEFAULT, STREAMING_ARMS
 from bench.quality.study import Study
 from peer.averaging.diloco.nesterov import ChunkState, NesterovFactors
-from peer.averaging.noloco.outer_step import NolocoFactors
-from peer.averaging.noloco.outer_step import outer_step as noloco_step
+from peer.averaging.gossip.outer_step import NolocoFactors
+from peer.averaging.gossip.outer_step import outer_step as noloco_step
 from peer.codec import get_codec
 from peer.training.model import FlatModel, initial_module
 

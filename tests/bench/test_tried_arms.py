@@ -15,7 +15,7 @@ from bench.quality.run import train_arm
 from bench.quality.settings import SMOKE
 from bench.quality.tried import LATE_ROUNDS, TRIED_ARMS
 from bench.quality.world import World
-from peer.averaging.noloco.outer_step import NolocoFactors
+from peer.averaging.gossip.outer_step import NolocoFactors
 from protocol.run.layout import Layout
 
 
@@ -26,11 +26,11 @@ def tried(name):
 
 def test_outer_momentum_rises_after_the_first_rounds_and_a_steady_move_counts_once():
     arm = tried("momentum-late")
-    assert arm.rule_at(0) == arm.rule_at(LATE_ROUNDS) == NolocoFactors(0.0, 1.0, 1.0)
+    assert arm.factors_at(0) == arm.factors_at(LATE_ROUNDS) == NolocoFactors(0.0, 1.0, 1.0)
     for round_ in range(LATE_ROUNDS + 1, LATE_ROUNDS + 9):
-        factors = arm.rule_at(round_)
+        factors = arm.factors_at(round_)
         assert factors.beta / (1 - factors.alpha) == pytest.approx(1.0)
-    assert [round(arm.rule_at(LATE_ROUNDS + n).alpha, 3) for n in (1, 4, 5, 9)] == [
+    assert [round(arm.factors_at(LATE_ROUNDS + n).alpha, 3) for n in (1, 4, 5, 9)] == [
         0.1,
         0.4,
         0.5,

@@ -19,7 +19,7 @@ from bench.quality.unequal import ARMS, SLOW
 from bench.quality.waiting import Pace, Rules, waits
 from bench.quality.world import World
 from bench.simulated_pace import Kept, keep_pace
-from peer.averaging.gossip.outer_state import Exchanged
+from peer.averaging.gossip.outer_step import outer_step
 from peer.codec import get_codec
 
 CPU = torch.device("cpu")
@@ -67,7 +67,7 @@ def test_votes_make_the_mean_of_the_outer_step_a_weighted_one():
     members = as_often_as_voted(7, (3, 7), arm.speeds.votes([8, 2]))
     phi_P, delta_P = torch.zeros(P), torch.zeros(P)
     codes = [thetas[member].view(torch.uint8) for member in members]
-    arm.rule.step(phi_P, delta_P, get_codec("fp32"), Exchanged(codes))
+    outer_step(phi_P, delta_P, codes, get_codec("fp32"), arm.factors)
     torch.testing.assert_close(phi_P, torch.full((P,), 0.2))
 
 

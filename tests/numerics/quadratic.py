@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from peer.averaging.noloco.outer_step import NolocoFactors, outer_step
+from peer.averaging.gossip.outer_step import NolocoFactors, outer_step
 from peer.codec import Codec, get_codec
 
 DIMENSIONS = 64

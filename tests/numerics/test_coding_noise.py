@@ -16,7 +16,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from peer.averaging.noloco.outer_step import NolocoFactors, outer_step
+from peer.averaging.gossip.outer_step import NolocoFactors, outer_step
 from peer.codec import get_codec
 
 P = 2048

@@ -8,10 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.averaging.gossip.outer_state import OuterStepMeasures
-from peer.averaging.noloco import fused_step
-from peer.averaging.noloco import outer_step as noloco
-from peer.averaging.noloco.outer_step import NolocoFactors
+from peer.averaging.gossip import fused_step
+from peer.averaging.gossip import outer_step as noloco
+from peer.averaging.gossip.outer_step import NolocoFactors, OuterStepMeasures
 from peer.codec import BLOCK, compiled, get_codec
 from protocol.run import codecs
 from protocol.run.codecs import CODECS

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from peer.averaging.gossip.outer_state import OuterState
-from peer.averaging.noloco.outer_step import NolocoFactors
+from peer.averaging.gossip.outer_step import NolocoFactors
 from peer.codec import get_codec
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 

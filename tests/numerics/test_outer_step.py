@@ -7,8 +7,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from peer.averaging.gossip.group_mean import group_mean
-from peer.averaging.noloco.outer_step import NolocoFactors, outer_step
+from peer.averaging.gossip.outer_step import NolocoFactors, group_mean, outer_step
 from peer.codec import TILE, Codec, get_codec
 
 P = 384

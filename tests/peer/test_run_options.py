@@ -47,8 +47,8 @@ def test_a_pipeline_averages_in_pairs(tmp_path):
     with pytest.raises(InvalidRunSpec) as refused:
         check_options(config(tmp_path), FRAGMENTS.model_copy(update={"pipeline": stages}))
     assert str(refused.value) == (
-        "the run has pipeline.stages = 2 and sync.method = 'diloco': stages average by noloco or"
-        " gasloc so far"
+        "the run has pipeline.stages = 2 and sync.method = 'diloco': stages average by noloco so"
+        " far"
     )
     checkpoint = ModelSection(init_from="some/model")
     with pytest.raises(InvalidRunSpec, match="leave init_from out"):

@@ -24,9 +24,8 @@ from protocol.run.way_sections import DilocoSection, StreamingSection
 AUTO = '[sync]\ninner_steps = "auto"\n'
 
 
-@pytest.mark.parametrize("method", ["noloco", "gasloc"])
-def test_where_peers_choose_their_rounds_the_nominal_one_is_the_same_for_all(method: str) -> None:
-    spec = parse_toml(f'[training]\ntotal_steps = 1000\n{AUTO}method = "{method}"\n')
+def test_where_peers_choose_their_rounds_the_nominal_one_is_the_same_for_all() -> None:
+    spec = parse_toml(f"[training]\ntotal_steps = 1000\n{AUTO}")
     assert (spec.sync.inner_steps, spec.sync.round_steps) == ("auto", AUTO_ROUND_STEPS)
     assert spec.total_rounds == 16
     assert parse_bytes(spec.to_bytes()) == spec
@@ -36,7 +35,7 @@ def test_where_peers_choose_their_rounds_the_nominal_one_is_the_same_for_all(met
 @pytest.mark.parametrize(
     ("toml", "sentence"),
     [
-        ('method = "diloco"', 'a schedule of fragments by H.* use "noloco" or "gasloc"'),
+        ('method = "diloco"', 'a schedule of fragments by H.* use "noloco"'),
         ('method = "streaming"', "a schedule of fragments by H"),
         ("overlap = false", "without overlap no rounds fill the line"),
         ("[pipeline]\nstages = 2", "stages choose no rounds of their own"),
@@ -80,6 +79,26 @@ def test_bytes_are_canonical_and_come_back() -> None:
 def test_what_cannot_work_is_refused_with_advice(toml: str, sentence: str) -> None:
     with pytest.raises(InvalidRunSpec, match=sentence):
         parse_toml(toml)
+
+
+@pytest.mark.parametrize(
+    "toml", ['method = "gasloc"', "gasloc.momentum = 0.2", 'method = "gasloc"\ngasloc = {}']
+)
+def test_gasloc_which_is_gone_is_refused_with_what_to_do(toml: str) -> None:
+    with pytest.raises(InvalidRunSpec, match=r"^sync\.[a-z]+: GASLoC is gone: .* found a new run"):
+        parse_toml(f"[sync]\n{toml}\n")
+
+
+def test_a_signed_run_of_gasloc_is_refused_and_other_signed_bytes_are_as_they_were() -> None:
+    signed = RunSpec().to_bytes()
+    assert b',"gasloc":null,' in signed
+    assert parse_bytes(signed) == RunSpec()
+    of_gasloc = signed.replace(b'"gasloc":null', b'"gasloc":{"momentum":0.2}')
+    for data in (of_gasloc, of_gasloc.replace(b'"noloco"', b'"gasloc"')):
+        with pytest.raises(InvalidRunSpec, match="GASLoC is gone"):
+            parse_bytes(data)
+    with pytest.raises(InvalidRunSpec, match="not in canonical form"):
+        parse_bytes(signed.replace(b'"gasloc":null,', b""))
 
 
 DILOCO = '[sync]\nmethod = "diloco"\n'

@@ -44,7 +44,7 @@ def lane_of(
     """A vector's lane.
 
     Args:
-        outer: its state, whose step tells the way of averaging from others.
+        outer: its state.
         group: digest of the group that averages it.
         size: values, padding included.
         lock: held while the state moves.

@@ -15,7 +15,6 @@ One thread at a time may call a method (the daemon runs them as blocking work); 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,73 +24,9 @@ from peer.codec import CodeBuffer, Codec, codes_as_tensor
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 
 from .distance import Apart, apart
+from .outer_step import PLAIN_AVERAGE, NolocoFactors, OuterStepMeasures, outer_step
 
 Float32Vector = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class OuterStepMeasures:
-    """What a step found, per padded parameter.
-
-    Attributes:
-        delta_rms: root mean square of the move of phi.
-        replica_distance: root mean square of our theta less the mean of the others' (the
-            partner's); None alone.
-    """
-
-    delta_rms: float
-    replica_distance: float | None
-
-    @classmethod
-    def of_squares(
-        cls, moves: float, to_mean: float, num_values: int, own_share: float
-    ) -> "OuterStepMeasures":
-        """The measures of a step.
-
-        Args:
-            moves: sum of squares of the move of phi.
-            to_mean: the same of our theta less the mean.
-            own_share: our weight in that mean.
-        """
-        size = max(1, num_values)
-        apart = math.sqrt(to_mean / size)
-        return cls(math.sqrt(moves / size), apart / (1 - own_share) if own_share < 1 else None)
-
-
-@dataclass(frozen=True, slots=True)
-class Exchanged:
-    """What an outer step takes in: codes of each member, ourselves first; valid ones.
-
-    Attributes:
-        theta: codes of the fast weights.
-        phi: codes of the slow weights, where they travel too.
-        shares: weight of each member in the mean; None for equal ones.
-        plain: phi becomes the mean of theta: the training is over.
-        is_first: nothing was stepped before, so there is no momentum.
-    """
-
-    theta: Sequence[torch.Tensor]
-    phi: Sequence[torch.Tensor] = ()
-    shares: Sequence[float] | None = None
-    plain: bool = False
-    is_first: bool = False
-
-
-class OuterRule(Protocol):
-    """How phi and the outer momentum move: what tells one way in pairs from another."""
-
-    @property
-    def pulls(self) -> bool:
-        """Whether the codes of phi travel too."""
-
-    @property
-    def remembers(self) -> bool:
-        """Whether a step uses the momentum of the one before; if not, momentum is zero."""
-
-    def step(
-        self, phi_P: torch.Tensor, delta_P: torch.Tensor, codec: Codec, exchanged: Exchanged
-    ) -> OuterStepMeasures:
-        """Move phi, and delta if it `remembers`, fp32 [P], in place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +59,7 @@ class OuterState:
         phi_P: Float32Vector,
         delta_P: Float32Vector,
         codec: Codec,
-        rule: OuterRule,
+        factors: NolocoFactors,
         spans: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         """Raises ValueError unless both are writable fp32 vectors of one length."""
@@ -135,7 +70,7 @@ class OuterState:
         self._phi, self._delta = torch.from_numpy(phi_P), torch.from_numpy(delta_P)
         self._spans = [slice(*span) for span in spans or [(0, phi_P.size)]]
         self._size = sum(span.stop - span.start for span in self._spans)
-        self._codec, self._rule = codec, rule
+        self._codec, self._factors = codec, factors
         self._steps = self._steps_alone = 0
         self._last: OuterStepMeasures | None = None
         self._distance: float | None = None
@@ -147,7 +82,7 @@ class OuterState:
     @property
     def needs_phi_codes(self) -> bool:
         """Whether the codes of phi travel too."""
-        return self._rule.pulls
+        return self._factors.pulls
 
     def encode_phi(self, codes: memoryview) -> None:
         """Write the codes of phi into `codes`. Raises ValueError if phi is not finite."""
@@ -188,15 +123,17 @@ class OuterState:
         phi_codes: list[torch.Tensor] = []
         if partner_codes is not None:
             theta_codes.append(self._partners(partner_codes))
-            if self._rule.pulls and not plain:
+            if self._factors.pulls and not plain:
                 phi_codes = [self._own(own_phi_codes), self._partners(partner_phi_codes)]
         is_even = partner_codes is None or own_share == 0.5
         shares = None if is_even else (own_share, 1 - own_share)
-        exchanged = Exchanged(theta_codes, phi_codes, shares, plain, is_first=self.version == 0)
         phi, delta = self._part(self._phi), self._part(self._delta)
-        measures = self._rule.step(phi, delta, self._codec, exchanged)
+        factors = PLAIN_AVERAGE if plain else self._factors
+        if plain and self._factors.remembers:
+            delta.zero_()
+        measures = outer_step(phi, delta, theta_codes, self._codec, factors, phi_codes, shares)
         self._put_back(self._phi, phi)
-        if self._rule.remembers:
+        if self._factors.remembers:
             self._put_back(self._delta, delta)
         if measures.replica_distance is not None:
             phi_rms = float(torch.linalg.vector_norm(phi)) / math.sqrt(max(1, phi.numel()))
@@ -241,7 +178,7 @@ class OuterState:
         an older loco-peer, is dropped: it would be sent to every joiner.
         """
         self.version, self.round = round + 1, round
-        if not self._rule.remembers:
+        if not self._factors.remembers:
             for span in self._spans:
                 if self._delta[span].any():
                     self._delta[span].zero_()

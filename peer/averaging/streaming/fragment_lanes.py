@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import trio
 
 from peer.averaging.gossip.lane import Lane, lane_of
-from peer.averaging.gossip.outer_state import Float32Vector, OuterRule, OuterState
+from peer.averaging.gossip.outer_state import Float32Vector, OuterState
+from peer.averaging.gossip.outer_step import NolocoFactors
 from peer.averaging.parts import AveragingParts
 from peer.codec import get_codec
 from peer.observe.events import NamedEvents
@@ -27,7 +28,7 @@ class FragmentLanes:
 
     Args:
         delta_P: outer momentum, in the order of the flat vector.
-        rule: the outer step of each fragment.
+        factors: of the outer step of each fragment.
     """
 
     def __init__(
@@ -35,14 +36,14 @@ class FragmentLanes:
         parts: AveragingParts,
         fragments: Sequence[Fragment],
         delta_P: Float32Vector,
-        rule: OuterRule,
+        factors: NolocoFactors,
         lock: trio.Lock,
     ) -> None:
         self._parts = parts
         self._lock = lock
         self._max_stripes = max(0, MAX_STRIPES // len(fragments) - 1)
         self.lanes: tuple[Lane, ...] = tuple(
-            self._lane(fragment, delta_P, rule) for fragment in fragments
+            self._lane(fragment, delta_P, factors) for fragment in fragments
         )
 
     def __repr__(self) -> str:
@@ -58,12 +59,12 @@ class FragmentLanes:
         for lane in self.lanes:
             lane.meetings.begin(roster)
 
-    def _lane(self, fragment: Fragment, delta_P: Float32Vector, rule: OuterRule) -> Lane:
+    def _lane(self, fragment: Fragment, delta_P: Float32Vector, factors: NolocoFactors) -> Lane:
         parts, held = self._parts, self._parts.held
         codec = get_codec(held.codec, part_of=held.shape.padded_parameters)
         return lane_of(
             parts,
-            OuterState(parts.slow_P, delta_P, codec, rule, fragment.spans),
+            OuterState(parts.slow_P, delta_P, codec, factors, fragment.spans),
             group=Group(held.group.run_id, f"fragment/{fragment.index}").digest,
             layout_digest=fragment_layout_digest(held.shape.layout_digest, fragment),
             size=fragment.size,

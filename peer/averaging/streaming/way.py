@@ -10,7 +10,7 @@ difference, so it may come late without harm.
     phi[p]   <- phi[p] + delta[p]
     theta[p] <- theta[p] + (phi[p] - own snapshot, as its codes say)
 
-The outer step is NoLoCo's with gamma = beta (peer/averaging/noloco/outer_step.py): codes of phi
+The outer step is NoLoCo's with gamma = beta (peer/averaging/gossip/outer_step.py): codes of phi
 would double what a fragment weighs. The merge is LOSCAR-SGD's (arXiv 2605.20866), the moments are
 Streaming DiLoCo's (arXiv 2501.18512).
 """
@@ -22,7 +22,7 @@ import trio
 
 from peer.averaging.gossip.door import GossipDoor
 from peer.averaging.gossip.final_rounds import FinalRounds, Meetings
-from peer.averaging.noloco.outer_step import NolocoFactors
+from peer.averaging.gossip.outer_step import NolocoFactors
 from peer.averaging.parts import AveragingParts
 from peer.observe.status import PeerState
 from peer.rounds.loop import RoundLoop

@@ -14,8 +14,8 @@ from peer.averaging.gossip.final_meetings import FinalMeetings
 from peer.averaging.gossip.gossip import Gossip
 from peer.averaging.gossip.outcome import Averaged, RoundOutcome, Skipped, Timing
 from peer.averaging.gossip.outer_state import OuterState
+from peer.averaging.gossip.outer_step import NolocoFactors
 from peer.averaging.gossip.outer_steps import EXPECTED_AT_FIRST, OuterSteps, Settled
-from peer.averaging.noloco.outer_step import NolocoFactors
 from peer.codec import get_codec
 from peer.observe.facts import Facts
 from peer.ports.simulated import SimulatedWork

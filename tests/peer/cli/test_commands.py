@@ -222,7 +222,7 @@ def test_a_run_that_stages_cannot_train_is_refused_before_anything_starts(
     spec = '[pipeline]\nstages = 2\n[sync]\nmethod = "streaming"\n'
     result = loco("start", run_toml(spec))
     assert result.exit_code == 2
-    assert "stages average by noloco or gasloc so far" in result.stderr
+    assert "stages average by noloco so far" in result.stderr
     assert not daemon.calls
     assert not (tmp_path / "home").exists()
 

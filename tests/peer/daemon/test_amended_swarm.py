@@ -21,7 +21,7 @@ from protocol.run.changes import LEARNING_RATE, MODE, TOTAL_STEPS
 
 pytestmark = pytest.mark.slow
 H = 20
-METHODS = ("noloco", "diloco", "streaming", "gasloc")
+METHODS = ("noloco", "diloco", "streaming")
 
 
 async def amend(swarm, name="a", at_round=None, dry_run=False, **changes):

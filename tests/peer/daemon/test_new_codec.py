@@ -55,9 +55,8 @@ def test_if_it_is_for_differences_other_ways_refuse_it(monkeypatch: pytest.Monke
     monkeypatch.setitem(codecs._ROWS, "fp16", replace(ROW, differences_only=True))
     toml = '[sync]\ncodec = "fp16"\nmethod = '
     assert parse_toml(toml + '"diloco"').sync.codec == "fp16"
-    for method in ("noloco", "gasloc"):
-        with pytest.raises(InvalidRunSpec, match="too coarse for whole weights"):
-            parse_toml(toml + f'"{method}"')
+    with pytest.raises(InvalidRunSpec, match="too coarse for whole weights"):
+        parse_toml(toml + '"noloco"')
     assert "also 'int4' 0.5, 'fp16' 2" in of_codecs()
 
 

@@ -28,10 +28,9 @@ def all_of(peers: list[SimulatedPeer]) -> PackingFacts:
     [
         {"method": "noloco"},
         {"method": "noloco", "gamma": 0.9},
-        {"method": "gasloc"},
         {"method": "streaming"},
     ],
-    ids=["noloco", "two vectors", "gasloc", "streaming"],
+    ids=["noloco", "two vectors", "streaming"],
 )
 def test_pairs_of_each_way_send_differences(tmp_path, sync: dict[str, Any]):
     @simulated()

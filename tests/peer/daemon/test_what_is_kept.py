@@ -42,7 +42,7 @@ pytestmark = pytest.mark.slow
 KEEPS = Machine(checkpoint_every_s=5.0)
 ROUNDS = 40
 H = toy_spec(1).sync.round_steps
-WAYS = pytest.mark.parametrize("method", ["noloco", "diloco", "streaming", "gasloc"])
+WAYS = pytest.mark.parametrize("method", ["noloco", "diloco", "streaming"])
 
 
 async def train(swarm: SimulatedSwarm, *names: str, machine: Machine = KEEPS) -> None:

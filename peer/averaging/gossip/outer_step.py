@@ -32,6 +32,7 @@ fp32 operations only (no fused multiply-add), so a step can be reproduced on ano
 int8 vectors go through a compiled loop that does the same (`fused_step`).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -39,11 +40,38 @@ from typing import Final
 import numpy as np
 import torch
 
-from peer.averaging.gossip.group_mean import group_mean
-from peer.averaging.gossip.outer_state import Exchanged, OuterStepMeasures
 from peer.codec import TILE, Codec
 
 from .fused_step import fused_step
+
+
+@dataclass(frozen=True, slots=True)
+class OuterStepMeasures:
+    """What a step found, per padded parameter.
+
+    Attributes:
+        delta_rms: root mean square of the move of phi.
+        replica_distance: root mean square of our theta less the mean of the others' (the
+            partner's); None alone.
+    """
+
+    delta_rms: float
+    replica_distance: float | None
+
+    @classmethod
+    def of_squares(
+        cls, moves: float, to_mean: float, num_values: int, own_share: float
+    ) -> "OuterStepMeasures":
+        """The measures of a step.
+
+        Args:
+            moves: sum of squares of the move of phi.
+            to_mean: the same of our theta less the mean.
+            own_share: our weight in that mean.
+        """
+        size = max(1, num_values)
+        apart = math.sqrt(to_mean / size)
+        return cls(math.sqrt(moves / size), apart / (1 - own_share) if own_share < 1 else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +91,6 @@ class NolocoFactors:
     def remembers(self) -> bool:
         """Whether there is outer momentum."""
         return self.alpha != 0
-
-    def step(
-        self, phi_P: torch.Tensor, delta_P: torch.Tensor, codec: Codec, exchanged: Exchanged
-    ) -> OuterStepMeasures:
-        """Take the outer step. Implements `peer.averaging.gossip.outer_state.OuterRule`."""
-        factors = PLAIN_AVERAGE if exchanged.plain else self
-        if exchanged.plain and self.remembers:
-            delta_P.zero_()
-        return outer_step(
-            phi_P, delta_P, exchanged.theta, codec, factors, exchanged.phi, exchanged.shares
-        )
 
 
 PLAIN_AVERAGE: Final = NolocoFactors(alpha=0.0, beta=1.0, gamma=1.0)
@@ -175,3 +192,26 @@ def _check(
     for codes in all_codes:
         if codes.numel() != expected:
             raise ValueError(f"codes have {codes.numel()} bytes, expected {expected}")
+
+
+def group_mean(
+    group_codes: Sequence[torch.Tensor],
+    codec: Codec,
+    start: int,
+    out_mean: torch.Tensor,
+    out_own: torch.Tensor,
+    scratch: torch.Tensor,
+    shares: Sequence[float] | None = None,
+) -> None:
+    """Write the mean of the decoded values from `start` on, and the first member's own values.
+
+    All three are fp32 [n]; values start .. start + n - 1 are read. The members weigh the same, or
+    as `shares` says.
+    """
+    stop = start + out_mean.numel()
+    weights = shares or [1.0 / len(group_codes)] * len(group_codes)
+    codec.decode_range(group_codes[0], start, stop, out_own)
+    torch.mul(out_own, weights[0], out=out_mean)
+    for codes, weight in zip(group_codes[1:], weights[1:], strict=True):
+        codec.decode_range(codes, start, stop, scratch)
+        out_mean.add_(scratch.mul_(weight))
