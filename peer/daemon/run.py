@@ -32,6 +32,7 @@ from peer.options.needs_told import say_needs
 from peer.options.run_options import check_options
 from peer.ports import PeerId
 from peer.ports.real import RealEntropy, RealWork
+from peer.process.rejoin import JoinAgain
 from peer.process.signals import run_until_signalled
 from peer.state.acquaintances import Acquaintances
 from peer.state.admission_file import AdmissionFile
@@ -83,7 +84,11 @@ async def run_daemon(
     stop = trio.Event()
 
     async def job() -> ExitCode:
-        await _Daemon(config, home, spare, stop).run(spec)
+        try:
+            await _Daemon(config, home, spare, stop).run(spec)
+        except* JoinAgain:
+            if not stop.is_set():  # else somebody wants us gone, and asked while all was closed
+                raise
         return ExitCode.OK
 
     def say_late() -> None:

@@ -47,6 +47,10 @@ class ControlFailed(LocoError):
     """The daemon answered with an error, or not in time."""
 
 
+class NotNow(ControlFailed):
+    """The daemon takes no requests now: it is starting, ending, or becoming a new process."""
+
+
 async def serve_control(
     path: Path,
     handlers: Mapping[str, Handler],
@@ -148,7 +152,7 @@ async def ask(
 
     Raises:
         NoDaemon: nobody listens there.
-        ControlFailed: it refused, or did not answer in time.
+        ControlFailed: it refused, or did not answer in time; NotNow: it ended before it did.
     """
     stream = await _connect(path)
     async with stream:
@@ -164,7 +168,7 @@ async def ask(
     if scope.cancelled_caught:
         raise ControlFailed(f"the daemon did not answer '{request}' within {timeout_s:g} s")
     if not line:
-        raise ControlFailed(f"the daemon ended before it answered '{request}'")
+        raise NotNow(f"the daemon ended before it answered '{request}'")
     answer = json.loads(line)
     if "error" in answer:
         raise ControlFailed(answer["error"])
