@@ -74,7 +74,7 @@ def export_checkpoint(
 ) -> None:
     """Have the daemon write its state, and convert that to `directory`.
 
-    Where none runs, the newest checkpoint of the home is converted.
+    Where none runs, or it has none yet, the newest checkpoint of the home is converted.
 
     Args:
         without: stages that are not fetched from others; what they hold becomes zeros.
@@ -85,7 +85,7 @@ def export_checkpoint(
     of = home_of(home)
     try:
         written = trio.run(ask_daemon, of, "write_state", WRITE_STATE_TIMEOUT_S)
-    except NoDaemon as error:
+    except (NoDaemon, NotNow) as error:
         from .kept_export import export_kept  # here: it imports torch
 
         export_kept(of, directory, error)

@@ -4,7 +4,7 @@ One JSON object per line over a unix socket in a directory that only its owner c
 request and one reply per connection.
 
     -> {"request": "status", ...arguments}
-    <- {"reply": {...}}   or   {"error": "sentence"}
+    <- {"reply": {...}}   or   {"error": "sentence"}   or, of NotNow, {..., "not_now": true}
 
 Rules:
 - The path may be left over from a daemon that was killed. The home's lock says that we are the only
@@ -48,7 +48,7 @@ class ControlFailed(LocoError):
 
 
 class NotNow(ControlFailed):
-    """The daemon takes no requests now: it is starting, ending, or becoming a new process."""
+    """The daemon cannot do that now: it is starting, ending, or becoming a new process."""
 
 
 async def serve_control(
@@ -121,6 +121,8 @@ class _Server:
             return _line_of({"error": f"unknown request; known are {known}"})
         try:
             return _line_of({"reply": await handler(arguments)})
+        except NotNow as error:
+            return _line_of({"error": str(error), "not_now": True})
         except (LocoError, OSError) as error:
             return _line_of({"error": str(error)})
         except Exception as bug:  # noqa: BLE001 - a command that fails must not end the run
@@ -152,7 +154,7 @@ async def ask(
 
     Raises:
         NoDaemon: nobody listens there.
-        ControlFailed: it refused, or did not answer in time; NotNow: it ended before it did.
+        ControlFailed: it refused, or did not answer in time; NotNow: a later try may do.
     """
     stream = await _connect(path)
     async with stream:
@@ -171,7 +173,7 @@ async def ask(
         raise NotNow(f"the daemon ended before it answered '{request}'")
     answer = json.loads(line)
     if "error" in answer:
-        raise ControlFailed(answer["error"])
+        raise (NotNow if answer.get("not_now") else ControlFailed)(answer["error"])
     reply: dict[str, Any] = answer["reply"]
     return reply
 

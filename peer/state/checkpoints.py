@@ -243,10 +243,6 @@ class CheckpointStore:
             shutil.rmtree(other, ignore_errors=True)
         return latest
 
-    def distrust(self, path: Path) -> None:
-        """Its files are not what its manifest says: it is removed before all others."""
-        self._torn.add(path)
-
     def _remove_old(self) -> None:
         folders = sorted(_by_step(self._folders()), key=lambda path: path not in self._torn)
         sizes = {path: _size(path) for path in folders}
@@ -272,6 +268,27 @@ class CheckpointStore:
                 refused(path, str(error))
         for path, manifest in whole.items():
             yield Checkpoint(path, manifest)
+
+    def newest_whole(self, run_id: str, refused: Callable[[Path, str], None]) -> Checkpoint | None:
+        """The newest of a run whose files are what its manifest says.
+
+        Those whose files are not are removed before all others from now on.
+
+        Args:
+            refused: as above, also told of those of other runs.
+        """
+        for checkpoint in self.newest_first(refused):
+            if checkpoint.manifest.run_id != run_id:
+                refused(checkpoint.path, f"it is of run {checkpoint.manifest.run_id}")
+                continue
+            try:
+                checkpoint.verify()
+            except FileUnusable as error:
+                self._torn.add(checkpoint.path)
+                refused(checkpoint.path, str(error))
+            else:
+                return checkpoint
+        return None
 
     def has_any(self) -> bool:
         """Whether there is a checkpoint, good or not."""

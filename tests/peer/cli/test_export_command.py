@@ -1,12 +1,15 @@
 """`loco-peer export`: from the state file of the daemon to a checkpoint for transformers."""
 
 import json
+import tempfile
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner, Result
@@ -14,6 +17,8 @@ from typer.testing import CliRunner, Result
 from peer.cli.app import app
 from peer.cli.export import ExportFailed, export_state, other_stages
 from peer.daemon.final_export import export_finished
+from peer.daemon.peer_requests import PeerRequests
+from peer.observe.control import serve_control
 from peer.observe.events import EventLog
 from peer.options.config import ConfigError
 from peer.options.exit_codes import ExitCode
@@ -179,6 +184,28 @@ def test_without_a_daemon_the_newest_checkpoint_that_is_whole_is_exported(
     assert '"tokens": 77' in (tmp_path / "hf" / "loco_peer.json").read_text()
     wrote = loco("generate", "--home", str(home.root), "--prompt", "a", "--tokens", "3")
     assert wrote.exit_code == ExitCode.OK, wrote.stderr
+
+
+async def test_from_a_daemon_that_has_no_state_yet_the_checkpoint_is_exported(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from one that looks who else is back."""
+    keep(home, 200, 2.0)
+    looks = SimpleNamespace(service=None)
+    handlers = PeerRequests(cast(Any, looks), cast(Any, None)).handlers()
+    with (
+        tempfile.TemporaryDirectory(prefix="loco-test-") as sockets,
+        monkeypatch.context() as patched,
+    ):
+        patched.setenv("XDG_RUNTIME_DIR", sockets)
+        with home.locked():
+            async with trio.open_nursery() as nursery:
+                await nursery.start(serve_control, home.control_socket, handlers, print)
+                arguments = ("export", "--home", str(home.root), "--hf", str(tmp_path / "hf"))
+                ran = await trio.to_thread.run_sync(loco, *arguments)
+                nursery.cancel_scope.cancel()
+    assert ran.exit_code == ExitCode.OK, ran.stderr
+    assert "gives no state now: taking its newest checkpoint, of step 200" in ran.stderr
 
 
 def test_without_daemon_and_checkpoint_there_is_nothing(home: Home, tmp_path: Path) -> None:
