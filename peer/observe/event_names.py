@@ -255,5 +255,5 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
     },
     EventName.RUN_EXPORTED: {"path": "folder of the Hugging Face checkpoint"},
     EventName.EXPORT_FAILED: {"detail": "why there is none, and how to try again"},
-    EventName.LEAVING: {"reason": "who asked"},
+    EventName.LEAVING: {"reason": "'requested', or 'banned'"},
 }
