@@ -155,7 +155,10 @@ def _checked_start(
             f" ({config.origins['bootstrap']}); to join one: loco-peer join --bootstrap ADDR"
         )
     if start.restore is not None:
-        _check_restore(config, start, signed)
+        if start.run_toml is not None or start.new_run:
+            raise ConfigError(
+                "--restore goes on with the run that was uploaded: give it no run spec"
+            )
         return None
     if spec is None:
         if start.new_run:
@@ -202,18 +205,6 @@ def _as_founded(written: RunSpec, founded: RunSpec) -> RunSpec:
         return written
     tokenizer = {"tokenizer": founded.data.tokenizer}
     return written.model_copy(update={"data": written.data.model_copy(update=tokenizer)})
-
-
-def _check_restore(config: PeerConfig, start: Start, signed: SignedSpec | None) -> None:
-    """Refuse to restore into a home that has a run. Raises ConfigError, OtherRun."""
-    if start.run_toml is not None or start.new_run:
-        raise ConfigError("--restore goes on with the run that was uploaded: give it no run spec")
-    if signed is not None:
-        raise OtherRun(
-            f"the home {config.home} has a run already ({signed.run_id}), and --restore fills an"
-            " empty one. To go on with that run: loco-peer start, without --restore. To restore"
-            " beside it: give another --home"
-        )
 
 
 def _restore(home: Home, url: str, keep: int) -> None:

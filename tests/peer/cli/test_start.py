@@ -245,17 +245,19 @@ def test_start_tells_to_keep_a_copy_of_it(
     assert (f"keep a copy of {home.founder_key_path}" in said) == founds
 
 
-def test_a_restore_into_a_home_with_a_run_is_refused_and_so_is_a_run_spec(
-    home: Home, lives: list[str], tmp_path: Path
+def test_a_restore_takes_no_run_spec_and_one_that_is_not_needed_goes_on_with_the_home(
+    home: Home, lives: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """So a container may be started again with the same command."""
     run_toml = tmp_path / "run.toml"
     run_toml.write_text(SPEC.format(name="one"))
     with pytest.raises(ConfigError, match="give it no run spec"):
         run_peer(config_of(home), Start(run_toml, new_run=False, restore="there"))
     run_peer(config_of(home), Start(run_toml, new_run=False))
-    with pytest.raises(OtherRun, match="has a run already .* loco-peer start, without --restore"):
-        run_peer(config_of(home), Start(None, new_run=False, restore="there"))
-    assert lives == ["founding"]
+    there = str(tmp_path / "there")
+    run_peer(config_of(home), Start(None, new_run=False, restore=there))
+    assert "  not needed: this home has the run" in capsys.readouterr().err
+    assert lives == ["founding", "returning"]
 
 
 # --- from a checkpoint ----------------------------------------------------------------------------
