@@ -47,7 +47,7 @@ def export_kept(home: Home, directory: Path, error: NoDaemon | NotNow) -> None:
             f"{why}, and its checkpoint holds stage {stage} alone: {cure}"
         ) from error
     print(
-        f"{why}: taking its newest checkpoint, of step {int(manifest.step):,}",
+        f"{why}: taking its newest checkpoint, of {manifest}",
         file=sys.stderr,
         flush=True,
     )

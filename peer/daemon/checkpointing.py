@@ -365,6 +365,7 @@ class Checkpointing:
             path=str(sealed.path),
             round=sealed.manifest.round,
             step=int(sealed.manifest.step),
+            over=sealed.manifest.over,
             bytes=sum(file.bytes for file in sealed.manifest.files.values()),
             stalled_s=draft.stalled_s,
             seconds=seconds,

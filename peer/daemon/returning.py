@@ -300,7 +300,7 @@ class Returned:
     async def _lead(self, arrival: Arrival, own: Checkpoint) -> FirstState:
         facts, manifest = arrival.facts, own.manifest
         over = _is_over(own, arrival)
-        facts.now_doing(f"going on from the checkpoint of step {int(manifest.step)}")
+        facts.now_doing(f"going on from the checkpoint of {manifest}")
         try:
             await self._work.run(own.fill, arrival.slow_P, arrival.momentum_P)
         except FileUnusable as error:
@@ -310,6 +310,7 @@ class Returned:
             path=str(own.path),
             round=manifest.round,
             step=int(manifest.step),
+            over=manifest.over,
             tokens=manifest.tokens,
         )
         return FirstState(

@@ -2,6 +2,7 @@
 
     checkpoints/
       000041-step-2050/       one checkpoint; numbers say the order in which they were written
+      000042-step-2100-end/   that of the run's end
         outer.safetensors     slow weights, and outer momentum unless it is zero, fp32 [P]
         trainer.safetensors   fast weights and the optimizer's moments (peer/training/kept.py)
         manifest.json         where it stands, and size and blake3 digest of each file
@@ -25,10 +26,10 @@ Rules
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import blake3
 import torch
@@ -52,6 +53,8 @@ MOMENTUM: Final = "momentum"
 _PARTIAL: Final = ".partial"
 _DRAFT: Final = ".trainer-"
 _AHEAD: Final = "ahead-"
+_END: Final = "-end"
+Place = TypeVar("Place", Path, str)
 
 
 class NoRoom(OSError):
@@ -100,6 +103,10 @@ class Manifest(BaseModel):
     written_s: float
     version: str
     files: dict[str, FileDigest]
+
+    def __str__(self) -> str:
+        """Where it stands, for people."""
+        return f"step {int(self.step):,}{' (the end of the run)' if self.over else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +199,8 @@ class CheckpointStore:
         replace_file(partial / MANIFEST_FILE, manifest.model_dump_json(indent=1).encode())
         names = [path.name.removeprefix(_AHEAD) for path in (*self._folders(), *self._set_aside())]
         number = max(map(number_of, names), default=0) + 1
-        path = self.directory / f"{number:06d}-step-{int(manifest.step)}"
+        end = _END if manifest.over else ""
+        path = self.directory / f"{number:06d}-step-{int(manifest.step)}{end}"
         partial.rename(path)
         sync_folder(self.directory)
         self._remove_old()
@@ -244,7 +252,9 @@ class CheckpointStore:
         return latest
 
     def _remove_old(self) -> None:
-        folders = sorted(_by_step(self._folders()), key=lambda path: path not in self._torn)
+        folders = sorted(
+            by_step(_manifests(self._folders())), key=lambda path: path not in self._torn
+        )
         sizes = {path: _size(path) for path in folders}
         while len(folders) > 1 and (
             len(folders) > self.keep
@@ -260,7 +270,11 @@ class CheckpointStore:
             refused: is told of each folder that is none, and why.
         """
         whole: dict[Path, Manifest] = {}
-        ranked = (*_by_step(self._set_aside()), *_by_step(self._folders()))
+        ranked = [
+            path
+            for each in (self._set_aside(), self._folders())
+            for path in by_step(_manifests(each))
+        ]
         for path in reversed(ranked):
             try:
                 whole[path] = _manifest(path)
@@ -318,13 +332,15 @@ def write_outer(folder: Path, slow_P: Float32Vector, momentum_P: Float32Vector) 
     write_tensors(folder / OUTER_FILE, vectors, {})
 
 
-def _by_step(folders: list[Path]) -> list[Path]:
-    """The same in the order of rule 2, the newest last; those without a manifest come first."""
-    manifests = _manifests(folders)
-    last = next((m for m in reversed(manifests.values()) if m is not None), None)
+def by_step(manifests: Mapping[Place, Manifest | None]) -> list[Place]:
+    """Places of checkpoints in the order of rule 2, the newest last.
 
-    reached, ranks = 0.0, dict[Path, tuple[bool, float]]()
-    for path, manifest in manifests.items():
+    Args:
+        manifests: in the order in which they were written; those without come first.
+    """
+    last = next((m for m in reversed(manifests.values()) if m is not None), None)
+    reached, ranks = 0.0, dict[Place, tuple[bool, float]]()
+    for place, manifest in manifests.items():
         held, step = False, -1.0
         if manifest is not None and last is not None:
             held = (manifest.run_id, manifest.part) == (last.run_id, last.part)
@@ -333,11 +349,11 @@ def _by_step(folders: list[Path]) -> list[Path]:
                 reached = max(reached, step)
                 if manifest.over and step > 0:  # of an older loco-peer, whose ends said less
                     step = reached
-        ranks[path] = held, step
-    return sorted(folders, key=ranks.__getitem__)
+        ranks[place] = held, step
+    return sorted(manifests, key=ranks.__getitem__)
 
 
-def _manifests(folders: list[Path]) -> dict[Path, Manifest | None]:
+def _manifests(folders: Iterable[Path]) -> dict[Path, Manifest | None]:
     def read(path: Path) -> Manifest | None:
         try:
             return _manifest(path)

@@ -32,6 +32,7 @@ from .checkpoints import (
     Checkpoint,
     CheckpointStore,
     Manifest,
+    by_step,
     number_of,
 )
 from .home import Home, OtherRun, parse_run, replace_file
@@ -90,7 +91,7 @@ class _Restore:
     def run(self) -> Iterator[str]:
         uploaded = self._newest_first()
         if self.is_needless:
-            yield f"{NEEDLESS} (the newest there is of step {int(uploaded[0][1].step):,})"
+            yield f"{NEEDLESS} (the newest there is of {uploaded[0][1]})"
             return
         for path, manifest in uploaded:
             why = self._fetched(path, manifest)
@@ -99,7 +100,7 @@ class _Restore:
                 continue
             folder = f"{path.rpartition('/')[0]}/run-{manifest.run_id}"
             signed = self._run(folder, manifest.run_id)
-            yield f"checkpoint of step {int(manifest.step)}: {path}"
+            yield f"checkpoint of {manifest}: {path}"
             yield from self._data(signed.spec(), folder)
             yield self._admission_and_keys(folder)
             self._store.adopt(self._partial, path.rpartition("/")[2])
@@ -144,7 +145,8 @@ class _Restore:
                 f" ({there}). To go on with the home's: loco-peer start, without --restore. To"
                 " restore the other: give it a --home of its own"
             )
-        return sorted(whole, key=lambda one: (one[1].step, one[1].written_s), reverse=True)
+        written = dict(sorted(whole, key=lambda one: one[1].written_s))
+        return [(path, written[path]) for path in reversed(by_step(written))]
 
     def _checkpoints(self, folder: str) -> list[str]:
         return [path for path in self._names(folder) if number_of(path.rpartition("/")[2])]

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-import torch
 import trio
+from checkpoint_worlds import write
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner, Result
@@ -22,17 +22,10 @@ from peer.observe.control import serve_control
 from peer.observe.events import EventLog
 from peer.options.config import ConfigError
 from peer.options.exit_codes import ExitCode
-from peer.state.checkpoints import (
-    TRAINER_FILE,
-    Checkpoint,
-    CheckpointStore,
-    Manifest,
-    write_outer,
-)
+from peer.state.checkpoints import TRAINER_FILE, Checkpoint, CheckpointStore
 from peer.state.home import Home, HomeError
 from peer.state.state_file import StateScalars, write_state_file
 from peer.training.model import model_shapes
-from peer.training.tensor_file import write_tensors
 from protocol.membership.group import WHOLE_MODEL
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec
@@ -138,30 +131,16 @@ def keep(home: Home, step: float, value: float, part: str = WHOLE_MODEL) -> Chec
     signed = home.run()
     assert signed is not None
     layout = Layout.from_shapes(model_shapes(SPEC, BYTE_VOCABULARY))
-    store = CheckpointStore(home.checkpoints_dir, keep=3)
-    folder = store.begin(layout.padded_parameters)
-    slow_P = np.full(layout.padded_parameters, value, np.float32)
-    write_outer(folder, slow_P, np.zeros_like(slow_P))
-    write_tensors(folder / TRAINER_FILE, {"fast": torch.from_numpy(slow_P)}, {})
-    manifest = Manifest(
-        run_id=signed.run_id,
+    return write(
+        CheckpointStore(home.checkpoints_dir, keep=3),
+        value,
+        step=step,
         part=part,
+        run_id=signed.run_id,
         layout_digest=layout.digest,
         padded_parameters=layout.padded_parameters,
-        round=3,
-        step=step,
-        epoch=0,
-        position=0,
-        debt=0.0,
         tokens=77,
-        over=False,
-        written_s=0.0,
-        version="0",
-        files={},
     )
-    sealed = store.seal(folder, manifest)
-    assert sealed is not None
-    return sealed
 
 
 def loco(*arguments: str) -> Result:

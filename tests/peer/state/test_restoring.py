@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_checkpoints import write
+from checkpoint_worlds import write
 
 from peer.network.identity import Identity, load_or_create
 from peer.ports.real import RealEntropy
