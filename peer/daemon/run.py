@@ -60,6 +60,7 @@ from .peer_parts import PeerParts, PeerSettings
 from .peer_requests import PeerRequests
 from .provision import RealProvision
 from .report import Report
+from .room import check_room_to_begin
 from .swarm_weights import SwarmWeights
 
 DEFAULT_PORT: Final = 31337
@@ -247,7 +248,7 @@ class _Daemon:
             exit_when_done=self._config.exit_when_done,
             grace_s=self._config.grace_s,
             on_ready=lambda: self._announce(network, parts, report, founds=founds),
-            check_spec=partial(check_options, self._config),
+            check_spec=self._check_spec,
             bind_run=self._home.bind_run,
             observe_round=parts.facts.count_timing,
             keeps_stage=self._config.stage is not None,
@@ -262,6 +263,11 @@ class _Daemon:
             on_run=partial(say_needs, self._config, founds) if self._home.run() is None else None,
             stop=self._stop,
         )
+
+    def _check_spec(self, spec: RunSpec) -> None:
+        """Raises ConfigError, InvalidRunSpec, HomeError: this run is not for this machine."""
+        check_options(self._config, spec)
+        check_room_to_begin(self._checkpoints, spec, self._config.data)
 
     def _export(self, events: EventLog) -> Callable[[], Awaitable[None]] | None:
         """What writes the model when the run is over, if somebody wants that."""

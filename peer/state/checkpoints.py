@@ -36,6 +36,7 @@ import torch
 from annotated_types import Ge
 from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt
 
+from peer.observe.names import size_text
 from peer.training.ports import Float32Vector
 from peer.training.tensor_file import FileUnusable, TensorFile, write_tensors
 from protocol.run.disk_needs import SPARE_BYTES, DiskNeeds, checkpoint_bytes, disk_needs
@@ -178,7 +179,7 @@ class CheckpointStore:
         free = shutil.disk_usage(partial).free
         if free < wanted:
             raise NoRoom(
-                f"a checkpoint needs {wanted >> 20} MiB in {self.directory}, and {free >> 20} MiB"
+                f"a checkpoint needs {size_text(wanted)} in {self.directory}, and {size_text(free)}"
                 " are free; make room, or keep fewer with --checkpoint-keep"
             )
         return partial
@@ -338,7 +339,7 @@ def by_step(manifests: Mapping[Place, Manifest | None]) -> list[Place]:
     Args:
         manifests: in the order in which they were written; those without come first.
     """
-    last = next((m for m in reversed(manifests.values()) if m is not None), None)
+    last = next((m for m in reversed([*manifests.values()]) if m is not None), None)
     reached, ranks = 0.0, dict[Place, tuple[bool, float]]()
     for place, manifest in manifests.items():
         held, step = False, -1.0

@@ -1,6 +1,7 @@
 """`start` in a home: what it founds with, what it goes on with, and what it puts away."""
 
 import json
+import shutil
 import socket
 import stat
 import tempfile
@@ -23,7 +24,7 @@ from peer.observe.facts import Facts
 from peer.options.config import ConfigError, PeerConfig, load_config
 from peer.options.exit_codes import ExitCode
 from peer.ports.real import RealEntropy
-from peer.state.home import Home, OtherRun
+from peer.state.home import Home, HomeError, OtherRun
 from protocol.errors import InvalidRunSpec
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
@@ -258,6 +259,15 @@ def test_a_restore_takes_no_run_spec_and_one_that_is_not_needed_goes_on_with_the
     run_peer(config_of(home), Start(None, new_run=False, restore=there))
     assert "  not needed: this home has the run" in capsys.readouterr().err
     assert lives == ["founding", "returning"]
+
+
+def test_the_room_on_the_disk_is_looked_at_before_a_run_is_entered(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So before a founder makes its corpus."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
+    with pytest.raises(HomeError, match="1 MB are there for it. Make room"):
+        daemon_of(config_of(home), home)._check_spec(RunSpec())
 
 
 # --- from a checkpoint ----------------------------------------------------------------------------

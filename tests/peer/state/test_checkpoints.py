@@ -235,7 +235,7 @@ def test_nothing_is_begun_that_the_disk_has_no_room_for(tmp_path, monkeypatch):
     store = CheckpointStore(tmp_path, keep=3)
     good = write(store)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
-    with pytest.raises(NoRoom, match="1 MiB are free; make room"):
+    with pytest.raises(NoRoom, match="1 MB are free; make room"):
         store.begin(P)
     assert newest_good(store)[0] == good
 
