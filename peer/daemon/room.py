@@ -92,6 +92,6 @@ def _missing_bytes(pieces: PieceStore | None, most: float | None) -> int:
 
 
 def _free(store: CheckpointStore) -> int:
-    """Of the disk on which its folder is, or will be."""
+    """Free bytes of the disk on which its folder is, or will be."""
     folders = (store.directory, *store.directory.parents)
     return shutil.disk_usage(next(path for path in folders if path.exists())).free
