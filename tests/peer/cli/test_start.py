@@ -180,8 +180,8 @@ def test_only_a_home_that_is_new_to_its_run_is_told_what_it_takes(
 ) -> None:
     home.prepare()
     network: Any = SimpleNamespace(peer_id="me")
-    report: Any = SimpleNamespace(observe_round=lambda _: None)
-    parts: Any = SimpleNamespace(events=None)
+    report: Any = None
+    parts: Any = SimpleNamespace(events=None, facts=Facts("me", 1))
     daemon, spec = daemon_of(config_of(home), home), RunSpec()
     on_run = daemon._settings(network, parts, report, founds=False).on_run
     assert on_run is not None
