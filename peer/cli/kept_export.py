@@ -36,11 +36,8 @@ def export_kept(home: Home, directory: Path, error: NoDaemon | NotNow) -> None:
     manifest = found.manifest
     stage = stage_of_part(manifest.part)
     is_running = isinstance(error, NotNow)
-    why = (
-        f"the daemon of {home.root} gives no state now"
-        if is_running
-        else (f"no daemon is running in {home.root}")
-    )
+    says = "gives no state now" if is_running else "is not running"
+    why = f"the daemon of {home.root} {says}"
     if stage is not None:
         cure = "try again when it trains" if is_running else "start one, which fetches the others"
         raise ExportFailed(
