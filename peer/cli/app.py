@@ -91,10 +91,12 @@ def join(**given: object) -> None:
 
 def _run(given: Mapping[str, object], start: Start | None) -> None:
     with reported(verbose=bool(given["verbose"])):
+        from peer.process.sigterm import end_on_sigterm
         from peer.process.terminal import CONSOLE_LOG, outlive_terminal
 
         from .first_line import say_starting
 
+        end_on_sigterm()
         named = {name.replace("_", "-"): value for name, value in given.items()}
         config = load_config(named, os.environ)
         outlive_terminal(config.home.absolute() / CONSOLE_LOG)

@@ -3,12 +3,13 @@
 import json
 import os
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import trio
 
-from peer.observe.control import REPLY_TIMEOUT_S, ControlFailed, NoDaemon, ask
+from peer.observe.control import REPLY_TIMEOUT_S, ControlFailed, NoDaemon, NotNow, ask
 from peer.options.config import resolve_home
 from peer.state.home import Home
 
@@ -73,7 +74,7 @@ def export_checkpoint(
 ) -> None:
     """Have the daemon write its state, and convert that to `directory`.
 
-    Where none runs, the newest checkpoint of the home is converted.
+    Where none runs, or it has none yet, the newest checkpoint of the home is converted.
 
     Args:
         without: stages that are not fetched from others; what they hold becomes zeros.
@@ -84,7 +85,7 @@ def export_checkpoint(
     of = home_of(home)
     try:
         written = trio.run(ask_daemon, of, "write_state", WRITE_STATE_TIMEOUT_S)
-    except NoDaemon as error:
+    except (NoDaemon, NotNow) as error:
         from .kept_export import export_kept  # here: it imports torch
 
         export_kept(of, directory, error)
@@ -124,28 +125,40 @@ async def ask_daemon(
     """The daemon's reply to a request.
 
     Raises:
-        NoDaemon, ControlFailed
+        NoDaemon, ControlFailed; NotNow: one is there, and takes no requests now.
     """
     try:
         return await ask(home.control_socket, request, timeout_s=timeout_s, **arguments)
     except NoDaemon as error:
         if home.in_use():
             since_s = home.held_s()
-            raise ControlFailed(
+            raise NotNow(
                 f"the daemon of {home.root} takes no requests now: it is starting, or ending"
                 f" (it has been there for {since_s:.0f} s); try again in a few seconds"
             ) from error
-        raise NoDaemon(
-            f"no daemon is running in {home.root}; start one, or name its home with --home"
-            " (one that was started just now is there in a moment)"
-        ) from error
+        raise _none_in(home) from error
+
+
+def _none_in(home: Home) -> NoDaemon:
+    return NoDaemon(
+        f"no daemon is running in {home.root}; start one, or name its home with --home"
+        " (one that was started just now is there in a moment)"
+    )
 
 
 async def _leave(home: Home) -> None:
-    grace_s = (await ask_daemon(home, "leave", REPLY_TIMEOUT_S)).get("grace_s", 0.0)
-    limit_s = LEAVE_TIMEOUT_S + grace_s
+    """Ask until it is heard: the daemon may be about to become a process that joins again."""
+    if not home.in_use():
+        raise _none_in(home)
+    limit_s, asked = LEAVE_TIMEOUT_S, False
     with trio.move_on_after(limit_s) as scope:
         while home.in_use():
+            if not asked:
+                with suppress(NotNow, NoDaemon):
+                    reply = await ask_daemon(home, "leave", REPLY_TIMEOUT_S)
+                    asked, grace_s = True, reply.get("grace_s", 0.0)
+                    limit_s += grace_s
+                    scope.deadline += grace_s
             await trio.sleep(_POLL_S)
     if scope.cancelled_caught:
         raise ControlFailed(f"the daemon is still there after {limit_s:.0f} s")

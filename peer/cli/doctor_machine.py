@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from peer.observe.findings import Finding, Health
+from peer.observe.names import size_text
 
 CONTAINER_MARKS: Final = (Path("/.dockerenv"), Path("/run/.containerenv"))
 MIN_DISK_BYTES: Final = 5e9
@@ -52,7 +53,7 @@ def _p2pd() -> Finding:
 
 def disk_finding(home: Path, free_bytes: float) -> Finding:
     """Whether the home has room for a corpus and a state."""
-    says = f"{free_bytes / 1e9:.0f} GB free in {home}"
+    says = f"{size_text(free_bytes)} free in {home}"
     if free_bytes >= MIN_DISK_BYTES:
         return Finding("disk", Health.WELL, says)
     cure = "free some, or put the home elsewhere with --home; a state takes 8 bytes per parameter"
@@ -63,7 +64,7 @@ def _memory() -> Finding:
     import psutil
 
     free = psutil.virtual_memory().available
-    says = f"{free / 1e9:.1f} GB of memory are free"
+    says = f"{size_text(free)} of memory are free"
     if free >= MIN_MEMORY_BYTES:
         return Finding("memory", Health.WELL, says)
     cure = "end other programs; the daemon holds 8 bytes per parameter and more beside the trainer"
@@ -80,7 +81,7 @@ def _gpu() -> Finding:
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
         name = torch.cuda.get_device_name(index)
-        seen.append(f"cuda:{index} {name}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free")
+        seen.append(f"cuda:{index} {name}, {size_text(free)} of {size_text(total)} free")
     return Finding("GPU", Health.WELL, "; ".join(seen))
 
 

@@ -1,4 +1,4 @@
-"""`export` and `generate` where no daemon runs: from the newest checkpoint of the home."""
+"""`export` and `generate` where no daemon gives its state: from the home's newest checkpoint."""
 
 import sys
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from peer.observe.control import NoDaemon
-from peer.state.checkpoints import OUTER_FILE, SLOW, Checkpoint, CheckpointStore
+from peer.observe.control import NoDaemon, NotNow
+from peer.state.checkpoints import OUTER_FILE, SLOW, CheckpointStore
 from peer.state.home import Home
 from peer.training.tensor_file import FileUnusable, TensorFile
 from protocol.run.stages import stage_of_part
@@ -15,51 +15,42 @@ from protocol.run.stages import stage_of_part
 from .export import ExportFailed, export_weights
 
 
-def export_kept(home: Home, directory: Path, no_daemon: NoDaemon) -> None:
+def export_kept(home: Home, directory: Path, error: NoDaemon | NotNow) -> None:
     """Write the slow weights of the newest checkpoint that is whole, and say which step that is.
 
+    Args:
+        error: what asking the daemon came to.
+
     Raises:
-        NoDaemon: as given, where there is no checkpoint either.
+        NoDaemon, NotNow: as given, where there is no checkpoint either.
         ConfigError, HomeError, ExportFailed
     """
-    signed = home.run()
-    found = None if signed is None else _newest(home, signed.run_id)
+
+    def refused(path: Path, why: str) -> None:
+        print(f"{path} cannot be used: {why}", file=sys.stderr, flush=True)
+
+    signed, store = home.run(), CheckpointStore(home.checkpoints_dir, keep=1)
+    found = None if signed is None else store.newest_whole(signed.run_id, refused)
     if found is None:
-        raise NoDaemon(f"{no_daemon}; there is no checkpoint here either") from no_daemon
+        raise type(error)(f"{error}; there is no checkpoint here either") from error
     manifest = found.manifest
     stage = stage_of_part(manifest.part)
+    is_running = isinstance(error, NotNow)
+    says = "gives no state now" if is_running else "is not running"
+    why = f"the daemon of {home.root} {says}"
     if stage is not None:
+        cure = "try again when it trains" if is_running else "start one, which fetches the others"
         raise ExportFailed(
-            f"no daemon is running in {home.root}, and its checkpoint holds stage {stage} alone:"
-            " start one, which fetches the other stages"
-        ) from no_daemon
+            f"{why}, and its checkpoint holds stage {stage} alone: {cure}"
+        ) from error
     print(
-        f"no daemon is running in {home.root}: taking its newest checkpoint, of step"
-        f" {int(manifest.step):,}",
+        f"{why}: taking its newest checkpoint, of {manifest}",
         file=sys.stderr,
         flush=True,
     )
     weights_P = np.zeros(manifest.padded_parameters, np.float32)
     try:
         TensorFile(found.path / OUTER_FILE).read_into(SLOW, torch.from_numpy(weights_P))
-    except FileUnusable as error:
-        raise ExportFailed(f"{found.path}: {error}") from error
+    except FileUnusable as torn:
+        raise ExportFailed(f"{found.path}: {torn}") from torn
     export_weights(home, weights_P, directory, round=manifest.round, tokens=manifest.tokens)
-
-
-def _newest(home: Home, run_id: str) -> Checkpoint | None:
-    """The newest of this run whose files are what its manifest says; others are told."""
-
-    def refused(path: Path, why: str) -> None:
-        print(f"{path} cannot be used: {why}", file=sys.stderr, flush=True)
-
-    for checkpoint in CheckpointStore(home.checkpoints_dir, keep=1).newest_first(refused):
-        if checkpoint.manifest.run_id != run_id:
-            continue
-        try:
-            checkpoint.verify()
-        except FileUnusable as error:
-            refused(checkpoint.path, str(error))
-        else:
-            return checkpoint
-    return None

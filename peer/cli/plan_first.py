@@ -7,11 +7,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from peer.observe.names import size_text
 from protocol.pipeline.cards import HOW
 from protocol.pipeline.first_answer import Verdict, too_small_for_the_whole
 from protocol.pipeline.question import Question
 from protocol.pipeline.replicas import SECONDS_PER_HOUR, Estimate
-from protocol.pipeline.tables import GB
 
 WAYS: Final = {
     "noloco": "replicas that average in pairs",
@@ -77,13 +77,13 @@ def _lines(question: Question, verdict: Verdict, others: Mapping[str, Verdict]) 
 
 
 def _of_memory(question: Question) -> Iterator[str]:
-    whole = question.workload.state_bytes / GB
+    whole = size_text(question.workload.state_bytes)
     if small := too_small_for_the_whole(question):
         names = _named([offer.name for offer in small])
-        yield f"The whole model's training state takes {whole:.1f} GB, too much for {names}."
+        yield f"The whole model's training state takes {whole}, too much for {names}."
     if unknown := [offer.name for offer in question.offers if offer.memory_bytes is None]:
         yield (
-            f"Whether {whole:.1f} GB of training state fit is not known of {_named(unknown)}:"
+            f"Whether {whole} of training state fit is not known of {_named(unknown)}:"
             " no memory_gb."
         )
 

@@ -16,6 +16,7 @@ from peer.options.run_options import check_options
 from peer.process.exception_groups import leaves
 from peer.process.imports import large_imports
 from peer.process.rejoin import JoinAgain, rejoin_command
+from peer.process.sigterm import hold_back_sigterm
 from peer.state.export_folder import check_export_folder
 from peer.state.home import Home, OtherRun
 from peer.training.child_process import spare_child
@@ -124,13 +125,20 @@ def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
             code = trio.run(_run_daemon, config, spec, home)
         except* JoinAgain as group:
             again = next(error for error in leaves(group) if isinstance(error, JoinAgain))
-            if again.stage is not None:
-                home.go_over_to(again.stage)
-    if again is not None:
-        print(f"loco-peer: {again}; joining again in a new process", file=sys.stderr, flush=True)
-        command = rejoin_command(config, again.addresses)
-        os.execv(command[0], command)  # noqa: S606 - our own command line, and no shell
+        if again is not None:
+            _join_again(config, home, again)
     return code
+
+
+def _join_again(config: PeerConfig, home: Home, again: JoinAgain) -> None:
+    """Become a new process, which holds the home from its first moment. Does not return."""
+    print(f"loco-peer: {again}; joining again in a new process", file=sys.stderr, flush=True)
+    if again.stage is not None:
+        home.go_over_to(again.stage)
+    home.hand_on()
+    command = rejoin_command(config, again.addresses)
+    hold_back_sigterm()
+    os.execv(command[0], command)  # noqa: S606 - our own command line, and no shell
 
 
 def _checked_start(
@@ -147,7 +155,10 @@ def _checked_start(
             f" ({config.origins['bootstrap']}); to join one: loco-peer join --bootstrap ADDR"
         )
     if start.restore is not None:
-        _check_restore(config, start, signed)
+        if start.run_toml is not None or start.new_run:
+            raise ConfigError(
+                "--restore goes on with the run that was uploaded: give it no run spec"
+            )
         return None
     if spec is None:
         if start.new_run:
@@ -194,18 +205,6 @@ def _as_founded(written: RunSpec, founded: RunSpec) -> RunSpec:
         return written
     tokenizer = {"tokenizer": founded.data.tokenizer}
     return written.model_copy(update={"data": written.data.model_copy(update=tokenizer)})
-
-
-def _check_restore(config: PeerConfig, start: Start, signed: SignedSpec | None) -> None:
-    """Refuse to restore into a home that has a run. Raises ConfigError, OtherRun."""
-    if start.run_toml is not None or start.new_run:
-        raise ConfigError("--restore goes on with the run that was uploaded: give it no run spec")
-    if signed is not None:
-        raise OtherRun(
-            f"the home {config.home} has a run already ({signed.run_id}), and --restore fills an"
-            " empty one. To go on with that run: loco-peer start, without --restore. To restore"
-            " beside it: give another --home"
-        )
 
 
 def _restore(home: Home, url: str, keep: int) -> None:

@@ -11,7 +11,7 @@ class Start:
     Attributes:
         run_toml: the run spec; None goes on with the home's run.
         new_run: put the home's run away, and found another.
-        restore: the URL of uploads to fill an empty home from.
+        restore: the URL of uploads to fill the home from, where it is empty.
     """
 
     run_toml: Path | None

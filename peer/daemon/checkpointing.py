@@ -21,6 +21,9 @@ The last one, of a peer that leaves, cannot wait: the trainer may be in the mids
 wait for microbatches that never come, or be starting. Where its part does not come in time, the
 outer vectors are kept alone; the steps since the last outer step are lost then, and the moments.
 Unless the newest checkpoint has these vectors already, and more.
+
+Each is copied elsewhere, where that was asked for. One that is written while another is copied
+waits, until a newer one takes its place; the last of a peer that leaves is waited for.
 """
 
 import math
@@ -117,6 +120,9 @@ class NoCheckpoints:
     async def write_last(self, way: Way, until_s: float) -> None:
         """Nothing to do."""
 
+    async def wait_copied(self, until_s: float) -> None:
+        """Nothing to do."""
+
     def took(self, kept: Kept) -> None:
         """Nothing to do."""
 
@@ -161,7 +167,10 @@ class Checkpointing:
         self._asked: TrainersPart | None = None
         self._idle = trio.Event()
         self._idle.set()
-        self._uploading = self._uploading_data = False
+        self._to_copy: Checkpoint | None = None
+        self._all_copied = trio.Event()
+        self._all_copied.set()
+        self._uploading_data = False
         self._nursery: trio.Nursery | None = None
         self._began_step, self._asks = 0.0, 0
         self._way: Way | None = None
@@ -181,7 +190,7 @@ class Checkpointing:
             while True:
                 await trio.sleep(RETRY_S)
                 if self._way is not None and self._ended and not self._has_last:
-                    await self.write_last(self._way, trio.current_time(), leaves=False)
+                    await self.write_last(self._way, trio.current_time())
 
     # --- what the round loop says ---------------------------------------------------------------
     def load(self, version: int) -> Load:
@@ -223,12 +232,8 @@ class Checkpointing:
         if draft is not None:
             await self._seal(draft)
 
-    async def write_last(self, way: Way, until_s: float, *, leaves: bool = True) -> None:
-        """Write one to the end, without the trainer's part if that has not come until then.
-
-        Args:
-            leaves: the machine may be gone before it could be copied elsewhere.
-        """
+    async def write_last(self, way: Way, until_s: float) -> None:
+        """Write one to the end, without the trainer's part if that has not come until then."""
         with trio.move_on_at(until_s) as waiting:
             await self._turn()
         if waiting.cancelled_caught:
@@ -238,7 +243,16 @@ class Checkpointing:
             return
         draft = await self._copied(way, until_s, alone=True)
         if draft is not None:
-            await self._seal(draft, leaves=leaves)
+            await self._seal(draft)
+
+    async def wait_copied(self, until_s: float) -> None:
+        """Wait, but no longer than that, until what was written is copied elsewhere too."""
+        with trio.move_on_at(until_s) as waiting:
+            await self._all_copied.wait()
+        if waiting.cancelled_caught:
+            self._tell_not_copied(
+                "the last checkpoint was not copied in time: --grace is too short"
+            )
 
     @property
     def _ended(self) -> bool:
@@ -329,7 +343,7 @@ class Checkpointing:
         )
         return _Draft(folder, manifest, started_s, trio.current_time() - started_s, asked.missing)
 
-    async def _seal(self, draft: "_Draft", *, leaves: bool = False) -> None:
+    async def _seal(self, draft: "_Draft") -> None:
         """Make it a checkpoint, and tell."""
         try:
             sealed = await self._work.run(self._plan.store.seal, draft.folder, draft.manifest)
@@ -351,30 +365,33 @@ class Checkpointing:
             path=str(sealed.path),
             round=sealed.manifest.round,
             step=int(sealed.manifest.step),
+            over=sealed.manifest.over,
             bytes=sum(file.bytes for file in sealed.manifest.files.values()),
             stalled_s=draft.stalled_s,
             seconds=seconds,
             missing=draft.missing or None,
         )
-        if self._plan.uploads is not None and self._nursery is not None and not leaves:
-            self._nursery.start_soon(self._upload, sealed, self._plan.uploads)
+        if self._plan.uploads is not None and self._nursery is not None:
+            self._to_copy = sealed
+            if self._all_copied.is_set():
+                self._all_copied = trio.Event()
+                self._nursery.start_soon(self._upload, self._plan.uploads)
 
-    async def _upload(self, sealed: Checkpoint, uploads: Uploads) -> None:
-        """Copy it elsewhere; while one copy is under way, later checkpoints are not copied."""
-        if self._uploading:
-            return
-        self._uploading, started_s = True, trio.current_time()
+    async def _upload(self, uploads: Uploads) -> None:
+        """Copy the last one elsewhere, until no newer one has come meanwhile; then the corpus."""
         try:
-            where = await self._work.run(uploads.copy, sealed)
-        except UploadFailed as error:
-            self._events.emit(EventName.CHECKPOINT_FAILED, detail=str(error))
-            self._facts.checkpoints[CheckpointOutcome.NOT_COPIED] += 1
-        else:
-            seconds = trio.current_time() - started_s
-            self._facts.checkpoints[CheckpointOutcome.COPIED] += 1
-            self._events.emit(EventName.CHECKPOINT_COPIED, path=where, seconds=seconds)
+            while (sealed := self._to_copy) is not None:
+                self._to_copy, started_s = None, trio.current_time()
+                try:
+                    where = await self._work.run(uploads.copy, sealed, may_be_cut_off=True)
+                except UploadFailed as error:
+                    self._tell_not_copied(str(error))
+                else:
+                    seconds = trio.current_time() - started_s
+                    self._facts.checkpoints[CheckpointOutcome.COPIED] += 1
+                    self._events.emit(EventName.CHECKPOINT_COPIED, path=where, seconds=seconds)
         finally:
-            self._uploading = False
+            self._all_copied.set()
         await self._upload_data(uploads)
 
     async def _upload_data(self, uploads: Uploads) -> None:
@@ -383,7 +400,8 @@ class Checkpointing:
             return
         self._uploading_data = True
         try:
-            await self._work.run(uploads.copy_data, self._work.check_cancelled)
+            check = self._work.check_cancelled
+            await self._work.run(uploads.copy_data, check, may_be_cut_off=True)
         except UploadFailed as error:
             self._events.emit(EventName.CHECKPOINT_FAILED, detail=str(error))
         finally:
@@ -396,6 +414,10 @@ class Checkpointing:
             await self._work.run(self._plan.store.discard)
         finally:
             self._idle.set()
+
+    def _tell_not_copied(self, why: str) -> None:
+        self._facts.checkpoints[CheckpointOutcome.NOT_COPIED] += 1
+        self._events.emit(EventName.CHECKPOINT_FAILED, detail=why)
 
     def _tell_failed(self, why: str) -> None:
         self._facts.checkpoints[CheckpointOutcome.FAILED] += 1

@@ -370,7 +370,7 @@ class Door:
         assert self._kept.run_id is not None
         return self._kept.run_id
 
-    async def expel(self) -> None:
-        """Wait until the run has banned us. Raises Refused."""
-        await self.expelled.wait()
-        raise Refused(RefusalReason.NOT_ADMITTED, "this peer has been banned from the run")
+    def check_not_banned(self) -> None:
+        """Raises Refused where the run has banned us."""
+        if self.expelled.is_set():
+            raise Refused(RefusalReason.NOT_ADMITTED, "this peer has been banned from the run")

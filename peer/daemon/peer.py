@@ -6,6 +6,7 @@
 Whatever happens on the way, the nursery in `run` owns every task, and `request_stop` ends it.
 """
 
+import math
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -56,6 +57,8 @@ TRAINER_SHARE: Final = 0.5
 """Part of the grace in which the trainer may write its part of the last checkpoint."""
 LEAVING_SHARE: Final = 0.6
 """Part of the grace in which an exchange under way may end."""
+COPYING_SHARE: Final = 0.9
+"""Part of the grace in which the last checkpoint may be copied elsewhere."""
 
 
 class Peer:
@@ -78,6 +81,7 @@ class Peer:
         self._stop = settings.stop
         self.service: StateService | None = None
         self.rounds: RoundLoop | None = None
+        self._kept: Checkpointing | NoCheckpoints = NoCheckpoints()
         self._keeping = KeepAcquaintances(parts.acquaintances, parts.roster, parts.work)
 
     def __repr__(self) -> str:
@@ -141,7 +145,7 @@ class Peer:
         """Run links and `life` until it ends or a stop is requested."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._links.run)
-            nursery.start_soon(self.door.expel)
+            nursery.start_soon(self._leave_when_banned)
             await self._links.serving.wait()
 
             async def live() -> None:
@@ -158,17 +162,24 @@ class Peer:
             await self._stop.wait()
             await self._leave()
             nursery.cancel_scope.cancel()
+        self.door.check_not_banned()
+
+    async def _leave_when_banned(self) -> None:
+        await self.door.expelled.wait()
+        self._stop.set()
 
     async def _leave(self) -> None:
         """Write the last checkpoint, before anything that others can spoil; then take leave."""
         self._facts.now_doing("leaving", PeerState.LEAVING)
-        self._events.emit(EventName.LEAVING, reason="requested")
+        reason = "banned" if self.door.expelled.is_set() else "requested"
+        self._events.emit(EventName.LEAVING, reason=reason)
+        began_s, grace_s = trio.current_time(), self._settings.grace_s
         if self.rounds is not None:
-            began_s, grace_s = trio.current_time(), self._settings.grace_s
             await self.rounds.leave(
                 began_s + grace_s * TRAINER_SHARE, began_s + grace_s * LEAVING_SHARE
             )
         await self._links.say_leaving()
+        await self._kept.wait_copied(began_s + grace_s * COPYING_SHARE)
 
     # --- training ---------------------------------------------------------------------------------
     def _hold(self, signed: SignedSpec, supplies: Supplies) -> HeldPart:
@@ -215,7 +226,7 @@ class Peer:
         with supplies.engine.memory(held.shape.padded_parameters) as slow:
             start = supplies.engine.starter(slow)
             exchange = self._exchange(amended, held)
-            kept = checkpointing_of(
+            kept = self._kept = checkpointing_of(
                 self._settings.checkpoints,
                 held,
                 facts=facts,
@@ -378,6 +389,7 @@ class Peer:
             if self._settings.on_finished is not None:
                 await self._settings.on_finished()
             if self._settings.exit_when_done:
+                await self._kept.wait_copied(math.inf)
                 nursery.cancel_scope.cancel()
             await self._until_longer(held.view)
 

@@ -30,7 +30,7 @@ class PeerSettings:
 
     Attributes:
         on_ready: called once, as soon as others can join through us.
-        check_spec: raises when this peer's options do not fit the run.
+        check_spec: raises when this peer's options, or its disk, do not fit the run.
         bind_run: makes the home one of this run; raises when it is another's.
         keeps_stage: whether it holds its stage of a pipeline whatever happens.
         checkpoints: where they go, and how often; None keeps none.

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from peer.observe.control import Handler
-from protocol.errors import LocoError
+from peer.observe.control import Handler, NotNow
 
 from .peer import Peer
 from .report import Report
@@ -38,11 +37,11 @@ class PeerRequests:
         return {"grace_s": self._peer.grace_s}
 
     async def write_state(self, _: dict[str, Any]) -> dict[str, Any]:
-        """Write the present state to a file."""
+        """Write the present state to a file. Raises NotNow: there is none yet."""
         service = self._peer.service
         written = None if service is None else await service.write()
         if written is None:
-            raise LocoError("there is no state yet; try again when this peer is training")
+            raise NotNow("there is no state yet; try again when this peer is training")
         path, manifest = written
         scalars = manifest.scalars
         return {

@@ -70,7 +70,12 @@ class OwnCheckpoints:
 
     async def newest(self, run_id: str) -> Checkpoint | None:
         """The newest of this run whose files are what its manifest says; each other is told."""
-        found, refused = await self._work.run(self._newest, run_id)
+        refused = list[tuple[Path, str]]()
+
+        def refuse(path: Path, why: str) -> None:
+            refused.append((path, why))
+
+        found = await self._work.run(self._store.newest_whole, run_id, refuse)
         for path, why in refused:
             self._events.emit(EventName.CHECKPOINT_REFUSED, path=str(path), detail=why)
         return found
@@ -90,25 +95,6 @@ class OwnCheckpoints:
                 step=int(manifest.step),
                 followed_step=int(step),
             )
-
-    def _newest(self, run_id: str) -> tuple[Checkpoint | None, list[tuple[Path, str]]]:
-        refused = list[tuple[Path, str]]()
-
-        def refuse(path: Path, why: str) -> None:
-            refused.append((path, why))
-
-        for checkpoint in self._store.newest_first(refuse):
-            if checkpoint.manifest.run_id != run_id:
-                refuse(checkpoint.path, f"it is of run {checkpoint.manifest.run_id}")
-                continue
-            try:
-                checkpoint.verify()
-            except FileUnusable as error:
-                self._store.distrust(checkpoint.path)
-                refuse(checkpoint.path, str(error))
-            else:
-                return checkpoint, refused
-        return None, refused
 
 
 class NoSource:
@@ -314,7 +300,7 @@ class Returned:
     async def _lead(self, arrival: Arrival, own: Checkpoint) -> FirstState:
         facts, manifest = arrival.facts, own.manifest
         over = _is_over(own, arrival)
-        facts.now_doing(f"going on from the checkpoint of step {int(manifest.step)}")
+        facts.now_doing(f"going on from the checkpoint of {manifest}")
         try:
             await self._work.run(own.fill, arrival.slow_P, arrival.momentum_P)
         except FileUnusable as error:
@@ -324,6 +310,7 @@ class Returned:
             path=str(own.path),
             round=manifest.round,
             step=int(manifest.step),
+            over=manifest.over,
             tokens=manifest.tokens,
         )
         return FirstState(

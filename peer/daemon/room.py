@@ -1,24 +1,41 @@
 """Room on the disk, looked at before anything is trained: a run must not lose its model at its end.
 
-Where not even one checkpoint fits, the run is refused; where not all fit that are to be kept, that
-is said, with numbers: what lies there may go, and an optimizer may take less.
+Where not even one checkpoint fits, the run is refused, by its founder before the corpus fills the
+disk; where not all fit that are to be kept, that is said, with numbers: what lies there may go, and
+an optimizer may take less.
 """
 
-import math
 import shutil
-from pathlib import Path
-from typing import Final
 
 import numpy as np
 
 from peer.corpus.store import PieceStore
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
+from peer.observe.names import size_text
+from peer.options.corpus_size import least_corpus_bytes
 from peer.state.checkpoints import CheckpointStore
 from peer.state.home import HomeError
+from protocol.errors import InvalidRunSpec
 from protocol.run.disk_needs import DiskNeeds
+from protocol.run.run_spec import RunSpec
+from protocol.run.sizes import parameters_of
 
-MIB: Final = 1 << 20
+
+def check_room_to_begin(store: CheckpointStore, spec: RunSpec, data: str | None) -> None:
+    """Look whether one checkpoint fits beside the corpus, before that is made or fetched.
+
+    Args:
+        data: where this machine has it, if not where the run spec says.
+
+    Raises:
+        HomeError: as `check_room`.
+    """
+    try:
+        parameters = parameters_of(spec) // spec.pipeline.stages
+    except InvalidRunSpec:  # its sizes are a checkpoint's: `check_room` knows them
+        parameters = 0
+    _refuse(store, store.needs(parameters, least_corpus_bytes(spec, data)))
 
 
 def check_room(
@@ -36,35 +53,35 @@ def check_room(
     Raises:
         HomeError: not even one fits; the message says what to do.
     """
-    held = store.held_bytes()
     needs = store.needs(padded_parameters, _missing_bytes(pieces, max_corpus_bytes))
-    free = shutil.disk_usage(_existing(store.directory)).free
-    if free < needs.least_bytes and not held:  # one that is there can be gone on from
-        raise HomeError(
-            f"{_sentence(store, needs, free, needs.least_bytes, 'one checkpoint')}. Make room, or"
-            " give a home on a larger disk with --home"
-        )
-    if free + held < needs.total_bytes:
+    _refuse(store, needs)
+    there = _free(store) + store.held_bytes()
+    if there < needs.total_bytes:
         what = f"checkpoints (--checkpoint-keep {store.keep}) and states for joiners"
         fewer = ", keep fewer with --checkpoint-keep 1" if store.keep > 1 else ""
-        said = _sentence(store, needs, free + held, needs.total_bytes, what)
+        said = _sentence(store, needs, there, needs.total_bytes, what)
         events.emit(
             EventName.ROOM_FOUND_SMALL,
             detail=f"{said}. Make room{fewer}, or use a larger disk with --home",
         )
 
 
+def _refuse(store: CheckpointStore, needs: DiskNeeds) -> None:
+    free = _free(store)
+    if free < needs.least_bytes and not store.held_bytes():  # one that is there can be gone on from
+        raise HomeError(
+            f"{_sentence(store, needs, free, needs.least_bytes, 'one checkpoint')}. Make room, or"
+            " give a home on a larger disk with --home"
+        )
+
+
 def _sentence(store: CheckpointStore, needs: DiskNeeds, free: int, wanted: int, what: str) -> str:
     corpus = needs.corpus_bytes
-    rest = f", {_mib(corpus)} of them for the corpus" if corpus else ""
+    rest = f", {size_text(corpus)} of them for the corpus" if corpus else ""
     return (
-        f"{what} may take up to {_mib(wanted)} in {store.directory}{rest}, and {_mib(free)} are"
-        " there for it"
+        f"{what} may take up to {size_text(wanted)} in {store.directory}{rest}, and"
+        f" {size_text(free)} are there for it"
     )
-
-
-def _mib(count: int) -> str:
-    return f"{math.ceil(count / MIB):,} MiB"
 
 
 def _missing_bytes(pieces: PieceStore | None, most: float | None) -> int:
@@ -74,6 +91,7 @@ def _missing_bytes(pieces: PieceStore | None, most: float | None) -> int:
     return missing if most is None else min(missing, int(most))
 
 
-def _existing(folder: Path) -> Path:
-    """The folder itself, or the first above it that is there."""
-    return next(path for path in (folder, *folder.parents) if path.exists())
+def _free(store: CheckpointStore) -> int:
+    """Free bytes of the disk on which its folder is, or will be."""
+    folders = (store.directory, *store.directory.parents)
+    return shutil.disk_usage(next(path for path in folders if path.exists())).free

@@ -32,6 +32,7 @@ from peer.options.needs_told import say_needs
 from peer.options.run_options import check_options
 from peer.ports import PeerId
 from peer.ports.real import RealEntropy, RealWork
+from peer.process.rejoin import JoinAgain
 from peer.process.signals import run_until_signalled
 from peer.state.acquaintances import Acquaintances
 from peer.state.admission_file import AdmissionFile
@@ -59,6 +60,7 @@ from .peer_parts import PeerParts, PeerSettings
 from .peer_requests import PeerRequests
 from .provision import RealProvision
 from .report import Report
+from .room import check_room_to_begin
 from .swarm_weights import SwarmWeights
 
 DEFAULT_PORT: Final = 31337
@@ -83,7 +85,11 @@ async def run_daemon(
     stop = trio.Event()
 
     async def job() -> ExitCode:
-        await _Daemon(config, home, spare, stop).run(spec)
+        try:
+            await _Daemon(config, home, spare, stop).run(spec)
+        except* JoinAgain:
+            if not stop.is_set():  # else somebody wants us gone, and asked while all was closed
+                raise
         return ExitCode.OK
 
     def say_late() -> None:
@@ -242,7 +248,7 @@ class _Daemon:
             exit_when_done=self._config.exit_when_done,
             grace_s=self._config.grace_s,
             on_ready=lambda: self._announce(network, parts, report, founds=founds),
-            check_spec=partial(check_options, self._config),
+            check_spec=self._check_spec,
             bind_run=self._home.bind_run,
             observe_round=parts.facts.count_timing,
             keeps_stage=self._config.stage is not None,
@@ -257,6 +263,11 @@ class _Daemon:
             on_run=partial(say_needs, self._config, founds) if self._home.run() is None else None,
             stop=self._stop,
         )
+
+    def _check_spec(self, spec: RunSpec) -> None:
+        """Raises ConfigError, InvalidRunSpec, HomeError: this run is not for this machine."""
+        check_options(self._config, spec)
+        check_room_to_begin(self._checkpoints, spec, self._config.data)
 
     def _export(self, events: EventLog) -> Callable[[], Awaitable[None]] | None:
         """What writes the model when the run is over, if somebody wants that."""

@@ -25,11 +25,11 @@ SENTENCES: Final[Mapping[EventName, str | None]] = {
     EventName.PEER_CONVICTED: "{remote} was proved to have lied, and is ignored",
     EventName.RUN_RECEIVED: "run '{name}' ({run_id}) received from {remote}",
     EventName.RUN_AMENDED: "the run is amended from round {round} on: {keys}",
-    EventName.RUN_RESUMED: "going on from the checkpoint of step {step}",
+    EventName.RUN_RESUMED: "going on from the checkpoint of step {step}{over}",
     EventName.RUN_BEGUN_ANEW: "beginning the run anew from its seed: {detail}",
     EventName.NEIGHBOURS_AWAITED: None,
     EventName.REFUSED_BY_PEER: "{remote} does not take this peer in: {detail}",
-    EventName.CHECKPOINT_WRITTEN: "checkpoint of step {step} written",
+    EventName.CHECKPOINT_WRITTEN: "checkpoint of step {step}{over} written",
     EventName.CHECKPOINT_COPIED: None,
     EventName.CHECKPOINT_FAILED: "a checkpoint was not written: {detail}",
     EventName.CHECKPOINT_REFUSED: "the checkpoint {path} cannot be used: {detail}",
@@ -97,6 +97,8 @@ def _readable(key: str, value: Any) -> Any:
         return short_id(value)
     if key.endswith("loss") and isinstance(value, float):
         return f"{value:.4f}"
+    if key == "over":
+        return " (the end of the run)" if value else ""
     if isinstance(value, list | tuple):
         return ", ".join(str(part) for part in value)
     return f"{value:,}" if key in ("step", "followed_step") else value

@@ -4,7 +4,7 @@ One JSON object per line over a unix socket in a directory that only its owner c
 request and one reply per connection.
 
     -> {"request": "status", ...arguments}
-    <- {"reply": {...}}   or   {"error": "sentence"}
+    <- {"reply": {...}}   or   {"error": "sentence"}   or, of NotNow, {..., "not_now": true}
 
 Rules:
 - The path may be left over from a daemon that was killed. The home's lock says that we are the only
@@ -45,6 +45,10 @@ class NoDaemon(LocoError):
 
 class ControlFailed(LocoError):
     """The daemon answered with an error, or not in time."""
+
+
+class NotNow(ControlFailed):
+    """The daemon cannot do that now: it is starting, ending, or becoming a new process."""
 
 
 async def serve_control(
@@ -117,6 +121,8 @@ class _Server:
             return _line_of({"error": f"unknown request; known are {known}"})
         try:
             return _line_of({"reply": await handler(arguments)})
+        except NotNow as error:
+            return _line_of({"error": str(error), "not_now": True})
         except (LocoError, OSError) as error:
             return _line_of({"error": str(error)})
         except Exception as bug:  # noqa: BLE001 - a command that fails must not end the run
@@ -148,7 +154,7 @@ async def ask(
 
     Raises:
         NoDaemon: nobody listens there.
-        ControlFailed: it refused, or did not answer in time.
+        ControlFailed: it refused, or did not answer in time; NotNow: a later try may do.
     """
     stream = await _connect(path)
     async with stream:
@@ -164,10 +170,10 @@ async def ask(
     if scope.cancelled_caught:
         raise ControlFailed(f"the daemon did not answer '{request}' within {timeout_s:g} s")
     if not line:
-        raise ControlFailed(f"the daemon ended before it answered '{request}'")
+        raise NotNow(f"the daemon ended before it answered '{request}'")
     answer = json.loads(line)
     if "error" in answer:
-        raise ControlFailed(answer["error"])
+        raise (NotNow if answer.get("not_now") else ControlFailed)(answer["error"])
     reply: dict[str, Any] = answer["reply"]
     return reply
 

@@ -98,7 +98,11 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "keys": "of the run spec that it changes",
     },
     EventName.RUN_RESUMED: _ROUND
-    | {"path": "of the checkpoint", "tokens": "that this peer had trained"},
+    | {
+        "path": "of the checkpoint",
+        "over": "whether it is that of the run's end",
+        "tokens": "that this peer had trained",
+    },
     EventName.RUN_BEGUN_ANEW: {"detail": "why: the founder has no checkpoint, and nobody a state"},
     EventName.NEIGHBOURS_AWAITED: {
         "neighbours": "that the home remembers, of whom none can be reached",
@@ -112,6 +116,7 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
         "bytes": "of its files",
         "stalled_s": "for how long no round was trained",
         "seconds": "until it was on the disk",
+        "over": "whether it is that of the run's end",
         "missing": "why it has the slow weights alone, where that is so",
     },
     EventName.CHECKPOINT_COPIED: {"path": "of the copy", "seconds": "that took"},
@@ -255,5 +260,5 @@ FIELDS: Final[Mapping[EventName, Mapping[str, str]]] = {
     },
     EventName.RUN_EXPORTED: {"path": "folder of the Hugging Face checkpoint"},
     EventName.EXPORT_FAILED: {"detail": "why there is none, and how to try again"},
-    EventName.LEAVING: {"reason": "who asked"},
+    EventName.LEAVING: {"reason": "'requested', or 'banned'"},
 }

@@ -1,6 +1,11 @@
-"""How peers are named to people."""
+"""How peers and sizes are named to people."""
 
 
 def short_id(peer_id: str | None) -> str:
     """The last eight characters of a peer id: the first ones are the same in all of them."""
     return peer_id[-8:] if peer_id else "-"
+
+
+def size_text(count: float) -> str:
+    """So many bytes, in GB or MB."""
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{max(1, round(count / 1e6)):,} MB"

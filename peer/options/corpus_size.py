@@ -14,6 +14,9 @@ from protocol.run.run_spec import RunSpec
 STDLIB_TOKENS: Final = 8_000_000
 """At most: what `stdlib` is cut to."""
 BYTES_PER_TOKEN: Final = 4
+OTHER_TEXTS: Final = 2
+TOKEN_BYTES: Final = 2
+"""On the disk, at the least; one of `bytes` takes one."""
 MAX_FILES: Final = 100_000
 
 
@@ -36,3 +39,11 @@ def corpus_tokens_of(spec: RunSpec, source: str | None = None) -> int | None:
     except OSError:
         return None
     return size // each or None
+
+
+def least_corpus_bytes(spec: RunSpec, source: str | None = None) -> int:
+    """What the corpus will take on the disk at the least; 0 where nothing is known of that."""
+    if spec.data.manifest is not None:
+        return 0  # it is made already, and comes in pieces
+    tokens = corpus_tokens_of(spec, source) or 0
+    return tokens if spec.data.tokenizer == "bytes" else tokens // OTHER_TEXTS * TOKEN_BYTES

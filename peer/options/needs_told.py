@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
+from peer.observe.names import size_text
 from protocol.errors import InvalidRunSpec
 from protocol.run.needs import Needs, needs_of
 from protocol.run.run_spec import RunSpec
@@ -74,8 +75,8 @@ def _lines(
     yield f"model   {_count(needs.parameters)} parameters{_in_stages(spec)}"
     yield from _memory(needs)
     yield (
-        f"disk    up to {_size(needs.disk)}: checkpoints ({keep} kept) and what joiners read; the"
-        " corpus on top"
+        f"disk    up to {size_text(needs.disk)}: checkpoints ({keep} kept) and what joiners read;"
+        " the corpus on top"
     )
     yield (
         f"tokens  {_count(needs.tokens_per_peer)} by each peer ({_steps(spec):,} steps"
@@ -124,12 +125,12 @@ def _in_stages(spec: RunSpec) -> str:
 def _memory(needs: Needs) -> Iterator[str]:
     at_once = f"{needs.sequences} sequence{'s' * (needs.sequences > 1)} at a time"
     yield (
-        f"memory  GPU {_size(needs.gpu_memory)} and {_size(needs.host_memory)} of its host, or CPU"
-        f" alone {_size(needs.cpu_memory)}; with {at_once}"
+        f"memory  GPU {size_text(needs.gpu_memory)} and {size_text(needs.host_memory)} of its host,"
+        f" or CPU alone {size_text(needs.cpu_memory)}; with {at_once}"
     )
     if needs.most_sequences > needs.sequences:
         yield (
-            f"        each further one {_size(needs.sequence)}; 'auto' takes what fits, up to"
+            f"        each further one {size_text(needs.sequence)}; 'auto' takes what fits, up to"
             f" {needs.most_sequences}"
         )
 
@@ -141,10 +142,10 @@ def _line(needs: Needs, limit_mbps: float | None) -> Iterator[str]:
     every = "as often as it carries them" if steps is None else f"every {steps:,} steps"
     bound = "" if limit_mbps else "; bound it: --max-upload-mbps"
     yield (
-        f"line    {_size(needs.average)} each way for an average, {every}: at one step/s on"
+        f"line    {size_text(needs.average)} each way for an average, {every}: at one step/s on"
         f" {mbps:g} Mbit/s"
     )
-    yield f"        up to {_size(hourly)} an hour each way{bound}"
+    yield f"        up to {size_text(hourly)} an hour each way{bound}"
 
 
 def _count(number: float) -> str:
@@ -152,10 +153,6 @@ def _count(number: float) -> str:
         if number >= size:
             return f"{number / size:,.1f}{unit}"
     return f"{number:,.0f}"
-
-
-def _size(count: float) -> str:
-    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{max(1, round(count / 1e6)):,} MB"
 
 
 def _steps(spec: RunSpec) -> int:

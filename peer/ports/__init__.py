@@ -140,7 +140,8 @@ class Directory(Protocol):
 class Work(Protocol):
     """Where blocking work runs: a thread in real life, inline in simulation."""
 
-    async def run(self, function: Callable[..., T], *args: Any) -> T: ...
+    async def run(self, function: Callable[..., T], *args: Any, may_be_cut_off: bool = False) -> T:
+        """`function(*args)`; cancelling waits for it, unless it may be cut off at any moment."""
 
     def check_cancelled(self) -> None:
         """Raises trio.Cancelled in a function under way if its `run` was cancelled.

@@ -15,7 +15,8 @@ class RealWork:
     """Blocking work on threads of trio's, at most `MAX_WORKERS` at once.
 
     Cancelling waits for the function to return: it may still hold memory that the caller owns. One
-    that takes long looks at `check_cancelled` now and then.
+    that takes long looks at `check_cancelled` now and then. One that may be cut off is left to
+    itself, and ends with the process.
     """
 
     def __init__(self) -> None:
@@ -24,9 +25,11 @@ class RealWork:
     def __repr__(self) -> str:
         return f"<RealWork {self._limiter.borrowed_tokens} of {MAX_WORKERS} threads at work>"
 
-    async def run(self, function: Callable[..., T], *args: Any) -> T:
+    async def run(self, function: Callable[..., T], *args: Any, may_be_cut_off: bool = False) -> T:
         """`function(*args)` on a thread."""
-        return await trio.to_thread.run_sync(function, *args, limiter=self._limiter)
+        return await trio.to_thread.run_sync(
+            function, *args, abandon_on_cancel=may_be_cut_off, limiter=self._limiter
+        )
 
     def check_cancelled(self) -> None:
         """Raises trio.Cancelled on a thread whose `run` was cancelled."""

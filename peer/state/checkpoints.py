@@ -2,6 +2,7 @@
 
     checkpoints/
       000041-step-2050/       one checkpoint; numbers say the order in which they were written
+      000042-step-2100-end/   that of the run's end
         outer.safetensors     slow weights, and outer momentum unless it is zero, fp32 [P]
         trainer.safetensors   fast weights and the optimizer's moments (peer/training/kept.py)
         manifest.json         where it stands, and size and blake3 digest of each file
@@ -25,16 +26,17 @@ Rules
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import blake3
 import torch
 from annotated_types import Ge
 from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt
 
+from peer.observe.names import size_text
 from peer.training.ports import Float32Vector
 from peer.training.tensor_file import FileUnusable, TensorFile, write_tensors
 from protocol.run.disk_needs import SPARE_BYTES, DiskNeeds, checkpoint_bytes, disk_needs
@@ -52,6 +54,8 @@ MOMENTUM: Final = "momentum"
 _PARTIAL: Final = ".partial"
 _DRAFT: Final = ".trainer-"
 _AHEAD: Final = "ahead-"
+_END: Final = "-end"
+Place = TypeVar("Place", Path, str)
 
 
 class NoRoom(OSError):
@@ -100,6 +104,10 @@ class Manifest(BaseModel):
     written_s: float
     version: str
     files: dict[str, FileDigest]
+
+    def __str__(self) -> str:
+        """Where it stands, for people."""
+        return f"step {int(self.step):,}{' (the end of the run)' if self.over else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +179,7 @@ class CheckpointStore:
         free = shutil.disk_usage(partial).free
         if free < wanted:
             raise NoRoom(
-                f"a checkpoint needs {wanted >> 20} MiB in {self.directory}, and {free >> 20} MiB"
+                f"a checkpoint needs {size_text(wanted)} in {self.directory}, and {size_text(free)}"
                 " are free; make room, or keep fewer with --checkpoint-keep"
             )
         return partial
@@ -192,7 +200,8 @@ class CheckpointStore:
         replace_file(partial / MANIFEST_FILE, manifest.model_dump_json(indent=1).encode())
         names = [path.name.removeprefix(_AHEAD) for path in (*self._folders(), *self._set_aside())]
         number = max(map(number_of, names), default=0) + 1
-        path = self.directory / f"{number:06d}-step-{int(manifest.step)}"
+        end = _END if manifest.over else ""
+        path = self.directory / f"{number:06d}-step-{int(manifest.step)}{end}"
         partial.rename(path)
         sync_folder(self.directory)
         self._remove_old()
@@ -243,12 +252,10 @@ class CheckpointStore:
             shutil.rmtree(other, ignore_errors=True)
         return latest
 
-    def distrust(self, path: Path) -> None:
-        """Its files are not what its manifest says: it is removed before all others."""
-        self._torn.add(path)
-
     def _remove_old(self) -> None:
-        folders = sorted(_by_step(self._folders()), key=lambda path: path not in self._torn)
+        folders = sorted(
+            by_step(_manifests(self._folders())), key=lambda path: path not in self._torn
+        )
         sizes = {path: _size(path) for path in folders}
         while len(folders) > 1 and (
             len(folders) > self.keep
@@ -264,7 +271,11 @@ class CheckpointStore:
             refused: is told of each folder that is none, and why.
         """
         whole: dict[Path, Manifest] = {}
-        ranked = (*_by_step(self._set_aside()), *_by_step(self._folders()))
+        ranked = [
+            path
+            for each in (self._set_aside(), self._folders())
+            for path in by_step(_manifests(each))
+        ]
         for path in reversed(ranked):
             try:
                 whole[path] = _manifest(path)
@@ -272,6 +283,27 @@ class CheckpointStore:
                 refused(path, str(error))
         for path, manifest in whole.items():
             yield Checkpoint(path, manifest)
+
+    def newest_whole(self, run_id: str, refused: Callable[[Path, str], None]) -> Checkpoint | None:
+        """The newest of a run whose files are what its manifest says.
+
+        Those whose files are not are removed before all others from now on.
+
+        Args:
+            refused: as above, also told of those of other runs.
+        """
+        for checkpoint in self.newest_first(refused):
+            if checkpoint.manifest.run_id != run_id:
+                refused(checkpoint.path, f"it is of run {checkpoint.manifest.run_id}")
+                continue
+            try:
+                checkpoint.verify()
+            except FileUnusable as error:
+                self._torn.add(checkpoint.path)
+                refused(checkpoint.path, str(error))
+            else:
+                return checkpoint
+        return None
 
     def has_any(self) -> bool:
         """Whether there is a checkpoint, good or not."""
@@ -301,13 +333,15 @@ def write_outer(folder: Path, slow_P: Float32Vector, momentum_P: Float32Vector) 
     write_tensors(folder / OUTER_FILE, vectors, {})
 
 
-def _by_step(folders: list[Path]) -> list[Path]:
-    """The same in the order of rule 2, the newest last; those without a manifest come first."""
-    manifests = _manifests(folders)
-    last = next((m for m in reversed(manifests.values()) if m is not None), None)
+def by_step(manifests: Mapping[Place, Manifest | None]) -> list[Place]:
+    """Places of checkpoints in the order of rule 2, the newest last.
 
-    reached, ranks = 0.0, dict[Path, tuple[bool, float]]()
-    for path, manifest in manifests.items():
+    Args:
+        manifests: in the order in which they were written; those without come first.
+    """
+    last = next((m for m in reversed([*manifests.values()]) if m is not None), None)
+    reached, ranks = 0.0, dict[Place, tuple[bool, float]]()
+    for place, manifest in manifests.items():
         held, step = False, -1.0
         if manifest is not None and last is not None:
             held = (manifest.run_id, manifest.part) == (last.run_id, last.part)
@@ -316,11 +350,11 @@ def _by_step(folders: list[Path]) -> list[Path]:
                 reached = max(reached, step)
                 if manifest.over and step > 0:  # of an older loco-peer, whose ends said less
                     step = reached
-        ranks[path] = held, step
-    return sorted(folders, key=ranks.__getitem__)
+        ranks[place] = held, step
+    return sorted(manifests, key=ranks.__getitem__)
 
 
-def _manifests(folders: list[Path]) -> dict[Path, Manifest | None]:
+def _manifests(folders: Iterable[Path]) -> dict[Path, Manifest | None]:
     def read(path: Path) -> Manifest | None:
         try:
             return _manifest(path)

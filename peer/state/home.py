@@ -16,7 +16,8 @@
 
 Rules:
 - One daemon per home: the daemon holds `flock` on `lock`, which the kernel drops when it dies,
-  however it dies.
+  however it dies. A process that takes its place (peer/process/rejoin.py) is handed the lock, so
+  that a command that comes between the two finds the home in use.
 - One run per home: `bind_run` refuses another run.
 - Keys, the lock, and `admission`, which holds secrets, are the owner's alone (mode 0600); all other
   files are as the umask says, inside a directory that is the owner's alone.
@@ -55,6 +56,8 @@ LONGEST_SOCKET_NAME_BYTES: Final = 24
 """File names in the runtime directory are at most this long."""
 MAX_SMALL_FILE_BYTES: Final = 1 << 20
 PRIVATE_DIRECTORY: Final = 0o700
+_HANDED_ON: Final = "_LOCO_LOCK"
+"""Environment variable: the descriptor of a lock that is held, for `exec` alone."""
 
 
 class HomeError(LocoError):
@@ -144,6 +147,7 @@ class Home:
         self.incarnation_path = self.root / "incarnation"
         self.config_path = self.root / "peer.toml"
         self.lock_path = self.root / "lock"
+        self._lock = -1
         self.neighbours_path = self.root / "neighbours.json"
         self.state_dir = self.root / "state"
         self.checkpoints_dir = self.root / "checkpoints"
@@ -183,10 +187,12 @@ class Home:
             HomeInUse: another daemon does.
             HomeError: the lock cannot be made.
         """
+        handed_on = os.environ.pop(_HANDED_ON, "")
         try:
-            descriptor = os.open(
-                self.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE
+            descriptor = int(
+                handed_on or os.open(self.lock_path, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
             )
+            os.set_inheritable(descriptor, False)
         except OSError as error:
             raise HomeError(f"cannot open {self.lock_path}: {error.strerror}") from error
         try:
@@ -199,6 +205,7 @@ class Home:
             about = {"pid": os.getpid(), "control": control, "since_s": time.monotonic()}
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(about).encode(), 0)
+            self._lock = descriptor
             try:
                 yield
             finally:
@@ -206,6 +213,11 @@ class Home:
                 shutil.rmtree(sockets, ignore_errors=True)
         finally:
             os.close(descriptor)
+
+    def hand_on(self) -> None:
+        """Have the program that this process is about to become hold the home from the start."""
+        os.set_inheritable(self._lock, True)
+        os.environ[_HANDED_ON] = str(self._lock)
 
     def in_use(self) -> bool:
         """Whether a daemon holds this home now."""

@@ -4,6 +4,8 @@ Everything is verified before it counts: a checkpoint by its manifest, run.json 
 tokenizer and corpus by the digests in the run spec. `run.json` is written last: until then the home
 has no run, and a restore that was cut off is begun again.
 
+A home that has that very run, and a checkpoint, stays as it is: the same command starts it again.
+
 Where the uploads do not hold all of the corpus, the rest comes as for any peer: from others, or
 from the texts (`--data`).
 """
@@ -30,12 +32,14 @@ from .checkpoints import (
     Checkpoint,
     CheckpointStore,
     Manifest,
+    by_step,
     number_of,
 )
-from .home import Home, parse_run, replace_file
+from .home import Home, OtherRun, parse_run, replace_file
 from .uploads import CACHE, PIECE_SUFFIX, manifest_there
 
 FILES: Final = (OUTER_FILE, TRAINER_FILE, MANIFEST_FILE)
+NEEDLESS: Final = "not needed: this home has the run, and goes on from its own checkpoint"
 
 
 class RestoreFailed(LocoError):
@@ -43,7 +47,7 @@ class RestoreFailed(LocoError):
 
 
 def restore(url: str, home: Home, keep: int) -> Iterator[str]:
-    """Fill a home that is prepared, locked and has no run. Yields what was done, for people.
+    """Fill a home that is prepared and locked, if need be. Yields what was done, for people.
 
     Args:
         url: as it was given to `--checkpoint-upload`, or the folder of one peer below it.
@@ -51,6 +55,7 @@ def restore(url: str, home: Home, keep: int) -> Iterator[str]:
 
     Raises:
         RestoreFailed
+        OtherRun: the home has a run, and the uploads are of another.
     """
     from fsspec.core import url_to_fs
 
@@ -58,11 +63,17 @@ def restore(url: str, home: Home, keep: int) -> Iterator[str]:
         files, root = url_to_fs(url)
     except (ValueError, ImportError) as error:
         raise RestoreFailed(f"cannot restore from {url}: {error}") from error
+    restoring = _Restore(url, files, str(root).rstrip("/"), home, keep)
     try:
-        yield from _Restore(url, files, str(root).rstrip("/"), home, keep).run()
-    except LocoError:
+        yield from restoring.run()
+    except OtherRun:
         raise
     except Exception as error:  # each kind of storage has errors of its own
+        if restoring.is_needless:
+            yield f"{NEEDLESS} ({url} cannot be read: {error})"
+            return
+        if isinstance(error, LocoError):
+            raise
         raise RestoreFailed(
             f"cannot restore from {url}: {type(error).__name__}: {error}; nothing is lost, the same"
             " command tries again"
@@ -78,20 +89,29 @@ class _Restore:
         self._store = CheckpointStore(home.checkpoints_dir, keep)
 
     def run(self) -> Iterator[str]:
-        for path, manifest in self._newest_first():
+        uploaded = self._newest_first()
+        if self.is_needless:
+            yield f"{NEEDLESS} (the newest there is of {uploaded[0][1]})"
+            return
+        for path, manifest in uploaded:
             why = self._fetched(path, manifest)
             if why is not None:
                 yield f"{path} is torn ({why}); the one before it is tried"
                 continue
             folder = f"{path.rpartition('/')[0]}/run-{manifest.run_id}"
             signed = self._run(folder, manifest.run_id)
-            yield f"checkpoint of step {int(manifest.step)}: {path}"
+            yield f"checkpoint of {manifest}: {path}"
             yield from self._data(signed.spec(), folder)
             yield self._admission_and_keys(folder)
             self._store.adopt(self._partial, path.rpartition("/")[2])
             self._home.bind_run(signed)
             return
         raise RestoreFailed(f"{self._url} holds no whole checkpoint: see what was said above")
+
+    @property
+    def is_needless(self) -> bool:
+        """Whether the home has a run, and a checkpoint to go on from."""
+        return self._home.run() is not None and self._store.has_any()
 
     @property
     def _partial(self) -> Path:
@@ -118,7 +138,15 @@ class _Restore:
                 f"{self._url} holds checkpoints of {len(runs)} runs ({', '.join(sorted(runs))});"
                 " name the folder of one peer: URL/PEER"
             )
-        return sorted(whole, key=lambda one: (one[1].step, one[1].written_s), reverse=True)
+        present = self._home.run()
+        if present is not None and (there := whole[0][1].run_id) != present.run_id:
+            raise OtherRun(
+                f"the home {self._home.root} has another run ({present.run_id}) than {self._url}"
+                f" ({there}). To go on with the home's: loco-peer start, without --restore. To"
+                " restore the other: give it a --home of its own"
+            )
+        written = dict(sorted(whole, key=lambda one: one[1].written_s))
+        return [(path, written[path]) for path in reversed(by_step(written))]
 
     def _checkpoints(self, folder: str) -> list[str]:
         return [path for path in self._names(folder) if number_of(path.rpartition("/")[2])]

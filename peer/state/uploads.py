@@ -32,6 +32,7 @@ from .checkpoints import (
     TRAINER_FILE,
     Checkpoint,
     Manifest,
+    by_step,
     number_of,
     parse_manifest,
 )
@@ -157,14 +158,11 @@ class Uploads:
         self._files.invalidate_cache()
         listed: list[Any] = self._files.ls(self._root, detail=False)
         paths = [str(path).rstrip("/") for path in listed]
-        ranked = list[tuple[bool, float, int, str]]()
-        for path in paths:
-            number = number_of(path.rsplit("/", 1)[-1])
-            manifest = manifest_there(self._files, path) if number else None
-            if number and (manifest is None or manifest.run_id == newest.run_id):
-                held = manifest is not None and manifest.part == newest.part
-                ranked.append((held, manifest.step if manifest else -1.0, number, path))
-        return [path for *_, path in sorted(ranked)][: -self._keep]
+        numbers = {path: number_of(path.rpartition("/")[2]) for path in paths}
+        written = sorted(filter(numbers.get, numbers), key=numbers.__getitem__)
+        manifests = {path: manifest_there(self._files, path) for path in written}
+        ours = {p: m for p, m in manifests.items() if m is None or m.run_id == newest.run_id}
+        return by_step(ours)[: -self._keep]
 
 
 def manifest_there(files: Any, path: str) -> Manifest | None:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from protocol.errors import InvalidRunSpec
 
-from .run_spec import RunSpec
+from .run_spec import RunSpec, what_is_wrong
 
 TOTAL_STEPS: Final = "training.total_steps"
 LEARNING_RATE: Final = "optimizer.learning_rate"
@@ -46,7 +46,7 @@ def _with(section: Any, name: str, key: str, value: Value) -> Any:
     try:
         checked = type(section).model_validate({name: value})
     except ValidationError as error:
-        why = error.errors()[0]["msg"]
+        why = what_is_wrong(error.errors()[0])
         raise InvalidRunSpec(f"{key}: {why} (got {value!r})") from error
     return section.model_copy(update={name: getattr(checked, name)})
 

@@ -403,8 +403,13 @@ def _sentence(error: Any) -> str:
     else:
         value = error["input"]
     got = "" if isinstance(value, dict) else f" (got {_shown(value)})"  # a section is no value
-    what = KINDS.get(error["type"], error["msg"])
-    return f"{'.'.join(path) or 'run spec'}: {what}{got}"
+    return f"{'.'.join(path) or 'run spec'}: {what_is_wrong(error)}{got}"
+
+
+def what_is_wrong(error: Any) -> str:
+    """The words for one of pydantic's errors."""
+    said: str = KINDS.get(error["type"], error["msg"])
+    return said.replace("Input should be", "must be")
 
 
 def _shown(value: Any) -> str:

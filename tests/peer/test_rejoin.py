@@ -1,15 +1,18 @@
 """A process beyond healing joins again in a new one."""
 
 import sys
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
 
+from peer.daemon import run as daemon
 from peer.daemon.membership import Membership
 from peer.options.config import load_config
+from peer.options.exit_codes import ExitCode
 from peer.ports import DirectoryUnrecoverable
 from peer.process.rejoin import JoinAgain, rejoin_command
+from peer.state.home import Home
 from protocol.membership.view import Roster
 
 
@@ -69,3 +72,27 @@ async def test_alone_it_goes_on_without_a_directory(autojump_clock):
     with trio.move_on_after(1000) as scope:
         await _membership(Roster(silence_s=10)).run()
     assert scope.cancelled_caught
+
+
+async def test_who_is_asked_to_leave_while_all_is_closed_for_that_does_not_join_again(
+    monkeypatch, tmp_path
+):
+    class Closing:
+        def __init__(self, _config: Any, _home: Any, _spare: Any, stop: trio.Event) -> None:
+            self._stop = stop
+
+        async def run(self, _: Any) -> None:
+            try:
+                async with trio.open_nursery():
+                    raise JoinAgain((), "its thread hung")
+            finally:
+                if asked:
+                    self._stop.set()
+
+    monkeypatch.setattr(daemon, "_Daemon", Closing)
+    config, home, spare = load_config({"home": tmp_path}, {}), Home(tmp_path), cast(Any, None)
+    asked = False
+    with pytest.RaisesGroup(JoinAgain, flatten_subgroups=True):
+        await daemon.run_daemon(config, None, home, spare)
+    asked = True
+    assert await daemon.run_daemon(config, None, home, spare) is ExitCode.OK

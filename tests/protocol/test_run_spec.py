@@ -178,10 +178,7 @@ DILOCO = '[sync]\nmethod = "diloco"\n'
         ("[frozen]\nparameters = 1", "frozen.config: Field required"),
         (
             f"[training]\ntotal_steps = {10**20}",
-            (
-                f"training.total_steps: Input should be less than or equal to {MAX_STEPS}"
-                f" (got {10**20})"
-            ),
+            (f"training.total_steps: must be less than or equal to {MAX_STEPS} (got {10**20})"),
         ),
         (
             f"[sync]\ninner_steps = {10**20}",
@@ -192,7 +189,7 @@ DILOCO = '[sync]\nmethod = "diloco"\n'
         ),
         (
             "[optimizer]\nweight_decay = inf",
-            "optimizer.weight_decay: Input should be a finite number (got inf)",
+            "optimizer.weight_decay: must be a finite number (got inf)",
         ),
     ],
 )
@@ -302,7 +299,7 @@ def test_muon_brings_its_section_and_adamw_none() -> None:
             "[optimizer.muon]\nmomentum = 0.9\n",
             r'optimizer.name: \[optimizer.muon\] needs name = "muon"',
         ),
-        ('[optimizer]\nname = "sgd"\n', "optimizer.name: Input should be 'adamw' or 'muon'"),
+        ('[optimizer]\nname = "sgd"\n', "optimizer.name: must be 'adamw' or 'muon'"),
         (
             '[optimizer]\nname = "muon"\n[optimizer.muon]\nlr = 1\n',
             "unknown key 'optimizer.muon.lr'",
@@ -402,7 +399,7 @@ def test_limits_of_paths_are_those_of_the_planner() -> None:
 @pytest.mark.parametrize(
     ("toml", "sentence"),
     [
-        ("stages = 0", "pipeline.stages: Input should be greater than or equal to 1 (got 0)"),
+        ("stages = 0", "pipeline.stages: must be greater than or equal to 1 (got 0)"),
         (
             "stages = 5",
             "pipeline.stages: a stage needs a layer; at most model.num_layers (4) (got 5)",
@@ -414,12 +411,12 @@ def test_limits_of_paths_are_those_of_the_planner() -> None:
         ("stages = 3\nvisited = 4", "pipeline.visited: must be 2 to 3, the stages (got 4)"),
         (
             "stages = 3\nvisited = 1",
-            "pipeline.visited: Input should be greater than or equal to 2 (got 1)",
+            "pipeline.visited: must be greater than or equal to 2 (got 1)",
         ),
-        ("max_swaps = -1", "pipeline.max_swaps: Input should be greater than or equal to 0"),
-        ("max_jump = 0", "pipeline.max_jump: Input should be greater than or equal to 1 (got 0)"),
-        ("full_every = -1", "pipeline.full_every: Input should be greater than or equal to 0"),
-        ("codec = 'zip'", "pipeline.codec: Input should be 'fp32', 'bf16' or 'int8' (got 'zip')"),
+        ("max_swaps = -1", "pipeline.max_swaps: must be greater than or equal to 0"),
+        ("max_jump = 0", "pipeline.max_jump: must be greater than or equal to 1 (got 0)"),
+        ("full_every = -1", "pipeline.full_every: must be greater than or equal to 0"),
+        ("codec = 'zip'", "pipeline.codec: must be 'fp32', 'bf16' or 'int8' (got 'zip')"),
         (
             "codec = 'int4'",
             (
@@ -428,7 +425,7 @@ def test_limits_of_paths_are_those_of_the_planner() -> None:
                 " (got 'int4')"
             ),
         ),
-        ("routing = 'best'", "pipeline.routing: Input should be 'planned' or 'random'"),
+        ("routing = 'best'", "pipeline.routing: must be 'planned' or 'random'"),
         ("stage = 2", "unknown key 'pipeline.stage'; did you mean 'stages'?"),
     ],
 )

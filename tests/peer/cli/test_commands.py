@@ -20,8 +20,10 @@ import trio
 from typer.testing import CliRunner, Result
 
 from peer.cli.app import app
+from peer.cli.client import _leave
 from peer.cli.reporting import exit_code_of
 from peer.network.p2pd_process import CannotListen, ListenPorts
+from peer.observe.control import serve_control
 from peer.observe.status import PeerState, Status
 from peer.options.config import PeerConfig
 from peer.options.exit_codes import ExitCode
@@ -277,6 +279,42 @@ def test_a_daemon_that_is_still_starting_is_not_no_daemon(tmp_path: Path) -> Non
     assert "(it has been there for 0 s); try again in a few seconds" in result.stderr
 
 
+async def test_leave_waits_for_a_daemon_that_takes_no_requests_yet(nursery, tmp_path: Path) -> None:
+    """As one that joins again: its control socket is away, and its home is held all the same."""
+    home, left, asked = Home(tmp_path / "home"), trio.Event(), trio.Event()
+    home.prepare()
+
+    async def leave(_: dict[str, Any]) -> dict[str, Any]:
+        asked.set()
+        return {}
+
+    async def leaves() -> None:
+        await _leave(home)
+        left.set()
+
+    with home.locked():
+        nursery.start_soon(leaves)
+        await trio.testing.wait_all_tasks_blocked()
+        await nursery.start(serve_control, home.control_socket, {"leave": leave}, print)
+        await asked.wait()
+        assert not left.is_set()
+    await left.wait()
+
+
+async def test_leave_is_content_with_a_daemon_that_ends_by_itself(nursery, tmp_path: Path) -> None:
+    home, left = Home(tmp_path / "home"), trio.Event()
+    home.prepare()
+
+    async def leaves() -> None:
+        await _leave(home)
+        left.set()
+
+    with home.locked():
+        nursery.start_soon(leaves)
+        await trio.testing.wait_all_tasks_blocked()
+    await left.wait()
+
+
 def test_version() -> None:
     assert loco("version").stdout == version("loco-peer") + "\n"
 
@@ -293,6 +331,7 @@ PROCESS = """
 import contextlib, sys, types
 import trio
 from peer.options.exit_codes import ExitCode
+from peer.observe.control import serve_control
 from peer.observe.control import serve_control
 from peer.observe.status import PeerState, Status
 from peer.process.signals import run_until_signalled
@@ -367,6 +406,56 @@ def test_after_kill_9_the_home_is_free_and_says_so(process, tmp_path: Path) -> N
 def test_a_signal_ends_it_gracefully(process, number: int) -> None:
     process.send_signal(number)
     assert process.wait(timeout=20) == 0
+
+
+JOINS_AGAIN = """
+import contextlib, os, signal, sys, types
+from pathlib import Path
+from peer.cli import main
+from peer.options.exit_codes import ExitCode
+from peer.process.rejoin import JoinAgain
+from peer.state.home import Home
+
+async def run_daemon(config, spec, home, spare):
+    if "a:1" in config.bootstrap:
+        raise JoinAgain(["b:2"], "its thread hung")
+    return ExitCode.OK
+
+home = Home(Path(os.environ["LOCO_HOME"]))
+if "b:2" in sys.argv:
+    print(home.in_use(), home.holder()["pid"] == os.getpid(), flush=True)
+    TEST
+module = types.ModuleType("peer.daemon.run")
+module.run_daemon = run_daemon
+sys.modules["peer.daemon.run"] = module
+import peer.cli.run
+peer.cli.run.spare_child = contextlib.nullcontext
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("meanwhile", "code"),
+    [
+        ("pass", ExitCode.OK),
+        ("os.kill(os.getpid(), signal.SIGTERM)", ExitCode.TERMINATED),
+    ],
+)
+def test_who_joins_again_in_a_new_process_holds_its_home_and_heeds_signals_meanwhile(
+    tmp_path: Path, meanwhile: str, code: ExitCode
+) -> None:
+    script = tmp_path / "loco.py"
+    script.write_text(JOINS_AGAIN.replace("TEST", meanwhile))
+    ran = subprocess.run(
+        [sys.executable, str(script), "join", "--bootstrap", "a:1"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.stdout, ran.returncode) == ("True True\n", code), ran.stderr
+    assert "its thread hung; joining again in a new process" in ran.stderr
+    assert not Home(tmp_path / "home").in_use()
 
 
 HEAVY = ("torch", "hivemind", "transformers", "numpy", "trio", "rich", "cryptography", "blake3")

@@ -1,12 +1,15 @@
 """`loco-peer export`: from the state file of the daemon to a checkpoint for transformers."""
 
 import json
+import tempfile
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
-import torch
+import trio
+from checkpoint_worlds import write
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner, Result
@@ -14,20 +17,15 @@ from typer.testing import CliRunner, Result
 from peer.cli.app import app
 from peer.cli.export import ExportFailed, export_state, other_stages
 from peer.daemon.final_export import export_finished
+from peer.daemon.peer_requests import PeerRequests
+from peer.observe.control import serve_control
 from peer.observe.events import EventLog
 from peer.options.config import ConfigError
 from peer.options.exit_codes import ExitCode
-from peer.state.checkpoints import (
-    TRAINER_FILE,
-    Checkpoint,
-    CheckpointStore,
-    Manifest,
-    write_outer,
-)
+from peer.state.checkpoints import TRAINER_FILE, Checkpoint, CheckpointStore
 from peer.state.home import Home, HomeError
 from peer.state.state_file import StateScalars, write_state_file
 from peer.training.model import model_shapes
-from peer.training.tensor_file import write_tensors
 from protocol.membership.group import WHOLE_MODEL
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec
@@ -133,30 +131,16 @@ def keep(home: Home, step: float, value: float, part: str = WHOLE_MODEL) -> Chec
     signed = home.run()
     assert signed is not None
     layout = Layout.from_shapes(model_shapes(SPEC, BYTE_VOCABULARY))
-    store = CheckpointStore(home.checkpoints_dir, keep=3)
-    folder = store.begin(layout.padded_parameters)
-    slow_P = np.full(layout.padded_parameters, value, np.float32)
-    write_outer(folder, slow_P, np.zeros_like(slow_P))
-    write_tensors(folder / TRAINER_FILE, {"fast": torch.from_numpy(slow_P)}, {})
-    manifest = Manifest(
-        run_id=signed.run_id,
+    return write(
+        CheckpointStore(home.checkpoints_dir, keep=3),
+        value,
+        step=step,
         part=part,
+        run_id=signed.run_id,
         layout_digest=layout.digest,
         padded_parameters=layout.padded_parameters,
-        round=3,
-        step=step,
-        epoch=0,
-        position=0,
-        debt=0.0,
         tokens=77,
-        over=False,
-        written_s=0.0,
-        version="0",
-        files={},
     )
-    sealed = store.seal(folder, manifest)
-    assert sealed is not None
-    return sealed
 
 
 def loco(*arguments: str) -> Result:
@@ -179,6 +163,28 @@ def test_without_a_daemon_the_newest_checkpoint_that_is_whole_is_exported(
     assert '"tokens": 77' in (tmp_path / "hf" / "loco_peer.json").read_text()
     wrote = loco("generate", "--home", str(home.root), "--prompt", "a", "--tokens", "3")
     assert wrote.exit_code == ExitCode.OK, wrote.stderr
+
+
+async def test_from_a_daemon_that_has_no_state_yet_the_checkpoint_is_exported(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from one that looks who else is back."""
+    keep(home, 200, 2.0)
+    looks = SimpleNamespace(service=None)
+    handlers = PeerRequests(cast(Any, looks), cast(Any, None)).handlers()
+    with (
+        tempfile.TemporaryDirectory(prefix="loco-test-") as sockets,
+        monkeypatch.context() as patched,
+    ):
+        patched.setenv("XDG_RUNTIME_DIR", sockets)
+        with home.locked():
+            async with trio.open_nursery() as nursery:
+                await nursery.start(serve_control, home.control_socket, handlers, print)
+                arguments = ("export", "--home", str(home.root), "--hf", str(tmp_path / "hf"))
+                ran = await trio.to_thread.run_sync(loco, *arguments)
+                nursery.cancel_scope.cancel()
+    assert ran.exit_code == ExitCode.OK, ran.stderr
+    assert "gives no state now: taking its newest checkpoint, of step 200" in ran.stderr
 
 
 def test_without_daemon_and_checkpoint_there_is_nothing(home: Home, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`start` in a home: what it founds with, what it goes on with, and what it puts away."""
 
 import json
+import shutil
 import socket
 import stat
 import tempfile
@@ -23,7 +24,7 @@ from peer.observe.facts import Facts
 from peer.options.config import ConfigError, PeerConfig, load_config
 from peer.options.exit_codes import ExitCode
 from peer.ports.real import RealEntropy
-from peer.state.home import Home, OtherRun
+from peer.state.home import Home, HomeError, OtherRun
 from protocol.errors import InvalidRunSpec
 from protocol.run.run_spec import RunSpec
 from protocol.run.signed_spec import SignedSpec
@@ -179,8 +180,8 @@ def test_only_a_home_that_is_new_to_its_run_is_told_what_it_takes(
 ) -> None:
     home.prepare()
     network: Any = SimpleNamespace(peer_id="me")
-    report: Any = SimpleNamespace(observe_round=lambda _: None)
-    parts: Any = SimpleNamespace(events=None)
+    report: Any = None
+    parts: Any = SimpleNamespace(events=None, facts=Facts("me", 1))
     daemon, spec = daemon_of(config_of(home), home), RunSpec()
     on_run = daemon._settings(network, parts, report, founds=False).on_run
     assert on_run is not None
@@ -245,17 +246,28 @@ def test_start_tells_to_keep_a_copy_of_it(
     assert (f"keep a copy of {home.founder_key_path}" in said) == founds
 
 
-def test_a_restore_into_a_home_with_a_run_is_refused_and_so_is_a_run_spec(
-    home: Home, lives: list[str], tmp_path: Path
+def test_a_restore_takes_no_run_spec_and_one_that_is_not_needed_goes_on_with_the_home(
+    home: Home, lives: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """So a container may be started again with the same command."""
     run_toml = tmp_path / "run.toml"
     run_toml.write_text(SPEC.format(name="one"))
     with pytest.raises(ConfigError, match="give it no run spec"):
         run_peer(config_of(home), Start(run_toml, new_run=False, restore="there"))
     run_peer(config_of(home), Start(run_toml, new_run=False))
-    with pytest.raises(OtherRun, match="has a run already .* loco-peer start, without --restore"):
-        run_peer(config_of(home), Start(None, new_run=False, restore="there"))
-    assert lives == ["founding"]
+    there = str(tmp_path / "there")
+    run_peer(config_of(home), Start(None, new_run=False, restore=there))
+    assert "  not needed: this home has the run" in capsys.readouterr().err
+    assert lives == ["founding", "returning"]
+
+
+def test_the_room_on_the_disk_is_looked_at_before_a_run_is_entered(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So before a founder makes its corpus."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
+    with pytest.raises(HomeError, match="1 MB are there for it. Make room"):
+        daemon_of(config_of(home), home)._check_spec(RunSpec())
 
 
 # --- from a checkpoint ----------------------------------------------------------------------------

@@ -1,16 +1,24 @@
 """Peers that end: within their grace, with a checkpoint first, whatever goes wrong around them."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import trio
 from swarm_worlds import simulated, start, toy_spec
 
+from peer.daemon.checkpointing import CheckpointPlan
 from peer.network.simulated_link import LinkModel
 from peer.observe.event_names import EventName
+from peer.ports.simulated import SimulatedWork
 from peer.simulation.machine import Machine
-from peer.simulation.peer import GRACE_S, LoggedEvent, SimulatedPeer
+from peer.simulation.peer import GRACE_S, LoggedEvent, Place, SimulatedPeer, checkpoints_in
 from peer.simulation.swarm import open_swarm
+from peer.state.uploads import Uploads
 from peer.training.toy import SimulatedSpeed
+from protocol.admission.rulings import Verdict
+from protocol.errors import Refused
 
 pytestmark = pytest.mark.slow
 
@@ -112,3 +120,71 @@ async def test_the_last_checkpoint_waits_for_nobody_else(tmp_path):
         assert GRACE_S / 2 < await left(a) < GRACE_S  # it was waited for
         asked, written = only(a, EventName.LEAVING), only(a, EventName.CHECKPOINT_WRITTEN)
         assert written["monotonic_s"] - asked["monotonic_s"] < GRACE_S / 4
+
+
+@simulated()
+async def test_a_ban_ends_a_peer_with_its_last_checkpoint_written(tmp_path):
+    async with open_swarm(1, toy_spec(ROUNDS), tmp_path) as swarm:
+        await start(swarm, *"abc", machine_of=dict.fromkeys("abc", KEEPS))
+        banned, door = swarm["c"], swarm["a"].peer.door
+        await swarm.until(lambda: banned.facts.round == 3 and banned.facts.fraction > 0.4)
+        step = banned.facts.step
+        swarm["a"].links.passing_on.tell(door.rule(Verdict.BAN, banned.peer_id))
+        await banned.ended.wait()
+        assert isinstance(banned.failure, Refused)
+        asked, written = only(banned, EventName.LEAVING), only(banned, EventName.CHECKPOINT_WRITTEN)
+        assert asked["reason"] == "banned"
+        assert (written["step"] >= step, written.get("missing")) == (True, None)
+        assert written["monotonic_s"] - asked["monotonic_s"] < GRACE_S
+
+
+def uploads_to(monkeypatch: pytest.MonkeyPatch, place: Path, seconds: float) -> None:
+    """Have all peers copy the checkpoint that they end with to this place, which takes so long."""
+    work = SimulatedWork.run
+
+    def plan(peer: SimulatedPeer, at: Place) -> CheckpointPlan:
+        uploads = Uploads(str(place), peer.name, 3)
+        return CheckpointPlan(checkpoints_in(at.folder), 0.0, "0", uploads)
+
+    async def run(self: SimulatedWork, *what: Any, may_be_cut_off: bool = False) -> Any:
+        await trio.sleep(seconds if may_be_cut_off else 0.0)
+        return await work(self, *what)
+
+    monkeypatch.setattr(SimulatedPeer, "_checkpoint_plan", plan)
+    monkeypatch.setattr(SimulatedWork, "run", run)
+
+
+@simulated()
+async def test_the_checkpoint_of_a_peer_that_leaves_is_copied_elsewhere(tmp_path, monkeypatch):
+    uploads_to(monkeypatch, tmp_path / "there", seconds=3.0)
+    async with open_swarm(1, toy_spec(ROUNDS), tmp_path) as swarm:
+        await start(swarm, "a")
+        peer = swarm["a"]
+        await swarm.until(lambda: peer.facts.round == 3)
+        assert await left(peer) < GRACE_S
+        copied = Path(only(peer, EventName.CHECKPOINT_COPIED)["path"])
+        written = Path(only(peer, EventName.CHECKPOINT_WRITTEN)["path"])
+        assert copied == tmp_path / "there" / "a" / written.name
+        assert (copied / "manifest.json").is_file()
+
+
+@simulated()
+async def test_a_place_that_takes_long_keeps_no_peer_from_leaving(tmp_path, monkeypatch):
+    uploads_to(monkeypatch, tmp_path / "there", seconds=100.0)
+    async with open_swarm(1, toy_spec(ROUNDS), tmp_path) as swarm:
+        await start(swarm, "a")
+        peer = swarm["a"]
+        await swarm.until(lambda: peer.facts.round == 3)
+        assert await left(peer) < GRACE_S
+        only(peer, EventName.CHECKPOINT_WRITTEN)
+        assert "--grace" in only(peer, EventName.CHECKPOINT_FAILED)["detail"]
+
+
+@simulated()
+async def test_who_exits_when_the_run_is_over_copies_its_end_first(tmp_path, monkeypatch):
+    uploads_to(monkeypatch, tmp_path / "there", seconds=100.0)
+    async with open_swarm(1, toy_spec(4), tmp_path) as swarm:
+        peer = swarm.found("a", exit_when_done=True)
+        await peer.ended.wait()
+        assert peer.failure is None
+        only(peer, EventName.CHECKPOINT_COPIED)

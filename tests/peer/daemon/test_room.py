@@ -1,17 +1,21 @@
 """A disk that is too small is told before anything is trained, not when the run is over."""
 
-import math
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from swarm_worlds import simulated, start, toy_spec
 
+from peer.daemon.room import check_room_to_begin
 from peer.observe.event_names import EventName
+from peer.observe.names import size_text
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SwarmOptions, open_swarm
+from peer.state.checkpoints import CheckpointStore
 from peer.state.home import HomeError
-from protocol.run.disk_needs import disk_needs
+from protocol.run.disk_needs import SPARE_BYTES, disk_needs
+from protocol.run.run_spec import RunSpec
 
 MIB = 1 << 20
 PARAMETERS = 1 << 12
@@ -29,9 +33,26 @@ async def test_a_run_is_refused_where_no_checkpoint_fits(tmp_path, monkeypatch):
         peer = swarm.found("a", KEEPS)
         await peer.ended.wait()
         assert isinstance(peer.failure, HomeError)
-        assert "20 MiB are there" in str(peer.failure)
+        assert "21 MB are there" in str(peer.failure)
         assert "--home" in str(peer.failure)
         assert not peer.events(EventName.TRAINER_STARTED)
+
+
+def test_before_the_corpus_is_made_it_counts_at_its_least(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text.txt").write_bytes(bytes(10 * MIB))
+    data = {"source": f"text:{tmp_path}/*.txt", "tokenizer": "bytes"}
+    store, spec = CheckpointStore(tmp_path / "home", 3), RunSpec.model_validate({"data": data})
+    checkpoint = 20 * 885_888  # of the model of a spec that says nothing of it
+    has_free(monkeypatch, SPARE_BYTES + checkpoint + 10 * MIB)
+    check_room_to_begin(store, spec, None)
+    has_free(monkeypatch, SPARE_BYTES + checkpoint + 9 * MIB)
+    with pytest.raises(HomeError, match="10 MB of them for the corpus, and .* MB are there"):
+        check_room_to_begin(store, spec, None)
+    check_room_to_begin(store, spec, "tokens.bin")  # that are read where they lie
+    here = spec.model_copy(update={"data": spec.data.model_copy(update={"manifest": "0" * 32})})
+    check_room_to_begin(store, here, None)
 
 
 @simulated()
@@ -44,7 +65,7 @@ async def test_less_room_than_all_checkpoints_take_is_told_before_training(tmp_p
         await start(swarm, "a", machine_of={"a": KEEPS})
         (told,) = swarm["a"].events(EventName.ROOM_FOUND_SMALL)
         assert "--checkpoint-keep 1" in told["detail"]
-        assert f"{math.ceil(free / MIB)} MiB are there" in told["detail"]
+        assert f"{size_text(free)} are there" in told["detail"]
 
 
 @simulated()

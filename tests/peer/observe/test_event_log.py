@@ -109,10 +109,12 @@ async def test_people_see_short_lines_of_what_matters() -> None:
     log.emit("RoundSkipped", round=3, reason="no_partner")
     log.emit("RoundAveraged", round=3, partner=PEER, seconds=0.123456)
     log.emit("PeerLost", remote=PEER, reason="silent")
+    log.emit("CheckpointWritten", step=1600, over=True)
     log.emit("RunFinished", round=3, step=1600, validation_loss=1.23456, replica_loss=None)
     log.say("step 110")
     assert stream.getvalue().splitlines() == [
         f"22:13:20 lost {PEER[-8:]}: silent",
+        "22:13:20 checkpoint of step 1,600 (the end of the run) written",
         "22:13:20 the run is over: held-out loss 1.2346",
         "22:13:20 step 110",
     ]

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from checkpoint_worlds import MANIFEST, P, vectors, write
 
 from peer.daemon.trainers_part import TrainersPart
 from peer.state import checkpoints as checkpoints_module
@@ -16,62 +17,17 @@ from peer.state.checkpoints import (
     TRAINER_FILE,
     Checkpoint,
     CheckpointStore,
-    Manifest,
     NoRoom,
     write_outer,
 )
 from peer.training.messages import Kept
-from peer.training.tensor_file import FileUnusable, TensorFile, write_tensors
-
-P = 64
-MANIFEST = Manifest(
-    run_id="run",
-    part="model",
-    layout_digest="layout",
-    padded_parameters=P,
-    round=3,
-    step=40.5,
-    epoch=1,
-    position=2,
-    debt=0.5,
-    tokens=1000,
-    over=False,
-    written_s=1.0,
-    version="0",
-    files={},
-)
-
-
-def vectors(value: float) -> tuple[np.ndarray, np.ndarray]:
-    return np.full(P, value, np.float32), np.full(P, -value, np.float32)
-
-
-def write(
-    store: CheckpointStore,
-    value: float = 1.0,
-    step: float | None = None,
-    part: str = "model",
-    run_id: str = "run",
-) -> Checkpoint:
-    folder = store.begin(P)
-    write_outer(folder, *vectors(value))
-    write_tensors(folder / TRAINER_FILE, {"fast": torch.full((P,), value)}, {})
-    step = value if step is None else step
-    held = {"step": step, "part": part, "run_id": run_id}
-    sealed = store.seal(folder, MANIFEST.model_copy(update=held))
-    return sealed or Checkpoint(Path("too many"), MANIFEST)
+from peer.training.tensor_file import TensorFile, write_tensors
 
 
 def newest_good(store: CheckpointStore) -> tuple[Checkpoint | None, list[str]]:
     refused: list[str] = []
-    for checkpoint in store.newest_first(lambda path, why: refused.append(f"{path.name}: {why}")):
-        try:
-            checkpoint.verify()
-        except FileUnusable as error:
-            refused.append(f"{checkpoint.path.name}: {error}")
-        else:
-            return checkpoint, refused
-    return None, refused
+    tell = lambda path, why: refused.append(f"{path.name}: {why}")
+    return store.newest_whole("run", tell), refused
 
 
 def test_what_was_written_is_read(tmp_path):
@@ -187,21 +143,24 @@ def test_those_of_another_part_are_not_in_the_way_of_one_that_is_set_aside(tmp_p
     assert not ahead.exists()
 
 
-def finish(store: CheckpointStore, step: float) -> Checkpoint:
-    folder = store.begin(P)
-    write_outer(folder, *vectors(1.0))
-    write_tensors(folder / TRAINER_FILE, {"fast": torch.ones(P)}, {})
-    sealed = store.seal(folder, MANIFEST.model_copy(update={"step": step, "over": True}))
-    assert sealed is not None
-    return sealed
-
-
 def test_the_end_comes_after_a_replica_that_has_overshot_it(tmp_path):
     store = CheckpointStore(tmp_path, keep=2)
     write(store, 192.27)
-    end = finish(store, 192.0)
+    end = write(store, 192.0, over=True)
     assert end.manifest.step == 192.27
     assert newest_good(store)[0] == end
+
+
+def test_an_end_says_so_in_its_name_which_an_older_loco_peer_reads_too(tmp_path):
+    store = CheckpointStore(tmp_path, keep=3)
+    last, end = write(store, 192.0), write(store, 192.0, over=True)
+    assert [each.path.name for each in (last, end)] == ["000001-step-192", "000002-step-192-end"]
+    assert [str(each.manifest) for each in (last, end)] == [
+        "step 192",
+        "step 192 (the end of the run)",
+    ]
+    assert end.path.name.partition("-step-")[0].isdecimal(), "which is all that was looked at"
+    assert write(store, 200.0).path.name == "000003-step-200"
 
 
 def test_an_end_that_an_older_loco_peer_wrote_comes_after_what_was_there(tmp_path):
@@ -211,9 +170,9 @@ def test_an_end_that_an_older_loco_peer_wrote_comes_after_what_was_there(tmp_pat
 
     store = CheckpointStore(tmp_path, keep=9)
     write(store, 192.27)
-    end = finish(store, 192.0)
+    end = write(store, 192.0, over=True)
     say(end, 192.0)
-    say(finish(store, 192.0), 0.0)  # when it was started once more
+    say(write(store, 192.0, over=True), 0.0)  # when it was started once more
     found, _ = newest_good(store)
     assert found is not None
     assert found.path == end.path
@@ -224,7 +183,7 @@ def test_one_that_was_found_torn_is_removed_before_all_others(tmp_path):
     store = CheckpointStore(tmp_path, keep=1)
     torn = write(store, 500.0)
     (torn.path / OUTER_FILE).write_bytes(b"torn")
-    store.distrust(torn.path)
+    assert newest_good(store)[0] is None
     good = write(store, 100.0)
     assert [path.name for path in tmp_path.iterdir()] == [good.path.name]
 
@@ -276,7 +235,7 @@ def test_nothing_is_begun_that_the_disk_has_no_room_for(tmp_path, monkeypatch):
     store = CheckpointStore(tmp_path, keep=3)
     good = write(store)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
-    with pytest.raises(NoRoom, match="1 MiB are free; make room"):
+    with pytest.raises(NoRoom, match="1 MB are free; make room"):
         store.begin(P)
     assert newest_good(store)[0] == good
 

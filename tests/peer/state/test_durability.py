@@ -9,30 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+from checkpoint_worlds import P, write
 
-from peer.state.checkpoints import TRAINER_FILE, CheckpointStore, Manifest, write_outer
+from peer.state.checkpoints import CheckpointStore
 from peer.state.home import replace_file
 from peer.state.state_file import StateScalars, write_state_file
-from peer.training.tensor_file import write_tensors
-
-P = 128
-MANIFEST = Manifest(
-    run_id="run",
-    part="model",
-    layout_digest="layout",
-    padded_parameters=P,
-    round=3,
-    step=40.5,
-    epoch=0,
-    position=0,
-    debt=0.0,
-    tokens=1000,
-    over=False,
-    written_s=1.0,
-    version="0",
-    files={},
-)
 
 
 class Disk:
@@ -84,11 +65,7 @@ def test_a_state_outlives_the_power(disk: Disk, tmp_path: Path) -> None:
 
 def test_a_checkpoint_outlives_the_power_whole(disk: Disk, tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=3)
-    folder = store.begin(P)
-    write_outer(folder, np.ones(P, np.float32), np.ones(P, np.float32))
-    write_tensors(folder / TRAINER_FILE, {"fast": torch.ones(P)}, {})
-    written = store.seal(folder, MANIFEST)
+    written = write(store)
     assert (disk.torn, disk.names_lost) == ([], set())
-    assert written is not None
     store.set_aside(written, 0.0)
     assert disk.names_lost == set()

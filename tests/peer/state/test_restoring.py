@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from test_checkpoints import write
+from checkpoint_worlds import write
 
 from peer.network.identity import Identity, load_or_create
 from peer.ports.real import RealEntropy
 from peer.state.admission_file import AdmissionFile, KeptAdmission
 from peer.state.checkpoints import MANIFEST_FILE, OUTER_FILE, CheckpointStore
-from peer.state.home import Home
+from peer.state.home import Home, OtherRun
 from peer.state.restoring import RestoreFailed, restore
 from peer.state.uploads import Uploads
 from peer.training.corpus import Corpus, kept_corpus, prepare_corpus
@@ -108,6 +108,38 @@ def test_an_empty_home_gets_all_but_keys(uploaded, empty):
     assert admission == KeptAdmission(uploaded.signed.run_id, statements=(b"statement",))
     assert not empty.identity_path.exists()
     assert not empty.founder_key_path.exists()
+
+
+def test_a_home_that_has_the_run_goes_on_from_its_own_checkpoint(uploaded, empty):
+    """A container starts with the same command again, whether the uploads can be read or not."""
+    uploaded.upload(10)
+    list(restore(uploaded.url, empty, 3))
+    uploaded.upload(20)
+    for url, why in ((uploaded.url, "of step 20"), (f"{uploaded.url}/nowhere", "cannot be read")):
+        (said,) = restore(url, empty, 3)
+        assert said.startswith("not needed: this home has the run")
+        assert why in said
+        assert restored_steps(empty) == [10]
+
+
+def test_a_home_that_has_the_run_and_no_checkpoint_is_filled(uploaded, empty):
+    uploaded.upload(10)
+    empty.bind_run(uploaded.signed)
+    list(restore(uploaded.url, empty, 3))
+    assert restored_steps(empty) == [10]
+
+
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_a_home_of_another_run_stays_as_it_is(uploaded, empty, has_checkpoint):
+    uploaded.upload(10)
+    key = load_or_create(empty.founder_key_path, RealEntropy())
+    other = SignedSpec.signed_by(uploaded.signed.spec(), key.public_key, key.sign)
+    empty.bind_run(other)
+    if has_checkpoint:
+        write(CheckpointStore(empty.checkpoints_dir, keep=3), 5.0, run_id=other.run_id)
+    with pytest.raises(OtherRun, match="another run .* give it a --home of its own"):
+        list(restore(uploaded.url, empty, 3))
+    assert restored_steps(empty) == [5] * has_checkpoint
 
 
 def test_keys_come_where_they_were_asked_for(uploaded, empty):

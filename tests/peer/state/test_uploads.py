@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from test_checkpoints import write
+from checkpoint_worlds import write
 
 from peer.state.checkpoints import MANIFEST_FILE, CheckpointStore
 from peer.state.uploads import UploadFailed, Uploads
