@@ -16,11 +16,7 @@ from protocol.microbatch.commands import (
     Announce,
     Answer,
     Command,
-    Compute,
-    FinishIteration,
-    Forget,
     Halt,
-    Resend,
     Resume,
     Send,
     TellLost,
@@ -28,6 +24,7 @@ from protocol.microbatch.commands import (
 )
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
+from protocol.microbatch.trainer_messages import Deliver, Drop, Finish, Resend
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS
@@ -175,9 +172,9 @@ class ChurnWorld:
 
     def obey(self, machine: Machine, command: Command) -> None:
         match command:
-            case Compute(leg=Leg.BACKWARD):
+            case Deliver(leg=Leg.BACKWARD):
                 self.put_first(machine, command)
-            case Compute() | Forget() | Resend() | FinishIteration():
+            case Deliver() | Drop() | Resend() | Finish():
                 machine.work.append(command)
                 self.work_on(machine)
             case Send(trip, slot, loss):
@@ -204,12 +201,12 @@ class ChurnWorld:
             case Resume():
                 self.later(self.setting.latency_s, partial(self.resume, machine, command))
 
-    def put_first(self, machine: Machine, command: Compute) -> None:
+    def put_first(self, machine: Machine, command: Deliver) -> None:
         """Gradients go first, behind the forward that they belong to (desk.py)."""
         before = [
             each
             for each in machine.work
-            if isinstance(each, Compute) and each.number == command.number
+            if isinstance(each, Deliver) and each.number == command.number
         ]
         for each in before:
             machine.work.remove(each)
@@ -316,9 +313,9 @@ class ChurnWorld:
 
     def duration_s(self, command: Command) -> float:
         match command:
-            case Compute(leg=Leg.BACKWARD):
+            case Deliver(leg=Leg.BACKWARD):
                 return self.setting.backward_s
-            case Compute():
+            case Deliver():
                 return self.setting.forward_s
         return 0.0
 
@@ -328,15 +325,15 @@ class ChurnWorld:
             return
         core = machine.core
         match command:
-            case Compute(leg, number, _, loss, adds):
+            case Deliver(leg, number, _, loss, adds):
                 self.computed(machine, leg, number, loss, adds=adds)
-            case Forget(number):
+            case Drop(number):
                 machine.held.discard(number)
                 if number in machine.out:
                     self.end(machine, number)
             case Resend(number) if number in machine.held or number in machine.out:
                 self.do(machine, core.produced(Leg.FORWARD, number, number, None, self.now_s))
-            case FinishIteration():
+            case Finish():
                 self.step(machine)
                 assert isinstance(core, RelayCore)
                 self.do(machine, core.stepped(self.now_s))

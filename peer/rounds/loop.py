@@ -40,10 +40,17 @@ from peer.training.messages import (
 )
 from peer.training.piece_messages import PiecesHere, PiecesMissing
 from peer.training.ports import Trainer, TrainerDied
-from peer.training.stages.messages import Begun, Produced, Returned, Stepped, Taken, Waiting
 from protocol.errors import LocoError
 from protocol.membership.heeded import heeded
 from protocol.membership.view import Member, View
+from protocol.microbatch.trainer_messages import (
+    Begun,
+    Produced,
+    Returned,
+    Stepped,
+    Taken,
+    Waiting,
+)
 from protocol.run.amendments import AmendedSpec
 from protocol.schedule.own_rounds import RoundPlan
 from protocol.schedule.rounds import is_lost, middle

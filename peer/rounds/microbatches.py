@@ -6,7 +6,7 @@ business, so it passes the trainer's words about it on.
 
 from typing import Protocol
 
-from peer.training.stages.messages import StageEvent
+from protocol.microbatch.trainer_messages import StageEvent
 
 from .way import TrainerLine
 

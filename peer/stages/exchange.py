@@ -1,6 +1,6 @@
 """The microbatches of one peer: events to its core, the core's commands to trainer and streams.
 
-    trainer (stages/messages.py)     streams of other peers     streams to them (transfers.py)
+    trainer (trainer_messages.py)     streams of other peers     streams to them (transfers.py)
               |  events                      |  ^                      ^
               v                              v  |                      |
                     StageCore (protocol/microbatch): decides what happens
@@ -24,13 +24,12 @@ from peer.observe.facts import Facts
 from peer.ports import Network, PeerId, Stream, Work
 from peer.process.bell import Bell
 from peer.rounds.way import TrainerLine
-from peer.training.stages import messages as told
-from peer.training.stages.messages import StageCommand, StageEvent
 from peer.training.stages.sizes import RING_PER_SLOT
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.membership.group import other_group_sentence
 from protocol.membership.records import Sign
 from protocol.membership.view import TRAINING, Member
+from protocol.microbatch import trainer_messages as told
 from protocol.microbatch.commands import (
     Answer,
     Command,
@@ -44,6 +43,7 @@ from protocol.microbatch.core import StageCore
 from protocol.microbatch.counts import Counted
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
+from protocol.microbatch.trainer_messages import StageCommand, StageEvent
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
 from protocol.run.stages import DATA_STAGE
@@ -55,7 +55,7 @@ from .arrivals import Arrivals, Kind, Unusual
 from .company import StageCompany
 from .kept_streams import SERVED_IDLE_S
 from .left_out import LeftOut
-from .line import Line, for_trainer
+from .line import Line
 from .messenger import Messenger
 from .notices import NOTICES, Notice, note, origin_of, stage_said
 from .other_plans import OtherPlans
@@ -151,7 +151,7 @@ class StageExchange:
         match event:
             case told.Produced(leg, number, slot, loss):
                 self._stopwatch.produced(leg, number, now_s)
-                self._do(self._core.produced(Leg(leg), number, slot, loss, now_s))
+                self._do(self._core.produced(leg, number, slot, loss, now_s))
             case told.Returned(number):
                 self._stopwatch.returned(number, now_s)
                 self._do(self._core.returned(number, now_s))
@@ -335,9 +335,8 @@ class StageExchange:
             self._do_one(command)
 
     def _do_one(self, command: Command) -> None:
-        told_so = for_trainer(command)
-        if told_so is not None:
-            self._tell(told_so)
+        if isinstance(command, StageCommand):
+            self._tell(command)
             return
         match command:
             case FreeInbound(slot):
@@ -356,9 +355,9 @@ class StageExchange:
 
     def _tell(self, command: StageCommand) -> None:
         if isinstance(command, told.Deliver):
-            self._stopwatch.delivered(command.leg, command.microbatch, trio.current_time())
+            self._stopwatch.delivered(command.leg, command.number, trio.current_time())
         elif isinstance(command, told.Drop):
-            self._stopwatch.dropped(command.microbatch)
+            self._stopwatch.dropped(command.number)
         if self._line is not None:
             self._line.send(command)
 

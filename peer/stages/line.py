@@ -9,16 +9,10 @@ from collections import Counter
 import trio
 
 from peer.rounds.way import TrainerLine
-from peer.training.stages import messages as told
-from peer.training.stages.messages import StageCommand
 from peer.training.stages.ring import BoundaryRing
-from protocol.microbatch.commands import (
-    Command,
-    Compute,
-    FinishIteration,
-    Forget,
-    Release,
-    Resend,
+from protocol.microbatch import trainer_messages as told
+from protocol.microbatch.trainer_messages import (
+    StageCommand,
 )
 
 
@@ -79,20 +73,3 @@ class Line:
     def give_back(self, slot: int) -> None:
         """An inbound slot is free again."""
         self._give.send_nowait(slot)
-
-
-def for_trainer(command: Command) -> StageCommand | None:
-    """What the trainer is told of a command; None when it is not for the trainer."""
-    match command:
-        case Compute(leg, number, slot, loss, adds):
-            return told.Deliver(str(leg), number, slot, loss, adds)
-        case Forget(number):
-            return told.Drop(number)
-        case Resend(number):
-            return told.Resend(number)
-        case FinishIteration():
-            return told.Finish()
-        case Release(slot):
-            return told.Release(slot)
-        case _:
-            return None

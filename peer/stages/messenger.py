@@ -7,7 +7,14 @@ from typing import Final
 import trio
 
 from peer.ports import PeerId
-from protocol.microbatch.commands import Announce, Command, Halt, Resume, TellLost, TellPassed
+from protocol.microbatch.commands import (
+    Announce,
+    Command,
+    Halt,
+    Resume,
+    TellLost,
+    TellPassed,
+)
 from protocol.microbatch.core import StageCore
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.wire.messages import Announcement, Halted, Lost, Noted, Passed

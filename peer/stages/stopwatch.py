@@ -7,7 +7,7 @@ trainer was done with the piece before, whichever was later. Nothing is asked of
 from typing import Final
 
 from peer.observe.pipeline_facts import PipelineFacts, Spent
-from peer.training.stages.messages import BACKWARD, FORWARD
+from protocol.microbatch.trip import Leg
 from protocol.routing.measures import Measures, Samples
 
 HALF: Final = 0.5
@@ -47,8 +47,8 @@ class Stopwatch:
 
     def dropped(self, number: int) -> None:
         """The trainer has been told to forget a microbatch."""
-        self._delivered.pop((FORWARD, number), None)
-        self._delivered.pop((BACKWARD, number), None)
+        self._delivered.pop((Leg.FORWARD, number), None)
+        self._delivered.pop((Leg.BACKWARD, number), None)
         self._gradients.pop(number, None)
 
     def begun(self, now_s: float) -> None:
@@ -57,18 +57,18 @@ class Stopwatch:
 
     def produced(self, leg: str, number: int, now_s: float) -> None:
         """The trainer has made a boundary."""
-        given = FORWARD if self._has_loss and leg == BACKWARD else leg
+        given = Leg.FORWARD if self._has_loss and leg == Leg.BACKWARD else leg
         worked_s = self._worked_s(given, number, now_s)
-        if leg == FORWARD:
+        if leg == Leg.FORWARD:
             self._measures.worked_forward(worked_s)
-        elif leg == BACKWARD and self._has_loss:
+        elif leg == Leg.BACKWARD and self._has_loss:
             self._measures.worked_loss(worked_s)
-        elif leg == BACKWARD:
+        elif leg == Leg.BACKWARD:
             self._gradients[number] = worked_s
 
     def returned(self, number: int, now_s: float) -> None:
         """The trainer has added a gradient."""
-        worked_s = self._worked_s(BACKWARD, number, now_s)
+        worked_s = self._worked_s(Leg.BACKWARD, number, now_s)
         self._measures.worked_backward(worked_s + self._gradients.pop(number, 0.0))
         self._returned_s = now_s
 

@@ -40,7 +40,8 @@ And when each fragment is averaged with one partner (streaming gossip): the same
 phi' - decoded. Nothing is yielded, and nothing is ever waited for: a fragment whose moment comes
 while it is in flight is sent after its merge.
 
-Where the trainer holds a stage of a pipeline, microbatches travel besides (stages/messages.py).
+Where the trainer holds a stage of a pipeline, microbatches travel besides
+(protocol/microbatch/trainer_messages.py).
 
 Rules of fragments that all average:
     1. The daemon writes a fragment of phi only from `FragmentSent` to `Merge`, and from `Yielded`
@@ -58,8 +59,9 @@ Rules of fragments that all average:
 from dataclasses import dataclass
 from typing import Final
 
+from protocol.microbatch.trainer_messages import StageCommand, StageEvent
+
 from .piece_messages import PiecesHere, PiecesMissing
-from .stages.messages import StageCommand, StageEvent
 
 
 @dataclass(frozen=True, slots=True)

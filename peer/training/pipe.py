@@ -10,6 +10,7 @@ import dataclasses
 import struct
 import types
 from collections.abc import Iterator
+from enum import StrEnum
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 import msgpack
@@ -123,7 +124,7 @@ def _decode(body: bytes) -> Message:
 
 
 def _typed(value: Any, hint: Any, where: str) -> Any:
-    """`value` as `hint` (a scalar, one or None, or a tuple of such), lists turned into tuples."""
+    """`value` as `hint` (a scalar, one or None, or a tuple of such); lists become tuples."""
     if get_origin(hint) is tuple:
         return _tuple(value, get_args(hint), where)
     if isinstance(hint, types.UnionType):
@@ -131,6 +132,8 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
         return None if value is None else _typed(value, some, where)
     if hint is float and type(value) is int:
         return float(value)
+    if issubclass(hint, StrEnum) and value in tuple(hint):
+        return hint(value)
     if type(value) is not hint:
         raise PipeError(f"{where} is {type(value).__name__}, not {hint.__name__}")
     return value

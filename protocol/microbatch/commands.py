@@ -1,4 +1,6 @@
-"""What the cores of a stage want done: by the trainer, and by the streams to other peers.
+"""What the cores of a stage want done, by the streams to other peers and by the trainer.
+
+What the trainer is to do is said in the very messages that it is sent (trainer_messages.py).
 
 Slots are those of the memory that daemon and trainer share (peer/training/stages/ring.py); a
 *number* is what a microbatch is called between those two.
@@ -8,7 +10,8 @@ from dataclasses import dataclass
 
 from protocol.outcomes import RefusalReason
 
-from .trip import Leg, Microbatch, Trip
+from .trainer_messages import StageCommand
+from .trip import Microbatch, Trip
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,33 +24,6 @@ class Answer:
 
     ticket: int
     refusal: RefusalReason | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Compute:
-    """Have the trainer work on what has come into this inbound slot.
-
-    Attributes:
-        adds: whether the weights' gradient counts; it does not where it has been added before.
-    """
-
-    leg: Leg
-    number: int
-    slot: int
-    loss: float | None
-    adds: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """Have the trainer drop a microbatch."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class FinishIteration:
-    """Have the trainer step with what is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,24 +48,10 @@ class OfferAhead:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
-    """This outbound slot is free again: nobody is to be sent what lies in it any more."""
-
-    slot: int
-
-
-@dataclass(frozen=True, slots=True)
 class FreeInbound:
     """This inbound slot is free again: nobody works on what lies in it."""
 
     slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class Resend:
-    """Have the trainer put a microbatch's activations into a slot once more."""
-
-    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +113,6 @@ class Resume:
 
 
 Command = (
-    Answer | Compute | Forget | Resend | FinishIteration | Send | OfferAhead | Release | FreeInbound
+    StageCommand | Answer | Send | OfferAhead | FreeInbound
     | Announce | TellLost | TellPassed | Halt | Resume
 )  # fmt: skip

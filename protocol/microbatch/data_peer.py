@@ -42,12 +42,8 @@ from .commands import (
     Announce,
     Answer,
     Command,
-    Compute,
-    Forget,
     FreeInbound,
     OfferAhead,
-    Release,
-    Resend,
     Send,
     TellLost,
     TellPassed,
@@ -58,6 +54,7 @@ from .mender import MENDS, Mender
 from .mending import Standing
 from .paths import Path, Relays, Router
 from .relays_there import RelaysThere
+from .trainer_messages import Deliver, Drop, Release, Resend
 from .trip import Leg, Microbatch, Trip
 from .unstepped import Unstepped
 
@@ -189,7 +186,7 @@ class DataPeerCore:
             self._unstepped.add(stepless, away.microbatch.iteration)
         else:
             away.finishing = away.returns = True
-        return [Compute(trip.leg, away.number, slot, loss)]
+        return [Deliver(trip.leg, away.number, slot, loss)]
 
     def broke_off(self, trip: Trip, now_s: float, *, refused: bool = False) -> list[Command]:
         """What was welcome has not come whole, or was refused (rule 9)."""
@@ -260,7 +257,7 @@ class DataPeerCore:
         for before, slot in stuck:
             if now_s - before.since_s >= self._patience_s:
                 self.counts[Counted.LOST] += 1
-                commands += [Release(slot), Forget(before.number), *self._end_one()]
+                commands += [Release(slot), Drop(before.number), *self._end_one()]
             else:
                 commands += self._other_way(before, slot)
         for away in list(self._away.values()):
@@ -352,7 +349,7 @@ class DataPeerCore:
         stages = () if self._relays.missing else self._relays.stages
         path = self._router.whole(self._next_index, stages) if stages else None
         if path is None:
-            return [Release(slot), Forget(number)]
+            return [Release(slot), Drop(number)]
         return [self._send(Leg.SCORE, number, slot, path, now_s, self._name())]
 
     def _send(
@@ -382,7 +379,7 @@ class DataPeerCore:
     def _give_up(self, away: Away) -> list[Command]:
         del self._away[away.number]
         told = TellLost(away.microbatch, away.path, away.attempt)
-        gone: list[Command] = [Forget(away.number), told, *self._mender.kept.drop(away.microbatch)]
+        gone: list[Command] = [Drop(away.number), told, *self._mender.kept.drop(away.microbatch)]
         if away.leg is Leg.SCORE:
             return gone
         self.counts[Counted.LOST] += 1

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from .commands import Command, Release, Send
+from .commands import Command, Send
+from .trainer_messages import Release
 from .trip import Microbatch, Trip
 
 KEPT_PER_SLOT: Final = 2

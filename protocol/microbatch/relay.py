@@ -58,12 +58,7 @@ from protocol.outcomes import RefusalReason
 from .commands import (
     Answer,
     Command,
-    Compute,
-    FinishIteration,
-    Forget,
     FreeInbound,
-    Release,
-    Resend,
     Send,
     TellLost,
     TellPassed,
@@ -74,6 +69,7 @@ from .kept import KEPT, KEPT_PER_SLOT
 from .ledger import Ledger
 from .mending import Standing
 from .present_iteration import PresentIteration
+from .trainer_messages import Deliver, Drop, Finish, Release, Resend
 from .trip import Leg, Microbatch, Trip
 from .waiting import Offer, Waiting
 
@@ -183,11 +179,11 @@ class RelayCore:
         held = self._ledger.held.get(trip.microbatch)
         if held is not None and held.trip == trip and not held.computes:
             held.computes = True
-            return [Compute(trip.leg, held.number, slot, loss), *self._grant()]
+            return [Deliver(trip.leg, held.number, slot, loss), *self._grant()]
         if held is None or trip.leg is not Leg.BACKWARD or not self._ledger.awaits(trip):
             return [FreeInbound(slot)]
         held.turned = held.returns = True
-        return [Compute(trip.leg, held.number, slot, loss, adds=held.adds)]
+        return [Deliver(trip.leg, held.number, slot, loss, adds=held.adds)]
 
     def broke_off(self, trip: Trip, now_s: float, *, refused: bool = False) -> list[Command]:
         """What was welcome has not come whole, or was refused (rule 7)."""
@@ -287,7 +283,7 @@ class RelayCore:
         if trip.attempt:
             return [told]
         self.counts[Counted.LOST] += 1
-        return [Forget(held.number), told, *self._settle(trip.microbatch, now_s)]
+        return [Drop(held.number), told, *self._settle(trip.microbatch, now_s)]
 
     def stepped(self, now_s: float) -> list[Command]:
         """The trainer has stepped."""
@@ -350,7 +346,7 @@ class RelayCore:
         if held is None:
             return commands
         self.counts[Counted.LOST] += held.adds
-        return [*commands, Forget(held.number), *self._settle(microbatch, now_s)]
+        return [*commands, Drop(held.number), *self._settle(microbatch, now_s)]
 
     def _sent_back(self, trip: Trip, *, taken: bool) -> list[Command]:
         """After a gradient was taken, the one that we got it from may forget its own."""
@@ -363,7 +359,7 @@ class RelayCore:
         """Give credit, and end the iteration if it is over."""
         commands = self._grant()
         if self._present.ends(now_s):
-            return [*commands, *self._forget_all(), FinishIteration()]
+            return [*commands, *self._forget_all(), Finish()]
         return commands
 
     def _forget_all(self) -> list[Command]:
@@ -373,7 +369,7 @@ class RelayCore:
             told = TellLost(microbatch, attempt=self._ledger.attempt_of(microbatch))
             held = self._ledger.held.pop(microbatch)
             self.counts[Counted.LOST] += held.adds
-            commands += [Forget(held.number), told]
+            commands += [Drop(held.number), told]
         return commands
 
     def _settle(self, microbatch: Microbatch, now_s: float) -> list[Command]:

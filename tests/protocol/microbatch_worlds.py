@@ -14,12 +14,8 @@ from protocol.microbatch.commands import (
     Announce,
     Answer,
     Command,
-    Compute,
-    FinishIteration,
-    Forget,
     Halt,
     OfferAhead,
-    Resend,
     Resume,
     Send,
     TellLost,
@@ -27,6 +23,7 @@ from protocol.microbatch.commands import (
 )
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
+from protocol.microbatch.trainer_messages import Deliver, Drop, Finish, Resend
 from protocol.microbatch.trip import Leg, Trip
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS
@@ -245,7 +242,7 @@ class MicrobatchWorld:
     def do(self, name, commands):
         node = self.nodes[name]
         for command in commands:
-            if isinstance(command, Compute | Forget | Resend | FinishIteration):
+            if isinstance(command, Deliver | Drop | Resend | Finish):
                 # One queue leads to a trainer, so its commands stay in order.
                 node.queue.append(command)
                 self.todo.append(partial(self.train_next, node, node.life))
@@ -297,9 +294,9 @@ class MicrobatchWorld:
 
     def train(self, node, command):
         match command:
-            case Compute():
+            case Deliver():
                 self.compute(node, command)
-            case Forget(number):
+            case Drop(number):
                 node.books.held.pop(number, None)
                 self.out.get(node.name, set()).discard(number)
                 self.embed(node)
@@ -307,7 +304,7 @@ class MicrobatchWorld:
                 if number in node.books.held:
                     again = node.core.produced(Leg.FORWARD, number, number, None, self.now_s)
                     self.do(node.name, again)
-            case FinishIteration():
+            case Finish():
                 node.books.steps.append(node.books.in_step)
                 node.books.in_step = 0
                 stage = self.stage_of(node.name)

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import pytest
 
 from protocol.microbatch.awaited import FLOOR_S, MOST_LEFT_OUT, Awaited
-from protocol.microbatch.commands import FinishIteration
 from protocol.microbatch.relay import RelayCore
+from protocol.microbatch.trainer_messages import Finish
 
 PATIENCE_S = 600.0
 USUAL_S = 10.0
@@ -86,8 +86,8 @@ def test_a_relay_steps_without_a_data_peer_that_announces_nothing():
         began_s = now_s
         commands = relay.announced("a", iteration, now_s)
         commands += relay.announced("b", iteration, now_s)
-        now_s += USUAL_S if not any(isinstance(c, FinishIteration) for c in commands) else 0.0
-        while not any(isinstance(each, FinishIteration) for each in commands):
+        now_s += USUAL_S if not any(isinstance(c, Finish) for c in commands) else 0.0
+        while not any(isinstance(each, Finish) for each in commands):
             commands = [
                 *relay.announced("a", iteration + 1, now_s),
                 *relay.announced("b", iteration + 1, now_s),

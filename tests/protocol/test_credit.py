@@ -5,7 +5,12 @@ from dataclasses import replace
 import pytest
 from microbatch_worlds import PATIENCE_S
 
-from protocol.microbatch.commands import Answer, OfferAhead, Send, TellLost
+from protocol.microbatch.commands import (
+    Answer,
+    OfferAhead,
+    Send,
+    TellLost,
+)
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trip import Leg, Microbatch, Trip

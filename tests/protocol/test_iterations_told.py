@@ -7,9 +7,10 @@ from microbatch_worlds import PATIENCE_S
 from protocol.errors import RemoteProtocolError
 from protocol.limits import MAX_ITERATION
 from protocol.microbatch.announced import MAX_LEAP
-from protocol.microbatch.commands import Announce, FinishIteration
+from protocol.microbatch.commands import Announce
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
+from protocol.microbatch.trainer_messages import Finish
 from protocol.pipeline.problem import NO_SWAPS
 from protocol.routing.random_paths import RandomRouter
 from protocol.wire.messages import Announcement, Noted, decode_message
@@ -52,7 +53,7 @@ def test_one_that_is_alone_takes_it_a_leap_and_no_further() -> None:
 def test_a_data_peer_that_is_alone_takes_a_relay_a_leap_and_no_further() -> None:
     relay = RelayCore(slots=4, patience_s=PATIENCE_S)
     relay.present(("liar",), 0.0, ended=False)
-    assert FinishIteration() in relay.announced("liar", MORE_THAN_ALL, 0.0)
+    assert Finish() in relay.announced("liar", MORE_THAN_ALL, 0.0)
     assert relay.iteration == MAX_LEAP
     relay.stepped(1.0)
     assert relay.iteration == 2 * MAX_LEAP
@@ -74,7 +75,7 @@ def test_the_first_word_does_not_bind_a_relay_that_has_not_stepped_yet() -> None
     assert relay.iteration == 5
     relay.announced("b", 6, 0.6)
     assert relay.iteration == 5
-    assert FinishIteration() in relay.announced("a", 6, 1.0)
+    assert Finish() in relay.announced("a", 6, 1.0)
     relay.stepped(2.0)
     assert relay.iteration == 6
     relay.present(("liar", "a", "b", "new"), 3.0, ended=False)
@@ -89,7 +90,7 @@ def test_of_two_data_peers_the_one_that_is_new_is_told_where_the_other_is() -> N
     relay.present(("old", "new"), 0.0, ended=False)
     relay.announced("new", 1, 0.0)
     relay.announced("old", 5000, 0.0)
-    assert FinishIteration() in relay.announced("new", 2, 1.0)
+    assert Finish() in relay.announced("new", 2, 1.0)
     assert relay.newest_for("new") == 5000
     assert relay.newest_for("old") == 2
     core = DataPeerCore("new", RandomRouter("new", 0, 2, NO_SWAPS), PATIENCE_S)

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from microbatch_worlds import PATIENCE_S, MicrobatchWorld
 
 from protocol.microbatch.announced import MAX_ABSENT, Announced
-from protocol.microbatch.commands import Answer, FinishIteration, Send
+from protocol.microbatch.commands import Answer, Send
 from protocol.microbatch.counts import Counted
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.paths import Path
 from protocol.microbatch.relay import RelayCore
+from protocol.microbatch.trainer_messages import Finish
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS, PathRules
@@ -71,7 +72,7 @@ def test_what_is_announced_before_it_is_known_who_trains_stands() -> None:
         relay.announced("fast", iteration, 0.1)
     relay.present(("slow",), 0.5, ended=False)
     assert relay.present(("slow", "fast"), 1.0, ended=False) == []
-    assert relay.announced("slow", 2, 1.1) == [FinishIteration()]
+    assert relay.announced("slow", 2, 1.1) == [Finish()]
 
 
 def test_of_those_that_train_no_more_so_many_announcements_stand() -> None:

@@ -8,10 +8,7 @@ from microbatch_worlds import PATIENCE_S
 from protocol.microbatch.commands import (
     Answer,
     Command,
-    Compute,
-    Forget,
     FreeInbound,
-    Release,
     Send,
     TellLost,
 )
@@ -19,6 +16,7 @@ from protocol.microbatch.counts import Counted
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.departed import GONE_S
 from protocol.microbatch.relay import RelayCore
+from protocol.microbatch.trainer_messages import Deliver, Drop, Release
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS
@@ -65,7 +63,7 @@ def test_what_a_data_peer_that_is_gone_has_left_makes_room() -> None:
     commands = relay.present(["data"], 2 * GONE_S + 1.0, ended=False)
     answers = {each.ticket: each.refusal for each in commands if isinstance(each, Answer)}
     assert answers == {4: RefusalReason.UNAVAILABLE, 5: None}
-    assert [each.number for each in commands if isinstance(each, Forget)] == [1, 2, 3]
+    assert [each.number for each in commands if isinstance(each, Drop)] == [1, 2, 3]
     assert Release(8) in commands
     assert relay.counts[Counted.LOST] == 3
 
@@ -103,9 +101,9 @@ def test_a_score_that_goes_nowhere_is_forgotten_in_the_end() -> None:
     bring(relay, trip(0, Leg.SCORE))
     (sent,) = relay.produced(Leg.SCORE, 0, 7, None, 0.0)
     assert relay.offered(1, trip(1, Leg.SCORE)) == []
-    assert Forget(0) not in [*relay.ticked(1.0), *relay.ticked(PATIENCE_S)]
+    assert Drop(0) not in [*relay.ticked(1.0), *relay.ticked(PATIENCE_S)]
     forgotten = relay.ticked(PATIENCE_S + 1.0)
-    assert forgotten[:2] == [TellLost(trip(0).microbatch), Forget(0)]
+    assert forgotten[:2] == [TellLost(trip(0).microbatch), Drop(0)]
     assert Answer(1) in forgotten
     assert isinstance(sent, Send)
     assert relay.sent(sent.trip, 0.0, taken=False) == []
@@ -127,7 +125,7 @@ def test_a_score_that_the_next_one_does_not_take_is_told_to_be_lost() -> None:
     data_peer.present((("relay",), ("next",)), 0.0, trained=True)
     (score,) = data_peer.produced(Leg.SCORE, 0, 7, None, 0.0)
     assert isinstance(score, Send)
-    assert Forget(0) in data_peer.lost(TellLost(score.trip.microbatch, failed="next"), "relay")
+    assert Drop(0) in data_peer.lost(TellLost(score.trip.microbatch, failed="next"), "relay")
 
 
 def test_a_trainer_that_dies_with_a_score_under_way_has_lost_no_gradient() -> None:
@@ -143,7 +141,7 @@ def test_what_comes_by_another_path_than_was_welcome_is_not_taken() -> None:
     assert relay.offered(1, trip(1)) == [Answer(1)]
     other = replace(trip(1), path=("relay", "another"))
     assert relay.arrived(other, 0, None) == [FreeInbound(0)]
-    assert relay.arrived(trip(1), 1, None) == [Compute(Leg.FORWARD, 0, 1, None)]
+    assert relay.arrived(trip(1), 1, None) == [Deliver(Leg.FORWARD, 0, 1, None)]
     backward = replace(other, leg=Leg.BACKWARD)
     assert relay.arrived(backward, 2, 2.0) == [FreeInbound(2)]
 
@@ -156,7 +154,7 @@ def test_a_late_break_of_the_attempt_before_leaves_the_new_one_alone() -> None:
     relay.halted(old.microbatch, 2, 0.0)
     assert relay.offered(2, new) == [Answer(2)]
     assert relay.broke_off(old, 1.0) == []
-    assert relay.arrived(new, 5, None) == [Compute(Leg.FORWARD, 1, 5, None)]
+    assert relay.arrived(new, 5, None) == [Deliver(Leg.FORWARD, 1, 5, None)]
 
 
 def test_a_gradient_counts_once_though_the_receipt_of_its_forward_is_lost() -> None:
@@ -173,5 +171,5 @@ def test_a_gradient_counts_once_though_the_receipt_of_its_forward_is_lost() -> N
     relay.halted(forward.microbatch, 1, 0.3)
     bring(relay, trip(0, attempt=1, until=1))
     (compute,) = bring(relay, trip(0, Leg.BACKWARD, attempt=1))
-    assert isinstance(compute, Compute)
+    assert isinstance(compute, Deliver)
     assert not compute.adds

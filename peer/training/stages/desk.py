@@ -19,11 +19,7 @@ import torch
 
 from peer.training.errors import Interrupted
 from peer.training.messages import Stop, TrainerCommand, TrainerEvent
-
-from .boundary import BoundaryCoder
-from .messages import (
-    BACKWARD,
-    SCORE,
+from protocol.microbatch.trainer_messages import (
     Deliver,
     Drop,
     Finish,
@@ -34,6 +30,9 @@ from .messages import (
     Taken,
     Waiting,
 )
+from protocol.microbatch.trip import Leg
+
+from .boundary import BoundaryCoder
 from .ring import BoundaryRing
 
 WAITING_S: Final = 5.0
@@ -125,7 +124,7 @@ class Desk:
     def scores(self) -> list[Deliver]:
         """What has come to be scored, without waiting. Raises Interrupted."""
         self._take_all(self._channel.stage_commands(0.0))
-        found = [c for c in self._waiting if isinstance(c, Deliver) and c.leg == SCORE]
+        found = [c for c in self._waiting if isinstance(c, Deliver) and c.leg == Leg.SCORE]
         for command in found:
             self._waiting.remove(command)
         return found
@@ -144,10 +143,10 @@ class Desk:
     def _urgent(self) -> Deliver | None:
         """The first gradient; before it what it belongs to, if that waits too."""
         delivered = [command for command in self._waiting if isinstance(command, Deliver)]
-        gradient = next((each for each in delivered if each.leg == BACKWARD), None)
+        gradient = next((each for each in delivered if each.leg == Leg.BACKWARD), None)
         if gradient is None:
             return None
-        return next(each for each in delivered if each.microbatch == gradient.microbatch)
+        return next(each for each in delivered if each.number == gradient.number)
 
     def read(self, command: Deliver) -> torch.Tensor:
         """The boundary that has come, [b, T, D]; its slot is free again. Raises ValueError."""
@@ -160,7 +159,7 @@ class Desk:
         self.emit(Taken(command.slot))
 
     def send(
-        self, leg: str, microbatch: int, boundary_bTD: torch.Tensor, loss: float | None = None
+        self, leg: Leg, microbatch: int, boundary_bTD: torch.Tensor, loss: float | None = None
     ) -> None:
         """Put a boundary into a slot, and say so; waits for a slot. Raises Interrupted."""
         while not self._free:

@@ -30,14 +30,7 @@ import torch
 from peer.training.model import FlatModel
 from peer.training.optimizer import FlatOptimizer
 from peer.training.step import StepResult
-
-from .compute import StageCompute
-from .desk import Desk
-from .gradients import GradientSum
-from .messages import (
-    BACKWARD,
-    FORWARD,
-    SCORE,
+from protocol.microbatch.trainer_messages import (
     Begun,
     Deliver,
     Drop,
@@ -46,6 +39,11 @@ from .messages import (
     Returned,
     Stepped,
 )
+from protocol.microbatch.trip import Leg
+
+from .compute import StageCompute
+from .desk import Desk
+from .gradients import GradientSum
 
 UNTRAINED: Final = 0.0
 """Told as the norm of a step that had no gradient."""
@@ -147,14 +145,14 @@ class DataPeerStepper:
             while parts and len(away) < self._in_flight:
                 away.add(self._begin(parts.popleft()))
             command = self._desk.next_command()
-            if isinstance(command, Drop) and command.microbatch in away:
-                self._compute.forget(command.microbatch)
-                away.remove(command.microbatch)
-            elif isinstance(command, Resend) and command.microbatch in away:
-                produced_bTD = self._compute.produced(command.microbatch)
-                self._desk.send(FORWARD, command.microbatch, produced_bTD)
+            if isinstance(command, Drop) and command.number in away:
+                self._compute.forget(command.number)
+                away.remove(command.number)
+            elif isinstance(command, Resend) and command.number in away:
+                produced_bTD = self._compute.produced(command.number)
+                self._desk.send(Leg.FORWARD, command.number, produced_bTD)
             elif isinstance(command, Deliver) and self._deliver(command):
-                away.remove(command.microbatch)
+                away.remove(command.number)
                 returned += 1
         return self._end.take(returned, learning_rate)
 
@@ -172,11 +170,11 @@ class DataPeerStepper:
             while parts and len(away) < self._in_flight:
                 microbatch, tokens_bT = self._number(), parts.popleft()
                 away[microbatch] = tokens_bT
-                self._desk.send(SCORE, microbatch, self._compute.score_embed(tokens_bT))
+                self._desk.send(Leg.SCORE, microbatch, self._compute.score_embed(tokens_bT))
             command = self._desk.next_command()
-            if not isinstance(command, Deliver | Drop) or command.microbatch not in away:
+            if not isinstance(command, Deliver | Drop) or command.number not in away:
                 continue
-            tokens_bT = away.pop(command.microbatch)
+            tokens_bT = away.pop(command.number)
             if isinstance(command, Deliver):
                 losses.append(self._compute.score_loss(self._desk.read(command), tokens_bT))
         return sum(losses) / len(losses) if losses else None
@@ -187,29 +185,29 @@ class DataPeerStepper:
 
     def _begin(self, tokens_bT: torch.Tensor) -> int:
         microbatch = self._number()
-        self._desk.send(FORWARD, microbatch, self._compute.embed(microbatch, tokens_bT))
+        self._desk.send(Leg.FORWARD, microbatch, self._compute.embed(microbatch, tokens_bT))
         return microbatch
 
     def _deliver(self, command: Deliver) -> bool:
         """Take a boundary that has come. Returns whether its microbatch is done."""
-        microbatch = command.microbatch
+        microbatch = command.number
         if not self._compute.holds(microbatch):
             self._desk.discard(command)
             return False
         boundary_bTD = self._desk.read(command)
-        if command.leg == FORWARD:
+        if command.leg == Leg.FORWARD:
             is_new = not self._compute.is_finished(microbatch)
             loss, gradient_bTD = self._compute.finish(microbatch, boundary_bTD)
             if is_new:
                 self._end.add_loss(loss)
-            self._desk.send(BACKWARD, microbatch, gradient_bTD, loss)
+            self._desk.send(Leg.BACKWARD, microbatch, gradient_bTD, loss)
             self._compute.add_weights()
             if is_new:
-                self._end.add_gradient(FORWARD)
+                self._end.add_gradient(Leg.FORWARD)
             return False
         self._compute.backward(microbatch, boundary_bTD)
         self._compute.add_weights()
-        self._end.add_gradient(BACKWARD)
+        self._end.add_gradient(Leg.BACKWARD)
         self._desk.emit(Returned(microbatch))
         return True
 
@@ -238,10 +236,10 @@ class RelayStepper:
         done = 0
         while not isinstance(command := self._desk.next_command(), Finish):
             if isinstance(command, Drop):
-                self._compute.forget(command.microbatch)
-            elif isinstance(command, Resend) and self._compute.holds(command.microbatch):
-                produced_bTD = self._compute.produced(command.microbatch)
-                self._desk.send(FORWARD, command.microbatch, produced_bTD)
+                self._compute.forget(command.number)
+            elif isinstance(command, Resend) and self._compute.holds(command.number):
+                produced_bTD = self._compute.produced(command.number)
+                self._desk.send(Leg.FORWARD, command.number, produced_bTD)
             elif isinstance(command, Deliver):
                 done += self._deliver(command)
         # What came together with the end is on the desk already, where nobody looks between steps.
@@ -250,13 +248,13 @@ class RelayStepper:
 
     def _deliver(self, command: Deliver) -> int:
         """Take a boundary that has come. Returns how many gradients that adds."""
-        microbatch = command.microbatch
-        if command.leg == SCORE:
+        microbatch = command.number
+        if command.leg == Leg.SCORE:
             self._score(command)
             return 0
-        if command.leg == FORWARD:
+        if command.leg == Leg.FORWARD:
             given_bTD = self._desk.read(command)
-            self._desk.send(FORWARD, microbatch, self._compute.forward(microbatch, given_bTD))
+            self._desk.send(Leg.FORWARD, microbatch, self._compute.forward(microbatch, given_bTD))
             return 0
         if not self._compute.holds(microbatch):
             self._desk.discard(command)
@@ -266,10 +264,10 @@ class RelayStepper:
         assert gradient_bTD is not None, "a relay is given activations"
         if command.loss is not None and command.adds:
             self._end.add_loss(command.loss)
-        self._desk.send(BACKWARD, microbatch, gradient_bTD, command.loss)
+        self._desk.send(Leg.BACKWARD, microbatch, gradient_bTD, command.loss)
         self._compute.add_weights()
         if command.adds:
-            self._end.add_gradient(BACKWARD)
+            self._end.add_gradient(Leg.BACKWARD)
         self._desk.emit(Returned(microbatch))
         return int(command.adds)
 
@@ -284,7 +282,7 @@ class RelayStepper:
 
     def _score(self, command: Deliver) -> None:
         produced_bTD = self._compute.score_through(self._desk.read(command))
-        self._desk.send(SCORE, command.microbatch, produced_bTD)
+        self._desk.send(Leg.SCORE, command.number, produced_bTD)
 
 
 def stage_clip_norm(clip_norm: float, stages: int) -> float:

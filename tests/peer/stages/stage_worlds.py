@@ -24,12 +24,13 @@ from peer.stages.build import stage_exchange
 from peer.stages.company import StageCompany
 from peer.stages.exchange import Surroundings
 from peer.training.shared import code_memory
-from peer.training.stages import messages as told
 from peer.training.stages.ring import BoundaryRing
 from peer.training.stages.sizes import RING_PER_SLOT, SLOTS
 from protocol.address.peer_id import peer_id_from_public_key
 from protocol.membership.group import Group
 from protocol.membership.view import Progress, Roster
+from protocol.microbatch import trainer_messages as told
+from protocol.microbatch.trip import Leg
 from protocol.routing.plans import plan_of
 from protocol.run.amendments import AmendedSpec
 from protocol.run.run_spec import RunSpec
@@ -89,7 +90,7 @@ class PretendedTrainer:
                 case told.Deliver(leg, number, slot, loss, adds):
                     added += await self._pass(leg, number, slot, loss) and adds
                 case told.Resend(number) if number in self.held:
-                    await self._produce(told.FORWARD, number, self.made[number], None)
+                    await self._produce(Leg.FORWARD, number, self.made[number], None)
                 case told.Drop(number):
                     self.held.discard(number)
                 case told.Finish():
@@ -101,8 +102,8 @@ class PretendedTrainer:
     async def _pass(self, leg, number, slot, loss):
         boundary = self.changed(bytes(self.boundaries.slot(slot)), leg)
         await self.exchange.took(told.Taken(slot))
-        await trio.sleep(FORWARD_S if leg == told.FORWARD else BACKWARD_S)
-        if leg == told.FORWARD:
+        await trio.sleep(FORWARD_S if leg == Leg.FORWARD else BACKWARD_S)
+        if leg == Leg.FORWARD:
             assert number not in self.held
             self.held.add(number)
             self.made[number] = boundary
@@ -110,9 +111,9 @@ class PretendedTrainer:
         else:
             self.held.remove(number)
         await self._produce(leg, number, boundary, loss)
-        if leg == told.BACKWARD:
+        if leg == Leg.BACKWARD:
             await self.exchange.took(told.Returned(number))
-        return leg == told.BACKWARD
+        return leg == Leg.BACKWARD
 
     def changed(self, boundary, _leg):
         """What a relay makes of a boundary."""
@@ -128,15 +129,15 @@ class PretendedTrainer:
             await self.exchange.took(told.Begun(len(numbers)))
             away = set(numbers)
             for number in numbers:
-                await self._produce(told.FORWARD, number, self.fresh, None)
+                await self._produce(Leg.FORWARD, number, self.fresh, None)
             while away:
                 command = await self._commands.receive()
                 if isinstance(command, told.Drop):
-                    away.discard(command.microbatch)
-                    self.dropped.append(command.microbatch)
+                    away.discard(command.number)
+                    self.dropped.append(command.number)
                 elif isinstance(command, told.Resend):
-                    await self._produce(told.FORWARD, command.microbatch, self.fresh, None)
-                elif command.microbatch in away:
+                    await self._produce(Leg.FORWARD, command.number, self.fresh, None)
+                elif command.number in away:
                     await self._come_back(command, away)
             await self.exchange.took(told.Stepped(len(numbers)))
         self.done.set()
@@ -144,12 +145,12 @@ class PretendedTrainer:
     async def _come_back(self, command, away):
         boundary = bytes(self.boundaries.slot(command.slot))
         await self.exchange.took(told.Taken(command.slot))
-        if command.leg == told.FORWARD:
-            await self._produce(told.BACKWARD, command.microbatch, boundary, 2.5)
+        if command.leg == Leg.FORWARD:
+            await self._produce(Leg.BACKWARD, command.number, boundary, 2.5)
             return
-        away.discard(command.microbatch)
+        away.discard(command.number)
         self.came_back.append(self.read(boundary))
-        await self.exchange.took(told.Returned(command.microbatch))
+        await self.exchange.took(told.Returned(command.number))
 
     async def _produce(self, leg, number, boundary, loss):
         while not self._free:

@@ -7,9 +7,9 @@ from stage_worlds import SLOT_BYTES, PretendedTrainer, StageWorld
 
 from peer.codec import get_codec
 from peer.simulation.virtual_time import run_in_virtual_time
-from peer.training.stages.messages import BACKWARD, FORWARD
 from protocol.microbatch.counts import Counted
 from protocol.microbatch.sizes import FACTOR
+from protocol.microbatch.trip import Leg
 
 SIZES, ITERATIONS, MICROBATCHES = (2, 2, 2), 6, 4
 HONEST_AT_FIRST = 8
@@ -72,7 +72,7 @@ def refused(peers):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2.0 * USUAL * FACTOR, 1e30], ids=["unusual", "impossible"])
-@pytest.mark.parametrize("leg", [FORWARD, BACKWARD])
+@pytest.mark.parametrize("leg", [Leg.FORWARD, Leg.BACKWARD])
 def test_what_a_liar_sends_reaches_no_trainer_and_all_come_home(leg, size):
     def trainer_of(stage, i):
         return liar(leg, size) if (stage, i) == LIAR else SizedTrainer

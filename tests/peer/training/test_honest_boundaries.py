@@ -10,9 +10,9 @@ from test_stages import STAGES, VOCABULARY, Stage, run_spec
 from peer.codec.length import root_mean_square
 from peer.training.schedule import learning_rate
 from peer.training.stages.gradients import GradientSum
-from peer.training.stages.messages import BACKWARD, FORWARD
 from peer.training.stages.steppers import stage_clip_norm
 from protocol.microbatch.sizes import BoundarySizes, SizeVerdict
+from protocol.microbatch.trip import Leg
 
 STEPS, MICROBATCHES, WARMUP = 30, 4, 5
 PEERS = 2
@@ -45,16 +45,16 @@ class HonestPipeline:
         home, *relays = self.stages
         boundary = home.compute.embed(number, self._tokens())
         for place, relay in enumerate(relays, 1):
-            given = self._carried(boundary, number, place - 1, place, FORWARD)
+            given = self._carried(boundary, number, place - 1, place, Leg.FORWARD)
             boundary = relay.compute.forward(number, given)
-        given = self._carried(boundary, number, len(relays), 0, FORWARD)
+        given = self._carried(boundary, number, len(relays), 0, Leg.FORWARD)
         loss, boundary = home.compute.finish(number, given)
-        self.sums[0].add(FORWARD)
+        self.sums[0].add(Leg.FORWARD)
         for place in range(len(relays), -1, -1):
-            given = self._carried(boundary, number, (place + 1) % STAGES, place, BACKWARD)
+            given = self._carried(boundary, number, (place + 1) % STAGES, place, Leg.BACKWARD)
             passed = self.stages[place].compute.backward(number, given)
             self.stages[place].compute.add_weights()
-            self.sums[place].add(BACKWARD)
+            self.sums[place].add(Leg.BACKWARD)
             if passed is not None:
                 boundary = passed
         return loss
@@ -68,7 +68,7 @@ class HonestPipeline:
             torch.frombuffer(codes, dtype=torch.uint8), stage.coder._codec, boundary.numel()
         )
         sender = f"{giver}/{number % PEERS}"
-        is_gradient = leg == BACKWARD
+        is_gradient = leg == Leg.BACKWARD
         verdict = self.judges[taker].judge(sender, size, stage=giver, is_gradient=is_gradient)
         self.verdicts[verdict] += 1
         return stage.coder.read(codes)

@@ -6,9 +6,8 @@ from test_stages import CPU, STAGES, VOCABULARY, Stage, fill, relay, run_spec
 
 from peer.training.model import model_config
 from peer.training.stages.compute import StageCompute
-from peer.training.stages.messages import (
-    BACKWARD,
-    FORWARD,
+from peer.training.stages.module import initial_stage
+from protocol.microbatch.trainer_messages import (
     Deliver,
     Finish,
     Produced,
@@ -16,7 +15,7 @@ from peer.training.stages.messages import (
     Resend,
     Stepped,
 )
-from peer.training.stages.module import initial_stage
+from protocol.microbatch.trip import Leg
 
 
 def boundary(seed):
@@ -99,15 +98,15 @@ def test_a_relay_sends_its_activations_once_more():
         fill(stage, slot, slot)
     quiet = [None] * 20  # what comes before is done before what comes after is seen
     commands = [
-        Deliver(FORWARD, 0, 0, None),
-        Deliver(FORWARD, 1, 1, None),
+        Deliver(Leg.FORWARD, 0, 0, None),
+        Deliver(Leg.FORWARD, 1, 1, None),
         Resend(0),
         Resend(9),
         *quiet,
-        Deliver(BACKWARD, 0, 2, 2.5),
+        Deliver(Leg.BACKWARD, 0, 2, 2.5),
         *quiet,
         Release(4),
-        Deliver(BACKWARD, 1, 3, 2.5, adds=False),
+        Deliver(Leg.BACKWARD, 1, 3, 2.5, adds=False),
         Finish(),
     ]
     stepper, script = relay(stage, commands)
@@ -117,12 +116,12 @@ def test_a_relay_sends_its_activations_once_more():
     def watch(event):
         if isinstance(event, Produced):
             coded = bytes(stage.ring.slot(event.slot))
-            slots.setdefault((event.leg, event.microbatch), []).append(coded)
+            slots.setdefault((event.leg, event.number), []).append(coded)
         emit(event)
 
     script.emit = watch
     stepper.step(None, 1e-3)
-    first, again = slots[FORWARD, 0]
+    first, again = slots[Leg.FORWARD, 0]
     assert first == again
     assert Stepped(1) in script.events
 

@@ -7,8 +7,15 @@ import torch
 from test_stages import Stage, blocks, relay, run_spec
 
 from peer.training.stages.gradients import FIRST_CLIP, GradientSum, length_of
-from peer.training.stages.messages import BACKWARD, Deliver, Finish, Produced, Release, Stepped
 from protocol.microbatch.gradient_shares import CLIP
+from protocol.microbatch.trainer_messages import (
+    Deliver,
+    Finish,
+    Produced,
+    Release,
+    Stepped,
+)
+from protocol.microbatch.trip import Leg
 
 CLIP_NORM = 0.5
 HONEST = 4
@@ -47,7 +54,7 @@ def run(stage, stepper, script, gradients):
     for number, gradient in enumerate(gradients):
         stage.compute.forward(number, boundary(number))
         stage.coder.write(gradient, stage.ring.slot(number))
-        script.commands.append(Deliver(BACKWARD, number, number, 2.5))
+        script.commands.append(Deliver(Leg.BACKWARD, number, number, 2.5))
     script.commands.append(Finish())
     return stepper.step(blocks(), 1e-3)
 

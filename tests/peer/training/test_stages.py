@@ -15,10 +15,11 @@ from peer.training.shared import code_memory
 from peer.training.stages.boundary import BoundaryCoder
 from peer.training.stages.compute import StageCompute
 from peer.training.stages.desk import Desk, StageChannel
-from peer.training.stages.messages import (
-    BACKWARD,
-    FORWARD,
-    SCORE,
+from peer.training.stages.module import StageModule, initial_stage
+from peer.training.stages.ring import BoundaryRing
+from peer.training.stages.steppers import DataPeerStepper, RelayStepper, stage_clip_norm
+from peer.training.step import Stepper
+from protocol.microbatch.trainer_messages import (
     Begun,
     Deliver,
     Drop,
@@ -30,10 +31,7 @@ from peer.training.stages.messages import (
     Stepped,
     Taken,
 )
-from peer.training.stages.module import StageModule, initial_stage
-from peer.training.stages.ring import BoundaryRing
-from peer.training.stages.steppers import DataPeerStepper, RelayStepper, stage_clip_norm
-from peer.training.step import Stepper
+from protocol.microbatch.trip import Leg
 from protocol.run.layout import Layout
 from protocol.run.run_spec import RunSpec
 from protocol.run.stages import stage_layouts
@@ -107,22 +105,22 @@ class Path:
 
     def _walk(self, produced):
         self._commands.append(Release(produced.slot))
-        if produced.microbatch in self.lost and produced.leg == FORWARD:
-            self._commands.append(Drop(produced.microbatch))
+        if produced.number in self.lost and produced.leg == Leg.FORWARD:
+            self._commands.append(Drop(produced.number))
             return
         boundary = self.home.coder.read(self.home.ring.slot(produced.slot))
-        for relay in self.relays if produced.leg != BACKWARD else reversed(self.relays):
+        for relay in self.relays if produced.leg != Leg.BACKWARD else reversed(self.relays):
             match produced.leg:
                 case "forward":
-                    boundary = relay.compute.forward(produced.microbatch, boundary)
+                    boundary = relay.compute.forward(produced.number, boundary)
                 case "backward":
-                    boundary = relay.compute.backward(produced.microbatch, boundary)
+                    boundary = relay.compute.backward(produced.number, boundary)
                     relay.compute.add_weights()
                 case "score":
                     boundary = relay.compute.score_through(boundary)
         slot = self._free.popleft()
         self.home.coder.write(boundary, self.home.ring.slot(slot))
-        self._commands.append(Deliver(produced.leg, produced.microbatch, slot, produced.loss))
+        self._commands.append(Deliver(produced.leg, produced.number, slot, produced.loss))
 
 
 def data_peer(stage, path, in_flight=3):
@@ -252,7 +250,7 @@ def test_a_microbatch_that_is_lost_is_left_out_of_the_mean():
     path = Path(stages[0], stages[1:], lost={1})
     stepper = data_peer(stages[0], path)
     stepper.step(blocks(), 1e-3)
-    assert [e.microbatch for e in path.events if isinstance(e, Returned)] == [0, 2]
+    assert [e.number for e in path.events if isinstance(e, Returned)] == [0, 2]
     assert Begun(3) in path.events
     assert Stepped(2) in path.events
     assert not stages[0].compute._held
@@ -275,7 +273,7 @@ def test_the_loss_of_blocks_is_that_of_the_whole_model():
     path = Path(stages[0], stages[1:])
     loss = data_peer(stages[0], path).loss_of(blocks())
     assert loss == pytest.approx(float(whole.loss(torch.from_numpy(blocks())).detach()), rel=1e-5)
-    assert {e.leg for e in path.events if isinstance(e, Produced)} == {SCORE}
+    assert {e.leg for e in path.events if isinstance(e, Produced)} == {Leg.SCORE}
 
 
 class Script:
@@ -308,15 +306,15 @@ def test_a_relay_sends_gradients_before_it_begins_new_forwards():
     stage = Stage(run_spec(), 1)
     for slot in range(3):
         fill(stage, slot, slot)
-    commands = [Deliver(FORWARD, 0, 0, None)]
+    commands = [Deliver(Leg.FORWARD, 0, 0, None)]
     stepper, script = relay(stage, commands)
     stage.compute.forward(9, torch.zeros(2, 16, 32))
     script.commands = deque(
-        [Deliver(FORWARD, 0, 0, None), Deliver(BACKWARD, 9, 1, 2.5), Release(4), Finish()]
+        [Deliver(Leg.FORWARD, 0, 0, None), Deliver(Leg.BACKWARD, 9, 1, 2.5), Release(4), Finish()]
     )
     result = stepper.step(blocks(), 1e-3)
-    legs = [(e.leg, e.microbatch) for e in script.events if isinstance(e, Produced)]
-    assert legs == [(BACKWARD, 9), (FORWARD, 0)]
+    legs = [(e.leg, e.number) for e in script.events if isinstance(e, Produced)]
+    assert legs == [(Leg.BACKWARD, 9), (Leg.FORWARD, 0)]
     assert Stepped(1) in script.events
     assert float(result.loss) == 2.5
 
@@ -324,14 +322,14 @@ def test_a_relay_sends_gradients_before_it_begins_new_forwards():
 def test_a_score_that_comes_with_the_end_of_a_step_does_not_wait_for_the_next():
     stage = Stage(run_spec(), 1)
     fill(stage, 0, 0)
-    stepper, script = relay(stage, [Finish(), Deliver(SCORE, 5, 0, None)])
+    stepper, script = relay(stage, [Finish(), Deliver(Leg.SCORE, 5, 0, None)])
     stepper.step(blocks(), 1e-3)
-    assert [(e.leg, e.microbatch) for e in script.events if isinstance(e, Produced)] == [(SCORE, 5)]
+    assert [(e.leg, e.number) for e in script.events if isinstance(e, Produced)] == [(Leg.SCORE, 5)]
 
 
 def test_a_gradient_that_nobody_waits_for_is_not_looked_at():
     stage = Stage(run_spec(), 1)
-    stepper, script = relay(stage, [Deliver(BACKWARD, 5, 2, 1.0), Finish()])
+    stepper, script = relay(stage, [Deliver(Leg.BACKWARD, 5, 2, 1.0), Finish()])
     before = stage.model.theta_P.clone()
     stepper.step(blocks(), 1e-3)
     assert [e for e in script.events if isinstance(e, Taken)] == [Taken(2)]
@@ -359,4 +357,4 @@ def test_slots_beyond_the_ring_do_not_exist():
 
 
 def test_messages_of_stages_are_plain_data():
-    assert dataclasses.asdict(Deliver(FORWARD, 1, 2, None))["leg"] == "forward"
+    assert dataclasses.asdict(Deliver(Leg.FORWARD, 1, 2, None))["leg"] == "forward"

@@ -1,9 +1,10 @@
 """What daemon and trainer say to each other about microbatches, where the trainer holds a stage.
 
 A *boundary* is what travels between two stages: activations on the way forward, their gradient on
-the way back. It never passes through the socket: it lies in a slot of shared memory (ring.py), and
-messages name the slot. A *leg* says which way it travels: `forward` or `backward`, or `score`, a
-forward for validation alone, which relays answer between their steps too.
+the way back. It never passes through the socket: it lies in a slot of shared memory
+(peer/training/stages/ring.py), and messages name the slot. A *leg* says which way it travels:
+`forward` or `backward`, or `score`, a forward for validation alone, which relays answer between
+their steps too.
 
 At the data peer, for each of an iteration's microbatches:
 
@@ -35,12 +36,8 @@ trainer. `Waiting` is a sign of life while nothing comes. `m` is a number that o
 """
 
 from dataclasses import dataclass
-from typing import Final
 
-FORWARD: Final = "forward"
-BACKWARD: Final = "backward"
-SCORE: Final = "score"
-"""A forward that no gradient follows."""
+from .trip import Leg
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +50,8 @@ class Deliver:
             back once more.
     """
 
-    leg: str
-    microbatch: int
+    leg: Leg
+    number: int
     slot: int
     loss: float | None
     adds: bool = True
@@ -64,14 +61,14 @@ class Deliver:
 class Drop:
     """Forget this microbatch: it will not come again."""
 
-    microbatch: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Resend:
     """Produce the activations of this microbatch once more: they were lost, or a relay was."""
 
-    microbatch: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +98,8 @@ class Produced:
         loss: of the microbatch, nats per token; on the way back only.
     """
 
-    leg: str
-    microbatch: int
+    leg: Leg
+    number: int
     slot: int
     loss: float | None
 
@@ -111,7 +108,7 @@ class Produced:
 class Returned:
     """The gradient of this microbatch is in; nothing of it is held any more."""
 
-    microbatch: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
