@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from peer.observe.findings import Finding, Health
-from peer.observe.names import size_text
+from protocol.names import size_text
 
 CONTAINER_MARKS: Final = (Path("/.dockerenv"), Path("/run/.containerenv"))
 MIN_DISK_BYTES: Final = 5e9

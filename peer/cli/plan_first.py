@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from peer.observe.names import size_text
+from protocol.names import size_text
 from protocol.pipeline.cards import HOW
 from protocol.pipeline.first_answer import Verdict, too_small_for_the_whole
 from protocol.pipeline.question import Question

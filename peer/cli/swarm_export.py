@@ -15,7 +15,6 @@ import torch
 import trio
 
 from peer.observe.control import REPLY_TIMEOUT_S, ControlFailed
-from peer.observe.names import short_id
 from peer.state.home import Home
 from peer.training.corpus import describe_corpus, kept_corpus, open_corpus
 from peer.training.device import choose_precision
@@ -23,6 +22,7 @@ from peer.training.model import FlatModel, initial_module
 from peer.training.optimizer import flat_adamw
 from peer.training.step import Stepper
 from protocol.membership.group import WHOLE_MODEL
+from protocol.names import short_id
 from protocol.run.run_spec import RunSpec
 
 from .client import WRITE_STATE_TIMEOUT_S, ask_daemon

@@ -15,12 +15,12 @@ import trio
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
-from peer.observe.names import short_id
 from peer.observe.status import PeerState
 from peer.ports import PeerId
 from protocol.errors import Refused
 from protocol.membership.returning import LISTEN_S, UNREACHED_S
 from protocol.membership.view import Roster
+from protocol.names import short_id
 
 from .joining import is_final
 

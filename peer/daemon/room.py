@@ -12,11 +12,11 @@ import numpy as np
 from peer.corpus.store import PieceStore
 from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
-from peer.observe.names import size_text
 from peer.options.corpus_size import least_corpus_bytes
 from peer.state.checkpoints import CheckpointStore
 from peer.state.home import HomeError
 from protocol.errors import InvalidRunSpec
+from protocol.names import size_text
 from protocol.run.disk_needs import DiskNeeds
 from protocol.run.run_spec import RunSpec
 from protocol.run.sizes import parameters_of

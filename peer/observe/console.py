@@ -11,8 +11,9 @@ A sentence is a format string over the event's fields; ids in it are short, numb
 from collections.abc import Mapping
 from typing import Any, Final
 
+from protocol.names import short_id
+
 from .event_names import EventName
-from .names import short_id
 
 SENTENCES: Final[Mapping[EventName, str | None]] = {
     EventName.DAEMON_STARTED: None,

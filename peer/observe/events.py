@@ -17,11 +17,11 @@ import structlog
 import trio
 
 from peer.options.values import LogFormat
+from protocol.names import short_id
 
 from .console import said_of
 from .event_names import FIELDS, EventName
 from .log_file import MAX_LINE_BYTES
-from .names import short_id
 
 EventDict = MutableMapping[str, Any]
 

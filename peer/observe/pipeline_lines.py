@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
-from .names import short_id
+from protocol.names import short_id
 
 US_PER_MS: Final = 1000
 SHOWN_LINKS: Final = 8

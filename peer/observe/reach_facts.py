@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocol.membership.dial_back import NatKind, Reach
-
-from .names import short_id
+from protocol.names import short_id
 
 
 @dataclass(slots=True)

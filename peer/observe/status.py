@@ -7,10 +7,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from protocol.membership.group import WHOLE_MODEL
+from protocol.names import short_id
 from protocol.outcomes import SkipReason
 
 from .amendment_lines import amendment_lines
-from .names import short_id
 from .pipeline_lines import pipeline_lines
 from .progress import RunProgress, progress_line
 from .reach_facts import reach_line

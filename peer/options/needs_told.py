@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
-from peer.observe.names import size_text
 from protocol.errors import InvalidRunSpec
+from protocol.names import size_text
 from protocol.run.needs import Needs, needs_of
 from protocol.run.run_spec import RunSpec
 

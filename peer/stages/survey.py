@@ -16,13 +16,13 @@ import trio
 
 from peer.network.conversation import Conversation
 from peer.observe.facts import Facts
-from peer.observe.names import short_id
 from peer.ports import Network, PeerId, Work
 from peer.training.stages.sizes import SLOTS
 from protocol.errors import LocoError
 from protocol.limits import MAX_LINK_VECTOR_BYTES, MAX_SNAPSHOT_BYTES
 from protocol.membership.records import Sign
 from protocol.membership.view import TRAINING
+from protocol.names import short_id
 from protocol.routing.measures import Measures
 from protocol.routing.planned_paths import PlannedRouter
 from protocol.routing.plans import PlannedPaths

@@ -36,9 +36,9 @@ import torch
 from annotated_types import Ge
 from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt
 
-from peer.observe.names import size_text
 from peer.training.ports import Float32Vector
 from peer.training.tensor_file import FileUnusable, TensorFile, write_tensors
+from protocol.names import size_text
 from protocol.run.disk_needs import SPARE_BYTES, DiskNeeds, checkpoint_bytes, disk_needs
 
 from .durable import sync_folder

@@ -4,11 +4,11 @@ import pytest
 from swarm_worlds import simulated, start, toy_spec
 
 from peer.daemon.admission_requests import AdmissionRequests, named_peer
-from peer.observe.names import short_id
 from peer.ports.simulated import SimulatedEntropy
 from peer.simulation.peer import SimulatedPeer
 from peer.simulation.swarm import identity_of, open_swarm
 from protocol.errors import LocoError
+from protocol.names import short_id
 
 ONE, OTHER = "12D3KooWAAAABBBB", "12D3KooWCCCCBBBB"
 

@@ -9,11 +9,11 @@ from swarm_worlds import simulated, start, toy_spec
 
 from peer.daemon.room import check_room_to_begin
 from peer.observe.event_names import EventName
-from peer.observe.names import size_text
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SwarmOptions, open_swarm
 from peer.state.checkpoints import CheckpointStore
 from peer.state.home import HomeError
+from protocol.names import size_text
 from protocol.run.disk_needs import SPARE_BYTES, disk_needs
 from protocol.run.run_spec import RunSpec
 
