@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from peer.observe.names import short_id
 from peer.observe.status import Status
 from protocol.membership.group import WHOLE_MODEL
+from protocol.names import short_id
 from protocol.run.stages import DATA_STAGE, stage_of_part
 
 from .reading import Point, Reading

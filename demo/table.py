@@ -11,8 +11,8 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from peer.observe.names import short_id
 from peer.observe.status import PeerState
+from protocol.names import short_id
 
 from .reading import Reading
 

@@ -27,7 +27,7 @@ from stage_worlds import PretendedTrainer, StageWorld
 from swarm_worlds import toy_spec
 
 from peer.simulation.swarm import SwarmOptions, open_swarm
-from peer.training.stages import messages as told
+from protocol.microbatch.trip import Leg
 from protocol.run.run_spec import RunSpec
 
 ROOT: Final = Path(__file__).parents[2]
@@ -281,14 +281,14 @@ class _OnItsWay(PretendedTrainer):
         self.trace = Trace()
 
     async def _produce(self, leg: Any, number: Any, boundary: Any, loss: Any) -> None:
-        if (self.stage, leg, number) == (0, told.FORWARD, SECOND):
+        if (self.stage, leg, number) == (0, Leg.FORWARD, SECOND):
             self.waits.set()
             await self.may_begin.wait()
             self.trace.begin()
         await super()._produce(leg, number, boundary, loss)
 
     async def _come_back(self, command: Any, away: Any) -> None:
-        is_gradient = (command.leg, command.microbatch) == (told.BACKWARD, SECOND)
+        is_gradient = (command.leg, command.number) == (Leg.BACKWARD, SECOND)
         await super()._come_back(command, away)
         if is_gradient:
             self.trace.end()
