@@ -241,6 +241,14 @@ def test_stacked_replicas_train_as_looped_ones_do(world):
     assert not torch.equal(stacked.thetas[0], stacked.thetas[1])
 
 
+def test_only_active_replicas_move(world):
+    replicas = StackedReplicas(world.spec, 3, world.vocabulary, CPU, "fp32")
+    before = [theta_P.clone() for theta_P in replicas.thetas]
+    replicas.step(np.random.default_rng(0).integers(0, 256, (2, 1, 17)), 1e-2, [0, 2])
+    moved = [not torch.equal(old, new) for old, new in zip(before, replicas.thetas, strict=True)]
+    assert moved == [True, False, True]
+
+
 @pytest.mark.slow
 def test_arms_differ_as_they_should(world):
     found = {name: train_arm(world, ARMS[name]) for name in ("noloco", "diloco", "int8", "ddp")}

@@ -11,7 +11,7 @@ from existing import existing
 from small_texts import small_texts
 
 import bench
-from bench.quality import settings, streaming_arms, unequal
+from bench.quality import settings, streaming_arms
 from bench.quality.arms import ARMS
 from bench.quality.checkpoints import Checkpoints
 from bench.quality.run import Result, train_arm
@@ -39,7 +39,6 @@ STUDIES: dict[str, tuple[Any, ...]] = {
         Result,
         [SHORT, settings.LONG, settings.LONGER, settings.LARGER, *settings.LATE_OF.values()],
     ),
-    "unequal_peers": (unequal.ARMS, Result, [SHORT, settings.FULL]),
     "diloco_quality": (
         streaming_arms.STREAMING_ARMS,
         StreamingResult,
