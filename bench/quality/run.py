@@ -42,7 +42,7 @@ class Result:
             the fast ones before averaging.
         bytes_per_parameter: sent by a node on average, in the whole run.
         resent_share: blocks sent again, of all.
-        tokens: trained by all together; 0 in files that do not say.
+        tokens: trained by all together; 0 in lines that do not say.
     """
 
     arm: dict[str, Any]

@@ -211,17 +211,18 @@ def test_the_gap_to_ddp_is_told_step_by_step():
 
 
 def test_a_result_of_another_size_does_not_count(tmp_path):
-    store = Store(tmp_path, SMOKE, Result)
+    path = tmp_path / "runs.jsonl"
+    store = Store(path, SMOKE, Result)
     arm = ARMS["noloco"]
     result = Result(arm=told(arm), setting=asdict(SMOKE), seed=0, parameters=1, losses=[1.0])
     store.save(arm, result)
     assert store.load(arm, 0) is not None
     assert store.load(arm, 1) is None
-    assert Store(tmp_path, replace(SMOKE, steps=32), Result).load(arm, 0) is None
+    assert Store(path, replace(SMOKE, steps=32), Result).load(arm, 0) is None
 
 
 def test_a_result_made_before_an_arm_had_a_choice_is_of_the_default(tmp_path):
-    store = Store(tmp_path, SMOKE, Result)
+    store = Store(tmp_path / "runs.jsonl", SMOKE, Result)
     arm = {name: value for name, value in told(ARMS["noloco"]).items() if name != "gamma"}
     store.save(ARMS["noloco"], Result(arm, asdict(SMOKE), 0, 1, losses=[1.0]))
     assert store.load(ARMS["noloco"], 0) is not None
