@@ -31,9 +31,6 @@ class TcpBytes:
     def __init__(self, connection: trio.SocketStream) -> None:
         self._connection = connection
 
-    def __repr__(self) -> str:
-        return f"<TcpBytes {self._connection!r}>"
-
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         await self._connection.send_all(data)
 

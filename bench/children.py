@@ -32,9 +32,6 @@ class Child:
         self._process = process
         self._lines = _Lines()
 
-    def __repr__(self) -> str:
-        return f"<Child {self._name}, pid {self._process.pid}>"
-
     @property
     def pid(self) -> int:
         """The process id of the child."""

@@ -51,9 +51,6 @@ class OneOther:
         self.other: PeerId = ""
         self._own: Snapshot | None = None
 
-    def __repr__(self) -> str:
-        return f"<OneOther {self.other}>"
-
     def free(self) -> Sequence[tuple[PeerId, Snapshot]]:
         """The other one, with what we bring ourselves."""
         return [] if self._own is None else [(self.other, self._own)]
@@ -86,9 +83,6 @@ class Neighbour:
         self._tell = tell
         self._free: dict[PeerId, Snapshot] = {}
         self._heard = Bell()
-
-    def __repr__(self) -> str:
-        return f"<Neighbour of {len(self._others)}, {len(self._free)} of them free>"
 
     def hear(self, peer_id: PeerId, snapshot: Snapshot | None) -> None:
         """That peer looks for a partner with this, or for none."""

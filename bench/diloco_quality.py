@@ -3,8 +3,8 @@
     python -m bench.diloco_quality [--full] [--arms A,B] [--seeds 0,1,2]
 
 M = 4 replicas in one process (bench/quality/fragment_swarm.py). Arms are in
-quality/streaming_arms.py, sizes in quality/settings.py. Each run (arm and seed) leaves one file in
-the results folder and is not made again; a study that was stopped goes on where it was. The tables
+quality/streaming_arms.py, sizes in quality/settings.py. Each run (arm and seed) leaves one line in
+the results file and is not made again; a study that was stopped goes on where it was. The tables
 are of all runs found, of the arms and seeds asked for.
 
 Goal, as in the paper (Streaming DiLoCo, arXiv 2501.18512, table 5: 0.01 nats at most): fragments,
@@ -27,7 +27,7 @@ from bench.quality.streaming_arms import STREAMING_ARMS
 from bench.quality.study import Study, study_options
 from bench.report import Report
 
-RESULTS: Final = Path(__file__).parent / "results" / "diloco_quality"
+RESULTS: Final = Path(__file__).parent / "results" / "diloco_quality.jsonl"
 
 
 def main() -> None:

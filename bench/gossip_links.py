@@ -22,17 +22,11 @@ The trainers' speed beside their speed alone is 1 by construction: gossip_daemon
 Goals (unequal): `exchanged` at least 0.95 up to 0.7 with 24 peers, 0.90 with six; from 1.5 on
 `busy` at least 0.9; `pace` within 5% of 1. Steady: `repeats` at most 0.1 with 24 peers, 0.5 with 6.
 
-    python -m bench.gossip_links [--full] [--json FILE] [--record FOLDER]
-
-`--record` writes a file per world: rounds with their own steps and nominal steps, exchanges with
-both sides' rounds and delays. gossip_learning.py trains by such records.
+    python -m bench.gossip_links [--full] [--json FILE]
 """
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Final
 
 from bench.gossip.measures import pair_figures, quantile
@@ -62,16 +56,14 @@ PACE: Final = 0.05
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--record", type=Path, metavar="FOLDER", help="write pairings there")
-    arguments = parser.parse_args()
+    arguments = options(__doc__).parse_args()
     report = Report("gossip_links", "Gossip without a clock, real decisions, virtual time")
     for num_peers in PEERS:
         seeds = range(SEEDS[num_peers] * (FULL_TIMES if arguments.full else 1))
         report.settings[f"{num_peers} peers"] = {"rounds": ROUNDS[num_peers], "seeds": len(seeds)}
         for kind in KINDS:
             for ratio in RATIOS:
-                runs = [one_run(kind, num_peers, ratio, seed, arguments.record) for seed in seeds]
+                runs = [one_run(kind, num_peers, ratio, seed) for seed in seeds]
                 report.rows.append(
                     {"world": kind, "peers": num_peers, "ratio": ratio} | means(runs)
                 )
@@ -79,17 +71,11 @@ def main() -> None:
     report.publish(arguments.json)
 
 
-def one_run(
-    kind: str, num_peers: int, ratio: float, seed: int, folder: Path | None
-) -> dict[str, float]:
-    """The figures of one world; its record goes into the folder, if there is one."""
+def one_run(kind: str, num_peers: int, ratio: float, seed: int) -> dict[str, float]:
+    """The figures of one world."""
     world = world_of(num_peers, ratio, seed, **KINDS[kind])
     run = GossipWorld(world, seed)
     run.run(ROUNDS[num_peers] * ROUND_S)
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        name = f"{kind}-{num_peers}-{ratio}-{seed}.json"
-        (folder / name).write_text(json.dumps(recorded(world, run)) + "\n")
     return figures(world, run)
 
 
@@ -150,17 +136,6 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
         elif row["world"] == "steady":
             found.append(Goal(f"{what}: repeats", row["repeats"], at_most=REPEATS[peers]))
     return found
-
-
-def recorded(world: World, run: GossipWorld) -> dict[str, Any]:
-    """What was trained and averaged, as plain values (the records of gossip_world.py)."""
-    return {
-        "inner_steps": world.inner_steps,
-        "owed": [world.owed(place) for place in range(world.num_peers)],
-        "rounds": [asdict(each) for each in run.closed],
-        "exchanges": [asdict(each) for each in run.exchanges],
-        "alone": [asdict(each) for each in run.alone],
-    }
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ daemon reckons them from what it heard last (peer/rounds/pace.py). No peer ever 
 
 import math
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -39,32 +38,17 @@ _EPSILON: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class ClosedRound:
-    """A round that a peer has trained: its own number, and where it ended."""
-
-    peer: int
-    round: int
-    own_steps: int
-    step: float
-    closed_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Side:
     """One peer's side of an exchange.
 
     Attributes:
-        round: the peer's own number of the round that was averaged.
         step: nominal step of its snapshot.
         age: nominal steps from the snapshot to the merge.
-        late_steps: own steps from the snapshot to the merge.
     """
 
     peer: int
-    round: int
     step: float
     age: float
-    late_steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +58,6 @@ class Exchange:
     began_s: float
     ended_s: float
     sides: tuple[Side, Side]
-
-
-@dataclass(frozen=True, slots=True)
-class LoneStep:
-    """A round for which nobody was found: the step without a partner, at this time."""
-
-    ended_s: float
-    side: Side
 
 
 @dataclass(slots=True)
@@ -117,7 +93,6 @@ class _Peer:
     snapshot: m.Snapshot = field(default=m.Snapshot(-1, 0))
     freed_s: float = 0.0
     next_round_s: float = 0.0
-    own_at_snapshot: int = 0
     quota_done: bool = False
     settled: bool = True
     free: dict[str, m.Snapshot] = field(default_factory=dict)
@@ -139,37 +114,21 @@ class _Peer:
 class GossipWorld:
     """Runs peers until a time. See the top of the file.
 
-    Args:
-        new_maker: of one peer, by group, id and H.
-
     Attributes:
         records: by place.
-        closed: rounds that were closed, in order.
         exchanges: that have ended, in order.
-        alone: rounds without a partner, in order.
     """
 
-    def __init__(
-        self,
-        world: World,
-        seed: int,
-        new_maker: Callable[[str, str, int], Matchmaker] = Matchmaker,
-    ) -> None:
+    def __init__(self, world: World, seed: int) -> None:
         self._world = world
-        self._new_maker = new_maker
         self._rng = random.Random(seed)
         self._agenda = Agenda()
         self._lines = SharedLines(self._agenda)
         self._ids = [f"peer{place:03d}" for place in range(world.num_peers)]
         self._places = {peer_id: place for place, peer_id in enumerate(self._ids)}
         self.records = [PeerRecord() for _ in self._ids]
-        self.closed: list[ClosedRound] = []
         self.exchanges: list[Exchange] = []
-        self.alone: list[LoneStep] = []
         self._peers = [self._new_peer(place) for place in range(world.num_peers)]
-
-    def __repr__(self) -> str:
-        return f"<GossipWorld of {len(self._ids)} at {self.now_s:.1f} s>"
 
     @property
     def now_s(self) -> float:
@@ -179,7 +138,7 @@ class GossipWorld:
     def _new_peer(self, place: int) -> _Peer:
         world = self._world
         rounds = OwnRounds(self._ids[place], world.inner_steps, lambda _: FOREVER, 0, 0.0)
-        maker = self._new_maker(GROUP, self._ids[place], world.inner_steps)
+        maker = Matchmaker(GROUP, self._ids[place], world.inner_steps)
         owed = world.owed(place)
         return _Peer(place, maker, rounds, self.records[place], rounds.plan(owed), owed)
 
@@ -223,11 +182,7 @@ class GossipWorld:
         own_steps, step = peer.round_steps(self.now_s), peer.nominal(self.now_s)
         peer.rounds.closed(step, self._places_of_others(peer))
         peer.record.own_steps += own_steps
-        self.closed.append(
-            ClosedRound(peer.place, peer.plan.round, own_steps, peer.rounds.step, self.now_s)
-        )
         peer.snapshot = m.Snapshot(peer.plan.round, int(peer.rounds.step))
-        peer.own_at_snapshot = peer.record.own_steps
         peer.settled, peer.freed_s = False, self.now_s
         self._begin(peer)
         self._look(peer)
@@ -297,7 +252,6 @@ class GossipWorld:
             case m.Unmatched(_, reason):
                 self._announce(peer, None)
                 peer.record.skipped[reason] = peer.record.skipped.get(reason, 0) + 1
-                self.alone.append(LoneStep(self.now_s, self._side(peer)))
                 self._settle(peer)
 
     # --- exchanges --------------------------------------------------------------------------------
@@ -324,10 +278,8 @@ class GossipWorld:
             self._settle(peer)
 
     def _side(self, peer: _Peer) -> Side:
-        snapshot, now_s = peer.snapshot, self.now_s
-        late_steps = peer.own_steps(now_s) - peer.own_at_snapshot
-        age = peer.nominal(now_s) - snapshot.step
-        return Side(peer.place, snapshot.round, float(snapshot.step), age, late_steps)
+        step = peer.snapshot.step
+        return Side(peer.place, float(step), peer.nominal(self.now_s) - step)
 
     def _settle(self, peer: _Peer) -> None:
         peer.settled = True

@@ -7,7 +7,7 @@ lies/fragments.py), with the run spec's factors and codes. Attacks are in lies/l
 lies/arms.py, sizes in lies/settings.py: a late phase, where all peers start from one checkpoint.
 Without options one seed of the main attacks is run; `--full` runs all arms, those without defences
 (`off`) with the first seed alone; owners are audited where the name ends so. Each run leaves one
-file in the results folder and is not made again; a study that was stopped goes on where it was. The
+line in the results file and is not made again; a study that was stopped goes on where it was. The
 tables are of all runs found.
 
 A liar trains as the others do and lies in what it sends alone. Losses are those of the honest
@@ -39,7 +39,7 @@ from bench.quality.study import Study, study_options
 from bench.quality.world import World
 from bench.report import Report
 
-RESULTS: Final = Path(__file__).parent / "results" / "hostile"
+RESULTS: Final = Path(__file__).parent / "results" / "hostile.jsonl"
 
 
 def main() -> None:

@@ -114,9 +114,6 @@ class Watched:
         self._held_most: Held | None = None
         self._code_bytes = get_codec("int8").code_bytes(parameters // 128 * 128)
 
-    def __repr__(self) -> str:
-        return f"<Watched {self.name}>"
-
     def take_peak(self) -> Peak:
         """The most that it held since the last call."""
         held_most, self._held_most = self._held_most, None

@@ -38,9 +38,6 @@ class Namespaces:
         self.prefix = prefix
         self._stack = stack
 
-    def __repr__(self) -> str:
-        return f"<Namespaces {self.prefix}>"
-
     def add(self, name: str) -> None:
         """One more, with its loopback up. Raises NetworkFailed."""
         run("ip", "netns", "add", name)

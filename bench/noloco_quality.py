@@ -4,7 +4,7 @@
         [--arms A,B] [--seeds 0,1,2]
 
 N = 8 replicas in one process. Arms are in quality/arms.py and tried.py, sizes in settings.py. Each
-run (arm and seed) leaves one file in the results folder and is not made again; a study that was
+run (arm and seed) leaves one line in the results file and is not made again; a study that was
 stopped goes on where it was. The tables are of all runs found, of the arms and seeds asked for.
 
 Goals, as in the paper (arXiv 2506.10911): ddp < noloco <= diloco + 2% perplexity, and both far
@@ -28,7 +28,7 @@ from bench.quality.study import Study, study_options
 from bench.quality.tried import TRIED_ARMS
 from bench.report import Report
 
-RESULTS: Final = Path(__file__).parent / "results" / "noloco_quality"
+RESULTS: Final = Path(__file__).parent / "results" / "noloco_quality.jsonl"
 
 LENGTHS: Final = (LONG, LONGER, LARGER, FULL)
 """Settings that have an option of their name; without one it is the short one."""

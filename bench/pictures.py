@@ -5,19 +5,23 @@ computing for each inner step, and for each average what bench/latency_model.py 
 during which nothing is trained: halving-doubling for averages of all, one exchange for pairs. So a
 picture shows what a way of averaging costs on a link, for the model and the machine of the study.
 
-    python -m bench.pictures [--results FOLDER] [--out docs/pictures/learning.png]
+    python -m bench.pictures [--results FILE] [--out docs/pictures/learning.png]
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import matplotlib as mpl
 
 from bench.latency_model import Transfer
+from bench.noloco_quality import RESULTS
+from bench.quality.arms import ARMS
+from bench.quality.run import Result
+from bench.quality.settings import SHORT
+from bench.quality.store import Store
 
 mpl.use("Agg")
 
@@ -45,7 +49,6 @@ LABELS: Final = {
     "none": "no averaging",
 }
 SHOWN_S: Final = (2.0, 300.0)
-DEFAULT_RESULTS: Final = Path(__file__).parent / "results" / "noloco_quality" / "short"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +69,18 @@ class Curve:
     bytes_per_step: float
 
     @classmethod
-    def read(cls, path: Path) -> "Curve":
-        """Read the curve from a result of the study."""
-        tree: dict[str, Any] = json.loads(path.read_text())
-        arm, setting = tree["arm"], tree["setting"]
+    def of(cls, result: Result) -> "Curve":
+        """The curve of a result of the study."""
+        arm, setting = result.arm, result.setting
         inner_steps = max(1, round(arm["rounds_of"] * setting["inner_steps"]))
         return cls(
             arm=arm["name"],
             replicas=setting["replicas"],
-            parameters=tree["parameters"],
+            parameters=result.parameters,
             inner_steps=1 if arm["group"] == "gradients" else inner_steps,
             steps=setting["steps"],
-            points=[(step, loss) for step, loss, _ in tree["curve"]],
-            bytes_per_step=tree["bytes_per_parameter"] * tree["parameters"] / setting["steps"],
+            points=[(step, loss) for step, loss, _ in result.curve],
+            bytes_per_step=result.bytes_per_parameter * result.parameters / setting["steps"],
         )
 
     def seconds_per_step(self, bytes_per_s: float, latency_s: float) -> float:
@@ -96,11 +98,12 @@ class Curve:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--results", type=Path, default=DEFAULT_RESULTS)
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--out", type=Path, default=Path("docs/pictures/learning.png"))
     arguments = parser.parse_args()
-    paths = [arguments.results / f"{arm}-0.json" for arm in COLOURS]
-    draw([Curve.read(path) for path in paths], arguments.out)
+    store = Store(arguments.results, SHORT, Result)
+    found = [store.load(ARMS[arm], 0) for arm in COLOURS]
+    draw([Curve.of(result) for result in found if result is not None], arguments.out)
 
 
 def draw(curves: Sequence[Curve], path: Path) -> None:

@@ -5,7 +5,7 @@
 Six stages of a layer each, in one process (bench/stage_quality/pipeline.py): the modules, compute
 and optimizer of the trainer, boundaries through its codecs, paths by the data peers' own rule. The
 arms are in stage_quality/arms.py, sizes in stage_quality/settings.py: a minute without `--full`.
-Each run (arm and seed) leaves one file in the results folder and is not made again; a study that
+Each run (arm and seed) leaves one line in the results file and is not made again; a study that
 was stopped goes on where it was.
 
 `loss` is with all stages, of the weights as they are; `clock` is how long the arm trains on the
@@ -41,7 +41,7 @@ from bench.stage_quality.picture import draw
 from bench.stage_quality.run import StageResult, train_stages
 from bench.stage_quality.settings import FULL, LONG, QUICK, SMOKE
 
-RESULTS: Final = Path(__file__).parent / "results" / "pipeline_learning"
+RESULTS: Final = Path(__file__).parent / "results" / "pipeline_learning.jsonl"
 Runs = dict[str, dict[int, StageResult]]
 
 

@@ -77,9 +77,6 @@ class RealPeer:
         self._process: subprocess.Popen[bytes] | None = None
         self.home = home_in(folder)
 
-    def __repr__(self) -> str:
-        return f"<RealPeer {self._folder.name}>"
-
     def start(self, *arguments: str, listen: str) -> None:
         """Run `loco-peer ARGUMENTS`."""
         options = ["--home", str(self.home.root), "--listen", listen, "--device", "cpu"]

@@ -66,9 +66,6 @@ class Wire:
         self._busy_until_s = -math.inf
         self.carried_bytes = 0
 
-    def __repr__(self) -> str:
-        return f"<Wire {self._shape.describe()}, {self.carried_bytes} bytes carried>"
-
     def carry(self, now_s: float, num_bytes: int) -> tuple[float, float]:
         """Take the wire for some bytes; when more may be read, and when these arrive."""
         leaves_s = max(now_s, self._busy_until_s) + num_bytes / self._shape.bytes_per_s
@@ -131,9 +128,6 @@ class Relay:
         self._shape = shape
         self._target_port = target_port
         self.there, self.back = Wire(shape), Wire(shape)
-
-    def __repr__(self) -> str:
-        return f"<Relay to port {self._target_port}, {self._shape.describe()}>"
 
     async def carry(self, near: trio.SocketStream) -> None:
         """One connection, from beginning to end."""

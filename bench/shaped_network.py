@@ -77,9 +77,6 @@ class ShapedNetwork:
         self.bridge = f"{name}-bridge"
         """The namespace between the hosts."""
 
-    def __repr__(self) -> str:
-        return f"<ShapedNetwork {self._name} of {self.num_hosts} hosts>"
-
     def namespace(self, host: int) -> str:
         """The name of a host's namespace for `ip netns`."""
         return f"{self._name}-h{host}"

@@ -51,9 +51,6 @@ class OurLoop:
         self._stepper = Stepper(model, self._optimizer, way.precision, micro_batch)
         self._rate = spec.optimizer.learning_rate
 
-    def __repr__(self) -> str:
-        return f"<OurLoop {self._stepper!r}>"
-
     @property
     def micro_batch(self) -> int:
         return self._stepper.micro_batch
@@ -101,9 +98,6 @@ class PlainLoop:
             fused=True,
         )
         self.micro_batch = micro_batch
-
-    def __repr__(self) -> str:
-        return f"<PlainLoop in {self._way.precision}, {self.micro_batch} sequences at once>"
 
     def run(self, steps: Sequence[Blocks]) -> float:
         losses = [self._step(blocks_BT) for blocks_BT in steps]

@@ -120,9 +120,6 @@ class _Builder:
         namespaces.add(self._internet)
         _bridge(self._internet)
 
-    def __repr__(self) -> str:
-        return f"<_Builder {self._internet}>"
-
     def public_host(self, number: int) -> Host:
         name, address = f"{self._namespaces.prefix}-p{number}", f"11.77.0.{number + 1}"
         self._namespaces.add(name)

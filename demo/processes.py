@@ -72,9 +72,6 @@ class Peers:
         self._folder = folder
         self._keepers: list[trio.Process] = []
 
-    def __repr__(self) -> str:
-        return f"<Peers in {self._folder}: {len(self._keepers)} started>"
-
     async def start(self, name: str, command: Sequence[str], threads: int = 1) -> RunningPeer:
         """Start `loco-peer COMMAND` with a home of its own, and wait until others can join.
 

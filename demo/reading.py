@@ -50,9 +50,6 @@ class EventFollower:
         self.training: list[Point] = []
         self.validation: list[Point] = []
 
-    def __repr__(self) -> str:
-        return f"<EventFollower of {self._path}, {self._read_bytes} bytes read>"
-
     @property
     def tokens_per_s(self) -> float | None:
         """Tokens per second over the last rounds; None before the first."""

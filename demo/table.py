@@ -74,9 +74,6 @@ class LiveView:
         self._progress = progress
         self._title = ""
 
-    def __repr__(self) -> str:
-        return f"<LiveView {self._title!r}>"
-
     def show(self, scene: Scene) -> None:
         """Replace what is shown."""
         if scene.title != self._title:
@@ -100,9 +97,6 @@ class PlainView:
         self._file = file
         self._title = ""
         self._next_s = 0.0
-
-    def __repr__(self) -> str:
-        return f"<PlainView {self._title!r}>"
 
     def show(self, scene: Scene) -> None:
         """Print a line if the last one is old enough."""

@@ -92,9 +92,6 @@ class Plausibility:
         self._odd: deque[str] = deque(maxlen=ODD_TIMES)
         self._refused = self._clipped = 0
 
-    def __repr__(self) -> str:
-        return f"<Plausibility by {len(self._seen)}, {self._refused} refused>"
-
     def statistics(self) -> PlausibilityStatistics:
         """What was seen."""
         return PlausibilityStatistics(len(self._seen), self._refused, self._clipped)

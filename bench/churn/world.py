@@ -72,9 +72,6 @@ class ChurnWorld:
         for name in sorted(self.known):
             self.machines[name] = Machine(name, RelayCore(SLOTS, PATIENCE_S), 0)
 
-    def __repr__(self) -> str:
-        return f"<ChurnWorld at {self.now_s:.1f} s, {self.policy.name}>"
-
     # --- time -------------------------------------------------------------------------------------
     def later(self, delay_s: float, job: Callable[[], None]) -> None:
         heapq.heappush(self.events, (self.now_s + delay_s, next(self.order), job))

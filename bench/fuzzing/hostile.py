@@ -76,9 +76,6 @@ class Hostile:
         self.fired: Counter[str] = Counter()
         self.kept: deque[tuple[PeerId, Volley]] = deque(maxlen=MAX_KEPT)
 
-    def __repr__(self) -> str:
-        return f"<Hostile, {self.fired.total()} messages fired>"
-
     def last_words(self) -> str:
         """The newest volleys, for people."""
         return "\n".join(str(volley)[:SHOWN_CHARS] for _, volley in self.kept)

@@ -148,9 +148,6 @@ class Magazine:
         self._chance = random.Random(number)
         self._shots = {kind: drawn(shots(kind, world), pool, number) for kind in KINDS}
 
-    def __repr__(self) -> str:
-        return f"<Magazine for {self._protocols}>"
-
     def volleys(self, examples: int) -> Iterator[Volley]:
         """So many that begin with each type of message, on the conversation it belongs to."""
         begun = [

@@ -19,9 +19,6 @@ class Agenda:
         self._heap: list[tuple[float, int, Action]] = []
         self._count = itertools.count()
 
-    def __repr__(self) -> str:
-        return f"<Agenda of {len(self._heap)} at {self.now_s:.3f} s>"
-
     def after(self, delay_s: float, action: Action) -> None:
         """Do this so much later."""
         heapq.heappush(self._heap, (self.now_s + max(0.0, delay_s), next(self._count), action))

@@ -41,21 +41,10 @@ class SharedLines:
         self._since_s = 0.0
         self._version = 0
 
-    def __repr__(self) -> str:
-        return f"<SharedLines with {len(self._under_way)} transfers>"
-
-    def begin(self, alone_s: Mapping[str, float], done: Action) -> Transfer:
+    def begin(self, alone_s: Mapping[str, float], done: Action) -> None:
         """Put something on its way."""
         self._advance()
-        transfer = Transfer(alone_s, done)
-        self._under_way[transfer] = None
-        self._divide()
-        return transfer
-
-    def give_up(self, transfer: Transfer) -> None:
-        """Take it off the lines, if it has not arrived."""
-        self._advance()
-        self._under_way.pop(transfer, None)
+        self._under_way[Transfer(alone_s, done)] = None
         self._divide()
 
     def _advance(self) -> None:

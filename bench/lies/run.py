@@ -100,7 +100,7 @@ def _swarm(world: World, arm: HostileArm, replicas: Replicas) -> Swarm:
     return GossipSwarm(replicas.thetas, world.spec, arm, names)
 
 
-def _train(world: World, arm: HostileArm, replicas: Replicas, swarm: Swarm) -> None:
+def _train(world: World, arm: HostileArm, replicas: StackedReplicas, swarm: Swarm) -> None:
     """All peers that are there train the blocks that they would train among all."""
     peers = range(len(replicas.thetas))
     for step, blocks_NBT in enumerate(_blocks(world), start=1):

@@ -25,9 +25,6 @@ class GivenPaths:
         self._paths: dict[str, list[list[str]]] = json.loads(table)
         self.digest = blake3.blake3(table.encode()).hexdigest(length=16)
 
-    def __repr__(self) -> str:
-        return f"<GivenPaths of {len(self._paths)} data peers>"
-
     def __call__(self, snapshot: Snapshot, terms: Terms, visited: int) -> PlannedPaths | None:
         """The given paths; None while the snapshot lacks some of their peers."""
         stage_of = {vector.peer_id: vector.stage for vector in snapshot.vectors}

@@ -26,7 +26,6 @@ from protocol.run.optimizer_section import OptimizerSection
 from protocol.run.run_spec import RunSpec
 
 from .additions import NOTHING_ADDED, Additions
-from .pace import ALL_ALIKE, Speeds
 
 Group = Literal["gradients", "pairs", "all", "nobody"]
 """A group that averages: gradients of all in each step, weights in pairs or of all, or none."""
@@ -51,7 +50,6 @@ class Arm:
             the rest; 0 trains all with AdamW.
         partners: how pairs find each other (pairing.py).
         additions: what is tried beside that (tried.py).
-        speeds: of the replicas (unequal.py).
     """
 
     name: str
@@ -67,7 +65,6 @@ class Arm:
     muon: float = 0.0
     partners: Partners = "hash"
     additions: Additions = NOTHING_ADDED
-    speeds: Speeds = ALL_ALIKE
 
     def spec(self, spec: RunSpec) -> RunSpec:
         """The run spec of a setting, with this arm's inner optimizer."""

@@ -1,9 +1,8 @@
-"""Which blocks each replica trains next: the run's data plan, in shares that follow the speeds."""
-
-from collections.abc import Sequence
+"""Which blocks each replica trains next: the run's data plan, in equal shares."""
 
 import numpy as np
 
+from peer.rounds.shares import MEMBER_WEIGHT
 from peer.training.corpus import Corpus
 from protocol.schedule.data_plan import DataPlan
 
@@ -16,24 +15,22 @@ class Feed:
 
     Args:
         batch_size: sequences per step and replica.
-        weights: of each replica, as the daemon publishes them (peer/rounds/shares.py).
 
     Attributes:
         stands: epoch and position of each replica, by its name.
     """
 
-    def __init__(self, corpus: Corpus, seed: int, batch_size: int, weights: Sequence[int]) -> None:
-        self._names = peer_names(len(weights))
-        self._members = list(zip(self._names, weights, strict=True))
+    def __init__(self, corpus: Corpus, seed: int, batch_size: int, replicas: int) -> None:
+        self._names = peer_names(replicas)
+        self._members = [(name, MEMBER_WEIGHT) for name in self._names]
         self._batch_size = batch_size
         self._corpus = corpus
         self._plan = DataPlan(seed, corpus.num_blocks)
         self.stands = dict.fromkeys(self._names, (0, 0))
 
-    def next_blocks(self, active: Sequence[int] | None = None) -> Blocks:
-        """[A, B, T + 1] tokens for the replicas `active`; for all, if they are not named."""
-        names = self._names if active is None else [self._names[i] for i in active]
-        return np.stack([self._next_of(name) for name in names])
+    def next_blocks(self) -> Blocks:
+        """[N, B, T + 1] tokens for all replicas."""
+        return np.stack([self._next_of(name) for name in self._names])
 
     def _next_of(self, name: str) -> Blocks:
         epoch, position = self.stands[name]

@@ -46,10 +46,8 @@ class Replicas(Protocol):
     def thetas(self) -> Sequence[torch.Tensor]:
         """Each replica's fp32 [P], its storage."""
 
-    def step(
-        self, blocks_ABT: Blocks, learning_rate: float, active: Sequence[int] | None = None
-    ) -> None:
-        """One inner step of the replicas `active`, of all if they are not named."""
+    def step(self, blocks_NBT: Blocks, learning_rate: float) -> None:
+        """One inner step of all."""
 
 
 class LoopedReplicas:
@@ -81,11 +79,8 @@ class LoopedReplicas:
             for model, optimizer in zip(self.models, self.optimizers, strict=True)
         ]
 
-    def step(
-        self, blocks_ABT: Blocks, learning_rate: float, active: Sequence[int] | None = None
-    ) -> None:
-        steppers = self._steppers if active is None else [self._steppers[i] for i in active]
-        for stepper, blocks_BT in zip(steppers, blocks_ABT, strict=True):
+    def step(self, blocks_NBT: Blocks, learning_rate: float) -> None:
+        for stepper, blocks_BT in zip(self._steppers, blocks_NBT, strict=True):
             stepper.step(blocks_BT, learning_rate)
 
 
@@ -124,6 +119,7 @@ class StackedReplicas:
     def step(
         self, blocks_ABT: Blocks, learning_rate: float, active: Sequence[int] | None = None
     ) -> None:
+        """One inner step of the replicas `active`, of all if they are not named."""
         tokens_ABT = torch.from_numpy(blocks_ABT).to(self._device)
         leaves, optimizers = self._leaves, self.optimizers
         if active is not None:

@@ -4,9 +4,6 @@ At the close of a round each replica's weights are coded and exchanged (snapshot
 for the arm's delay; then comes the outer step, and theta takes over the move of the slow weights as
 the trainer does (peer/training/snapshot.py): theta += phi' - decoded. After the last step nothing
 is delayed.
-
-Time is counted in the setting's steps, those of a replica of median speed. A slow replica does
-fewer of them in a round (pace.py), at the rates of the nominal steps at which they begin.
 """
 
 import math
@@ -20,7 +17,6 @@ import torch
 
 from bench.report import machine
 from peer.averaging.gossip.outer_step import outer_step
-from peer.rounds.shares import MEMBER_WEIGHT
 
 from .arms import Arm
 from .exchange import CodecExchange, Shared, exchange_of
@@ -28,7 +24,6 @@ from .fragment_pairs import FragmentPairs
 from .halfway import Halfway, Stand
 from .measures import mean, replica_deviation
 from .moments import average_first_moments
-from .pace import active_at, as_often_as_voted
 from .pairing import groups_of_round
 from .runs import told
 from .store import read_back
@@ -42,12 +37,12 @@ class Result:
     Attributes:
         losses: of each replica's slow weights, nats per token of the held-out text.
         averaged_loss: of the mean of all slow weights.
-        curve: time, mean loss of the replicas, loss of their mean.
-        deviations: of each round: time, learning rate, replica deviation of the slow weights and of
+        curve: step, mean loss of the replicas, loss of their mean.
+        deviations: of each round: step, learning rate, replica deviation of the slow weights and of
             the fast ones before averaging.
         bytes_per_parameter: sent by a node on average, in the whole run.
         resent_share: blocks sent again, of all.
-        tokens: trained by all together; 0 in files that do not say.
+        tokens: trained by all together; 0 in lines that do not say.
     """
 
     arm: dict[str, Any]
@@ -77,13 +72,11 @@ class _Pending:
     Attributes:
         shared: the weights.
         slow: slow weights of that time, where gamma differs from beta.
-        ahead: how far what a replica sent is ahead of its weights; None where it sent just them.
     """
 
     shared: Shared
     slow: Shared | None
     groups: list[tuple[int, ...]]
-    ahead: list[torch.Tensor | None]
 
 
 class _Run:
@@ -91,7 +84,7 @@ class _Run:
         world = replace(world, spec=arm.spec(world.spec))
         self._world, self._arm = world, arm
         setting = world.setting
-        self._count = 1 if arm.group == "gradients" else arm.speeds.nodes(setting.replicas)
+        self._count = 1 if arm.group == "gradients" else setting.replicas
         self._replicas = replicas_of(world, self._count)
         if start_P is not None:
             for theta_P in self._replicas.thetas:
@@ -99,7 +92,6 @@ class _Run:
         self._phis = [theta_P.clone() for theta_P in self._replicas.thetas]
         self._deltas = [torch.zeros_like(phi_P) for phi_P in self._phis]
         self._inner_steps = arm.inner_steps(setting.inner_steps)
-        self._quotas = arm.speeds.quotas(self._inner_steps, setting.replicas)
         self._exchange = exchange_of(arm.code)
         self._pending: _Pending | None = None
         self._judge = Judge(world)
@@ -108,7 +100,7 @@ class _Run:
         self._at_once_P = self._taken_over_at_once()
         self._sent_bytes, self._resent_blocks = 0.0, 0
         self._fragments = self._new_fragments() if arm.blocks_per_fragment else None
-        self._feed = world.feed(arm.speeds.quotas(MEMBER_WEIGHT, setting.replicas))
+        self._feed = world.feed()
         self._done = 0
 
     def _taken_over_at_once(self) -> torch.Tensor | None:
@@ -142,8 +134,8 @@ class _Run:
             halfway: keeps the run at each point of the curve, and has it go on from there.
         """
         started_s = time.perf_counter()
-        arm, setting, inner_steps = self._arm, self._world.setting, self._inner_steps
-        steps = setting.steps // arm.speeds.step_time
+        setting, inner_steps = self._world.setting, self._inner_steps
+        steps = setting.steps
         if steps % inner_steps:
             raise ValueError(f"{steps} steps are no whole rounds of {inner_steps}")
         stand = None if halfway is None else halfway.load()
@@ -152,7 +144,7 @@ class _Run:
         earlier_s, is_to_keep = self.result.seconds, False
         for done in range(self._done + 1, steps + 1):
             self._train_step(done, steps)
-            is_to_keep |= done * arm.speeds.step_time % setting.curve_every == 0
+            is_to_keep |= done % setting.curve_every == 0
             if halfway is not None and is_to_keep and self._is_between_rounds and done < steps:
                 self._done = done
                 self.result.seconds = earlier_s + time.perf_counter() - started_s
@@ -165,20 +157,19 @@ class _Run:
         """One inner step, the `done`th of the run, and what is due after it."""
         arm, setting, inner_steps = self._arm, self._world.setting, self._inner_steps
         delay = arm.delay_steps(setting.inner_steps)
-        now = done * arm.speeds.step_time
-        rate = self._rate(now - arm.speeds.step_time)
+        rate = self._rate(done - 1)
         batches = arm.additions.batches_at((done - 1) / steps)
         self._inner_step((done - 1) % inner_steps, rate, batches)
         if self._pending and done % inner_steps == delay:
-            self._apply(now)
+            self._apply(done)
         if self._fragments:
             self._stream(self._fragments, done, is_last=done == steps)
         elif self._averages_weights and done % inner_steps == 0:
             self._close(done // inner_steps - 1)
             if not delay or done == steps:
-                self._apply(now)
-        if now % setting.curve_every == 0:
-            self._note_curve(now)
+                self._apply(done)
+        if done % setting.curve_every == 0:
+            self._note_curve(done)
 
     @property
     def _is_between_rounds(self) -> bool:
@@ -242,26 +233,21 @@ class _Run:
     def _averages_weights(self) -> bool:
         return self._arm.group in ("pairs", "all")
 
-    def _rate(self, time: int) -> float:
-        return self._arm.rate_of * self._world.rate(time)
+    def _rate(self, step: int) -> float:
+        return self._arm.rate_of * self._world.rate(step)
 
     def _inner_step(self, place: int, rate: float, batches: int) -> None:
-        active = active_at(place, self._quotas, self._inner_steps)
-        if active == []:
-            return
         if place % batches:
             return  # the step before was this one, too
-        blocks_ABT = np.concatenate(
-            [self._feed.next_blocks(active) for _ in range(batches)], axis=1
-        )
+        blocks_NBT = np.concatenate([self._feed.next_blocks() for _ in range(batches)], axis=1)
         rate *= math.sqrt(batches)
-        self.result.tokens += blocks_ABT.shape[0] * self._world.spec.tokens_per_step * batches
+        self.result.tokens += blocks_NBT.shape[0] * self._world.spec.tokens_per_step * batches
         if self._arm.group == "gradients":
             # The mean of the replicas' gradients is the gradient of all their blocks.
-            self._replicas.step(blocks_ABT.reshape(1, -1, blocks_ABT.shape[-1]), rate)
+            self._replicas.step(blocks_NBT.reshape(1, -1, blocks_NBT.shape[-1]), rate)
             self._sent_bytes += self._ring_bytes()
         else:
-            self._replicas.step(blocks_ABT, rate, active)
+            self._replicas.step(blocks_NBT, rate)
 
     def _ring_bytes(self) -> float:
         """Bytes of all nodes for one all-reduce of fp32 gradients."""
@@ -271,18 +257,13 @@ class _Run:
         run_id = f"quality-{self._world.spec.seed}"
         partners = self._arm.partners
         groups = groups_of_round(self._arm.group, run_id, round_, self._count, partners)
-        ahead = [self._ahead(index) for index in range(self._count)]
-        sent = [
-            theta_P if ahead_P is None else theta_P + ahead_P
-            for theta_P, ahead_P in zip(self._replicas.thetas, ahead, strict=True)
-        ]
-        shared = self._exchange.share(sent, groups)
+        shared = self._exchange.share(self._replicas.thetas, groups)
         slow = (
             self._exchange.share(self._phis, groups)
             if self._arm.factors_at(self._round).pulls
             else None
         )
-        self._pending = _Pending(shared, slow, groups, ahead)
+        self._pending = _Pending(shared, slow, groups)
         if self._at_once_P is not None:
             self._take_over_at_once(self._pending, self._at_once_P)
 
@@ -297,14 +278,7 @@ class _Run:
         ):
             theta_P.add_((phi_P - decoded_P).mul_(at_once_P))
 
-    def _ahead(self, index: int) -> torch.Tensor | None:
-        """What a replica sends beyond its weights: a part of its move since phi."""
-        stretch = self._arm.speeds.stretch(self._quotas[index], self._inner_steps)
-        if stretch == 1:
-            return None
-        return (self._replicas.thetas[index] - self._phis[index]).mul_(stretch - 1)
-
-    def _apply(self, now: int) -> None:
+    def _apply(self, step: int) -> None:
         assert self._pending is not None
         pending, self._pending = self._pending, None
         shared = pending.shared
@@ -314,16 +288,14 @@ class _Run:
             self._sent_bytes += average_first_moments(self._replicas.optimizers, pending.groups)
         fast = replica_deviation(shared.decoded, self.result.parameters)
         slow = replica_deviation(self._phis, self.result.parameters)
-        self.result.deviations.append((now, self._rate(now - 1), slow, fast))
-        for theta_P, phi_P, decoded_P, ahead_P in zip(
-            self._replicas.thetas, self._phis, shared.decoded, pending.ahead, strict=True
+        self.result.deviations.append((step, self._rate(step - 1), slow, fast))
+        for theta_P, phi_P, decoded_P in zip(
+            self._replicas.thetas, self._phis, shared.decoded, strict=True
         ):
             move_P = phi_P - decoded_P
             if self._at_once_P is not None:
                 move_P.mul_(1 - self._at_once_P)  # the rest was taken over at the close
             theta_P.add_(move_P)
-            if ahead_P is not None:
-                theta_P.add_(ahead_P)  # it was sent, but not trained
         self._sent_bytes += shared.sent_bytes + (pending.slow.sent_bytes if pending.slow else 0.0)
         self._resent_blocks += shared.resent_blocks
 
@@ -335,9 +307,8 @@ class _Run:
         deltas: Sequence[torch.Tensor],
     ) -> None:
         shared, slow = pending.shared, pending.slow
-        votes = self._arm.speeds.votes([self._quotas[index] for index in group])
         for own in group:
-            members = as_often_as_voted(own, group, votes)
+            members = [own, *(member for member in group if member != own)]
             codes = [shared.codes[member] for member in members]
             phi_codes = [slow.codes[member] for member in members] if slow else []
             phi_P, delta_P = phis[own], deltas[own]
@@ -355,18 +326,18 @@ class _Run:
         """The weights that are judged; the fast ones, where there are no slow ones."""
         return self._phis if self._averages_weights else list(self._replicas.thetas)
 
-    def _note_curve(self, now: int) -> None:
+    def _note_curve(self, step: int) -> None:
         losses, averaged = self._judge.losses(self._slow(), self._world.setting.curve_blocks)
-        self.result.curve.append((now, mean(losses), averaged))
+        self.result.curve.append((step, mean(losses), averaged))
         if self._arm.group == "nobody":
             apart = replica_deviation(self._slow(), self.result.parameters)
-            self.result.deviations.append((now, self._rate(now - 1), apart, apart))
+            self.result.deviations.append((step, self._rate(step - 1), apart, apart))
 
     def _finish(self) -> None:
         result, setting = self.result, self._world.setting
         losses, averaged = self._judge.losses(self._slow(), setting.final_blocks)
         result.losses, result.averaged_loss = losses, averaged
-        values = self._phis[0].numel() * self._arm.speeds.nodes(setting.replicas)
+        values = self._phis[0].numel() * setting.replicas
         result.bytes_per_parameter = self._sent_bytes / values
         blocks = values / 128 * max(1, len(result.deviations))
         result.resent_share = self._resent_blocks / blocks

@@ -85,8 +85,6 @@ _TINY_MODEL: Final = {
 SMOKE: Final = Setting(
     "smoke", 16, 1, 4, 2, 8, curve_blocks=2, final_blocks=4, replicas=4, model=_TINY_MODEL
 )
-SMOKE_UNEQUAL: Final = replace(SMOKE, name="smoke", replicas=6)
-"""Enough replicas that two slow ones do not move the median."""
 SMOKE_LATE: Final = replace(SMOKE, name="smoke-late", learning_rate=2e-4, trained_steps=16)
 SHORT: Final = Setting("short", 256, 4, 8, 24, 32)
 LONG: Final = replace(SHORT, name="long", steps=1024, curve_every=64)

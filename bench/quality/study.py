@@ -57,13 +57,13 @@ class Study(Generic[ArmT, ResultT]):
 def study_options(
     description: str | None, arms: Mapping[str, AnyArm], results: Path
 ) -> argparse.ArgumentParser:
-    """The options of a study of these arms, whose results lie in that folder."""
+    """The options of a study of these arms, whose results lie in that file."""
     parser = options(description)
     parser.add_argument("--smoke", action="store_true", help="a few steps of a tiny model")
     known = f"of {', '.join(arms)}"
     parser.add_argument("--arms", type=_names_in(arms), metavar="A,B", help=known)
     parser.add_argument("--seeds", type=_seeds, default=[0, 1, 2], metavar="A,B")
-    parser.add_argument("--results", type=Path, default=results, metavar="DIR")
+    parser.add_argument("--results", type=Path, default=results, metavar="FILE")
     parser.add_argument(
         "--made-only", action="store_true", help="show what there is, train nothing"
     )

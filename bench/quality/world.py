@@ -1,12 +1,10 @@
 """The world that runs share, the replicas that train in it, and the judge of their weights."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from peer.rounds.shares import MEMBER_WEIGHT
 from peer.training.corpus import Corpus, prepare_corpus
 from peer.training.corpus.blocks import open_file
 from peer.training.device import Precision, choose_device, choose_precision
@@ -44,15 +42,13 @@ class World:
         precision = choose_precision(setting.precision, device)
         return cls(setting, spec, corpus, prepared.vocabulary_size, device, precision)
 
-    def rate(self, time: int) -> float:
-        """Learning rate of a step that begins at this time."""
-        return learning_rate(self.spec.optimizer, time, self.setting.steps)
+    def rate(self, step: int) -> float:
+        """Learning rate of a step."""
+        return learning_rate(self.spec.optimizer, step, self.setting.steps)
 
-    def feed(self, weights: Sequence[int] | None = None) -> Feed:
-        """The feed of replicas of these weights; of all replicas of the setting without them."""
-        if weights is None:
-            weights = [MEMBER_WEIGHT] * self.setting.replicas
-        return Feed(self.corpus, self.spec.seed, self.setting.batch_size, weights)
+    def feed(self) -> Feed:
+        """The feed of all replicas of the setting."""
+        return Feed(self.corpus, self.spec.seed, self.setting.batch_size, self.setting.replicas)
 
 
 class Judge:

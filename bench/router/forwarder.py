@@ -72,9 +72,6 @@ class Forwarder:
         self._refused = 0
         self._late_s = self._most_late_s = 0.0
 
-    def __repr__(self) -> str:
-        return f"<Forwarder of {len(self._devices)} hosts, {len(self._due)} packets on their way>"
-
     def run(self) -> None:
         """Hand packets on until the standard input ends."""
         watched = [*self._devices, sys.stdin.fileno()]

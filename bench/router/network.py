@@ -30,9 +30,6 @@ class RoutedNetwork:
         self._namespaces = namespaces
         self._forwarder = forwarder
 
-    def __repr__(self) -> str:
-        return f"<RoutedNetwork of {self.num_hosts} hosts>"
-
     @property
     def num_hosts(self) -> int:
         return len(self._namespaces)

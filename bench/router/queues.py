@@ -48,9 +48,6 @@ class Queues:
         }
         self.dropped = 0
 
-    def __repr__(self) -> str:
-        return f"<Queues of {len(self._uplinks)} hosts, {self.dropped} packets dropped>"
-
     def arrival_s(
         self, now_s: float, source: int, destination: int, num_bytes: int
     ) -> float | None:

@@ -21,7 +21,6 @@ from bench.quality.world import World
 from bench.report import machine
 from peer.averaging.gossip.outer_step import NolocoFactors, outer_step
 from peer.codec import get_codec
-from peer.rounds.shares import MEMBER_WEIGHT
 from peer.training.schedule import learning_rate
 from protocol.run.run_spec import SyncSection
 
@@ -99,7 +98,7 @@ class _Run:
         batch_size = world.setting.batch_size // arm.columns
         self._pipeline = Pipeline(world, arm, batch_size)
         seed = world.spec.seed
-        self._feed = Feed(world.corpus, seed, batch_size, [MEMBER_WEIGHT] * arm.columns)
+        self._feed = Feed(world.corpus, seed, batch_size, arm.columns)
         self._gossip = Gossip(self._pipeline, seed) if arm.gossip else None
         self._steps = steps_of(arm, world.setting.steps)
         self.result = StageResult(

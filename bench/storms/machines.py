@@ -47,9 +47,6 @@ class Machine:
         self.name = folder.name
         self.peer = RealPeer(folder, checkout, lambda command: command)
 
-    def __repr__(self) -> str:
-        return f"<Machine {self.name}>"
-
     def enter(self, *arguments: str) -> None:
         """Start it the first time; it keeps its port."""
         often = ("--checkpoint-every", f"{CHECKPOINT_EVERY_S}")

@@ -43,9 +43,6 @@ class Models:
         self._stores = {name: CheckpointStore(path, ANY) for name, path in folders.items()}
         self._verified = dict[tuple[Path, float], bool]()
 
-    def __repr__(self) -> str:
-        return f"<Models of {len(self._stores)} homes>"
-
     def all(self) -> Sequence[Model]:
         """Every one whose files are what its manifest says."""
         return [

@@ -105,9 +105,6 @@ class Storm:
         self.summary = Line()
         self.whole = False
 
-    def __repr__(self) -> str:
-        return f"<Storm over {self._machines}>"
-
     def run(self, seed: int, spec: Path) -> None:
         """All of it."""
         setting = self._setting

@@ -114,9 +114,6 @@ class _Trial:
         self._vocabulary = vocabulary_of(spec)
         self._draws = np.random.default_rng(spec.seed)
 
-    def __repr__(self) -> str:
-        return f"<_Trial of {self._stepper!r}>"
-
     def widest(self, seconds: float) -> tuple[int, float]:
         """Sequences at once, and the median of the seconds of such a step."""
         end_s, size = self._clock_s() + seconds, 1

@@ -95,9 +95,6 @@ class BlockCodec:
         self._plain = plain
         self._part_of = part_of
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(block={BLOCK})"
-
     @property
     def planes(self) -> tuple[int, ...]:
         """Codes of blocks, then their scales."""

@@ -30,9 +30,6 @@ class PlainCodec:
     def __init__(self, part_of: int = 0) -> None:
         pass
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
-
     @property
     def planes(self) -> tuple[int, ...]:
         """The values themselves."""

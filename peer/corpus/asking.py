@@ -33,9 +33,6 @@ class Asker:
         self._corpus = corpus
         self._manifest = manifest
 
-    def __repr__(self) -> str:
-        return f"<Asker on {self._talk!r}>"
-
     async def holdings(self, known: int) -> tuple[int, npt.NDArray[np.bool_] | None]:
         """The version of what the peer has, and what; None where it is the known one.
 

@@ -101,9 +101,6 @@ class PieceFetcher:
         self._is_new = False
         self._note()
 
-    def __repr__(self) -> str:
-        return f"<PieceFetcher {self._requests!r}, {len(self._versions)} sources>"
-
     # --- what the outer loop says -----------------------------------------------------------------
     def plan(self, members: Members, epoch: int, position: int) -> None:
         """Fetch what is needed from there on, with these shares."""

@@ -54,9 +54,6 @@ class PieceService:
         self._turns = trio.Lock()
         self._ended = trio.Event()
 
-    def __repr__(self) -> str:
-        return f"<PieceService of {self._store!r}, {self._readers.taken} readers>"
-
     async def start(self) -> None:
         """Answer requests from now on."""
         await self._network.serve(CORPUS, self._serve)

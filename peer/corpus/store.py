@@ -49,9 +49,6 @@ class WholeStore:
         self.here = np.ones(manifest.num_pieces, bool)
         self.version = 1
 
-    def __repr__(self) -> str:
-        return f"<WholeStore of {self.manifest!r}>"
-
     def read(self, piece: int) -> bytes | None:
         """Cut from the file; what has changed there is not given to others."""
         data = cut_piece(self._corpus.train, self.manifest, piece)
@@ -74,9 +71,6 @@ class PieceFolder:
         self.version = 1
         for path in folder.glob(f"*{SUFFIX}"):
             self._look_at(path)
-
-    def __repr__(self) -> str:
-        return f"<PieceFolder {np.count_nonzero(self.here)} of {self.manifest!r}>"
 
     def read(self, piece: int) -> bytes | None:
         """From its file."""

@@ -20,9 +20,6 @@ class KeepAcquaintances:
         self._roster = roster
         self._work = work
 
-    def __repr__(self) -> str:
-        return f"<KeepAcquaintances in {self._acquaintances!r}>"
-
     async def run(self) -> None:
         """Go on until cancelled. A disk that refuses costs what would have been remembered."""
         while True:

@@ -26,9 +26,6 @@ class AdmissionRequests:
         self._network = network
         self._entropy = entropy
 
-    def __repr__(self) -> str:
-        return f"<AdmissionRequests to {self._door!r}>"
-
     def handlers(self) -> dict[str, Handler]:
         """The handler of each request, by its name."""
         return {"invite": self.invite, "rule": self.rule}

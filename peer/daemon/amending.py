@@ -62,9 +62,6 @@ class Amending:
         self._facts = facts
         self._roster = roster
 
-    def __repr__(self) -> str:
-        return f"<Amending by {self._door!r}>"
-
     def handlers(self) -> dict[str, Handler]:
         """The handler of each request, by its name."""
         return {"amend": self.amend}

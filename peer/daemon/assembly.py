@@ -121,9 +121,6 @@ class Assembly:
         )
         self.report = Report(facts=facts, roster=ports.roster, network=network, version=version)
 
-    def __repr__(self) -> str:
-        return f"<Assembly of {self._keys.own.peer_id}>"
-
     def start(self, settings: PeerSettings, home: str) -> Peer:
         """The peer; says that it is there. `home` is named to people only."""
         parts = self.parts

@@ -121,9 +121,6 @@ class Fresh:
     def __init__(self, initialise: Callable[[Float32Vector], Awaitable[None]]) -> None:
         self._initialise = initialise
 
-    def __repr__(self) -> str:
-        return "<Fresh>"
-
     async def take(self, arrival: Arrival) -> FirstState:
         """Write the first weights."""
         arrival.facts.now_doing("taking the first weights")
@@ -146,9 +143,6 @@ class Fetched:
     ) -> None:
         self._own = own
         self._patience_s = patience_s
-
-    def __repr__(self) -> str:
-        return "<Fetched>"
 
     async def take(self, arrival: Arrival) -> FirstState:
         """Fetch it, verified; what only its source says of the schedule moves nothing.

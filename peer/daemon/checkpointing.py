@@ -98,9 +98,6 @@ class GoOn:
 class NoCheckpoints:
     """A peer that keeps none. Implements `peer.rounds.checkpoints.Checkpoints`."""
 
-    def __repr__(self) -> str:
-        return "<NoCheckpoints>"
-
     def go_on_from(self, kept: GoOn) -> None:
         """There is never anything to go on from."""
 
@@ -174,9 +171,6 @@ class Checkpointing:
         self._nursery: trio.Nursery | None = None
         self._began_step, self._asks = 0.0, 0
         self._way: Way | None = None
-
-    def __repr__(self) -> str:
-        return f"<Checkpointing to {self._plan.store!r}>"
 
     def go_on_from(self, kept: GoOn) -> None:
         """What the first trainer loads."""

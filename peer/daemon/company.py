@@ -43,9 +43,6 @@ class LinkedCompany:
         self._heard = heard
         self._tell = tell
 
-    def __repr__(self) -> str:
-        return f"<LinkedCompany of {self._facts.peer_id} for fragment {self._fragment}>"
-
     def free(self) -> Sequence[tuple[PeerId, Snapshot]]:
         """The others that say they look for a partner, and what they bring."""
         return [

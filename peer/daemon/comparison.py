@@ -53,9 +53,6 @@ class Comparison:
         self._by_source: dict[PeerId, Witnesses] = {}
         self._turns = defaultdict[PeerId, trio.Lock](trio.Lock)
 
-    def __repr__(self) -> str:
-        return f"<Comparison with {list(self._by_source.values())}>"
-
     def keep(self, sources: Iterable[PeerId]) -> None:
         """Forget the witnesses of all but these."""
         self._by_source = {s: self._by_source[s] for s in sources if s in self._by_source}

@@ -65,9 +65,6 @@ class CorpusPieces:
                 max_pieces=max(1, most),
             )
 
-    def __repr__(self) -> str:
-        return f"<CorpusPieces {self._service!r} {self._fetcher!r}>"
-
     @property
     def feed(self) -> DataFeed:
         """What the outer loop asks for pieces."""

@@ -54,9 +54,6 @@ class Dialler:
         self.failures: dict[PeerId, str] = {}
         self.refusals: dict[PeerId, Refused] = {}
 
-    def __repr__(self) -> str:
-        return f"<Dialler: {len(self._dialling)} dials, {self.redials!r}, {self.hearsay!r}>"
-
     def linked(self, peer_id: PeerId) -> None:
         """There is a link to it now, whoever opened it."""
         self.redials.linked(peer_id)

@@ -92,9 +92,6 @@ class Door:
         self._secret_known = trio.Event()
         self.expelled = trio.Event()
 
-    def __repr__(self) -> str:
-        return f"<Door {self._register!r}>"
-
     # --- the run ----------------------------------------------------------------------------------
     def closed(self, spec: RunSpec) -> RunSpec:
         """The spec of a new run with the digest of its secret, where not everybody may join."""

@@ -94,9 +94,6 @@ class Duplicates:
         self._ask = ask
         self._questions: dict[AskAlive, _Question] = {}
 
-    def __repr__(self) -> str:
-        return f"<Duplicates, {len(self._questions)} questions open>"
-
     async def fault(self, peer_id: PeerId, incarnation: int) -> Refusal | None:
         """Why a newcomer with this identity is declined; None when it may come."""
         if self._other_lives(peer_id, incarnation):

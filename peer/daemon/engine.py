@@ -50,9 +50,6 @@ class TorchEngine:
         self._memory_dir = memory_dir
         self._spare = spare
 
-    def __repr__(self) -> str:
-        return f"<TorchEngine on {self._settings.device}, {self._settings.threads} threads>"
-
     @contextmanager
     def memory(self, padded_parameters: int) -> Iterator[SharedVector]:
         """Shared memory for the slow weights."""

@@ -69,9 +69,6 @@ class Founding:
         self._provision = provision
         self._facts = facts
 
-    def __repr__(self) -> str:
-        return f"<Founding {self._spec.name!r}>"
-
     async def enter(self, check_spec: CheckSpec) -> tuple[SignedSpec, Supplies]:
         """Prepare its data and first weights."""
         check_spec(self._spec)
@@ -117,9 +114,6 @@ class Joining:
         self._events = events
         self._door = door
         self._stages = stages
-
-    def __repr__(self) -> str:
-        return f"<Joining through {self._bootstrap!r}>"
 
     async def enter(self, check_spec: CheckSpec) -> tuple[SignedSpec, Supplies]:
         """Find the swarm; take run spec and data from it."""

@@ -178,9 +178,6 @@ class Doctor:
         self._answers = DialBacks()
         self._named: dict[PeerId, tuple[Address, ...]] = {}
 
-    def __repr__(self) -> str:
-        return f"<Doctor {self._network.peer_id}>"
-
     async def examine(self, bootstrap: Sequence[str]) -> Examination:
         """Meet these peers, and some whom they name."""
         met = [await self._meet(text) for text in bootstrap]

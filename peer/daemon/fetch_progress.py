@@ -21,9 +21,6 @@ class FetchProgress:
         self._events = events
         self._began_s = self._told_s = trio.current_time()
 
-    def __repr__(self) -> str:
-        return f"<FetchProgress of {self._gathering!r}>"
-
     def moved(self) -> None:
         """A chunk came: say how far it is, and how long the rest will take at this pace."""
         gathering, now_s = self._gathering, trio.current_time()

@@ -49,9 +49,6 @@ class Hearsay:
         self._noted = Budget(NAMES)
         self._dials = Budget(DIALS)
 
-    def __repr__(self) -> str:
-        return f"<Hearsay of {len(self._names)} peers, {self._dials.taken} being dialled>"
-
     def told(self, now_s: float, teller: PeerId, message: PeerList) -> None:
         """A linked peer names others: hearsay introduces a peer, and no more."""
         for entry in message.peers:

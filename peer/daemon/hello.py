@@ -43,9 +43,6 @@ class Greeter:
         self._clock = ClockOffsetEstimator()
         self._clock_offset_s = 0.0
 
-    def __repr__(self) -> str:
-        return f"<Greeter of {self._facts.peer_id}, clock offset {self._clock_offset_s:.3f} s>"
-
     def hello(self) -> Hello:
         """What we say of ourselves."""
         facts = self._facts

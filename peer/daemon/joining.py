@@ -86,9 +86,6 @@ class Bootstrap:
         self._found: tuple[PeerId, Hello] | None = None
         self._refused: Refused | None = None
 
-    def __repr__(self) -> str:
-        return f"<Bootstrap of {len(self._addresses)} addresses, failing: {self._failing}>"
-
     async def enter(self) -> tuple[PeerId, Hello]:
         """The first peer that takes us in, and its hello.
 

@@ -122,9 +122,6 @@ class Links:
         self.heard = Bell()
         self.tell = Bell()
 
-    def __repr__(self) -> str:
-        return f"<Links {sum(map(len, self._links.values()))} live, {self._lost} lost>"
-
     def statistics(self) -> LinksStatistics:
         """Links now, and since the start."""
         return LinksStatistics(len(self._all()), self._opened, self._lost, self._refused)

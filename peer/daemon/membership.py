@@ -54,10 +54,6 @@ class Membership:
         self._directory = directory
         self._roster = roster
         self._sign = sign
-        self._bad_records = 0
-
-    def __repr__(self) -> str:
-        return f"<Membership, {self._bad_records} bad records seen>"
 
     async def run(self) -> None:
         """Publish and look around, each at its own pace."""
@@ -105,7 +101,6 @@ class Membership:
         try:
             record = decode_record(key, peer_id, value)
         except RemoteProtocolError:
-            self._bad_records += 1
             return
         if record.expires_s > self._directory.swarm_time_s():
             self._roster.record(trio.current_time(), record)

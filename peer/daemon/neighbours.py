@@ -60,9 +60,6 @@ class Neighbours:
         self._told: dict[PeerId, str] = {}
         self._was_linked = False
 
-    def __repr__(self) -> str:
-        return f"<Neighbours: {len(self._remembered)}, {len(self._refusals)} refuse>"
-
     def remember(self, peers: Collection[PeerId]) -> None:
         """These were there before; we are back from now on."""
         self._remembered = frozenset(peers)

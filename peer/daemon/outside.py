@@ -45,9 +45,6 @@ class Outside:
             reserve=partial(reserve, network),
         )
 
-    def __repr__(self) -> str:
-        return f"<Outside {self.relay!r}, {self._reaching!r}>"
-
     async def run(self) -> None:
         """Relay, and find out, until cancelled."""
         await self.relay.start()

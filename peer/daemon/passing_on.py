@@ -37,9 +37,6 @@ class PassingOn:
         self._links = links
         self._post = post
 
-    def __repr__(self) -> str:
-        return f"<PassingOn by {self._door!r}>"
-
     async def begin(self, link: Link, stall_s: float) -> None:
         """Tell a newly linked peer everything; past its outbox, which beats need."""
         for message in self._door.all_told():

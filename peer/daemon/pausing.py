@@ -14,9 +14,6 @@ class PauseRequests:
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
 
-    def __repr__(self) -> str:
-        return f"<PauseRequests to {self._peer!r}>"
-
     def handlers(self) -> dict[str, Handler]:
         """The handler of each request, by its name."""
         return {"pause": self.pause, "resume": self.resume}

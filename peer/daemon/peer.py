@@ -84,9 +84,6 @@ class Peer:
         self._kept: Checkpointing | NoCheckpoints = NoCheckpoints()
         self._keeping = KeepAcquaintances(parts.acquaintances, parts.roster, parts.work)
 
-    def __repr__(self) -> str:
-        return f"<Peer {self._facts.state} {self.rounds!r}>"
-
     def request_stop(self) -> None:
         """Leave gracefully, soon."""
         self._stop.set()
@@ -279,9 +276,7 @@ class Peer:
             await keep_balance(stage, company, self._facts, spec.pipeline.num_visited)
 
     def _stages(self, spec: RunSpec, held: HeldPart) -> StageCompany:
-        return StageCompany(
-            self._roster, held.group.run_id, spec.pipeline.stages, self._facts.peer_id
-        )
+        return StageCompany(self._roster, held.group.run_id, spec.pipeline.stages)
 
     def _averaging(
         self,

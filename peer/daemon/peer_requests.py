@@ -15,9 +15,6 @@ class PeerRequests:
         self._peer = peer
         self._report = report
 
-    def __repr__(self) -> str:
-        return f"<PeerRequests of {self._peer!r}>"
-
     def handlers(self) -> dict[str, Handler]:
         """The handler of each request, by its name."""
         return {

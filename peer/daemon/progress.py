@@ -32,9 +32,6 @@ class ProgressReport:
         self._roster = roster
         self._pace = Pace()
 
-    def __repr__(self) -> str:
-        return f"<ProgressReport at step {self._facts.step}, {self._pace!r}>"
-
     def now(self) -> RunProgress:
         """How far the run is now."""
         facts, now_s = self._facts, trio.current_time()

@@ -130,9 +130,6 @@ class RealProvision:
         self._spare = spare
         self._data = data
 
-    def __repr__(self) -> str:
-        return f"<RealProvision in {self._cache_dir}>"
-
     async def found(self, spec: RunSpec) -> tuple[RunSpec, Supplies]:
         """Make the corpus and the first weights, and freeze what joiners must know of them."""
         spec, corpus = await freeze_data(spec, self._cache_dir, self._work, self._data)

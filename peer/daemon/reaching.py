@@ -77,9 +77,6 @@ class Reaching:
         self._trying = trio.CapacityLimiter(MAX_DIAL_BACKS)
         self._ask_at_s = 0.0
 
-    def __repr__(self) -> str:
-        return f"<Reaching {self._facts.reach.reach}, {len(self._relays)} relays>"
-
     async def run(self) -> None:
         """Serve, ask, reserve and tell until cancelled."""
         await self._network.serve(REACH, self._serve)

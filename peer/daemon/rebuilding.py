@@ -37,9 +37,6 @@ class Rebuilt:
         self._first = first
         self._layouts = layouts
 
-    def __repr__(self) -> str:
-        return f"<Rebuilt stage {self._stage}>"
-
     async def take(self, arrival: Arrival) -> FirstState:
         """Fetch the neighbours, and make our weights of theirs."""
         await self._first.take(arrival)

@@ -65,9 +65,6 @@ class OwnCheckpoints:
         self._work = work
         self._events = events
 
-    def __repr__(self) -> str:
-        return f"<OwnCheckpoints in {self._store!r}>"
-
     async def newest(self, run_id: str) -> Checkpoint | None:
         """The newest of this run whose files are what its manifest says; each other is told."""
         refused = list[tuple[Path, str]]()
@@ -139,9 +136,6 @@ class Returning:
         self._stages = stages
         self._neighbours = neighbours
         self._is_founder = is_founder
-
-    def __repr__(self) -> str:
-        return f"<Returning to {self._signed.run_id}>"
 
     async def enter(self, check_spec: CheckSpec) -> tuple[SignedSpec, Supplies]:
         """Say how far our checkpoint is, and get data and model ready, from here if they are."""
@@ -235,9 +229,6 @@ class Returned:
         self._neighbours = neighbours
         self._remake = remake
         self._since_s = trio.current_time()
-
-    def __repr__(self) -> str:
-        return f"<Returned with {self._own.path.name if self._own else 'nothing'}>"
 
     async def take(self, arrival: Arrival) -> FirstState:
         """Look who else is back until it is clear who leads, and follow, or lead."""

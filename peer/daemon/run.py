@@ -114,9 +114,6 @@ class _Daemon:
             _bytes_of(config.checkpoint_max_gb),
         )
 
-    def __repr__(self) -> str:
-        return f"<_Daemon of {self._home!r}>"
-
     async def run(self, spec: RunSpec | None) -> None:
         """Open everything, run the peer, close everything."""
         identity = load_or_create(self._home.identity_path, RealEntropy())

@@ -64,9 +64,6 @@ class SharedFetch:
         self._doubted: set[PeerId] = set()
         self._alone = False
 
-    def __repr__(self) -> str:
-        return f"<SharedFetch of {self._gathering!r}, {len(self._doubted)} doubted>"
-
     async def lead(self, fetcher: Fetcher) -> StateScalars:
         """Fetch a state that this source leads, and compare it.
 

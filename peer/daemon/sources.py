@@ -54,9 +54,6 @@ class Waits:
         self._not_before_s: dict[PeerId, float] = {}
         self._pause_s: dict[PeerId, float] = {}
 
-    def __repr__(self) -> str:
-        return f"<Waits for {len(self._not_before_s)} sources>"
-
     def is_due(self, peer_id: PeerId, now_s: float) -> bool:
         """Whether it may be asked now."""
         return now_s >= self._not_before_s.get(peer_id, now_s)
@@ -78,9 +75,6 @@ class Sources:
     def __init__(self, network: Network, facts: Facts) -> None:
         self._network = network
         self._facts = facts
-
-    def __repr__(self) -> str:
-        return f"<Sources of {self._facts.peer_id}>"
 
     async def fetch(
         self,

@@ -39,9 +39,6 @@ class StageChoice:
         self._roster = roster
         self.given = given
 
-    def __repr__(self) -> str:
-        return f"<StageChoice, given {self.given}>"
-
     async def choose(self, spec: RunSpec, run_id: str) -> ChosenStage:
         """Listen, choose, and let all know.
 
@@ -51,7 +48,7 @@ class StageChoice:
         facts, pipeline = self._facts, spec.pipeline
         facts.now_doing("looking which stage needs a peer")
         await trio.sleep(LOOK_AROUND_S * (1 + LATECOMERS * _share(facts.peer_id)))
-        company = StageCompany(self._roster, run_id, pipeline.stages, facts.peer_id)
+        company = StageCompany(self._roster, run_id, pipeline.stages)
         counts = [len(others) for others in company.holders()]
         needed = needed_stage(counts, pipeline.num_visited)
         stage = needed if self.given is None else self.given

@@ -53,9 +53,6 @@ class Standing:
         self._convicted: OrderedDict[PeerId, None] = OrderedDict()
         self._one_more_ignored = Bell()
 
-    def __repr__(self) -> str:
-        return f"<Standing by {self.door!r} and {self._conduct!r}>"
-
     def judge(self, peer_id: PeerId) -> Refusal | None:
         """Why a peer is not served; None when it is."""
         return self.door.judge(peer_id) or self.judge_conduct(peer_id)

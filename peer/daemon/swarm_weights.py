@@ -32,9 +32,6 @@ class SwarmWeights:
         self._work: Work = parts.work
         self._facts = parts.facts
 
-    def __repr__(self) -> str:
-        return f"<SwarmWeights for {self._peer!r}>"
-
     def handlers(self) -> dict[str, Handler]:
         """The handler of each request, by its name."""
         return {"holders": self.holders, "fetch_weights": self.fetch_weights}

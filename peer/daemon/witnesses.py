@@ -63,9 +63,6 @@ class Witnesses:
         self.losses: list[float] = []
         self.asked = trio.Event()
 
-    def __repr__(self) -> str:
-        return f"<Witnesses: {len(self._samples)} of the state of {self._source}>"
-
     @property
     def num_samples(self) -> int:
         """How many others gave one."""

@@ -24,9 +24,6 @@ class AddressBook:
         self._addresses: OrderedDict[PeerId, tuple[bytes, ...]] = OrderedDict()
         self.dialled: set[PeerId] = set()
 
-    def __repr__(self) -> str:
-        return f"<AddressBook of {len(self._addresses)} peers>"
-
     def __contains__(self, peer_id: PeerId) -> bool:
         return peer_id in self._addresses
 

@@ -54,9 +54,6 @@ class AdmittedNetwork(WrappedNetwork):
             INBOUND_STREAMS_PER_S, INBOUND_STREAMS_PER_S_OF_PREFIX, INBOUND_STREAMS_BURST_S
         )
 
-    def __repr__(self) -> str:
-        return f"<AdmittedNetwork {self._network!r}>"
-
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
         """Serve `protocol` to admitted peers from now on; raises LocalProtocolError."""
         judge = self._judge

@@ -212,10 +212,6 @@ class HivemindDirectory:
         self._restarts = 0
         self._failures: Counter[str] = Counter()
 
-    def __repr__(self) -> str:
-        state = "attached" if self.statistics().attached else "detached"
-        return f"<HivemindDirectory {state} at {self._control_address}, {self._restarts} restarts>"
-
     def swarm_time_s(self) -> float:
         """Unix time as the swarm sees it."""
         return self._wall_clock() + self._offset_s

@@ -65,9 +65,6 @@ class Handlers:
         self.refused_streams = 0
         self.failed_streams = 0
 
-    def __repr__(self) -> str:
-        return f"<Handlers of {sorted(self._handlers)}, {self._active.taken} streams active>"
-
     @property
     def protocols(self) -> list[str]:
         """Protocol ids served, in the order in which they were added."""

@@ -42,9 +42,6 @@ class Identity:
         self.public_key: Final = self._key.public_key().public_bytes_raw()
         self.peer_id: Final[PeerId] = peer_id_from_public_key(self.public_key)
 
-    def __repr__(self) -> str:
-        return f"<Identity {self.peer_id}>"
-
     def sign(self, data: bytes) -> bytes:
         """The signature (64 bytes) over `data`."""
         return self._key.sign(data)

@@ -94,10 +94,6 @@ class Libp2pNetwork:
         self._addresses: tuple[Address, ...] = ()
         self._last_failure = ""
 
-    def __repr__(self) -> str:
-        state = "up" if self._client else "down"
-        return f"<Libp2pNetwork {self._peer_id}: p2pd {state}, {len(self._streams)} streams>"
-
     @property
     def peer_id(self) -> PeerId:
         """Our peer id."""

@@ -46,9 +46,6 @@ class P2pdClient:
         self._control_path = control_path
         self._persistent = persistent
 
-    def __repr__(self) -> str:
-        return f"<P2pdClient {self._control_path}>"
-
     async def wait_lost(self) -> None:
         """Wait until p2pd is gone."""
         try:

@@ -153,9 +153,6 @@ class ListenPorts:
             self.close()
             raise
 
-    def __repr__(self) -> str:
-        return f"<ListenPorts {', '.join(self.addresses)}>"
-
     def _hold(self, address: Address) -> Address:
         parts = multiaddr.parse(multiaddr.normalise(address))
         names = [name for name, _ in parts]
@@ -219,10 +216,6 @@ class P2pdProcess:
         self._process = process
         self._lines: deque[str] = deque(maxlen=MAX_KEPT_LINES)
         self._partial = b""
-
-    def __repr__(self) -> str:
-        state = "running" if self.exit_status is None else f"exit {self.exit_status}"
-        return f"<P2pdProcess {self.pid} {state}>"
 
     @property
     def pid(self) -> int:

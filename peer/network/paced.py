@@ -20,9 +20,6 @@ class PacedNetwork(WrappedNetwork):
         super().__init__(network)
         self._pacing = pacing
 
-    def __repr__(self) -> str:
-        return f"<PacedNetwork {self._network!r}, {self._pacing!r}>"
-
     def _wrapped(self, stream: Stream, protocol: str) -> Stream:
         return PacedStream(stream, self._pacing, reads_slowly=protocol != HELLO)
 

@@ -67,9 +67,6 @@ class Bucket:
         self._lock = trio.Lock()
         self._rate_changed = trio.Event()
 
-    def __repr__(self) -> str:
-        return f"<Bucket {self.bytes_per_s:.0f} B/s>"
-
     @property
     def is_bound(self) -> bool:
         """Whether there is a rate to keep."""
@@ -141,9 +138,6 @@ class Pacing:
         self._up = Bucket(_bytes_per_s(limits.max_upload_mbps))
         self._down = Bucket(_bytes_per_s(limits.max_download_mbps))
         self._paths: OrderedDict[PeerId, _Path] = OrderedDict()
-
-    def __repr__(self) -> str:
-        return f"<Pacing up {self._up!r}, down {self._down!r}, {len(self._paths)} paths>"
 
     # --- what streams ask -------------------------------------------------------------------------
     @contextmanager

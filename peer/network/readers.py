@@ -18,9 +18,6 @@ class Readers:
     def __init__(self, shares: Shares) -> None:
         self._places = Budget(shares)
 
-    def __repr__(self) -> str:
-        return f"<{self.taken} readers>"
-
     @property
     def taken(self) -> int:
         """Places that are held."""

@@ -102,9 +102,6 @@ class Relay:
         self._carried_bytes = 0
         self._refused = 0
 
-    def __repr__(self) -> str:
-        return f"<Relay {self.statistics()}>"
-
     def statistics(self) -> RelayStatistics:
         """Now, and since the start."""
         self._forget_expired()
@@ -235,9 +232,6 @@ class _Meter:
     def __init__(self) -> None:
         self.num_bytes = 0
         self._last_s = trio.current_time()
-
-    def __repr__(self) -> str:
-        return f"<_Meter {self.num_bytes} bytes>"
 
     def passed(self, num_bytes: int) -> None:
         self.num_bytes += num_bytes

@@ -64,9 +64,6 @@ class SimulatedInternet:
         self._healed = trio.Event()
         self._num_joined = 0
 
-    def __repr__(self) -> str:
-        return f"<SimulatedInternet of {len(self._networks)} peers, {len(self._cut)} pairs cut>"
-
     @asynccontextmanager
     async def open_network(
         self, peer_id: PeerId, address: Address | None = None
@@ -163,10 +160,6 @@ class SimulatedNetwork:
         self._known: dict[PeerId, tuple[Address, ...]] = {}
         self._announced: tuple[Address, ...] = ()
         self._alive = True
-
-    def __repr__(self) -> str:
-        state = "up" if self._alive else "dead"
-        return f"<SimulatedNetwork {self._peer_id}: {state}, {len(self._streams)} streams>"
 
     @property
     def peer_id(self) -> PeerId:

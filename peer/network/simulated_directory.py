@@ -63,9 +63,6 @@ class SimulatedDhtWorld:
         self._table: dict[bytes, dict[str, _Entry]] = {}
         self._parents: dict[str, str] = {}
 
-    def __repr__(self) -> str:
-        return f"<SimulatedDhtWorld seed {self._seed}, {len(self._table)} keys>"
-
     def directory(self, peer_id: str, clock_skew_s: float = 0.0) -> "SimulatedDirectory":
         """A peer's handle; `clock_skew_s` is how far its wall clock is ahead."""
         return SimulatedDirectory(self, peer_id, clock_skew_s)
@@ -147,9 +144,6 @@ class SimulatedDirectory:
         self._refused = 0
         self.clock_skew_s = clock_skew_s
         self.online = True
-
-    def __repr__(self) -> str:
-        return f"<SimulatedDirectory {self._peer_id}, clock {self.clock_skew_s:+} s>"
 
     def swarm_time_s(self) -> float:
         """Unix time as the swarm sees it, if the offset is right."""

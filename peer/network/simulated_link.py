@@ -54,10 +54,6 @@ class SimulatedLink:
         self._random = random.Random(seed)
         self._busy_until_s = 0.0
 
-    def __repr__(self) -> str:
-        state = "carries" if self.cut_since_s is None else f"cut since {self.cut_since_s:.3f} s"
-        return f"<Link {self.model}, {state}>"
-
     def schedule(self, num_bytes: int) -> tuple[float, float]:
         """Take the link for a segment: when it has left, and when it arrives."""
         model = self.model

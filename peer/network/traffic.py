@@ -19,10 +19,6 @@ class Traffic:
         self._received_bytes: Counter[str] = Counter()
         self.open_streams = 0
 
-    def __repr__(self) -> str:
-        sent, received = self._sent_bytes.total(), self._received_bytes.total()
-        return f"<Traffic sent {sent} B, received {received} B, {self.open_streams} streams>"
-
     def count_sent(self, protocol: str, num_bytes: int) -> None:
         """Count bytes that were handed to a stream."""
         self._sent_bytes[self._name(protocol)] += num_bytes

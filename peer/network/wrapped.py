@@ -18,9 +18,6 @@ class WrappedStream(Generic[InnerStream]):
     def __init__(self, stream: InnerStream) -> None:
         self._stream = stream
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._stream!r}>"
-
     @property
     def remote_peer_id(self) -> PeerId:
         """The authenticated peer at the other end."""
@@ -57,9 +54,6 @@ class WrappedNetwork:
 
     def __init__(self, network: Network) -> None:
         self._network = network
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._network!r}>"
 
     @property
     def peer_id(self) -> PeerId:

@@ -54,9 +54,6 @@ class NamedEvents:
         self._events = events
         self._fields = fields
 
-    def __repr__(self) -> str:
-        return f"<NamedEvents {self._fields}>"
-
     def emit(self, name: EventName | str, /, **fields: Any) -> None:
         """Record that `name` happened."""
         self._events.emit(name, **self._fields, **fields)
@@ -98,9 +95,6 @@ class EventLog:
             processors=[self._stamp, self._show, _to_line],
             wrapper_class=structlog.BoundLoggerBase,
         ).bind(peer=peer)
-
-    def __repr__(self) -> str:
-        return f"<EventLog {self._written} written, {self._lost} lost>"
 
     def emit(self, name: EventName | str, /, **fields: Any) -> None:
         """Record that `name` happened.

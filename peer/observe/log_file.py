@@ -35,9 +35,6 @@ class LineFile:
         self._torn = False
         self._open()
 
-    def __repr__(self) -> str:
-        return f"<LineFile {self._path}: {self._size_bytes} bytes>"
-
     def write_line(self, line: bytes) -> None:
         """Append `line` and a newline.
 

@@ -31,9 +31,6 @@ class Durations:
         self._in_bucket = [0] * (len(ROUND_SECONDS_BUCKETS) + 1)
         self.sum_s = 0.0
 
-    def __repr__(self) -> str:
-        return f"<Durations, {self.count} observed>"
-
     @property
     def count(self) -> int:
         """Durations observed."""

@@ -22,9 +22,6 @@ class RealWork:
     def __init__(self) -> None:
         self._limiter = trio.CapacityLimiter(MAX_WORKERS)
 
-    def __repr__(self) -> str:
-        return f"<RealWork {self._limiter.borrowed_tokens} of {MAX_WORKERS} threads at work>"
-
     async def run(self, function: Callable[..., T], *args: Any, may_be_cut_off: bool = False) -> T:
         """`function(*args)` on a thread."""
         return await trio.to_thread.run_sync(

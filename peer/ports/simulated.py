@@ -15,9 +15,6 @@ class SimulatedWork:
     def __init__(self, duration_s: float = 0.0) -> None:
         self._duration_s = duration_s
 
-    def __repr__(self) -> str:
-        return f"<SimulatedWork {self._duration_s} s each>"
-
     async def run(self, function: Callable[..., T], *args: Any, may_be_cut_off: bool = False) -> T:
         """`function(*args)`, here and now, then the time it would have taken."""
         await trio.lowlevel.checkpoint()
@@ -36,9 +33,6 @@ class SimulatedEntropy:
     def __init__(self, seed: int) -> None:
         self._hasher = blake3.blake3(f"loco-entropy {seed}".encode())
         self._position = 0
-
-    def __repr__(self) -> str:
-        return f"<SimulatedEntropy at {self._position}>"
 
     def token_bytes(self, n: int) -> bytes:
         """The next `n` bytes of the seed's stream."""

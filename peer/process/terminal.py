@@ -29,9 +29,6 @@ class LastingStream:
         self._file = file
         self._moved = file is not None and _is(stream, file)  # by the process that became this one
 
-    def __repr__(self) -> str:
-        return f"<LastingStream {self._stream!r}{', moved' if self._moved else ''}>"
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 

@@ -19,9 +19,6 @@ class DataFeed(Protocol):
 class AllHere:
     """All of the corpus is here, or none of it is needed. Implements `DataFeed`."""
 
-    def __repr__(self) -> str:
-        return "<AllHere>"
-
     def plan(self, members: Members, epoch: int, position: int) -> None:
         """Nothing is to be done."""
 

@@ -118,9 +118,6 @@ class RoundLoop:
         self.pause = Pause(facts, events, view)
         self.finished = False
 
-    def __repr__(self) -> str:
-        return f"<RoundLoop round={self._facts.round} quota={self._quota} {self._way!r}>"
-
     async def leave(self, trainer_until_s: float, until_s: float) -> None:
         """Write the last checkpoint; then wait for exchanges that are worth it. None begins now."""
         self._leaves = True

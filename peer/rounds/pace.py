@@ -22,9 +22,6 @@ class Pace:
         self._inner_steps = inner_steps
         self._facts = facts
 
-    def __repr__(self) -> str:
-        return f"<Pace of {self._inner_steps} steps>"
-
     def owed(
         self,
         step: float,

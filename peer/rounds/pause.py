@@ -41,9 +41,6 @@ class Pause:
         self._resumed = trio.Event()
         self._resumed.set()
 
-    def __repr__(self) -> str:
-        return f"<Pause, {'wanted' if self.is_wanted else 'none'}>"
-
     @property
     def is_wanted(self) -> bool:
         """Whether the user wants this peer to rest."""

@@ -42,9 +42,6 @@ class DataShares:
         self._facts = facts
         self._members: dict[str, MemberPosition] = {}
 
-    def __repr__(self) -> str:
-        return f"<DataShares of {len(self._members)} members>"
-
     def now(
         self, training: Sequence[Member], heeded: Sequence[Member] = ()
     ) -> tuple[tuple[str, int], ...]:

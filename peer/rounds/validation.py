@@ -39,9 +39,6 @@ class Validation:
         self._not_before_s = -math.inf
         self.answers = 0
 
-    def __repr__(self) -> str:
-        return f"<Validation {'idle' if self.is_idle else 'under way'}>"
-
     @property
     def is_idle(self) -> bool:
         """Whether none is under way."""

@@ -33,9 +33,6 @@ class TrainerLine:
         self.trainer = trainer
         self.nursery = nursery
 
-    def __repr__(self) -> str:
-        return f"<TrainerLine to {self.trainer!r}>"
-
     async def send(self, command: TrainerCommand) -> None:
         """Send, and do not mind if the trainer is gone: the reader of its events learns of it."""
         try:

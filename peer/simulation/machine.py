@@ -80,9 +80,6 @@ class Gate:
         self._closed_at_s = 0.0
         self.slept_s = 0.0
 
-    def __repr__(self) -> str:
-        return f"<Gate {'open' if self._open.is_set() else 'closed'}>"
-
     def close(self) -> None:
         """Hold up everything from now on."""
         if self._open.is_set():
@@ -118,16 +115,12 @@ class SimulatedEngine:
     def __init__(
         self, spec: RunSpec, peer_id: PeerId, machine: Machine, problem: ToyProblem, gate: Gate
     ) -> None:
-        self._spec = spec
         self._gate = gate
         self._unusable = machine.unusable
         self.slow_P: Float32Vector | None = None
         self._start = simulated_starter(
             spec, peer_id, machine.speed, problem, machine.overlap_steps, lambda: gate.slept_s
         )
-
-    def __repr__(self) -> str:
-        return f"<SimulatedEngine of run {self._spec.name!r}, {self._gate!r}>"
 
     @contextlib.contextmanager
     def memory(self, padded_parameters: int) -> Iterator[PlainMemory]:
@@ -156,9 +149,6 @@ class _GatedTrainer:
         self._trainer = trainer
         self._gate = gate
         self._unusable = unusable
-
-    def __repr__(self) -> str:
-        return f"<_GatedTrainer {self._gate!r} {self._trainer!r}>"
 
     async def send(self, command: TrainerCommand) -> None:
         """Raises TrainerDied."""
@@ -206,9 +196,6 @@ class SimulatedProvision:
         self._padded_parameters = padded_parameters
         self._gate = gate
         self.engine: SimulatedEngine | None = None
-
-    def __repr__(self) -> str:
-        return f"<SimulatedProvision in {self._corpus.parent}>"
 
     async def found(self, spec: RunSpec) -> tuple[RunSpec, Supplies]:
         """Freeze the toy model's shape and the pretended corpus."""

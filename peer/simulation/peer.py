@@ -63,7 +63,7 @@ class Place:
     write_line: Callable[[bytes], None]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class SimulatedPeer:
     """A running peer, and what can be seen of it from outside.
 
@@ -100,9 +100,6 @@ class SimulatedPeer:
     peer: Peer = field(init=False)
     provision: SimulatedProvision = field(init=False)
     report: Report = field(init=False)
-
-    def __repr__(self) -> str:
-        return f"<SimulatedPeer {self.name} {'ended' if self.ended.is_set() else 'running'}>"
 
     @property
     def peer_id(self) -> PeerId:

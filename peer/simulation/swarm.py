@@ -95,9 +95,6 @@ class SimulatedSwarm:
         self.directory = SimulatedDhtWorld(seed, hidden_fraction=options.hidden_records_fraction)
         self.peers: dict[str, SimulatedPeer] = {}
 
-    def __repr__(self) -> str:
-        return f"<SimulatedSwarm seed {self._seed}: {list(self.peers.values())}>"
-
     def __getitem__(self, name: str) -> SimulatedPeer:
         return self.peers[name]
 

@@ -80,9 +80,6 @@ class Arrivals:
         self._usual = ObservedDeadline(floor_s=min(FLOOR_S, patience_s), ceiling_s=patience_s)
         self._sizes = BoundarySizes()
 
-    def __repr__(self) -> str:
-        return f"<Arrivals, {self._usual!r}, {self._sizes!r}>"
-
     async def receive(
         self,
         talk: Conversation,

@@ -13,20 +13,12 @@ from protocol.run.stages import DATA_STAGE, part_of_stage
 
 
 class StageCompany:
-    """See the top of the file.
+    """See the top of the file."""
 
-    Args:
-        peer_id: ours; we are in no roster of our own.
-    """
-
-    def __init__(self, roster: Roster, run_id: str, stages: int, peer_id: str) -> None:
+    def __init__(self, roster: Roster, run_id: str, stages: int) -> None:
         self._groups = [Group(run_id, part_of_stage(stage)).digest for stage in range(stages)]
         self._roster = roster
         self._views = [View(roster, group) for group in self._groups]
-        self._peer_id = peer_id
-
-    def __repr__(self) -> str:
-        return f"<StageCompany of {self._peer_id}, {len(self._views)} stages>"
 
     def group(self, stage: int) -> str:
         """The digest of a stage's group."""

@@ -131,9 +131,6 @@ class StageExchange:
         self._could_end_s = math.inf
         self._nursery: trio.Nursery | None = None
 
-    def __repr__(self) -> str:
-        return f"<StageExchange of stage {self._stage}, {self._core!r}>"
-
     # --- the trainer ------------------------------------------------------------------------------
     def began(self, line: TrainerLine) -> None:
         """A trainer has started."""

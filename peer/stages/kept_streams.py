@@ -29,9 +29,6 @@ class KeptStreams:
         self._network = network
         self._idle: defaultdict[PeerId, list[tuple[float, Conversation]]] = defaultdict(list)
 
-    def __repr__(self) -> str:
-        return f"<KeptStreams, {sum(map(len, self._idle.values()))} idle>"
-
     async def take(self, peer_id: PeerId) -> Conversation:
         """A stream to this peer, the newest of those that are kept, or a fresh one.
 

@@ -17,9 +17,6 @@ class LeftOut:
         self._events = events
         self._since_s: dict[int, float] = {}
 
-    def __repr__(self) -> str:
-        return f"<LeftOut, stages {sorted(self._since_s)}>"
-
     def look(self, core: DataPeerCore) -> None:
         """Say what has changed."""
         now_s = trio.current_time()

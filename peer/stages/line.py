@@ -32,9 +32,6 @@ class Line:
         self._read: Counter[int] = Counter()
         self._released: set[int] = set()
 
-    def __repr__(self) -> str:
-        return f"<Line over {self.ring!r}, {self.num_free} slots free>"
-
     @property
     def num_free(self) -> int:
         """Inbound slots that nobody fills or reads."""

@@ -48,9 +48,6 @@ class Messenger:
         self._do = do
         self._announcing = set[tuple[PeerId, int]]()
 
-    def __repr__(self) -> str:
-        return f"<Messenger of {self._core!r}>"
-
     def jobs(self, command: Command) -> Iterator[Callable[[], Awaitable[None]]]:
         """What is to be run for a command; nothing where nothing is to be said."""
         match command:

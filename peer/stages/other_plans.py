@@ -14,9 +14,6 @@ class OtherPlans:
         self._facts = facts
         self._newest_of: dict[PeerId, str] = {}
 
-    def __repr__(self) -> str:
-        return f"<OtherPlans of {len(self._newest_of)} data peers>"
-
     def look(self, trip: Trip, data_peers: Collection[PeerId]) -> None:
         """A microbatch comes, while these data peers are there."""
         for gone in self._newest_of.keys() - set(data_peers):

@@ -31,9 +31,6 @@ class Stopwatch:
         self._returned_s = 0.0
         self._iterations = Samples()
 
-    def __repr__(self) -> str:
-        return f"<Stopwatch {dict(self._facts.spent_s)}>"
-
     # --- the trainer ------------------------------------------------------------------------------
     def restarted(self, now_s: float) -> None:
         """The trainer is a new one."""

@@ -87,9 +87,6 @@ class Survey:
         self.measures = Measures()
         self.slots = SLOTS
 
-    def __repr__(self) -> str:
-        return f"<Survey of stage {self._stage}, {self._proposals!r}>"
-
     # --- asked by others --------------------------------------------------------------------------
     async def answer(self, talk: Conversation, question: GetLinks | GetSnapshot) -> None:
         """Tell another peer what we have measured, or from what we plan."""

@@ -98,16 +98,12 @@ class Transfers:
         stopwatch: Stopwatch,
         pacing: Pacing | None = None,
     ) -> None:
-        self._network = network
         self._credit_s = credit_s
         self._stopwatch = stopwatch
         self._pacing = pacing
         self._streams = KeptStreams(network)
         self._ahead: dict[Trip, _Ahead] = {}
         self._lines: defaultdict[PeerId, trio.Lock] = defaultdict(trio.Lock)
-
-    def __repr__(self) -> str:
-        return f"<Transfers from {self._network.peer_id}>"
 
     def plan_ahead(self, trip: Trip) -> None:
         """A move will be offered ahead: `offer_ahead` follows."""

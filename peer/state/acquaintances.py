@@ -26,9 +26,6 @@ class Acquaintances:
         self._path = path
         self._last: Known | None = None
 
-    def __repr__(self) -> str:
-        return f"<Acquaintances in {self._path}>"
-
     def read(self) -> Known:
         """The peers that were there."""
         try:

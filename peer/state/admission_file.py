@@ -36,9 +36,6 @@ class AdmissionFile:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def __repr__(self) -> str:
-        return f"<AdmissionFile {self._path}>"
-
     def read(self) -> KeptAdmission:
         """What is kept; nothing where there is no file, or none that can be read.
 

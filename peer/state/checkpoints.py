@@ -155,9 +155,6 @@ class CheckpointStore:
         self._max_bytes = max_bytes
         self._torn: set[Path] = set()
 
-    def __repr__(self) -> str:
-        return f"<CheckpointStore {self.directory}, keeps {self.keep}>"
-
     def needs(self, padded_parameters: int, corpus_bytes: int = 0) -> DiskNeeds:
         """Room that checkpoints of so many parameters take, beside what the corpus still takes."""
         most = self._max_bytes

@@ -78,9 +78,6 @@ class Gathering:
         self._gave: set[PeerId] = set()
         self._at_work = 0
 
-    def __repr__(self) -> str:
-        return f"<Gathering {self._plan!r}, {self.fetched_bytes} bytes fetched>"
-
     @property
     def share(self) -> float:
         """The part of the state that is here."""

@@ -67,9 +67,6 @@ class ExportedModel:
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder)
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
 
-    def __repr__(self) -> str:
-        return f"<ExportedModel of {self.layers} layers, trained in {self.stages} stages>"
-
     @property
     def layers(self) -> int:
         """Layers that a token goes through."""

@@ -156,9 +156,6 @@ class Home:
         self.log_dir = self.root / "log"
         self.event_log_path = self.log_dir / "events.jsonl"
 
-    def __repr__(self) -> str:
-        return f"<Home {self.root}>"
-
     def prepare(self) -> None:
         """Make the directories and check that they can be written.
 

@@ -27,9 +27,6 @@ class KeptProofs:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def __repr__(self) -> str:
-        return f"<KeptProofs in {self._path}>"
-
     def read(self) -> Sequence[tuple[PeerId, bytes]]:
         """What is kept; nothing where there is no file, or none that can be read."""
         try:

@@ -69,9 +69,6 @@ class KeptStates:
         self._writing = trio.Lock()
         remove_state_files(directory, keep=())
 
-    def __repr__(self) -> str:
-        return f"<KeptStates: {len(self._by_root)}, {self._num_pinned()} being read>"
-
     def get(self, root: str) -> KeptState | None:
         """The state of this root, if it is kept."""
         return self._by_root.get(root)

@@ -33,9 +33,6 @@ class KeptPins:
     def __init__(self, home: Path) -> None:
         self._path = home / FILE_NAME
 
-    def __repr__(self) -> str:
-        return f"<KeptPins in {self._path}>"
-
     @property
     def cure(self) -> str:
         """What a user does to have another id believed."""
@@ -73,9 +70,6 @@ class PassingPins:
 
     def __init__(self) -> None:
         self._pins: dict[str, str] = {}
-
-    def __repr__(self) -> str:
-        return f"<PassingPins of {len(self._pins)} addresses>"
 
     def get(self, address: str) -> str | None:
         """The peer id that is pinned there."""

@@ -125,9 +125,6 @@ class StateService:
         self._states = KeptStates(state_dir, work)
         self._readers = Readers(READERS)
 
-    def __repr__(self) -> str:
-        return f"<StateService {self._states!r}, {self._readers.taken} readers>"
-
     def serve_state_of(self, source: StateSource) -> None:
         """Serve the state of `source` from now on."""
         self._source = source

@@ -279,9 +279,6 @@ class StateAssembler:
         self._vectors = (phi_P, delta_P)
         self._parts = [memoryview(self._header), _as_bytes(phi_P), _as_bytes(delta_P)]
 
-    def __repr__(self) -> str:
-        return f"<StateAssembler of {self.num_chunks} chunks>"
-
     @property
     def num_chunks(self) -> int:
         """Chunks of the whole state."""

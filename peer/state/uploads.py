@@ -65,15 +65,11 @@ class Uploads:
             self._files, root = url_to_fs(url)
         except (ValueError, ImportError) as error:
             raise UploadFailed(f"checkpoints cannot be copied to {url}: {error}") from error
-        self._url = url
         self._place = str(root).rstrip("/")
         self._root = f"{self._place}/{peer_id}"
         self._keep = keep
         self._home = home
         self._keys = keys
-
-    def __repr__(self) -> str:
-        return f"<Uploads to {self._url}>"
 
     def copy(self, checkpoint: Checkpoint) -> str:
         """Copy a checkpoint, and remove old copies. Returns where it is; raises UploadFailed."""

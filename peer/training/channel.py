@@ -45,9 +45,6 @@ class SocketChannel:
         # stays short.
         threading.Thread(target=self._read, name="commands", daemon=True).start()
 
-    def __repr__(self) -> str:
-        return f"<SocketChannel with {self._received.qsize()} commands waiting>"
-
     def next_task(self) -> Task:
         """Wait for a task. Raises PipeError."""
         begin = self._expect(pipe.Begin)

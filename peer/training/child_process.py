@@ -164,9 +164,6 @@ class SpareChild:
         self._threads = threads
         self._child: TrainerChild | None = None
 
-    def __repr__(self) -> str:
-        return f"<SpareChild {'at hand' if self._child else 'taken'}>"
-
     async def start(self) -> None:
         """Start it; it is ready when it is."""
         self._child = await TrainerChild.start(self._threads)

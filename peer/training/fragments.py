@@ -76,9 +76,6 @@ class FragmentSnapshots:
         self._chunks = [_chunks(fragment, codec) for fragment in fragments]
         self._held: dict[int, torch.Tensor] = {}
 
-    def __repr__(self) -> str:
-        return f"<FragmentSnapshots of {len(self.fragments)}, {self._regions!r}>"
-
     def load(self) -> None:
         """theta := phi; nothing is held."""
         self._model.theta_P.copy_(self._outer_P)

@@ -125,9 +125,6 @@ class InnerLoop:
         self._launched: _Launched | None = None
         self._told_missing: tuple[int, ...] = ()
 
-    def __repr__(self) -> str:
-        return f"<InnerLoop of {self._round_machine!r}>"
-
     def run(self) -> None:
         """Obey and train until `Stop`.
 

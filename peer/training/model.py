@@ -123,9 +123,6 @@ class FlatModel:
         self._module = module
         self._forward = torch.compile(module) if compile else module
 
-    def __repr__(self) -> str:
-        return f"<FlatModel of {self.layout.parameters} parameters on {self.device}>"
-
     def _adopt(self, parameter: nn.Parameter, entry: LayoutEntry) -> None:
         """Move a parameter and its gradient into the flat vectors."""
         part = slice(entry.offset, entry.offset + entry.size)

@@ -38,9 +38,6 @@ class PairSync:
         self._overlap = overlap
         self._taking_s = 0.0
 
-    def __repr__(self) -> str:
-        return f"<PairSync, {self._snapshots!r}>"
-
     @property
     def holds_training(self) -> bool:
         """Whether nothing may be trained now (rule 2)."""

@@ -89,9 +89,6 @@ class Decoder:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def __repr__(self) -> str:
-        return f"<Decoder with {len(self._buffer)} bytes waiting>"
-
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Message]:
         """Add received bytes and yield the messages that are complete. Raises PipeError."""
         self._buffer += data

@@ -70,9 +70,6 @@ class ProcessTrainer:
         self._commands = 0
         self._events = 0
 
-    def __repr__(self) -> str:
-        return f"<ProcessTrainer {self._child.process.pid}, {self._regions!r}>"
-
     @property
     def process_id(self) -> int:
         """The child's process id."""

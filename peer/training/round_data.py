@@ -28,9 +28,6 @@ class RoundData:
         self._taken_steps = 0
         self._next: Taken | None = None
 
-    def __repr__(self) -> str:
-        return f"<RoundData, {self._taken_steps} steps, place {self._position} of {self._epoch}>"
-
     def blocks(self, steps: int) -> npt.NDArray[np.int64]:
         """Those of the step that follows on the first `steps` of the round; steps in order.
 

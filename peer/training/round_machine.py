@@ -167,9 +167,6 @@ class RoundMachine:
         self._stopped = False
         self._state = _SinceLoad()
 
-    def __repr__(self) -> str:
-        return f"<RoundMachine in {self._state.round}, {self._sync!r}>"
-
     # --- commands -------------------------------------------------------------------------------
 
     def obey(self, command: TrainerCommand, now_s: float) -> None:

@@ -64,9 +64,6 @@ class SharedVector:
         memory = mmap.mmap(self._fd, self._bytes)
         self.array: npt.NDArray[np.float32] = np.frombuffer(memory, dtype=np.float32)
 
-    def __repr__(self) -> str:
-        return f"<SharedVector of {self.array.size} fp32 values, fd {self._fd}>"
-
     @property
     def read_only_fd(self) -> int:
         """The trainer's descriptor."""
@@ -128,10 +125,6 @@ class CodeRegions:
         """New, empty regions in memory of whatever size: the writer's side."""
         os.ftruncate(fd, _starts(code_bytes)[-1])
         return cls(fd, code_bytes, writable=True)
-
-    def __repr__(self) -> str:
-        headers = [self.header(region) for region in range(len(self._starts))]
-        return f"<CodeRegions {headers}>"
 
     @property
     def fd(self) -> int:

@@ -114,9 +114,6 @@ class SimulatedTrainer:
         self._changed = trio.Event()
         self._ready_s = trio.current_time() + speed.start_s
 
-    def __repr__(self) -> str:
-        return f"<SimulatedTrainer {self._peer_id} at step {self._machine.steps}>"
-
     def _new_round_machine(self, overlap_steps: int | None) -> RoundMachine:
         spec, emit = self._spec, self._events.append
         slow_P = torch.from_numpy(self._slow)

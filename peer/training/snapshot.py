@@ -55,9 +55,6 @@ class DeltaMerge:
         self._regions = regions
         self._codec = codec
 
-    def __repr__(self) -> str:
-        return f"<DeltaMerge, {self._regions!r}>"
-
     def load(self) -> None:
         """theta := phi."""
         self._model.theta_P.copy_(self._slow_P)
@@ -128,9 +125,6 @@ class Snapshots:
         self._merge = DeltaMerge(model, slow_P, slots, codec)
         self._next_slot = 0
         self.pending: Snapshot | None = None
-
-    def __repr__(self) -> str:
-        return f"<Snapshots, pending {self.pending}>"
 
     def load(self) -> None:
         """theta := phi; a pending snapshot is dropped."""

@@ -44,9 +44,6 @@ class Stepper:
         self._precision = precision
         self.micro_batch = micro_batch
 
-    def __repr__(self) -> str:
-        return f"<Stepper in {self._precision}, {self.micro_batch} sequences at once>"
-
     def step(self, blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
         """Train on these blocks, [B, T+1] tokens."""
         loss = torch.zeros((), device=self._model.device)

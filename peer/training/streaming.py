@@ -111,9 +111,6 @@ class FragmentSync:
         self._clock_s = clock_s
         self._reset()
 
-    def __repr__(self) -> str:
-        return f"<FragmentSync at step {self._steps}, due {self._due}, {self._snapshots!r}>"
-
     def _reset(self) -> None:
         self._lanes = [
             _Lane(frozenset(range(len(fragment.chunks)))) for fragment in self._snapshots.fragments

@@ -72,9 +72,6 @@ class FragmentDeltas:
         self.fragments = tuple(fragments)
         self._merge = DeltaMerge(model, slow_P, regions, codec)
 
-    def __repr__(self) -> str:
-        return f"<FragmentDeltas of {len(self.fragments)}, {self._merge!r}>"
-
     def load(self) -> None:
         """theta := phi."""
         self._merge.load()
@@ -129,9 +126,6 @@ class FragmentGossip:
         self._emit = emit
         self._clock_s = clock_s
         self._reset()
-
-    def __repr__(self) -> str:
-        return f"<FragmentGossip at step {self._step:.1f}, {self._deltas!r}>"
 
     def _reset(self) -> None:
         self._lanes = [_Lane() for _ in self._deltas.fragments]

@@ -67,9 +67,6 @@ class TensorFile:
         except (OSError, SafetensorError) as error:
             raise FileUnusable(f"{path.name} cannot be read: {error}") from error
 
-    def __repr__(self) -> str:
-        return f"<TensorFile {self._path.name}: {sorted(self.names)}>"
-
     def number(self, name: str) -> int:
         """A whole number of the metadata. Raises FileUnusable."""
         text = self.metadata.get(name, "")

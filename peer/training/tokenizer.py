@@ -85,9 +85,6 @@ class FileTokenizer:
         self.end_of_text: str | None = ends[0][0] if ends else None
         self.separator: Sequence[int] = [token for _, token in ends]
 
-    def __repr__(self) -> str:
-        return f"<FileTokenizer of {self.vocabulary_size} tokens, {self.digest}>"
-
     def encode(self, text: str) -> npt.NDArray[np.uint32]:
         """Tokens, without those that mark beginning or end."""
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.uint32)

@@ -30,9 +30,6 @@ class _Heard:
         self._first: TrainerEvent | None = first
         self._questions = itertools.count(BEFORE_ALL_ROUNDS, -1)
 
-    def __repr__(self) -> str:
-        return f"<_Heard {self._trainer!r}>"
-
     @property
     def boundaries(self) -> BoundaryRing | None:
         """What goes to other stages, or came from them."""
@@ -80,9 +77,6 @@ class WarmTrainer:
         self._start = start
         self._at_hand = at_hand
         self._stack = stack
-
-    def __repr__(self) -> str:
-        return f"<WarmTrainer {self._at_hand}>"
 
     @asynccontextmanager
     async def start(

@@ -59,9 +59,6 @@ class Watchdog:
         self._awaited: set[int] = set()
         self._misses_pieces = False
 
-    def __repr__(self) -> str:
-        return f"<Watchdog bound {self.silence_bound_s:.0f} s>"
-
     @property
     def silence_bound_s(self) -> float:
         """Longest normal silence from now on; infinite when there is nothing to do."""

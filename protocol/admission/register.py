@@ -60,12 +60,6 @@ class Register:
         self._passes: dict[str, Pass] = {}
         self._known: set[bytes] = set()
 
-    def __repr__(self) -> str:
-        return (
-            f"<Register of a run that is {self.mode}: {len(self._rulings)} rulings,"
-            f" {len(self._passes)} passes>"
-        )
-
     # --- what is known ----------------------------------------------------------------------------
     @property
     def statements(self) -> tuple[bytes, ...]:

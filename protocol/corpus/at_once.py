@@ -34,9 +34,6 @@ class AtOnce:
         self._since_s = 0.0
         self._last_s = -math.inf
 
-    def __repr__(self) -> str:
-        return f"<AtOnce {self._under_way} under way, {self._came} came>"
-
     def limit(self, now_s: float) -> int:
         """How many may be on their way now."""
         if self._is_idle(now_s):

@@ -17,7 +17,7 @@ Invariants: the same tokens, tokenizer and sizes give the same manifest, whoever
 manifest is read as a stranger's bytes.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import blake3
@@ -55,10 +55,7 @@ class CorpusManifest:
     tokenizer_digest: str
     held_out_blocks: int
     held_out: str
-    digests: bytes
-
-    def __repr__(self) -> str:
-        return f"<CorpusManifest of {self.num_blocks} blocks in {self.num_pieces} pieces>"
+    digests: bytes = field(repr=False)
 
     @property
     def num_blocks(self) -> int:

@@ -71,9 +71,6 @@ class PieceRequests:
         self._on_way: Counter[int] = Counter()
         self._only_kept: set[int] = set()
 
-    def __repr__(self) -> str:
-        return f"<PieceRequests: {np.count_nonzero(self._here)} here, {len(self._asked)} asked>"
-
     @property
     def copies(self) -> npt.NDArray[np.int64]:
         """How many others have said that they have each piece."""

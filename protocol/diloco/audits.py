@@ -97,9 +97,6 @@ class Audits:
         self._proofs: OrderedDict[str, bytes] = OrderedDict()
         self._signed: OrderedDict[tuple[int, str], list[Result]] = OrderedDict()
 
-    def __repr__(self) -> str:
-        return f"<Audits, {len(self._under_way)} under way, {len(self._proofs)} convicted>"
-
     def is_convicted(self, owner: str) -> bool:
         """Whether an owner was proved to have lied."""
         return owner in self._proofs

@@ -61,9 +61,6 @@ class Beliefs:
         self._owners: OrderedDict[tuple[int, int, frozenset[str]], tuple[str, ...]]
         self._owners = OrderedDict()
 
-    def __repr__(self) -> str:
-        return f"<Beliefs by {len(self._views)} views>"
-
     def is_of_our_time(self, cycle: int) -> bool:
         """Whether we have a view to judge by (rule 3)."""
         return bool(self._peers.contributors(cycle))

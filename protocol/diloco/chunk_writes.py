@@ -82,9 +82,6 @@ class ChunkWrites:
         self._spoilt: set[int] = set()
         self._results: dict[int, ResultArrived] = {}
 
-    def __repr__(self) -> str:
-        return f"<ChunkWrites writing {self._write is not None}, then {len(self._on_top)}>"
-
     @property
     def is_busy(self) -> bool:
         """Whether a write is under way."""

@@ -18,9 +18,6 @@ class Departures:
     def __init__(self) -> None:
         self._waiting: list[int] = []
 
-    def __repr__(self) -> str:
-        return f"<Departures of {self._waiting}>"
-
     @property
     def first(self) -> int | None:
         """The fragment whose turn it is; None if none waits."""

@@ -116,9 +116,6 @@ class FragmentCore:
         self._acquainted: frozenset[str] = frozenset()
         self._published: dict[int, int] = {}
 
-    def __repr__(self) -> str:
-        return f"<FragmentCore of {len(self._keepers)} fragments, {self._owner!r}>"
-
     # --- what can be asked ------------------------------------------------------------------------
     @property
     def next_deadline_s(self) -> float | None:

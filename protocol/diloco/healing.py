@@ -69,9 +69,6 @@ class Healing:
         self._diverged = self._healed = 0
         self._healed_s = 0.0
 
-    def __repr__(self) -> str:
-        return f"<Healing of {sorted(self._fetching_since_s)}, asking {len(self._asking)}>"
-
     @property
     def is_fetching(self) -> bool:
         """Whether a chunk is being fetched."""

@@ -105,10 +105,6 @@ class Keeper:
         self._missed_since_s: float | None = None
         self._patience = ObservedDeadline(floor_s=MIN_RETURN_S, ceiling_s=MAX_RETURN_S)
 
-    def __repr__(self) -> str:
-        state = type(self._state).__name__
-        return f"<Keeper {self._fragment} {state} in cycle {self._cycle}, {self._patience!r}>"
-
     @property
     def next_deadline_s(self) -> float | None:
         """When `look` is due; None while nothing waits for a time."""

@@ -83,9 +83,6 @@ class Owner:
         self._num_averaging = 0
         self._complete = self._cut_short = 0
 
-    def __repr__(self) -> str:
-        return f"<Owner collecting {sorted(self._open)}, {self._patience!r}>"
-
     @property
     def next_deadline_s(self) -> float | None:
         """When the next collection's time is up; None while none runs."""

@@ -41,9 +41,6 @@ class Peers:
         self._untrue: OrderedDict[str, None] = OrderedDict()
         self._unopened: OrderedDict[tuple[int, int, str], None] = OrderedDict()
 
-    def __repr__(self) -> str:
-        return f"<Peers {len(self._seen.present)} in round {self._seen.round}>"
-
     # --- what is known ----------------------------------------------------------------------------
     @property
     def others(self) -> frozenset[str]:

@@ -31,9 +31,6 @@ class WaitingResults:
         self._for_send: list[ResultArrived | Fetched] = []
         self.lost_items = 0
 
-    def __repr__(self) -> str:
-        return f"<WaitingResults for {sorted(self._early)}, {self.lost_items} lost>"
-
     def keep_early(self, item: ResultArrived, cycle: int) -> None:
         """Keep a result for a send to come; the last was of `cycle`, or there was none (-1)."""
         if cycle >= 0 and item.result.cycle > cycle + MAX_EARLY_CYCLES:

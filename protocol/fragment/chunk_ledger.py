@@ -104,9 +104,6 @@ class ChunkLedger:
         last = cycles or [NEVER] * len(stamps)
         self._entries = [_Entry(stamp, cycle) for stamp, cycle in zip(stamps, last, strict=True)]
 
-    def __repr__(self) -> str:
-        return f"<ChunkLedger {[(entry.cycle, entry.stamp.steps) for entry in self._entries]}>"
-
     def stamp(self, chunk: int) -> Stamp:
         """The chunk's present state."""
         return self._entries[chunk].stamp

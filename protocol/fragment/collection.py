@@ -65,9 +65,6 @@ class Collection:
         self._contributions: dict[str, _Collected] = {}
         self.closed = False
 
-    def __repr__(self) -> str:
-        return f"<Collection of {list(self._contributions)}, awaiting {sorted(self._awaited)}>"
-
     def add(self, peer_id: str, weight: int, stamps: Mapping[int, Stamp]) -> bool:
         """A contribution came. Returns whether it counts.
 

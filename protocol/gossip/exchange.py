@@ -160,10 +160,6 @@ class Exchange:
         self.state = ExchangeState.EXCHANGING
         self.reason: SkipReason | None = None
 
-    def __repr__(self) -> str:
-        why = f" ({self.reason})" if self.reason else ""
-        return f"<Exchange {self.state.value}{why}>"
-
     @property
     def is_final(self) -> bool:
         """Whether it is over."""

@@ -127,10 +127,6 @@ class Matchmaker:
         self._now_s = 0.0
         self._paired = self._unmatched = self._sent = self._received = 0
 
-    def __repr__(self) -> str:
-        search = self._search
-        return f"<Matchmaker {search.phase.name} {search.snapshot} held={len(self._held)}>"
-
     @property
     def phase(self) -> SearchPhase:
         """Where the search stands."""

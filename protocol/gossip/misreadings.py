@@ -33,9 +33,6 @@ class Asking:
     def __init__(self, blocks: int) -> None:
         self._asked: Marks = np.zeros(blocks, np.bool_)
 
-    def __repr__(self) -> str:
-        return f"<Asking, {int(self._asked.sum())} of {self._asked.size} blocks>"
-
     @property
     def blocks(self) -> int:
         """How many the vector has."""
@@ -61,9 +58,6 @@ class Answering:
         self._blocks = blocks
         self._asked: Marks = np.zeros(blocks, np.bool_)
         self._questions = 0
-
-    def __repr__(self) -> str:
-        return f"<Answering, {int(self._asked.sum())} of {self._blocks} blocks>"
 
     @property
     def map_bytes(self) -> int:

@@ -36,9 +36,6 @@ class Patience:
         self._exchange_s: float | None = None
         self._saved_s = 0.0
 
-    def __repr__(self) -> str:
-        return f"<Patience, exchanges of {self._exchange_s} s, {self._saved_s:.2f} s saved>"
-
     def for_fresh_s(self, round_s: float) -> float:
         """How long to wait for a partner that was not met of late, in a round of this length."""
         exchange_s = self._exchange_s

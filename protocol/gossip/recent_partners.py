@@ -19,9 +19,6 @@ class RecentPartners:
     def __init__(self) -> None:
         self._partners: deque[str] = deque(maxlen=RECENT)
 
-    def __repr__(self) -> str:
-        return f"<RecentPartners {len(set(self._partners))} in {len(self._partners)}>"
-
     def add(self, peer_id: str) -> None:
         """A peer became our partner."""
         self._partners.append(peer_id)

@@ -116,9 +116,6 @@ class RoundLength:
         self.inner_steps = inner_steps
         self._wishes: deque[tuple[str, float]] = deque(maxlen=WINDOW)
 
-    def __repr__(self) -> str:
-        return f"<RoundLength {self.inner_steps}, {len(self._wishes)} averages>"
-
     def averaged(self, average: TimedAverage) -> bool:
         """One more average is over. Whether H has changed."""
         self._wishes.append((average.partner_id, average.wish))

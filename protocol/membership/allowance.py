@@ -19,9 +19,6 @@ class Allowance:
         self._left = burst
         self._at_s: float | None = None
 
-    def __repr__(self) -> str:
-        return f"<Allowance: {self._left:.1f} of {self._burst:g}, {self._per_s:g} a second>"
-
     def spend(self, now_s: float, cost: float) -> float:
         """Let `cost` pass now; for how many seconds nothing more should."""
         if self._at_s is not None:

@@ -32,9 +32,6 @@ class Budget:
         self._by_prefix: Counter[str] = Counter()
         self._taken = 0
 
-    def __repr__(self) -> str:
-        return f"<Budget: {self._taken} of {self._shares}>"
-
     @property
     def taken(self) -> int:
         """Places that are held."""

@@ -59,9 +59,6 @@ class ClockOffsetEstimator:
     def __init__(self) -> None:
         self._samples: OrderedDict[str, deque[_Sample]] = OrderedDict()
 
-    def __repr__(self) -> str:
-        return f"<ClockOffsetEstimator {self.estimate()}>"
-
     def add(self, peer: str, their_time_s: float, round_trip_s: float, our_time_s: float) -> None:
         """Take in one reading of a peer's clock.
 

@@ -67,9 +67,6 @@ class Conduct:
         self._scores: dict[str, _Score] = {}
         self.faults = dict.fromkeys(Fault, 0)
 
-    def __repr__(self) -> str:
-        return f"<Conduct of {len(self._scores)} peers>"
-
     def score(self, now_s: float, peer_id: str) -> float:
         """What is held against a peer now."""
         score = self._scores.get(peer_id)

@@ -133,9 +133,6 @@ class DialBacks:
     def __init__(self) -> None:
         self._answers: OrderedDict[str, tuple[float, DialBack]] = OrderedDict()
 
-    def __repr__(self) -> str:
-        return f"<DialBacks of {len(self._answers)} peers>"
-
     def heard(self, now_s: float, peer_id: str, answer: DialBack) -> None:
         """A peer has answered."""
         self._answers.pop(peer_id, None)

@@ -56,9 +56,6 @@ class LinkRate:
         self._busy_s = 0.0
         self._was_busy = False
 
-    def __repr__(self) -> str:
-        return f"<LinkRate {self.bytes_per_s:.0f} of {self._path:.0f} B/s>"
-
     def busy(self, seconds: float) -> None:
         """There was bulk for the peer for so long, since this was last said."""
         self._busy_s += seconds

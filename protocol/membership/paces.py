@@ -31,9 +31,6 @@ class Paces:
         self._kept: dict[tuple[str, Hashable], tuple[Allowance, float]] = {}
         self._swept_s = 0.0
 
-    def __repr__(self) -> str:
-        return f"<Paces of {len(self._kept)} peers and networks>"
-
     def begin(self, now_s: float, peer_id: str, address: str) -> float:
         """A peer, which comes from this address, begins one more; how long it should wait."""
         self._sweep(now_s)

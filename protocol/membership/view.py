@@ -145,10 +145,6 @@ class Roster:
         self._replaced = 0
         self._refused_full = 0
 
-    def __repr__(self) -> str:
-        num_alive = sum(member.alive for member in self._members.values())
-        return f"<Roster {num_alive} alive of {len(self._members)}, silence {self.silence_s} s>"
-
     def heard(
         self,
         now_s: float,
@@ -340,9 +336,6 @@ class View:
     def __init__(self, roster: Roster, group: str) -> None:
         self._roster = roster
         self.group = group
-
-    def __repr__(self) -> str:
-        return f"<View of group {self.group} in {self._roster!r}>"
 
     def alive(self, now_s: float) -> tuple[Member, ...]:
         """Everybody of the group who is alive now, by peer id."""

@@ -39,9 +39,6 @@ class Announced:
         self.present: tuple[str, ...] = ()
         self.newest_of: dict[str, int] = {}
 
-    def __repr__(self) -> str:
-        return f"<Announced by {len(self.newest_of)}, {len(self.present)} present>"
-
     def add(self, teller: str, iteration: int) -> None:
         """A peer has come to an iteration, or has heard of it."""
         self.newest_of[teller] = max(iteration, self.newest_of.get(teller, 0))

@@ -47,9 +47,6 @@ class Awaited:
         self._usual = ObservedDeadline(floor_s=floor_s, ceiling_s=patience_s)
         self._left_out: dict[str, _LeftOut] = {}
 
-    def __repr__(self) -> str:
-        return f"<Awaited, left out: {sorted(self._left_out)}, {self._usual!r}>"
-
     def is_over(
         self, iteration: int, announced: Mapping[str, int], present: Sequence[str], lasted_s: float
     ) -> bool:

@@ -104,9 +104,6 @@ class DataPeerCore:
         self.counts: Counter[Counted] = Counter()
         self._mender = Mender(self._relays, kept, self.counts)
 
-    def __repr__(self) -> str:
-        return f"<DataPeerCore in iteration {self.iteration}, {len(self._away)} on their way>"
-
     # --- what peers say ---------------------------------------------------------------------------
     def present(self, relays: Relays, now_s: float, *, trained: bool) -> list[Command]:
         """The peers of each stage from the second on, sorted; whether the run has been trained."""

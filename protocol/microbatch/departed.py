@@ -18,9 +18,6 @@ class Departed:
     def __init__(self) -> None:
         self._since_s: dict[str, float] = {}
 
-    def __repr__(self) -> str:
-        return f"<Departed, {len(self._since_s)} away>"
-
     def look(self, origins: Collection[str], alive: Collection[str], now_s: float) -> set[str]:
         """The data peers that have left microbatches here, and will not come for them.
 

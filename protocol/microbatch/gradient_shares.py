@@ -46,9 +46,6 @@ class GradientShares:
         self._lengths: deque[float] = deque(maxlen=WINDOW)
         self.num_clipped = 0
 
-    def __repr__(self) -> str:
-        return f"<GradientShares by {len(self._lengths)}, {self.num_clipped} clipped>"
-
     @property
     def bound(self) -> float:
         """The length from which on a gradient counts less."""

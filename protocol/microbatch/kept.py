@@ -32,9 +32,6 @@ class KeptGradients:
         self._limit = limit
         self._kept: dict[Microbatch, _Kept] = {}
 
-    def __repr__(self) -> str:
-        return f"<KeptGradients, {len(self._kept)} of {self._limit}>"
-
     def __iter__(self) -> Iterator[Microbatch]:
         return iter(self._kept)
 

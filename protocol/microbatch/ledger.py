@@ -60,9 +60,6 @@ class Ledger:
         self.attempts: dict[Microbatch, int] = {}
         self._next_number = 0
 
-    def __repr__(self) -> str:
-        return f"<Ledger, {len(self.held)} held, {len(self.added)} added, {self.kept!r}>"
-
     def numbered(self, number: int) -> Held | None:
         """What the trainer knows by this number."""
         return next((held for held in self.held.values() if held.number == number), None)

@@ -41,9 +41,6 @@ class Mender:
         self._resent: Counter[int] = Counter()
         self.kept = KeptGradients(kept)
 
-    def __repr__(self) -> str:
-        return f"<Mender over {self._relays!r}, {self.kept!r}>"
-
     def clear(self, slots: int) -> None:
         """The trainer is a new one, with room for so many."""
         self.kept.clear(KEPT_PER_SLOT * slots)

@@ -31,9 +31,6 @@ class PresentIteration:
         self.number: int | None = None
         self.is_finishing = False
 
-    def __repr__(self) -> str:
-        return f"<PresentIteration {self.number}>"
-
     def announced(self, origin: str, iteration: int, now_s: float) -> None:
         """A data peer has come to an iteration."""
         self._announced.add(origin, iteration)

@@ -97,12 +97,6 @@ class RelayCore:
         self._departed = Departed()
         self.counts: Counter[Counted] = Counter()
 
-    def __repr__(self) -> str:
-        return (
-            f"<RelayCore in iteration {self.iteration}: {self._ledger!r},"
-            f" {len(self._waiting)} waiting>"
-        )
-
     # --- what peers say ---------------------------------------------------------------------------
     def announced(self, origin: str, iteration: int, now_s: float) -> list[Command]:
         """A data peer has come to an iteration."""

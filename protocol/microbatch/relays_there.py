@@ -27,9 +27,6 @@ class RelaysThere:
         self.trained = False
         self._empty_since_s: dict[int, float] = {}
 
-    def __repr__(self) -> str:
-        return f"<RelaysThere, {len(self.all)} in {len(self.stages)} stages>"
-
     def update(self, stages: Relays, now_s: float) -> tuple[frozenset[str], frozenset[str]]:
         """Take over who is there now. Returns those that have come, and those that have gone."""
         before, self.stages = self.all, stages

@@ -124,9 +124,6 @@ class BoundarySizes:
     def __init__(self) -> None:
         self._kinds: dict[tuple[bool, int | None], _Kind] = {}
 
-    def __repr__(self) -> str:
-        return f"<BoundarySizes by {self.num_kept}>"
-
     @property
     def num_kept(self) -> int:
         """Sizes remembered, of all kinds."""

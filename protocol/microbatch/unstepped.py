@@ -14,9 +14,6 @@ class Unstepped:
     def __init__(self) -> None:
         self._added: defaultdict[str, Counter[int]] = defaultdict(Counter)
 
-    def __repr__(self) -> str:
-        return f"<Unstepped of {len(self._added)} relays>"
-
     def add(self, path: Iterable[str], iteration: int) -> None:
         """These relays have added a microbatch of that iteration."""
         for relay in path:

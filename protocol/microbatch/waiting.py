@@ -24,9 +24,6 @@ class Waiting:
     def __init__(self) -> None:
         self._offers: list[Offer] = []
 
-    def __repr__(self) -> str:
-        return f"<Waiting, {len(self)} offers>"
-
     def __len__(self) -> int:
         return len(self._offers)
 

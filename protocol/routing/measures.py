@@ -44,9 +44,6 @@ class Samples:
     def __init__(self) -> None:
         self._last: deque[float] = deque(maxlen=WINDOW)
 
-    def __repr__(self) -> str:
-        return f"<Samples {len(self._last)}, median {self.at(0.5)}>"
-
     def add(self, seconds: float) -> None:
         """One more sample."""
         self._last.append(seconds)
@@ -75,9 +72,6 @@ class Measures:
         self._forward, self._backward, self._loss = Samples(), Samples(), Samples()
         self._told: LinkVector | None = None
         self._told_s = 0.0
-
-    def __repr__(self) -> str:
-        return f"<Measures of {len(self._links)} links>"
 
     # --- samples ----------------------------------------------------------------------------------
     def round_trip(self, peer_id: str, seconds: float) -> None:

@@ -31,9 +31,6 @@ class PlannedRouter:
         self.plan: PlannedPaths | None = None
         self.full: PlannedPaths | None = None
 
-    def __repr__(self) -> str:
-        return f"<PlannedRouter of {self._origin}, {self.plan and self.plan.digest}>"
-
     def own(self, iteration: int, relays: Relays) -> tuple[Path, ...]:
         """Our paths in the plan; empty where it has none."""
         plan = self.full if self._drawn.is_full(iteration, relays) else self.plan

@@ -38,9 +38,6 @@ class Proposals:
         self._signed: dict[str, bytes] = {}
         self._proposed_s: float | None = None
 
-    def __repr__(self) -> str:
-        return f"<Proposals over {len(self._vectors)} vectors>"
-
     def take(self, vector: LinkVector, signed: bytes) -> bool:
         """A vector has come. Returns whether it is newer than what was there."""
         known = self._vectors.get(vector.peer_id)

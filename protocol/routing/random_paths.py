@@ -56,9 +56,6 @@ class RandomRouter:
         self._rules = rules
         self._full_every = full_every
 
-    def __repr__(self) -> str:
-        return f"<RandomRouter {self._name}, {self._visited} stages>"
-
     def is_full(self, iteration: int, relays: Relays) -> bool:
         """Whether paths of this iteration visit all stages."""
         return self._full_every > 0 and iteration % self._full_every == 0 and all(relays)

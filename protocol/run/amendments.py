@@ -151,9 +151,6 @@ class AmendedSpec:
         self._by_version: dict[int, Amendment] = {}
         self._take_stock()
 
-    def __repr__(self) -> str:
-        return f"<AmendedSpec {self.founding.name!r}, {len(self.amendments)} amendments>"
-
     # --- what is in force -------------------------------------------------------------------------
     def at_round(self, round_: int) -> RunSpec:
         """The spec in force at a round."""

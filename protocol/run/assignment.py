@@ -106,9 +106,6 @@ class Balance:
         self._move: Move | None = None
         self._since_s = 0.0
 
-    def __repr__(self) -> str:
-        return f"<Balance {self._move} since {self._since_s:.0f} s>"
-
     def due_move(self, holders: Sequence[Collection[str]], now_s: float) -> Move | None:
         """The move that we should make now (rules 5 and 6).
 

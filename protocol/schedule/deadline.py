@@ -37,9 +37,6 @@ class ObservedDeadline:
         self._ceiling_s = ceiling_s
         self._waits_s: deque[float] = deque(maxlen=WINDOW)
 
-    def __repr__(self) -> str:
-        return f"<ObservedDeadline {self.current_s:.3f} s after {len(self._waits_s)} waits>"
-
     def observe(self, wait_s: float) -> None:
         """Learn from a wait that ended well."""
         self._waits_s.append(wait_s)

@@ -103,9 +103,6 @@ class OwnRounds:
         self.step = step
         self._stride = float(inner_steps)
 
-    def __repr__(self) -> str:
-        return f"<OwnRounds, {self.round} at step {self.step:.1f}, debt {self.debt:.1f}>"
-
     @property
     def is_over(self) -> bool:
         """Whether the training is over (rule 5)."""

@@ -67,10 +67,6 @@ class Ownership:
         self._single = np.array(single, np.int64)
         self._bands: dict[tuple[int, int], Int64Vector] = {}
 
-    def __repr__(self) -> str:
-        shared = int(np.count_nonzero(self._single == NOBODY))
-        return f"<Ownership of {len(self.shares)} columns, {shared} shared>"
-
     def owners(self, row: Int64Vector, column: Int64Vector) -> Int64Vector:
         """Owners of these cells."""
         owners: Int64Vector = self._single[column]

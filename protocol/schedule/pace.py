@@ -23,9 +23,6 @@ class Pace:
     def __init__(self) -> None:
         self._seen = deque[tuple[float, float]]()
 
-    def __repr__(self) -> str:
-        return f"<Pace {self.steps_per_s()} steps/s>"
-
     def note(self, now_s: float, step: float) -> None:
         """The run is at this nominal step."""
         if self._seen and self._is_another_beginning(step):

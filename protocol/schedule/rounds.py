@@ -135,9 +135,6 @@ class Quotas:
     def __init__(self) -> None:
         self._rest = 0.0
 
-    def __repr__(self) -> str:
-        return f"<Quotas, {self._rest:.2f} steps over>"
-
     def next(self, owed: float) -> int:
         """The steps of one more round. What is left over goes to the next; no debt is kept."""
         steps = max(1, math.floor(self._rest + owed + _EPSILON))

@@ -26,9 +26,6 @@ class Outgoing:
         self._total_bytes = total_bytes
         self._next_start = 0
 
-    def __repr__(self) -> str:
-        return f"<Outgoing, {self._next_start} of {self._total_bytes} bytes taken>"
-
     def take(self) -> tuple[int, int] | None:
         """Start and end of the next piece; None when all are taken."""
         start = self._next_start
@@ -45,9 +42,6 @@ class Incoming:
         self._total_bytes = total_bytes
         self._announced = bytearray(-(-total_bytes // PIECE_BYTES))
         self._left_bytes = total_bytes
-
-    def __repr__(self) -> str:
-        return f"<Incoming, {self._left_bytes} of {self._total_bytes} bytes to come>"
 
     @property
     def is_whole(self) -> bool:

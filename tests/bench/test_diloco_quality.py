@@ -111,7 +111,7 @@ def test_arms_differ_as_they_should_and_are_made_once(tmp_path):
     setting = replace(STREAMING_SMOKE, source=small_texts(texts, 60))
     names = ("plain", DEFAULT, "m2", "whole", "ddp", "none", "int4", "heavy-ball")
     arms = [STREAMING_ARMS[name] for name in names]
-    store = Store(tmp_path / "results", setting, StreamingResult)
+    store = Store(tmp_path / "results.jsonl", setting, StreamingResult)
     study = Study(store, tmp_path / "cache", train_streaming_arm)
     made = study.gather(arms, [0], made_only=False)
     found = {name: made[name][0] for name in names}

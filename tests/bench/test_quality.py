@@ -211,17 +211,18 @@ def test_the_gap_to_ddp_is_told_step_by_step():
 
 
 def test_a_result_of_another_size_does_not_count(tmp_path):
-    store = Store(tmp_path, SMOKE, Result)
+    path = tmp_path / "runs.jsonl"
+    store = Store(path, SMOKE, Result)
     arm = ARMS["noloco"]
     result = Result(arm=told(arm), setting=asdict(SMOKE), seed=0, parameters=1, losses=[1.0])
     store.save(arm, result)
     assert store.load(arm, 0) is not None
     assert store.load(arm, 1) is None
-    assert Store(tmp_path, replace(SMOKE, steps=32), Result).load(arm, 0) is None
+    assert Store(path, replace(SMOKE, steps=32), Result).load(arm, 0) is None
 
 
 def test_a_result_made_before_an_arm_had_a_choice_is_of_the_default(tmp_path):
-    store = Store(tmp_path, SMOKE, Result)
+    store = Store(tmp_path / "runs.jsonl", SMOKE, Result)
     arm = {name: value for name, value in told(ARMS["noloco"]).items() if name != "gamma"}
     store.save(ARMS["noloco"], Result(arm, asdict(SMOKE), 0, 1, losses=[1.0]))
     assert store.load(ARMS["noloco"], 0) is not None
@@ -239,6 +240,14 @@ def test_stacked_replicas_train_as_looped_ones_do(world):
     for one, other in zip(looped.thetas, stacked.thetas, strict=True):
         torch.testing.assert_close(one, other, atol=5e-4, rtol=0)
     assert not torch.equal(stacked.thetas[0], stacked.thetas[1])
+
+
+def test_only_active_replicas_move(world):
+    replicas = StackedReplicas(world.spec, 3, world.vocabulary, CPU, "fp32")
+    before = [theta_P.clone() for theta_P in replicas.thetas]
+    replicas.step(np.random.default_rng(0).integers(0, 256, (2, 1, 17)), 1e-2, [0, 2])
+    moved = [not torch.equal(old, new) for old, new in zip(before, replicas.thetas, strict=True)]
+    assert moved == [True, False, True]
 
 
 @pytest.mark.slow

@@ -11,7 +11,10 @@ from existing import existing
 from small_texts import small_texts
 
 import bench
-from bench.quality import settings, streaming_arms, unequal
+from bench.lies.arms import ARMS as HOSTILE_ARMS
+from bench.lies.run import HostileResult
+from bench.lies.settings import HOSTILE
+from bench.quality import settings, streaming_arms
 from bench.quality.arms import ARMS
 from bench.quality.checkpoints import Checkpoints
 from bench.quality.run import Result, train_arm
@@ -39,12 +42,12 @@ STUDIES: dict[str, tuple[Any, ...]] = {
         Result,
         [SHORT, settings.LONG, settings.LONGER, settings.LARGER, *settings.LATE_OF.values()],
     ),
-    "unequal_peers": (unequal.ARMS, Result, [SHORT, settings.FULL]),
     "diloco_quality": (
         streaming_arms.STREAMING_ARMS,
         StreamingResult,
         [settings.STREAMING_SHORT, settings.STREAMING_FULL],
     ),
+    "hostile": (HOSTILE_ARMS, HostileResult, [HOSTILE]),
     "pipeline_learning": (stage_arms.ARMS, StageResult, [QUICK, stage_settings.FULL, LONG]),
 }
 
@@ -53,23 +56,44 @@ STUDIES: dict[str, tuple[Any, ...]] = {
 def test_every_stored_result_counts(name):
     arms, kind, known = STUDIES[name]
     of_name = {setting.name: setting for setting in known}
-    paths = sorted((RESULTS / name).rglob("*.json"))
-    assert paths
-    for path in paths:
-        arm, _, seed = path.stem.rpartition("-")
-        store = Store(RESULTS / name, of_name[path.parent.name], kind)
-        assert store.load(arms[arm], int(seed)) is not None, path
+    path = RESULTS / f"{name}.jsonl"
+    stored = [json.loads(line)["name"] for line in path.read_text().splitlines()]
+    assert stored
+    assert len(stored) == len(set(stored))
+    for run in stored:
+        setting, _, of_setting = run.partition("/")
+        arm, _, seed = of_setting.rpartition("-")
+        store = Store(path, of_name[setting], kind)
+        assert store.load(arms[arm], int(seed)) is not None, run
 
 
-def test_a_file_without_a_later_field_is_read(tmp_path):
-    store, arm = Store(tmp_path, SMOKE, Result), ARMS["noloco"]
-    store.save(arm, Result(told(arm), asdict(SMOKE), 0, 1, [1.0], tokens=5))
-    (path,) = tmp_path.rglob("*.json")
+def _result(loss: float, seed: int = 0) -> Result:
+    return Result(told(ARMS["noloco"]), asdict(SMOKE), seed, 1, [loss], tokens=5)
+
+
+def test_a_line_without_a_later_field_is_read(tmp_path):
+    path, arm = tmp_path / "runs.jsonl", ARMS["noloco"]
+    store = Store(path, SMOKE, Result)
+    store.save(arm, _result(1.0))
     tree = json.loads(path.read_text())
     del tree["tokens"]
     path.write_text(json.dumps(tree))
     found = existing(store.load(arm, 0))
     assert (found.tokens, found.loss) == (0, 1.0)
+
+
+def test_the_last_whole_line_of_a_run_counts(tmp_path):
+    path, arm = tmp_path / "runs.jsonl", ARMS["noloco"]
+    store = Store(path, SMOKE, Result)
+    for loss, seed in ((1.0, 0), (2.0, 1), (3.0, 0)):
+        store.save(arm, _result(loss, seed))
+    assert [existing(store.load(arm, seed)).loss for seed in (0, 1)] == [3.0, 2.0]
+    with path.open("a") as file:
+        file.write(path.read_text().splitlines()[0][:-20])
+    assert existing(store.load(arm, 0)).loss == 3.0
+    store.save(arm, _result(4.0, 1))
+    assert [existing(store.load(arm, seed)).loss for seed in (0, 1)] == [3.0, 4.0]
+    assert len(path.read_text().splitlines()) == 5
 
 
 def test_differences_are_of_seeds_that_both_have():
@@ -105,7 +129,7 @@ def test_a_run_is_made_once_and_only_if_asked(tmp_path, source):
         return Result(told(arm), asdict(world.setting), world.spec.seed, 1, [2.0])
 
     arms = [ARMS["noloco"], ARMS["ddp"]]
-    store = Store(tmp_path / "results", replace(SMOKE, source=source), Result)
+    store = Store(tmp_path / "results.jsonl", replace(SMOKE, source=source), Result)
     study = Study(store, tmp_path / "cache", train)
     assert study.gather(arms, [0, 1], made_only=True) == {"noloco": {}, "ddp": {}}
     assert not made

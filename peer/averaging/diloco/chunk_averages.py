@@ -53,9 +53,6 @@ class ChunkAverages:
         self._sign = sign
         self._scratch = torch.empty(0)
 
-    def __repr__(self) -> str:
-        return f"<ChunkAverages of {self._outer!r}>"
-
     def averaged(self, order: Average) -> Averaged:
         """The result of a collection; none for values at the very bound of what codes take."""
         try:

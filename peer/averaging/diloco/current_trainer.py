@@ -28,9 +28,6 @@ class CurrentTrainer:
         self._all_back = trio.Event()
         self._all_back.set()
 
-    def __repr__(self) -> str:
-        return f"<CurrentTrainer {self._line!r}, in flight {self._in_flight}>"
-
     @property
     def line(self) -> TrainerLine:
         """The line to the trainer; there must be one."""

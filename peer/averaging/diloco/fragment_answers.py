@@ -35,9 +35,6 @@ class FragmentAnswers:
         self._work = work
         self._lock = lock
 
-    def __repr__(self) -> str:
-        return f"<FragmentAnswers of {self._outer!r}>"
-
     async def answer(self, talk: Conversation, question: Question) -> None:
         """Send what was asked for, or refuse."""
         match question:

@@ -64,9 +64,6 @@ class FragmentAudits:
         self._work = work
         self._made: OrderedDict[tuple[int, int], _Made] = OrderedDict()
 
-    def __repr__(self) -> str:
-        return f"<FragmentAudits, {len(self._made)} results to open>"
-
     # --- our own results --------------------------------------------------------------------------
     def keep(self, order: Average, result: Result) -> None:
         """Keep what we have averaged, until nobody is likely to ask."""

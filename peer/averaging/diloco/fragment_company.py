@@ -22,9 +22,6 @@ class FragmentCompany:
         self._view = view
         self._spec = spec
 
-    def __repr__(self) -> str:
-        return f"<FragmentCompany {self.seen()}>"
-
     def seen(self) -> PeersSeen:
         """How the group looks now, without those that are stuck."""
         now_s = trio.current_time()

@@ -107,9 +107,6 @@ class FragmentExchange:
             trio.open_memory_channel[commands.InOrder](MAX_ORDERS) for _ in outer.fragments
         ]
 
-    def __repr__(self) -> str:
-        return f"<FragmentExchange with {self._core!r}, {self._posts!r}>"
-
     async def run(self) -> None:
         """Serve, collect, average and keep, until cancelled."""
         async with trio.open_nursery() as nursery:

@@ -59,9 +59,6 @@ class FragmentInbound:
         self._work = work
         self._room = memoryview(b"")
 
-    def __repr__(self) -> str:
-        return f"<FragmentInbound with room for {len(self._room)} bytes>"
-
     async def next(self, talk: Conversation) -> tuple[Inbound | Proof, Parts | bytes]:
         """The next message, with its codes by chunk; a proof as it came.
 

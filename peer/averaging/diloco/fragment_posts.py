@@ -48,9 +48,6 @@ class Posts:
         self._nursery: trio.Nursery | None = None
         self._posted = self._lost = 0
 
-    def __repr__(self) -> str:
-        return f"<Posts to {sorted(self._boxes)}, {self._lost} of {self._posted} lost>"
-
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Carry what is posted, until cancelled."""
         async with trio.open_nursery() as nursery:

@@ -36,9 +36,6 @@ class FragmentQuestions:
         self._outer = outer
         self._work = work
 
-    def __repr__(self) -> str:
-        return f"<FragmentQuestions about {self._outer!r}>"
-
     @asynccontextmanager
     async def stream_to(self, peer_id: PeerId) -> AsyncIterator[Conversation]:
         """A stream for questions. Raises LocoError, also when the time is up."""

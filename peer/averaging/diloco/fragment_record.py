@@ -39,9 +39,6 @@ class FragmentRecord:
         self._convict = convict
         self._last_averaged: list[bool] = []
 
-    def __repr__(self) -> str:
-        return f"<FragmentRecord, of the last sends averaged: {self._last_averaged}>"
-
     @property
     def ended_alone(self) -> bool:
         """Whether sends after the last inner step have ended, and no other peer was in them."""

@@ -113,9 +113,6 @@ class FragmentRounds:
         self._exchange: FragmentExchange | None = None
         self._begun = trio.Event()
 
-    def __repr__(self) -> str:
-        return f"<FragmentRounds before {self._next_round}, {self._trainer!r}>"
-
     async def serve(self) -> None:
         """Average with the others, until cancelled; from the first trainer on."""
         await self._begun.wait()

@@ -93,9 +93,6 @@ class OuterFragments:
             for fragment in self.fragments
         ]
 
-    def __repr__(self) -> str:
-        return f"<OuterFragments, {len(self.fragments)} fragments, {self.statistics()}>"
-
     def first_stamps(self) -> list[list[Stamp]]:
         """The state of every chunk of each fragment, as of the start of a run."""
         return [

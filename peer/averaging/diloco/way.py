@@ -20,9 +20,6 @@ class FragmentAveraging:
         self._begun = trio.Event()
         self.lock = trio.Lock()
 
-    def __repr__(self) -> str:
-        return f"<FragmentAveraging {self._rounds!r}>"
-
     @property
     def round(self) -> int:
         """The last that is over; fragments are stepped within rounds."""

@@ -36,9 +36,6 @@ class GossipDoor:
         self._gossips = tuple(gossips)
         self._by_group = {gossip.group: gossip for gossip in gossips}
 
-    def __repr__(self) -> str:
-        return f"<GossipDoor of {len(self._gossips)}>"
-
     async def run(self) -> None:
         """Let all of them look for partners and be asked, until cancelled."""
         async with trio.open_nursery() as nursery:

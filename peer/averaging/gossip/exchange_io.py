@@ -128,9 +128,6 @@ class VectorExchange:
         self._scope = trio.CancelScope()
         self._listening = trio.CancelScope()
 
-    def __repr__(self) -> str:
-        return f"<VectorExchange {self.name} {self.machine!r}>"
-
     @property
     def talk(self) -> Conversation:
         """The stream on which it was agreed."""

@@ -60,9 +60,6 @@ class Exchanges:
         self._buffer = bytearray(agreement.payload_bytes)
         self._remembered: OrderedDict[tuple[PeerId, str], VectorExchange] = OrderedDict()
 
-    def __repr__(self) -> str:
-        return f"<Exchanges, {len(self._remembered)} remembered>"
-
     @asynccontextmanager
     async def open(self, peer_id: PeerId) -> AsyncIterator[Conversation]:
         """A new gossip stream to a peer. Raises StreamLost."""

@@ -90,9 +90,6 @@ class FinalMeetings:
         self._called = trio.Event()
         self._disagreements = 0
 
-    def __repr__(self) -> str:
-        return f"<FinalMeetings at {self._number} of roster {self._roster}>"
-
     @property
     def disagreements(self) -> int:
         """Meetings left out because the partner sees another roster than we."""

@@ -83,9 +83,6 @@ class FinalRounds:
         self.meeting: Meeting | None = RANDOM
         self.has_begun = False
 
-    def __repr__(self) -> str:
-        return f"<FinalRounds {self._planned}, {self._num_random} random>"
-
     async def goes_on(self, line: TrainerLine) -> bool:
         """Whether there is one more meeting; `meeting` tells which. The first call plans them.
 

@@ -103,9 +103,6 @@ class Gossip:
         self._changed = trio.Event()
         self._nursery: trio.Nursery | None = None
 
-    def __repr__(self) -> str:
-        return f"<Gossip {self._matchmaker!r} held={len(self._held)} asking={len(self._asking)}>"
-
     # --- the outer steps' side --------------------------------------------------------------------
     async def run(self) -> None:
         """Serve the matchmaker's timers until cancelled."""

@@ -70,9 +70,6 @@ class GossipRounds:
         self._settled = trio.Event()
         self._settled.set()
 
-    def __repr__(self) -> str:
-        return f"<GossipRounds {self._rounds!r} {self._outer!r}>"
-
     @property
     def version(self) -> int:
         """Version of the slow weights."""

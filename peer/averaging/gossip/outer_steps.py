@@ -104,9 +104,6 @@ class OuterSteps:
         self._lock = lock
         self._steps_since_average = 0
 
-    def __repr__(self) -> str:
-        return f"<OuterSteps {self._outer!r}, {self._patience!r}>"
-
     async def contribution(
         self, codes: memoryview, digest: str, *, round: int, step: int, steps: int, tokens: int
     ) -> OwnVector:

@@ -63,9 +63,6 @@ class OwnLength:
         self._last: _OnTheLine | None = None
         facts.chosen_inner_steps = self._length.inner_steps
 
-    def __repr__(self) -> str:
-        return f"<OwnLength {self._length!r}>"
-
     def next(self, nominal_step_s: float, *, alone: bool) -> int:
         """H of the round that begins now. Nobody's line is filled by a peer that is alone.
 

@@ -50,9 +50,6 @@ class Packer:
         self.work = work
         self._expected: Floats | None = None
 
-    def __repr__(self) -> str:
-        return f"<Packer, knows {'nothing' if self._expected is None else 'distances'}>"
-
     async def packed(self, payload: memoryview) -> memoryview | None:
         """Our codes as differences; None where they had better go as they are."""
         return await self.work.run(self._pack, payload) if self.packs else None
@@ -93,9 +90,6 @@ class Reading:
         self._wanted: Marks | None = None
         self._sent_again_bytes = 0
         self._is_counted = False
-
-    def __repr__(self) -> str:
-        return f"<Reading, {self._asking!r}, {self._answering!r}>"
 
     @property
     def packs(self) -> bool:

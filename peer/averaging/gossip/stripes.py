@@ -34,9 +34,6 @@ class Stripes:
         self._receiving: list[trio.CancelScope] = []
         self._last_byte_s = trio.current_time()
 
-    def __repr__(self) -> str:
-        return f"<Stripes {self._outgoing!r}, {self._incoming!r}>"
-
     def expect(self, into: memoryview) -> None:
         """It is known how long theirs is: pieces of it go there."""
         self._into, self._incoming = into, Incoming(len(into))

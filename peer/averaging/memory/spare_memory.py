@@ -32,9 +32,6 @@ class SpareMemory:
         self._max_spare_bytes = max_spare_bytes
         self._spare: deque[Memory] = deque()
 
-    def __repr__(self) -> str:
-        return f"<SpareMemory, {self.spare_bytes} of at most {self._max_spare_bytes} bytes>"
-
     @property
     def spare_bytes(self) -> int:
         """What is kept now."""

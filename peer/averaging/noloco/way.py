@@ -44,9 +44,6 @@ class PairAveraging:
         self._door = GossipDoor(parts.network, [self._lane.gossip])
         self.slow_P, self.momentum_P = parts.slow_P, momentum_P
 
-    def __repr__(self) -> str:
-        return f"<PairAveraging {self._outer!r}>"
-
     @property
     def round(self) -> int:
         """The round of the last outer step; -1 before the first."""

@@ -46,9 +46,6 @@ class FragmentLanes:
             self._lane(fragment, delta_P, factors) for fragment in fragments
         )
 
-    def __repr__(self) -> str:
-        return f"<FragmentLanes {[lane.outer for lane in self.lanes]}>"
-
     @property
     def disagreements(self) -> int:
         """Meetings left out because the partner sees another roster: of the worst fragment."""

@@ -103,9 +103,6 @@ class StreamingRounds:
         self._is_leaving = False
         self._sent_s: dict[int, float] = {}
 
-    def __repr__(self) -> str:
-        return f"<StreamingRounds {self._rounds!r}, {self._flights} flights of {self._lanes!r}>"
-
     @property
     def version(self) -> int:
         """Version of the slow weights."""

@@ -49,9 +49,6 @@ class StreamingAveraging:
         self._lanes: FragmentLanes | None = None
         self._begun = trio.Event()
 
-    def __repr__(self) -> str:
-        return f"<StreamingAveraging {self._rounds!r}>"
-
     @property
     def round(self) -> int:
         """The last that is over; fragments are stepped within rounds."""

@@ -44,9 +44,6 @@ class Corpus:
         self.vocabulary_size = vocabulary_size
         self.tokenizer_digest = tokenizer_digest
 
-    def __repr__(self) -> str:
-        return f"<Corpus of {self.num_blocks} blocks of {self._context_length} tokens>"
-
     def __enter__(self) -> Self:
         return self
 

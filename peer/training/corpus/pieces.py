@@ -51,9 +51,6 @@ class PieceCorpus:
         self.num_blocks = manifest.num_blocks
         self.piece_blocks = manifest.piece_blocks
 
-    def __repr__(self) -> str:
-        return f"<PieceCorpus of {self._manifest!r}>"
-
     def __enter__(self) -> Self:
         return self
 

@@ -67,9 +67,6 @@ class _Process:
         self._last: dict[str, Any] = {}
         self._at = "nothing yet"
 
-    def __repr__(self) -> str:
-        return f"<_Process {self._process.pid} at {self._at}>"
-
     def __enter__(self) -> Self:
         return self
 

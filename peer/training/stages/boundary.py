@@ -21,9 +21,6 @@ class BoundaryCoder:
         self._device = device
         self._num_values = shape[0] * shape[1] * shape[2]
 
-    def __repr__(self) -> str:
-        return f"<BoundaryCoder of {self._shape} in {self._codec.name}>"
-
     @property
     def code_bytes(self) -> int:
         """Bytes of one boundary."""

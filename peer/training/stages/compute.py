@@ -45,9 +45,6 @@ class StageCompute:
         self._precision = precision
         self._held: dict[int, _Held] = {}
 
-    def __repr__(self) -> str:
-        return f"<StageCompute holding {sorted(self._held)}>"
-
     @property
     def num_layers(self) -> int:
         """Layers of this stage."""

@@ -26,9 +26,6 @@ class PutOff:
     def __init__(self) -> None:
         self._products: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
-    def __repr__(self) -> str:
-        return f"<PutOff, {len(self._products)} products>"
-
     def put(
         self, gradient_NO: torch.Tensor, given_NI: torch.Tensor, weight_OI: torch.Tensor
     ) -> None:

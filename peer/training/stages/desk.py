@@ -61,9 +61,6 @@ class StageChannel:
         self._stages: deque[StageCommand] = deque()
         self.between_steps: Callable[[], None] = lambda: None
 
-    def __repr__(self) -> str:
-        return f"<StageChannel with {len(self._loops)} and {len(self._stages)} commands waiting>"
-
     def emit(self, event: TrainerEvent) -> None:
         """Send an event."""
         self._channel.emit(event)
@@ -113,9 +110,6 @@ class Desk:
         self._coder = coder
         self._free = deque(ring.outbound)
         self._waiting: deque[Deliver | Drop | Resend | Finish] = deque()
-
-    def __repr__(self) -> str:
-        return f"<Desk with {len(self._waiting)} commands waiting, {len(self._free)} slots free>"
 
     def emit(self, event: TrainerEvent) -> None:
         """Send an event."""

@@ -34,9 +34,6 @@ class GradientSum:
         self._shares: dict[str, GradientShares] = {}
         self._told = 0
 
-    def __repr__(self) -> str:
-        return f"<GradientSum by {self._shares}>"
-
     def add(self, kind: str) -> None:
         """Take what a microbatch has left in the model's gradient.
 

@@ -42,9 +42,6 @@ class BoundaryRing:
         """The memory that the other end has made, of as many slots as there are."""
         return cls(fd, os.fstat(fd).st_size // (2 * slot_bytes), slot_bytes, codec)
 
-    def __repr__(self) -> str:
-        return f"<BoundaryRing of twice {self.slots} slots, {self.slot_bytes} bytes each>"
-
     @property
     def inbound(self) -> range:
         """Numbers of the slots that the daemon fills."""

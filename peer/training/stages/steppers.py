@@ -78,9 +78,6 @@ class StageStep:
         self._gradients = GradientSum(model.gradient_P, optimizer.clip_norm)
         self._losses = _Losses()
 
-    def __repr__(self) -> str:
-        return f"<StageStep of {self._model!r}, {self._losses}>"
-
     def add_loss(self, loss: float) -> None:
         """A microbatch of the step that is under way had this loss."""
         self._losses.add(loss)
@@ -132,9 +129,6 @@ class DataPeerStepper:
         self._sequences = sequences
         self._in_flight = in_flight
         self._next = 0
-
-    def __repr__(self) -> str:
-        return f"<DataPeerStepper, {self._sequences} sequences at once, {self._compute!r}>"
 
     def step(self, blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
         """Train on these blocks, [B, T+1] tokens. Raises Interrupted."""
@@ -227,9 +221,6 @@ class RelayStepper:
         self._compute = compute
         self._desk = desk
         self._end = StageStep(desk, model, optimizer)
-
-    def __repr__(self) -> str:
-        return f"<RelayStepper, {self._compute!r}>"
 
     def step(self, _blocks_BT: npt.NDArray[np.int64], learning_rate: float) -> StepResult:
         """Do what comes until the daemon says that it is all. Raises Interrupted."""

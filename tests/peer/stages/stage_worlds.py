@@ -177,7 +177,7 @@ class StagePeer:
         spec = RunSpec.model_validate(
             {"pipeline": pipeline, "training": {"batch_size": world.microbatches}}
         )
-        company = StageCompany(self.roster, RUN_ID, world.stages, peer_id)
+        company = StageCompany(self.roster, RUN_ID, world.stages)
         around = Surroundings(
             network=network,
             facts=self.facts,
