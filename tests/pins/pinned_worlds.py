@@ -214,7 +214,7 @@ class _LoggedTrainer(PretendedTrainer):
         return await super()._pass(leg, number, slot, loss)
 
     async def _come_back(self, command: Any, away: Any) -> None:
-        leg, number = command.leg, command.microbatch
+        leg, number = command.leg, command.number
         self.log("came_back", leg=leg, microbatch=number, counts=number in away)
         await super()._come_back(command, away)
 
