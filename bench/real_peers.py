@@ -186,6 +186,7 @@ class RealPeer:
         """Until it has ended with all it started."""
         if self._process is not None:
             self._process.wait(STOP_S)
+            self.stop()  # its pipe is not left open
 
 
 def home_in(folder: Path) -> Home:
