@@ -13,7 +13,7 @@ import pytest
 import trio
 
 import peer
-from peer.observe.console import SENTENCES
+from peer.observe.console import SENTENCES, said_of
 from peer.observe.event_names import FIELDS, EventName
 from peer.observe.events import EventLog
 from peer.observe.log_file import MAX_LINE_BYTES, LineFile, read_events, rotated
@@ -49,6 +49,13 @@ async def test_events_are_a_closed_list() -> None:
     with pytest.raises(ValueError, match="RoundForgotten"):
         log.emit("RoundForgotten")
     assert set(FIELDS) == set(EventName)
+
+
+@pytest.mark.parametrize("event", [EventName.CHECKPOINT_WRITTEN, EventName.RUN_RESUMED])
+def test_a_checkpoint_of_the_end_is_told_as_such(event: EventName) -> None:
+    fields = {"event": str(event), "path": "p", "step": 1600}
+    assert "checkpoint of step 1,600 (the end of the run)" in str(said_of(fields | {"over": True}))
+    assert "(" not in str(said_of(fields | {"over": False}))
 
 
 async def test_fields_that_nobody_documented_are_told() -> None:
