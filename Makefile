@@ -14,7 +14,7 @@ RESULTS   ?= bench-run
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
 
 .DEFAULT_GOAL := help
-.PHONY: help env test test-fast coverage lint format demo bench clean
+.PHONY: help env test test-all test-fast coverage lint format demo bench clean
 
 help:  ## This list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ ifeq ($(strip $(PYTEST)),)
 else
 	@$(BIN)/python -m pytest $(PYTEST)
 endif
+
+test-all: test  ## All tests, the long ones too: an hour; those behind routers need root and nft
+	@$(BIN)/python -m pytest -m long --durations=12
 
 test-fast: env  ## The tests that take less than a quarter of a second each
 	@$(BIN)/python -m pytest -m "not slow and not e2e" $(PYTEST)
