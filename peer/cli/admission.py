@@ -1,4 +1,4 @@
-"""`loco-peer invite`, `admit`, `ban` and `delegate`: who may take part in the run of a home."""
+"""`loco-peer invite`, `admit`, `ban` and `delegate`: admission to the run of a home."""
 
 import re
 import sys
@@ -24,7 +24,7 @@ MAX_LASTS_S: Final = 10 * 366 * 86_400
 
 
 def print_invitation(home: Path | None, expires: str, uses: int) -> None:
-    """Print the line with which its holder joins.
+    """Print the command with which the invited peer joins.
 
     Raises:
         ConfigError, NoDaemon, ControlFailed
@@ -49,8 +49,8 @@ def rule(home: Path | None, verdict: Verdict, peer: str) -> None:
             public_key_from_peer_id(peer)
         except RemoteProtocolError as error:
             raise ConfigError(
-                f"{error}; `loco-peer status` in its home shows a peer's id, and the last eight"
-                " characters of the others', which do as well"
+                f"{error}; `loco-peer status` shows a peer's own id, and of the other peers the"
+                " last eight characters, which are enough here"
             ) from error
     wanted = {"verdict": str(verdict), "peer": peer}
     told = trio.run(lambda: ask_daemon(home_of(home), "rule", REPLY_TIMEOUT_S, **wanted))

@@ -41,7 +41,7 @@ def new(
         typer.Option(
             "--preset",
             metavar="demo|125m|1b",
-            help="Sizes to begin with; only demo has been run.",
+            help="Model size and settings; only demo has been run.",
         ),
     ] = "demo",
     method: Annotated[
@@ -54,20 +54,18 @@ def new(
     stages: Annotated[
         int,
         typer.Option(
-            "--stages", min=1, metavar="N", help="Parts of the model, on machines of their own."
+            "--stages", min=1, metavar="N", help="Stages of a pipeline; 1 is no pipeline."
         ),
     ] = 1,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace the file if it is there.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a run spec with every key explained."""
+    """Write a run spec in which every key is explained."""
     from .new import write_new
 
     with reported():
         takes = write_new(run_toml, preset, method, optimizer, stages, force=force)
         print(*(f"  {line}" for line in takes), sep="\n")
-        print(f"wrote {run_toml}; look it over, then: loco-peer start {run_toml}")
+        print(f"wrote {run_toml}; read it, then run: loco-peer start {run_toml}")
 
 
 @app.command(cls=Command)
@@ -78,14 +76,14 @@ def start(
     restore: opt.Restore = None,
     **given: object,
 ) -> None:
-    """Found a run and be its first peer, or go on with the run of this home."""
+    """Found a run as its first peer, or continue the run of this home."""
     _run(given, Start(run_toml, new_run=new_run, restore=restore))
 
 
 @app.command(cls=Command)
 @opt.takes_peer_options
 def join(**given: object) -> None:
-    """Join a run, from which everything else comes; or go on with the run of this home."""
+    """Join a run and fetch spec, data and weights; or continue the run of this home."""
     _run(given, None)
 
 
@@ -127,7 +125,7 @@ def doctor(
     invite: opt.Invite = None,
     verbose: opt.Verbose = None,
 ) -> None:
-    """Look at this machine, its network and its peer; say what is wrong and what to do."""
+    """Check this machine, its network and its peer; say what is wrong and what to do."""
     with reported(verbose=bool(verbose)):
         from .doctor import examine_here
 
@@ -145,7 +143,7 @@ def leave(home: opt.Home = None, verbose: opt.Verbose = None) -> None:
 
 @app.command(cls=Command)
 def pause(home: opt.Home = None, verbose: opt.Verbose = None) -> None:
-    """Make the daemon of this home rest when its round is done; it stays, and serves others."""
+    """Pause training when the round is done; the daemon keeps running and serves others."""
     from .client import pause_training
 
     with reported(verbose=bool(verbose)):
@@ -154,7 +152,7 @@ def pause(home: opt.Home = None, verbose: opt.Verbose = None) -> None:
 
 @app.command(cls=Command)
 def resume(home: opt.Home = None, verbose: opt.Verbose = None) -> None:
-    """Make a paused daemon train on, where the others are by now."""
+    """Resume training at the swarm's current step."""
     from .client import resume_training
 
     with reported(verbose=bool(verbose)):
@@ -165,14 +163,14 @@ def resume(home: opt.Home = None, verbose: opt.Verbose = None) -> None:
 def invite(
     home: opt.Home = None,
     expires: Annotated[
-        str, typer.Option("--expires", metavar="TIME", help="Until when it can be used: 12h, 7d.")
+        str, typer.Option("--expires", metavar="TIME", help="How long it is valid: 12h, 7d.")
     ] = "7d",
     uses: Annotated[
-        int, typer.Option("--uses", metavar="N", help="Peers that may enter with it.")
+        int, typer.Option("--uses", metavar="N", help="How many peers may join with it.")
     ] = 1,
     verbose: opt.Verbose = None,
 ) -> None:
-    """Print the line with which somebody joins a run that takes invited peers."""
+    """Print a join command for a run that admits invited peers only."""
     with reported(verbose=bool(verbose)):
         from .admission import print_invitation
 
@@ -181,19 +179,19 @@ def invite(
 
 @app.command(cls=Command)
 def ban(peer: opt.Peer, home: opt.Home = None, verbose: opt.Verbose = None) -> None:
-    """Ban a peer from the run; all peers hear of it."""
+    """Ban a peer from the run; all peers are told."""
     _rule("ban", peer, home, verbose=bool(verbose))
 
 
 @app.command(cls=Command)
 def admit(peer: opt.Peer, home: opt.Home = None, verbose: opt.Verbose = None) -> None:
-    """Admit a peer to the run; takes back a ban."""
+    """Admit a peer to the run; this also lifts a ban."""
     _rule("admit", peer, home, verbose=bool(verbose))
 
 
 @app.command(cls=Command)
 def delegate(peer: opt.Peer, home: opt.Home = None, verbose: opt.Verbose = None) -> None:
-    """Let a peer admit, ban and invite too; `admit` takes that back."""
+    """Let a peer admit, ban and invite too; `admit` revokes that."""
     _rule("delegate", peer, home, verbose=bool(verbose))
 
 
@@ -201,20 +199,20 @@ def delegate(peer: opt.Peer, home: opt.Home = None, verbose: opt.Verbose = None)
 def amend(
     run_toml: Annotated[
         Path | None,
-        typer.Argument(metavar="RUN.toml", help="The run spec with your changes, or these alone."),
+        typer.Argument(metavar="RUN.toml", help="The changed run spec, or only the changed keys."),
     ] = None,
     at_round: Annotated[
         int | None,
-        typer.Option("--at-round", metavar="N", help="First round that is changed. Default: soon."),
+        typer.Option("--at-round", metavar="N", help="First changed round. Default: in 3 rounds."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")
+        bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")
     ] = False,
     show: Annotated[bool, typer.Option("--show", help="Show what has been amended.")] = False,
     home: opt.Home = None,
     verbose: opt.Verbose = None,
 ) -> None:
-    """Change the length, the learning rate or the admission of the run under way; founder only."""
+    """Change length, learning rate or admission of a run under way; founder only."""
     with reported(verbose=bool(verbose)):
         from .amend import amend_run, show_amendments
 
@@ -239,12 +237,12 @@ def export(
         Path, typer.Option("--hf", metavar="DIR", help="Write a Hugging Face checkpoint here.")
     ],
     swarm: Annotated[
-        bool, typer.Option("--swarm", help="The mean of all peers that can be reached.")
+        bool, typer.Option("--swarm", help="Export the mean of all peers that can be reached.")
     ] = False,
     home: opt.Home = None,
     verbose: opt.Verbose = None,
 ) -> None:
-    """Export the slow weights as they are now, those of this peer or the mean of all."""
+    """Export the current slow weights of this peer, or the mean of all peers."""
     from .client import export_checkpoint, home_of
 
     with reported(verbose=bool(verbose)):
@@ -259,10 +257,12 @@ def export(
 
 @app.command(cls=Command)
 def generate(
-    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="What is continued.")],
+    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="Text to continue.")],
     hf: Annotated[
         Path | None,
-        typer.Option("--hf", metavar="DIR", help="An export. Default: the peer of this home."),
+        typer.Option(
+            "--hf", metavar="DIR", help="Use this export. Default: the peer of this home."
+        ),
     ] = None,
     home: opt.Home = None,
     tokens: Annotated[
@@ -272,7 +272,7 @@ def generate(
     temperature: Annotated[
         float,
         typer.Option(
-            "--temperature", min=0, metavar="X", help="0 takes the likeliest token always."
+            "--temperature", min=0, metavar="X", help="0 always takes the likeliest token."
         ),
     ] = 1.0,
     top_p: Annotated[
@@ -282,7 +282,7 @@ def generate(
             min=0.01,
             max=1,
             metavar="SHARE",
-            help="Draw from the likeliest that make up this share.",
+            help="Draw from the likeliest tokens with this total probability.",
         ),
     ] = 1.0,
     seed: Annotated[
@@ -292,16 +292,16 @@ def generate(
             min=0,
             max=(1 << 63) - 1,
             metavar="N",
-            help="The same text for the same.",
+            help="The same seed gives the same text.",
         ),
     ] = 0,
     without_stages: Annotated[
         str | None,
-        typer.Option("--without-stages", metavar="N,M", help="Leave the layers of these out."),
+        typer.Option("--without-stages", metavar="N,M", help="Leave these stages out."),
     ] = None,
     verbose: opt.Verbose = None,
 ) -> None:
-    """Write text with the run's model, with all stages or without some."""
+    """Generate text with the run's model, with all stages or without some."""
     with reported(verbose=bool(verbose)):
         from peer.state.generation import Sampling
 

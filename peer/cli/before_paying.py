@@ -19,37 +19,39 @@ def plan(
     ],
     links: Annotated[
         Path | None,
-        typer.Option("--links", metavar="CSV", help="Links; pairs left out go by location."),
+        typer.Option("--links", metavar="CSV", help="Links. Missing pairs: by location."),
     ] = None,
     stages: Annotated[
         int | None,
-        typer.Option("--stages", metavar="N", help="Parts of the model. Default: as in the spec."),
+        typer.Option("--stages", metavar="N", help="Stages of the pipeline. Default: the spec's."),
     ] = None,
     visited: Annotated[
         int | None,
         typer.Option(
-            "--visited", metavar="N", help="Stages on a path. Default: as in the spec, or 3 of 4."
+            "--visited", metavar="N", help="Stages on a path. Default: the spec's, or 3 of 4."
         ),
     ] = None,
     full_every: Annotated[
         int | None,
         typer.Option(
-            "--full-every", metavar="K", help="Every K-th iteration skips nothing; 0: none does."
+            "--full-every", metavar="K", help="Every K-th iteration skips no stage; 0: none."
         ),
     ] = None,
     microbatches: Annotated[
         int | None,
-        typer.Option("--microbatches", metavar="N", help="Of one iteration, of all together."),
+        typer.Option("--microbatches", metavar="N", help="Microbatches per iteration, in total."),
     ] = None,
     sequences: Annotated[
         int | None,
         typer.Option(
-            "--sequences", min=1, metavar="N", help="Of one microbatch. Default: as in the spec."
+            "--sequences", min=1, metavar="N", help="Sequences per microbatch. Default: the spec's."
         ),
     ] = None,
     codec: Annotated[
         str | None,
-        typer.Option("--codec", metavar="fp32|bf16|int8", help="What travels between stages."),
+        typer.Option(
+            "--codec", metavar="fp32|bf16|int8", help="Format of values sent between stages."
+        ),
     ] = None,
     picture: Annotated[
         Path | None,
@@ -58,7 +60,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     verbose: opt.Verbose = None,
 ) -> None:
-    """Say what machines would do together, before they are paid for."""
+    """Estimate hours and cost of a run on machines, before you pay for them."""
     from .plan import PlanOptions, show_plan
 
     with reported(verbose=bool(verbose)):
@@ -79,22 +81,22 @@ def measure(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option("--name", metavar="NAME", help="Of this machine. Default: its host name."),
+        typer.Option("--name", metavar="NAME", help="This machine's name. Default: host name."),
     ] = None,
     location: Annotated[
-        str, typer.Option("--location", metavar="PLACE", help="Such as Iowa or London.")
+        str, typer.Option("--location", metavar="PLACE", help="Its place, such as Iowa or London.")
     ] = "here",
     price: Annotated[
-        float, typer.Option("--price", min=0, metavar="DOLLARS", help="Of an hour.")
+        float, typer.Option("--price", min=0, metavar="DOLLARS", help="Price of an hour.")
     ] = 0.0,
     device: opt.Device = None,
     threads: opt.Threads = None,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=0, metavar="S", help="Time steps for so long.")
+        float, typer.Option("--seconds", min=0, metavar="S", help="How long to time steps.")
     ] = 10.0,
     verbose: opt.Verbose = None,
 ) -> None:
-    """Time the trainer on this machine: its row for the table of `plan`."""
+    """Time the trainer on this machine and print its row for the table of `plan`."""
     with reported(verbose=bool(verbose)):
         from .new import preset_spec
         from .run import read_spec

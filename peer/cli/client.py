@@ -50,23 +50,23 @@ def leave_swarm(home: Path | None) -> None:
 
 
 def pause_training(home: Path | None) -> None:
-    """Have the daemon rest when its round is done.
+    """Pause the daemon's training when its round is done.
 
     Raises:
         NoDaemon, ControlFailed
     """
     trio.run(ask_daemon, home_of(home), "pause", REPLY_TIMEOUT_S)
-    print("pausing when this round is done; 'loco-peer resume' goes on")
+    print("pausing when this round is done; 'loco-peer resume' continues")
 
 
 def resume_training(home: Path | None) -> None:
-    """Have the daemon train on.
+    """Resume the daemon's training.
 
     Raises:
         NoDaemon, ControlFailed
     """
     trio.run(ask_daemon, home_of(home), "resume", REPLY_TIMEOUT_S)
-    print("training goes on")
+    print("training resumed")
 
 
 def export_checkpoint(
@@ -133,8 +133,8 @@ async def ask_daemon(
         if home.in_use():
             since_s = home.held_s()
             raise NotNow(
-                f"the daemon of {home.root} takes no requests now: it is starting, or ending"
-                f" (it has been there for {since_s:.0f} s); try again in a few seconds"
+                f"the daemon of {home.root} takes no requests now: it is starting or ending"
+                f" (it has run for {since_s:.0f} s); try again in a few seconds"
             ) from error
         raise _none_in(home) from error
 
@@ -142,12 +142,12 @@ async def ask_daemon(
 def _none_in(home: Home) -> NoDaemon:
     return NoDaemon(
         f"no daemon is running in {home.root}; start one, or name its home with --home"
-        " (one that was started just now is there in a moment)"
+        " (a daemon that was just started needs a moment)"
     )
 
 
 async def _leave(home: Home) -> None:
-    """Ask until it is heard: the daemon may be about to become a process that joins again."""
+    """Ask until the daemon answers: it may be about to join again in a new process."""
     if not home.in_use():
         raise _none_in(home)
     limit_s, asked = LEAVE_TIMEOUT_S, False
@@ -161,4 +161,4 @@ async def _leave(home: Home) -> None:
                     scope.deadline += grace_s
             await trio.sleep(_POLL_S)
     if scope.cancelled_caught:
-        raise ControlFailed(f"the daemon is still there after {limit_s:.0f} s")
+        raise ControlFailed(f"the daemon is still running after {limit_s:.0f} s")

@@ -85,14 +85,14 @@ def running_findings(status: dict[str, Any]) -> Iterator[Finding]:
     only = status["reachable_from"]
     note = "" if only == Scope.ANYWHERE else f" (only reachable from {only})"
     yield Finding("address", Health.WELL, f"{status['address']}{note}")
-    cure = "" if reach["reachable"] != "no" else "forward its port, and it needs no relay"
+    cure = "" if reach["reachable"] != "no" else "forward its port to avoid relays"
     health = Health.WELL if reach["reachable"] == "yes" else Health.NOTE
     families = f"IPv4 {reach['v4']}, IPv6 {reach['v6']}, by {reach['answers']} peers"
     yield Finding("dial-back", health, f"{reach['reachable']} ({families})", cure)
     yield Finding("router", Health.WELL, f"{reach['nat']}")
     if reach["reachable"] == "no" and not reach["relays"]:
         cure = "start one peer of the run on a machine with an open port"
-        yield Finding("relay", Health.ILL, "none relays for this peer", cure)
+        yield Finding("relay", Health.ILL, "no peer relays for this peer", cure)
     else:
         yield Finding("relay", Health.WELL, ", ".join(reach["relays"]) or "none is in use")
 
@@ -120,7 +120,7 @@ def _look_outside(
         findings += network_findings(seen)
     else:
         cure = "loco-peer doctor --bootstrap ADDR"
-        findings.append(Finding("network", Health.NOTE, "not looked at: no peer was named", cure))
+        findings.append(Finding("network", Health.NOTE, "not checked: no peer was named", cure))
     return where.port or seen.port, seen.observed
 
 
@@ -162,6 +162,6 @@ def _visiting(
             held.enter_context(home.locked())
             visitor = visitor_of(home, config.invite)
         except LocoError as error:
-            says = f"cannot be used now, so a stranger asks: {error}"
+            says = f"cannot be used now, so doctor asks with a new identity: {error}"
             findings.append(Finding("home", Health.NOTE, says))
         yield visitor

@@ -56,7 +56,7 @@ def disk_finding(home: Path, free_bytes: float) -> Finding:
     says = f"{size_text(free_bytes)} free in {home}"
     if free_bytes >= MIN_DISK_BYTES:
         return Finding("disk", Health.WELL, says)
-    cure = "free some, or put the home elsewhere with --home; a state takes 8 bytes per parameter"
+    cure = "free some, or choose another disk with --home; a state takes 8 bytes per parameter"
     return Finding("disk", Health.ILL, says, cure)
 
 
@@ -64,10 +64,10 @@ def _memory() -> Finding:
     import psutil
 
     free = psutil.virtual_memory().available
-    says = f"{size_text(free)} of memory are free"
+    says = f"{size_text(free)} of memory free"
     if free >= MIN_MEMORY_BYTES:
         return Finding("memory", Health.WELL, says)
-    cure = "end other programs; the daemon holds 8 bytes per parameter and more beside the trainer"
+    cure = "end other programs; the daemon needs 8 bytes per parameter beside the trainer, and more"
     return Finding("memory", Health.ILL, says, cure)
 
 
@@ -75,8 +75,8 @@ def _gpu() -> Finding:
     import torch
 
     if not torch.cuda.is_available():
-        cure = "with a GPU in it: install its driver, and a torch that is built for CUDA"
-        return Finding("GPU", Health.NOTE, "none that torch can use: trains on the CPU", cure)
+        cure = "if it has a GPU: install its driver, and a torch that is built for CUDA"
+        return Finding("GPU", Health.NOTE, "torch finds none: it will train on the CPU", cure)
     seen = []
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)

@@ -29,13 +29,13 @@ def network_findings(seen: Examination) -> Iterator[Finding]:
 
 def _peer(met: Met) -> Finding:
     if met.refused:
-        return Finding("peer", Health.ILL, f"{met.address} answers, and refuses: {met.failure}")
+        return Finding("peer", Health.ILL, f"{met.address} refuses this peer: {met.failure}")
     if met.failure is not None:
         return Finding(
             "peer",
             Health.ILL,
             f"{met.address}: {met.failure}",
-            "check the address with whoever runs that peer, and that its port is open",
+            "ask its owner whether the address is right and the port open",
         )
     says = f"{met.address} answers in {1e3 * met.round_trip_s:.0f} ms: {met.software}"
     return Finding("peer", Health.WELL, says)
@@ -56,29 +56,29 @@ def _clock(reached: list[Met]) -> Finding:
 
 def _dial_back(seen: Examination) -> Finding:
     if seen.reach is Reach.YES:
-        return Finding("dial-back", Health.WELL, f"others get through to {seen.working[0]}")
+        return Finding("dial-back", Health.WELL, f"others can reach {seen.working[0]}")
     if seen.reach is Reach.UNKNOWN:
         return Finding(
             "dial-back",
             Health.NOTE,
-            "no peer has tried to dial us",
-            "ask one whose version knows how to: --bootstrap ADDR",
+            "no peer has tried to dial this machine",
+            "ask a peer with a version that can: --bootstrap ADDR",
         )
     outer = seen.observed[0] if seen.observed else "your public address"
     return Finding(
         "dial-back",
         Health.NOTE,
-        f"nobody gets through to port {seen.port}/tcp at {outer}",
-        f"forward {seen.port}/tcp to this machine, or open it in the firewall; else peers"
-        " reach it through relays alone",
+        f"no peer can reach port {seen.port}/tcp at {outer}",
+        f"forward {seen.port}/tcp to this machine, or open it in the firewall; otherwise peers"
+        " reach it through relays only",
     )
 
 
 def _router(seen: Examination) -> Finding:
     says = {
         NatKind.NONE: "none: others see this machine's own address",
-        NatKind.CONE: "shows one port to all: direct connections can be made through it",
-        NatKind.SYMMETRIC: "shows another port to each: what is not forwarded goes through relays",
+        NatKind.CONE: "one port for all destinations: direct connections are possible",
+        NatKind.SYMMETRIC: "another port for each destination: unless forwarded, relays are needed",
         NatKind.UNKNOWN: "translates addresses; it takes two peers to tell its kind",
     }[seen.nat]
     return Finding("router", Health.WELL, says)
@@ -89,11 +89,11 @@ def _relay(seen: Examination, reached: list[Met]) -> Finding:
     if seen.reach is Reach.YES:
         return Finding("relay", Health.WELL, "none is needed")
     if relays:
-        return Finding("relay", Health.WELL, f"{len(relays)} of {len(reached)} would relay for us")
+        return Finding("relay", Health.WELL, f"{len(relays)} of {len(reached)} peers would relay")
     return Finding(
         "relay",
         Health.ILL if seen.reach is Reach.NO else Health.NOTE,
-        "nobody would relay for us",
+        "no peer would relay",
         "start one peer of the run on a machine with an open port, without --relay-mbps 0",
     )
 

@@ -41,25 +41,25 @@ COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
 EXAMPLES: Final[Mapping[str, tuple[str, str]]] = {
     "new": (
         "loco-peer new run.toml --preset 125m",
-        "look run.toml over, then: loco-peer start run.toml",
+        "read run.toml, then run: loco-peer start run.toml",
     ),
     "start": (
         "loco-peer start run.toml --announce 203.0.113.5:31337",
-        "it prints the line for other machines; `loco-peer status` shows how far it is",
+        "it prints the command for other machines; `loco-peer status` shows its progress",
     ),
     "join": (
         "loco-peer join --bootstrap 203.0.113.5:31337",
-        "`loco-peer status` shows how far it is; after a restart: loco-peer start",
+        "`loco-peer status` shows its progress; after a restart: loco-peer start",
     ),
     "plan": (
         "loco-peer plan run.toml --peers peers.csv",
-        "rent them; `loco-peer measure run.toml` on one says what it really does",
+        "rent them; `loco-peer measure run.toml` on one measures its real speed",
     ),
     "measure": (
         "loco-peer measure run.toml --peers peers.csv --location Iowa --price 2.49",
         "loco-peer plan run.toml --peers peers.csv",
     ),
-    "doctor": ("loco-peer doctor --bootstrap 203.0.113.5:31337", "loco-peer join, with that"),
+    "doctor": ("loco-peer doctor --bootstrap 203.0.113.5:31337", "loco-peer join with the same"),
     "export": (
         "loco-peer export --hf checkpoint --swarm",
         'loco-peer generate --hf checkpoint --prompt "Once"',
@@ -68,7 +68,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, str]]] = {
         'loco-peer generate --prompt "def main" --tokens 100 --temperature 0.8',
         "loco-peer export --hf checkpoint, for other programs",
     ),
-    "invite": ("loco-peer invite --expires 12h --uses 4", "send the line that it prints"),
+    "invite": ("loco-peer invite --expires 12h --uses 4", "send the command that it prints"),
     "amend": ("loco-peer amend run.toml --dry-run", "the same without --dry-run"),
 }
 """How a command is called, and what comes next, by command."""

@@ -32,17 +32,15 @@ def export_kept(home: Home, directory: Path, error: NoDaemon | NotNow) -> None:
     signed, store = home.run(), CheckpointStore(home.checkpoints_dir, keep=1)
     found = None if signed is None else store.newest_whole(signed.run_id, refused)
     if found is None:
-        raise type(error)(f"{error}; there is no checkpoint here either") from error
+        raise type(error)(f"{error}; the home has no checkpoint either") from error
     manifest = found.manifest
     stage = stage_of_part(manifest.part)
     is_running = isinstance(error, NotNow)
     says = "gives no state now" if is_running else "is not running"
     why = f"the daemon of {home.root} {says}"
     if stage is not None:
-        cure = "try again when it trains" if is_running else "start one, which fetches the others"
-        raise ExportFailed(
-            f"{why}, and its checkpoint holds stage {stage} alone: {cure}"
-        ) from error
+        cure = "try again when it trains" if is_running else "start it, to fetch the other stages"
+        raise ExportFailed(f"{why}, and its checkpoint holds only stage {stage}: {cure}") from error
     print(
         f"{why}: taking its newest checkpoint, of {manifest}",
         file=sys.stderr,

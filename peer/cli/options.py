@@ -1,6 +1,6 @@
-"""The options of the commands, each declared once; a peer's own stand in peer/options/config.py.
+"""The options of the commands; those of a peer are declared in peer/options/config.py.
 
-What is not given stays None: environment or file may still say it.
+An option that is not given is None: environment or file may still set it.
 """
 
 import inspect
@@ -14,7 +14,7 @@ from peer.options.config import OPTIONS, Option, Taken
 
 
 def print_version(wanted: bool = True) -> None:
-    """Print the version, and be done."""
+    """Print the version and exit."""
     if wanted:
         from importlib.metadata import version as version_of
 
@@ -38,22 +38,20 @@ RunTomlIfNew = Annotated[
     Path | None,
     typer.Argument(
         metavar="[RUN.toml]",
-        help="The run spec; a home that has a run needs none.",
+        help="The run spec; not needed if the home has a run.",
         show_default=False,
     ),
 ]
 NewRun = Annotated[
     bool,
-    typer.Option(
-        "--new-run", help="Found a new run in a home that has one, which goes to its old-runs."
-    ),
+    typer.Option("--new-run", help="Found a new run; the home's old run is moved to old-runs/."),
 ]
 Restore = Annotated[
     str | None,
     typer.Option(
         "--restore",
         metavar="URL",
-        help="Fill an empty home from what --checkpoint-upload has copied, and go on from it.",
+        help="Fill an empty home from what --checkpoint-upload copied, and continue from it.",
     ),
 ]
 Peer = Annotated[str, typer.Argument(metavar="PEER", help="A peer id, as `status` shows it.")]

@@ -1,4 +1,4 @@
-"""`start` and `join`: check everything that must be right, then run the daemon."""
+"""`start` and `join`: check configuration, run spec and home, then run the daemon."""
 
 import os
 import socket
@@ -44,7 +44,7 @@ def _check_founder(config: PeerConfig) -> None:
     if config.stage:
         raise ConfigError(
             f"stage = {config.stage} ({config.origins['stage']}): the first peer of a run holds"
-            " stage 0; leave it out, or join with it"
+            " stage 0; remove the option, or use it with join"
         )
 
 
@@ -64,7 +64,7 @@ def _check_ports(config: PeerConfig) -> None:
                         f"{option} = {where} ({config.origins[option]}): port {where.port} is"
                         f" taken; choose another with --{option}, or stop the program that uses it"
                     ) from error
-                # whatever else is wrong with the address is told by those that listen there
+                # other faults of the address are reported when it is listened on
 
 
 def _check_export(config: PeerConfig) -> None:
@@ -96,10 +96,10 @@ def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
 
     Args:
         config: of this machine.
-        start: what `start` was asked for; None joins.
+        start: the arguments of `start`; None joins.
 
     Raises:
-        LocoError: configuration, run spec or home cannot be used, or the swarm refused us.
+        LocoError: configuration, run spec or home cannot be used, or the swarm refused this peer.
     """
     home = Home(config.home)
     signed = home.run()
@@ -107,7 +107,7 @@ def run_peer(config: PeerConfig, start: Start | None) -> ExitCode:
     if start is None:
         if signed is None and not config.bootstrap:
             raise ConfigError(
-                "join needs an address to join by: --bootstrap ADDR, or LOCO_BOOTSTRAP"
+                "join needs the address of a peer: --bootstrap ADDR, or LOCO_BOOTSTRAP"
             )
     else:
         spec = _checked_start(config, start, spec, signed)
@@ -151,21 +151,19 @@ def _checked_start(
     """
     if config.bootstrap:
         raise ConfigError(
-            "start founds a run, or goes on with the home's, and takes no bootstrap address"
-            f" ({config.origins['bootstrap']}); to join one: loco-peer join --bootstrap ADDR"
+            "start founds a run or continues the home's run, and takes no bootstrap address"
+            f" ({config.origins['bootstrap']}); to join a run: loco-peer join --bootstrap ADDR"
         )
     if start.restore is not None:
         if start.run_toml is not None or start.new_run:
-            raise ConfigError(
-                "--restore goes on with the run that was uploaded: give it no run spec"
-            )
+            raise ConfigError("--restore continues the run that was uploaded: give it no run spec")
         return None
     if spec is None:
         if start.new_run:
             raise ConfigError("--new-run founds a run: loco-peer start RUN.toml --new-run")
         if signed is None:
             raise ConfigError(
-                f"the home {config.home} has no run to go on with: loco-peer start RUN.toml founds"
+                f"the home {config.home} has no run to continue: loco-peer start RUN.toml founds"
                 " one, loco-peer new RUN.toml writes its run spec"
             )
         return None
@@ -180,15 +178,15 @@ def _checked_start(
     if keys := differing_keys(signed.spec(), spec):
         raise OtherRun(
             f"the home {config.home} belongs to the run '{signed.spec().name}' ({signed.run_id});"
-            f" {start.run_toml} says otherwise of {', '.join(keys)}. To go on with that run:"
-            " loco-peer start, without a run spec. To change it: loco-peer amend. To found this"
-            " one: give it a --home of its own, or --new-run, which puts the other run away"
+            f" {start.run_toml} differs in {', '.join(keys)}. To continue that run: loco-peer"
+            " start, without a run spec. To change it: loco-peer amend. To found a new run: use"
+            " another --home, or --new-run, which moves the old run to old-runs/"
         )
     return spec
 
 
 def _from_checkpoint(written: RunSpec) -> RunSpec:
-    """Look at checkpoint and tokenizer, before anything starts. Raises InvalidRunSpec."""
+    """Check checkpoint and tokenizer before anything starts. Raises InvalidRunSpec."""
     if written.model.init_from is None and written.data.tokenizer == "bytes":
         return written
     from peer.training.init_from import rate_hint, with_checkpoint
@@ -219,7 +217,7 @@ def _check_source(source: str) -> None:
     """Refuse files that are not there, seconds before the corpus is made. Raises ConfigError."""
     kind, _, pattern = source.partition(":")
     if kind == "tokens" and not Path(pattern).expanduser().is_file():
-        raise ConfigError(f"data.source: there is no file {pattern}")
+        raise ConfigError(f"data.source: file {pattern} does not exist")
     if kind not in ("text", "jsonl", "parquet"):
         return
     from peer.training.corpus.documents import shards_of
@@ -254,7 +252,7 @@ def _say_held_out(path: Path) -> None:
 def _put_run_away(home: Home) -> None:
     old = home.put_run_away()
     if old is not None:
-        print(f"the run that was here is now in {old}", file=sys.stderr, flush=True)
+        print(f"the home's old run was moved to {old}", file=sys.stderr, flush=True)
 
 
 def read_spec(path: Path) -> RunSpec:

@@ -1,14 +1,14 @@
-"""The door: whom this peer lets in, and what it tells others of who belongs to the run.
+"""The admission policy: which peers this peer admits, and which statements it forwards.
 
-What is decided stands in protocol/admission/register.py; here is what it is decided with: our own
-pass, what the home has kept, what linked peers pass on, and the run's secret. Amendments of the run
-(protocol/run/amendments.py) are statements too, and come and go the same way.
+protocol/admission/register.py has the rules; this file has what they are applied to: our own pass,
+the statements kept in the home and forwarded by linked peers, and the run's secret. Amendments of
+the run (protocol/run/amendments.py) are statements too, and are forwarded the same way.
 
-The secret names the places of the run's records in the directory, so that nobody finds its peers
-who was not let in. Members tell it to those whom they have let in; its digest is in the run spec,
-so nobody is told a wrong one. In an open run there is none.
+The secret names the places of the run's records in the directory, so that only admitted peers find
+its members. Members tell it to peers that they have admitted; its digest is in the run spec, so a
+wrong secret is recognised. An open run has none.
 
-Before the run is known nobody is judged: a newcomer knows no more than the address it was given.
+Until the run is known no peer is judged: a newcomer knows only the address that it was given.
 """
 
 from collections.abc import Iterable, Sequence
@@ -55,10 +55,10 @@ class Keys:
 
 
 class Door:
-    """See the top of the file.
+    """The admission policy of one peer: judges others, keeps and forwards signed statements.
 
     Args:
-        token: an invitation that the user has given.
+        token: the invitation that the user gave, if any.
 
     Attributes:
         own_pass: what we show; empty where we have none.
@@ -102,7 +102,7 @@ class Door:
         return spec.model_copy(update={"admission": admission})
 
     def founded(self, signed: SignedSpec) -> None:
-        """Our own run: the door is closed, and we are in."""
+        """Enter the run that this peer has founded, and admit this peer to it."""
         spec = signed.spec()
         self.entered(signed)
         if Mode(spec.admission.mode) is not Mode.OPEN:
@@ -111,7 +111,7 @@ class Door:
             self.rule(Verdict.ADMIT, self._keys.own.peer_id)
 
     def entered(self, signed: SignedSpec) -> None:
-        """The run is known: from now on everybody is judged."""
+        """Enter a run: from now on every peer is judged."""
         spec, founder = signed.spec(), signed.founder_public_key
         admission, mode = spec.admission, Mode(spec.admission.mode)
         register = Register(mode, signed.run_id, founder, admission.peers)
@@ -131,7 +131,7 @@ class Door:
         self._keep()
 
     def _new_secret(self, spec: RunSpec) -> bytes:
-        """Nobody but the founder can make it, and a founder that starts again makes it again."""
+        """The run's secret. Only the founder can compute it, and computes the same every time."""
         assert self._keys.founder is not None
         signature = self._keys.founder.sign(SECRET_DOMAIN + spec.to_bytes())
         return blake3.blake3(signature).digest(length=RUN_SECRET_BYTES)
@@ -168,7 +168,7 @@ class Door:
 
     # --- judging ----------------------------------------------------------------------------------
     def greeted(self, peer_id: PeerId, theirs: Hello) -> Refusal | None:
-        """Why there is no link with a peer that says this hello; None when there is."""
+        """Why a peer that sent this hello gets no link; None if it gets one."""
         register = self._register
         if register is None:
             return None
@@ -182,7 +182,7 @@ class Door:
         return None if fault is None else Refusal(RefusalReason.NOT_ADMITTED, fault)
 
     def judge(self, peer_id: PeerId) -> Refusal | None:
-        """Why a peer is not served; None when it is."""
+        """Why a peer is not served; None if it is served."""
         fault = None if self._register is None else self._register.fault(peer_id)
         return None if fault is None else Refusal(RefusalReason.NOT_ADMITTED, fault)
 
@@ -195,7 +195,7 @@ class Door:
 
     # --- telling and hearing ----------------------------------------------------------------------
     def all_told(self) -> list[Statements]:
-        """Everything that a peer that we have let in shall know."""
+        """Every statement, and the secret, for a peer that we have admitted."""
         held = () if self._register is None else self._statements
         return self._messages(held) or ([Statements((), self._secret)] if self._secret else [])
 
@@ -205,7 +205,7 @@ class Door:
         return [Statements(tuple(part), self._secret) for part in parts]
 
     def heard(self, message: Statements) -> list[Statements]:
-        """A linked peer passes statements on. Returns what is new, to be told to the others.
+        """Take statements that a linked peer forwarded. Returns the new ones, for the others.
 
         Raises:
             RemoteProtocolError: something in it is no statement of this run.
@@ -240,7 +240,7 @@ class Door:
 
     @property
     def _statements(self) -> tuple[bytes, ...]:
-        """All that are kept; amendments last, for these may close the door to some of the rest."""
+        """All statements; amendments last, because they may close the run to some of the rest."""
         assert self._register is not None
         amendments = (amendment.sealed for amendment in self.amended.amendments)
         return (*self._register.statements, *amendments)
@@ -264,7 +264,7 @@ class Door:
             self._secret_known.set()
 
     def _keep(self) -> None:
-        """Keep what is known; a disk that is full costs what came last, and nothing else."""
+        """Write what is known to the home; a full disk loses only the latest statements."""
         kept = KeptAdmission(self._kept.run_id, self._secret, self.own_pass, self._statements)
         try:
             self._file.write(kept)
@@ -273,7 +273,7 @@ class Door:
 
     # --- signing ----------------------------------------------------------------------------------
     def rule(self, verdict: Verdict, peer_id: PeerId) -> list[Statements]:
-        """Rule on a peer. Returns what is to be told to all.
+        """Rule on a peer. Returns the messages for all other peers.
 
         Raises:
             LocoError: this home may not sign for the run, or the ruling would count for nothing.
@@ -284,7 +284,7 @@ class Door:
         signed = Ruling.made(self._run_id, verdict, peer_id, serial, key, signer.sign)
         if not register.take(signed.sealed):
             raise LocoError(
-                f"only the founder may {verdict} this peer; ask whoever started the run"
+                f"only the founder may {verdict} this peer; ask the person who started the run"
             )
         self._after([signed.sealed])
         self._keep()
@@ -301,17 +301,17 @@ class Door:
         """
         register, signer = self._signing()
         if register.mode is not Mode.INVITE:
-            raise LocoError(f"nobody needs an invitation: the run's admission is '{register.mode}'")
+            raise LocoError(f"this run needs no invitations: its admission is '{register.mode}'")
         expires_s = int(self._directory.swarm_time_s() + lasts_s)
         return Token.made(
             self._run_id, expires_s, uses, seed=seed, signer=signer.public_key, sign=signer.sign
         )
 
     def amend(self, from_round: int, changes: Changes, peers: Iterable[PeerId]) -> list[Statements]:
-        """Amend the run. Returns what is to be told to all.
+        """Amend the run. Returns the messages for all other peers.
 
         Args:
-            peers: that are to belong to the run from now on, whatever its mode.
+            peers: to be admitted from now on, whatever the run's mode.
 
         Raises:
             LocoError: this home does not hold the founder's key, or the run has been amended too
@@ -341,7 +341,7 @@ class Door:
         register, signer = self._known_register(), self._keys.founder
         if signer is None or not register.is_founder(signer.public_key):
             raise LocoError(
-                "only the founder's key amends a run, and this home does not hold it: run the"
+                "only the founder's key can amend a run, and this home does not have it: run the"
                 " command where the run was started (its home has founder.key)"
             )
         return signer
@@ -357,8 +357,8 @@ class Door:
             if key is not None and register.is_signer(key.public_key):
                 return register, key
         raise LocoError(
-            "this home may not sign for the run: it has no founder.key and is no delegate. Run the"
-            " command where the run was started, or have that home make this peer a delegate:"
+            "this home may not sign for the run: it has no founder.key and is not a delegate. Run"
+            " the command where the run was started, or make this peer a delegate there:"
             f" loco-peer delegate {self._keys.own.peer_id}"
         )
 

@@ -1,10 +1,10 @@
-"""The peers that a home remembers, as one that is back hears of them: there, silent, or refusing.
+"""The peers that a home remembers, as seen by a peer that returns: linked, silent, or refusing.
 
-A refusal for good is told, and ends nothing by itself while others may take us in: one peer alone
-must not send us away. Where all that are remembered refuse, or some do and the others stay silent
-for as long as we wait for any of them, that is what the user must know instead of training alone:
-the run may have banned us while we were off. A peer that was linked once was not refused by all. A
-refusal that passes (a neighbour that is full) is as silence: it may train, so nobody leads for it.
+A final refusal is reported, but a single peer must not send us away: while others may admit us, the
+peer keeps waiting. If all remembered peers refuse, or some refuse and the others stay silent for as
+long as we wait, the user must know it, and the peer must not train alone: the run may have banned
+us meanwhile. A peer that was linked once was not refused by all. A temporary refusal (a neighbour
+that is full) counts as silence: that neighbour may be training, so this peer does not lead.
 """
 
 from collections.abc import Collection, Mapping
@@ -25,17 +25,17 @@ from protocol.names import short_id
 from .joining import is_final
 
 TELL_EVERY_S: Final = 30.0
-"""How often it is said that none of them can be reached."""
+"""How often the console repeats that none of them can be reached."""
 LOOK_S: Final = 0.5
 
 
 class Neighbours:
-    """See the top of the file.
+    """Whether a returning peer's remembered neighbours can be reached, are silent, or refuse it.
 
     Args:
-        alone: the user wants to go on without them.
-        refusals: why peers do not take us in, of those that have said so last.
-        failures: why peers could not be reached, of those that were tried last.
+        alone: the user wants to continue without them.
+        refusals: the last refusal of each peer that refused us.
+        failures: why each peer that was tried last could not be reached.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class Neighbours:
         self._was_linked = False
 
     def remember(self, peers: Collection[PeerId]) -> None:
-        """These were there before; we are back from now on."""
+        """Set the remembered peers; waiting for them begins now."""
         self._remembered = frozenset(peers)
         self._since_s = trio.current_time()
 
     def unreached(self) -> bool:
-        """Whether there are any, and none has taken us in; the user is told why."""
+        """Whether there are any and none has admitted us; the user is told why."""
         now_s = trio.current_time()
         if self._alone or not self._remembered or self._linked():
             return False
@@ -76,7 +76,7 @@ class Neighbours:
         return True
 
     def _linked(self) -> bool:
-        """Whether anybody has taken us in since we are back."""
+        """Whether any peer has admitted us since we returned."""
         self._was_linked = self._was_linked or bool(self._roster.alive(trio.current_time()))
         return self._was_linked
 
@@ -84,7 +84,7 @@ class Neighbours:
         count, whys = len(self._remembered), [*self._failures.values()]
         why = whys[-1] if whys else "nobody has answered yet"
         self._facts.now_doing(
-            f"none of {count} remembered peers can be reached ({why}); goes on alone after"
+            f"none of {count} remembered peers can be reached ({why}); continues alone after"
             f" {UNREACHED_S / 60:.0f} minutes, at once with --alone"
         )
         self._events.emit(
@@ -92,7 +92,7 @@ class Neighbours:
         )
 
     def refused(self) -> Refused | None:
-        """A refusal for good, where nobody has taken us in."""
+        """The last final refusal; None if any peer has admitted us."""
         if self._alone or self._linked():
             return None
         final = self._final()
@@ -102,7 +102,7 @@ class Neighbours:
         return {peer_id: each for peer_id, each in self._refusals.items() if is_final(each)}
 
     async def watch(self) -> None:
-        """Tell of refusals for as long as we are coming back. Raises Refused: all refuse."""
+        """Report refusals while this peer is returning. Raises Refused: all refuse."""
         while self._facts.state is PeerState.RETURNING:
             self._tell_refusals()
             refused, waited_s = self.refused(), trio.current_time() - self._since_s
@@ -116,7 +116,7 @@ class Neighbours:
             if self._told.get(peer_id) != each.sentence:
                 self._told[peer_id] = each.sentence
                 self._facts.now_doing(
-                    f"{short_id(peer_id)} does not take this peer in ({each.sentence}); ends when"
-                    f" all refuse, or none takes it in for {UNREACHED_S / 60:.0f} minutes"
+                    f"{short_id(peer_id)} refuses this peer ({each.sentence}); ends when all"
+                    f" refuse, or none admits it for {UNREACHED_S / 60:.0f} minutes"
                 )
                 self._events.emit(EventName.REFUSED_BY_PEER, remote=peer_id, detail=each.sentence)

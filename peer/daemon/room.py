@@ -1,8 +1,8 @@
-"""Room on the disk, looked at before anything is trained: a run must not lose its model at its end.
+"""Checks disk space before anything is trained: a run must not lose its model at its end.
 
-Where not even one checkpoint fits, the run is refused, by its founder before the corpus fills the
-disk; where not all fit that are to be kept, that is said, with numbers: what lies there may go, and
-an optimizer may take less.
+If not even one checkpoint fits, the run is refused; its founder checks before the corpus fills the
+disk. If one fits but not all that are to be kept, the console says so with numbers: files there may
+be deleted, and an optimizer may take less.
 """
 
 import shutil
@@ -23,10 +23,10 @@ from protocol.run.sizes import parameters_of
 
 
 def check_room_to_begin(store: CheckpointStore, spec: RunSpec, data: str | None) -> None:
-    """Look whether one checkpoint fits beside the corpus, before that is made or fetched.
+    """Check that one checkpoint fits beside the corpus, before that is made or fetched.
 
     Args:
-        data: where this machine has it, if not where the run spec says.
+        data: this machine's own source of the corpus, if not the run spec's.
 
     Raises:
         HomeError: as `check_room`.
@@ -45,7 +45,7 @@ def check_room(
     max_corpus_bytes: float | None,
     events: EventLog,
 ) -> None:
-    """Look whether checkpoints of so many parameters fit beside what is still to come.
+    """Check that checkpoints of `padded_parameters` fit beside the rest of the corpus.
 
     Args:
         pieces: of the corpus; None where all of it is here.
@@ -62,7 +62,7 @@ def check_room(
         said = _sentence(store, needs, there, needs.total_bytes, what)
         events.emit(
             EventName.ROOM_FOUND_SMALL,
-            detail=f"{said}. Make room{fewer}, or use a larger disk with --home",
+            detail=f"{said}. Free some space{fewer}, or use a larger disk with --home",
         )
 
 
@@ -70,8 +70,8 @@ def _refuse(store: CheckpointStore, needs: DiskNeeds) -> None:
     free = _free(store)
     if free < needs.least_bytes and not store.held_bytes():  # one that is there can be gone on from
         raise HomeError(
-            f"{_sentence(store, needs, free, needs.least_bytes, 'one checkpoint')}. Make room, or"
-            " give a home on a larger disk with --home"
+            f"{_sentence(store, needs, free, needs.least_bytes, 'one checkpoint')}. Free some"
+            " space, or use a larger disk with --home"
         )
 
 
@@ -79,8 +79,8 @@ def _sentence(store: CheckpointStore, needs: DiskNeeds, free: int, wanted: int, 
     corpus = needs.corpus_bytes
     rest = f", {size_text(corpus)} of them for the corpus" if corpus else ""
     return (
-        f"{what} may take up to {size_text(wanted)} in {store.directory}{rest}, and"
-        f" {size_text(free)} are there for it"
+        f"{what} may take up to {size_text(wanted)} in {store.directory}{rest}, but only"
+        f" {size_text(free)} are free"
     )
 
 

@@ -1,9 +1,9 @@
-"""What people see of the events on the console: a sentence, or nothing without `--verbose`.
+"""The console's sentence for each event; events without one are shown with `--verbose` only.
 
-The event log has every event. A person wants to know who comes and goes, what failed and what to
-do; how far the run is, one line says every few seconds (peer/daemon/progress.py). So what happens
-several times a minute in a healthy run has no sentence here. Nor has what that line says, or what
-is said by `doing` while a peer is on its way (BootstrapFailing, NeighboursAwaited).
+The event log has every event. People want to know which peers come and go, what failed and what to
+do; one line every few seconds shows the progress of the run (peer/daemon/progress.py). So events
+that happen several times a minute in a healthy run have no sentence here. Nor have those that this
+line tells, or that `doing` tells while a peer starts (BootstrapFailing, NeighboursAwaited).
 
 A sentence is a format string over the event's fields; ids in it are short, numbers are rounded.
 """
@@ -21,36 +21,36 @@ SENTENCES: Final[Mapping[EventName, str | None]] = {
     EventName.PEER_LOST: "lost {remote}: {reason}",
     EventName.PEER_LEFT: "{remote} left",
     EventName.REACHABILITY_CHANGED: "others can dial this peer: {reachable} (router: {nat})",
-    EventName.PEER_RULED_ON: "the run rules on {remote}: {verdict}",
-    EventName.PEER_IGNORED: "{remote} is ignored for some minutes: {fault}",
-    EventName.PEER_CONVICTED: "{remote} was proved to have lied, and is ignored",
+    EventName.PEER_RULED_ON: "ruling on {remote}: {verdict}",
+    EventName.PEER_IGNORED: "ignoring {remote} for some minutes: {fault}",
+    EventName.PEER_CONVICTED: "ignoring {remote}, which was proved to have lied",
     EventName.RUN_RECEIVED: "run '{name}' ({run_id}) received from {remote}",
     EventName.RUN_AMENDED: "the run is amended from round {round} on: {keys}",
-    EventName.RUN_RESUMED: "going on from the checkpoint of step {step}{over}",
-    EventName.RUN_BEGUN_ANEW: "beginning the run anew from its seed: {detail}",
+    EventName.RUN_RESUMED: "continuing from the checkpoint of step {step}{over}",
+    EventName.RUN_BEGUN_ANEW: "starting the run again from its seed: {detail}",
     EventName.NEIGHBOURS_AWAITED: None,
-    EventName.REFUSED_BY_PEER: "{remote} does not take this peer in: {detail}",
+    EventName.REFUSED_BY_PEER: "{remote} refuses this peer: {detail}",
     EventName.CHECKPOINT_WRITTEN: "checkpoint of step {step}{over} written",
     EventName.CHECKPOINT_COPIED: None,
     EventName.CHECKPOINT_FAILED: "a checkpoint was not written: {detail}",
     EventName.CHECKPOINT_REFUSED: "the checkpoint {path} cannot be used: {detail}",
     EventName.CHECKPOINT_SET_ASIDE: (
-        "others go on from step {followed_step}; the newer checkpoint of step {step} is kept as"
-        " {path}"
+        "the others continue from step {followed_step}; the newer checkpoint of step {step} is"
+        " kept as {path}"
     ),
     EventName.ROOM_FOUND_SMALL: "the disk is small for this run: {detail}",
     EventName.GROUP_ENTERED: None,
     EventName.STATE_PROGRESSED: "fetching the state: {share:.0%}, {left_s:.0f} s left",
-    EventName.STATE_RECEIVED: "the state is here, after {seconds:.1f} s",
+    EventName.STATE_RECEIVED: "received the state in {seconds:.1f} s",
     EventName.PIECES_AWAITED: None,
     EventName.PIECE_FAILED: None,
     EventName.DISK_REFUSED: "the disk refused piece {piece} of the corpus: {detail}",
-    EventName.STAGE_REBUILT: "stage {stage} is rebuilt from its neighbours",
-    EventName.STAGE_LEFT_OUT: "nobody holds stage {stage}; training goes on without it",
-    EventName.STAGE_TAKEN_IN: "stage {stage} is held again",
-    EventName.FINAL_AVERAGING: "the training is over; the last averages, of {peers}",
-    EventName.TRAINING_PAUSED: "paused; 'loco-peer resume' goes on",
-    EventName.TRAINING_RESUMED: "training again, after {seconds:.0f} s",
+    EventName.STAGE_REBUILT: "rebuilt stage {stage} from its neighbours",
+    EventName.STAGE_LEFT_OUT: "no peer holds stage {stage}; training continues without it",
+    EventName.STAGE_TAKEN_IN: "a peer holds stage {stage} again",
+    EventName.FINAL_AVERAGING: "training has ended; {peers} peers average a last time",
+    EventName.TRAINING_PAUSED: "paused; 'loco-peer resume' continues",
+    EventName.TRAINING_RESUMED: "training resumed after {seconds:.0f} s",
     EventName.ROUND_OPENED: None,
     EventName.ROUND_CLOSED: None,
     EventName.ROUND_LENGTH_CHANGED: None,
@@ -61,25 +61,25 @@ SENTENCES: Final[Mapping[EventName, str | None]] = {
     EventName.ROUND_SKIPPED: None,
     EventName.FRAGMENT_RETURNED: None,
     EventName.TRAINER_STARTED: "training {parameters:,} parameters on {device} ({precision})",
-    EventName.TRAINER_DIED: "the trainer died, and is started again: {detail}",
+    EventName.TRAINER_DIED: "the trainer died and is being restarted: {detail}",
     EventName.CODEC_CHOSEN: None,
     EventName.VALIDATED: None,
-    EventName.DIRECTORY_RESTARTED: "the directory was started again: {reason}",
-    EventName.NETWORK_RESTARTED: "the network was started again: {reason}",
-    EventName.STREAM_FAILED: "a bug of loco-peer ended a stream of {remote}: {error}: {detail}",
-    EventName.REQUEST_FAILED: "a bug of loco-peer ended the request {request}: {error}: {detail}",
+    EventName.DIRECTORY_RESTARTED: "the directory was restarted: {reason}",
+    EventName.NETWORK_RESTARTED: "the network was restarted: {reason}",
+    EventName.STREAM_FAILED: "a bug in loco-peer ended a stream of {remote}: {error}: {detail}",
+    EventName.REQUEST_FAILED: "a bug in loco-peer ended the request {request}: {error}: {detail}",
     EventName.BOOTSTRAP_FAILING: None,
-    EventName.IDENTITY_PINNED: "{address} is {multiaddr}, from now on",
-    EventName.RUN_FINISHED: "the run is over: held-out loss {validation_loss}",
-    EventName.RUN_EXPORTED: "the model is in {path}",
+    EventName.IDENTITY_PINNED: "from now on, {address} must be {multiaddr}",
+    EventName.RUN_FINISHED: "the run has ended: held-out loss {validation_loss}",
+    EventName.RUN_EXPORTED: "exported the model to {path}",
     EventName.EXPORT_FAILED: "the model was not exported: {detail}",
     EventName.LEAVING: "leaving",
 }
-"""None: people see it with `--verbose` alone."""
+"""None: shown with `--verbose` only."""
 
 
 def said_of(event: Mapping[str, Any]) -> str | None:
-    """The sentence for an event, or None where people do not see it."""
+    """The sentence for an event; None if the console does not show it."""
     sentence = SENTENCES[EventName(event["event"])]
     if sentence is None:
         return None

@@ -77,7 +77,7 @@ class Option:
         metavar: what stands for its value in `--help`.
         group: None hides it.
         help: one or two sentences; the default, where it is a value, is said after them.
-        see: what docs/running.md says after that.
+        see: what docs/running.md adds.
         letter: its short name, such as `-v`.
         founder: whether `start` takes it, too.
     """
@@ -134,7 +134,7 @@ def _option(
     """A field of `PeerConfig`.
 
     Args:
-        unit: what its name in code has at its end, and its spelling has not.
+        unit: suffix of its name in code that its spelling does not have.
     """
     said = {"parse": parse, "default": default, "metavar": metavar, "group": group, "help": help}
     said |= {"unit": unit, "see": see, "letter": letter, "founder": founder}
@@ -167,7 +167,7 @@ class PeerConfig:
         Group.RUN,
         many(parse_bootstrap),
         "ADDR",
-        "A peer to join by: HOST:PORT or a multiaddr. May be repeated.",
+        "A peer to join through: HOST:PORT or a multiaddr. May be repeated.",
         default=(),
         founder=False,
     )
@@ -175,20 +175,20 @@ class PeerConfig:
         Group.RUN,
         values.token,
         "TOKEN",
-        "An invitation; better in LOCO_INVITE, where no list of processes shows it.",
+        "An invitation. Better set in LOCO_INVITE, which process lists do not show.",
         see="Needed once; the home keeps it ([security](security.md)).",
         founder=False,
     )
     alone: bool = _flag(
         Group.RUN,
-        "Go on with the home's run at once, though no peer that it knows can be reached.",
+        "Continue the home's run at once, even if no known peer can be reached.",
         see="See [coming back](weeks.md#coming-back).",
     )
     stage: int | None = _option(
         Group.RUN,
         whole(0, MAX_STAGES - 1),
         "N",
-        "Hold this stage of a pipeline, counted from 0. Default: the one that needs us most.",
+        "Hold this stage of a pipeline, counted from 0. Default: the one that needs a peer most.",
         see="The first peer of a run holds stage 0 ([stages](stages.md)).",
         founder=False,
     )
@@ -196,14 +196,14 @@ class PeerConfig:
         Group.RUN,
         values.source,
         "PATH",
-        "Take the corpus from here: tokens, or a source. Default: from the other peers.",
+        "Take the corpus from this file or source. Default: from the other peers.",
         see="See [below](#a-corpus-that-lies-here-already).",
     )
     exit_when_done: bool = _flag(
         Group.RUN, "Exit at the end of the run instead of serving its state."
     )
     export_when_done: Path | None = _option(
-        Group.RUN, Path, "DIR", "At the end of the run, write the model here as `export` does."
+        Group.RUN, Path, "DIR", "Write the model to DIR at the end of the run, as `export` does."
     )
 
     device: str | None = _option(
@@ -217,14 +217,14 @@ class PeerConfig:
     )
     checkpoint_activations: bool = _flag(
         Group.MACHINE,
-        "Keep less of each microbatch, and compute it again (pipelines only).",
-        see="A third more work.",
+        "Save memory: recompute activations in the backward pass (pipelines only).",
+        see="This takes a third more work.",
     )
     overlap_steps: int | None = _option(
         Group.MACHINE,
         whole(0, 1000),
         "N",
-        "Train so many steps while a fragment travels. Default: the run's (DiLoCo only).",
+        "Steps to train while a fragment travels. Default: the run's (DiLoCo only).",
         see="See [slow links](#slow-links-and-overlap-steps).",
     )
 
@@ -232,41 +232,41 @@ class PeerConfig:
         Group.NETWORK,
         parse_host_port,
         "[HOST:]PORT",
-        "Listen here. Default: 31337, else a free port, kept for the next start.",
-        see="Port 0 picks a free one. The host is not kept, and is `0.0.0.0` by default.",
+        "Address to listen on. Default: 31337, else a free port, kept for the next start.",
+        see="Port 0 picks a free port. The default host is `0.0.0.0`; a host is not kept.",
     )
     announce: tuple[str, ...] = _option(
         Group.NETWORK,
         many(parse_announce),
         "ADDR",
-        "An address that others reach us by, if it is another one. May be repeated.",
+        "The address that others reach this peer at, if it differs. May be repeated.",
         default=(),
     )
     max_upload_mbps: float | None = _option(
         Group.NETWORK,
         _mbps,
         "MBPS",
-        "Send at most so many megabits per second. Default: no limit.",
+        "Upload limit in megabits per second. Default: no limit.",
         see="See [limits](#limits-of-the-line).",
     )
     max_download_mbps: float | None = _option(
         Group.NETWORK,
         _mbps,
         "MBPS",
-        "Receive at most so many megabits per second. Default: no limit.",
+        "Download limit in megabits per second. Default: no limit.",
         see="See [limits](#limits-of-the-line).",
     )
     relay_mbps: float = _option(
         Group.NETWORK,
         number("megabits per second", 1, 1e6, zero=True),
         "MBPS",
-        "Relay for peers that nobody can dial, at most so fast; 0 does not.",
+        "Rate limit for relaying to peers that nobody can dial; 0 turns relaying off.",
         default=100.0,
         see="See [behind a router](#behind-a-router).",
     )
     quic: bool = _flag(
         Group.NETWORK,
-        "Listen on UDP too, and use QUIC with peers that do the same.",
+        "Listen on UDP too, and use QUIC with peers that do so.",
         see="See [when](#behind-a-router).",
     )
 
@@ -274,37 +274,37 @@ class PeerConfig:
         Group.DISK,
         number("seconds", 0, 7 * 86400),
         "SECONDS",
-        "Write a checkpoint so often; 0 only when the peer ends.",
+        "Time between checkpoints; 0 writes one only when the peer ends.",
         default=600.0,
         unit="_s",
         see="See [weeks](weeks.md).",
     )
     checkpoint_keep: int = _option(
-        Group.DISK, whole(1, 1000), "N", "Keep so many of them.", default=3
+        Group.DISK, whole(1, 1000), "N", "Number of checkpoints to keep.", default=3
     )
     checkpoint_max_gb: float | None = _option(
         Group.DISK,
         _gigabytes,
         "GB",
-        "Keep fewer where they would take more than this together. Default: no limit.",
+        "Keep fewer checkpoints if they would take more than this. Default: no limit.",
     )
     checkpoint_upload: str | None = _option(
         Group.DISK,
         str,
         "URL",
-        "Copy them there too, with all that --restore needs but keys: any URL of fsspec, such"
-        " as s3://bucket/run, or a folder.",
+        "Copy checkpoints to this folder or fsspec URL (such as s3://bucket/run) too, with all"
+        " that --restore needs except keys.",
         see="See [weeks](weeks.md).",
     )
     upload_keys: bool = _flag(
         Group.DISK,
-        "Copy the home's keys there too. All who can read that place can then sign for the run.",
+        "Upload the home's keys too. Anyone who can read them there can sign for the run.",
     )
     max_corpus_gb: float | None = _option(
         Group.DISK,
         _gigabytes,
         "GB",
-        "Keep at most so much of the corpus on the disk. Default: no limit.",
+        "Disk limit for the corpus. Default: no limit.",
         founder=False,
     )
 
@@ -312,7 +312,7 @@ class PeerConfig:
         Group.WATCHING,
         values.log_format,
         "console|json",
-        "What goes to stderr.",
+        "Format of the output on stderr.",
         default=LogFormat.CONSOLE,
         see="See [what each shows](#what-the-console-says).",
     )
@@ -323,20 +323,20 @@ class PeerConfig:
         Group.WATCHING,
         parse_host_port,
         "HOST:PORT",
-        "Serve Prometheus metrics here; port 0 picks one.",
+        "Address for Prometheus metrics; port 0 picks one.",
         default=HostPort("127.0.0.1", 0),
         see="The home keeps the port.",
     )
     json_ready: bool = _flag(
         Group.WATCHING,
         "Print one line of JSON on stdout as soon as others can join.",
-        see="It is printed again if the peer has to join again in a new process.",
+        see="The line is printed again if the peer joins again in a new process.",
     )
     grace_s: float = _option(
         Group.WATCHING,
         number("seconds", 0, 3600),
         "SECONDS",
-        "Time to end gracefully after the first signal.",
+        "Time allowed for a graceful end after the first signal.",
         default=8.0,
         unit="_s",
         see="See [ending](#ending).",
