@@ -217,7 +217,7 @@ def _check_source(source: str) -> None:
     """Refuse files that are not there, seconds before the corpus is made. Raises ConfigError."""
     kind, _, pattern = source.partition(":")
     if kind == "tokens" and not Path(pattern).expanduser().is_file():
-        raise ConfigError(f"data.source: file {pattern} does not exist")
+        raise ConfigError(f"data.source: there is no file {pattern}")
     if kind not in ("text", "jsonl", "parquet"):
         return
     from peer.training.corpus.documents import shards_of

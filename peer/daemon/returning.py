@@ -291,7 +291,7 @@ class Returned:
     async def _lead(self, arrival: Arrival, own: Checkpoint) -> FirstState:
         facts, manifest = arrival.facts, own.manifest
         over = _is_over(own, arrival)
-        facts.now_doing(f"going on from the checkpoint of {manifest}")
+        facts.now_doing(f"continuing from the checkpoint of {manifest}")
         try:
             await self._work.run(own.fill, arrival.slow_P, arrival.momentum_P)
         except FileUnusable as error:

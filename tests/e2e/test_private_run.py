@@ -27,7 +27,7 @@ def test_strangers_are_refused_guests_train_and_the_banned_end(tmp_path):
         invited = swarm.environment | {"LOCO_INVITE": line.split()[-1]}
         guest = swarm.join(founder, "guest", environment=invited)
         guest.wait_averaging()
-        assert "the run rules on " in guest.stderr  # it knows who may be here
+        assert "ruling on " in guest.stderr  # it knows who may be here
 
         guest.kill()
         guest = swarm.join(founder, "guest")  # its home has kept what the invitation was for

@@ -37,8 +37,8 @@ def test_what_is_no_time_is_refused_with_an_example(text):
     [
         (["invite", "--expires", "soon"], "--expires: use a whole number"),
         (["invite", "--uses", "0"], "--uses: must be from 1"),
-        (["ban", "some body"], "`loco-peer status` in its home shows a peer's id"),
-        (["ban", PEER[:-3]], "`loco-peer status` in its home shows a peer's id"),
+        (["ban", "some body"], "`loco-peer status` shows a peer's own id"),
+        (["ban", PEER[:-3]], "`loco-peer status` shows a peer's own id"),
     ],
 )
 def test_wrong_usage_is_said(tmp_path, command, told):

@@ -166,7 +166,7 @@ def test_a_bug_is_called_a_bug(daemon) -> None:
         (["start", "run.toml", "--home", "run.toml"], "cannot be used: File exists"),
         (["start", "run.toml", "--home", "/proc/loco"], "cannot be used"),
         (["join", "--bootstrap", "a:1", "--stage", "64"], "--stage: must be from 0 to 63"),
-        (["join"], "join needs an address to join by"),
+        (["join"], "join needs the address of a peer"),
         (["join", "--bootstrap", "1.2.3.4"], "give a host and the port"),
         (["new", "run.toml"], "run.toml exists already"),
         (["new", "x.toml", "--preset", "huge"], "unknown preset 'huge'"),
@@ -275,8 +275,8 @@ def test_a_daemon_that_is_still_starting_is_not_no_daemon(tmp_path: Path) -> Non
     with home.locked():
         result = loco("status")
     assert result.exit_code == 1
-    assert "takes no requests now: it is starting, or ending" in result.stderr
-    assert "(it has been there for 0 s); try again in a few seconds" in result.stderr
+    assert "takes no requests now: it is starting or ending" in result.stderr
+    assert "(it has run for 0 s); try again in a few seconds" in result.stderr
 
 
 async def test_leave_waits_for_a_daemon_that_takes_no_requests_yet(nursery, tmp_path: Path) -> None:

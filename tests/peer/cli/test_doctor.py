@@ -52,7 +52,7 @@ def test_who_cannot_be_dialled_needs_a_relay() -> None:
     assert findings["dial-back"].health is Health.NOTE
     assert "forward 31337/tcp" in findings["dial-back"].cure
     assert "8.8.8.8" in findings["dial-back"].says
-    assert findings["relay"].says == "1 of 1 would relay for us"
+    assert findings["relay"].says == "1 of 1 peers would relay"
     assert is_well(findings.values())
     without = found(replace(hidden, met=(replace(GOOD, relays=False),)))
     assert without["relay"].health is Health.ILL
@@ -114,7 +114,7 @@ def test_who_refuses_is_no_wrong_address() -> None:
     )
     peer = found(replace(SEEN, met=(refused,)))["peer"]
     assert peer.health is Health.ILL
-    assert "answers, and refuses: this run takes invited peers alone" in peer.says
+    assert "refuses this peer: this run takes invited peers alone" in peer.says
     assert peer.cure == ""
 
 

@@ -190,14 +190,14 @@ async def test_from_a_daemon_that_has_no_state_yet_the_checkpoint_is_exported(
 def test_without_daemon_and_checkpoint_there_is_nothing(home: Home, tmp_path: Path) -> None:
     ran = loco("export", "--home", str(home.root), "--hf", str(tmp_path / "hf"))
     assert ran.exit_code == ExitCode.NO_DAEMON
-    assert "there is no checkpoint here either" in ran.stderr
+    assert "the home has no checkpoint either" in ran.stderr
 
 
 def test_a_stage_alone_is_no_model(home: Home, tmp_path: Path) -> None:
     keep(home, 100, 1.0, part="stage/1")
     ran = loco("export", "--home", str(home.root), "--hf", str(tmp_path / "hf"))
     assert ran.exit_code == ExitCode.FAILURE
-    assert "holds stage 1 alone: start one" in ran.stderr
+    assert "holds only stage 1: start it" in ran.stderr
 
 
 # --- at the end of a run --------------------------------------------------------------------------

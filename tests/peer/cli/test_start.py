@@ -115,7 +115,7 @@ def test_a_home_with_a_run_goes_on_with_it_and_founds_none_anew(
     before = files_in(home.root)
     for again in (run_toml, None):
         assert start(home, again) is ExitCode.OK
-    with pytest.raises(OtherRun, match="says otherwise of name.*--new-run"):
+    with pytest.raises(OtherRun, match="differs in name.*--new-run"):
         start(home, toml_of(tmp_path, "second"))
     assert lives == ["founding", "returning", "returning"]
     assert files_in(home.root) == before
@@ -137,7 +137,7 @@ def test_new_run_puts_the_old_one_away_whole_and_founds_another(
     assert new_run.run_id != old_run.run_id, "of the same spec it is another run too"
     old = home.old_runs_dir / old_run.run_id
     assert files_in(old) == {**old_files, "neighbours.json": b"{}"}
-    assert f"the run that was here is now in {old}" in capsys.readouterr().err
+    assert f"the home's old run was moved to {old}" in capsys.readouterr().err
 
 
 def test_a_run_that_was_put_away_twice_is_kept_twice(home: Home, tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_the_room_on_the_disk_is_looked_at_before_a_run_is_entered(
 ) -> None:
     """So before a founder makes its corpus."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
-    with pytest.raises(HomeError, match="1 MB are there for it. Make room"):
+    with pytest.raises(HomeError, match="1 MB are free. Free some space"):
         daemon_of(config_of(home), home)._check_spec(RunSpec())
 
 

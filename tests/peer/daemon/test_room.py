@@ -33,7 +33,7 @@ async def test_a_run_is_refused_where_no_checkpoint_fits(tmp_path, monkeypatch):
         peer = swarm.found("a", KEEPS)
         await peer.ended.wait()
         assert isinstance(peer.failure, HomeError)
-        assert "21 MB are there" in str(peer.failure)
+        assert "only 21 MB are free" in str(peer.failure)
         assert "--home" in str(peer.failure)
         assert not peer.events(EventName.TRAINER_STARTED)
 
@@ -48,7 +48,7 @@ def test_before_the_corpus_is_made_it_counts_at_its_least(
     has_free(monkeypatch, SPARE_BYTES + checkpoint + 10 * MIB)
     check_room_to_begin(store, spec, None)
     has_free(monkeypatch, SPARE_BYTES + checkpoint + 9 * MIB)
-    with pytest.raises(HomeError, match="10 MB of them for the corpus, and .* MB are there"):
+    with pytest.raises(HomeError, match="10 MB of them for the corpus, but only .* MB are free"):
         check_room_to_begin(store, spec, None)
     check_room_to_begin(store, spec, "tokens.bin")  # that are read where they lie
     here = spec.model_copy(update={"data": spec.data.model_copy(update={"manifest": "0" * 32})})
@@ -65,7 +65,7 @@ async def test_less_room_than_all_checkpoints_take_is_told_before_training(tmp_p
         await start(swarm, "a", machine_of={"a": KEEPS})
         (told,) = swarm["a"].events(EventName.ROOM_FOUND_SMALL)
         assert "--checkpoint-keep 1" in told["detail"]
-        assert f"{size_text(free)} are there" in told["detail"]
+        assert f"{size_text(free)} are free" in told["detail"]
 
 
 @simulated()

@@ -122,7 +122,7 @@ async def test_people_see_short_lines_of_what_matters() -> None:
     assert stream.getvalue().splitlines() == [
         f"22:13:20 lost {PEER[-8:]}: silent",
         "22:13:20 checkpoint of step 1,600 (the end of the run) written",
-        "22:13:20 the run is over: held-out loss 1.2346",
+        "22:13:20 the run has ended: held-out loss 1.2346",
         "22:13:20 step 110",
     ]
 
