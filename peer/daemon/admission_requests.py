@@ -18,7 +18,7 @@ MAX_NAMED: Final = 8
 
 
 class AdmissionRequests:
-    """See the top of the file."""
+    """Answers the control requests of `invite`, `admit`, `ban` and `delegate`."""
 
     def __init__(self, parts: PeerParts, network: Network, entropy: Entropy) -> None:
         self._parts = parts

@@ -54,7 +54,7 @@ class Wish:
 
 
 class Amending:
-    """See the top of the file."""
+    """Answers the control request of `amend`."""
 
     def __init__(self, door: Door, passing_on: PassingOn, facts: Facts, roster: Roster) -> None:
         self._door = door

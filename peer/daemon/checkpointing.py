@@ -131,7 +131,7 @@ class NoCheckpoints:
 
 
 class Checkpointing:
-    """See the top of the file. Implements `peer.rounds.checkpoints.Checkpoints`.
+    """Writes checkpoints when they are due. Implements `peer.rounds.checkpoints.Checkpoints`.
 
     Args:
         held: what the checkpoints are of.

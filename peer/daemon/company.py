@@ -17,7 +17,7 @@ from protocol.membership.view import Member, View
 
 
 class LinkedCompany:
-    """See the top of the file.
+    """The other peers of the group, for gossip, from the view and the links.
 
     Args:
         fragment: the one that partners are looked for; 0 where the whole model is one vector.
@@ -67,7 +67,7 @@ class LinkedCompany:
         self._tell.ring()
 
     async def changed(self) -> None:
-        """Wait until any of this may be another."""
+        """Wait until any of this may have changed."""
         await self._heard.wait()
 
     def _training(self) -> Sequence[Member]:

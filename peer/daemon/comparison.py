@@ -30,7 +30,7 @@ from .witnesses import MeasureLoss, Witnesses
 
 
 class Comparison:
-    """See the top of the file.
+    """Compares a fetched state with witnesses of each source's own state.
 
     Args:
         witnesses_of: those of the state that this source has given this root.

@@ -25,7 +25,7 @@ Dial = Callable[[PeerId, Sequence[Address]], Awaitable[object]]
 
 
 class Dialler:
-    """See the top of the file.
+    """Links to all peers on the roster, up to MAX_LINKS, with back-off for each peer.
 
     Args:
         may_be_dialled: whether a peer may belong to the run.

@@ -1,9 +1,9 @@
-"""Peers that others have named, and that nobody has heard here yet.
+"""Peers that others have named, and that this peer has not been linked with yet.
 
-A name costs nothing to say. So what it costs us has a budget for the peer that said it:
+Naming a peer costs nothing. So what it costs us is limited by a budget for the peer that named it:
 
-  1. One peer may have so many names noted at once, all together so many; further ones are passed
-     over. A name leaves the budget when the peer is linked, or forgotten.
+  1. The number of names noted at once is limited per peer and in total; further ones are ignored.
+     A name leaves the budget when the peer is linked, or forgotten.
   2. Names never drive anybody out of a full roster, and tell nothing of a peer whose addresses are
      known already; the first that names a peer says where it is.
   3. Dials to names go through a budget of their own, by the peer that named them, so that they
@@ -40,7 +40,7 @@ class _Name:
 
 
 class Hearsay:
-    """See the top of the file."""
+    """Names of peers that others have told and that are not linked yet, within budgets."""
 
     def __init__(self, roster: Roster, own_id: PeerId) -> None:
         self._roster = roster

@@ -41,7 +41,7 @@ def _allowance() -> Allowance:
 
 @dataclass(slots=True, eq=False)
 class Link:
-    """See the top of the file.
+    """The state of one live link to another peer.
 
     Attributes:
         newest_sent_s: `sent_s` of their newest beat, to be echoed; it came at `newest_heard_s`.

@@ -20,7 +20,7 @@ FAREWELL_S: Final = 1.0
 
 
 class PassingOn:
-    """See the top of the file.
+    """Forwards statements over links: all known ones over a new link, then every new one once.
 
     Args:
         links: those that live now.

@@ -62,7 +62,7 @@ COPYING_SHARE: Final = 0.9
 
 
 class Peer:
-    """See the top of the file."""
+    """Runs one peer from its first connection to its end."""
 
     def __init__(self, settings: PeerSettings, parts: PeerParts) -> None:
         self._settings = settings

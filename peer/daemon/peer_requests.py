@@ -25,7 +25,7 @@ class PeerRequests:
         }
 
     async def status(self, _: dict[str, Any]) -> dict[str, Any]:
-        """The present."""
+        """The current status."""
         return self._report.status().to_json()
 
     async def leave(self, _: dict[str, Any]) -> dict[str, Any]:

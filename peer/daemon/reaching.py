@@ -56,7 +56,7 @@ Reserve = Callable[[PeerId], Awaitable[float]]
 
 
 class Reaching:
-    """See the top of the file."""
+    """Finds out whether others can dial this peer, keeps places at relays, announces addresses."""
 
     def __init__(
         self, *, network: Network, roster: Roster, facts: Facts, events: EventLog, reserve: Reserve

@@ -23,7 +23,7 @@ from .sources import GivenWeights, weights_of
 
 
 class Rebuilt:
-    """See the top of the file.
+    """A stage that is rebuilt from its neighbours.
 
     Args:
         first: the model's first weights, for what no neighbour resembles.

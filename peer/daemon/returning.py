@@ -98,7 +98,7 @@ class NoSource:
     """Nobody to fetch from: what is not here is not to be had. Implements `BlobSource`."""
 
     async def blob(self, digest: str) -> bytes:
-        """Raises Refused."""
+        """Always raises Refused: there is no peer to fetch from."""
         await trio.lowlevel.checkpoint()
         raise Refused(RefusalReason.UNAVAILABLE, f"blob {digest} is not in this home")
 
@@ -247,7 +247,7 @@ class Returned:
             if _is_over(self._own, arrival):
                 return Course.LEAD
             step = int(self._own.manifest.step)
-        facts.now_doing("looking who else is back")
+        facts.now_doing("looking for other peers that are back")
         lag, course = _lag_to_lead(arrival), Course.WAIT
         async with trio.open_nursery() as nursery:
             nursery.start_soon(arrival.meet)
@@ -284,7 +284,7 @@ class Returned:
         """Nothing of the run was saved: the founder makes its first weights again."""
         assert self._remake is not None
         why = "this home has no checkpoint of the run it founded, and no peer has a state to give"
-        arrival.facts.now_doing(f"beginning the run anew from its seed: {why}")
+        arrival.facts.now_doing(f"starting the run again from its seed: {why}")
         arrival.events.emit(EventName.RUN_BEGUN_ANEW, detail=why)
         return await (await self._remake()).take(arrival)
 

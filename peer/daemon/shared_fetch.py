@@ -32,7 +32,7 @@ MAX_DOUBTED: Final = 3
 
 
 class SharedFetch:
-    """See the top of the file.
+    """Fetches a state from a leader and helpers until it is believed.
 
     Args:
         described_by: what a source's state is made of, checked as far as that goes.

@@ -25,7 +25,7 @@ LOOKS: Final = 3
 
 
 class StageChoice:
-    """See the top of the file.
+    """Chooses the stage that this peer holds.
 
     Args:
         given: the stage that this machine shall hold; None chooses.
@@ -46,7 +46,7 @@ class StageChoice:
         the earlier ones have chosen; and they look again, for that is heard with a beat.
         """
         facts, pipeline = self._facts, spec.pipeline
-        facts.now_doing("looking which stage needs a peer")
+        facts.now_doing("checking which stage needs a peer")
         await trio.sleep(LOOK_AROUND_S * (1 + LATECOMERS * _share(facts.peer_id)))
         company = StageCompany(self._roster, run_id, pipeline.stages)
         counts = [len(others) for others in company.holders()]

@@ -1,8 +1,8 @@
-"""Whom this peer serves now: peers that are admitted and behave; and the end of links to others.
+"""Which peers this peer serves now: those that are admitted and behave. Links to others end.
 
-Admission is what the run says of a peer (door.py), conduct what we have seen of it ourselves
-(protocol/membership/conduct.py). What is held against a peer stays here: no other is told. But of
-an owner that was proved to have lied (protocol/diloco/audits.py) all get the proof: it is banned.
+Admission is what the run says of a peer (door.py); conduct is what we have seen of it ourselves
+(protocol/membership/conduct.py). Faults are not told to other peers. But if an owner was proved to
+have lied (protocol/diloco/audits.py), all peers get the proof, and it is banned.
 """
 
 from collections import OrderedDict
@@ -26,20 +26,20 @@ from .link import Link
 
 IGNORED = Refusal(
     RefusalReason.IGNORED,
-    "I do not hear you for some minutes: you have broken the protocol too often;"
+    "I am ignoring you for a few minutes: you have broken the protocol too often;"
     " install the version of loco-peer that the others run",
 )
 
 
 CONVICTED = Refusal(
     RefusalReason.NOT_ADMITTED,
-    "you have signed an average that does not follow from what you were sent, and that is proved;"
-    " see to this machine's memory, and join under a new identity",
+    "it is proved that you signed an average that does not follow from what you were sent;"
+    " check this machine's memory, and join with a new identity",
 )
 
 
 class Standing:
-    """See the top of the file.
+    """Which peers this peer serves: those that are admitted and behave.
 
     Attributes:
         door: admission.

@@ -1,4 +1,4 @@
-"""Where peers are, as far as we were told, and whom p2pd has been told of in this life of its."""
+"""The known addresses of peers, and which of them p2pd was told since it last started."""
 
 from collections import OrderedDict
 from collections.abc import Sequence

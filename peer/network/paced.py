@@ -1,7 +1,7 @@
-"""A network whose streams keep to the pace (pacing.py); it is laid around a real or simulated one.
+"""A network whose streams are paced (pacing.py); it wraps a real or a simulated network.
 
-A sender that has not asked for a turn does not wait for one: so small messages go at once. Reading
-waits too, but for the messages of links.
+A sender that has not asked for a turn does not wait, so small messages are sent at once. Reading
+waits too, except for the messages of links.
 """
 
 from contextlib import nullcontext

@@ -1,7 +1,7 @@
-"""A network, and its streams, laid around others: everything goes through as it is.
+"""A network that wraps another network and its streams, and passes everything through unchanged.
 
-What a layer does is said by overriding `WrappedNetwork._wrapped`, which every stream passes, opened
-or served, and methods of `WrappedStream`.
+A layer overrides methods of `WrappedStream`, and `WrappedNetwork._wrapped`, which every stream
+passes, opened or served.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""What this peer knows of itself: the one place that beats, `status`, metrics and the events read.
+"""What this peer knows of itself: beats, `status`, metrics and events all read it from here.
 
-Only the part that makes a fact true writes it. Everything else reads.
+Each fact is written only by the part that makes it true; everything else reads.
 """
 
 import math
@@ -78,7 +78,7 @@ class PackingFacts:
 
 @dataclass(slots=True)
 class Facts:
-    """The present.
+    """The current state of this peer.
 
     Attributes:
         fraction: share of our quota done in the round in training.
@@ -189,7 +189,7 @@ class Facts:
     doing_since_s: float = 0.0
 
     def now_doing(self, sentence: str, state: PeerState | None = None) -> None:
-        """Say what goes on, and in which state that is."""
+        """Set what this peer is doing, and its state."""
         if state is not None:
             self.state = state
         if sentence != self.doing:

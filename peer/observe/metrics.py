@@ -81,7 +81,7 @@ class One(NamedTuple):
     read: Callable[[Now], float | None]
 
     def family(self, now: Now) -> Metric:
-        """It, as of now."""
+        """The metric with its current values."""
         family, value = self.kind(self.name, self.said), self.read(now)
         if value is not None:
             family.add_metric([], value)
@@ -98,7 +98,7 @@ class Many(NamedTuple):
     read: Callable[[Now], Labelled]
 
     def family(self, now: Now) -> Metric:
-        """It, as of now."""
+        """The metric with its current values."""
         family = self.kind(self.name, self.said, labels=self.labels)
         for labels, value in self.read(now):
             family.add_metric(labels, value)

@@ -22,7 +22,7 @@ class Spent(StrEnum):
 
 @dataclass(slots=True)
 class PipelineFacts:
-    """See the top of the file.
+    """What a peer that holds a stage knows of its pipeline.
 
     Attributes:
         snapshot: digest of the snapshot that we plan from; None before the first.

@@ -10,7 +10,7 @@ from protocol.names import short_id
 
 @dataclass(slots=True)
 class ReachFacts:
-    """The present.
+    """Whether and how others can reach this peer now.
 
     Attributes:
         reach: whether others can dial us at all; `v4` and `v6` by family of addresses.

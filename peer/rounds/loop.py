@@ -413,7 +413,7 @@ class RoundLoop:
             validation_loss=facts.validation_loss,
             replica_loss=facts.replica_loss,
         )
-        facts.now_doing("the run is over; serving its state", PeerState.FINISHED)
+        facts.now_doing("the run has ended; serving its state", PeerState.FINISHED)
 
 
 def _death_reason(why: str) -> str:

@@ -81,7 +81,7 @@ class Pause:
             return False
         facts, began_s = self._facts, trio.current_time()
         await settled()
-        facts.now_doing("paused; `loco-peer resume` goes on", PeerState.PAUSED)
+        facts.now_doing("paused; `loco-peer resume` continues", PeerState.PAUSED)
         self._events.emit(EventName.TRAINING_PAUSED, round=facts.round, step=facts.step)
         await self._resumed.wait()
         self._check_ended()

@@ -6,8 +6,8 @@
         StreamingRounds         streaming gossip: fragments, each with a partner of its own
         FragmentRounds          Streaming DiLoCo: fragments, each at its own moment, with all
 
-Events go into a way; what it wants of the trainer goes through the `TrainerLine` of its life, and
-what holds up the next round is that it does not return yet.
+Events go into a way; it commands the trainer through the `TrainerLine` of the current life, and it
+delays the next round by not returning.
 """
 
 from collections.abc import Sequence

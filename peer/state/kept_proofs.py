@@ -1,4 +1,4 @@
-"""Proofs that owners have lied, kept in the home: a convict is none the less one after a restart.
+"""Proofs that owners have lied, kept in the home: a convicted peer stays convicted after a restart.
 
     msgpack [[owner, proof], ...], the oldest first
 

@@ -61,7 +61,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """It may.
+    """The boundary may be sent.
 
     Attributes:
         waited_s: how long the offer waited for it, by the receiver's clock.
@@ -142,7 +142,7 @@ class Halt:
 
 @dataclass(frozen=True, slots=True)
 class Halted:
-    """There."""
+    """Where the relay stands."""
 
     standing: Annotated[Standing, Choice(Standing)]
 

@@ -24,4 +24,4 @@ class Company(Protocol):
         """Hold a fault against a peer."""
 
     async def changed(self) -> None:
-        """Wait until any of this may be another."""
+        """Wait until any of this may have changed."""

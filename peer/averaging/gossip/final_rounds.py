@@ -110,7 +110,7 @@ class FinalRounds:
         self._averaged_before = facts.averaged
         self._company.announce(None)
         if self._wanted:
-            facts.now_doing("waiting for the others to end their training")
+            facts.now_doing("waiting for the others to finish training")
             await self._plan()
         self.has_begun = True
 
