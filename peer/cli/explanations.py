@@ -15,7 +15,7 @@ SECTIONS: Final[Mapping[str, str]] = {
     "sync": "How peers average.",
     "sync.diloco": "Streaming DiLoCo: all peers average fragments, each at its moment.",
     "sync.streaming": "Streaming gossip: pairs average fragments, each at its moment.",
-    "pipeline": "The model cut into stages, each on machines of its own.",
+    "pipeline": "The model cut into stages on separate machines.",
     "admission": "Who may join.",
 }
 
@@ -49,7 +49,7 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "data.tokenizer": "'bytes', or a Hugging Face tokenizer; leave it out with init_from.",
     "data.validation_blocks": "Sequences held out for validation, the same everywhere.",
     "data.piece_kib": "Size of the pieces in which peers fetch the corpus, in KiB.",
-    "optimizer.name": "'adamw', or 'muon': that for the blocks' matrices, AdamW for the rest.",
+    "optimizer.name": "'adamw', or 'muon' for the blocks' matrices with AdamW for the rest.",
     "optimizer.learning_rate": "Peak of the schedule.",
     "optimizer.min_learning_rate_ratio": "Where the schedule ends, as a part of the peak.",
     "optimizer.schedule": "'cosine', 'wsd' (warm-up, stable, decay) or 'constant'.",
@@ -58,7 +58,7 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "optimizer.betas": "AdamW's decay rates.",
     "optimizer.weight_decay": "On matrices.",
     "optimizer.clip_norm": "Gradients longer than this are scaled down to it.",
-    "optimizer.muon.learning_rate": "Its peak; AdamW's when left out. Short runs want 4 times it.",
+    "optimizer.muon.learning_rate": "Its peak; default: AdamW's. Short runs need 4 times that.",
     "optimizer.muon.momentum": "Muon's.",
     "optimizer.muon.adjust_lr": "Size of a step: 'match_rms_adamw' fits AdamW's rates; 'original'.",
     "training.total_steps": "Inner steps of the whole run, rounded up to whole rounds.",
@@ -74,7 +74,7 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "sync.beta": "Outer learning rate.",
     "sync.gamma": "Pull between slow weights; beta when left out, which halves the bytes.",
     "sync.codec": of_codecs(),
-    "sync.overlap": "Train on while weights travel; false is the paper's blocking form.",
+    "sync.overlap": "Keep training while weights travel; false is the paper's blocking form.",
     "sync.final_averaging": "End the run with the mean of all replicas.",
     "sync.validate_every": (
         "Rounds between two validations; more where they would take over a tenth of a peer's time."
@@ -87,19 +87,19 @@ EXPLANATIONS: Final[Mapping[str, str]] = {
     "sync.diloco.momentum": "Momentum of the outer optimizer.",
     "sync.diloco.overlap_steps": "Inner steps between a fragment's send and its return; 0 waits.",
     "sync.diloco.merge": "Share of the own weights when a fragment returns; 0 takes the average.",
-    "sync.diloco.late": "A fragment is not back in time: 'wait' for it, or 'skip' and train on.",
+    "sync.diloco.late": "If a fragment is late: 'wait' for it, or 'skip' it and keep training.",
     "sync.diloco.robust": "Owners bound what one peer moves: 'clip' by length, 'trim' values too.",
-    "pipeline.stages": "Parts of the model, each on machines of its own; 1 is no pipeline.",
+    "pipeline.stages": "Parts of the model, on separate machines; 1 is no pipeline.",
     "pipeline.visited": "Stages that a microbatch passes through; three quarters when left out.",
-    "pipeline.max_swaps": "Visits of a path to a stage below one that it has passed.",
-    "pipeline.max_swap_distance": "How far below.",
-    "pipeline.max_swap_sum": "All these distances of a path together.",
+    "pipeline.max_swaps": "Most visits of a path to a stage below one that it has passed.",
+    "pipeline.max_swap_distance": "Largest distance of such a visit.",
+    "pipeline.max_swap_sum": "Largest sum of these distances on a path.",
     "pipeline.max_jump": "How far a path may go from the highest stage that it has passed.",
-    "pipeline.full_every": "Every so many iterations, one skips nothing; 0 is never.",
+    "pipeline.full_every": "One iteration in this many skips no stage; 0: none.",
     "pipeline.codec": "What travels between stages: 'fp32', 'bf16' or 'int8'.",
     "admission.mode": "'open' to everybody, 'invite' (see `loco-peer invite`) or 'list'.",
     "admission.peers": "Peer ids that may join in any case; for 'invite' and 'list'.",
-    "pipeline.routing": "Paths: 'planned' from measured links, or 'random' without a look at them.",
+    "pipeline.routing": "'planned': paths follow from measured links; 'random': they are drawn.",
 }
 
 EXAMPLES: Final[Mapping[str, str]] = {

@@ -99,7 +99,7 @@ SKIPPING: Final = (
     "# visited = stages skips nothing. With fewer an iteration takes less time and learns less:",
     "# four of six stages took 27 s for 56, and were 0.12 nats behind after as many steps. A model",
     "# of four stages, all visited, was better than both (docs/results/pipeline_learning.md).",
-    "# A run that skips goes on while a stage has no peer; one that does not waits for it.",
+    "# A run that skips continues while a stage has no peer; one that does not skip waits.",
 )
 MOST_COLUMNS: Final = 110
 UNTRIED_LINE: Final = (

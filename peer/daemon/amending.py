@@ -93,11 +93,11 @@ class Amending:
         if spec is None or facts.held is None:
             raise LocoError("the run is not known yet; try again when this peer is training")
         if facts.over or facts.state is PeerState.FINISHED:
-            raise LocoError("the run is over, and cannot be amended any more")
+            raise LocoError("the run has ended and cannot be amended")
         if facts.state is PeerState.RETURNING:
             raise LocoError(
-                "this peer is back, and does not know yet where the run stands; try again when"
-                " `loco-peer status` says that it trains"
+                "this peer has just returned and does not know the run's current step yet;"
+                " try again when `loco-peer status` says that it trains"
             )
         return spec
 
@@ -110,7 +110,7 @@ class Amending:
         changes = changes_between(spec.last, values)
         peers = new_peers(spec.founding, values)
         if not changes and all(self._door.judge(peer) is None for peer in peers):
-            raise LocoError("nothing to amend: the run spec says what the run does already")
+            raise LocoError("nothing to amend: the run already has these values")
         changed(spec.last, changes)  # its values can be used
         present = self._present_round(spec)
         scheduled = [key for key, _ in changes if key != MODE]
@@ -146,11 +146,11 @@ def _from_round(spec: AmendedSpec, present: int, changes: Changes, at_round: int
     end = spec.end_round
     from_round = min(present + LEAD_ROUNDS, end) if at_round is None else at_round
     if end <= present:
-        raise LocoError("the run is in its last round, and cannot be amended any more")
+        raise LocoError("the run is in its last round, and can no longer be amended")
     if from_round <= present:
         raise LocoError(
-            f"--at-round: the run is in round {present}; name a later one, so that all peers have"
-            f" heard of it ({present + LEAD_ROUNDS} is the default)"
+            f"--at-round: the run is in round {present}; name a later one, so that all peers"
+            f" hear of it in time ({present + LEAD_ROUNDS} is the default)"
         )
     if from_round > end:
         raise LocoError(f"--at-round: the run ends with round {end}, before round {from_round}")
@@ -158,8 +158,8 @@ def _from_round(spec: AmendedSpec, present: int, changes: Changes, at_round: int
     if total < from_round:
         steps = spec.founding.sync.round_steps
         raise LocoError(
-            f"{TOTAL_STEPS}: with this the run would end with round {total}, before round"
-            f" {from_round}, where this is in force; it can end at step {from_round * steps} at the"
-            " earliest"
+            f"{TOTAL_STEPS}: with this value the run would end with round {total}, before"
+            f" round {from_round}, when it takes effect; it can end at step"
+            f" {from_round * steps} at the earliest"
         )
     return from_round

@@ -39,7 +39,7 @@ from .home import Home, OtherRun, parse_run, replace_file
 from .uploads import CACHE, PIECE_SUFFIX, manifest_there
 
 FILES: Final = (OUTER_FILE, TRAINER_FILE, MANIFEST_FILE)
-NEEDLESS: Final = "not needed: this home has the run, and goes on from its own checkpoint"
+NEEDLESS: Final = "not needed: this home has the run, and continues from its own checkpoint"
 
 
 class RestoreFailed(LocoError):

@@ -202,7 +202,7 @@ async def test_what_makes_no_sense_is_refused_with_what_would(tmp_path):
         assert dry["changes"] == [[TOTAL_STEPS, 12 * H, 40 * H]]
         await swarm.finished()
         assert amended(swarm["a"]) == []
-        assert "over" in await refused(swarm, steps=40 * H)
+        assert "has ended" in await refused(swarm, steps=40 * H)
 
 
 @simulated()

@@ -272,13 +272,13 @@ async def test_an_amendment_is_refused_when_the_run_is_over_and_by_one_that_is_b
         founder = await back(swarm, "a")
         await swarm.until(lambda: founder.facts.state is PeerState.RETURNING)
         await swarm.until(lambda: founder.facts.held is not None)
-        with pytest.raises(LocoError, match="does not know yet where the run stands"):
+        with pytest.raises(LocoError, match="does not know the run's current step yet"):
             await amend(founder)
         await swarm.finished("a")
         await kill(swarm, "a")
         founder = await back(swarm, "a")
         await swarm.until(lambda: founder.facts.over)
-        with pytest.raises(LocoError, match="is over"):
+        with pytest.raises(LocoError, match="has ended"):
             await amend(founder)
 
 
