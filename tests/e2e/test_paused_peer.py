@@ -29,7 +29,7 @@ def test_a_paused_peer_rests_and_goes_on(swarm: Swarm) -> None:
     assert peer.status()["step"] == paused["step"]
     joiner = swarm.join(peer)
     assert joiner.wait_event(EventName.RUN_RECEIVED)["remote"] == peer.peer_id
-    assert swarm.loco("resume", *home).stdout == "training goes on\n"
+    assert swarm.loco("resume", *home).stdout == "training resumed\n"
     peer.wait_event(EventName.TRAINING_RESUMED, after=before)
     peer.wait_averaging()
     assert peer.status()["step"] > paused["step"]
