@@ -180,11 +180,14 @@ class Checkpointing:
     async def run(self, averaging: Averaging) -> None:
         """Checkpoint this state until cancelled."""
         self._averaging, self._began_step = averaging, self._facts.nominal_step
-        async with trio.open_nursery() as self._nursery:
-            while True:
-                await trio.sleep(RETRY_S)
-                if self._way is not None and self._ended and not self._has_last:
-                    await self.write_last(self._way, trio.current_time())
+        try:
+            async with trio.open_nursery() as self._nursery:
+                while True:
+                    await trio.sleep(RETRY_S)
+                    if self._way is not None and self._ended and not self._has_last:
+                        await self.write_last(self._way, trio.current_time())
+        finally:
+            self._nursery = None
 
     # --- what the round loop says ---------------------------------------------------------------
     def load(self, version: int) -> Load:
@@ -213,7 +216,7 @@ class Checkpointing:
         if trio.current_time() < self._due_s or not self._idle.is_set() or self._nursery is None:
             return
         draft = await self._copied(way)
-        if draft is not None:
+        if draft is not None and self._nursery is not None:
             self._nursery.start_soon(self._seal, draft)
 
     async def write(self, way: Way) -> None:
@@ -240,9 +243,15 @@ class Checkpointing:
             await self._seal(draft)
 
     async def wait_copied(self, until_s: float) -> None:
-        """Wait, but no longer than that, until what was written is copied elsewhere too."""
+        """Wait, but no longer than that, until what was written is copied elsewhere too.
+
+        What was written after `run` had ended is copied here.
+        """
         with trio.move_on_at(until_s) as waiting:
-            await self._all_copied.wait()
+            if self._plan.uploads is not None and self._nursery is None:
+                await self._copy_newest(self._plan.uploads)
+            elif not self._all_copied.is_set():  # `wait` of one that is set would be late, too
+                await self._all_copied.wait()
         if waiting.cancelled_caught:
             self._tell_not_copied(
                 "the last checkpoint was not copied in time: --grace is too short"
@@ -365,28 +374,32 @@ class Checkpointing:
             seconds=seconds,
             missing=draft.missing or None,
         )
-        if self._plan.uploads is not None and self._nursery is not None:
+        if self._plan.uploads is not None:
             self._to_copy = sealed
-            if self._all_copied.is_set():
+            if self._all_copied.is_set() and self._nursery is not None:
                 self._all_copied = trio.Event()
                 self._nursery.start_soon(self._upload, self._plan.uploads)
 
     async def _upload(self, uploads: Uploads) -> None:
-        """Copy the last one elsewhere, until no newer one has come meanwhile; then the corpus."""
+        """Copy the newest elsewhere, then the corpus."""
         try:
-            while (sealed := self._to_copy) is not None:
-                self._to_copy, started_s = None, trio.current_time()
-                try:
-                    where = await self._work.run(uploads.copy, sealed, may_be_cut_off=True)
-                except UploadFailed as error:
-                    self._tell_not_copied(str(error))
-                else:
-                    seconds = trio.current_time() - started_s
-                    self._facts.checkpoints[CheckpointOutcome.COPIED] += 1
-                    self._events.emit(EventName.CHECKPOINT_COPIED, path=where, seconds=seconds)
+            await self._copy_newest(uploads)
         finally:
             self._all_copied.set()
         await self._upload_data(uploads)
+
+    async def _copy_newest(self, uploads: Uploads) -> None:
+        """Copy the last one elsewhere, until no newer one has come meanwhile."""
+        while (sealed := self._to_copy) is not None:
+            self._to_copy, started_s = None, trio.current_time()
+            try:
+                where = await self._work.run(uploads.copy, sealed, may_be_cut_off=True)
+            except UploadFailed as error:
+                self._tell_not_copied(str(error))
+            else:
+                seconds = trio.current_time() - started_s
+                self._facts.checkpoints[CheckpointOutcome.COPIED] += 1
+                self._events.emit(EventName.CHECKPOINT_COPIED, path=where, seconds=seconds)
 
     async def _upload_data(self, uploads: Uploads) -> None:
         """Copy the corpus too, beside later checkpoints: it may take hours."""

@@ -15,15 +15,16 @@ from peer.observe.events import EventLog
 from peer.options.corpus_size import least_corpus_bytes
 from peer.state.checkpoints import CheckpointStore
 from peer.state.home import HomeError
-from protocol.errors import InvalidRunSpec
 from protocol.names import size_text
 from protocol.run.disk_needs import DiskNeeds
 from protocol.run.run_spec import RunSpec
-from protocol.run.sizes import parameters_of
+from protocol.run.sizes import least_parameters_of
 
 
 def check_room_to_begin(store: CheckpointStore, spec: RunSpec, data: str | None) -> None:
     """Check that one checkpoint fits beside the corpus, before that is made or fetched.
+
+    What is not known yet counts at its least: `check_room` knows it.
 
     Args:
         data: this machine's own source of the corpus, if not the run spec's.
@@ -31,11 +32,7 @@ def check_room_to_begin(store: CheckpointStore, spec: RunSpec, data: str | None)
     Raises:
         HomeError: as `check_room`.
     """
-    try:
-        parameters = parameters_of(spec) // spec.pipeline.stages
-    except InvalidRunSpec:  # its sizes are a checkpoint's: `check_room` knows them
-        parameters = 0
-    _refuse(store, store.needs(parameters, least_corpus_bytes(spec, data)))
+    _refuse(store, store.needs(least_parameters_of(spec), least_corpus_bytes(spec, data)))
 
 
 def check_room(

@@ -302,10 +302,6 @@ class CheckpointStore:
                 return checkpoint
         return None
 
-    def has_any(self) -> bool:
-        """Whether there is a checkpoint, good or not."""
-        return bool(self._folders() or self._set_aside())
-
     def _folders(self) -> list[Path]:
         """Folders that have the name of a checkpoint, in the order in which they were written."""
         if not self.directory.is_dir():

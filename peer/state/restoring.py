@@ -4,7 +4,8 @@ Everything is verified before it counts: a checkpoint by its manifest, run.json 
 tokenizer and corpus by the digests in the run spec. `run.json` is written last: until then the home
 has no run, and a restore that was cut off is begun again.
 
-A home that has that very run, and a checkpoint, stays as it is: the same command starts it again.
+A home that has that very run, and a checkpoint that is whole, stays as it is: the same command
+starts it again.
 
 Where the uploads do not hold all of the corpus, the rest comes as for any peer: from others, or
 from the texts (`--data`).
@@ -110,8 +111,14 @@ class _Restore:
 
     @property
     def is_needless(self) -> bool:
-        """Whether the home has a run, and a checkpoint to go on from."""
-        return self._home.run() is not None and self._store.has_any()
+        """Whether the home has a run, and a checkpoint to go on from.
+
+        One that is torn is none: its founder would begin the run anew.
+        """
+        run = self._home.run()
+        if run is None:
+            return False
+        return self._store.newest_whole(run.run_id, lambda *_: None) is not None
 
     @property
     def _partial(self) -> Path:

@@ -81,7 +81,7 @@ class Uploads:
                 self._files.rm(f"{target}/{MANIFEST_FILE}")  # it is not whole while it is replaced
             for name in ORDER:
                 self._files.put_file(str(checkpoint.path / name), f"{target}/{name}")
-            for old in self._too_many(checkpoint.manifest):
+            for old in self._too_many(checkpoint):
                 self._files.rm(old, recursive=True)
         except Exception as error:  # each kind of storage has errors of its own
             raise UploadFailed(f"{target}: {type(error).__name__}: {error}") from error
@@ -149,15 +149,23 @@ class Uploads:
         for path in sorted(kept.folder.glob(f"[0-9]*{PIECE_SUFFIX}")):
             yield f"{kept.folder.name}/{path.name}", path
 
-    def _too_many(self, newest: Manifest) -> list[str]:
-        """Folders of ours, of this run, beyond those of the latest steps; torn ones first."""
+    def _too_many(self, newest: Checkpoint) -> list[str]:
+        """Folders of ours, of this run, beyond those of the latest steps; torn ones first.
+
+        The newest is the one that was just copied, whatever its number: a home that was lost may
+        have counted further.
+        """
         self._files.invalidate_cache()
         listed: list[Any] = self._files.ls(self._root, detail=False)
         paths = [str(path).rstrip("/") for path in listed]
-        numbers = {path: number_of(path.rpartition("/")[2]) for path in paths}
-        written = sorted(filter(numbers.get, numbers), key=numbers.__getitem__)
+        names = {path: path.rpartition("/")[2] for path in paths}
+        written = sorted(
+            (path for path, name in names.items() if number_of(name)),
+            key=lambda path: (names[path] == newest.path.name, number_of(names[path])),
+        )
         manifests = {path: manifest_there(self._files, path) for path in written}
-        ours = {p: m for p, m in manifests.items() if m is None or m.run_id == newest.run_id}
+        run_id = newest.manifest.run_id
+        ours = {p: m for p, m in manifests.items() if m is None or m.run_id == run_id}
         return by_step(ours)[: -self._keep]
 
 

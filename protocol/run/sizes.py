@@ -36,8 +36,21 @@ def parameters_of(spec: RunSpec) -> int:
         )
     model = spec.model
     embeddings = vocabulary_of(spec) * model.hidden_size * (1 if model.tie_embeddings else 2)
-    layer = _layer_matrices(model) + 2 * model.hidden_size  # two norms
-    return embeddings + model.num_layers * layer + model.hidden_size
+    return embeddings + model.num_layers * _layer_parameters(model) + model.hidden_size
+
+
+def least_parameters_of(spec: RunSpec) -> int:
+    """Parameters that each peer holds at the least; 0 where nothing is known of that here.
+
+    Most stages have layers alone, and a tokenizer that is not read here may be a small one.
+    """
+    model, stages = spec.model, spec.pipeline.stages
+    knows_vocabulary = model.init_from is None and spec.data.tokenizer == "bytes"
+    if stages == 1 and (spec.frozen is not None or knows_vocabulary):
+        return parameters_of(spec)
+    if model.init_from is not None:
+        return 0
+    return model.num_layers // stages * _layer_parameters(model)
 
 
 def vocabulary_of(spec: RunSpec) -> int:
@@ -70,6 +83,10 @@ def flops_per_token(spec: RunSpec) -> float:
     weights = model.num_layers * _layer_matrices(model) + vocabulary_of(spec) * model.hidden_size
     attention = 12 * model.num_layers * model.hidden_size * model.context_length
     return float(6 * weights + attention)
+
+
+def _layer_parameters(model: ModelSection) -> int:
+    return _layer_matrices(model) + 2 * model.hidden_size  # two norms
 
 
 def _layer_matrices(model: ModelSection) -> int:

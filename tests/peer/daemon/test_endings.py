@@ -15,6 +15,7 @@ from peer.ports.simulated import SimulatedWork
 from peer.simulation.machine import Machine
 from peer.simulation.peer import GRACE_S, LoggedEvent, Place, SimulatedPeer, checkpoints_in
 from peer.simulation.swarm import open_swarm
+from peer.state.checkpoints import Checkpoint, CheckpointStore, Manifest
 from peer.state.uploads import Uploads
 from peer.training.toy import SimulatedSpeed
 from protocol.admission.rulings import Verdict
@@ -188,3 +189,35 @@ async def test_who_exits_when_the_run_is_over_copies_its_end_first(tmp_path, mon
         await peer.ended.wait()
         assert peer.failure is None
         only(peer, EventName.CHECKPOINT_COPIED)
+
+
+@simulated()
+async def test_an_end_that_is_kept_at_the_second_try_is_copied_too(tmp_path, monkeypatch):
+    uploads_to(monkeypatch, tmp_path / "there", seconds=1.0)
+    seal, tries = CheckpointStore.seal, list[Path]()
+
+    def refused_once(self: CheckpointStore, partial: Path, manifest: Manifest) -> Checkpoint | None:
+        tries.append(partial)
+        if len(tries) == 1:
+            raise OSError("the disk has no room")
+        return seal(self, partial, manifest)
+
+    monkeypatch.setattr(CheckpointStore, "seal", refused_once)
+    async with open_swarm(1, toy_spec(4), tmp_path) as swarm:
+        peer = swarm.found("a", exit_when_done=True)
+        await peer.ended.wait()
+        assert peer.failure is None
+        assert only(peer, EventName.CHECKPOINT_WRITTEN)["over"]
+        only(peer, EventName.CHECKPOINT_COPIED)
+
+
+@simulated()
+async def test_who_ends_at_once_misses_no_copy_that_nobody_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("peer.simulation.peer.GRACE_S", 0.0)
+    async with open_swarm(1, toy_spec(ROUNDS), tmp_path) as swarm:
+        await start(swarm, "a", machine_of={"a": Machine(checkpoint_every_s=0.1)})
+        peer = swarm["a"]
+        await swarm.until(lambda: peer.facts.round == 3)
+        await left(peer)
+        said = [event["detail"] for event in peer.events(EventName.CHECKPOINT_FAILED)]
+        assert not [detail for detail in said if "copied" in detail]

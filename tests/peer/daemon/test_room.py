@@ -9,6 +9,7 @@ from swarm_worlds import simulated, start, toy_spec
 
 from peer.daemon.room import check_room_to_begin
 from peer.observe.event_names import EventName
+from peer.options.corpus_size import STDLIB_TOKENS
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import SwarmOptions, open_swarm
 from peer.state.checkpoints import CheckpointStore
@@ -53,6 +54,23 @@ def test_before_the_corpus_is_made_it_counts_at_its_least(
     check_room_to_begin(store, spec, "tokens.bin")  # that are read where they lie
     here = spec.model_copy(update={"data": spec.data.model_copy(update={"manifest": "0" * 32})})
     check_room_to_begin(store, here, None)
+
+
+def test_before_a_stage_or_a_tokenizer_is_known_a_peer_counts_at_its_least(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(tmp_path, 3)
+    layer = 4 * 128**2 + 3 * 128 * 384 + 2 * 128
+    tokenizer = {"data": {"tokenizer": "of-the-hub"}}
+    whole = RunSpec.model_validate(tokenizer)
+    stages = RunSpec.model_validate(tokenizer | {"pipeline": {"stages": 4}})
+    has_free(monkeypatch, SPARE_BYTES + 20 * layer + STDLIB_TOKENS)
+    check_room_to_begin(store, stages, None)
+    has_free(monkeypatch, SPARE_BYTES + 20 * 4 * layer + STDLIB_TOKENS)
+    check_room_to_begin(store, whole, None)
+    has_free(monkeypatch, SPARE_BYTES + 20 * 4 * layer)
+    with pytest.raises(HomeError, match="one checkpoint"):
+        check_room_to_begin(store, whole, None)
 
 
 @simulated()

@@ -129,6 +129,19 @@ def test_a_home_that_has_the_run_and_no_checkpoint_is_filled(uploaded, empty):
     assert restored_steps(empty) == [10]
 
 
+def test_a_home_whose_own_checkpoints_are_all_torn_is_filled(uploaded, empty):
+    uploaded.upload(10)
+    list(restore(uploaded.url, empty, 3))
+    (own,) = empty.checkpoints_dir.iterdir()
+    torn = own.rename(own.with_name("000009-step-90"))
+    (torn / OUTER_FILE).write_bytes(b"torn")
+    assert not [line for line in restore(uploaded.url, empty, 3) if "not needed" in line]
+    store = CheckpointStore(empty.checkpoints_dir, keep=3)
+    found = store.newest_whole(uploaded.signed.run_id, lambda *_: None)
+    assert found is not None
+    assert found.manifest.step == 10
+
+
 @pytest.mark.parametrize("has_checkpoint", [True, False])
 def test_a_home_of_another_run_stays_as_it_is(uploaded, empty, has_checkpoint):
     uploaded.upload(10)

@@ -31,6 +31,15 @@ def test_old_copies_go_and_those_of_others_stay(tmp_path):
     assert numbers == [("me", "000003"), ("me", "000004"), ("other", "000001")]
 
 
+def test_a_copy_of_another_stage_stays_though_a_home_that_was_lost_counted_further(tmp_path):
+    uploads = Uploads(str(tmp_path / "there"), "me", keep=1)
+    lost, new = (CheckpointStore(tmp_path / name, keep=9) for name in ("lost", "new"))
+    write(lost)
+    uploads.copy(write(lost, part="stage/0"))
+    copied = uploads.copy(write(new, part="stage/1"))
+    assert [str(path) for path in tmp_path.glob("there/me/*")] == [copied]
+
+
 def test_a_place_that_refuses_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     uploads = Uploads(str(tmp_path / "file"), "me", keep=1)
