@@ -32,8 +32,7 @@ from peer.codec import get_codec
 from peer.network.identity import Identity, load_or_create
 from peer.network.libp2p import Libp2pNetwork, open_libp2p_network
 from peer.ports.real import RealEntropy, RealWork
-from protocol.diloco.fragment_commands import Changes, Returned
-from protocol.diloco.fragment_events import Held, PeersSeen, Sent
+from protocol.diloco.fragment_events import Changes, Held, PeersSeen, Returned, Sent
 from protocol.diloco.healing import HealingStatistics
 from protocol.fragment.fragments import Fragment, cut_fragments
 from protocol.outcomes import AuditOutcome

@@ -12,9 +12,8 @@ import msgpack
 from hypothesis import strategies as st
 
 from peer.network.identity import Identity
-from protocol.admission.invitations import Invitation, Pass, Token
-from protocol.admission.rulings import Ruling, Verdict
-from protocol.admission.sealed import DOMAIN as ADMISSION
+from protocol.admission.statements import DOMAIN as ADMISSION
+from protocol.admission.statements import Invitation, Pass, Ruling, Token, Verdict
 from protocol.errors import LocoError
 from protocol.membership.records import decode_record, record_key
 from protocol.routing.snapshots import Snapshot

@@ -11,8 +11,7 @@ from peer.codec.leaves import code_digest, leaves_of_chunk
 from peer.network.identity import Identity
 from protocol.diloco.audits import Audits
 from protocol.diloco.evidence import Leaf
-from protocol.diloco.fragment_commands import Audit, Average
-from protocol.diloco.fragment_events import Averages, PeersSeen
+from protocol.diloco.fragment_events import Audit, Average, Averages, PeersSeen
 from protocol.diloco.peers import Peers
 from protocol.outcomes import AuditOutcome
 from protocol.wire.fragment_messages import signed_result

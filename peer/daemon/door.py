@@ -24,9 +24,8 @@ from peer.observe.events import EventLog
 from peer.observe.facts import Facts
 from peer.ports import Directory, PeerId
 from peer.state.admission_file import AdmissionFile, KeptAdmission
-from protocol.admission.invitations import Token
 from protocol.admission.register import Mode, Register
-from protocol.admission.rulings import Ruling, Verdict
+from protocol.admission.statements import Ruling, Token, Verdict
 from protocol.errors import LocoError, Refused
 from protocol.limits import MAX_AMENDMENTS, MAX_STATEMENTS_PER_MESSAGE, RUN_SECRET_BYTES
 from protocol.outcomes import RefusalReason

@@ -29,7 +29,7 @@ from peer.state.admission_file import AdmissionFile
 from peer.state.fetching import fetch_from
 from peer.state.home import Home
 from protocol.address.multiaddr import split_peer_id
-from protocol.admission.invitations import Token
+from protocol.admission.statements import Token
 from protocol.corpus.manifest import CorpusManifest, parse_manifest
 from protocol.errors import LocoError, Refused, RemoteProtocolError, StreamLost
 from protocol.membership.dial_back import (

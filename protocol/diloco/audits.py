@@ -35,7 +35,7 @@ Rules
      for each result, MAX_AUDITS at once.
 
   6. Two different results that one life of an owner has signed for a fragment and cycle are a proof
-     too (contradiction.py). Peers to which an owner has told different things see that they differ
+     too (evidence.py). Peers to which an owner has told different things see that they differ
      when they are through with the cycle, and ask each other for the results that they have: that
      is how both come together. Of each fragment and owner the newest two are kept for it. A result
      that an owner itself sends must name the life of it that we know.
@@ -61,9 +61,8 @@ from protocol.outcomes import AuditOutcome
 from protocol.wire.audit_messages import Doubt, Proof
 from protocol.wire.fragment_messages import Result
 
-from .contradiction import Contradiction, contradict
-from .fragment_commands import Audit, Convict, CountAudit, Send, Withdraw
-from .fragment_events import Audited, Parts
+from .evidence import Contradiction, contradict
+from .fragment_events import Audit, Audited, Convict, CountAudit, Parts, Send, Withdraw
 from .peers import Peers
 
 AUDITS_PER_RESULT: Final = 2.0

@@ -22,16 +22,18 @@ from typing import Final
 from protocol.fragment.chunk_ledger import ChunkLedger, Stamp, Verdict
 from protocol.wire.fragment_messages import Result
 
-from .fragment_commands import (
+from .fragment_events import (
     AskStamps,
     Changes,
     FetchChunk,
+    Fetched,
+    ResultArrived,
     ResultToWrite,
     UndoSteps,
+    Withdrawn,
     WriteChunk,
     WriteResults,
 )
-from .fragment_events import Fetched, ResultArrived, Withdrawn
 from .healing import Healing
 from .peers import Peers
 

@@ -29,6 +29,7 @@ Source: docs/decisions/0011-diloco-without-a-coordinator.md.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import Final
 
@@ -44,27 +45,20 @@ from protocol.wire.fragment_messages import (
 
 from .audits import Audits
 from .beliefs import Beliefs, can_stand
-from .core_statistics import FragmentCoreStatistics
 from .departures import Departures
-from .fragment_commands import (
-    Contribute,
-    ContributionRefused,
-    CountRefusal,
-    ForgetOthers,
-    FragmentCommand,
-    PartOver,
-    Send,
-    Settled,
-    Signal,
-    Withdraw,
-)
 from .fragment_events import (
     Audited,
     Averaged,
     Began,
+    Contribute,
+    ContributionRefused,
+    CountRefusal,
     Fetched,
     FetchFailed,
+    ForgetOthers,
+    FragmentCommand,
     FragmentEvent,
+    PartOver,
     Parts,
     Passed,
     PeersSeen,
@@ -73,21 +67,38 @@ from .fragment_events import (
     Received,
     ResultAnswered,
     ResultArrived,
+    Send,
     Sent,
+    Settled,
+    Signal,
     StampsAdopted,
     StampsAnswered,
     Tick,
     TrainerHeld,
     Verified,
+    Withdraw,
     Withdrawn,
     Written,
     arrived_parts,
 )
 from .healing import HealingStatistics
 from .keeper import Keeper
-from .owner import Owner
-from .peers import Peers
-from .send_plan import SendPlan
+from .owner import Owner, OwnerStatistics
+from .peers import Peers, SendPlan
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentCoreStatistics:
+    """Counts since the start.
+
+    Attributes:
+        lost_items: what came for a fragment and did not fit.
+    """
+
+    healing: HealingStatistics
+    owner: OwnerStatistics
+    lost_items: int
+
 
 Output = Iterable[FragmentCommand | Signal]
 

@@ -29,38 +29,166 @@ fragments are sent at once and share the line, so each is given as many times lo
 
 Before each contribution the fragment's memory is checked: what was sent as the way from memory that
 was spoilt must not reach the others.
+
+What has come and cannot be used yet is kept, bounded; the rest is lost and counted. Results for
+sends to come are kept for MAX_EARLY_CYCLES cycles. A joiner does not know which its
+first send will be; then the newest are kept. What could not be written because the trainer had just
+sent the fragment waits for that send.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
+
+import blake3
 
 from protocol.fragment.chunk_ledger import ChunkLedger, Stamp, Verdict
 from protocol.fragment.owners import owners_of_chunks
 from protocol.limits import MAX_CONTRIBUTION_WEIGHT
 from protocol.schedule.deadline import ObservedDeadline
-from protocol.wire.fragment_messages import ChunkStamp
+from protocol.wire.fragment_messages import DIGEST_BYTES, ChunkStamp
 
 from .chunk_writes import ChunkWrites, Occasion
 from .departures import WAIT_S, Departures
-from .digests import digest_of_stamps
-from .fragment_commands import (
+from .fragment_events import (
     AmendTrainer,
     Contribute,
+    Fetched,
     FragmentCommand,
+    Held,
     HoldTrainer,
+    Item,
     MergeIntoTrainer,
+    Passed,
+    ResultArrived,
     Returned,
+    Sent,
     Settled,
     Verify,
+    Withdrawn,
 )
-from .fragment_events import Fetched, Held, Item, Passed, ResultArrived, Sent, Withdrawn
 from .healing import Healing
-from .keeper_states import AwaitingTurn, Holding, InFlight, Mending, Resting, State, Verifying
-from .peers import Peers
-from .send_plan import SendPlan
-from .waiting_results import WaitingResults
+from .peers import Peers, SendPlan
 
+
+# --- digests --------------------------------------------------------------------------------------
+def short_digest(data: bytes | memoryview) -> bytes:
+    """The digest of codes, for messages."""
+    return blake3.blake3(data).digest(length=DIGEST_BYTES)
+
+
+def digest_of_stamps(stamps: Iterable[Stamp]) -> bytes:
+    """One digest of the states of all chunks of a fragment."""
+    return short_digest(b"".join(stamp.digest for stamp in stamps))
+
+
+# --- where a fragment is --------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Resting:
+    """Nothing is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitingTurn:
+    """It was sent, and waits for fragments that were sent before it."""
+
+    sent: Sent
+    began_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verifying:
+    """Its memory is checked before it leaves."""
+
+    sent: Sent
+    began_s: float
+
+
+@dataclass(slots=True)
+class InFlight:
+    """Its codes are on their way to the owners, or their results to us.
+
+    Attributes:
+        owners: of its chunks, in order.
+        answered: chunks for which a result has come, whether it could be applied or not.
+        occasion: its time is our patience.
+    """
+
+    sent: Sent
+    began_s: float
+    owners: tuple[str, ...]
+    answered: set[int]
+    occasion: Occasion
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Something came that is to be written, and the trainer is told to hold still."""
+
+    item: ResultArrived | Fetched | Withdrawn
+
+
+@dataclass(frozen=True, slots=True)
+class Mending:
+    """It is being written."""
+
+    held: Held
+    occasion: Occasion
+
+
+State = Resting | AwaitingTurn | Verifying | InFlight | Holding | Mending
+
+
+# --- what cannot be used yet ----------------------------------------------------------------------
+MAX_WAITING: Final = 4096
+"""Items that wait for a send on its way."""
+MAX_EARLY_CYCLES: Final = 2
+"""Results for sends that we have not come to yet are kept this far ahead."""
+MAX_EARLY_FOR_A_CHUNK: Final = 4
+"""Results kept for a chunk in one cycle: views that differ make several owners of it."""
+
+
+class WaitingResults:
+    """See the top of the file.
+
+    Attributes:
+        lost_items: those that did not fit.
+    """
+
+    def __init__(self, num_chunks: int) -> None:
+        self._max_early = MAX_EARLY_FOR_A_CHUNK * num_chunks
+        self._early: dict[int, list[ResultArrived]] = defaultdict(list)
+        self._for_send: list[ResultArrived | Fetched] = []
+        self.lost_items = 0
+
+    def keep_early(self, item: ResultArrived, cycle: int) -> None:
+        """Keep a result for a send to come; the last was of `cycle`, or there was none (-1)."""
+        if cycle >= 0 and item.result.cycle > cycle + MAX_EARLY_CYCLES:
+            return
+        early = self._early[item.result.cycle]
+        if len(early) < self._max_early:
+            early.append(item)
+        else:
+            self.lost_items += 1
+        while len(self._early) > MAX_EARLY_CYCLES:
+            del self._early[min(self._early)]
+
+    def wait_for_send(self, item: ResultArrived | Fetched) -> None:
+        """Keep what came while a send was on its way."""
+        if len(self._for_send) < MAX_WAITING:
+            self._for_send.append(item)
+        else:
+            self.lost_items += 1
+
+    def due(self, cycle: int) -> list[ResultArrived | Fetched]:
+        """Let go what came for this send, or an earlier one, before we were there."""
+        for_send, self._for_send = self._for_send, []
+        cycles = sorted(early for early in self._early if early <= cycle)
+        return [*for_send, *(item for early in cycles for item in self._early.pop(early))]
+
+
+# --- the keeper -----------------------------------------------------------------------------------
 MIN_RETURN_S: Final = 2.0
 MAX_RETURN_S: Final = 60.0
 MAX_INBOX: Final = 4096

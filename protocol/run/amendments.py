@@ -3,11 +3,11 @@
     amendment   ["amendment", run id, version, from_round, [[key, value], ...], founder's key]
 
 Idea. The run id stays the digest of the spec that the run was founded by. Changes of it are sealed
-statements like those of admission (protocol/admission/sealed.py): they travel with them, and are
-kept with them. Peers are not in the same round at the same time, so an amendment says from which
-round on it is in force, and each peer applies it when it comes there itself. Nobody is asked and
-nothing is voted on: all who have the same amendments get the same spec for the same round from a
-pure function of both.
+statements like those of admission (protocol/admission/statements.py): they travel with them, and
+are kept with them. Peers are not in the same round at the same time, so an amendment says from
+which round on it is in force, and each peer applies it when it comes there itself. Nobody is asked
+and nothing is voted on: all who have the same amendments get the same spec for the same round from
+a pure function of both.
 
 Rules
   1. Only the founder amends; what a delegate signs is none.
@@ -30,7 +30,7 @@ from typing import Final, Self
 
 import blake3
 
-from protocol.admission.sealed import KEY_BYTES, Sign, check, opened, seal
+from protocol.admission.statements import KEY_BYTES, Sign, check, opened, seal
 from protocol.errors import InvalidRunSpec, RemoteProtocolError
 from protocol.limits import MAX_AMENDMENTS
 

@@ -184,7 +184,7 @@ class Hello:
         round, layout_digest: of the group.
         group: digest of the one that the sender is in; None while it is in none.
         step: the nominal step.
-        pass_shown: the sender's (protocol/admission/invitations.py); empty where it has none.
+        pass_shown: the sender's (protocol/admission/statements.py); empty where it has none.
     """
 
     software: Annotated[str, Text(64)]

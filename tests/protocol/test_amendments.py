@@ -5,7 +5,7 @@ import itertools
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from protocol.admission.sealed import seal
+from protocol.admission.statements import seal
 from protocol.errors import InvalidRunSpec, RemoteProtocolError
 from protocol.limits import MAX_AMENDMENTS
 from protocol.run.amendments import AmendedSpec, Amendment, is_amendment, spec_at

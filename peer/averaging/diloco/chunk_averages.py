@@ -16,8 +16,7 @@ import torch
 from peer.codec import codes_as_tensor
 from peer.codec.leaves import code_digest
 from peer.ports import PeerId
-from protocol.diloco.fragment_commands import Average
-from protocol.diloco.fragment_events import Averaged, Averages
+from protocol.diloco.fragment_events import Average, Averaged, Averages
 from protocol.fragment.chunk_ledger import Stamp
 from protocol.fragment.collection import Admitted
 from protocol.membership.records import Sign

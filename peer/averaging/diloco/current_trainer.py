@@ -11,8 +11,7 @@ import trio
 from peer.rounds.validation import Validation
 from peer.rounds.way import TrainerLine
 from peer.training.messages import Amend, FragmentSent, Merge, Yield
-from protocol.diloco.fragment_commands import Changes
-from protocol.diloco.fragment_events import Held
+from protocol.diloco.fragment_events import Changes, Held
 
 
 class CurrentTrainer:

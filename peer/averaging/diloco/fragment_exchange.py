@@ -17,9 +17,8 @@ import trio
 
 from peer.network.conversation import Conversation
 from peer.ports import PeerId, Stream
-from protocol.diloco import fragment_commands as commands
-from protocol.diloco.core_statistics import FragmentCoreStatistics
-from protocol.diloco.fragment_core import FragmentCore
+from protocol.diloco import fragment_events as commands
+from protocol.diloco.fragment_core import FragmentCore, FragmentCoreStatistics
 from protocol.diloco.fragment_events import (
     Audited,
     Began,
@@ -34,9 +33,9 @@ from protocol.diloco.fragment_events import (
     Tick,
     TrainerHeld,
 )
+from protocol.diloco.healing import most_say
 from protocol.diloco.owner import MAX_COLLECTIONS
-from protocol.diloco.send_plan import SendPlan
-from protocol.diloco.votes import most_say
+from protocol.diloco.peers import SendPlan
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import MAX_CONVICTED
 from protocol.outcomes import AuditOutcome, RefusalReason

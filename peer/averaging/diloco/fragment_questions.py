@@ -13,8 +13,14 @@ import trio
 
 from peer.network.conversation import Conversation
 from peer.ports import Network, PeerId, Work
-from protocol.diloco.fragment_commands import AskResult, FetchChunk
-from protocol.diloco.fragment_events import Fetched, FetchFailed, ResultAnswered, StampsAnswered
+from protocol.diloco.fragment_events import (
+    AskResult,
+    FetchChunk,
+    Fetched,
+    FetchFailed,
+    ResultAnswered,
+    StampsAnswered,
+)
 from protocol.errors import LocoError, RemoteProtocolError, StreamLost
 from protocol.wire.messages import ChunkState, GetChunkState, GetResult, GetStamps, Stamps
 from protocol.wire.versions import FRAGMENT

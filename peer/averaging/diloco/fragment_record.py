@@ -9,7 +9,7 @@ from peer.observe.event_names import EventName
 from peer.observe.events import EventLog
 from peer.observe.facts import Facts
 from peer.ports import PeerId
-from protocol.diloco.fragment_commands import Returned
+from protocol.diloco.fragment_events import Returned
 from protocol.diloco.healing import HealingStatistics
 from protocol.outcomes import AuditOutcome, SkipReason
 from protocol.run.amendments import AmendedSpec

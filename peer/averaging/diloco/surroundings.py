@@ -8,8 +8,7 @@ from typing import Protocol
 import trio
 
 from peer.ports import Network, PeerId, Work
-from protocol.diloco.fragment_commands import Changes, Returned
-from protocol.diloco.fragment_events import Held, PeersSeen
+from protocol.diloco.fragment_events import Changes, Held, PeersSeen, Returned
 from protocol.diloco.healing import HealingStatistics
 from protocol.membership.records import Sign
 from protocol.outcomes import AuditOutcome, RefusalReason

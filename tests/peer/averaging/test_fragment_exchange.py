@@ -14,8 +14,7 @@ from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.averaging.diloco.surroundings import FragmentSurroundings
 from peer.network.simulated import SimulatedInternet
 from peer.ports.simulated import SimulatedWork
-from protocol.diloco.fragment_commands import Changes, Returned
-from protocol.diloco.fragment_events import Held, PeersSeen, Sent
+from protocol.diloco.fragment_events import Changes, Held, PeersSeen, Returned, Sent
 from protocol.diloco.healing import HealingStatistics
 from protocol.diloco.keeper import MAX_RETURN_S
 from protocol.outcomes import AuditOutcome

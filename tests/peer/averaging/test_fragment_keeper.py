@@ -4,10 +4,8 @@ import pytest
 from keeper_worlds import NUM_CHUNKS, World, fetched, result, send
 from owner_worlds import CYCLE, FRAGMENT, IDS
 
-from protocol.diloco.fragment_commands import Changes, Verify, WriteResults
-from protocol.diloco.fragment_events import Fetched, Held, Passed
-from protocol.diloco.keeper import MAX_RETURN_S
-from protocol.diloco.waiting_results import MAX_EARLY_FOR_A_CHUNK, MAX_WAITING
+from protocol.diloco.fragment_events import Changes, Fetched, Held, Passed, Verify, WriteResults
+from protocol.diloco.keeper import MAX_EARLY_FOR_A_CHUNK, MAX_RETURN_S, MAX_WAITING
 from protocol.fragment.chunk_ledger import Stamp
 
 

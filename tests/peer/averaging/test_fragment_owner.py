@@ -12,11 +12,15 @@ from peer.averaging.diloco.fragment_inbound import FragmentInbound
 from peer.codec.base import LARGEST_MAGNITUDE
 from peer.network.conversation import Conversation
 from peer.ports.simulated import SimulatedWork
-from protocol.diloco.fragment_commands import Average, ContributionRefused, PartOver
-from protocol.diloco.fragment_events import Averages, PeersSeen
+from protocol.diloco.fragment_events import (
+    Average,
+    Averages,
+    ContributionRefused,
+    PartOver,
+    PeersSeen,
+)
 from protocol.diloco.owner import MAX_COLLECT_S, MAX_COLLECTIONS, Owner, OwnerOutput
-from protocol.diloco.peers import Peers
-from protocol.diloco.send_plan import SendPlan
+from protocol.diloco.peers import Peers, SendPlan
 from protocol.fragment import collection as collection_file
 from protocol.outcomes import RefusalReason
 

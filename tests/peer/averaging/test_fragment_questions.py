@@ -10,8 +10,13 @@ from peer.averaging.diloco.fragment_questions import FragmentQuestions
 from peer.network.conversation import Conversation
 from peer.network.simulated import SimulatedInternet
 from peer.ports.simulated import SimulatedWork
-from protocol.diloco.fragment_commands import AskResult, FetchChunk
-from protocol.diloco.fragment_events import Fetched, FetchFailed, StampsAnswered
+from protocol.diloco.fragment_events import (
+    AskResult,
+    FetchChunk,
+    Fetched,
+    FetchFailed,
+    StampsAnswered,
+)
 from protocol.errors import LocoError
 from protocol.outcomes import RefusalReason
 from protocol.wire.fragment_messages import ChunkStamp

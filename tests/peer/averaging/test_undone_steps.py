@@ -4,8 +4,7 @@ import pytest
 from keeper_worlds import NUM_CHUNKS, World, result, send
 from owner_worlds import CYCLE, FRAGMENT, IDS
 
-from protocol.diloco.fragment_commands import Changes
-from protocol.diloco.fragment_events import Held, Passed, Withdrawn
+from protocol.diloco.fragment_events import Changes, Held, Passed, Withdrawn
 
 LIAR = IDS[1]
 """It owns all chunks, and makes what `result` is."""

@@ -11,7 +11,7 @@ from peer.network.conversation import Conversation
 from peer.observe.event_names import EventName
 from peer.simulation.machine import Machine
 from peer.simulation.swarm import DEFAULT_MACHINE, identity_of, open_swarm
-from protocol.admission.rulings import Verdict
+from protocol.admission.statements import Verdict
 from protocol.errors import LocoError, Refused
 from protocol.membership.records import record_keys
 from protocol.outcomes import RefusalReason

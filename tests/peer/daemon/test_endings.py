@@ -17,7 +17,7 @@ from peer.simulation.peer import GRACE_S, LoggedEvent, Place, SimulatedPeer, che
 from peer.simulation.swarm import open_swarm
 from peer.state.uploads import Uploads
 from peer.training.toy import SimulatedSpeed
-from protocol.admission.rulings import Verdict
+from protocol.admission.statements import Verdict
 from protocol.errors import Refused
 
 pytestmark = pytest.mark.slow
