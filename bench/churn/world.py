@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 from random import Random
 
-from protocol.microbatch.commands import (
+from protocol.microbatch.core import (
     Announce,
     Answer,
     Command,

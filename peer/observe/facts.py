@@ -18,7 +18,7 @@ from peer.state.held_part import HeldPart
 from protocol.gossip.matchmaking_events import Snapshot
 from protocol.membership.conduct import Fault
 from protocol.membership.group import Group
-from protocol.microbatch.counts import Counted
+from protocol.microbatch.core import Counted
 from protocol.outcomes import AuditOutcome, RefusalReason, SkipReason
 from protocol.run.amendments import AmendedSpec
 from protocol.run.stages import stage_of_part

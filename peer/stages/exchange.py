@@ -30,17 +30,17 @@ from protocol.membership.group import other_group_sentence
 from protocol.membership.records import Sign
 from protocol.membership.view import TRAINING, Member
 from protocol.microbatch import trainer_messages as told
-from protocol.microbatch.commands import (
+from protocol.microbatch.core import (
     Answer,
     Command,
+    Counted,
     FreeInbound,
     Halt,
     OfferAhead,
     Send,
+    StageCore,
     TellLost,
 )
-from protocol.microbatch.core import StageCore
-from protocol.microbatch.counts import Counted
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trainer_messages import StageCommand, StageEvent

@@ -7,15 +7,15 @@ from typing import Final
 import trio
 
 from peer.ports import PeerId
-from protocol.microbatch.commands import (
+from protocol.microbatch.core import (
     Announce,
     Command,
     Halt,
     Resume,
+    StageCore,
     TellLost,
     TellPassed,
 )
-from protocol.microbatch.core import StageCore
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.wire.messages import Announcement, Halted, Lost, Noted, Passed
 

@@ -7,9 +7,8 @@ from typing import Final
 
 from peer.ports import PeerId
 from protocol.errors import RemoteProtocolError
-from protocol.microbatch.commands import Command, Resume, TellLost
-from protocol.microbatch.commands import Halt as HaltCommand
-from protocol.microbatch.core import StageCore
+from protocol.microbatch.core import Command, Resume, StageCore, TellLost
+from protocol.microbatch.core import Halt as HaltCommand
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trip import Leg, Microbatch, Trip

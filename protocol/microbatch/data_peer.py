@@ -3,8 +3,9 @@
 Rules
   1. An iteration's number is the next one, or where the middle of a stage is, by what its relays
      have told: that of the furthest stage, for each is needed. So data peers that are behind catch
-     up, by a bounded leap (announced.py), and one relay that lies among others moves nobody. A data
-     peer announces an iteration when nothing of the one before is under way any more (relay.py).
+     up, by a bounded leap (iterations.py), and one relay that lies among others moves nobody. A
+     data peer announces an iteration when nothing of the one before is under way any more
+     (relay.py).
   2. A router (paths.py) chooses paths when an iteration sets out, over the relays that are there
      then. A stage that nobody holds any more is left out by all of them, if paths may be so; where
      they may not, and before anything has been trained, the iteration waits for somebody to come,
@@ -36,27 +37,25 @@ from typing import Final
 
 from protocol.outcomes import RefusalReason
 
-from .announced import Announced, next_iteration
-from .away import Away, Iteration
-from .commands import (
+from .away import Away, Iteration, RelaysThere, Unstepped
+from .core import (
     Announce,
     Answer,
     Command,
+    Counted,
     FreeInbound,
     OfferAhead,
     Send,
     TellLost,
     TellPassed,
 )
-from .counts import Counted
+from .iterations import Announced, next_iteration
 from .kept import KEPT
 from .mender import MENDS, Mender
 from .mending import Standing
 from .paths import Path, Relays, Router
-from .relays_there import RelaysThere
 from .trainer_messages import Deliver, Drop, Release, Resend
 from .trip import Leg, Microbatch, Trip
-from .unstepped import Unstepped
 
 ATTEMPTS: Final = 8
 """Times that a microbatch sets out, at most."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from .commands import Command, Send
+from .core import Command, Send
 from .trainer_messages import Release
 from .trip import Microbatch, Trip
 

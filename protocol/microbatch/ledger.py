@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from protocol.outcomes import RefusalReason
 
-from .commands import Command
+from .core import Command
 from .kept import KeptGradients
 from .mending import Standing
 from .trip import Leg, Microbatch, Trip

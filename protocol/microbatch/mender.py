@@ -7,18 +7,17 @@ from collections import Counter
 from dataclasses import replace
 from typing import Final
 
-from .away import Away
-from .commands import (
+from .away import Away, RelaysThere
+from .core import (
     Command,
+    Counted,
     Halt,
     Resume,
     Send,
     TellLost,
 )
-from .counts import Counted
 from .kept import KEPT_PER_SLOT, KeptGradients
 from .mending import REPLACEABLE, Mending, Standing, first_kept, orders_of
-from .relays_there import RelaysThere
 from .trainer_messages import Release, Resend
 from .trip import Leg, Trip
 

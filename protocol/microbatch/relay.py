@@ -6,7 +6,7 @@ and its weights must be the same at both moments. So training goes in *iteration
 peers number and the relays keep apart:
 
   1. A data peer announces an iteration to every relay when nothing of the ones before is under
-     way for it, and says so once: it stands (announced.py). A relay answers where the others are
+     way for it, and says so once: it stands (iterations.py). A relay answers where the others are
      (`newest_for`), and one that is behind goes on there, by a bounded leap: nobody hands out
      numbers.
   2. An offer of a forward waits until its iteration is the present one and a slot is free; the
@@ -21,10 +21,10 @@ peers number and the relays keep apart:
      by the next. A microbatch that has lost a relay is halted by its data peer and goes on as
      that says (mending.py); what belongs to an earlier attempt is refused.
   5. What cannot come any more must not be waited for: after `patience_s`, or sooner where others
-     are through (awaited.py), the relay steps with what is there, and forgets what it holds. A
+     are through (iterations.py), the relay steps with what is there, and forgets what it holds. A
      gradient that comes then is refused: late, and counted. Of what a relay forgets it tells the
      data peer, which then waits for it no longer. What belongs to a data peer that is gone is
-     forgotten soon, and its offers are refused: the next one needs the slots (departed.py).
+     forgotten soon, and its offers are refused: the next one needs the slots (GONE_S, below).
      A score belongs to no iteration. It goes through once: it is never halted, no gradient is taken
      for it, and it is forgotten after `patience_s`.
   6. A microbatch holds a slot at every relay that it has passed while it waits for the next one.
@@ -46,33 +46,112 @@ all that wait, those with the highest rank wait for one that does not. (Dally an
 from blocking each other in a circle by such an order of channels: IEEE Trans. Computers C-36(5),
 1987.) A microbatch that is mended may hold slots beyond the one that it waits for; its gradient
 frees those, and waits for no slot before it is there.
+
+The data peers that are gone, and have left microbatches at a relay.
+
+A link that breaks may be back in a moment, and with it the data peer, which waits for what is its
+own. So one that is not there is taken for gone when it has been away for GONE_S. Its microbatches
+need no slot then: nobody sends their gradients, and those of others wait for the slots.
+
+The offers to a relay that wait for their answer: for a slot, or for their iteration.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
 from protocol.outcomes import RefusalReason
 
-from .commands import (
+from .core import (
     Answer,
     Command,
+    Counted,
     FreeInbound,
     Send,
     TellLost,
     TellPassed,
 )
-from .counts import Counted
-from .departed import Departed
+from .iterations import PresentIteration
 from .kept import KEPT, KEPT_PER_SLOT
 from .ledger import Ledger
 from .mending import Standing
-from .present_iteration import PresentIteration
 from .trainer_messages import Deliver, Drop, Finish, Release, Resend
 from .trip import Leg, Microbatch, Trip
-from .waiting import Offer, Waiting
 
+# --- data peers that are gone ---------------------------------------------------------------------
+GONE_S: Final = 10.0
+"""A data peer that loses a link to a relay sends what it had there another way at once."""
+
+
+class Departed:
+    """See the top of the file."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[str, float] = {}
+
+    def look(self, origins: Collection[str], alive: Collection[str], now_s: float) -> set[str]:
+        """The data peers that have left microbatches here, and will not come for them.
+
+        Args:
+            origins: those that have microbatches here.
+            alive: all data peers that are there.
+        """
+        away = set(origins).difference(alive)
+        self._since_s = {each: self._since_s.get(each, now_s) for each in away}
+        return {each for each, since_s in self._since_s.items() if now_s - since_s >= GONE_S}
+
+
+# --- offers that wait -----------------------------------------------------------------------------
+MAX_WAITING: Final = 256
+"""Offers without an answer at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """An offer without an answer."""
+
+    ticket: int
+    trip: Trip
+
+
+class Waiting:
+    """See the top of the file. Iterating goes over them, the oldest first, mended ones before."""
+
+    def __init__(self) -> None:
+        self._offers: list[Offer] = []
+
+    def __len__(self) -> int:
+        return len(self._offers)
+
+    def __iter__(self) -> Iterator[Offer]:
+        return iter(sorted(self._offers, key=lambda offer: not offer.trip.attempt))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a further one has to be sent away."""
+        return len(self) >= MAX_WAITING
+
+    def add(self, offer: Offer) -> None:
+        """A further one waits."""
+        self._offers.append(offer)
+
+    def remove(self, offer: Offer) -> None:
+        """One is answered."""
+        self._offers.remove(offer)
+
+    def withdraw(self, ticket: int) -> None:
+        """One is no longer there; nothing happens where it was answered."""
+        self._offers = [offer for offer in self._offers if offer.ticket != ticket]
+
+    def take(self, which: Callable[[Trip], bool]) -> list[Offer]:
+        """Those with such trips, which wait no longer."""
+        taken = [offer for offer in self._offers if which(offer.trip)]
+        self._offers = [offer for offer in self._offers if not which(offer.trip)]
+        return taken
+
+
+# --- the core -------------------------------------------------------------------------------------
 MAX_HALTED: Final = 1024
 """Microbatches of an iteration that have been halted."""
 

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import partial
 
-from protocol.microbatch.commands import (
+from protocol.microbatch.core import (
     Announce,
     Answer,
     Command,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from microbatch_worlds import PATIENCE_S
 
-from protocol.microbatch.commands import (
+from protocol.microbatch.core import (
     Answer,
     OfferAhead,
     Send,

@@ -3,9 +3,16 @@
 import pytest
 
 from protocol.gossip import matchmaking_events as m
-from protocol.gossip.matchmaking import ANSWER_S, MAX_APART_ROUNDS, Matchmaker, pair_rank
-from protocol.gossip.resting import REST_FIRST_S, REST_MAX_S, Resting
-from protocol.gossip.search import SearchPhase
+from protocol.gossip.matchmaking import (
+    ANSWER_S,
+    MAX_APART_ROUNDS,
+    REST_FIRST_S,
+    REST_MAX_S,
+    Matchmaker,
+    Resting,
+    SearchPhase,
+    pair_rank,
+)
 from protocol.limits import MAX_HELD_PROPOSALS, MAX_PROPOSAL_TRIES
 from protocol.outcomes import RefusalReason, SkipReason
 

@@ -6,7 +6,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from microbatch_worlds import PATIENCE_S, MicrobatchWorld
 
-from protocol.microbatch.counts import Counted
+from protocol.microbatch.core import Counted
 from protocol.microbatch.mending import Order, Standing, first_kept, orders_of
 from protocol.microbatch.trip import Leg
 

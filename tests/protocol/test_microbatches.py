@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from microbatch_worlds import PATIENCE_S, MicrobatchWorld
 
-from protocol.microbatch.announced import MAX_ABSENT, Announced
-from protocol.microbatch.commands import Answer, Send
-from protocol.microbatch.counts import Counted
+from protocol.microbatch.core import Answer, Counted, Send
 from protocol.microbatch.data_peer import DataPeerCore
+from protocol.microbatch.iterations import MAX_ABSENT, Announced
 from protocol.microbatch.paths import Path
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trainer_messages import Finish

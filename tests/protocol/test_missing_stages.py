@@ -5,8 +5,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from microbatch_worlds import MicrobatchWorld
 
-from protocol.microbatch.counts import Counted
-from protocol.microbatch.relays_there import STAND_IN_S
+from protocol.microbatch.away import STAND_IN_S
+from protocol.microbatch.core import Counted
 from protocol.microbatch.trip import Leg
 from protocol.pipeline.problem import NO_SWAPS, PathRules
 from protocol.routing.random_paths import RandomRouter

@@ -8,8 +8,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from microbatch_worlds import PATIENCE_S
 
-from protocol.microbatch.commands import Answer, TellLost
-from protocol.microbatch.counts import Counted
+from protocol.microbatch.core import Answer, Counted, TellLost
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 

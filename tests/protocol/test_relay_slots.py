@@ -5,17 +5,16 @@ from dataclasses import replace
 import pytest
 from microbatch_worlds import PATIENCE_S
 
-from protocol.microbatch.commands import (
+from protocol.microbatch.core import (
     Answer,
     Command,
+    Counted,
     FreeInbound,
     Send,
     TellLost,
 )
-from protocol.microbatch.counts import Counted
 from protocol.microbatch.data_peer import DataPeerCore
-from protocol.microbatch.departed import GONE_S
-from protocol.microbatch.relay import RelayCore
+from protocol.microbatch.relay import GONE_S, RelayCore
 from protocol.microbatch.trainer_messages import Deliver, Drop, Release
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason

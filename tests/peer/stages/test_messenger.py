@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from peer.stages.messenger import PAUSE_S, Messenger
-from protocol.microbatch.commands import Announce
+from protocol.microbatch.core import Announce
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.pipeline.problem import NO_SWAPS
 from protocol.routing.random_paths import RandomRouter
