@@ -28,7 +28,7 @@ from protocol.microbatch.trainer_messages import Deliver, Drop, Finish, Resend
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS
-from protocol.routing.random_paths import RandomRouter
+from protocol.routing.routers import RandomRouter
 
 from .policies import Policy
 from .setting import LOOK_S, PATIENCE_S, SLOTS, Machine, Name, Setting

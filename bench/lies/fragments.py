@@ -37,7 +37,7 @@ from protocol.fragment.owners import owners_of_chunks
 from protocol.limits import MAX_CONTRIBUTION_WEIGHT
 from protocol.plausible import CONTRIBUTION_CLIP
 from protocol.run.run_spec import RunSpec
-from protocol.run.way_sections import DilocoSection
+from protocol.run.sections import DilocoSection
 from protocol.wire.fragment_messages import ChunkStamp, Contribution
 
 from .arms import HostileArm

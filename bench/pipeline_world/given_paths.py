@@ -11,7 +11,7 @@ from typing import Final
 import blake3
 
 from protocol.microbatch.paths import Path
-from protocol.routing.plans import PlannedPaths
+from protocol.routing.routers import PlannedPaths
 from protocol.routing.snapshots import Snapshot, Terms
 
 GIVEN: Final = "GIVEN_PATHS"

@@ -12,15 +12,21 @@ from typing import Final
 
 from peer.options.config import ConfigError
 from protocol.errors import InvalidRunSpec
-from protocol.pipeline.first_answer import Verdict, needs_pipeline, replicas_of, verdict_of
 from protocol.pipeline.question import Question, rules_of
 from protocol.pipeline.replicas import Estimate
 from protocol.pipeline.tables import link_matrices, parse_links, parse_peers
-from protocol.pipeline.what_if import Answer, what_if
+from protocol.pipeline.what_if import (
+    Answer,
+    Verdict,
+    needs_pipeline,
+    replicas_of,
+    verdict_of,
+    what_if,
+)
 from protocol.pipeline.workload import BOUNDARY_CODECS, workload_of
-from protocol.run.pipeline_section import PipelineSection, visited_of
+from protocol.run.needs import flops_per_token
 from protocol.run.run_spec import RunSpec, parse_toml
-from protocol.run.sizes import flops_per_token
+from protocol.run.sections import PipelineSection, visited_of
 
 from .plan_first import print_first, print_replicas, verdict_json
 from .plan_report import print_answer

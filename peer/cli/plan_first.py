@@ -9,9 +9,9 @@ from rich.table import Table
 
 from protocol.names import size_text
 from protocol.pipeline.cards import HOW
-from protocol.pipeline.first_answer import Verdict, too_small_for_the_whole
 from protocol.pipeline.question import Question
 from protocol.pipeline.replicas import SECONDS_PER_HOUR, Estimate
+from protocol.pipeline.what_if import Verdict, too_small_for_the_whole
 
 WAYS: Final = {
     "noloco": "replicas that average in pairs",

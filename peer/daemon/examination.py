@@ -40,8 +40,7 @@ from protocol.membership.dial_back import (
     candidates,
     host_and_port,
 )
-from protocol.wire.messages import Hello, Leaving, PeerList
-from protocol.wire.reach_messages import Seen, Whereabouts
+from protocol.wire.messages import Hello, Leaving, PeerList, Seen, Whereabouts
 from protocol.wire.versions import HELLO, REACH, SPOKEN
 
 from .link import FROM_LINK

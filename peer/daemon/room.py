@@ -17,9 +17,8 @@ from peer.state.checkpoints import CheckpointStore
 from peer.state.home import HomeError
 from protocol.errors import InvalidRunSpec
 from protocol.names import size_text
-from protocol.run.disk_needs import DiskNeeds
+from protocol.run.needs import DiskNeeds, parameters_of
 from protocol.run.run_spec import RunSpec
-from protocol.run.sizes import parameters_of
 
 
 def check_room_to_begin(store: CheckpointStore, spec: RunSpec, data: str | None) -> None:

@@ -24,9 +24,8 @@ from protocol.membership.records import Sign
 from protocol.membership.view import TRAINING
 from protocol.names import short_id
 from protocol.routing.measures import Measures
-from protocol.routing.planned_paths import PlannedRouter
-from protocol.routing.plans import PlannedPaths
 from protocol.routing.proposals import Proposals, proposer_of
+from protocol.routing.routers import PlannedPaths, PlannedRouter
 from protocol.routing.snapshots import Snapshot, Terms
 from protocol.routing.vectors import decode_vector, encode_vector
 from protocol.wire.messages import GetLinks, GetSnapshot, LinksReply, SnapshotReply

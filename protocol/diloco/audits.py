@@ -58,8 +58,7 @@ import blake3
 
 from protocol.limits import MAX_AUDITS, MAX_CONVICTED, MAX_KEPT_EVIDENCE_BYTES
 from protocol.outcomes import AuditOutcome
-from protocol.wire.audit_messages import Doubt, Proof
-from protocol.wire.fragment_messages import Result
+from protocol.wire.fragment_messages import Doubt, Proof, Result
 
 from .evidence import Contradiction, contradict
 from .fragment_events import Audit, Audited, Convict, CountAudit, Parts, Send, Withdraw

@@ -35,9 +35,9 @@ from typing import Final
 
 from protocol.fragment.chunk_ledger import ChunkLedger, Stamp
 from protocol.outcomes import RefusalReason
-from protocol.wire.audit_messages import Doubt
 from protocol.wire.fragment_messages import (
     Contribution,
+    Doubt,
     FragmentSettled,
     NoResult,
     Result,

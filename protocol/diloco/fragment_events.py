@@ -16,13 +16,14 @@ from typing import Final
 from protocol.fragment.chunk_ledger import ResultRank, Stamp
 from protocol.fragment.collection import Admitted
 from protocol.outcomes import AuditOutcome, RefusalReason
-from protocol.wire.audit_messages import Doubt, Proof
 from protocol.wire.fragment_messages import (
     ChunkResult,
     ChunkStamp,
     Contribution,
+    Doubt,
     FragmentSettled,
     NoResult,
+    Proof,
     Result,
 )
 

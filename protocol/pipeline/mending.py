@@ -11,8 +11,7 @@ The budget is counted in simulated iterations.
 from collections import Counter
 from collections.abc import Iterator
 
-from .draft import Draft, fits
-from .plan import Plan, jobs_of
+from .plan import Draft, Plan, fits, jobs_of
 from .planner import EMPHASIS, Planned
 from .problem import Problem
 from .simulator import Order, Outcome, Relays, Simulator

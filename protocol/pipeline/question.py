@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from protocol.errors import LocalProtocolError, LocoError
-from protocol.run.pipeline_section import PipelineSection
+from protocol.run.sections import PipelineSection
 
 from .planner import Budget
 from .problem import Matrix, PathRules, PipelinePeer, Problem, Work

@@ -4,7 +4,7 @@
     name    blake3 of these bytes, 32 hex digits
 
 All data peers that hold the same snapshot make the same problem of it, and so the same plan
-(plans.py). Every vector in it is signed by its peer, so a peer that proposes a snapshot can leave
+(routers.py). Every vector in it is signed by its peer, so a peer that proposes a snapshot can leave
 others out, or name older vectors, and can make nothing up.
 
 A link is measured at both ends, and the worse of two values counts: a peer that praises its links

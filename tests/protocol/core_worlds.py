@@ -18,11 +18,11 @@ from protocol.diloco.keeper import short_digest
 from protocol.diloco.peers import SendPlan
 from protocol.fragment.chunk_ledger import NEVER, Stamp
 from protocol.outcomes import AuditOutcome
-from protocol.wire.audit_messages import Proof
 from protocol.wire.fragment_messages import (
     ChunkResult,
     ChunkStamp,
     Contribution,
+    Proof,
     Result,
     mask_of,
 )

@@ -27,7 +27,7 @@ from protocol.microbatch.trainer_messages import Deliver, Drop, Finish, Resend
 from protocol.microbatch.trip import Leg, Trip
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS
-from protocol.routing.random_paths import RandomRouter
+from protocol.routing.routers import RandomRouter
 
 PATIENCE_S = 30.0
 SLOTS = 3

@@ -17,8 +17,7 @@ from protocol.diloco.keeper import short_digest
 from protocol.diloco.peers import Peers
 from protocol.limits import MAX_AUDITS, MAX_CONVICTED, MAX_KEPT_EVIDENCE_BYTES
 from protocol.outcomes import AuditOutcome
-from protocol.wire.audit_messages import Doubt, Proof
-from protocol.wire.fragment_messages import ChunkResult, Result, mask_of
+from protocol.wire.fragment_messages import ChunkResult, Doubt, Proof, Result, mask_of
 
 GROUP, SHORT = "ab" * 16, bytes(16)
 NAMES = [f"peer{number:02}" for number in range(16)]

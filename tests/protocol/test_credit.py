@@ -16,7 +16,7 @@ from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS
-from protocol.routing.random_paths import RandomRouter
+from protocol.routing.routers import RandomRouter
 
 WELCOME, TWICE = Answer(1), Answer(1, RefusalReason.TWICE)
 FIRST = Trip(Microbatch("data", 1, 1), Leg.FORWARD, ("relay",), 1, (1,))

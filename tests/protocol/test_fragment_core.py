@@ -15,13 +15,13 @@ from protocol.diloco.keeper import MAX_RETURN_S
 from protocol.diloco.owner import MAX_COLLECT_S
 from protocol.diloco.peers import LATE_ROUNDS
 from protocol.outcomes import RefusalReason
-from protocol.wire.audit_messages import Proof
 from protocol.wire.fragment_messages import (
     ChunkResult,
     ChunkStamp,
     Contribution,
     FragmentSettled,
     NoResult,
+    Proof,
     Result,
     mask_of,
 )

@@ -12,7 +12,7 @@ from protocol.microbatch.iterations import MAX_LEAP
 from protocol.microbatch.relay import RelayCore
 from protocol.microbatch.trainer_messages import Finish
 from protocol.pipeline.problem import NO_SWAPS
-from protocol.routing.random_paths import RandomRouter
+from protocol.routing.routers import RandomRouter
 from protocol.wire.messages import Announcement, Noted, decode_message
 
 MORE_THAN_ALL = (1 << 63) - 1

@@ -16,7 +16,7 @@ from protocol.microbatch.trainer_messages import Finish
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS, PathRules
-from protocol.routing.random_paths import RandomRouter
+from protocol.routing.routers import RandomRouter
 
 ENDS = (Counted.BEGUN, Counted.DONE, Counted.LOST)
 SEEDS = st.integers(0, 10_000)

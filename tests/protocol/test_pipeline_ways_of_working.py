@@ -6,7 +6,7 @@ from protocol.pipeline.pipelines import Iteration
 from protocol.pipeline.plan import Plan
 from protocol.pipeline.planner import Planned
 from protocol.pipeline.problem import Work
-from protocol.pipeline.ways_of_working import by_way_of_working
+from protocol.pipeline.what_if import by_way_of_working
 
 
 def iteration(microbatches=1, times=1, **changes) -> Iteration:

@@ -15,8 +15,8 @@ from protocol.pipeline.replicas import diloco, noloco, state_fits
 from protocol.pipeline.tables import Offer
 from protocol.pipeline.what_if import what_if
 from protocol.pipeline.workload import workload_of
-from protocol.run.optimizer_section import OptimizerSection
 from protocol.run.run_spec import FrozenSection, ModelSection, RunSpec
+from protocol.run.sections import OptimizerSection
 
 EQUAL = tuple(Offer(f"p{i}", "LA", 100_000, 2, 0.36) for i in range(4))
 

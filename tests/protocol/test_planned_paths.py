@@ -12,9 +12,7 @@ from bench.pipeline_world.given_paths import GivenPaths
 from protocol.microbatch.paths import Path
 from protocol.pipeline.plan import Plan, jobs_of
 from protocol.pipeline.simulator import Order, Simulator
-from protocol.routing.planned_paths import PlannedRouter
-from protocol.routing.plans import plan_of
-from protocol.routing.random_paths import RandomRouter
+from protocol.routing.routers import PlannedRouter, RandomRouter, plan_of
 from protocol.routing.snapshots import Snapshot
 
 pytestmark = pytest.mark.slow

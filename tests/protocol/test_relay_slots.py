@@ -19,7 +19,7 @@ from protocol.microbatch.trainer_messages import Deliver, Drop, Release
 from protocol.microbatch.trip import Leg, Microbatch, Trip
 from protocol.outcomes import RefusalReason
 from protocol.pipeline.problem import NO_SWAPS
-from protocol.routing.random_paths import RandomRouter
+from protocol.routing.routers import RandomRouter
 
 PATH, STAGES = ("relay", "next"), (1, 2)
 

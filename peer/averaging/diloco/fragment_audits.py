@@ -22,8 +22,7 @@ from protocol.diloco.fragment_events import Audit, Audited, Average
 from protocol.errors import LocoError, Refused, RemoteProtocolError
 from protocol.limits import MAX_EVIDENCE_BYTES, MAX_OPENABLE
 from protocol.outcomes import AuditOutcome, RefusalReason
-from protocol.wire.audit_messages import GetOpening, Opening, Proof
-from protocol.wire.fragment_messages import Result
+from protocol.wire.fragment_messages import GetOpening, Opening, Proof, Result
 from protocol.wire.versions import FRAGMENT
 
 from .leaf_average import audit, check_evidence, opening_of

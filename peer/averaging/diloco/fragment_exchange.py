@@ -39,7 +39,7 @@ from protocol.diloco.peers import SendPlan
 from protocol.errors import LocoError, RemoteProtocolError
 from protocol.limits import MAX_CONVICTED
 from protocol.outcomes import AuditOutcome, RefusalReason
-from protocol.wire.audit_messages import GetOpening, Proof
+from protocol.wire.fragment_messages import GetOpening, Proof
 from protocol.wire.messages import GetChunkState, GetResult, GetStamps
 from protocol.wire.versions import FRAGMENT
 

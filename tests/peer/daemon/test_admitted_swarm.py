@@ -15,7 +15,7 @@ from protocol.admission.statements import Verdict
 from protocol.errors import LocoError, Refused
 from protocol.membership.records import record_keys
 from protocol.outcomes import RefusalReason
-from protocol.run.admission_section import AdmissionSection
+from protocol.run.sections import AdmissionSection
 from protocol.wire.messages import GetSpec, Propose, SpecReply
 from protocol.wire.versions import GOSSIP, STATE
 

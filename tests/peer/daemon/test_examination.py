@@ -39,8 +39,8 @@ from peer.training.corpus import Corpus, KeptCorpus, prepare_corpus
 from protocol.admission.statements import Verdict
 from protocol.errors import StreamLost
 from protocol.membership.dial_back import NatKind, Reach
-from protocol.run.admission_section import AdmissionSection
 from protocol.run.run_spec import DataSection, ModelSection, RunSpec
+from protocol.run.sections import AdmissionSection
 from protocol.run.signed_spec import SignedSpec
 
 pytestmark = pytest.mark.slow
