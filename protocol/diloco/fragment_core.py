@@ -45,7 +45,6 @@ from protocol.wire.fragment_messages import (
 
 from .audits import Audits
 from .beliefs import Beliefs, can_stand
-from .departures import Departures
 from .fragment_events import (
     Audited,
     Averaged,
@@ -82,7 +81,7 @@ from .fragment_events import (
     arrived_parts,
 )
 from .healing import HealingStatistics
-from .keeper import Keeper
+from .keeper import Departures, Keeper
 from .owner import Owner, OwnerStatistics
 from .peers import Peers, SendPlan
 

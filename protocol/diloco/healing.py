@@ -18,8 +18,8 @@ taken if they say the same by now. With one other peer there is nobody to ask.
 At most one question about a chunk, and one about the states of a peer's chunks, is under way.
 
 Votes: what the peers of a group say of a chunk's state, and which state that makes the one to take.
-A state is taken over from another peer only when others say the same of it: of many states
-the one that most peers are in. What only one peer says moves nothing while others say otherwise.
+A state is taken over from another peer only when others say the same of it: of many states the one
+that most peers are in. What only one peer says moves nothing while others say otherwise.
 
 Rules of votes
   1. Each peer has one vote for each chunk, ourselves too: the state that it is in.

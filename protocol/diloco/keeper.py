@@ -31,9 +31,14 @@ Before each contribution the fragment's memory is checked: what was sent as the 
 was spoilt must not reach the others.
 
 What has come and cannot be used yet is kept, bounded; the rest is lost and counted. Results for
-sends to come are kept for MAX_EARLY_CYCLES cycles. A joiner does not know which its
-first send will be; then the newest are kept. What could not be written because the trainer had just
-sent the fragment waits for that send.
+sends to come are kept for MAX_EARLY_CYCLES cycles. A joiner does not know which its first send will
+be; then the newest are kept. What could not be written because the trainer had just sent the
+fragment waits for that send.
+
+Fragments that the trainer has sent together leave in order. An owner averages a fragment as soon as
+it has the contributions of all to it. So all peers should contribute to the same one first, but the
+checks before it end in an order of chance, another at each peer. A fragment that does not come soon
+is waited for no longer than WAIT_S: its keeper may be busy.
 """
 
 from collections import defaultdict, deque
@@ -50,7 +55,6 @@ from protocol.schedule.deadline import ObservedDeadline
 from protocol.wire.fragment_messages import DIGEST_BYTES, ChunkStamp
 
 from .chunk_writes import ChunkWrites, Occasion
-from .departures import WAIT_S, Departures
 from .fragment_events import (
     AmendTrainer,
     Contribute,
@@ -70,6 +74,35 @@ from .fragment_events import (
 )
 from .healing import Healing
 from .peers import Peers, SendPlan
+
+# --- the order of departures ----------------------------------------------------------------------
+WAIT_S: Final = 0.5
+"""Time that a fragment waits for those that were sent before it."""
+
+
+class Departures:
+    """Fragments that were sent, and have not left."""
+
+    def __init__(self) -> None:
+        self._waiting: list[int] = []
+
+    @property
+    def first(self) -> int | None:
+        """The fragment whose turn it is; None if none waits."""
+        return self._waiting[0] if self._waiting else None
+
+    def sent(self, fragment: int) -> None:
+        """Note that a fragment is to leave, after those that were sent before."""
+        self._waiting.append(fragment)
+
+    def is_turn(self, fragment: int) -> bool:
+        """Whether none that was sent before it is still here."""
+        return fragment not in self._waiting or self._waiting[0] == fragment
+
+    def left(self, fragment: int) -> None:
+        """Note that a fragment is on its way."""
+        if fragment in self._waiting:
+            self._waiting.remove(fragment)
 
 
 # --- digests --------------------------------------------------------------------------------------

@@ -50,9 +50,8 @@ from .core import (
     TellPassed,
 )
 from .iterations import Announced, next_iteration
-from .kept import KEPT
 from .mender import MENDS, Mender
-from .mending import Standing
+from .mending import KEPT, Standing
 from .paths import Path, Relays, Router
 from .trainer_messages import Deliver, Drop, Release, Resend
 from .trip import Leg, Microbatch, Trip

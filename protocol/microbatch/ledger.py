@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from protocol.outcomes import RefusalReason
 
 from .core import Command
-from .kept import KeptGradients
-from .mending import Standing
+from .mending import KeptGradients, Standing
 from .trip import Leg, Microbatch, Trip
 
 

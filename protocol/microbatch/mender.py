@@ -16,8 +16,15 @@ from .core import (
     Send,
     TellLost,
 )
-from .kept import KEPT_PER_SLOT, KeptGradients
-from .mending import REPLACEABLE, Mending, Standing, first_kept, orders_of
+from .mending import (
+    KEPT_PER_SLOT,
+    REPLACEABLE,
+    KeptGradients,
+    Mending,
+    Standing,
+    first_kept,
+    orders_of,
+)
 from .trainer_messages import Release, Resend
 from .trip import Leg, Trip
 

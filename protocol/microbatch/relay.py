@@ -73,9 +73,8 @@ from .core import (
     TellPassed,
 )
 from .iterations import PresentIteration
-from .kept import KEPT, KEPT_PER_SLOT
 from .ledger import Ledger
-from .mending import Standing
+from .mending import KEPT, KEPT_PER_SLOT, Standing
 from .trainer_messages import Deliver, Drop, Finish, Release, Resend
 from .trip import Leg, Microbatch, Trip
 

@@ -17,12 +17,12 @@ Where machines are too few for a group of each data peer, the data peers left ov
 Where no labels are found, there is no such start.
 
 Evening out: visits move from stages that have more than their share (CC2) to stages with room.
-Where groups of machines are too few for their quotas to add up to every stage's share, a
-stage gets too many visits and another one too few. As long as there is such a pair, one path gives
-up its visit to the first and goes to a machine of the second instead, all its machines in their
-cheapest legal order: the path that pays least for it, in detour and in what the new machine does
-already. Every step takes one visit off what is too much, so it ends; where no path can change,
-there is no draft.
+Where groups of machines are too few for their quotas to add up to every stage's share, a stage gets
+too many visits and another one too few. As long as there is such a pair, one path gives up its
+visit to the first and goes to a machine of the second instead, all its machines in their cheapest
+legal order: the path that pays least for it, in detour and in what the new machine does already.
+Every step takes one visit off what is too much, so it ends; where no path can change, there is no
+draft.
 """
 
 import heapq

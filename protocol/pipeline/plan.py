@@ -5,9 +5,9 @@ microbatch i goes on track i modulo slots, and starts when the one before it on 
 home. The tracks start one forward after another.
 
 A draft is a plan that the planner is working on, and the parts of it that moves exchange. It is
-never changed; a move makes another one that shares what it leaves alone. What is legal
-by construction is not checked again (sizes of stages, order of stages, microbatches in all and on
-each stage); the memory of waves (TC1) is.
+never changed; a move makes another one that shares what it leaves alone. What is legal by
+construction is not checked again (sizes of stages, order of stages, microbatches in all and on each
+stage); the memory of waves (TC1) is.
 """
 
 from collections import Counter

@@ -9,8 +9,8 @@ Rules: exact types (True is no integer); no NaN or infinity; text is printable, 
 in terminals and logs; every length has a bound.
 
 Then the vocabulary of messages: the kinds of field that occur (a digest, a count, an address), each
-with its bounds. Digests and run ids are lower-case hex; peer ids and names have
-no character that means something to a shell, a path or a terminal.
+with its bounds. Digests and run ids are lower-case hex; peer ids and names have no character that
+means something to a shell, a path or a terminal.
 """
 
 import re

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.diloco import fragment_events as e
-from protocol.diloco.departures import WAIT_S
-from protocol.diloco.keeper import MAX_RETURN_S
+from protocol.diloco.keeper import MAX_RETURN_S, WAIT_S
 from protocol.diloco.owner import MAX_COLLECT_S
 from protocol.diloco.peers import LATE_ROUNDS
 from protocol.outcomes import RefusalReason

@@ -8,8 +8,7 @@ from peer.averaging.diloco.outer_fragments import OuterFragments
 from peer.averaging.diloco.outer_writes import carry_out
 from peer.codec.leaves import code_digest
 from protocol.diloco import fragment_events as e
-from protocol.diloco.departures import Departures
-from protocol.diloco.keeper import Keeper, digest_of_stamps
+from protocol.diloco.keeper import Departures, Keeper, digest_of_stamps
 from protocol.diloco.peers import Peers, SendPlan
 from protocol.fragment.chunk_ledger import Stamp
 from protocol.wire.fragment_messages import ChunkResult, mask_of
