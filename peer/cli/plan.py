@@ -17,7 +17,7 @@ from protocol.pipeline.replicas import Estimate
 from protocol.pipeline.tables import link_matrices, parse_links, parse_peers
 from protocol.pipeline.what_if import (
     Answer,
-    Verdict,
+    RunEstimate,
     needs_pipeline,
     replicas_of,
     verdict_of,
@@ -103,7 +103,7 @@ def _show_replicas(question: Question, spec: RunSpec, *, as_json: bool) -> None:
         print_replicas(question, estimate)
 
 
-def _replicas(question: Question, spec: RunSpec) -> tuple[str, Verdict, Estimate]:
+def _replicas(question: Question, spec: RunSpec) -> tuple[str, RunEstimate, Estimate]:
     """The run by its own way of averaging, with the whole model on each machine."""
     way = "diloco" if spec.sync.method == "diloco" else "noloco"
     estimate = replicas_of(question)[way]
@@ -111,7 +111,7 @@ def _replicas(question: Question, spec: RunSpec) -> tuple[str, Verdict, Estimate
     return way, verdict_of(question, way, estimate, _tokens(spec), machines), estimate
 
 
-def _pipelines(question: Question, spec: RunSpec, answer: Answer) -> dict[str, Verdict]:
+def _pipelines(question: Question, spec: RunSpec, answer: Answer) -> dict[str, RunEstimate]:
     """The run as a full pipeline, and as one that skips stages, where that is another one."""
     pipelines = {"full": answer.full}
     if answer.skippipe is not answer.full:

@@ -61,7 +61,7 @@ from protocol.outcomes import AuditOutcome
 from protocol.wire.fragment_messages import Doubt, Proof, Result
 
 from .evidence import Contradiction, contradict
-from .fragment_events import Audit, Audited, Convict, CountAudit, Parts, Send, Withdraw
+from .fragment_events import Audit, Audited, Convict, CountAudit, Parts, SendMessage, WithdrawOwner
 from .peers import Peers
 
 AUDITS_PER_RESULT: Final = 2.0
@@ -75,7 +75,7 @@ KEPT_OF_A_FRAGMENT: Final = 2
 
 Key = tuple[int, int, str]
 """Fragment, cycle and owner of a result."""
-Output = Iterator[Audit | Convict | CountAudit | Send | Withdraw]
+Output = Iterator[Audit | Convict | CountAudit | SendMessage | WithdrawOwner]
 
 
 class Audits:
@@ -171,7 +171,7 @@ class Audits:
             self._results.pop(key, None)
             self._peers.note_unopened(*key)
             yield from self._to_all(Doubt(self._group, *key))
-            yield Withdraw(result.owner)
+            yield WithdrawOwner(result.owner)
 
     def proved(self, owner: str, proof: bytes) -> Output:
         """It is proved, here or elsewhere, that an owner has lied (rule 2)."""
@@ -187,17 +187,19 @@ class Audits:
         self._peers.note_untrue(owner)
         yield Convict(owner, proof)
         yield from self._to_all(Proof(self._group, owner), proof, but=owner)
-        yield Withdraw(owner)
+        yield WithdrawOwner(owner)
 
-    def told(self, newcomer: str) -> Iterator[Send]:
+    def told(self, newcomer: str) -> Iterator[SendMessage]:
         """Tell a newcomer who has lied, as far as that can still be proved."""
         for owner, proof in self._proofs.items():
             if proof and owner != newcomer:
-                yield Send(newcomer, Proof(self._group, owner), memoryview(proof))
+                yield SendMessage(newcomer, Proof(self._group, owner), memoryview(proof))
 
-    def _to_all(self, message: Doubt | Proof, proof: bytes = b"", but: str = "") -> Iterator[Send]:
+    def _to_all(
+        self, message: Doubt | Proof, proof: bytes = b"", but: str = ""
+    ) -> Iterator[SendMessage]:
         for peer_id in sorted(self._peers.others - {but, message.owner}):
-            yield Send(peer_id, message, memoryview(proof))
+            yield SendMessage(peer_id, message, memoryview(proof))
 
 
 def _life(result: Result) -> tuple[int, int]:

@@ -33,7 +33,7 @@ Told = Contribution | Result | NoResult | FragmentSettled | Doubt
 """What peers send without being asked, about one fragment."""
 
 
-class Held(Enum):
+class HoldOutcome(Enum):
     """What became of the wish to write a fragment that is not in flight."""
 
     YIELDED = "yielded"
@@ -46,7 +46,7 @@ class Held(Enum):
 
 # --- events: the swarm ----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class PeersSeen:
+class GroupSeen:
     """How the group looks now.
 
     Attributes:
@@ -70,7 +70,7 @@ class PeersSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class MessageReceived:
     """A message, checked, with the codes that it carries; or a contribution of our own."""
 
     peer_id: str
@@ -103,7 +103,7 @@ class TrainerHeld:
     """The answer to `HoldTrainer`."""
 
     fragment: int
-    held: Held
+    held: HoldOutcome
 
 
 # --- what was worked out --------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class Averages:
 
 
 @dataclass(frozen=True, slots=True)
-class Averaged:
+class AveragesMade:
     """The end of `Average`; nothing came of it if the values have no average that codes take."""
 
     fragment: int
@@ -185,7 +185,7 @@ class QuestionsEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class ChunkFetched:
     """A chunk as another peer has it: the answer to `FetchChunk`."""
 
     fragment: int
@@ -220,16 +220,16 @@ class Began:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class FragmentTick:
     """Time has passed."""
 
 
 FragmentEvent = (
-    PeersSeen
-    | Received
+    GroupSeen
+    | MessageReceived
     | Sent
     | TrainerHeld
-    | Averaged
+    | AveragesMade
     | Verified
     | Written
     | Audited
@@ -237,11 +237,11 @@ FragmentEvent = (
     | StampsAnswered
     | ResultAnswered
     | QuestionsEnded
-    | Fetched
+    | ChunkFetched
     | FetchFailed
     | StampsAdopted
     | Began
-    | Tick
+    | FragmentTick
 )
 
 
@@ -273,7 +273,7 @@ def arrived_parts(result: Result, codes: Parts, sender: str) -> list[ResultArriv
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class CyclePassed:
     """A peer is through with this cycle: what it owned has come, or never will."""
 
     peer_id: str
@@ -287,7 +287,7 @@ class Withdrawn:
     owner: str
 
 
-Item = Sent | ResultArrived | Fetched | Passed | Withdrawn
+Item = Sent | ResultArrived | ChunkFetched | CyclePassed | Withdrawn
 
 
 # --- commands: to other peers ---------------------------------------------------------------------
@@ -295,7 +295,7 @@ NO_CODES: Final = memoryview(b"")
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendMessage:
     """Send this to a peer, some time soon, behind what it was sent before."""
 
     peer_id: str
@@ -387,7 +387,7 @@ class AskResult:
 
 @dataclass(frozen=True, slots=True)
 class FetchChunk:
-    """Fetch the values of a chunk from a peer; ended by `Fetched` or `FetchFailed`."""
+    """Fetch the values of a chunk from a peer; ended by `ChunkFetched` or `FetchFailed`."""
 
     fragment: int
     chunk: int
@@ -397,7 +397,7 @@ class FetchChunk:
 # --- arithmetic -----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Average:
-    """Average the admitted contributions of each chunk, and sign the result; ended by `Averaged`.
+    """Average the admitted contributions of each chunk, sign the result; ended by `AveragesMade`.
 
     Attributes:
         codes: of each chunk, by contributor.
@@ -513,7 +513,7 @@ class AmendTrainer:
 
 # --- to tell of -----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Returned:
+class SendEnded:
     """How a send ended.
 
     Attributes:
@@ -537,7 +537,7 @@ InOrder = (
 )
 """Commands that are carried out one after another for each fragment."""
 FragmentCommand = (
-    Send
+    SendMessage
     | Contribute
     | ForgetOthers
     | CountRefusal
@@ -549,13 +549,13 @@ FragmentCommand = (
     | FetchChunk
     | Average
     | InOrder
-    | Returned
+    | SendEnded
 )
 
 
 # --- from part to part of the core ----------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Settled:
+class CycleSettled:
     """A keeper is through with a cycle; the digest is of all its chunks' states."""
 
     fragment: int
@@ -581,11 +581,11 @@ class ContributionRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class Withdraw:
+class WithdrawOwner:
     """Something that an owner has made is believed no more: undo it."""
 
     owner: str
 
 
-Signal = Settled | PartOver | ContributionRefused | Withdraw
+Signal = CycleSettled | PartOver | ContributionRefused | WithdrawOwner
 """What parts of the core tell it; it leaves the core as commands."""

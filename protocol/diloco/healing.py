@@ -38,14 +38,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from protocol.fragment.chunk_ledger import ChunkLedger, Stamp, Verdict
+from protocol.fragment.chunk_ledger import ChunkLedger, ResultVerdict, Stamp
 
 from .beliefs import can_be
 from .fragment_events import (
     AskResult,
     AskStamps,
+    ChunkFetched,
     FetchChunk,
-    Fetched,
     ResultAnswered,
     ResultArrived,
     StampsAnswered,
@@ -140,8 +140,8 @@ class Healing:
         self._fetching_since_s: dict[int, float] = {}
         self._wished: dict[int, str] = {}
         self._to_take: dict[int, Stamp | None] = {}
-        self._doubted: dict[int, Fetched] = {}
-        self._confirmed: list[Fetched] = []
+        self._doubted: dict[int, ChunkFetched] = {}
+        self._confirmed: list[ChunkFetched] = []
         self._asking: set[str] = set()
         self._said: dict[str, Mapping[int, Stamp]] = {}
         self._diverged = self._healed = 0
@@ -244,7 +244,7 @@ class Healing:
             return None
         outcome = result.outcome(of_chunk)
         verdict = self._ledger.judge(chunk, result.cycle, of_chunk.base_stamp, outcome)
-        if verdict not in (Verdict.STEP, Verdict.REDO):
+        if verdict not in (ResultVerdict.STEP, ResultVerdict.REDO):
             return None
         return ResultArrived(result, of_chunk, answer.codes[chunk], answer.peer_id, asked=True)
 
@@ -260,7 +260,7 @@ class Healing:
         self._asking.discard(peer_id)
         yield from self._count_votes(now_s)
 
-    def fetched(self, now_s: float, fetched: Fetched) -> Iterator[FetchChunk | AskStamps]:
+    def fetched(self, now_s: float, fetched: ChunkFetched) -> Iterator[FetchChunk | AskStamps]:
         """Note that a chunk is here; what is in another state than wanted is asked about again."""
         chunk = fetched.chunk
         self._healed_s += now_s - self._fetching_since_s.pop(chunk)
@@ -273,7 +273,7 @@ class Healing:
             self._doubted[chunk] = fetched
             yield from self.wish(now_s, chunk, "")
 
-    def confirmed(self) -> tuple[Fetched, ...]:
+    def confirmed(self) -> tuple[ChunkFetched, ...]:
         """Let go the chunks that are to be taken."""
         confirmed, self._confirmed = tuple(self._confirmed), []
         self._healed += len(confirmed)

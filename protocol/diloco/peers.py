@@ -17,7 +17,7 @@ from typing import Final
 from protocol.limits import MAX_CONVICTED
 from protocol.wire.fragment_messages import Result
 
-from .fragment_events import PeersSeen
+from .fragment_events import GroupSeen
 
 
 # --- the sends that all peers know of before a run begins -----------------------------------------
@@ -67,7 +67,7 @@ class Peers:
 
     def __init__(self, own_id: str, num_fragments: int) -> None:
         self.own_id = own_id
-        self._seen = PeersSeen(round=-1, present=frozenset({own_id}), rounds={})
+        self._seen = GroupSeen(round=-1, present=frozenset({own_id}), rounds={})
         self._own_cycles = [-1] * num_fragments
         self._brought_nothing: set[str] = set()
         self._settled: dict[tuple[int, str], tuple[int, bytes]] = {}
@@ -156,7 +156,7 @@ class Peers:
         return sender != result.owner or known in (None, result.incarnation)
 
     # --- what is learnt ---------------------------------------------------------------------------
-    def note_seen(self, seen: PeersSeen) -> None:
+    def note_seen(self, seen: GroupSeen) -> None:
         """Learn how the group looks now."""
         self._seen = seen
 

@@ -72,11 +72,11 @@ from .matchmaking_events import (
     ProposalReceived,
     ProposalRefused,
     ProposalWithdrawn,
-    Propose,
     RefuseProposal,
     RoundSettled,
+    RoundSnapshot,
     SearchStopped,
-    Snapshot,
+    SendProposal,
     Tick,
     Unmatched,
     Withdraw,
@@ -154,11 +154,11 @@ class SearchPhase(Enum):
     """Partner found; the exchange runs."""
 
 
-_NONE: Final = Snapshot(-1, 0)
+_NONE: Final = RoundSnapshot(-1, 0)
 
 
 @dataclass(slots=True)
-class Search:
+class PartnerSearch:
     """The search of one round.
 
     Attributes:
@@ -167,10 +167,10 @@ class Search:
         taken: the peer to which we said yes, and its round.
     """
 
-    snapshot: Snapshot = _NONE
+    snapshot: RoundSnapshot = _NONE
     phase: SearchPhase = SearchPhase.IDLE
     tried: set[tuple[str, int]] = field(default_factory=set)
-    pending: tuple[str, Snapshot] | None = None
+    pending: tuple[str, RoundSnapshot] | None = None
     taken: tuple[str, int] | None = None
     saw_silence: bool = False
     fresh_until_s: float = 0.0
@@ -221,10 +221,10 @@ class Matchmaker:
         self._group = group
         self._own_id = own_id
         self._max_apart = MAX_APART_ROUNDS * inner_steps
-        self._search = Search()
-        self._free: dict[str, Snapshot] = {}
+        self._search = PartnerSearch()
+        self._free: dict[str, RoundSnapshot] = {}
         self._present = 0
-        self._held: dict[str, Snapshot] = {}
+        self._held: dict[str, RoundSnapshot] = {}
         self._met: deque[str] = deque()
         self._recent = RecentPartners()
         self._resting = Resting()
@@ -266,7 +266,7 @@ class Matchmaker:
 
     # --- our own rounds ---------------------------------------------------------------------------
     def _became_free(self, now_s: float, event: BecameFree) -> Iterable[MatchCommand]:
-        self._search = Search(
+        self._search = PartnerSearch(
             snapshot=event.snapshot,
             phase=SearchPhase.OPEN,
             fresh_until_s=event.fresh_until_s,
@@ -313,7 +313,7 @@ class Matchmaker:
             yield from self._seek(now_s)
 
     def _reason_to_refuse(
-        self, now_s: float, peer_id: str, theirs: Snapshot
+        self, now_s: float, peer_id: str, theirs: RoundSnapshot
     ) -> RefusalReason | None:
         """Rules 1, 2 and 5."""
         if not self.is_looking:
@@ -326,13 +326,13 @@ class Matchmaker:
         is_ahead = (ours.final, ours.step) > (theirs.final, theirs.step)
         return RefusalReason.AHEAD if is_ahead else RefusalReason.BEHIND
 
-    def _is_fit(self, theirs: Snapshot) -> bool:
+    def _is_fit(self, theirs: RoundSnapshot) -> bool:
         """Rule 1."""
         ours = self._search.snapshot
         near = abs(ours.step - theirs.step) <= self._max_apart
         return near and ours.final == theirs.final
 
-    def _is_preferred(self, peer_id: str, theirs: Snapshot) -> bool:
+    def _is_preferred(self, peer_id: str, theirs: RoundSnapshot) -> bool:
         """Whether their proposal goes before our pending one (rules 3 and 4)."""
         pending = self._search.pending
         assert pending is not None
@@ -364,13 +364,13 @@ class Matchmaker:
             search.answer_until_s = now_s + ANSWER_S
             search.tried.add((free, self._free[free].round))
             self._sent += 1
-            yield Propose(free, search.snapshot.round)
+            yield SendProposal(free, search.snapshot.round)
         else:
             search.pending, search.phase = None, SearchPhase.OPEN
             if not (self._present or self._held):
                 yield from self._give_up(SkipReason.NO_PARTNER)
 
-    def _askable(self, now_s: float) -> dict[str, Snapshot]:
+    def _askable(self, now_s: float) -> dict[str, RoundSnapshot]:
         if len(self._search.tried) >= MAX_PROPOSAL_TRIES:
             return {}
         return {
@@ -382,7 +382,7 @@ class Matchmaker:
             and not self._doubted.is_resting(peer_id, now_s)
         }
 
-    def _best(self, now_s: float, among: dict[str, Snapshot]) -> str | None:
+    def _best(self, now_s: float, among: dict[str, RoundSnapshot]) -> str | None:
         """The best-ranked of these that is not put off: those not met of late go first."""
         fit = [peer_id for peer_id in among if not self._is_put_off(peer_id, now_s)]
         fit = [peer_id for peer_id in fit if peer_id not in self._met] or fit
@@ -476,7 +476,7 @@ class Matchmaker:
             yield RefuseProposal(peer_id, theirs.round, RefusalReason.BUSY)
         self._held.clear()
 
-    def _rank(self, peer_id: str, theirs: Snapshot) -> bytes:
+    def _rank(self, peer_id: str, theirs: RoundSnapshot) -> bytes:
         own = (self._own_id, self._search.snapshot.round)
         return pair_rank(self._group, own, (peer_id, theirs.round))
 

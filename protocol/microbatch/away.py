@@ -77,7 +77,7 @@ class Away:
 
 
 @dataclass(slots=True)
-class Iteration:
+class OwnIteration:
     """What the trainer has begun.
 
     Attributes:

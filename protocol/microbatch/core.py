@@ -56,7 +56,7 @@ class Counted(StrEnum):
 
 # --- commands -------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerOffer:
     """Answer an offer: it is welcome, or why not.
 
     Attributes:
@@ -68,7 +68,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendBoundary:
     """Send what lies in this outbound slot.
 
     Attributes:
@@ -131,7 +131,7 @@ class TellPassed:
 
 
 @dataclass(frozen=True, slots=True)
-class Halt:
+class HaltRelays:
     """Ask relays where they stand with a microbatch, and have them wait (mending.py)."""
 
     microbatch: Microbatch
@@ -140,7 +140,7 @@ class Halt:
 
 
 @dataclass(frozen=True, slots=True)
-class Resume:
+class ResumeRelay:
     """Tell a relay how a microbatch goes on (mending.py).
 
     Attributes:
@@ -154,8 +154,8 @@ class Resume:
 
 
 Command = (
-    StageCommand | Answer | Send | OfferAhead | FreeInbound
-    | Announce | TellLost | TellPassed | Halt | Resume
+    StageCommand | AnswerOffer | SendBoundary | OfferAhead | FreeInbound
+    | Announce | TellLost | TellPassed | HaltRelays | ResumeRelay
 )  # fmt: skip
 
 

@@ -97,7 +97,7 @@ MOST_LEFT_OUT: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class _LeftOut:
+class _Omission:
     until: int
     iterations: int
 
@@ -113,7 +113,7 @@ class Awaited:
         self._patience_s = patience_s
         floor_s = min(FLOOR_S, patience_s)
         self._usual = ObservedDeadline(floor_s=floor_s, ceiling_s=patience_s)
-        self._left_out: dict[str, _LeftOut] = {}
+        self._left_out: dict[str, _Omission] = {}
 
     def is_over(
         self, iteration: int, announced: Mapping[str, int], present: Sequence[str], lasted_s: float
@@ -140,7 +140,7 @@ class Awaited:
         for each in missing:
             before = self._left_out.get(each)
             more = 1 if before is None else min(MOST_LEFT_OUT, 2 * before.iterations)
-            self._left_out[each] = _LeftOut(iteration + more, more)
+            self._left_out[each] = _Omission(iteration + more, more)
         return True
 
     def _is_left_out(self, data_peer: str, iteration: int) -> bool:

@@ -11,9 +11,9 @@ from .away import Away, RelaysThere
 from .core import (
     Command,
     Counted,
-    Halt,
-    Resume,
-    Send,
+    HaltRelays,
+    ResumeRelay,
+    SendBoundary,
     TellLost,
 )
 from .mending import (
@@ -82,7 +82,7 @@ class Mender:
         living = tuple(relay for relay in away.path if relay in self._relays.all)
         away.mending, away.returns, away.until = Mending(set(living)), False, 0
         away.nearly_home = False
-        return [Halt(away.microbatch, away.attempt, living), *self.go_on(away)]
+        return [HaltRelays(away.microbatch, away.attempt, living), *self.go_on(away)]
 
     def found(
         self, away: Away, attempt: int, relay: str, standing: Standing | None
@@ -109,7 +109,7 @@ class Mender:
             return []
         silent = tuple(sorted(away.mending.silent & away.mending.asked))
         away.mending.silent.clear()
-        return [Halt(away.microbatch, away.attempt, silent)]
+        return [HaltRelays(away.microbatch, away.attempt, silent)]
 
     def is_stranded(self, away: Away, now_s: float) -> bool:
         """Whether it waits for a stand-in in a stage that has long had nobody."""
@@ -165,7 +165,7 @@ class Mender:
                 self._resent[away.number] += 1
                 commands.append(Resend(away.number))
             elif standings.get(trip.receiver) in (Standing.WAITS, Standing.KEEPS):
-                commands.append(Resume(trip, order.returns))
+                commands.append(ResumeRelay(trip, order.returns))
             elif order.place > len(away.path) and order.returns:
                 away.returns = True
                 commands += self._send_back(away)
@@ -182,7 +182,7 @@ class Mender:
             return [Release(slot)]
         trip = Trip.begin(away.microbatch, Leg.FORWARD, away.way, 1, away.attempt)
         until, away.until = away.until, 0
-        return [Send(replace(trip, until=until), slot, None)]
+        return [SendBoundary(replace(trip, until=until), slot, None)]
 
     def turn(self, away: Away, slot: int, loss: float | None) -> list[Command]:
         """The trainer has made the gradient of a loss."""

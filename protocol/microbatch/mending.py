@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from .core import Command, Send
+from .core import Command, SendBoundary
 from .trainer_messages import Release
 from .trip import Microbatch, Trip
 
@@ -45,7 +45,7 @@ KEPT: Final = 8
 
 
 @dataclass(slots=True)
-class _Kept:
+class _KeptGradient:
     slot: int
     loss: float | None
     trip: Trip | None = None
@@ -60,7 +60,7 @@ class KeptGradients:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._kept: dict[Microbatch, _Kept] = {}
+        self._kept: dict[Microbatch, _KeptGradient] = {}
 
     def __iter__(self) -> Iterator[Microbatch]:
         return iter(self._kept)
@@ -78,7 +78,7 @@ class KeptGradients:
         commands = self.drop(microbatch)
         if len(self._kept) >= self._limit:
             commands += self.drop(next(iter(self._kept)))
-        self._kept[microbatch] = _Kept(slot, loss)
+        self._kept[microbatch] = _KeptGradient(slot, loss)
         return commands
 
     def send(self, trip: Trip) -> list[Command]:
@@ -87,7 +87,7 @@ class KeptGradients:
         if kept is None:
             return []
         kept.trip = trip
-        return [Send(trip, kept.slot, kept.loss, keeps=True)]
+        return [SendBoundary(trip, kept.slot, kept.loss, keeps=True)]
 
     def passed(self, microbatch: Microbatch, taker: str) -> list[Command]:
         """The one that took it says that its own has been taken."""
@@ -155,7 +155,7 @@ class Mending:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ResumeOrder:
     """What the peer at a place does.
 
     Attributes:
@@ -178,7 +178,7 @@ def first_kept(path: tuple[str, ...], standings: Mapping[str, Standing]) -> int:
 
 def orders_of(
     path: tuple[str, ...], standings: Mapping[str, Standing], *, head_keeps: bool
-) -> list[Order]:
+) -> list[ResumeOrder]:
     """What every place does, from 0 to n + 1 (rules 2 and 3).
 
     Args:
@@ -198,7 +198,7 @@ def orders_of(
         until = 0
         if place not in needs:
             until = _end_of_run(needs, place + 1)
-        orders.append(Order(place, until, returns=place == kept and place not in needs))
+        orders.append(ResumeOrder(place, until, returns=place == kept and place not in needs))
     return orders
 
 

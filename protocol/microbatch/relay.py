@@ -64,11 +64,11 @@ from typing import Final
 from protocol.outcomes import RefusalReason
 
 from .core import (
-    Answer,
+    AnswerOffer,
     Command,
     Counted,
     FreeInbound,
-    Send,
+    SendBoundary,
     TellLost,
     TellPassed,
 )
@@ -107,23 +107,23 @@ MAX_WAITING: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class WaitingOffer:
     """An offer without an answer."""
 
     ticket: int
     trip: Trip
 
 
-class Waiting:
+class WaitingOffers:
     """See the top of the file. Iterating goes over them, the oldest first, mended ones before."""
 
     def __init__(self) -> None:
-        self._offers: list[Offer] = []
+        self._offers: list[WaitingOffer] = []
 
     def __len__(self) -> int:
         return len(self._offers)
 
-    def __iter__(self) -> Iterator[Offer]:
+    def __iter__(self) -> Iterator[WaitingOffer]:
         return iter(sorted(self._offers, key=lambda offer: not offer.trip.attempt))
 
     @property
@@ -131,11 +131,11 @@ class Waiting:
         """Whether a further one has to be sent away."""
         return len(self) >= MAX_WAITING
 
-    def add(self, offer: Offer) -> None:
+    def add(self, offer: WaitingOffer) -> None:
         """A further one waits."""
         self._offers.append(offer)
 
-    def remove(self, offer: Offer) -> None:
+    def remove(self, offer: WaitingOffer) -> None:
         """One is answered."""
         self._offers.remove(offer)
 
@@ -143,7 +143,7 @@ class Waiting:
         """One is no longer there; nothing happens where it was answered."""
         self._offers = [offer for offer in self._offers if offer.ticket != ticket]
 
-    def take(self, which: Callable[[Trip], bool]) -> list[Offer]:
+    def take(self, which: Callable[[Trip], bool]) -> list[WaitingOffer]:
         """Those with such trips, which wait no longer."""
         taken = [offer for offer in self._offers if which(offer.trip)]
         self._offers = [offer for offer in self._offers if not which(offer.trip)]
@@ -171,7 +171,7 @@ class RelayCore:
         self._slots, self._patience_s = slots, patience_s
         self._present = PresentIteration(patience_s)
         self._ledger = Ledger(kept)
-        self._waiting = Waiting()
+        self._waiting = WaitingOffers()
         self._departed = Departed()
         self.counts: Counter[Counted] = Counter()
 
@@ -232,13 +232,13 @@ class RelayCore:
             refusal = RefusalReason.UNAVAILABLE
         if refusal is not None:
             self.counts[Counted.LATE] += trip.leg is Leg.BACKWARD
-            return [Answer(ticket, refusal)]
+            return [AnswerOffer(ticket, refusal)]
         if trip.leg is Leg.BACKWARD and self._ledger.awaits(trip):
-            return [Answer(ticket, self._ledger.welcome(trip))]
+            return [AnswerOffer(ticket, self._ledger.welcome(trip))]
         if self._waiting.is_full:
             self.counts[Counted.BUSY] += 1
-            return [Answer(ticket, RefusalReason.BUSY)]
-        self._waiting.add(Offer(ticket, trip))
+            return [AnswerOffer(ticket, RefusalReason.BUSY)]
+        self._waiting.add(WaitingOffer(ticket, trip))
         return self._grant()
 
     def withdrawn(self, ticket: int) -> list[Command]:
@@ -324,7 +324,7 @@ class RelayCore:
         if not held.sends_on:
             return [Release(slot)]
         held.sends_on = False
-        return [Send(replace(trip, leg=leg).onward(), slot, loss)]
+        return [SendBoundary(replace(trip, leg=leg).onward(), slot, loss)]
 
     def returned(self, number: int, now_s: float) -> list[Command]:
         """The trainer has added a microbatch's gradient, if it was to."""
@@ -389,7 +389,7 @@ class RelayCore:
         """Refuse offers that wait."""
         is_past = self._present.is_after
         return [
-            Answer(
+            AnswerOffer(
                 offer.ticket,
                 RefusalReason.BEHIND if is_past(offer.trip) else RefusalReason.UNAVAILABLE,
             )
@@ -463,5 +463,5 @@ class RelayCore:
             if not is_due:
                 continue
             self._waiting.remove(offer)
-            granted.append(Answer(offer.ticket, self._ledger.welcome(trip)))
+            granted.append(AnswerOffer(offer.ticket, self._ledger.welcome(trip)))
         return granted

@@ -32,10 +32,10 @@ def mended(
     Args:
         iterations: simulated together, each begun before the last one has ended.
     """
-    return _Mending(Simulator(problem, order), plan, evaluations, iterations).done()
+    return _Descent(Simulator(problem, order), plan, evaluations, iterations).done()
 
 
-class _Mending:
+class _Descent:
     """One descent."""
 
     def __init__(self, simulator: Simulator, plan: Plan, evaluations: int, iterations: int) -> None:

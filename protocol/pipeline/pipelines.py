@@ -92,7 +92,7 @@ def _percent(part: int, whole: int) -> str:
 
 # --- pipelines ------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Iteration:
+class PricedIteration:
     """One kind of iteration, as it was simulated.
 
     Attributes:
@@ -121,7 +121,7 @@ class Pipeline:
         lower_bound_us: of the mean iteration; None where it was not computed.
     """
 
-    iterations: tuple[Iteration, ...]
+    iterations: tuple[PricedIteration, ...]
     lower_bound_us: int | None
     estimate: Estimate
     bottleneck: Bottleneck
@@ -175,12 +175,12 @@ def searched(problem: Problem, effort: Effort, searches: int) -> list[Planned]:
     return sorted(ends, key=lambda each: each.makespan_us)
 
 
-def _best(question: Question, visited: int) -> Iteration:
+def _best(question: Question, visited: int) -> PricedIteration:
     """The best plan with each number of data peers that is tried."""
     effort = effort_for(len(question.offers), question.budget)
     sizes = list(numbers_of_data_peers(question, visited))[: effort.numbers]
     microbatches = microbatches_of(question, visited)
-    found: list[Iteration] = []
+    found: list[PricedIteration] = []
     for number in sizes:
         problem = problem_of(question, visited, number, microbatches)
         try:
@@ -196,7 +196,7 @@ def _best(question: Question, visited: int) -> Iteration:
     return min(found, key=lambda each: each.planned.makespan_us)
 
 
-def _unskipped(question: Question, usual: Iteration) -> Iteration:
+def _unskipped(question: Question, usual: PricedIteration) -> PricedIteration:
     """An iteration of the same machines on the same stages, with as many microbatches of each."""
     problem = replace(usual.problem, visited=question.stages)
     stages, paths = usual.planned.plan.stages, usual.planned.plan.paths
@@ -212,14 +212,14 @@ def _unskipped(question: Question, usual: Iteration) -> Iteration:
         ) from error
 
 
-def _simulated(problem: Problem, planned: Planned, next_us: int = 0) -> Iteration:
+def _simulated(problem: Problem, planned: Planned, next_us: int = 0) -> PricedIteration:
     record: list[Stretch] = []
     Simulator(problem).run(jobs_of(problem, planned.plan), record)
-    return Iteration(problem, planned, tuple(record), next_us)
+    return PricedIteration(problem, planned, tuple(record), next_us)
 
 
 def _put_together(
-    question: Question, iterations: Sequence[Iteration], *, bound: bool = True
+    question: Question, iterations: Sequence[PricedIteration], *, bound: bool = True
 ) -> Pipeline:
     usual = iterations[0]
     outcome = Simulator(usual.problem).run(usual.jobs)
@@ -236,7 +236,7 @@ def _mean(weighted: Sequence[tuple[int, int]]) -> int:
     return sum(value * times for value, times in weighted) // sum(times for _, times in weighted)
 
 
-def _estimate(question: Question, iterations: Sequence[Iteration]) -> Estimate:
+def _estimate(question: Question, iterations: Sequence[PricedIteration]) -> Estimate:
     """What the iterations amount to, each as often as it comes."""
     names = [offer.name for offer in question.offers]
     total_s = sum(i.planned.makespan_us * i.times for i in iterations) / US_PER_S

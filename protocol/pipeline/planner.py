@@ -212,7 +212,7 @@ out."""
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class SearchBudget:
     """How much to search.
 
     Attributes:
@@ -246,7 +246,7 @@ def plan_paths(
     problem: Problem,
     stages: tuple[int, ...],
     quotas: Mapping[int, int],
-    budget: Budget | None = None,
+    budget: SearchBudget | None = None,
     order: Order = Order.ARRIVAL,
 ) -> Planned:
     """Plan the paths alone, for a given arrangement and given quotas.
@@ -254,17 +254,17 @@ def plan_paths(
     Raises:
         NoPlan
     """
-    search = Search(problem, budget or Budget(), order)
+    search = Search(problem, budget or SearchBudget(), order)
     return search.improve(search.start(stages, quotas), OF_PATHS)
 
 
-def plan(problem: Problem, budget: Budget | None = None) -> Planned:
+def plan(problem: Problem, budget: SearchBudget | None = None) -> Planned:
     """Plan arrangement, quotas and paths together.
 
     Raises:
         NoPlan
     """
-    search = Search(problem, budget or Budget(), Order.ARRIVAL)
+    search = Search(problem, budget or SearchBudget(), Order.ARRIVAL)
     return search.improve(_best_start(search), OF_ALL)
 
 
@@ -373,7 +373,7 @@ def first_arrangement(
 class Search:
     """One local search."""
 
-    def __init__(self, problem: Problem, budget: Budget, order: Order) -> None:
+    def __init__(self, problem: Problem, budget: SearchBudget, order: Order) -> None:
         self.problem = problem
         self.budget = budget
         self.simulator = Simulator(problem, order)

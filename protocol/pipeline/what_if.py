@@ -30,18 +30,18 @@ from typing import Any, Final
 from .changes import Help, what_helps
 from .effort import effort_for
 from .mending import mended
-from .pipelines import Iteration, Pipeline, full_pipeline, skipping_pipeline
+from .pipelines import Pipeline, PricedIteration, full_pipeline, skipping_pipeline
 from .plan import Plan, jobs_of, steady_us
 from .problem import THOUSAND, US_PER_S, Problem
 from .question import Question, check
 from .replicas import SECONDS_PER_HOUR, Estimate, diloco, noloco, state_fits
 from .simulator import Order, Simulator
-from .tables import Offer
+from .tables import MachineOffer
 
 
 # --- the first answer -----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RunEstimate:
     """A run on these machines, by one way.
 
     Attributes:
@@ -62,7 +62,7 @@ def needs_pipeline(question: Question) -> bool:
     return state_fits(question.offers, question.workload.state_bytes) is False
 
 
-def too_small_for_the_whole(question: Question) -> tuple[Offer, ...]:
+def too_small_for_the_whole(question: Question) -> tuple[MachineOffer, ...]:
     """Machines that are known to lack the memory for the whole model's state."""
     needed = question.workload.state_bytes
     return tuple(o for o in question.offers if o.memory_bytes and o.memory_bytes < needed)
@@ -77,12 +77,12 @@ def replicas_of(question: Question) -> Mapping[str, Estimate]:
 
 def verdict_of(
     question: Question, way: str, estimate: Estimate, tokens_per_peer: int, data_peers: int
-) -> Verdict:
+) -> RunEstimate:
     """How long the run takes this way, and what it costs."""
     tokens = tokens_per_peer * data_peers
     hours = tokens / estimate.tokens_per_s / SECONDS_PER_HOUR
     price = sum(offer.price_per_hour for offer in question.offers)
-    return Verdict(way, tokens, estimate.tokens_per_s, hours, hours * price)
+    return RunEstimate(way, tokens, estimate.tokens_per_s, hours, hours * price)
 
 
 # --- ways of working ------------------------------------------------------------------------------
@@ -121,12 +121,14 @@ WAYS_OF_WORKING: Final[Mapping[str, Price]] = {
 }
 
 
-def by_way_of_working(iterations: Sequence[Iteration], mending: int) -> dict[str, float | None]:
+def by_way_of_working(
+    iterations: Sequence[PricedIteration], mending: int
+) -> dict[str, float | None]:
     """Seconds of the mean iteration; None where paths would block each other."""
     return {way: _mean_s(iterations, price, mending) for way, price in WAYS_OF_WORKING.items()}
 
 
-def _mean_s(iterations: Sequence[Iteration], price: Price, mending: int) -> float | None:
+def _mean_s(iterations: Sequence[PricedIteration], price: Price, mending: int) -> float | None:
     total_us = 0
     for iteration in iterations:
         found = price(iteration.problem, iteration.planned.plan, mending)

@@ -38,7 +38,7 @@ from protocol.pipeline.assignment import NoPlan
 from protocol.pipeline.draws import Draws
 from protocol.pipeline.mending import mended
 from protocol.pipeline.plan import Plan
-from protocol.pipeline.planner import Budget, Planned, plan_paths
+from protocol.pipeline.planner import Planned, SearchBudget, plan_paths
 from protocol.pipeline.problem import US_PER_S, PathRules, Problem
 from protocol.pipeline.question import rules_of
 from protocol.pipeline.simulator import Order
@@ -46,7 +46,7 @@ from protocol.pipeline.stage_orders import Stages, within
 from protocol.run.codecs import CODECS
 from protocol.run.run_spec import RunSpec
 
-from .snapshots import Snapshot, Terms, within_slots
+from .snapshots import LinkSnapshot, Terms, within_slots
 
 # --- random paths ---------------------------------------------------------------------------------
 TRIES: Final = 16
@@ -148,7 +148,7 @@ def _through(stages: Stages, relays: Relays, draws: Draws, used: _Used) -> Path 
 
 
 # --- the plan of a snapshot -----------------------------------------------------------------------
-BUDGET: Final = Budget(evaluations=200)
+BUDGET: Final = SearchBudget(evaluations=200)
 MENDING: Final = 200
 SLACKS: Final = (0, 1, 2, 4, 8, 16, 64)
 
@@ -175,7 +175,7 @@ class PlannedPaths:
         return self.iteration_us / US_PER_S
 
 
-def plan_of(snapshot: Snapshot, terms: Terms, visited: int) -> PlannedPaths | None:
+def plan_of(snapshot: LinkSnapshot, terms: Terms, visited: int) -> PlannedPaths | None:
     """The plan; None where there is none, or too many ways to choose from."""
     problem = snapshot.problem(terms, visited)
     if problem is None:
@@ -195,7 +195,7 @@ def plan_of(snapshot: Snapshot, terms: Terms, visited: int) -> PlannedPaths | No
     return None
 
 
-def _told(snapshot: Snapshot, problem: Problem, planned: Planned) -> PlannedPaths:
+def _told(snapshot: LinkSnapshot, problem: Problem, planned: Planned) -> PlannedPaths:
     plan = planned.plan
     digest = plan.digest(problem)
     names = [peer.name for peer in problem.peers]

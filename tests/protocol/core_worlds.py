@@ -140,7 +140,7 @@ class Peer:
         self.asks = True
         self.banned: list[str] = []
         self.sent: list[tuple[int, int]] = []
-        self.returned: list[e.Returned] = []
+        self.returned: list[e.SendEnded] = []
         self.further: dict[tuple[int, str], deque[e.AskResult]] = {}
         self.orders: dict[int, deque[e.InOrder]] = defaultdict(deque)
         self.commands: list[e.FragmentCommand] = []
@@ -181,13 +181,13 @@ class Peer:
     # --- commands ---------------------------------------------------------------------------------
     def carry_out(self, command: e.FragmentCommand) -> None:
         match command:
-            case e.Send(peer_id, message, codes):
+            case e.SendMessage(peer_id, message, codes):
                 self.world.post(self.name, peer_id, message, bytes(codes))
             case e.Contribute():
                 self._contribute(command)
             case e.Average():
                 self.world.later(lambda: self._average(command))
-            case e.Returned():
+            case e.SendEnded():
                 self.returned.append(command)
             case e.FetchChunk() | e.AskStamps() | e.AskResult():
                 self._ask(command)
@@ -203,7 +203,7 @@ class Peer:
                     self.world.later(lambda: self._carry_out_first(command.fragment))
 
     def _average(self, order: e.Average) -> None:
-        self.feed(e.Averaged(order.fragment, order.cycle, self._averages(order)))
+        self.feed(e.AveragesMade(order.fragment, order.cycle, self._averages(order)))
 
     def _contribute(self, order: e.Contribute) -> None:
         sent = order.sent
@@ -215,7 +215,9 @@ class Peer:
             GROUP, sent.fragment, sent.cycle, order.weight, 1, 1, order.stamps, (), (), bytes(64)
         )
         if order.owner == self.name:
-            self.world.later(lambda: self.feed(e.Received(self.name, message, parts)), at_once=True)
+            self.world.later(
+                lambda: self.feed(e.MessageReceived(self.name, message, parts)), at_once=True
+            )
         else:
             self.world.post(self.name, order.owner, message, b"".join(parts.values()))
 
@@ -260,7 +262,9 @@ class Peer:
             case e.HoldTrainer():
                 if fragment not in trainer.in_flight:
                     trainer.yielded.add(fragment)
-                held = e.Held.VOID if fragment in trainer.in_flight else e.Held.YIELDED
+                held = (
+                    e.HoldOutcome.VOID if fragment in trainer.in_flight else e.HoldOutcome.YIELDED
+                )
                 self._ended(fragment, e.TrainerHeld(fragment, held))
                 return
             case e.AmendTrainer():
@@ -304,7 +308,7 @@ class Peer:
         other = self.world.peers[asked.peer_id]
         fragment, chunk = asked.fragment, asked.chunk
         ledger, value = other.core.ledger(fragment), other.memory.chunks[fragment][chunk].value
-        event: e.FragmentEvent = e.Fetched(
+        event: e.FragmentEvent = e.ChunkFetched(
             fragment, chunk, ledger.cycle(chunk), ledger.stamp(chunk), memoryview(value)
         )
         if self.world.loses():
@@ -370,13 +374,13 @@ class World:
         self.lives = itertools.count(1)
         self.peers = {name: Peer(self, name) for name in names}
 
-    def seen_by(self, peer: Peer) -> e.PeersSeen:
+    def seen_by(self, peer: Peer) -> e.GroupSeen:
         others = [
             other
             for other in self.peers.values()
             if other is not peer and peer.name not in other.banned and other.name not in peer.banned
         ]
-        return e.PeersSeen(
+        return e.GroupSeen(
             peer.round,
             frozenset([peer.name, *(other.name for other in others)]),
             {other.name: other.round for other in others if not other.is_over},
@@ -418,7 +422,7 @@ class World:
             chunk: memoryview(codes[i * CODE_BYTES : (i + 1) * CODE_BYTES])
             for i, chunk in enumerate(carried)
         }
-        self.later(lambda: self.peers[receiver].feed(e.Received(sender, message, parts)))
+        self.later(lambda: self.peers[receiver].feed(e.MessageReceived(sender, message, parts)))
 
     # --- time -------------------------------------------------------------------------------------
     def run(self, until_s: float) -> None:
@@ -441,7 +445,7 @@ class World:
             else:
                 assert first is not None
                 self.now_s = max(self.now_s, tick_s)
-                self.peers[first].feed(e.Tick())
+                self.peers[first].feed(e.FragmentTick())
 
     def calm(self) -> None:
         """From now on nothing is lost."""

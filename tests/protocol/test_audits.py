@@ -12,7 +12,7 @@ from test_fragment_core import LONG_ROUND_S, assert_same_bytes, train
 from protocol.diloco import fragment_events as e
 from protocol.diloco.audits import AUDITS_PER_RESULT, Audits
 from protocol.diloco.evidence import Contradiction, read_proof
-from protocol.diloco.fragment_events import Audited, PeersSeen
+from protocol.diloco.fragment_events import Audited, GroupSeen
 from protocol.diloco.keeper import short_digest
 from protocol.diloco.peers import Peers
 from protocol.limits import MAX_AUDITS, MAX_CONVICTED, MAX_KEPT_EVIDENCE_BYTES
@@ -26,7 +26,7 @@ CODES = {0: memoryview(b"codes"), 1: memoryview(b"more codes")}
 
 def audits_of(name: str, seed: bytes = b"") -> Audits:
     peers = Peers(name, 4)
-    peers.note_seen(PeersSeen(7, frozenset(NAMES), {}))
+    peers.note_seen(GroupSeen(7, frozenset(NAMES), {}))
     return Audits(GROUP, peers, short_digest(seed or name.encode()) * 2)
 
 
@@ -111,13 +111,13 @@ def test_no_more_are_audited_at_once_than_may_be():
 def test_an_owner_that_lied_is_convicted_once_and_all_but_it_get_the_proof():
     audits, about = audits_of(NAMES[1]), result(NAMES[0])
     commands = list(audits.audited(Audited(about, AuditOutcome.LIE, PROOF)))
-    assert kinds(commands)[e.Convict] == kinds(commands)[e.Withdraw] == 1
-    told = {each.peer_id for each in commands if isinstance(each, e.Send)}
+    assert kinds(commands)[e.Convict] == kinds(commands)[e.WithdrawOwner] == 1
+    told = {each.peer_id for each in commands if isinstance(each, e.SendMessage)}
     assert told == {*NAMES} - {NAMES[0], NAMES[1]}
     assert list(audits.proved(NAMES[0], PROOF)) == []
     assert audits.is_convicted(NAMES[0])
     (to_newcomer,) = audits.told("newcomer")
-    assert to_newcomer == e.Send("newcomer", Proof(GROUP, NAMES[0]), memoryview(PROOF))
+    assert to_newcomer == e.SendMessage("newcomer", Proof(GROUP, NAMES[0]), memoryview(PROOF))
 
 
 def test_nobody_convicts_itself():
@@ -129,8 +129,8 @@ def test_an_owner_that_does_not_open_is_doubted_and_not_convicted():
     audits, about = audits_of(NAMES[1]), result(NAMES[0])
     commands = list(audits.audited(Audited(about, AuditOutcome.UNOPENED)))
     assert kinds(commands)[e.Convict] == 0
-    assert kinds(commands)[e.Withdraw] == 1
-    doubts = [each.message for each in commands if isinstance(each, e.Send)]
+    assert kinds(commands)[e.WithdrawOwner] == 1
+    doubts = [each.message for each in commands if isinstance(each, e.SendMessage)]
     assert doubts == [Doubt(GROUP, 0, 7, NAMES[0])] * (len(NAMES) - 2)
     again = list(audits.audited(Audited(about, AuditOutcome.UNOPENED)))
     assert kinds(again) == {e.CountAudit: 1}
@@ -169,7 +169,7 @@ def test_two_results_of_one_life_for_one_cycle_convict_their_owner():
     found = read_proof(convict.proof)
     assert isinstance(found, Contradiction)
     assert [found.one, found.other] == [replace(each, carried=()) for each in (one, other)]
-    told = {each.peer_id for each in commands if isinstance(each, e.Send)}
+    told = {each.peer_id for each in commands if isinstance(each, e.SendMessage)}
     assert told == {*NAMES} - {NAMES[0], NAMES[1]}
     assert audits.is_convicted(NAMES[0])
 

@@ -149,7 +149,7 @@ def test_a_claim_that_most_confirm_is_fetched_and_nothing_else_is_taken_in_its_p
     commands = [each for peer in "bcd" for each in answer(alone, peer, AHEAD)]
     assert of_kind(commands, e.FetchChunk) == [e.FetchChunk(0, 1, "b")]
     other = Stamp(5, 6, bytes(16))
-    commands = alone(e.Fetched(0, 1, 4, other, memoryview(b"else")))
+    commands = alone(e.ChunkFetched(0, 1, 4, other, memoryview(b"else")))
     assert {asked.peer_id for asked in of_kind(commands, e.AskStamps)} == set("bcd")
     commands += [each for peer in "bcd" for each in answer(alone, peer)]
     assert of_kind(commands, e.HoldTrainer) == []
@@ -162,7 +162,7 @@ def test_a_chunk_that_comes_a_step_later_than_voted_is_taken_when_most_have_step
         answer(alone, peer, AHEAD)
     value = b"stepped"
     stamp = stamp_of(value, 5, 6, 8)
-    commands = alone(e.Fetched(0, 1, 5, stamp, memoryview(value)))
+    commands = alone(e.ChunkFetched(0, 1, 5, stamp, memoryview(value)))
     assert of_kind(commands, e.HoldTrainer) == []
     stepped = ChunkStamp.of(1, stamp)
     commands = [each for peer in "bcd" for each in answer(alone, peer, stepped)]

@@ -119,7 +119,7 @@ def test_two_that_differ_with_equal_histories_agree_when_the_run_is_over(seed):
         ledger = peer.core.ledger(0)
         digest = b"".join(stamp.digest for stamp in ledger.stamps)[:16]
         other = next(p for p in world.peers.values() if p is not peer)
-        other.feed(e.Received(peer.name, FragmentSettled(GROUP, 0, 1, digest), {}))
+        other.feed(e.MessageReceived(peer.name, FragmentSettled(GROUP, 0, 1, digest), {}))
     world.run(world.now_s + MAX_RETURN_S)
     assert_same_bytes(world)
     assert world.peers["a"].memory.values()[0][1] == lower.name.encode()
@@ -138,11 +138,11 @@ def test_equal_seeds_give_equal_commands():
 class WorldOfOne(World):
     """One peer, `a`, with others of which nothing is there but what is seen of them."""
 
-    def __init__(self, seen: e.PeersSeen, num_chunks: list[int] | None) -> None:
+    def __init__(self, seen: e.GroupSeen, num_chunks: list[int] | None) -> None:
         self.seen = seen
         super().__init__("a", num_chunks=num_chunks, delay_s=0.0)
 
-    def seen_by(self, peer: Peer) -> e.PeersSeen:
+    def seen_by(self, peer: Peer) -> e.GroupSeen:
         return self.seen
 
     def post(self, sender: str, receiver: str, message: e.Told | Proof, codes: bytes) -> None:
@@ -153,7 +153,7 @@ class Alone:
     """The core of `a` among silent others; what it orders to be written is done at once."""
 
     def __init__(self, others: str = "b", num_chunks: list[int] | None = None) -> None:
-        seen = e.PeersSeen(0, frozenset("a" + others), dict.fromkeys(others, 0))
+        seen = e.GroupSeen(0, frozenset("a" + others), dict.fromkeys(others, 0))
         self.world = WorldOfOne(seen, num_chunks)
         self.peer = self.world.peers["a"]
         self.peer.asks = False
@@ -161,7 +161,7 @@ class Alone:
     def see(self, others: str, round_: int, *, is_over: bool = False) -> None:
         """These others are there, in our round."""
         rounds = dict.fromkeys(others, round_)
-        self.world.seen = e.PeersSeen(round_, frozenset("a" + others), rounds, is_over)
+        self.world.seen = e.GroupSeen(round_, frozenset("a" + others), rounds, is_over)
 
     def __call__(
         self, event: e.FragmentEvent, at_s: float | None = None
@@ -188,13 +188,13 @@ class Alone:
 
     def contribution(
         self, sender: str, cycle: int = 0, stamps: tuple[ChunkStamp, ...] | None = None
-    ) -> e.Received:
+    ) -> e.MessageReceived:
         ledger = self.peer.core.ledger(0)
         if stamps is None:
             stamps = tuple(ChunkStamp.of(i, stamp) for i, stamp in enumerate(ledger.stamps))
         message = Contribution(GROUP, 0, cycle, 1, 1, 1, stamps, (), (), bytes(64))
         codes = {stamp.chunk: memoryview(bytes(CODE_BYTES)) for stamp in stamps}
-        return e.Received(sender, message, codes)
+        return e.MessageReceived(sender, message, codes)
 
     def result(self, sender: str, chunk: int, cycle: int = 0, steps: int | None = None) -> Result:
         """Of the sender alone."""
@@ -223,13 +223,13 @@ class Alone:
 
     def come(self, sender: str, result: Result) -> list[e.FragmentCommand]:
         parts = {chunk: memoryview(bytes(CODE_BYTES)) for chunk in result.carried}
-        return self(e.Received(sender, result, parts))
+        return self(e.MessageReceived(sender, result, parts))
 
 
 def test_a_peer_alone_steps_at_once():
     alone = Alone(others="")
     commands = alone.send()
-    (returned,) = of_kind(commands, e.Returned)
+    (returned,) = of_kind(commands, e.SendEnded)
     assert (returned.contributors, returned.missing) == (1, 0)
     (merge,) = of_kind(commands, e.MergeIntoTrainer)
     assert merge.changes.stepped == {0, 1}
@@ -243,9 +243,9 @@ def test_a_fragment_is_checked_and_contributed_and_waits_for_its_owners():
     contributions = of_kind(commands, e.Contribute)
     assert {each.owner for each in contributions} == set("abc")
     assert sorted(stamp.chunk for each in contributions for stamp in each.stamps) == [0, 1, 2]
-    assert of_kind(commands, e.Returned) == []
+    assert of_kind(commands, e.SendEnded) == []
     commands = alone.wait(MAX_RETURN_S + 1)
-    (returned,) = of_kind(commands, e.Returned)
+    (returned,) = of_kind(commands, e.SendEnded)
     assert (returned.missing, returned.contributors) == (2, 1)
     assert of_kind(commands, e.MergeIntoTrainer)[0].changes.stepped != set()
 
@@ -255,7 +255,7 @@ def test_owners_that_brought_nothing_are_chosen_again_when_they_are_heard():
     alone.send(0)
     alone.wait(MAX_RETURN_S + 1)
     assert {each.owner for each in of_kind(alone.send(1), e.Contribute)} == {"a"}
-    alone(e.Received("b", NoResult(GROUP, 0, 1), {}))
+    alone(e.MessageReceived("b", NoResult(GROUP, 0, 1), {}))
     alone.wait(MAX_RETURN_S + 1)
     assert {each.owner for each in of_kind(alone.send(2), e.Contribute)} == {"a", "b"}
 
@@ -271,8 +271,8 @@ def test_nobody_far_from_a_cycle_is_waited_for():
 def test_an_owner_that_says_it_has_nothing_is_waited_for_no_longer():
     alone = Alone("b")
     alone.send()
-    alone(e.Received("b", NoResult(GROUP, 0, 0), {}))
-    (returned,) = of_kind(alone.wait(MAX_COLLECT_S + 1), e.Returned)
+    alone(e.MessageReceived("b", NoResult(GROUP, 0, 0), {}))
+    (returned,) = of_kind(alone.wait(MAX_COLLECT_S + 1), e.SendEnded)
     assert returned.missing == 1
 
 
@@ -280,9 +280,9 @@ def test_nobody_waits_for_what_comes_to_nothing():
     """Our part of a cycle of which only a word has come."""
     alone = Alone("b")
     word = Contribution(GROUP, 0, 0, 0, 1, 1, (), (), (), bytes(64))
-    alone(e.Received("b", word, {}))
+    alone(e.MessageReceived("b", word, {}))
     commands = alone.wait(MAX_COLLECT_S + 1)
-    assert of_kind(commands, e.Send) == [e.Send("b", NoResult(GROUP, 0, 0))]
+    assert of_kind(commands, e.SendMessage) == [e.SendMessage("b", NoResult(GROUP, 0, 0))]
 
 
 def test_fragments_sent_together_leave_in_that_order_however_long_their_checks_take():
@@ -313,7 +313,7 @@ def test_a_newcomer_is_told_what_we_are_through_with_before_we_contribute():
     alone.send(0)
     alone.see("b", 1)
     commands = alone.send(1)
-    first, *_ = of_kind(commands, e.Send)
+    first, *_ = of_kind(commands, e.SendMessage)
     assert first.peer_id == "b"
     assert isinstance(first.message, FragmentSettled)
     assert first.message.cycle == 0
@@ -326,7 +326,7 @@ def test_a_contribution_too_late_gets_what_was_made_without_it():
     alone.see("b", 0)
     commands = alone(alone.contribution("b", 0))
     assert of_kind(commands, e.CountRefusal) == [e.CountRefusal(RefusalReason.AHEAD)]
-    sent = [send.message for send in of_kind(commands, e.Send)]
+    sent = [send.message for send in of_kind(commands, e.SendMessage)]
     assert [type(message) for message in sent] == [Result, Result, FragmentSettled]
     results = [message for message in sent if isinstance(message, Result)]
     assert [message.carried for message in results] == [(0,), (1,)]
@@ -334,12 +334,14 @@ def test_a_contribution_too_late_gets_what_was_made_without_it():
 
 def test_who_is_through_says_so_to_all_and_lets_the_absent_go():
     alone = Alone("bc")
-    alone(e.Received("c", FragmentSettled(GROUP, 0, 0, bytes(16)), {}))
+    alone(e.MessageReceived("c", FragmentSettled(GROUP, 0, 0, bytes(16)), {}))
     assert alone.peer.core.remembered >= {"c"}
     alone.see("b", 0)
     alone.send(0)
     commands = alone.wait(MAX_RETURN_S + MAX_COLLECT_S)
-    settled = [s for s in of_kind(commands, e.Send) if isinstance(s.message, FragmentSettled)]
+    settled = [
+        s for s in of_kind(commands, e.SendMessage) if isinstance(s.message, FragmentSettled)
+    ]
     assert {send.peer_id for send in settled} == {"b"}
     assert e.ForgetOthers(frozenset("ab")) in commands
     assert alone.peer.core.remembered == {"a", "b"}
@@ -402,6 +404,6 @@ def test_what_comes_while_a_chunk_is_fetched_goes_on_top_of_it():
     on_top = Result(GROUP, 0, 4, "b", 1, ("b",), (1,), (bytes(16),), (of_chunk,), (1,), bytes(64))
     commands = alone.come("b", on_top)
     assert of_kind(commands, e.FetchChunk) == [e.FetchChunk(0, 1, "b")]
-    alone(e.Fetched(0, 1, 3, stamp, memoryview(theirs)))
+    alone(e.ChunkFetched(0, 1, 3, stamp, memoryview(theirs)))
     ledger = alone.peer.core.ledger(0)
     assert (ledger.stamp(1).steps, ledger.cycle(1)) == (4, 4)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from microbatch_worlds import PATIENCE_S, MicrobatchWorld
 
-from protocol.microbatch.core import Answer, Counted, Send
+from protocol.microbatch.core import AnswerOffer, Counted, SendBoundary
 from protocol.microbatch.data_peer import DataPeerCore
 from protocol.microbatch.iterations import MAX_ABSENT, Announced
 from protocol.microbatch.paths import Path
@@ -165,8 +165,8 @@ def test_a_path_with_as_many_descents_as_there_are_slots_is_refused():
     path = Path(("a", "b", "c"), (3, 2, 1))
     first = Trip.begin(Microbatch("data", 1, 1), Leg.FORWARD, path, 1)
     assert [first.descents_ahead, first.onward().descents_ahead] == [2, 1]
-    assert core.offered(1, first) == [Answer(1, RefusalReason.UNAVAILABLE)]
-    assert core.offered(2, first.onward()) == [Answer(2)]
+    assert core.offered(1, first) == [AnswerOffer(1, RefusalReason.UNAVAILABLE)]
+    assert core.offered(2, first.onward()) == [AnswerOffer(2)]
 
 
 def test_paths_skip_stages_in_turn_and_every_so_often_none():
@@ -179,7 +179,7 @@ def test_paths_skip_stages_in_turn_and_every_so_often_none():
         numbers = range(6 * iteration, 6 * iteration + 6)
         for number in numbers:
             commands += core.produced(Leg.FORWARD, number, number, None, float(iteration))
-        paths = [command.trip.path for command in commands if isinstance(command, Send)]
+        paths = [command.trip.path for command in commands if isinstance(command, SendBoundary)]
         lengths.append(sum(map(len, paths)))
         visits.update(relay for path in paths for relay in path)
         for number in numbers:

@@ -27,14 +27,14 @@ class World:
     """
 
     outer: OuterFragments = field(default_factory=outer_copy)
-    held: e.Held = e.Held.YIELDED
+    held: e.HoldOutcome = e.HoldOutcome.YIELDED
     now_s: float = 0.0
     held_up: list[e.InOrder] | None = None
     writes: int = 0
     told: list[tuple[int, bytes]] = field(default_factory=list)
     amended: list[e.Changes] = field(default_factory=list)
     merged: list[e.Changes] = field(default_factory=list)
-    returned: list[e.Returned] = field(default_factory=list)
+    returned: list[e.SendEnded] = field(default_factory=list)
     fetching: list[e.FetchChunk] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -46,7 +46,7 @@ class World:
     def see(self, present: list[str], round_: int = CYCLE) -> None:
         """These are there, and all of us are in this round."""
         rounds = dict.fromkeys((peer_id for peer_id in present if peer_id != IDS[0]), round_)
-        self.peers.note_seen(e.PeersSeen(round_, frozenset([IDS[0], *present]), rounds))
+        self.peers.note_seen(e.GroupSeen(round_, frozenset([IDS[0], *present]), rounds))
 
     def take(self, *items: e.Item) -> None:
         """These come together."""
@@ -59,9 +59,9 @@ class World:
     def do(self, commands) -> None:
         for command in tuple(commands):
             match command:
-                case e.Settled(_, cycle, digest):
+                case e.CycleSettled(_, cycle, digest):
                     self.told.append((cycle, digest))
-                case e.Returned():
+                case e.SendEnded():
                     self.returned.append(command)
                 case e.FetchChunk():
                     self.fetching.append(command)
@@ -141,7 +141,7 @@ def result(
     return e.ResultArrived(made, of_chunk, memoryview(codes), IDS[1])
 
 
-def fetched(seed: int) -> e.Fetched:
+def fetched(seed: int) -> e.ChunkFetched:
     """Chunk 1 of another peer, a step ahead of ours."""
     theirs = outer_copy(seed=seed)
     item = result(1, base=theirs.first_stamps()[FRAGMENT][1])
@@ -150,4 +150,4 @@ def fetched(seed: int) -> e.Fetched:
         FRAGMENT,
         e.ResultToWrite(1, CYCLE, item.chunk.base_stamp, outcome, item.codes, again=False),
     )
-    return e.Fetched(FRAGMENT, 1, CYCLE, stamp, memoryview(theirs.read(FRAGMENT, 1)))
+    return e.ChunkFetched(FRAGMENT, 1, CYCLE, stamp, memoryview(theirs.read(FRAGMENT, 1)))

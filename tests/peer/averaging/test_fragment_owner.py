@@ -16,8 +16,8 @@ from protocol.diloco.fragment_events import (
     Average,
     Averages,
     ContributionRefused,
+    GroupSeen,
     PartOver,
-    PeersSeen,
 )
 from protocol.diloco.owner import MAX_COLLECT_S, MAX_COLLECTIONS, Owner, OwnerOutput
 from protocol.diloco.peers import Peers, SendPlan
@@ -45,7 +45,7 @@ class World:
     def see(self, present: list[str], round_: int = CYCLE) -> None:
         """These are there, and we are all in this round."""
         rounds = dict.fromkeys((peer_id for peer_id in present if peer_id != IDS[0]), round_)
-        self.peers.note_seen(PeersSeen(round_, frozenset([IDS[0], *present]), rounds))
+        self.peers.note_seen(GroupSeen(round_, frozenset([IDS[0], *present]), rounds))
 
     def comes(
         self, peer: int, values: dict[int, float], weight: int = 1, cycle: int = CYCLE
